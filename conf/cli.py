@@ -23,7 +23,7 @@ from rich.console import Console
 
 from conf.compose import as_yaml, config_groups, settings, unsigned
 from conf.console import print_line
-from conf.errors import RankLocalError, UserError, in_one_line, visible
+from conf.errors import RankLocalError, UserError, describe_error, in_one_line, visible
 from conf.help import describe, link, print_help
 from conf.hub import replace_hub_names
 from conf.schema import kind_of, types_of
@@ -66,7 +66,7 @@ def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
             raise
         # Of two files the second is written. An error of writing may name none: it is the result's.
         place = error.filename2 or error.filename or f"out={getattr(config, 'out', '')}"
-        sentence = f"{place}: {error.strerror}"
+        sentence = f"{place}: {describe_error(error)}"
         _fail(sentence, link(sentence, None, entry, schema))
     except KeyboardInterrupt:
         sys.exit(130)

@@ -1,5 +1,6 @@
 """Errors for users: one sentence, and the page that says more."""
 
+import errno
 from contextlib import ContextDecorator
 
 # Places in docs/ that explain an error which is about more than a setting: what UserError takes as `page`.
@@ -41,6 +42,13 @@ def in_one_line(error: BaseException, most: int = 300) -> str:
     """Return what a library's error says, for the end of a sentence; where it says nothing, its kind."""
     message = " ".join(str(error).split())
     return f"{message[:most]} ..." if len(message) > most else message or type(error).__name__
+
+
+def describe_error(error: Exception) -> str:
+    """Return what an error says, for the end of a sentence; a disk or quota without room is "disk full"."""
+    reason = (error.strerror if isinstance(error, OSError) else None) or in_one_line(error)
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return f"disk full ({reason})" if full else reason
 
 
 class Refusing(ContextDecorator):

@@ -1,16 +1,26 @@
-"""Weights & Biases: its settings, for training, export and reports alike, and how a run begins or goes on."""
+"""Weights & Biases: its settings, for training, export and reports alike, and a run that never ends theirs."""
 
+import atexit
+import logging
 import os
 import secrets
+import threading
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
+from tempfile import TemporaryFile
 from typing import Any
 
-from conf.errors import UserError, visible
+from conf.errors import UserError, describe_error, visible
 from conf.files import read_json, write_json
 
-ONLINE_SECONDS = 30  # for W&B to answer, before a run goes on without it
+ONLINE_SECONDS = 30.0  # for W&B to answer, before a run goes on offline
+UPLOAD_SECONDS = 30.0  # at the end of a run, for what was not sent before
+GRACE_SECONDS = 10.0  # for W&B's process to end, beyond the time it is given
+DISK_SECONDS = 10.0  # between two checks for a full disk
 
 
 @dataclass
@@ -42,54 +52,149 @@ def run_file(folder: Path, name: str = "run") -> Path:
     return folder / "wandb" / f"{name}.json"
 
 
-def begin_run(
-    config: TrackerConfig,
-    folder: Path,
-    *,
-    file: Path,
-    name: str,
-    job_type: str,
-    settings: Mapping[str, Any],
-    tell: Callable[[str], None],
-    linked: Path | None = None,
-    run_id: str | None = None,
-) -> Any:
-    """Begin a run of W&B whose files lie in `folder`, or go on with the one that `file` has, and write that.
+class WandbRun:
+    """A run of W&B, begun and fed by a thread of its own: only `finish` waits for W&B, for a limited time.
 
-    The group is the setting's, else that of the run in the file `linked`, else that of `file`, else a new one.
-    Where W&B does not answer the run is offline, which `tell` says.
+    The thread continues the run that `file` names, or begins one. Its group is the setting's, else that of the
+    run in the file `linked`, else that of `file`, else a new one. If an online run does not begin, the thread
+    begins an offline run; on any other failure W&B is off. `tell` prints one line for either.
     """
-    import wandb  # 1 s, for those alone who track
 
-    saved, other = _read(file), _read(linked)
-    run_id = run_id or saved.get("id") or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
-    group = config.group or os.environ.get("WANDB_RUN_GROUP") or other.get("group") or saved.get("group")
+    def __init__(
+        self,
+        config: TrackerConfig,
+        folder: Path,
+        *,
+        file: Path,
+        name: str,
+        job_type: str,
+        settings: Mapping[str, Any],
+        tell: Callable[[str], None],
+        linked: Path | None = None,
+        run_id: str | None = None,
+        upload_seconds: float = UPLOAD_SECONDS,
+    ) -> None:
+        saved = _read(file)
+        self.id = run_id or saved.get("id") or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
+        self._group = (
+            config.group
+            or os.environ.get("WANDB_RUN_GROUP")
+            or _read(linked).get("group")
+            or saved.get("group")
+            or visible(f"{name}-{self.id}")
+        )
+        self._config = config
+        self._folder = folder
+        self._files = folder / "wandb"
+        self._file = file
+        self._name = visible(name)
+        self._job_type = job_type
+        self._settings = dict(settings)
+        self._tell = tell
+        self._upload_seconds = upload_seconds
+        self._actions: SimpleQueue[Callable[[Any], object] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="wandb", daemon=True)
+        self._thread.start()
 
-    def begin(mode: Any) -> Any:
+    def send(self, action: Callable[[Any], object]) -> None:
+        """Have the thread call an action with W&B's run; dropped if W&B is off."""
+        if self._thread.is_alive():
+            self._actions.put(action)
+
+    def finish(self) -> None:
+        """Close the run after all actions; kill W&B's process if it takes too long."""
+        self._actions.put(None)
+        limit = ONLINE_SECONDS + self._upload_seconds + GRACE_SECONDS
+        self._thread.join(limit if self._upload_seconds else None)
+        if self._thread.is_alive():
+            self._tell(
+                f"tracker: W&B did not end within {limit:.0f} s: the run ends without it. Send the rest later: "
+                f"wandb sync --include-online {self._files}/*run-*"
+            )
+            self._tell = lambda sentence: None  # of the killed process
+            _kill_service()
+            self._thread.join(GRACE_SECONDS)
+
+    def _work(self) -> None:
+        import wandb  # 1 s, for those alone who track
+
+        try:
+            run = self._begin()
+            atexit.register(self.finish)  # before W&B's own hook, which would wait without a limit
+            checked = time.monotonic()
+            for action in iter(self._actions.get, None):
+                if time.monotonic() - checked > DISK_SECONDS:
+                    _check_disk(self._files)
+                    checked = time.monotonic()
+                action(run)
+            _check_disk(self._files)
+            run.finish()
+        except Exception as error:  # W&B's, the system's and pydantic's: none may end the run
+            self._tell(f"tracker: W&B failed ({describe_error(error)}): the run continues without it")
+        with suppress(Exception):
+            wandb.teardown()
+
+    def _begin(self) -> Any:
+        """Return W&B's run, online or offline."""
+        import wandb
+
+        self._files.mkdir(parents=True, exist_ok=True)
+        _check_disk(self._files)
+        write_json(self._file, {"id": self.id, "group": self._group})
+        keep_within(self._folder)
+        logging.raiseExceptions = False  # W&B's log on a full disk prints a traceback for every line
+        wandb.setup(wandb.Settings(show_info=False))  # with it W&B would ask for a key on a terminal
+        try:
+            return self._init(self._config.mode, self.id)
+        except Exception as error:
+            if self._config.mode != "online":
+                raise
+            _check_disk(self._files)  # a full disk has no room for an offline run either
+            self._tell(
+                f"tracker.mode=online: {describe_error(error)}; the run goes on offline. Send it later: "
+                f"wandb sync {self._files}/offline-run-*"
+            )
+        # Under another id: W&B's process holds the first one, which a resumed run continues once it is online.
+        return self._init("offline", secrets.token_hex(4))
+
+    def _init(self, mode: Any, run_id: str) -> Any:
+        import wandb
+
         return wandb.init(
-            project=config.project,
-            entity=config.entity,
-            group=group or visible(f"{name}-{run_id}"),
-            job_type=job_type,
-            tags=config.tags or None,
-            name=visible(name),
+            project=self._config.project,
+            entity=self._config.entity,
+            group=self._group,
+            job_type=self._job_type,
+            tags=self._config.tags or None,
+            name=self._name,
             id=run_id,
             resume="allow",
             mode=mode,
-            dir=str(folder),
-            config=dict(settings),
-            settings=wandb.Settings(silent=True, console="off", init_timeout=ONLINE_SECONDS),
+            dir=str(self._folder),
+            config=self._settings,
+            settings=wandb.Settings(
+                silent=True,
+                console="off",
+                init_timeout=ONLINE_SECONDS,
+                finish_timeout=self._upload_seconds,
+            ),
         )
 
-    keep_within(folder)
-    try:
-        run = begin(config.mode)
-    except wandb.errors.Error as error:
-        tell(f"tracker.mode={config.mode}: {str(error).splitlines()[0]}; the run goes on offline")
-        run = begin("offline")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_json(file, {"id": run.id, "group": run.group})
-    return run
+
+def _check_disk(folder: Path) -> None:
+    """Raise OSError if a file of 1 MiB cannot be written; W&B's process drops what it cannot write."""
+    with TemporaryFile(dir=folder) as file:
+        file.write(bytes(2**20))
+        file.flush()
+
+
+def _kill_service() -> None:
+    """Kill W&B's process, a child of this one."""
+    import psutil
+
+    for process in psutil.Process().children():
+        if process.name() == "wandb-core":
+            process.kill()
 
 
 def _read(file: Path | None) -> dict[str, str]:

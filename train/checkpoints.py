@@ -28,6 +28,7 @@ import torch.distributed as dist
 
 from conf import UserError
 from conf.console import print_line
+from conf.errors import describe_error
 from conf.files import read_result, with_checksum, write_json
 from conf.stage import ROOT, check_same, create_folder, lock, remove_empty
 from train.checkpoint import (
@@ -124,7 +125,7 @@ class Checkpoints:
                 shutil.rmtree(partial_folder, ignore_errors=True)
             earlier = ", ".join(path.name for path in list_checkpoints(self.folder)) or "none"
             raise UserError(
-                f"out={self.out}: the checkpoint of step {step} cannot be written: {error.strerror}; "
+                f"out={self.out}: the checkpoint of step {step} cannot be written: {describe_error(error)}; "
                 f"earlier checkpoints, untouched: {earlier}"
             ) from error
 

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from conf.console import PlainConsole
 from conf.files import write_bytes
 from conf.stage import commit, versions
-from conf.tracker import TrackerConfig, begin_run, run_file
+from conf.tracker import UPLOAD_SECONDS, TrackerConfig, WandbRun, run_file
 
 OFFSETS = 10  # offsets whose accuracy a console line shows
 LINE_SECONDS = 30  # between two lines in a log file, which shows no bar
@@ -111,13 +111,12 @@ class Tracker:
         file: Path | None = None,
         linked: Path | None = None,
         run_id: str | None = None,
+        upload_seconds: float = UPLOAD_SECONDS,
     ) -> None:
         self._console = PlainConsole(quiet=not speaks)
-        self._run: Any = None
-        self.run_id = run_id  # W&B's, which a checkpoint has as well
+        self._run: WandbRun | None = None
         if speaks and config.mode != "disabled":
-            out.mkdir(parents=True, exist_ok=True)
-            self._run = begin_run(
+            self._run = WandbRun(
                 config,
                 out,
                 file=file or run_file(out),
@@ -127,8 +126,9 @@ class Tracker:
                 tell=self.tell,
                 linked=linked,
                 run_id=run_id,
+                upload_seconds=upload_seconds,
             )
-            self.run_id = self._run.id
+        self.run_id = self._run.id if self._run else run_id  # W&B's, which a checkpoint has as well
 
     def define_axis(self, name: str) -> None:
         """Draw all metrics over this one, which is logged with them."""
@@ -194,14 +194,9 @@ class Tracker:
 
     def finish(self) -> None:
         """Close the run."""
-        self._send(lambda run: run.finish())
+        if self._run:
+            self._run.finish()
 
-    def _send(self, action: Callable[[Any], Any]) -> None:
-        """Call W&B, whose process may have been killed, by a signal to all or for lack of memory."""
-        if self._run is None:
-            return
-        try:
-            action(self._run)
-        except (OSError, wandb.errors.Error) as error:
-            self._run = None
-            self.tell(f"tracker: W&B failed ({error}): the run continues without it")
+    def _send(self, action: Callable[[Any], object]) -> None:
+        if self._run:
+            self._run.send(action)

@@ -17,7 +17,7 @@ from conf import UserError
 from conf.console import print_line
 from conf.files import read_json, read_result, with_checksum, write_bytes, write_json
 from conf.stage import MANIFEST, commit, partial_of, read_manifest
-from conf.tracker import TrackerConfig, begin_run, run_file
+from conf.tracker import TrackerConfig, WandbRun, run_file
 from infer.measure.distributed import HEADER
 from infer.report.page import report_page
 from infer.report.plots import PLOTS, draw
@@ -102,7 +102,7 @@ def log(tracker: TrackerConfig, folder: Path, report: dict[str, Any], plots: Seq
     parts = {kind: report[kind] for kind in ("speed", "quality") if report[kind]}
     models = [Path(part["settings"]["model"]) for part in parts.values() if part["settings"].get("model")]
     names = ("settings", "hardware", "versions", "commit")
-    run = begin_run(
+    run = WandbRun(
         tracker,
         folder,
         file=run_file(folder),
@@ -112,14 +112,18 @@ def log(tracker: TrackerConfig, folder: Path, report: dict[str, Any], plots: Seq
         tell=partial(print_line, error=True),
         linked=run_file(models[0].parent, models[0].name) if models else None,  # of the model's export
     )
-    images = {name: wandb.Image(str(folder / f"{name}.png")) for name in plots}
-    tables = dict[str, wandb.Table]()
-    for kind, part in parts.items():
-        columns, plain = _cells(part["rows"])
-        tables[kind] = wandb.Table([*columns], [[row.get(name) for name in columns] for row in plain])
-    run.log({**tables, **images})
     logged = {"sentence": report["summary"]["sentence"], "warnings": report["warnings"]}
-    run.summary.update(logged | scalars(report))
+
+    def send(run: Any) -> None:
+        images = {name: wandb.Image(str(folder / f"{name}.png")) for name in plots}
+        tables: dict[str, wandb.Table] = {}
+        for kind, part in parts.items():
+            columns, plain = _cells(part["rows"])
+            tables[kind] = wandb.Table([*columns], [[row.get(name) for name in columns] for row in plain])
+        run.log({**tables, **images})
+        run.summary.update(logged | scalars(report))
+
+    run.send(send)
     run.finish()
 
 

@@ -38,7 +38,8 @@ def test_a_disk_that_takes_no_more_is_one_sentence(number: int, failed: Callable
         raise OSError(number, "told by the system", "place")
 
     code, message = failed(*INFER, main=fail)
-    assert (code, error(message)) == (2, "place: told by the system")
+    reason = "disk full (told by the system)" if number == errno.ENOSPC else "told by the system"
+    assert (code, error(message)) == (2, f"place: {reason}")
 
 
 def test_ctrl_c_while_a_command_is_importing_prints_nothing(tmp_path: Path) -> None:

@@ -41,10 +41,9 @@ def test_the_widest_windows_are_shown_with_what_decoding_knows() -> None:
     assert rows[1] == ("0 1", "7", "2", 0) and len(rows) == 2
 
 
-def test_wandb_that_cannot_be_reached_goes_on_offline(
+def test_wandb_without_a_key_goes_on_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Online without a key is the quick one of the failures; a dead server ends in the same exception."""
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -52,12 +51,11 @@ def test_wandb_that_cannot_be_reached_goes_on_offline(
     tracker.log(1, {"loss": 2.0})
     tracker.log_table(1, "drafts", ("a", "b"), [("x", 1)])
     tracker.alarm("too high")
-    run = tracker.run_id
     tracker.finish()
     message = capsys.readouterr().out
     assert "tracker.mode=online: No API key configured" in message and "goes on offline" in message
     assert "warning: too high" in message
-    assert run and list((tmp_path / "wandb").glob(f"offline-run-*-{run}/*.wandb"))
+    assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
 
 
 @pytest.mark.parametrize("home", ["closed", None])
@@ -105,6 +103,8 @@ from train.metrics import Tracker
 tracker = Tracker(TrackerConfig("offline"), out=Path(sys.argv[1]), name="x", settings={}, speaks=True)
 tracker.log(1, {"loss": 2.0})
 run = tracker.run_id
+while not list(Path(sys.argv[1]).glob("wandb/offline-run-*/*.wandb")):
+    time.sleep(0.1)
 for child in psutil.Process().children(recursive=True):
     child.kill()
     child.wait()

@@ -114,7 +114,7 @@ def test_no_whole_checkpoint_is_a_sentence(runs: Path) -> None:
 def test_a_full_disk_leaves_the_checkpoints_that_were(runs: Path) -> None:
     """One rank's writing fails: the other waited for it at DeepSpeed's barrier."""
     assert message(runs, "full").endswith(
-        "the checkpoint of step 8 cannot be written: No space left on device; "
+        "the checkpoint of step 8 cannot be written: disk full (No space left on device); "
         "earlier checkpoints, untouched: step-000004"
     )
     assert checkpoints(runs / "full") == ["step-000004"]

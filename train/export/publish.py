@@ -12,7 +12,7 @@ from huggingface_hub.errors import LocalTokenNotFoundError, RepositoryNotFoundEr
 from conf import UserError
 from conf.console import print_line
 from conf.stage import read_manifest
-from conf.tracker import run_file
+from conf.tracker import UPLOAD_SECONDS, run_file
 from train.export import ExportConfig
 from train.export.card import CARD, read_report, rename_card, render_card, write_card
 
@@ -132,6 +132,7 @@ def track(config: ExportConfig) -> None:
         job_type="export",
         file=run_file(out.parent, out.name),
         linked=run_file(Path(config.checkpoint)),
+        upload_seconds=0 if config.artifact else UPLOAD_SECONDS,
     )
     manifest = read_manifest(out, "model", "out")
     verified = manifest["verified"] or {}
