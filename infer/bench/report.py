@@ -22,7 +22,7 @@ from rich.table import Table
 from conf import UserError
 from conf.console import PlainConsole, label, print_line
 from conf.files import read_result, with_checksum, write_bytes, write_json
-from conf.tracker import TrackerConfig, begin_run, run_file
+from conf.tracker import TrackerConfig, WandbRun, run_file
 from infer.bench.speed import BASE, PEER, PLAIN
 from infer.view import KINDS
 
@@ -340,7 +340,7 @@ def log(tracker: TrackerConfig, folder: Path, report: Row) -> None:
         return
     parts = {part: report[part] for part in PARTS if report[part]}
     model = Path(next(iter(parts.values()))["settings"]["model"]["path"])
-    run = begin_run(
+    run = WandbRun(
         tracker,
         folder,
         file=run_file(folder),
@@ -350,7 +350,7 @@ def log(tracker: TrackerConfig, folder: Path, report: Row) -> None:
         tell=partial(print_line, error=True),
         linked=run_file(model.parent, model.name),  # of the model's export
     )
-    run.summary.update(scalars(report))
+    run.send(lambda run: run.summary.update(scalars(report)))
     run.finish()
 
 

@@ -64,11 +64,11 @@ def track(out: Path, url: str = NOWHERE, *, mode: str = "online", disk: str = "f
     return run.stdout.splitlines()
 
 
-def sync(out: Path, url: str) -> str:
+def sync(out: Path, url: str) -> None:
     command = [Path(sys.executable).with_name("wandb"), "sync", *out.glob("wandb/offline-run-*")]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment(url))
+    # In its own folder: it makes one for its logs.
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment(url), cwd=out)
     assert run.returncode == 0, run.stdout + run.stderr
-    return run.stdout + run.stderr
 
 
 @pytest.mark.parametrize(
