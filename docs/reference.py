@@ -13,13 +13,10 @@ from conf.compose import Group
 from conf.help import Entry, Section, Setting, describe
 from data_prep.config import DataPrepConfig
 from data_prep.inspect import InspectConfig
+from infer.bench.config import BenchConfig
 from infer.config import InferConfig
 from infer.playground import PlaygroundConfig
-from infer.quality import QualityConfig
 from infer.regenerate import RegenerateConfig
-from infer.report.__main__ import ReportConfig
-from infer.speed import SpeedConfig
-from infer.study import StudyConfig
 from train.config import TrainConfig
 from train.export import ExportConfig
 
@@ -29,12 +26,9 @@ ENTRIES: dict[str, type] = {
     "train": TrainConfig,
     "export": ExportConfig,
     "infer": InferConfig,
+    "bench": BenchConfig,
     "playground": PlaygroundConfig,
-    "speed": SpeedConfig,
-    "quality": QualityConfig,
     "regenerate": RegenerateConfig,
-    "report": ReportConfig,
-    "study": StudyConfig,
 }
 FOLDER = Path(__file__).parent / "settings"
 

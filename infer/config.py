@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import MISSING
-
 from conf import UserError
 from conf.files import read_json
-from conf.schema import MODEL, PATH, take_types
+from conf.schema import MISSING, MODEL, PATH, take_types
 from conf.stage import MANIFEST
 from infer.engine.sampling import SEEDS, Sampling
 from infer.trees.lattice import DEEPEST, RANKS

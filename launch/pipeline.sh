@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Every stage with the experiments of one name: launch/pipeline.sh NAME OUT [SETTINGS of data_prep]
 #   data -> base model -> its own text -> fine-tune and a draft model -> export -> decode -> report.
-# VOCAB names the vocabulary's settings where they are not the demo's.
-# Finished stages are skipped; an interrupted run continues where it stopped. demo.sh and small.sh call this.
+# Finished stages are skipped; an interrupted run continues where it stopped. demo.sh calls this.
 set -euo pipefail
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
@@ -10,12 +9,12 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
 fi
 cd "$(dirname "$0")/.."
 if [[ $# -lt 2 ]]; then
-    echo "error: the arguments must be NAME OUT [SETTINGS of data_prep], got: $*. Run launch/demo.sh or launch/small.sh" >&2
+    echo "error: the arguments must be NAME OUT [SETTINGS of data_prep], got: $*. Run launch/demo.sh" >&2
     exit 2
 fi
 name=$1 out=$2
 if [[ $out == -* || $out == *=* ]]; then
-    echo "error: OUT must be a folder, got $out. Run launch/demo.sh [OUT] or launch/small.sh [OUT]" >&2
+    echo "error: OUT must be a folder, got $out. Run launch/demo.sh [OUT]" >&2
     exit 2
 fi
 shift 2
@@ -33,13 +32,12 @@ python -m train.export checkpoint="$out/base" out="$out/base/model_directory"
 torchrun --standalone --nproc_per_node "$ranks" -m infer.regenerate model="$out/base/model_directory" \
     data.path="$out/data" documents=512 out="$out/own_text"
 python -m data_prep experiment=own data.path="$out/own_text" tokenizer="$out/data/tokenizer" \
-    vocab="${VOCAB:-demo}" seq_len=512 out="$out/own"
+    vocab=demo seq_len=512 out="$out/own"
 train experiment="$name" data.path="$out/data" data.own="$out/own" model.path="$out/base/model_directory" out="$out/tuned"
 train experiment="${name}_draft" data.path="$out/data" out="$out/draft_training"
 python -m train.export checkpoint="$out/tuned" out="$out/model" & # side by side: each needs one core
 python -m train.export checkpoint="$out/draft_training" out="$out/draft"
 wait $!
-RANKS=1 bash launch/evaluate.sh "$out/model" "$out/base/model_directory" out="$out/report" training="$out/tuned" \
-    speed.experiment="$name" speed.draft="$out/draft" speed.prompts.held_out.path="$out/data/held_out.jsonl" \
-    quality.experiment="$name" quality.benchmarks.held_out.path="$out/data/held_out.jsonl"
+RANKS=1 bash launch/evaluate.sh "$out/model" "$out/base/model_directory" out="$out/report" experiment="$name" \
+    draft="$out/draft" prompts="[humaneval,$out/data/held_out.jsonl]" quality.files.lines="$out/data/held_out.jsonl"
 echo "$name: the report is $out/report/index.html"

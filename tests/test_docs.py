@@ -15,8 +15,7 @@ from yaml import safe_load
 from conf import UserError, settings
 from conf.cli import jobs_of
 from data_prep.config import DataPrepConfig
-from infer.benchmarks.reading import kind_of
-from infer.quality import QualityConfig
+from infer.bench.config import BENCHMARKS
 from tests.markdown import Command, anchors, blocks, commands, headless, links
 from train.config import TrainConfig
 
@@ -25,8 +24,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 PAGES = [page for page in PAGES if "_build" not in page.parts]
 RUN = re.compile(r'\brun\("(\w+)", (\w+), main\)')
 # Entries behind launch scripts: what the scripts hand their settings to.
-SCRIPTS = dict.fromkeys(("train", "train_multinode", "train_slurm"), "train")
-EVALUATED = {"infer.speed": "speed.", "infer.quality": "quality."}  # their prefixes for launch/evaluate.sh
+SCRIPTS = dict.fromkeys(("train", "train_multinode", "train_slurm"), "train") | {"evaluate": "infer.bench"}
 
 
 def message(page: Path) -> str:
@@ -94,9 +92,7 @@ def test_the_documented_data_are_decontaminated_against_what_is_scored(name: str
         if command.program == "data_prep" and "experiment=starcoder" in command.settings
     ]
     assert any(command.program == "launch/evaluate.sh" for command in commands(page))
-    scored = settings("quality", QualityConfig, ["experiment=paper", "model=m", "out=o"]).benchmarks
-    kinds = {kind_of(name, item) for name, item in scored.items()}
-    assert kinds <= prepared.decontaminate.benchmarks.keys()
+    assert {*BENCHMARKS} - {"lines"} <= prepared.decontaminate.benchmarks.keys()
 
 
 def check(command: Command) -> str | None:
@@ -108,8 +104,6 @@ def check(command: Command) -> str | None:
     if not (ROOT / command.program).is_file():
         return "no such script"
     name = Path(command.program).stem
-    if name == "evaluate":
-        return _of_evaluate(command.settings)
     return _of_entry(SCRIPTS[name], command.settings) if name in SCRIPTS else None
 
 
@@ -143,16 +137,6 @@ def _of_drill(command: Command) -> str | None:
     return next((f"no flag {flag}" for flag in command.flags if f'"{flag}"' not in text), None)
 
 
-def _of_evaluate(given: list[str]) -> str | None:
-    given = [word for word in given if not word.startswith("training=")]
-    for entry, prefix in EVALUATED.items():
-        others = [other for other in EVALUATED.values() if other != prefix]
-        own = [word.removeprefix(prefix) for word in given if not word.startswith(tuple(others))]
-        if (problem := _of_entry(entry, own)) is not None:
-            return problem
-    return None
-
-
 def _of_entry(module: str, given: list[str], *, swept: bool = False) -> str | None:
     place = ROOT / module.replace(".", "/")
     file = next((path for path in (place / "__main__.py", place.with_suffix(".py")) if path.is_file()), None)
@@ -180,9 +164,9 @@ Run `python -m train plan=true`, or
         out=DIR      # on each
 
 ```bash
-source .venv/bin/activate && python -m infer.speed model=DIR oops=1
+source .venv/bin/activate && python -m infer.bench model=DIR oops=1
 python -m tests.drills.lossless MODEL HELD_OUT --nonsense 3
-bash launch/evaluate.sh MODEL BASE speed.k=1,3 quality.samples=10 out=DIR
+bash launch/evaluate.sh MODEL BASE speed.k=[1,3] quality.samples=10 out=DIR
 bash launch/nothing.sh
 ```
 """
@@ -190,7 +174,7 @@ bash launch/nothing.sh
     assert result["launch/train_multinode.sh"].settings == ["experiment=sdsat_34b_l7", "out=DIR"]
     assert check(result["train"]) is None and check(result["launch/train_multinode.sh"]) is None
     assert check(result["launch/evaluate.sh"]) is None
-    assert "oops" in str(check(result["infer.speed"]))
+    assert "oops" in str(check(result["infer.bench"]))
     assert check(result["tests.drills.lossless"]) == "no flag --nonsense"
     assert check(result["launch/nothing.sh"]) == "no such script"
     assert blocks(page)[0].startswith("source")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import runpy
 import shutil
 import subprocess
@@ -113,35 +112,18 @@ def test_a_draft_model_has_the_tokens_of_its_target(folders: dict[str, Path]) ->
 def test_evaluation_makes_one_report_of_speed_and_quality(folders: dict[str, Path], tmp_path: Path) -> None:
     held_out = folders["data"] / "held_out.jsonl"
     settings = [
-        *(folders["model"], folders["base_model"], "out=report", "tracker.mode=disabled"),
-        *("speed.experiment=demo", f"speed.draft={folders['draft']}", "speed.max_new_tokens=20"),
-        *(f"speed.prompts.held_out.path={held_out}", "speed.prompts.held_out.count=2", "speed.rounds=1"),
-        *("speed.prompts.humaneval.count=1", "speed.prompts.humaneval.max_tokens=900", "speed.k=[1,6]"),
-        *("speed.temperatures=[0]", "speed.batches=[1,2]", f"training={folders['tuned']}"),
-        *(
-            "quality.experiment=demo",
-            f"quality.benchmarks.held_out.path={held_out}",
-            "quality.max_new_tokens=8",
-        ),
-        *("quality.benchmarks.held_out.count=2", "quality.benchmarks.humaneval.count=1"),
+        *(folders["model"], folders["base_model"], "out=report", "tracker.mode=disabled", "experiment=demo"),
+        *(f"draft={folders['draft']}", f"prompts=[{held_out}]", "count=2", "speed.max_new_tokens=12"),
+        *("speed.temperatures=[0]", "speed.rounds=1", "speed.k=[2]", "speed.peers=[assisted]"),
+        *(f"quality.files.lines={held_out}", "quality.max_new_tokens=8", "quality.problems=2"),
     ]
     printed, out = evaluate(*settings, ranks=2, cwd=tmp_path), tmp_path / "report"
-    report = json.loads((out / "speed" / "speed.json").read_text())
-    assert report["units"] == {"all": 7, "done": 7} and report["ranks"] == 2
-    decoders = {row["decoder"] for row in report["rows"]}
-    assert {"plain", "sdsat", "auto", "ssd", "gsd", "gsd probes", "base", "generate assisted"} <= decoders
-    assert len(report["rows"]) == 2 * (len(decoders) + 1)  # two sets, two k of sdsat
-    for row in report["rows"]:
-        if not row["peer"]:
-            assert row["identical"] == row["compared"]
-    assert "gsd probes" in printed
-    assert re.findall(r"sdsat and plain +(\d)/(\d)", printed) == [
-        ("1", "1"),
-        ("2", "2"),
-    ]
-    page = (out / "index.html").read_text()
-    assert all(f'id="{name}"' in page for name in ("speed", "quality", "training"))
-    assert (out / "tokens_per_second.png").stat().st_size > 1000
+    report = json.loads((out / "report.json").read_text())
+    decoders = {row["decoder"] for row in report["speed"]["rows"]}
+    assert {"plain", "sdsat k=2", "hybrid", "ssd", "gsd", "base, plain", "hf assisted"} <= decoders
+    assert all(row["same"] == row["compared"] for row in report["speed"]["rows"] + report["quality"]["rows"])
+    assert "hf assisted" in printed and "humaneval" in printed
+    assert (out / "index.html").stat().st_size > 1000 and (out / "acceptance.csv").is_file()
     assert evaluate(*settings, cwd=tmp_path).count("nothing to do") == 2
 
 
@@ -204,6 +186,7 @@ def test_bad_inputs_are_one_sentence(
     (tmp_path / "empty").mkdir()
     out = f"out={tmp_path / 'out'}"
     plain = ["infer", f"model={folders['base_model']}", "prompt=x", "dtype=float32"]
+    bench = ["infer.bench", f"model={folders['base_model']}", out, "dtype=float32"]
     cases = [
         (
             ["train", shards, "model.path=absent/model", out],
@@ -215,7 +198,7 @@ def test_bad_inputs_are_one_sentence(
         (["train.export", "checkpoint=absent", out], "checkpoint=absent must be a finished folder"),
         (["infer", "model=absent", "prompt=x"], "model=absent must be a Transformers model directory"),
         ([*plain, "decode=sdsat"], "got no adaptive.json"),
-        (["infer.speed", f"model={folders['base_model']}", out, "dtypes=float32"], "got no adaptive.json"),
+        ([*bench, "prompts=[absent]"], "prompts=absent must be humaneval, a file, or a data set of the hub"),
     ]
     for arguments, message in cases:
         monkeypatch.setattr(sys, "argv", list(map(str, arguments)))

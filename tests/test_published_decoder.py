@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from infer.benchmarks.prompts import TokenPrompt
-from infer.measure.runs import Decoder, Run
+from infer.bench.prompts import Prompt
 from tests.benchmarks import published_decoder
+from tests.benchmarks.runs import Decoder, Run
 
 
 def test_a_missing_checkout_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +34,7 @@ def test_the_rows_have_the_ratios_of_chosen_times(capsys: pytest.CaptureFixture[
         "ours, plain": decoder(16.0, 1, 2),
         "ours, auto": decoder(2.0, 1, 3),
     }
-    prompts = [TokenPrompt(str(index), (5,), frozenset(), "", "") for index in range(2)]
+    prompts = [Prompt(str(index), (5,)) for index in range(2)]
     result = published_decoder.compare(decoders, prompts, rounds=2)
     assert result["best"] == "published k=1"
     ratios = {

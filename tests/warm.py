@@ -23,8 +23,7 @@ IMPORTS = [  # by the server; DeepSpeed imports the last one, and with it PyTorc
     "train.trainer",
     "train.flops",
     "train.export.sidecars",
-    "infer.study.run",
-    "infer.speed.run",
+    "infer.bench.run",
     "deepspeed.runtime.zero.muon.muon_optimizer",
 ]
 

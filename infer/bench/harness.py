@@ -135,9 +135,11 @@ class Records:
 
     def read(self) -> dict[str, Any]:
         """Return the records that are there, in the order of the names. Raises UserError for a damaged one."""
-        files = {name: self._file(name) for name in self._names}
-        advice = "the run makes it again when it is started again"
-        return {name: load_checksummed(file, advice) for name, file in files.items() if file.is_file()}
+        return {name: self.load(name) for name in self._names if self._file(name).is_file()}
+
+    def load(self, name: str) -> Any:
+        """Return one record. Raises UserError for a damaged one."""
+        return load_checksummed(self._file(name), "the run makes it again when it is started again")
 
     def _is_done(self, name: str) -> bool:
         try:

@@ -40,7 +40,10 @@ def write_report(folder: Path, tracker: TrackerConfig) -> dict[str, Any]:
     """Write the report of the finished parts in `folder`, send it to W&B, and return it."""
     report = read_parts(folder)
     write_json(folder / "report.json", with_checksum(report))
-    plots = {name: png(draw) for name, draw in plots_of(report).items()}
+    plots = {}
+    for name, (title, draw) in plots_of(report).items():
+        plots[title] = png(draw)
+        write_bytes(folder / f"{name}.png", plots[title])
     write_bytes(folder / "index.html", page(report, plots).encode("utf-8", "replace"))
     if report["speed"]:
         write_bytes(folder / "acceptance.csv", acceptance_csv(report["speed"]["rows"]).encode())
@@ -79,7 +82,7 @@ def header(part: Row) -> str:
 
 def speed_cells(rows: Sequence[Row]) -> Cells:
     """Return the table of one prompt set at one temperature."""
-    heads = ["decoder", "tok/s", "speedup", "95 %", "length", "accepted", "tok/fwd", "1st ms", "same"]
+    heads = ["decoder", "tok/s", "speed-\nup", "95 %", "length", "acc.\n%", "tok/\nfwd", "1st\nms", "same"]
     cells = [
         [
             row["decoder"],
@@ -116,7 +119,7 @@ def source_cells(rows: Sequence[Row]) -> Cells:
     """Return who earns the accepted drafts: by source its share of them, and the share of its own accepted."""
     drafting = [row for row in rows if row["sources"]]
     sources = list(dict.fromkeys(source for row in drafting for source in row["sources"]))
-    heads = ["decoder", *(f"{source} {what}" for source in sources for what in ("share", "accepted"))]
+    heads = ["decoder", *(f"{source}\n{what}" for source in sources for what in ("share", "accepted"))]
     cells = [
         [
             row["decoder"],
@@ -133,7 +136,7 @@ def source_cells(rows: Sequence[Row]) -> Cells:
 
 def quality_cells(rows: Sequence[Row]) -> Cells:
     """Return the table of the scores."""
-    heads = ["benchmark", "model", "decoder", "T", "metric", "score", "95 %", "problems", "same"]
+    heads = ["benchmark", "model", "decoder", "T", "metric", "%", "95 %", "of", "same"]
     cells = [
         [
             row["benchmark"],
@@ -170,8 +173,8 @@ def number(value: float | None) -> str:
 
 
 def percent(value: float | None, places: int = 0) -> str:
-    """Format a share; nothing for None."""
-    return "" if value is None else f"{100 * value:.{places}f} %"
+    """Format a share in percent; nothing for None."""
+    return "" if value is None else f"{100 * value:.{places}f}"
 
 
 def tables_of(report: Row, parts: Collection[str] = PARTS) -> dict[str, list[tuple[str, Cells]]]:
@@ -181,8 +184,8 @@ def tables_of(report: Row, parts: Collection[str] = PARTS) -> dict[str, list[tup
         for (prompt_set, temperature), rows in grouped(report["speed"]["rows"], "prompt_set", "temperature"):
             title = f"{prompt_set}, {'greedy' if not temperature else f'temperature {temperature:g}'}"
             tables["speed"].append((title, speed_cells(rows)))
-            tables["speed"].append(("acceptance rate per position", position_cells(rows)))
-            tables["speed"].append(("accepted drafts by source", source_cells(rows)))
+            tables["speed"].append(("acceptance rate per position, in %", position_cells(rows)))
+            tables["speed"].append(("accepted drafts by source, in %", source_cells(rows)))
     if "quality" in tables:
         tables["quality"].append(("scores", quality_cells(report["quality"]["rows"])))
     if "gsd" in tables:
@@ -237,15 +240,15 @@ def acceptance_csv(rows: Sequence[Row]) -> str:
     return file.getvalue()
 
 
-def plots_of(report: Row) -> dict[str, Callable[[Figure], None]]:
-    """Return what draws each plot, by its title; none without speed."""
+def plots_of(report: Row) -> dict[str, tuple[str, Callable[[Figure], None]]]:
+    """Return the title of each plot and what draws it, by the name of its file; none without speed."""
     speed = report["speed"]
     if not speed:
         return {}
     return {
-        "Speedup over plain decoding": partial(draw_speedups, speed["rows"]),
-        "Acceptance by position (survival)": partial(draw_acceptance, speed["rows"]),
-        "Cost of a forward": partial(draw_rows, speed["roofline"]),
+        "speedup": ("Speedup over plain decoding", partial(draw_speedups, speed["rows"])),
+        "acceptance": ("Acceptance by position (survival)", partial(draw_acceptance, speed["rows"])),
+        "rows": ("Cost of a forward", partial(draw_rows, speed["roofline"])),
     }
 
 

@@ -31,12 +31,11 @@ from conf.stage import is_finished, made_from, read_manifest, write_manifest
 from data_prep.shards import Shards
 from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
 from infer.api import Model, load
+from infer.bench.harness import Records, WorkerGroup, init_workers, result_folder
 from infer.engine.memory import enough_memory
 from infer.engine.output import Request
 from infer.engine.sampling import seed_from
 from infer.loop import Limits, decode
-from infer.measure import distributed
-from infer.measure.distributed import UNITS, UnitStore, WorkerGroup, read_unit
 from infer.methods import library_processors
 from infer.models.checkpoint import ModelDirectory
 from infer.regenerate import RegenerateConfig
@@ -113,15 +112,16 @@ class Source:
 
 
 KIND = "own_text"
+UNITS = "units"  # the folder of the records, which are removed at the end
 SHARD_DOCUMENTS = 4096
 
 
 def write_own_text(config: RegenerateConfig) -> None:
     """Continue the documents, unless the folder already holds the result."""
-    workers, out = distributed.init_workers(), Path(config.out)
+    workers, out = init_workers(), Path(config.out)
     if config.threads:
         torch.set_num_threads(config.threads)
-    config = replace(config, dtype=workers.gather([choose_dtype(config.dtype)])[0])
+    config = replace(config, dtype=workers.agreed(choose_dtype(config.dtype)))
     source = Source(config)
     inputs = {"model": config.model, "data.path": config.data.path}
     settings = made_from(config, inputs, ignore=("threads",))
@@ -132,12 +132,12 @@ def write_own_text(config: RegenerateConfig) -> None:
         documents = source.documents()
         parts = [documents[at : at + config.batch] for at in range(0, len(documents), config.batch)]
         names = [f"{index:06}" for index in range(len(parts))]
-        with distributed.folder(out, settings, workers) as partial:
-            units = UnitStore(partial / UNITS, names)
+        with result_folder(out, settings, workers) as partial:
+            units = Records(partial / UNITS, names)
             _continue(config, source, dict(zip(names, parts)), units, workers)
             workers.wait()
             if workers.first:
-                facts = _finish(partial, names)
+                facts = _finish(partial, units, names)
                 write_manifest(partial, KIND, settings, **facts)
                 _tell(workers, f"{facts['documents']} documents, {facts['tokens']} new tokens")
     if workers.first:  # also what a run that was killed right at its end has left
@@ -145,7 +145,7 @@ def write_own_text(config: RegenerateConfig) -> None:
 
 
 def _continue(
-    config: RegenerateConfig, source: Source, parts: dict[str, Any], units: UnitStore, workers: WorkerGroup
+    config: RegenerateConfig, source: Source, parts: dict[str, Any], units: Records, workers: WorkerGroup
 ) -> None:
     """Do this rank's share of the units that are not done; `parts` are the documents of each."""
     names = units.open(workers)
@@ -229,13 +229,13 @@ def _decoded(
     return texts, forwards
 
 
-def _finish(partial: Path, names: Sequence[str]) -> dict[str, Any]:
+def _finish(partial: Path, units: Records, names: Sequence[str]) -> dict[str, Any]:
     """Write the shards of all units, in the order of their documents; return what the manifest says of them."""
     totals: dict[str, Any] = {"tokens": 0, "forwards": 0, "seconds": 0.0}
 
     def lines() -> Iterator[bytes]:
         for name in names:
-            unit = read_unit(partial / UNITS / f"{name}.json")
+            unit = units.load(name)
             for fact in totals:
                 totals[fact] += unit[fact]
             yield from (json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in unit["rows"])

@@ -5,8 +5,8 @@
                                         [--shape 15M|110M|1.1B ...] [--table FILE]
 
 Greedy, or sampled with top_k 10 and top_p 0.95; one thread, timed on a CPU by its own clock, on which other
-processes leave little trace. Every run stands beside one of plain decoding (infer/speed/work.py), and a row's
-speedup is that of the pairs, with its 95 % interval (infer/speed/aggregate.py); beside it stands that over the
+processes leave little trace. Every run stands beside one of plain decoding (infer/bench/speed.py), and a row's
+speedup is that of the pairs, with its 95 % interval (infer/bench/statistics.py); beside it stands that over the
 paper's two forwards at their best k. `--base` names a model that never saw adaptive tokens, on which drafting
 cannot pay: `auto` has to fall back there. `--shape` adds models of other sizes with random weights: their texts
 are what they are, but L(q) is that of such a size. The n-grams are those of the model directory's table, or of
@@ -24,18 +24,18 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from infer.benchmarks.prompts import TokenPrompt
+from infer.bench import statistics
+from infer.bench.prompts import Prompt
+from infer.bench.speed import blocks
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import Costs, prior_costs
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
 from infer.loop import Drafter, Drafters, Limits
-from infer.measure.runs import Decoder, Run, clock, loop_decoder
 from infer.models.checkpoint import ModelDirectory, eos_ids
 from infer.ngrams import Ngrams, NgramTable
-from infer.speed.statistics import Weighed, estimate
-from infer.speed.work import blocks
+from tests.benchmarks.runs import Decoder, Run, clock, loop_decoder
 from tests.benchmarks.shapes import SIZES, held_out_prompts, random_llama
 
 PLAIN = "plain"
@@ -48,7 +48,7 @@ def compare(
     lm: PreTrainedModel,
     ids: tuple[int, ...],
     table: NgramTable | None,
-    prompts: list[TokenPrompt],
+    prompts: list[Prompt],
     dtype: str,
     args: argparse.Namespace,
 ) -> dict[str, Pairs]:
@@ -95,7 +95,7 @@ def decoders_of(
 
 
 def pairs(
-    decoders: dict[str, Decoder], prompts: list[TokenPrompt], *, rounds: int, baseline: str = PLAIN
+    decoders: dict[str, Decoder], prompts: list[Prompt], *, rounds: int, baseline: str = PLAIN
 ) -> dict[str, Pairs]:
     for decoder in decoders.values():
         decoder(prompts[0])
@@ -117,25 +117,25 @@ def rate(run: Run) -> float:
 
 def speedup(runs: Pairs) -> Any:
     """Return tokens per second over the baseline's, with the 95 % interval."""
-    return estimate([[Weighed(base.seconds, rate(run) / rate(base)) for run, base in item] for item in runs])
+    return statistics.speedup([[(base.seconds, rate(run) / rate(base)) for run, base in item] for item in runs])
 
 
 def table(result: dict[str, Pairs], title: str) -> dict[str, dict[str, Any]]:
     speedups = {name: speedup(by) for name, by in result.items()}
-    papers = [item.value for name, item in speedups.items() if name.startswith("two-forward")]
+    papers = [value for name, (value, _) in speedups.items() if name.startswith("two-forward")]
     rows = {}
     print(f"{title}\n{'':24} {'x plain':>8} {'95 %':>14} {'x two-forward':>14} {'tok/forward':>12} {'same':>8}")
     for name, by in result.items():
         runs = [pair for prompt in by for pair in prompt]
         same = sum(run.tokens == plain.tokens for run, plain in runs)
         rows[name] = {
-            "plain": speedups[name].value,
-            "interval": speedups[name].interval,
-            "paper": speedups[name].value / max(papers) if papers else None,
+            "plain": speedups[name][0],
+            "interval": speedups[name][1],
+            "paper": speedups[name][0] / max(papers) if papers else None,
             "tokens_per_forward": sum(len(run.tokens) for run, _ in runs)
             / sum(run.forwards for run, _ in runs),
         }
-        row, (low, high) = rows[name], speedups[name].interval
+        row, (low, high) = rows[name], speedups[name][1]
         paper = f"{row['paper']:14.2f}" if papers else f"{'':14}"
         print(
             f"{name:24} {row['plain']:8.3f} {f'{low:.3f} {high:.3f}':>14} {paper} "

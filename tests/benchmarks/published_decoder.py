@@ -9,9 +9,9 @@ The published code wants Transformers 4.36.2 and NumPy below 2. It runs in a pro
 given; PyTorch is the version that runs here. Nothing of its code is in this project.
 
 Greedy, without an end of text: every text has the same number of tokens. Both processes have one thread, timed
-on a CPU by its own clock, and take turns: every run stands beside one of the baseline (infer/speed/work.py),
+on a CPU by its own clock, and take turns: every run stands beside one of the baseline (infer/bench/speed.py),
 which is first the published plain decoding and then the published decoder at its best k. Ratios are those of
-the pairs, with their 95 % interval (infer/speed/aggregate.py). In float32 all texts must be those of the
+the pairs, with their 95 % interval (infer/bench/statistics.py). In float32 all texts must be those of the
 published plain decoding, or the command fails; in bfloat16 they are counted. The last line is JSON.
 """
 
@@ -28,16 +28,16 @@ from typing import Any
 
 import torch
 
-from infer.benchmarks.prompts import TokenPrompt
+from infer.bench.prompts import Prompt
 from infer.drafters.adaptive import AdaptiveDrafter
 from infer.drafters.auto import AutoPolicy
 from infer.drafters.costs import prior_costs
 from infer.engine.runner import Runner
 from infer.loop import Drafter, Drafters, Limits
-from infer.measure.runs import Decoder, Run, clock, loop_decoder
 from infer.models.checkpoint import ModelDirectory
 from infer.ngrams import Ngrams, NgramTable
 from tests.benchmarks.policies import Pairs, pairs, rate, speedup
+from tests.benchmarks.runs import Decoder, Run, clock, loop_decoder
 from tests.benchmarks.shapes import held_out_prompts
 
 PEER = Path(__file__).with_name("published_peer.py")
@@ -75,7 +75,7 @@ class Peer:
         self._answer("ready")
 
     def decoder(self, k: int, new: int) -> Decoder:
-        def run(prompt: TokenPrompt) -> Run:
+        def run(prompt: Prompt) -> Run:
             assert self._process.stdin is not None
             request = {"ids": list(prompt.ids), "k": k, "new": new}
             print(json.dumps(request), file=self._process.stdin, flush=True)
@@ -123,7 +123,7 @@ def ratio(pairs_of: Pairs) -> dict[str, Any]:
     return {"ratio": value.value, "interval": value.interval}
 
 
-def compare(decoders: Mapping[str, Decoder], prompts: list[TokenPrompt], rounds: int) -> dict[str, Any]:
+def compare(decoders: Mapping[str, Decoder], prompts: list[Prompt], rounds: int) -> dict[str, Any]:
     """A row for each decoder: its rate, and its ratios to the two baselines."""
     first = pairs(dict(decoders), prompts, rounds=rounds, baseline=PLAIN)
     baselines = [base for by in next(iter(first.values())) for _, base in by]

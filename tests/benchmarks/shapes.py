@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from infer.benchmarks.prompts import TokenPrompt
+from infer.bench.prompts import Prompt
 from infer.models.checkpoint import ModelDirectory
 
 SIZES = {  # hidden, layers, heads, intermediate, vocabulary
@@ -34,13 +34,13 @@ def random_llama(size: str, dtype: torch.dtype) -> LlamaForCausalLM:
     return LlamaForCausalLM._from_config(config, dtype=dtype).eval()
 
 
-def held_out_prompts(model: str, path: Path, key: str, count: int) -> list[TokenPrompt]:
+def held_out_prompts(model: str, path: Path, key: str, count: int) -> list[Prompt]:
     """Return the first half of each of the first `count` texts, up to 300 tokens of it."""
     text = ModelDirectory(model).text
     lines = [json.loads(line)[key] for line in path.read_text("utf-8").splitlines()]
     halves = [line[: len(line) // 2] for line in lines if len(line) > 200][:count]
     ids = [tuple(text.encode(half)[:300]) for half in halves]
-    return [TokenPrompt(str(n), ids[n], frozenset(), half, "") for n, half in enumerate(halves)]
+    return [Prompt(str(n), ids[n]) for n, half in enumerate(halves)]
 
 
 # Freed memory goes back at once, so that what is resident is what is in use.

@@ -84,13 +84,13 @@ def test_what_is_no_setting_is_reported_in_one_sentence(
 def test_every_command_of_the_console_script_is_a_module_with_help(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("generate", "report"):
+    for name in ("generate", "bench"):
         monkeypatch.setattr(sys, "argv", ["adaptive-tokens", name, "--help"])
         main()
         assert f"python -m {COMMANDS[name]}" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["adaptive-tokens"])
     main()
-    assert "python -m infer.speed" in capsys.readouterr().out
+    assert "python -m infer.bench" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["adaptive-tokens", "sped"])
     with pytest.raises(SystemExit, match="2"):
         main()

@@ -9,7 +9,7 @@ import pytest
 from conf import UserError, settings
 from conf.hub import find_folder, replace_hub_names
 from data_prep.config import DataPrepConfig
-from infer.speed import SpeedConfig
+from infer.bench.config import BenchConfig
 from train.config import TrainConfig
 from train.pretrained import base_model
 
@@ -41,9 +41,9 @@ def test_a_name_in_the_cache_is_its_folder(cache: Path) -> None:
     model = put(cache, "owner/model-7b.v1", "config.json", "model.safetensors", "tokenizer.json")
     draft = put(cache, "owner/draft", "config.json", "model.safetensors")
     name = "owner/model-7b.v1"
-    speed = settings("speed", SpeedConfig, [f"model={name}", f"base={name}", "draft=owner/draft", "out=o"])
-    replace_hub_names(speed)
-    assert (speed.model, speed.base, speed.draft.model, speed.out) == (model, model, draft, "o")
+    bench = settings("bench", BenchConfig, [f"model={name}", f"base={name}", "draft=owner/draft", "out=o"])
+    replace_hub_names(bench)
+    assert (bench.model.path, bench.base, bench.draft.model, bench.out) == (model, model, draft, "o")
     train = settings("train", TrainConfig, [f"model.path={name}", "data.path=owner/data"])
     replace_hub_names(train)
     assert (train.model.path, train.data.path) == (model, "owner/data")

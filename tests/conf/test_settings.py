@@ -6,25 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
 import conf
 from conf import settings
-from infer.benchmarks import KINDS, BenchmarkConfig, PromptSetConfig, SourceConfig
 from infer.config import DraftConfig, InferConfig
-from infer.speed import SpeedConfig
 from tests.conf.conftest import refusal
 from train.config import TrainConfig
 
 CONF = Path(conf.__file__).parent
-
-
-def speed(*overrides: str) -> SpeedConfig:
-    return settings("speed", SpeedConfig, ["model=m", "out=o", *overrides])
-
-
-def prompts(*overrides: str) -> dict[str, PromptSetConfig]:
-    return speed(*overrides).prompts
 
 
 def drafting(*overrides: str) -> DraftConfig:
@@ -41,43 +30,6 @@ def test_a_prompt_reaches_the_code_unchanged(prompt: str) -> None:
     """Hydra's grammar read `prompt=def fib(n):` as a function call, and `${x}` as an interpolation."""
     config = settings("infer", InferConfig, ["model=a folder/ü (1), 'x'", f"prompt={prompt}"])
     assert (config.prompt, config.model.path) == (prompt, "a folder/ü (1), 'x'")
-
-
-@pytest.mark.parametrize("value", ["humaneval,mbpp", "[humaneval, mbpp]"])
-def test_several_choices_of_a_group_are_a_list_with_or_without_brackets(value: str) -> None:
-    chosen = prompts(f"prompts={value}", "prompts.mbpp.count=3")
-    counts = {name: (source.kind, source.count) for name, source in chosen.items()}
-    assert counts == {"humaneval": ("humaneval", 20), "mbpp": ("mbpp", 3)}
-
-
-def test_one_value_is_a_list_of_one() -> None:
-    """`k=5` beside `k=3,5` was: "Invalid value assigned: int is not a ListConfig, list or tuple"."""
-    given = ["k=5", "dtypes=float32", "temperatures=0", "peers=null", "prompts.multipl_e.languages=null"]
-    config = speed("prompts=multipl_e", *given)
-    assert (config.k, config.dtypes, config.temperatures, config.peers) == ([5], ["float32"], [0.0], [])
-    assert config.prompts["multipl_e"].languages is None
-
-
-def test_a_set_by_a_name_of_its_own_comes_beside_the_others_or_instead() -> None:
-    """`prompts.mine.path=FILE` was an unknown setting, unless a YAML had `mine`."""
-    mine = PromptSetConfig(path="a b/(c).jsonl", key="content")
-    own = ["prompts.mine.path=a b/(c).jsonl", "prompts.mine.key=content"]
-    assert prompts(*own) == {**prompts(), "mine": mine}
-    assert prompts("prompts=", *own) == prompts("~prompts.humaneval", *own) == {"mine": mine}
-    assert prompts("prompts=gsm8k", "prompts.gsm8k.count=null")["gsm8k"].count is None
-    assert prompts("prompts.infilling.path=f")["infilling"] == PromptSetConfig(path="f")
-    assert prompts("prompts.multipl_e.languages=cpp,java")["multipl_e"].languages == ["cpp", "java"]
-
-
-@pytest.mark.parametrize("folder", ["speed/prompts", "study/prompts", "quality/benchmarks"])
-def test_every_choice_is_a_set_of_its_own_name(folder: str) -> None:
-    kinds: dict[str, type[SourceConfig]] = {"prompts": PromptSetConfig, "benchmarks": BenchmarkConfig}
-    paths = list((CONF / folder).glob("*.yaml"))
-    for path in paths:
-        chosen = OmegaConf.to_container(OmegaConf.load(path))
-        assert isinstance(chosen, dict) and list(chosen) == [path.stem]
-        assert kinds[path.parent.name](**chosen[path.stem]).kind in KINDS
-    assert {path.stem for path in paths} >= {"humaneval", "mbpp", "multipl_e", "infilling"}
 
 
 @pytest.mark.parametrize("path", ["runs/draft", "a folder/ü (1), 'x'", "[${x}]={y: 3}\\", "true"])
@@ -104,20 +56,6 @@ def test_a_library_s_own_settings_may_be_given_added_and_left_out() -> None:
 
 def test_a_sign_before_what_there_is_changes_nothing() -> None:
     assert demo("+steps=3", "++out=a b, [c]") == demo("steps=3", "out=a b, [c]")
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("prompts=humanevil,mbpp", "prompts must be some of alpaca, gsm8k, humaneval, infilling, "),
-        ("prompts.mine.cont=3", "unknown setting 'prompts.mine.cont': did you mean 'prompts.mine.count'?"),
-        ("prompts.humaneval.pth=3", "did you mean 'prompts.humaneval.path'?"),
-        ("prompts.mine.count=x", "prompts.mine.count must be a whole number, got 'x'"),
-        ("prompts.mine.kind=zip", "prompts.kind must be one of humaneval, mbpp, "),
-    ],
-)
-def test_a_mistaken_set_of_prompts_is_named_in_one_sentence(override: str, message: str) -> None:
-    assert message in refusal("speed", "model=m", "out=o", override)
 
 
 @pytest.mark.parametrize(
@@ -197,17 +135,6 @@ def test_impossible_data_settings_die_at_start(override: str, message: str) -> N
     assert message in refusal("data_prep", *given)
 
 
-def test_the_demos_report_asks_for_its_draft_model_and_its_held_out_files() -> None:
-    """Without the one it was refused for draft.adaptive, which the user had not given; without the others
-    HumanEval took their place in silence: ??? does not override a default.
-    """
-    given = ["experiment=demo", "model=m", "out=o", "prompts.held_out.path=p", "draft=d"]
-    assert settings("speed", SpeedConfig, given).draft == DraftConfig("d", adaptive=True)
-    assert refusal("speed", *given[:-1]) == "setting 'draft' is required: give it as draft=VALUE"
-    start = "setting 'prompts.held_out.path' is required: give it as prompts"
-    assert refusal("speed", *given[:3], given[-1]).startswith(start)
-
-
 def test_a_missing_setting_is_named_whole() -> None:
     """Without data.path it asked for 'path', which it then refused."""
     assert refusal("data_prep", "out=d") == "setting 'data.path' is required: give it as data.path=VALUE"
@@ -221,7 +148,7 @@ def test_no_choice_of_a_group_that_has_none_anyway() -> None:
 
 
 @pytest.mark.parametrize(
-    "entry", ["data_prep", "data_prep.inspect", "train", "train.export", "infer", "infer.speed"]
+    "entry", ["data_prep", "data_prep.inspect", "train", "train.export", "infer", "infer.bench"]
 )
 def test_a_mistake_is_one_line_the_page_on_it_and_exit_code_2(entry: str) -> None:
     ended = subprocess.run([sys.executable, "-m", entry, "nonsense=1"], capture_output=True, text=True)

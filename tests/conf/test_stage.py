@@ -201,7 +201,7 @@ def test_a_folder_that_another_run_removes_is_never_locked(
 def test_a_folder_made_visible_by_a_run_killed_right_then_is_tidied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its begun.json stayed for ever in a result of infer.speed or infer.quality."""
+    """Its begun.json stayed for ever in a measured result."""
     out, built = tmp_path / "out", {"settings": {"steps": 5}}
     with monkeypatch.context() as patch, pytest.raises(RuntimeError), begun(out, built) as partial:
         write_manifest(partial, "thing", built)

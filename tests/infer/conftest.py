@@ -9,7 +9,6 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from infer import Model, load
-from infer.drafters.costs import Costs
 from infer.models.checkpoint import ModelDirectory
 from tests.conftest import tiny_llama
 from tests.infer.library import Generate, drafting
@@ -47,10 +46,8 @@ def base_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def known_costs(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What rows cost is not measured for every report, and never written to the user's home."""
-    costs = Costs((1, 2, 4, 8, 16, 32), (10.0, 10.0, 10.5, 11.5, 14.0, 19.0))
-    monkeypatch.setattr("infer.speed.run.measure_costs", lambda *args, **kwargs: costs)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What rows cost is never written to the user's home."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
@@ -73,5 +70,5 @@ def ours(lm: PreTrainedModel, model_dir: Path) -> Generate:
 
 @pytest.fixture(autouse=True)
 def together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """infer.speed and infer.quality have the process stand alone under torchrun; the next test does not."""
+    """infer.bench has the process stand alone under torchrun; the next test does not."""
     monkeypatch.setattr("infer.models.parallel._alone", False)

@@ -27,7 +27,7 @@ class ExportConfig:
     shard_size: str = "5GB"  # largest file of weights: digits and KB, MB, GB or TB, powers of 1000
     verify: bool = True  # read the result back: weights, logits and held-out acceptance must be the training's
     verify_sequences: int | None = None  # to measure acceptance on; by default what a few minutes allow
-    # infer.report's folder of the finished `out`: its figures go into the model card
+    # the folder of infer.bench's report of the finished `out`: its figures go into the model card
     report: str | None = field(default=None, metadata=PATH)
     push: str | None = None  # upload the finished `out` to the hub as ORG/NAME
     artifact: bool = False  # log the finished `out` to Weights & Biases

@@ -1,6 +1,6 @@
 """README.md of a model directory: the model card that a hub shows.
 
-Made from the training's manifest, the directory's files and, if given, a report of infer.report.
+Made from the training's manifest, the directory's files and, if given, a report of infer.bench.
 """
 
 import json
@@ -33,8 +33,6 @@ METRICS = {
     "accuracy_0": "next token right",
     "accepted": "drafts accepted by loop, expected",
 }
-REPORT_SCHEMA = 2
-REPORT_KEY = ("prompt_set", "dtype", "temperature", "decoder", "k")  # of a row of speed
 
 
 def write_card(out: Path, card: str) -> None:
@@ -85,6 +83,7 @@ def render_card(
         drafts=(verified or {}).get("drafts"),  # absent from exports of earlier versions
         report=figures,
         speed=_speed_rows(figures) if figures and figures["speed"] else [],
+        scores=_scores(figures) if figures and figures["quality"] else [],
     )
 
 
@@ -105,26 +104,39 @@ def read_report(folder: str | Path, model: Path) -> dict[str, Any]:
     """Return the finished report in `folder`. Raise UserError unless it is of the model directory `model`."""
     path = Path(folder) / "report.json"
     if not path.is_file():
-        raise UserError(f"report={folder} must be a folder that infer.report wrote, got no {path.name} in it.")
+        raise UserError(f"report={folder} must be a folder that infer.bench wrote, got no {path.name} in it.")
     report = read_result(path)
-    if report.get("schema") != REPORT_SCHEMA:
-        raise UserError(f"{path} must have schema {REPORT_SCHEMA}, got {report.get('schema')}.")
     for kind in ("speed", "quality"):
         if report[kind]:
             measured = read_manifest(Path(folder) / kind, kind, "report")
-            if measured["inputs"].get("model") != fingerprint(model):
+            if measured["inputs"].get("model.path") != fingerprint(model):
                 raise UserError(f"report={folder} must be of {model}, got a report of another model.")
     return report
 
 
 def _speed_rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the best decoder of each prompt set and temperature; `plain` is plain decoding's tokens/s."""
-    rows = {tuple(row[name] for name in REPORT_KEY): row for row in report["speed"]["rows"]}
+    """Return the fastest drafting decoder of each prompt set and temperature, beside plain decoding."""
+    groups: dict[tuple[str, float], list[dict[str, Any]]] = {}
+    for row in report["speed"]["rows"]:
+        groups.setdefault((row["prompt_set"], row["temperature"]), []).append(row)
     best_rows = []
-    for best in report["summary"]["best"]:
-        key = tuple(best[name] for name in REPORT_KEY)
-        best_rows.append({**rows[key], **best, "plain": rows[*key[:3], "plain", 0]["tokens_per_second"]})
+    for rows in groups.values():
+        ours = [row for row in rows if row["verifications"] and not row["decoder"].startswith("hf ")]
+        if ours:
+            best = max(ours, key=lambda row: row["speedup"])
+            best_rows.append(best | {"plain": rows[0]["output_tokens_per_second"]})
     return best_rows
+
+
+def _scores(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the model's scores by plain decoding, each with the base's."""
+    rows = [row for row in report["quality"]["rows"] if row["decoder"] == "plain" and row["value"] is not None]
+    named = {(row["who"], row["benchmark"], row["temperature"], row["metric"]): row for row in rows}
+    return [
+        row | {"base": named.get(("base", *key[1:]), {}).get("value")}
+        for key, row in named.items()
+        if key[0] == "model"
+    ]
 
 
 def _measured_on(part: Mapping[str, Any]) -> str:
@@ -253,15 +265,14 @@ def _list(names: Sequence[str], most: int = 12) -> str:
     return text if len(names) <= most else f"{text} and {len(names) - most} more"
 
 
-def _share(value: float | None, interval: Sequence[float] | None = None, sign: str = "") -> str:
-    """Return a share, or a difference of shares, in percent with its interval; nothing for None."""
+def _share(value: float | None, interval: Sequence[float] | None = None) -> str:
+    """Return a share in percent with its interval; nothing for None."""
     if value is None:
         return ""
-    text, form = f"{100 * value:{sign}.1f} %", f"{sign}.1f"
-    return text if interval is None else f"{text} ({_span([100 * end for end in interval], form)})"
+    text = f"{100 * value:.1f} %"
+    return text if interval is None else f"{text} ({_span([100 * end for end in interval], '.1f')})"
 
 
 def _span(interval: Sequence[float] | None, form: str = ".2f") -> str:
     """Return an interval; nothing for None."""
-    between = " to " if form.startswith("+") else "–"
-    return "" if interval is None else between.join(format(end, form) for end in interval)
+    return "" if interval is None else "–".join(format(end, form) for end in interval)

@@ -19,7 +19,7 @@ from conf import UserError, settings
 from conf.stage import read_manifest
 from data_prep.shards import Shards
 from infer.api import Model, generate
-from infer.measure.distributed import UnitStore
+from infer.bench.harness import Records
 from infer.regenerate import RegenerateConfig
 from infer.regenerate import run as stage
 from infer.regenerate.run import KIND, PLAIN, Source, content
@@ -114,16 +114,16 @@ def _rank(config: RegenerateConfig) -> None:
 
 def _killed(config: RegenerateConfig) -> None:
     """A run that is killed when it has kept two units."""
-    save, remaining = UnitStore.save, []
+    save, remaining = Records.save, []
 
-    def kill(self: UnitStore, name: str, value: Any) -> None:
+    def kill(self: Records, name: str, value: Any) -> None:
         if len(remaining) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         save(self, name, value)
         remaining.append(name)
 
     stage.SHARD_DOCUMENTS = 3
-    UnitStore.save = kill  # type: ignore[method-assign]
+    Records.save = kill  # type: ignore[method-assign]
     stage.write_own_text(config)
 
 

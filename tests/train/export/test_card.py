@@ -9,10 +9,9 @@ import torch
 from huggingface_hub import metadata_load
 
 from conf import UserError
+from conf.files import with_checksum
 from conf.fingerprint import fingerprint
 from conf.stage import write_manifest
-from infer.report.write import write
-from tests.infer.report.report_fixture import quality, speed, write_parts
 from tests.train.export.export_fixture import AFTER, BEFORE, VERIFIED, training
 from train.export import ExportConfig
 from train.export.card import render_card, write_card
@@ -39,13 +38,52 @@ def export(folder: Path, **facts: Any) -> Exported:
     return out, manifest
 
 
+MEASURED = {
+    "hardware": {"gpu": "NVIDIA H200", "cpu": "", "threads": 1},
+    "versions": {"torch": "2.13.0", "transformers": "5.23.0"},
+    "date": "2026-11-21T15:27:15+00:00",
+    "settings": {"dtype": "bfloat16"},
+}
+
+
+def row(decoder: str, speedup: float, **figures: Any) -> dict[str, Any]:
+    return {
+        "prompt_set": "humaneval",
+        "temperature": 0.0,
+        "decoder": decoder,
+        "speedup": speedup,
+        "speedup_interval": [speedup - 0.1, speedup + 0.1],
+        "output_tokens_per_second": 100 * speedup,
+        "verifications": 9,
+        "mean_acceptance_length": 2.5,
+        "same": 6,
+        "compared": 6,
+    } | figures
+
+
+def speed() -> dict[str, Any]:
+    rows = [row("plain", 1.0, verifications=0), row("hybrid", 2.0), row("ngrams", 1.5), row("hf assisted", 3.0)]
+    return {**MEASURED, "rows": rows}
+
+
+def quality() -> dict[str, Any]:
+    shared = {"benchmark": "humaneval", "decoder": "plain", "temperature": 0.0, "metric": "pass@1"}
+    scores = [("model", 0.5, [0.45, 0.55]), ("base", 0.48, [0.43, 0.53])]
+    rows = [
+        {**shared, "who": who, "value": value, "interval": interval, "problems": 164}
+        for who, value, interval in scores
+    ]
+    return {**MEASURED, "rows": rows}
+
+
 def report_of(out: Path, folder: Path, **parts: Any) -> Path:
     """A finished report of a model directory."""
-    write_parts(folder, **parts)
     for kind in parts:
-        manifest = {"schema": 1, "kind": kind, "inputs": {"model": fingerprint(out)}}
+        (folder / kind).mkdir(parents=True)
+        manifest = {"schema": 1, "kind": kind, "inputs": {"model.path": fingerprint(out)}}
         (folder / kind / "manifest.json").write_text(json.dumps(manifest))
-    write(folder)
+    report = {"name": "report", "speed": None, "quality": None, "gsd": None} | parts
+    (folder / "report.json").write_text(json.dumps(with_checksum(report)))
     return folder
 
 
@@ -145,17 +183,13 @@ def test_a_report_goes_into_the_card(exported: Exported, tmp_path: Path) -> None
     before = (out / "manifest.json").read_bytes()
     publish(config, manifest)
     card = (out / "README.md").read_text()
-    best = json.loads((report / "report.json").read_text())["summary"]["best"]
-    assert len(best) == 9 and card.count("\n| humaneval | ") == 3
-    for row in best:
-        ends = "–".join(format(end, ".2f") for end in row["speedup_interval"])
-        assert f"| {row['label']} |" in card and f"{row['speedup']:.2f} ({ends})" in card
+    assert "| humaneval | 0 | hybrid | 100 | 200 | 2.00 (1.90–2.10) | 2.50 | 6/6 |" in card
     assert "NVIDIA H200; torch 2.13.0, transformers 5.23.0; 2026-11-21" in card
-    assert "| humaneval python | pass@1 | 0 | 164 |" in card and "45.0–55.0" in card
+    assert "| humaneval | pass@1 | 0 | 164 | 48.0 % | 50.0 % (45.0–55.0) |" in card
     assert (out / "manifest.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("parts", [{"speed": speed()}, {"quality": quality(base=False)}])
+@pytest.mark.parametrize("parts", [{"speed": speed()}, {"quality": quality()}])
 def test_half_a_report_is_enough(exported: Exported, tmp_path: Path, parts: dict[str, Any]) -> None:
     report = report_of(exported[0], tmp_path / "report", **parts)
     card = render_card(exported[0], exported[1], step=9, verified=None, report=str(report))
@@ -172,13 +206,11 @@ def test_another_models_report_is_refused(exported: Exported, tmp_path: Path) ->
             check_publication(ExportConfig("t", str(out), report=str(folder)), finished=finished)
 
     check(report, "must be of the finished directory", finished=False)
-    check(tmp_path / "absent", r"must be a folder that infer\.report wrote, got no report\.json")
-    (report / "speed" / "manifest.json").write_text('{"kind": "speed", "inputs": {"model": "0"}}')
+    check(tmp_path / "absent", r"must be a folder that infer\.bench wrote, got no report\.json")
+    (report / "speed" / "manifest.json").write_text('{"kind": "speed", "inputs": {"model.path": "0"}}')
     check(report, "got a report of another model")
     (report / "speed" / "manifest.json").unlink()
     check(report, "finished folder of kind 'speed'")
-    (report / "report.json").write_text('{"schema": 1}')
-    check(report, r"report\.json must have schema 2, got 1")
     (report / "report.json").write_text("{")
     check(report, r"report\.json.* a JSON object")
     assert (out / "README.md").read_bytes() == before

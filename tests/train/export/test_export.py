@@ -90,7 +90,7 @@ def test_the_directory_is_verified(runs: Path, tmp_path: Path, name: str, dtype:
     out = export(runs / name, tmp_path / "model", f"dtype={dtype}", "shard_size=20KB")
     assert len(list(out.glob("model-*.safetensors"))) > 1
     manifest = json.loads((out / "manifest.json").read_text())
-    assert manifest["decontaminated"] == ["humaneval"]  # which infer.quality asks for
+    assert manifest["decontaminated"] == ["humaneval"]  # which infer.bench asks for
     verified = manifest["verified"]
     assert verified["positions"] == 128 and verified["agreement"] > 0.9 and verified["sequences"] == 4
     assert verified["weights"] >= 12

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 
-from infer.benchmarks.prompts import TokenPrompt
+from infer.bench.prompts import Prompt
 from infer.engine.output import Request
 from infer.engine.runner import Clock, Runner, duration
 from infer.engine.sampling import GREEDY, SEEDS, Sampling
@@ -72,7 +72,7 @@ class Measured:
         return [ours / theirs for ours, theirs in pairs]
 
 
-Decoder = Callable[[TokenPrompt], Run]
+Decoder = Callable[[Prompt], Run]
 K = TypeVar("K", bound=Hashable)
 
 
@@ -98,9 +98,9 @@ def loop_decoder(
     `stamp` times each step and, unlike `clock`, does not wait for the device: a step's tokens are on the host.
     """
 
-    def run(prompt: TokenPrompt) -> Run:
+    def run(prompt: Prompt) -> Run:
         request = Request(prompt.ids, seed_of(prompt, seed))
-        own_limits = limits.of(prompt.ends, prompt.max_new_tokens)
+        own_limits = limits
         began, first, steps, times = clock(), 0.0, list[Step](), list[float]()
         for (step,) in decode(runner, [request], drafters, own_limits, sampling):
             first = first or clock()
@@ -144,14 +144,14 @@ def _judged(step: Step) -> int:
     return step.accepted if step.accepted == len(step.tokens) else step.depth
 
 
-def seed_of(prompt: TokenPrompt, seed: int) -> int:
+def seed_of(prompt: Prompt, seed: int) -> int:
     """Return a seed of the prompt alone: the same in every round, for every decoder and on every rank."""
     return (seed + zlib.crc32(prompt.id.encode())) % SEEDS
 
 
 def measure(
     decoders: Mapping[K, Decoder],
-    prompts: Sequence[TokenPrompt],
+    prompts: Sequence[Prompt],
     *,
     rounds: int,
     advance: Callable[[], None] = lambda: None,

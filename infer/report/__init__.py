@@ -1,1 +1,0 @@
-"""Reports: JSON, tables, plots and one page of what infer.speed and infer.quality measured."""
