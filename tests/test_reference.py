@@ -92,7 +92,7 @@ def test_every_derived_link_leads_to_a_place_on_the_page(name: str, entries: dic
     "override",
     ["nonsense=1", "out=[", "experiment=x", "seed=x", "~nothing", "+seed=1", "k=", "model.x=1", "=3"],
 )
-@pytest.mark.parametrize("name", ["data_prep", "train", "infer", "speed"])
+@pytest.mark.parametrize("name", ["data_prep", "train", "infer", "bench"])
 def test_any_mistake_is_a_sentence(name: str, override: str) -> None:
     try:
         settings(name, ENTRIES[name], [override])

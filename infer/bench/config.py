@@ -133,11 +133,12 @@ class QualityConfig:
 class GsdConfig:
     """GSD's tables; the thresholds are those of `decode`."""
 
+    # methods (Table 1), sampling (Table 2), ablation (Figure 5), merging (Table 5), recurrence (Figure 3)
     parts: list[str] = field(default_factory=lambda: list(GSD_PARTS))
     k: int = 4  # children of a node (Appendix A)
-    theta_prob: float = 0.2
-    theta_sib: float = 0.3
-    tau: int = 2
+    theta_prob: float = 0.2  # least chance of a path, of nodes that get children
+    theta_sib: float = 0.3  # least chance of a child as a share of its likeliest sibling's
+    tau: int = 2  # tokens that must recur for a node to be merged
     tau_reading: str = "preceding"  # gram or preceding (the authors' code)
 
     def __post_init__(self) -> None:

@@ -119,8 +119,8 @@ def our_decoders(args: argparse.Namespace, dtype: str, longest: int) -> dict[str
 
 def ratio(pairs_of: Pairs) -> dict[str, Any]:
     """Tokens per second over the baseline's, with the 95 % interval."""
-    value = speedup(pairs_of)
-    return {"ratio": value.value, "interval": value.interval}
+    ratio, interval = speedup(pairs_of)
+    return {"ratio": ratio, "interval": interval}
 
 
 def compare(decoders: Mapping[str, Decoder], prompts: list[Prompt], rounds: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def infer(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
 
 
 FLOAT = "dtype=float32"
-PACKAGES = ("speed", "quality", "regenerate", "report", "study")
+PACKAGES = ("bench", "regenerate")
 ENTRIES = ["infer.__main__", "infer.playground", *(f"infer.{name}.__main__" for name in PACKAGES)]
 
 
@@ -37,11 +37,11 @@ def test_a_mistaken_model_is_reported_without_torch() -> None:
     """The sentence on a path that does not exist came behind seven to nine seconds of imports."""
     calls = {
         "infer": ["prompt=x"],
-        "study": ["draft=self:1"],
+        "bench": ["out=absent/out"],
         "regenerate": ["data.path=absent", "out=absent/out"],
     }
-    out, code = ["out=absent/out"], "import runpy, sys\nreported = []\n"
-    for entry, given in (calls | {"study": [*calls["study"], *out], "speed": out, "quality": out}).items():
+    code = "import runpy, sys\nreported = []\n"
+    for entry, given in calls.items():
         name = entry if entry == "infer" else f"infer.{entry}"
         code += f"sys.argv = {[name, 'model=absent', *given]}\n"
         code += f"try: runpy.run_module({name!r}, run_name='__main__')\n"
@@ -49,8 +49,8 @@ def test_a_mistaken_model_is_reported_without_torch() -> None:
     answer = subprocess.run(
         [sys.executable, "-c", f"{code}print(reported, 'torch' in sys.modules)"], capture_output=True, text=True
     )
-    assert answer.stdout.strip() == "[2, 2, 2, 2, 2] False", answer.stderr
-    assert answer.stderr.count("error: model=absent must be a Transformers model directory, got no such") == 5
+    assert answer.stdout.strip() == "[2, 2, 2] False", answer.stderr
+    assert answer.stderr.count("error: model=absent must be a Transformers model directory, got no such") == 3
 
 
 def test_every_group_continues_a_prompt(model_dir: Path, monkeypatch, capsys) -> None:
