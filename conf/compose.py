@@ -27,9 +27,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from conf.errors import UserError
 from conf.schema import (
-    NAME,
     bare,
-    by_name,
     check_paths,
     check_values,
     kind_of,
@@ -217,12 +215,6 @@ def _set(config: DictConfig, override: str, schema: type) -> None:
         with open_dict(config):
             del OmegaConf.select(config, parent)[last]
         return
-    first, *rest = name.split(".")
-    if rest and (member := by_name(kinds(schema)[first])):
-        with open_dict(config):
-            if OmegaConf.is_missing(config, first):
-                config[first] = {}
-            config[first].setdefault(rest[0], OmegaConf.structured(member))
     kind, _ = kind_of(name, schema)
     if is_dataclass(kind) and (field := bare(kind)):
         name, kind = f"{name}.{field}", kinds(kind)[field]
@@ -279,14 +271,7 @@ def _explain(error: Exception, schema: type, groups: Collection[str]) -> str:
 
 def _unknown(key: str, known: Collection[str]) -> str:
     """Say that `key` is no setting, with the nearest of the `known` names."""
-    close = difflib.get_close_matches(key, [_called_as(name, key) for name in known], n=1)
+    close = difflib.get_close_matches(key, known, n=1)
     return f"unknown setting '{key}': " + (
         f"did you mean '{close[0]}'?" if close else "--help lists the settings"
     )
-
-
-def _called_as(name: str, key: str) -> str:
-    """Return a setting by name with the name that `key` has for it."""
-    group, by_name, _ = name.partition(f".{NAME}.")
-    given = key.removeprefix(f"{group}.").split(".")[0]
-    return name.replace(NAME, given, 1) if by_name and key.startswith(f"{group}.") else name

@@ -10,7 +10,7 @@ import io
 import textwrap
 import tokenize
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from types import NoneType
 from typing import Any, get_args, get_origin
 
@@ -21,7 +21,7 @@ from rich.text import Text
 
 from conf.compose import Group, command, composed, config_groups
 from conf.errors import DOCS
-from conf.schema import NAME, bare, fields_of, named_setting, types_of
+from conf.schema import bare, fields_of, named_setting, types_of
 
 WORDS = {
     str: ("text", "texts"),
@@ -101,9 +101,6 @@ def describe(entry: str, schema: type) -> Entry:
 
 
 def _default(defaults: Mapping[str, Any], name: str, owner: type, field: str) -> Any:
-    if f".{NAME}." in name:  # no YAML has a setting of any name
-        (own,) = (row for row in fields(owner) if row.name == field)
-        return own.default if own.default_factory is MISSING else own.default_factory()
     value: Any = defaults
     for part in name.split("."):
         value = value[part]

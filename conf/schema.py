@@ -1,7 +1,7 @@
 """What a stage's dataclass holds: the names and types of its settings, and which values they may have.
 
-A nested dataclass makes names with a dot. A dict of dataclasses holds settings by name, NAME standing for it:
-`prompts.NAME.path`. A dict of Any is a library's own: what lies in it has any name. A field's metadata may be
+A nested dataclass makes names with a dot. A dict of Any is a library's own: what lies in it has any name. A
+field's metadata may be
 
     bare   a bare value of its dataclass is for this field: `draft=DIR` is `draft.model=DIR`
     path   it names a file, a folder or a list of them; True, or the name of the property that lists them
@@ -22,7 +22,6 @@ from omegaconf import MISSING as MISSING
 
 from conf.errors import UserError, in_one_line
 
-NAME = "NAME"
 PATH = {"path": True}
 MODEL = {**PATH, "hub": "model"}
 TOKENIZER = {**PATH, "hub": "tokenizer"}
@@ -49,11 +48,6 @@ def types_of(kind: Any) -> list[Any]:
     return [kind, *(get_args(kind) if get_origin(kind) in (Union, UnionType) else ())]
 
 
-def by_name(kind: Any) -> Any:
-    """Return the dataclass of settings by name; None for others."""
-    return get_args(kind)[1] if get_origin(kind) is dict and is_dataclass(get_args(kind)[1]) else None
-
-
 def bare(schema: Any) -> str | None:
     """Return the field that a bare value of a dataclass is for."""
     return next((field.name for field in fields(schema) if field.metadata.get("bare")), None)
@@ -63,9 +57,7 @@ def fields_of(schema: Any, prefix: str = "") -> Iterator[tuple[str, Any, str, An
     """Yield every setting: its name, the dataclass and field that it is in, and its type."""
     for field, kind in zip(fields(schema), kinds(schema).values()):
         name = prefix + field.name
-        if member := by_name(kind):
-            yield from fields_of(member, f"{name}.{NAME}.")
-        elif is_dataclass(kind):
+        if is_dataclass(kind):
             yield from fields_of(kind, f"{name}.")
         else:
             yield prefix.removesuffix(".") if field.metadata.get("bare") else name, schema, field.name, kind
@@ -79,16 +71,10 @@ def names(schema: Any) -> list[str]:
 def place(schema: Any, name: str) -> str | None:
     """Return the setting, or the group of them, that a name means; None where it means none.
 
-    `prompts.mine.path` and `prompts.path` are `prompts.NAME.path`; what lies in a library's own settings is
-    where these are.
+    What lies in a library's own settings is where these are.
     """
     kind, parts = schema, list[str]()
     for part in name.split("."):
-        if member := by_name(kind):
-            parts.append(NAME)
-            kind = member
-            if part not in kinds(kind):
-                continue
         if get_origin(kind) is dict:
             break
         if not is_dataclass(kind) or part not in kinds(kind):
@@ -97,7 +83,7 @@ def place(schema: Any, name: str) -> str | None:
             break
         parts.append(part)
         kind = kinds(kind)[part]
-    return ".".join(parts).removesuffix(f".{NAME}")
+    return ".".join(parts)
 
 
 def kind_of(name: str, schema: Any) -> tuple[Any, bool]:
@@ -151,10 +137,7 @@ def values_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Field[A
         value, name = getattr(config, field.name), prefix + field.name
         if is_dataclass(value):
             yield from values_of(value, f"{name}.")
-        elif isinstance(value, Mapping):
-            for key, member in value.items():
-                yield from values_of(member, f"{name}.{key}.") if is_dataclass(member) else ()
-        else:
+        elif not isinstance(value, Mapping):
             yield prefix.removesuffix(".") if field.metadata.get("bare") else name, config, field
 
 

@@ -40,17 +40,6 @@ def widen(
     return np.where(chosen, generator.integers(L + 1, L_max + 1, size=len(widths)), widths)
 
 
-def retain(widths: np.ndarray, *, rate: float, floor: float, generator: np.random.Generator) -> np.ndarray:
-    """Return (m,) widths after PARD's conditional drop of far tokens (arXiv 2504.18583, §3.3).
-
-    The j-th token of a window stays with probability max(rate^j, floor), and never without those before it,
-    which it attends to. A window may end with width 0.
-    """
-    j = np.arange(1, widths.max(initial=0) + 1)
-    stays = generator.random(len(widths))[:, None] < np.maximum(rate**j, floor)
-    return np.minimum(widths, stays.sum(axis=1))
-
-
 def window_offsets(starts: np.ndarray, widths: np.ndarray, replaceable: np.ndarray) -> np.ndarray:
     """Return (n,) offsets: 0 for a standard position, j for the j-th adaptive token of its run.
 

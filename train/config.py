@@ -81,21 +81,17 @@ class ObjectiveConfig:
     masked_mean: str = "n"  # what the masked term is divided by: n (tokens, eq. 9) or masked (its positions)
     attention: str = "auto"  # of branch's windows: flex (CUDA), dense, or auto: flex on CUDA if it works there
     diverse: bool = False  # a token of its own for each offset (App. B), in place of one for all
-    # how adaptive tokens learn: ce (cross-entropy), or for acceptance by the model's own distribution: tv, lk
+    # how adaptive tokens learn: ce (cross-entropy), or lk: for acceptance by the model's own distribution
     draft_loss: str = "ce"
     soft: float = 0.0  # share of the model's own prediction in a masked position's target, with draft_loss=ce
-    ce_share: float = 0.0  # share of the steps, the first ones, in which tv or lk still learns by ce
-    growth: float = 0.0  # share of the steps, the first ones, in which the widest window grows from 1 to L
     # of a window's places: uniform, or dynamic (what each place adds to the expected accepted length)
     place_weights: str = "uniform"
-    retention: float = 1.0  # PARD's r: a window's j-th token stays with probability max(r^j, floor)
-    retention_floor: float = 0.2  # the least such probability
 
     def __post_init__(self) -> None:
         choices = {
             "name": ("causal", "basic", "dual", "branch"),
             "attention": ("auto", "flex", "dense"),
-            "draft_loss": ("ce", "tv", "lk"),
+            "draft_loss": ("ce", "lk"),
             "place_weights": ("uniform", "dynamic"),
             "masked_mean": ("n", "masked"),
         }
@@ -105,7 +101,7 @@ class ObjectiveConfig:
         _require(self.L >= 1, "objective.L", "at least 1", self.L)
         _require(self.w >= 0, "objective.w", "at least 0", self.w)
         _require(0 < self.start_rate <= 1, "objective.start_rate", "a probability above 0", self.start_rate)
-        for name in ("wide_share", "soft", "ce_share", "growth", "retention", "retention_floor"):
+        for name in ("wide_share", "soft"):
             share = getattr(self, name)
             _require(0 <= share <= 1, f"objective.{name}", "a share from 0 to 1", share)
         self._check_draft_loss()
@@ -118,12 +114,7 @@ class ObjectiveConfig:
             _require(not self.soft, "objective.soft", f"0 with objective={self.name}", self.soft, cure)
             expected = f"ce with objective={self.name}"
             _require(self.draft_loss == "ce", "objective.draft_loss", expected, self.draft_loss, cure)
-        if self.draft_loss == "ce":
-            cure = "Set objective.draft_loss=tv or lk"
-            _require(
-                not self.ce_share, "objective.ce_share", "0 with objective.draft_loss=ce", self.ce_share, cure
-            )
-        else:
+        if self.draft_loss != "ce":
             expected = f"0 with objective.draft_loss={self.draft_loss}"
             _require(not self.soft, "objective.soft", expected, self.soft, "Set objective.draft_loss=ce")
 

@@ -15,7 +15,7 @@ from conf import RankLocalError
 from conf.stage import read_manifest
 from data_prep.shards import PackedSequence, Shards
 from data_prep.vocab import Vocab
-from data_prep.windows import replaceable, retain, sample_windows, widen, window_offsets
+from data_prep.windows import replaceable, sample_windows, widen, window_offsets
 from train.config import ObjectiveConfig, TrainConfig
 from train.objective import COLUMNS, Layout, basic, branch, causal, dual
 
@@ -134,8 +134,6 @@ def draw_windows(n: int, objective: ObjectiveConfig, *, seed: Sequence[int]) -> 
     starts, widths = sample_windows(n, L=L, start_rate=objective.start_rate, generator=generator)
     if share:
         widths = widen(widths, L=L, L_max=objective.L_max, share=share, generator=generator)
-    if objective.retention < 1:
-        widths = retain(widths, rate=objective.retention, floor=objective.retention_floor, generator=generator)
     return starts, widths
 
 

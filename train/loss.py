@@ -10,15 +10,14 @@ distribution where the token that it drafts is predicted from the clean prefix (
 no gradient flows), an adaptive token learns by
 
     ce    -log q(label), with the share `soft` of -Σ p log q         ∂/∂z = q - target
-    tv    1 - α, where α = Σ min(p, q) is the chance that a          ∂/∂z = q (Σ 1[q < p] q - 1[q < p])
-          draft of q is accepted (Leviathan et al. 2023, §3.3)
-    lk    λ KL(p | q) + (1 - λ) (1 - α) with λ = exp(-3 α), which     λ (q - p) + (1 - λ) · that of tv
-          takes it from KL to tv as it learns (arXiv 2602.23881)
+    lk    λ KL(p | q) + (1 - λ) (1 - α) with λ = exp(-3 α), where    λ (q - p)
+          α = Σ min(p, q) is the chance that a draft of q is            + (1 - λ) q (Σ 1[q < p] q - 1[q < p])
+          accepted (Leviathan et al. 2023, §3.3; arXiv 2602.23881)
 
 Weights by place (D-PACE, arXiv 2605.18810, eq. 7 and 8): a draft counts only with those before it, so
 the j-th of a window weighs what it adds to the expected accepted length,
 
-    w_j = Σ_{m ≥ j} Π_{i ≤ m} ã_i    with ã = ½ + ½ a,    a = q(label) for ce, α for tv and lk
+    w_j = Σ_{m ≥ j} Π_{i ≤ m} ã_i    with ã = ½ + ½ a,    a = q(label) for ce, α for lk
 """
 
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ SMOOTHING = 0.5  # ã = SMOOTHING + (1 - SMOOTHING) a: the paper's
 
 @dataclass(frozen=True)
 class DraftLoss:
-    """How adaptive tokens learn: `kind` ce, tv or lk; `soft` for ce; whether places weigh differently."""
+    """How adaptive tokens learn: `kind` ce or lk; `soft` for ce; whether places weigh differently."""
 
     kind: str = "ce"
     soft: float = 0.0
@@ -160,7 +159,7 @@ def _chunk(logits: Tensor, labels: Tensor, p: Tensor | None, draft: DraftLoss) -
     q = logits.sub_(log_z[:, None]).exp_()
     below = (q < p).float()
     alpha = torch.minimum(q, p).sum(-1)
-    share = torch.exp(-ETA * alpha) if draft.kind == "lk" else torch.zeros_like(alpha)
+    share = torch.exp(-ETA * alpha)
     of_tv = ((q * below).sum(-1, keepdim=True) - below).mul_(q)
     q.sub_(p).mul_(share[:, None]).add_(of_tv.mul_((1 - share)[:, None]))
     return losses, share * divergence + (1 - share) * (1 - alpha), alpha

@@ -27,7 +27,7 @@ from data_prep.ngrams import TABLE, link_table
 from data_prep.vocab import Vocab
 from train.checkpoints import Checkpoints
 from train.checks import check_ranks
-from train.config import DESCRIBED, DIAGNOSTICS, LOG, ObjectiveConfig, OptimizerConfig, TrainConfig
+from train.config import DESCRIBED, DIAGNOSTICS, LOG, OptimizerConfig, TrainConfig
 from train.data import TRAINING, TrainingData, load_batch, own_text, rank_batches, trained_on
 from train.distributed import Abandoned, Pulse, StopSignals, broadcast, gather, is_lost_rank, shared_store
 from train.engine import Engine, check_settings, start
@@ -73,18 +73,6 @@ def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
         return config.lr * (step + 1) / config.warmup_steps
     done = (step - config.warmup_steps) / max(1, steps - 1 - config.warmup_steps)
     return config.min_lr + (config.lr - config.min_lr) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
-
-
-def objective_at(step: int, steps: int, objective: ObjectiveConfig) -> ObjectiveConfig:
-    """Return the objective of a step: its widest window, and its draft loss.
-
-    With growth=0.4 and L=4 the widest window is 1, 2, 3, 4 in the first four tenths of the steps; with
-    ce_share=0.2 the first fifth learns by cross-entropy (total variation starves on cold drafts).
-    """
-    share = step / steps
-    L = objective.L if share >= objective.growth else 1 + int(objective.L * share / objective.growth)
-    kind = "ce" if share < objective.ce_share else objective.draft_loss
-    return replace(objective, L=L, draft_loss=kind, ce_share=0.0 if kind == "ce" else objective.ce_share)
 
 
 def why_diverged(loss: float, gradient_norm: float, recent: Sequence[float], ratio: float) -> str | None:
@@ -250,7 +238,7 @@ class Trainer:
         parts = rank_batches(
             self.data.order(self.step), rank=self.rank, ranks=self.ranks, micro_batch=config.micro_batch
         )
-        objective = objective_at(self.step, config.steps, config.objective)
+        objective = config.objective
         seed = (config.seed, TRAINING, self.step)
         batches = [
             load_batch(

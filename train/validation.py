@@ -106,7 +106,7 @@ def laid_out(objective: ObjectiveConfig) -> ObjectiveConfig:
     """Return the objective that lays out held-out windows as decoding meets them."""
     if objective.name == "causal":
         return objective
-    return replace(objective, name="branch", retention=1.0, wide_share=0.0)
+    return replace(objective, name="branch", wide_share=0.0)
 
 
 def sample_drafts(

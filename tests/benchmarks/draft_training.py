@@ -32,7 +32,7 @@ PAPER = [*PLAIN, "objective.w=1", "objective.masked_mean=n"]  # eq. 9 as the pap
 MASKED = [*PLAIN, "objective.w=2", "objective.masked_mean=masked"]
 BRANCH = ["objective=branch", *MASKED]
 TAUGHT = [*BRANCH, "objective.soft=0.5"]
-BEST = [*TAUGHT, "objective.place_weights=dynamic", "objective.start_rate=0.2", "objective.growth=0.3"]
+BEST = [*TAUGHT, "objective.place_weights=dynamic", "objective.start_rate=0.2"]
 GATED = ["lora.rank=128", "lora.alpha=128", "lora.gated=true", "optimizer.lr=3e-3"]
 VARIANTS = {
     "causal": ["objective=causal", *PLAIN],
@@ -40,12 +40,9 @@ VARIANTS = {
     "dual, w 2, masked": ["objective=dual", *MASKED],
     "branch": BRANCH,
     "soft 0.5": TAUGHT,
-    "tv": [*BRANCH, "objective.draft_loss=tv", "objective.ce_share=0.3"],
     "lk": [*BRANCH, "objective.draft_loss=lk"],
     "weights by place": [*BRANCH, "objective.place_weights=dynamic"],
     "start rate 0.2": [*BRANCH, "objective.start_rate=0.2"],
-    "start rate 0.2, retention 0.7": [*BRANCH, "objective.start_rate=0.2", "objective.retention=0.7"],
-    "growth 0.3": [*BRANCH, "objective.growth=0.3"],
     "gated": [*BRANCH, *GATED],
     "all": BEST,
     "all, lk": [*BEST, "objective.soft=0", "objective.draft_loss=lk"],

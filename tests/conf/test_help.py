@@ -86,7 +86,6 @@ def test_every_setting_is_its_own_place(entry: str, data: st.DataObject) -> None
     schema = ENTRIES[entry]
     name = data.draw(st.sampled_from(names(schema)))
     assert place(schema, name) == name
-    assert place(schema, name.replace("NAME", "some")) == name
 
 
 @pytest.mark.parametrize("name", sorted(ENTRIES))

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.windows import replace, replaceable, retain, sample_windows, widen, window_offsets
+from data_prep.windows import replace, replaceable, sample_windows, widen, window_offsets
 from train.objective import COLUMNS, IGNORE, basic, branch, causal, dual, next_tokens
 
 X = IGNORE
@@ -171,16 +171,6 @@ def test_windows_follow_the_papers_process() -> None:
     covered = (window_offsets(starts, widths, np.ones(n, bool)) > 0).mean()
     free = np.prod([1 - 0.1 * (L - d) / L for d in range(L)])
     assert covered == pytest.approx(1 - free, abs=0.005)
-
-
-def test_a_far_token_stays_with_its_probability_and_never_alone() -> None:
-    generator = np.random.default_rng(0)
-    widths = np.full(100_000, 6)
-    remaining = retain(widths, rate=0.7, floor=0.2, generator=generator)
-    shares = [(remaining >= j).mean() for j in range(1, 7)]
-    assert np.allclose(shares, [0.7, 0.49, 0.343, 0.2401, 0.2, 0.2], atol=0.005)
-    assert (retain(np.array([3, 1]), rate=1.0, floor=0.0, generator=generator) == [3, 1]).all()
-    assert len(retain(np.array([], int), rate=0.7, floor=0.2, generator=generator)) == 0
 
 
 def test_a_share_of_the_windows_is_wider_than_L() -> None:
