@@ -149,7 +149,7 @@ def _compose(entry: str, schema: type, overrides: Sequence[str]) -> DictConfig:
     ConfigStore.instance().store(name="schema", node=schema)
     known = {group.name: group for group in config_groups(entry)}
     overrides = [unsigned(text) for text in overrides]
-    choices = list[str]()
+    choices: list[str] = []
     for text in overrides:
         _check_override(text, overrides, schema, known)
         name, _, value = text.partition("=")
@@ -189,7 +189,8 @@ def _check_override(override: str, overrides: Sequence[str], schema: type, group
             value = override.partition("=")[2] if equals else "".join(following) or "VALUE"
             advice = f"Write {name}={value}"
         raise UserError(f"settings must be given as name=value, got '{override}'. {advice}")
-    removed, name = name.startswith("~"), name.removeprefix("~")
+    removed = name.startswith("~")
+    name = name.removeprefix("~")
     group = groups.get(name)
     if group is None and place(schema, name) is None:
         raise UserError(_unknown(name, known))
@@ -217,7 +218,8 @@ def _set(config: DictConfig, override: str, schema: type) -> None:
         return
     kind, _ = kind_of(name, schema)
     if is_dataclass(kind) and (field := bare(kind)):
-        name, kind = f"{name}.{field}", kinds(kind)[field]
+        name = f"{name}.{field}"
+        kind = kinds(kind)[field]
     own = kind is Any or (get_origin(kind) is dict and get_args(kind)[1] is Any)
     OmegaConf.update(config, name, _parsed(name, value, types_of(kind)), merge=True, force_add=own)
 

@@ -13,7 +13,9 @@ from torch.nn import functional
 
 AUTO = "auto"
 SLOW = 10  # a given bfloat16 is warned of where it takes so many times as long as float32
-ROWS, WIDTH = 64, 512  # of the product that is timed; a single row is as slow in both types
+# of the product that is timed; a single row is as slow in both types
+ROWS = 64
+WIDTH = 512
 ROUNDS = 3
 
 

@@ -40,7 +40,8 @@ class TextEncoder:
         tokenizer.encode_special_tokens = True
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self.tokenizer, self._model = tokenizer, tokenizer.model
+        self.tokenizer = tokenizer
+        self._model = tokenizer.model
         by_id = {id: piece for piece, id in tokenizer.get_vocab(with_added_tokens=True).items()}
         beyond = {id for id in by_id if rows is not None and id >= rows}
         self.control = frozenset(control) | beyond

@@ -58,7 +58,8 @@ class Refusing(ContextDecorator):
     """
 
     def __init__(self, problem: str, cure: str = "") -> None:
-        self._problem, self._cure = problem, cure
+        self._problem = problem
+        self._cure = cure
 
     def __enter__(self) -> None:
         pass

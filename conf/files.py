@@ -36,7 +36,8 @@ def file_to_write(setting: str, name: str | None) -> Path | None:
     """
     if not name:
         return None
-    path, target = Path(name), Path(os.path.realpath(name))
+    path = Path(name)
+    target = Path(os.path.realpath(name))
     start = f"{setting}={path} must be a file"
     if path.is_dir() or not target.parent.is_dir():
         got = "a folder" if path.is_dir() else f"no {target.parent}"

@@ -74,12 +74,14 @@ class Entry:
 
 def describe(entry: str, schema: type) -> Entry:
     """Describe the stage whose settings are `conf/<entry>` and the dataclass `schema`."""
-    defaults, (words, *examples) = composed(entry, schema), command(entry)
+    defaults = composed(entry, schema)
+    (words, *examples) = command(entry)
     choices = {group.name: f"{group.name}={','.join(group.default)}" for group in config_groups(entry)}
     sections: dict[str, tuple[type, list[Setting]]] = {"": (schema, [])}
     for name, owner, field, kind in fields_of(schema):
         group = name.partition(".")[0]
-        value, meaning = _default(defaults, name, owner, field), comments(owner).get(field, "")
+        value = _default(defaults, name, owner, field)
+        meaning = comments(owner).get(field, "")
         if isinstance(value, Mapping) and value:
             default: str | None = "{...}"
             meaning += f"; by default those of {choices[group]}"
@@ -119,7 +121,8 @@ def comments(schema: type) -> dict[str, str]:
         assert isinstance(tree, ast.ClassDef)
         for node in tree.body:
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                words, row = [texts.get(node.end_lineno or node.lineno, "")], node.lineno - 1
+                words = [texts.get(node.end_lineno or node.lineno, "")]
+                row = node.lineno - 1
                 while lines[row - 1].lstrip().startswith("#"):
                     words.insert(0, texts[row])
                     row -= 1

@@ -6,6 +6,7 @@ own (HF_TOKEN, or `hf auth login`). No pickles and no code are downloaded.
 
 import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ def replace_hub_names(config: Any) -> None:
     Raises UserError, naming the setting, where the hub has no such repository or cannot be reached.
     """
     for name, owner, field in values_of(config):
-        kind, value = field.metadata.get("hub"), getattr(owner, field.name)
+        kind = field.metadata.get("hub")
+        value = getattr(owner, field.name)
         if kind and value is not None:
             setattr(owner, field.name, str(find_folder(value, kind, setting=name)))
 
@@ -44,9 +46,9 @@ def find_folder(value: str | Path, kind: str = "model", *, setting: str = "model
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    options: Any = {"allow_patterns": _FILES[kind], "ignore_patterns": _UNUSED}
+    download = partial(snapshot_download, value, allow_patterns=_FILES[kind], ignore_patterns=_UNUSED)
     try:
-        folder = Path(snapshot_download(value, local_files_only=True, **options))
+        folder = Path(download(local_files_only=True))
         if _is_complete(folder, kind):
             return folder
     except (LocalEntryNotFoundError, OSError, ValueError):
@@ -57,7 +59,7 @@ def find_folder(value: str | Path, kind: str = "model", *, setting: str = "model
         raise UserError(f"{start}, and {reason}", page=HUB)
     try:
         HfApi().model_info(value, timeout=_TIMEOUT)  # snapshot_download would wait for minutes
-        folder = Path(snapshot_download(value, **options))
+        folder = Path(download())
     except Exception as error:  # of the library or of its HTTP client
         raise UserError(f"{start}, and {hub_refusal(error, 'repository')}", page=HUB) from error
     if kind == "model" and not any(folder.glob("*.safetensors")):

@@ -73,7 +73,8 @@ def place(schema: Any, name: str) -> str | None:
 
     What lies in a library's own settings is where these are.
     """
-    kind, parts = schema, list[str]()
+    kind = schema
+    parts: list[str] = []
     for part in name.split("."):
         if get_origin(kind) is dict:
             break
@@ -88,7 +89,8 @@ def place(schema: Any, name: str) -> str | None:
 
 def kind_of(name: str, schema: Any) -> tuple[Any, bool]:
     """Return a setting's type, Any in a library's own, and whether it lies directly in a dict."""
-    kind, inside = schema, False
+    kind = schema
+    inside = False
     for part in name.split("."):
         inside = get_origin(kind) is dict
         if inside:
@@ -134,7 +136,8 @@ def check_values(value: Any, kind: Any, name: str = "") -> None:
 def values_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Field[Any]]]:
     """Yield every setting of an instance: its name, the dataclass that it is in, and its field there."""
     for field in fields(config):
-        value, name = getattr(config, field.name), prefix + field.name
+        value = getattr(config, field.name)
+        name = prefix + field.name
         if is_dataclass(value):
             yield from values_of(value, f"{name}.")
         elif not isinstance(value, Mapping):

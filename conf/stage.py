@@ -173,7 +173,8 @@ def check_out(out: str | Path) -> None:
 def _has_manifest(out: str | Path) -> bool:
     """Return whether `out` is finished. A publication that was killed midway is completed first."""
     check_place(out)
-    manifest, partial = Path(out) / MANIFEST, partial_of(out)
+    manifest = Path(out) / MANIFEST
+    partial = partial_of(out)
     if partial.name == WITHIN and not manifest.is_file():
         with suppress(FileNotFoundError):  # another process of this run has completed it
             if (partial / MANIFEST).is_file():

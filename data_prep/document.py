@@ -98,7 +98,8 @@ def batches(rows: Iterable[R]) -> Iterator[list[R]]:
         chars += len(row.text) if isinstance(row, Document) else 0
         if len(batch) == BATCH or chars >= BATCH_CHARS:
             yield batch
-            batch, chars = [], 0
+            batch = []
+            chars = 0
     if batch:
         yield batch
 
@@ -128,7 +129,8 @@ def split(document: Document, max_chars: int | None) -> Iterator[Document]:
     for line in document.text.splitlines(keepends=True):
         if lines and size + len(line) > max_chars:
             texts.append("".join(lines))
-            lines, size = [], 0
+            lines = []
+            size = 0
         lines.append(line)
         size += len(line)
     texts.append("".join(lines))

@@ -64,7 +64,9 @@ def document_segments(
         return [vocab.bos, lead(text), *eos]
     if vocab.pre is None or vocab.suf is None or vocab.mid is None or vocab.eot is None:
         raise ValueError(f"mode must be PLAIN without infilling pieces, got {mode.name}")
-    prefix, middle, suffix = text[: cuts[0]], text[cuts[0] : cuts[1]], text[cuts[1] :]
+    prefix = text[: cuts[0]]
+    middle = text[cuts[0] : cuts[1]]
+    suffix = text[cuts[1] :]
     head: list[Segment] = [vocab.bos, vocab.pre]
     if mode is Mode.PSM:
         return [*head, lead(prefix), vocab.suf, suffix, vocab.mid, middle, vocab.eot, *eos]
@@ -144,7 +146,7 @@ class Encoder(TextEncoder):
 
     def check(self) -> None:
         """Raise UserError for a tokenizer that loses text, or cannot spell a control piece as text."""
-        by_id = dict[int, str]()
+        by_id: dict[int, str] = {}
         for piece, id in self.tokenizer.get_vocab(with_added_tokens=True).items():
             if id in by_id:  # it would be decoded as the other
                 pieces = sorted((piece, by_id[id]))
@@ -188,7 +190,8 @@ class WordCache:
 
     def _append_new(self) -> None:
         """Append the ids of the words that the index has met for the first time."""
-        new, self._index.new = self._index.new, []
+        new = self._index.new
+        self._index.new = []
         if new:
             lengths = np.fromiter(map(len, new), np.int64, len(new))
             ids = np.fromiter(chain.from_iterable(new), np.int32, lengths.sum())

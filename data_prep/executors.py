@@ -208,6 +208,7 @@ def _logs(out: str) -> Path:
 
 
 def _shell_setup(setup: str) -> str:
-    programs, root = shlex.quote(str(Path(sys.executable).parent)), shlex.quote(str(ROOT))
+    programs = shlex.quote(str(Path(sys.executable).parent))
+    root = shlex.quote(str(ROOT))
     path = f"export PATH={programs}:$PATH PYTHONPATH={root} TOKENIZERS_PARALLELISM=false"
     return f"{setup}\n{path}" if setup else path

@@ -58,7 +58,8 @@ def entries(config: DecontaminateConfig) -> Iterator[tuple[str, str]]:
     Raises UserError for a benchmark that is not there or has none of the known fields.
     """
     for setting, place in config.benchmarks.items():
-        count, programs = 0, set[str]()
+        count = 0
+        programs: set[str] = set()
         for index, (source, row) in enumerate(_rows(setting, place)):
             name = next((str(row[key]) for key in NAMES if key in row), str(index))
             task = f"{setting}/{source}/{name}" if source else f"{setting}/{name}"
@@ -230,7 +231,8 @@ class Index:
     def _ngram_hits(self, stream: bytes, data: np.ndarray) -> Iterable[tuple[int, Match]]:
         """Yield windows whose hash is known, then compared in full: a collision drops nothing."""
         spaces = np.flatnonzero(data == 32)
-        starts, stops = spaces[:-NGRAM], spaces[NGRAM:]
+        starts = spaces[:-NGRAM]
+        stops = spaces[NGRAM:]
         if not self._ngrams or not len(starts):
             return
         hashes = _hashes(data, starts, stops)

@@ -179,7 +179,8 @@ def main(config: InspectConfig) -> None:
     console = PlainConsole()
     print_summary(manifest, console)
     vocab = Vocab.from_json(manifest["vocab"])
-    folder, tokenizer = Path(config.out), Path(config.out) / TOKENIZER
+    folder = Path(config.out)
+    tokenizer = Path(config.out) / TOKENIZER
     encoder = Encoder(load_tokenizer(tokenizer), vocab)
     table = find_table(folder, vocabulary=vocab.text_size, tokenizer=tokenizer_file(tokenizer))
     if table:

@@ -56,7 +56,8 @@ def units(job: Job) -> list[CountTask]:
     sequences, tokens = (sum(shard[name] for shard in shards) for name in ("sequences", "tokens"))
     counted = min(sequences, sequences * job.config.ngrams.tokens // max(1, tokens))
     longest = max(1, UNIT // job.config.seq_len)
-    listed, start = [], 0
+    listed = []
+    start = 0
     for index, shard in enumerate(shards):
         places = np.arange(start, start := start + shard["sequences"])
         chosen = np.diff(np.append(places, start) * counted // max(1, sequences)) > 0
@@ -68,7 +69,8 @@ def units(job: Job) -> list[CountTask]:
 
 def count_unit(job: Job, task: int, folder: Path) -> dict[str, Any]:
     """Count the n-grams of a unit."""
-    unit, packing = units(job)[task], _packing(job)
+    unit = units(job)[task]
+    packing = _packing(job)
     stem = job.done("pack", unit.shard) / f"train-{unit.shard:05d}"
     shard = np.load(f"{stem}.tokens.npy", mmap_mode="r")
     spans = np.load(f"{stem}.spans.npy", mmap_mode="r")
@@ -84,11 +86,14 @@ def count_unit(job: Job, task: int, folder: Path) -> dict[str, Any]:
 
 def ranges(sizes: np.ndarray, limit: int) -> list[tuple[int, int]]:
     """Divide indices into ranges (start, stop) of at most `limit` in all; what is larger alone stays alone."""
-    bounds, start, total = [], 0, 0
+    bounds = []
+    start = 0
+    total = 0
     for index, size in enumerate(sizes.tolist()):
         if total and total + size > limit:
             bounds.append((start, index))
-            start, total = index, 0
+            start = index
+            total = 0
         total += size
     return [*bounds, (start, len(sizes))] if total else bounds
 
@@ -110,7 +115,8 @@ def _score_range(job: Job, packing: Packing, low: int, high: int, unigrams: np.n
     """Yield the contexts of a range that gain, order by order."""
     if unigrams[low:high].sum() <= _limit(job):
         levels = descend(_read(job, packing, packing.bound(low), packing.bound(high)))
-        bigrams, parts = levels[-1][0], iter([levels])
+        bigrams = levels[-1][0]
+        parts = iter([levels])
     else:
         bigrams, before = _bigrams(job, packing, low)
         parts = (
@@ -160,8 +166,10 @@ def _bigrams(job: Job, packing: Packing, latest: int) -> tuple[NgramCounts, np.n
 
 def select(job: Job, _: int, folder: Path) -> dict[str, Any]:
     """Write the table: the contexts of all ranges with the best gain for a byte."""
-    unigrams, packing = count_unigrams(job), _packing(job)
-    budget, contexts = _budget(job, packing), no_contexts()
+    unigrams = count_unigrams(job)
+    packing = _packing(job)
+    budget = _budget(job, packing)
+    contexts = no_contexts()
     for task in range(range_count(job)):
         with np.load(job.done("merge", task) / CONTEXTS) as part:
             contexts = best_of(contexts, Contexts(**part), budget, packing.vocabulary)

@@ -78,7 +78,8 @@ class Packing:
 
     def pack(self, tokens: Sequence[np.ndarray]) -> np.ndarray:
         """Return (words, n) uint64 of n-grams, whose tokens are given from the latest to the successor."""
-        per, bits = 64 // self.bits, np.uint64(self.bits)
+        per = 64 // self.bits
+        bits = np.uint64(self.bits)
         words = np.zeros((self.words, len(tokens[0])), np.uint64)
         for index, column in enumerate(tokens):
             words[index // per] <<= bits
@@ -153,7 +154,8 @@ def count_ngrams(sequences: Iterable[np.ndarray], packing: Packing) -> NgramCoun
     """Count the n-grams of the packing's order in sequences of ids; none crosses the end of a sequence."""
     before = np.full(packing.order - 1, packing.vocabulary, np.uint32)
     stream = np.concatenate([before, *(part for tokens in sequences for part in (tokens, before))])
-    stream, last = stream.astype(np.uint64), packing.order - 1
+    stream = stream.astype(np.uint64)
+    last = packing.order - 1
     words = packing.pack([stream[last - back : len(stream) - back] for back in (*range(1, last + 1), 0)])
     words = words[:, stream[last:] != packing.vocabulary]
     if len(words) == 1:
@@ -295,17 +297,21 @@ def score_contexts(ngrams: NgramCounts, chances: np.ndarray, backoff: np.ndarray
     One occurrence is left out, so that what was seen once gains nothing: it says little about other texts.
     Successors that were seen once are left out. `chances` and `backoff` are p_o and p_{o-1}, (n,).
     """
-    packing, starts = ngrams.packing, ngrams.starts
+    packing = ngrams.packing
+    starts = ngrams.starts
     likely = np.flatnonzero(ngrams.counts > 1)
     context = np.searchsorted(starts, likely, side="right") - 1
     # By context, then the largest counts; what is equal stays in the order of its ids.
     order = np.lexsort((-ngrams.counts[likely], context))
-    likely, context = likely[order], context[order]
+    likely = likely[order]
+    context = context[order]
     first = np.flatnonzero(np.diff(context, prepend=-1))
     rank = np.arange(len(likely)) - np.repeat(first, np.diff(first, append=len(likely)))
-    likely, context = likely[rank < SUCCESSORS], context[rank < SUCCESSORS]
+    likely = likely[rank < SUCCESSORS]
+    context = context[rank < SUCCESSORS]
     first = np.flatnonzero(np.diff(context, prepend=-1))
-    chosen, lengths = context[first], np.diff(first, append=len(context))
+    chosen = context[first]
+    lengths = np.diff(first, append=len(context))
     heads = ngrams.take(starts[chosen])
     contexts = Contexts(
         orders=np.full(len(chosen), packing.order, np.uint8),
@@ -358,7 +364,8 @@ def _saturated(counts: np.ndarray) -> np.ndarray:
 
 def write_table(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
     """Write tensors as safetensors, with their SHA-256 in the metadata. Raises OSError."""
-    digest, offset = hashlib.sha256(), 0
+    digest = hashlib.sha256()
+    offset = 0
     names = {dtype: name for name, dtype in DTYPES.items()}
     header: dict[str, object] = {}
     for name, tensor in tensors.items():

@@ -44,7 +44,8 @@ DOCUMENT_TOKENS = 256  # what a document counts for beside its tokens, when shar
 def encode_part(job: Job, part: int, folder: Path) -> dict[str, Any]:
     """Encode a part's documents, and set aside what is dropped and what is held out."""
     config = job.config
-    counts, drops = Counter[str](), Counter[str]()
+    counts = Counter[str]()
+    drops = Counter[str]()
     rows = unique(job, part, chosen(job, _counted(job.rows(part), counts), counts))
     writers = {name: RunWriter(folder / name, token_dtype(job.vocab.size)) for name in SPLITS}
     totals: dict[str, dict[str, Any]] = {name: {"modes": Counter(), "languages": {}} for name in SPLITS}
@@ -99,7 +100,8 @@ def _pieces(job: Job, documents: Iterable[Document], counts: Counter[str]) -> It
 
 def tally(job: Job, _: int, folder: Path) -> dict[str, Any]:
     """Return totals over all parts. Raises UserError when too much was unreadable or nothing is left."""
-    counts, drops = Counter[str](), Counter[str]()
+    counts = Counter[str]()
+    drops = Counter[str]()
     splits: dict[str, dict[str, Any]] = {name: {"modes": Counter(), "languages": {}} for name in SPLITS}
     for part in range(len(job.parts)):
         facts = job.read_facts("encode", part)
@@ -136,7 +138,8 @@ def _check_readable(job: Job, counts: Counter[str], drops: Counter[str]) -> None
 
 def pack_shard(job: Job, task: int, folder: Path) -> dict[str, Any]:
     """Pack the documents of one range of keys into one shard."""
-    config, totals = job.config, job.read_facts("tally")
+    config = job.config
+    totals = job.read_facts("tally")
     shards = [(name, index) for name in SPLITS for index in range(totals[name]["shards"])]
     name, index = shards[task]
     count = totals[name]["shards"]

@@ -104,7 +104,8 @@ def _data_fingerprint(parts: list[InputPart], place: str) -> str:
 
 def _plan(job: Job, parts: list[InputPart], place: str) -> None:
     """Put the tools that every task needs into the folder, and then the plan, the sign that they are there."""
-    config, folder = job.config, job.folder
+    config = job.config
+    folder = job.folder
     held_out = config.held_out
     if config.data.kind == "source":
         files = [file for part in parts for file in part.files]

@@ -52,7 +52,8 @@ class RunWriter:
     """Sorts documents into runs; `close` makes them readable."""
 
     def __init__(self, stem: Path, dtype: np.dtype, run_bytes: int = RUN_BYTES) -> None:
-        self._dtype, self._limit = dtype, run_bytes
+        self._dtype = dtype
+        self._limit = run_bytes
         self._files = {kind: open(f"{stem}.{kind}", "wb") for kind in KINDS}  # noqa: SIM115 (until close)
         self._documents: list[tuple[int, Encoded]] = []
         self._bytes = 0
@@ -72,15 +73,20 @@ class RunWriter:
         records = np.zeros(len(self._documents), dtype=RECORD)
         for record, (key, document) in zip(records, self._documents, strict=True):
             name = document.id.encode()
-            record["key"], record["start"], record["length"] = key, self._tokens, len(document.ids)
-            record["name"], record["name_length"] = self._files["names"].tell(), len(name)
-            record["language"], record["mode"] = document.language, document.mode
+            record["key"] = key
+            record["start"] = self._tokens
+            record["length"] = len(document.ids)
+            record["name"] = self._files["names"].tell()
+            record["name_length"] = len(name)
+            record["language"] = document.language
+            record["mode"] = document.mode
             self._files["names"].write(name)
             self._files["tokens"].write(document.ids.tobytes())
             self._tokens += len(document.ids)
         self._files["records"].write(records.tobytes())
         self._bounds.append(self._bounds[-1] + len(records))
-        self._documents, self._bytes = [], 0
+        self._documents = []
+        self._bytes = 0
 
     def close(self) -> list[int]:
         """Write the rest; return the bounds of the runs within the records."""
@@ -106,9 +112,11 @@ def read_runs(
         if start == stop:
             continue
         chosen = np.array(records[start:stop])
-        begin, end = int(chosen["start"][0]), int(chosen["start"][-1]) + int(chosen["length"][-1])
+        begin = int(chosen["start"][0])
+        end = int(chosen["start"][-1]) + int(chosen["length"][-1])
         ids = np.fromfile(f"{stem}.tokens", dtype, end - begin, offset=begin * dtype.itemsize)
-        begin_name, end_name = int(chosen["name"][0]), int(chosen["name"][-1]) + int(chosen["name_length"][-1])
+        begin_name = int(chosen["name"][0])
+        end_name = int(chosen["name"][-1]) + int(chosen["name_length"][-1])
         names = np.fromfile(f"{stem}.names", np.uint8, end_name - begin_name, offset=begin_name).tobytes()
         for key, place, name, length, name_length, language, mode in chosen.tolist():
             id = names[name - begin_name : name - begin_name + name_length].decode()

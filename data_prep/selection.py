@@ -179,7 +179,8 @@ def choose(
     def cost(scale: float) -> float:
         return sum(costs[name][threshold] for name, threshold in thresholds(scale).items())
 
-    low, high = 0.0, max((filled[name][-1] / shares[name] for name in known), default=0.0)
+    low = 0.0
+    high = max((filled[name][-1] / shares[name] for name in known), default=0.0)
     if cost(high) > amount:
         for _ in range(64):
             middle = (low + high) / 2
@@ -230,7 +231,8 @@ def read_table(config: DataPrepConfig) -> dict[str, float]:
 
     Raises UserError for a file that is no such table.
     """
-    path, by = str(config.proportion.table), config.proportion.by
+    path = str(config.proportion.table)
+    by = config.proportion.by
     csv.field_size_limit(LONGEST_FIELD)  # Python's own is 131,072 characters
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
@@ -256,7 +258,8 @@ def measure(job: Job, part: int, folder: Path) -> dict[str, Any]:
     rate = min(1.0, SAMPLE_BYTES / max(1, sum(part.size for part in job.parts)))
     for document in documents_of(job.screened(unique(job, part, job.rows(part)))):
         counted = measures.setdefault(document.language, Measure())
-        size, place = len(document.text.encode()), bin_of(config.seed, document.id)
+        size = len(document.text.encode())
+        place = bin_of(config.seed, document.id)
         counted.files[place] += 1
         counted.bytes[place] += size
         if config.proportion.unit == "tokens" and unit(config.seed, "sample", document.id) < rate:
@@ -272,7 +275,8 @@ def measure(job: Job, part: int, folder: Path) -> dict[str, Any]:
 
 def choose_documents(job: Job, _: int, folder: Path) -> dict[str, Any]:
     """Add up what was measured and find each language's threshold."""
-    config, amount = job.config, job.config.budget_amount
+    config = job.config
+    amount = job.config.budget_amount
     assert amount is not None
     measures: dict[str, Measure] = {}
     for part in range(len(job.parts)):

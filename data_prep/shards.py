@@ -53,7 +53,10 @@ class ShardWriter:
     """Writes one shard, sequence by sequence; `close` makes it readable."""
 
     def __init__(self, stem: Path, *, seq_len: int, dtype: np.dtype, padding: int) -> None:
-        self._stem, self._seq_len, self._dtype, self._padding = stem, seq_len, dtype, padding
+        self._stem = stem
+        self._seq_len = seq_len
+        self._dtype = dtype
+        self._padding = padding
         self._file = open(f"{stem}.tokens.npy", "wb")  # noqa: SIM115 (until close)
         self._sequences = 0
         self._write_header()
@@ -73,10 +76,12 @@ class ShardWriter:
 
     def add(self, packed: SequenceSpans) -> None:
         """Append one sequence."""
-        tokens, first = packed.tokens(self._seq_len, self._padding).astype(self._dtype), len(self._spans)
+        tokens = packed.tokens(self._seq_len, self._padding).astype(self._dtype)
+        first = len(self._spans)
         self._file.write(tokens.tobytes())
         for span in packed.spans:
-            document, place = span.document, (self._sequences, span.start, span.stop, span.offset)
+            document = span.document
+            place = (self._sequences, span.start, span.stop, span.offset)
             self._spans.append((*place, *self._name(document.id), document.language, document.mode))
         self._sums.append(checksum(tokens, np.array(self._spans[first:], dtype=SPAN), self._names))
         self._sequences += 1
@@ -148,7 +153,8 @@ class Shards(Sequence[PackedSequence]):
 
     def __init__(self, folder: str | Path, split: str) -> None:
         manifest = read_manifest(folder, "shards", "data.path")
-        listed, paths = manifest[split]["shards"], sorted(Path(folder).glob(f"{split}-*.tokens.npy"))
+        listed = manifest[split]["shards"]
+        paths = sorted(Path(folder).glob(f"{split}-*.tokens.npy"))
         if not listed:
             raise UserError(f"{folder} must have shards of split '{split}', got none")
         if len(listed) != len(paths):
@@ -158,7 +164,8 @@ class Shards(Sequence[PackedSequence]):
             )
         allow_many_files()  # each of a shard's memory maps has one open
         opened = [_open(path, facts, manifest["seq_len"]) for path, facts in zip(paths, listed)]
-        self._paths, (self._tokens, self._spans, self._names, self._sums) = paths, zip(*opened)
+        self._paths = paths
+        (self._tokens, self._spans, self._names, self._sums) = zip(*opened)
         self._starts = np.cumsum([0] + [len(tokens) for tokens in self._tokens])
         self._bounds = [
             np.searchsorted(spans["sequence"], np.arange(len(tokens) + 1))
@@ -174,7 +181,9 @@ class Shards(Sequence[PackedSequence]):
         shard = int(np.searchsorted(self._starts, index, side="right")) - 1
         row = index - int(self._starts[shard])
         start, stop = self._bounds[shard][row : row + 2]
-        tokens, spans, names = self._tokens[shard][row], self._spans[shard][start:stop], self._names[shard]
+        tokens = self._tokens[shard][row]
+        spans = self._spans[shard][start:stop]
+        names = self._names[shard]
         if len(sums := self._sums[shard]) and checksum(tokens, spans, names) != sums[row]:
             raise RankLocalError(
                 f"{self._paths[shard]}: checksum mismatch of sequence {row}, here or in the files beside it. "

@@ -91,7 +91,8 @@ def list_parts(data: DataConfig) -> tuple[list[InputPart], str]:
         size += length
         if size >= PART_BYTES or name == files[-1][0]:
             parts.append(InputPart(tuple(group), size))
-            group, size = [], 0
+            group = []
+            size = 0
     return parts, place
 
 
@@ -102,7 +103,9 @@ def list_files(root: Path, include: Sequence[str], exclude: Sequence[str]) -> li
     cannot be listed. Raises UserError for what is no glob below `root`.
     """
     patterns = [_glob_parts(pattern, include) for pattern in include]
-    files, dead, closed = [], list[str](), list[str]()
+    files = []
+    dead: list[str] = []
+    closed: list[str] = []
 
     def accepts(name: str) -> bool:
         parts = name.split("/")
@@ -140,7 +143,9 @@ def _walk(root: Path, accepts: Callable[[str], bool], closed: list[str]) -> Iter
     def note(error: OSError) -> None:
         closed.append(os.path.relpath(error.filename, root))
 
-    visited, read, links = set[tuple[int, int]](), set[tuple[int, int]](), [os.fspath(root)]
+    visited: set[tuple[int, int]] = set()
+    read: set[tuple[int, int]] = set()
+    links = [os.fspath(root)]
     while links:
         for folder, names, files in os.walk(links.pop(0), onerror=note):
             facts = os.stat(folder)

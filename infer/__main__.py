@@ -36,7 +36,8 @@ def main(config: InferConfig) -> None:
         compile=config.compile,
     )
     console = Console(quiet=not parallel.is_first())
-    before, after = prompt or config.infill.prefix, config.infill.suffix
+    before = prompt or config.infill.prefix
+    after = config.infill.suffix
     steps = generate(model, config.infill if infill else prompt, config.decode)
     complete(steps, console, before, after)
 
@@ -46,9 +47,11 @@ def read_prompt(config: InferConfig) -> str:
     if config.prompt not in ("", "-"):
         return config.prompt
     if config.prompt_file:
-        source, text = config.prompt_file, _read(Path(config.prompt_file))
+        source = config.prompt_file
+        text = _read(Path(config.prompt_file))
     else:
-        source, text = "standard input", sys.stdin.read()
+        source = "standard input"
+        text = sys.stdin.read()
     if not text:
         raise UserError(f"prompt must be text, got none from {source}. Give prompt=TEXT or prompt_file=FILE.")
     return text

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel
@@ -93,7 +92,8 @@ def load(
     if device not in (None, *devices, *(["cuda"] if len(devices) > 1 else [])):
         raise UserError(f"device must be one of {', '.join(devices)}, got {device}")
     directory = ModelDirectory(find_folder(model_dir), adaptive_ids=adaptive_ids, L=L, setting=setting)
-    text, adaptive = directory.text, directory.adaptive
+    text = directory.text
+    adaptive = directory.adaptive
     try:
         draft_config = (
             draft if isinstance(draft, DraftConfig) else DraftConfig(None if draft is None else str(draft))
@@ -155,17 +155,20 @@ def generate(
     ]
     outputs = [_output(model, prompt, prompt_ids, decode) for prompt, prompt_ids in zip(batch, ids)]
     longest = max(map(len, ids))
-    room: Any = {"batch": len(ids), "capacity": longest + decode.max_new_tokens}
-    with _memory(model, **room, max_rows=0):
-        drafters = model.methods.drafters(decode, **room, left=model.context - longest, watch=watch)
-    room["max_rows"] = drafters.max_rows
-    with _memory(model, **room):
-        runner = model.runners.take(**room)
+    batch_size = len(ids)
+    capacity = longest + decode.max_new_tokens
+    with _memory(model, batch=batch_size, capacity=capacity, max_rows=0):
+        drafters = model.methods.drafters(
+            decode, batch=batch_size, capacity=capacity, left=model.context - longest, watch=watch
+        )
+    max_rows = drafters.max_rows
+    with _memory(model, batch=batch_size, capacity=capacity, max_rows=max_rows):
+        runner = model.runners.take(batch=batch_size, capacity=capacity, max_rows=max_rows)
     limits = Limits(decode.max_new_tokens, model.eos, outputs.__getitem__)
     decoded = loop.decode(runner, requests, drafters, limits, decode.sampling)
 
     def steps() -> Iterator[TextStep]:
-        with _memory(model, **room):
+        with _memory(model, batch=batch_size, capacity=capacity, max_rows=max_rows):
             for step in chain.from_iterable(decoded):
                 values = {field.name: getattr(step, field.name) for field in fields(Step)}
                 yield TextStep(**values, texts=outputs[step.sequence].take(finished=step.finished))
@@ -193,7 +196,8 @@ def _output(model: Model, prompt: Taken, ids: Sequence[int], decode: DecodeConfi
 
 def _memory(model: Model, *, batch: int, capacity: int, max_rows: int) -> AbstractContextManager[None]:
     """Guard a block that needs a cache of so many tokens, and of so many rows of a tree behind them."""
-    lm, tokens = model.lm, f"{batch} x {capacity} tokens and {max_rows} rows of drafts"
+    lm = model.lm
+    tokens = f"{batch} x {capacity} tokens and {max_rows} rows of drafts"
     size = lm.dtype.itemsize * prod(shape(lm.config, batch, capacity + max_rows))
     needed = f"{gib(size)} for the cache of {tokens} in {lm.dtype} on {lm.device}"
     remedy = "lower decode.max_new_tokens, the prompt's length, the number of prompts, or the tree's size by "

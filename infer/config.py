@@ -197,7 +197,8 @@ def check_growth(config: Any, *, group: str = "") -> None:
         value = getattr(config, name)
         if value is not None and not 0 <= value <= 1:
             raise ValueError(f"{group}{name} must be between 0 and 1, got {value}")
-    tau, reading = config.tau, config.tau_reading
+    tau = config.tau
+    reading = config.tau_reading
     if reading not in TAU_READINGS:
         raise ValueError(f"{group}tau_reading must be {' or '.join(TAU_READINGS)}, got {reading or 'nothing'}")
     least = 1 if reading == "gram" else 0

@@ -53,7 +53,8 @@ class Step:
         """Of each token: the source of an accepted draft, "drafted" where one model drafts, "shared" behind
         a merged node, or the model's "own".
         """
-        drafted, own = self.accepted - self.shared, len(self.tokens) - self.accepted
+        drafted = self.accepted - self.shared
+        own = len(self.tokens) - self.accepted
         if self.sources:
             return [*self.sources, *["own"] * own]
         return ["drafted"] * drafted + ["shared"] * self.shared + ["own"] * own
@@ -105,9 +106,11 @@ class Drafters:
     """Drafts for the sequences of a batch; itself each sequence by a `Drafter` of its own."""
 
     def __init__(self, new: Callable[[], Drafter] = Drafter) -> None:
-        self._new, self._drafters = new, list[Drafter]()
+        self._new = new
+        self._drafters: list[Drafter] = []
         first = new()
-        self.max_rows, self.width = first.max_rows, first.width
+        self.max_rows = first.max_rows
+        self.width = first.width
 
     def start(self, requests: Sequence[Request], sampling: Sampling) -> None:
         """Begin new texts, and forget all others."""
@@ -144,7 +147,8 @@ class Live:
 
     def advance(self, tree: Tree, path: Sequence[int], choice: int) -> Step:
         """Emit the path's tokens and the choice, as far as the text goes."""
-        tokens, finished = list[int](), False
+        tokens: list[int] = []
+        finished = False
         for token in (*(tree.tokens[node] for node in path[1:]), choice):
             tokens.append(token)
             self.left -= 1
@@ -181,7 +185,8 @@ def decode(
     new = limits.max_new_tokens
     live = [Live(index, request, limits, list(request.prompt), new) for index, request in enumerate(requests)]
     drafters.start(requests, sampling)
-    clock, observing = runner.clock, 0.0
+    clock = runner.clock
+    observing = 0.0
     while live:
         began = clock()
         trees = drafters.propose([sequence.context for sequence in live], [sequence.left for sequence in live])
@@ -189,7 +194,9 @@ def decode(
         walks = [tree.walk(output.chooser(b, live[b].context)) for b, tree in enumerate(trees)]
         runner.commit([path for path, _ in walks])
         seconds = runner.agreed(clock() - began + observing)
-        steps, rows, began = [], sum(extent(trees)), clock()
+        steps = []
+        rows = sum(extent(trees))
+        began = clock()
         for b, (sequence, tree, (path, choice)) in enumerate(zip(live, trees, walks)):
             steps.append(sequence.advance(tree, path, choice))
             if not steps[-1].finished:

@@ -3,7 +3,6 @@
 from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from transformers import (
@@ -52,7 +51,8 @@ class DraftMethods:
     """A target and what drafts for it. Budgets that learn go on learning from one text to the next."""
 
     def __init__(self, lm: PreTrainedModel, draft: Draft, *, compile: bool = False) -> None:
-        self._lm, self._draft = lm, draft
+        self._lm = lm
+        self._draft = draft
         self._runners = Runners(draft.lm, compile=compile, beside=lm)
         self._learners = Learners()
 
@@ -60,21 +60,23 @@ class DraftMethods:
         self, decode: DecodeConfig, *, batch: int, capacity: int, left: int, watch: Watch | None = None
     ) -> Drafters:
         """Return drafters as Methods.drafters does, for a method that is one of RULES."""
-        rules, most = rules_of(decode), decode.draft_rows or ROWS
+        rules = rules_of(decode)
+        most = decode.draft_rows or ROWS
         self._check(decode, rules, left)
-        draft, budget = self._draft, self._budget(decode, batch, capacity)
+        draft = self._draft
+        budget = self._budget(decode, batch, capacity)
         rows = UNREAD + most  # the text's tokens, and those of the graph
 
         def take(batch: int) -> Runner:
             return self._runners.take(batch=batch, capacity=capacity, max_rows=rows)
 
-        lend: Any = {"take": take, "give": self._runners.give, "watch": watch}
+        give = self._runners.give
         if draft.adaptive is None:
             by_levels = RatioDrafters if decode.verify == "ratio" else LevelDrafters
-            return by_levels(draft, rules, budget, most=most, **lend)
+            return by_levels(draft, rules, budget, most=most, take=take, give=give, watch=watch)
         depth = decode.depth or draft.adaptive.L + 1
         try:
-            return ProbeDrafters(draft, budget, k=rules.k, depth=depth, **lend)
+            return ProbeDrafters(draft, budget, k=rules.k, depth=depth, take=take, give=give, watch=watch)
         except ValueError as error:
             raise UserError(f"decode.depth={depth}: with draft.adaptive, {error}") from error
 
@@ -99,10 +101,15 @@ class DraftMethods:
             return FamilyBudget(decode.nodes or NODES)
         if decode.nodes:
             return FixedBudget(decode.nodes)
-        texts: dict[str, Any] = {"batch": batch, "capacity": capacity, "sampling": decode.sampling}
-        tables = CostTables(self._lm, self._draft.lm, **texts)
+        sampling = decode.sampling
+        tables = CostTables(self._lm, self._draft.lm, batch=batch, capacity=capacity, sampling=sampling)
         return self._learners.find(
-            decode.method, **texts, load=tables.load, new=lambda both: AutoBudget(*both, save=tables.save)
+            decode.method,
+            batch=batch,
+            capacity=capacity,
+            sampling=sampling,
+            load=tables.load,
+            new=lambda both: AutoBudget(*both, save=tables.save),
         )
 
 
@@ -134,7 +141,10 @@ class Methods:
         draft_methods: DraftMethods | None = None,
         table: NgramTable | None = None,
     ) -> None:
-        self._lm, self._adaptive, self._draft_methods, self._table = lm, adaptive, draft_methods, table
+        self._lm = lm
+        self._adaptive = adaptive
+        self._draft_methods = draft_methods
+        self._table = table
         self._policies = Policies()
 
     def settled(self, decode: DecodeConfig) -> DecodeConfig:
@@ -186,10 +196,17 @@ class Methods:
             raise UserError(f"decode.{error}") from error
         policy: Policy
         if automatic:
-            texts: Any = {"batch": batch, "capacity": capacity, "sampling": decode.sampling}
-            tables = CostTables(self._lm, **texts)
-            more: Any = {"load": tables.load, "save": tables.save}
-            policy = self._policies.auto(k if ids else 0, sources, **texts, **more)
+            sampling = decode.sampling
+            tables = CostTables(self._lm, batch=batch, capacity=capacity, sampling=sampling)
+            policy = self._policies.auto(
+                k if ids else 0,
+                sources,
+                batch=batch,
+                capacity=capacity,
+                sampling=sampling,
+                load=tables.load,
+                save=tables.save,
+            )
         else:
             probes = int(decode.probes) if decode.probes.isdigit() else decode.probes
             probes = "root" if probes == "auto" else probes
@@ -218,12 +235,13 @@ def library_processors(
     decode: DecodeConfig, *, prompt: int, ends: Collection[int], device: torch.device
 ) -> LogitsProcessorList | None:
     """Return the library's processors, None for none; `min_new_tokens` holds the ids `ends` back."""
-    processors = list[LogitsProcessor]()
+    processors: list[LogitsProcessor] = []
     if decode.repetition_penalty != 1:
         processors.append(RepetitionPenaltyLogitsProcessor(decode.repetition_penalty))
     if decode.no_repeat_ngram_size:
         processors.append(NoRepeatNGramLogitsProcessor(decode.no_repeat_ngram_size))
     if decode.min_new_tokens and ends:
-        least, held = decode.min_new_tokens, sorted(ends)
+        least = decode.min_new_tokens
+        held = sorted(ends)
         processors.append(MinNewTokensLengthLogitsProcessor(prompt, least, held, device=str(device)))
     return LogitsProcessorList(processors) if processors else None

@@ -25,9 +25,11 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-FILE, FORMAT = "ngrams.safetensors", "adaptive-tokens ngrams 1"
+FILE = "ngrams.safetensors"
+FORMAT = "adaptive-tokens ngrams 1"
 ABSENT = "%s is absent: drafts come from the adaptive tokens and the text alone"  # where an export had the file
-MULTIPLIER, MASK = 0x9E3779B97F4A7C15, 2**64 - 1
+MULTIPLIER = 0x9E3779B97F4A7C15
+MASK = 2**64 - 1
 TEXT_CONTEXTS = (2, 3, 4, 6)  # tokens of the contexts that are counted in the text
 LONGEST = 7  # tokens of any context: the table has at most 8-grams
 RECENT = 8  # successors of a context of the text that are remembered: the latest
@@ -106,7 +108,9 @@ class NgramTable:
         return known
 
     def _interpolated(self, keys: Sequence[int], κ: float) -> tuple[Shares, float]:
-        shares, D, unigrams = Shares(), 1.0, self.unigrams
+        shares = Shares()
+        D = 1.0
+        unigrams = self.unigrams
         for key, (contexts, totals, first, ids, counts) in zip(keys, self._orders):
             at = bisect_left(contexts, key)
             if at == len(contexts) or contexts[at] != key:
@@ -136,15 +140,17 @@ def _parse(data: Integers) -> tuple[dict[str, Integers], int, int]:
         begin = 8 + int.from_bytes(data[:8], "little")
         header: dict[str, Any] = json.loads(bytes(data[8:begin]))
         metadata: dict[str, str] = header.pop("__metadata__")
-        kind, digest = metadata["format"], metadata["sha256"]
-        order, vocabulary = int(metadata["order"]), int(metadata["vocabulary"])
+        kind = metadata["format"]
+        digest = metadata["sha256"]
+        order = int(metadata["order"])
+        vocabulary = int(metadata["vocabulary"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError("is no table of n-grams") from error
     if kind != FORMAT:
         raise ValueError(f"must have the format {FORMAT!r}, got {kind!r:.60}")
     if hashlib.sha256(data[begin:]).hexdigest() != digest:
         raise ValueError("is damaged: its checksum does not match")
-    arrays = dict[str, Integers]()
+    arrays: dict[str, Integers] = {}
     try:
         for name, tensor in header.items():
             first, last = tensor["data_offsets"]
@@ -183,7 +189,9 @@ class Ngrams:
         text: bool = True,
         weights: NgramWeights = NgramWeights(),
     ) -> None:
-        self.table, self.text, self.weights = table, text, weights
+        self.table = table
+        self.text = text
+        self.weights = weights
         known = table.unigrams if table else []
         rest = min(known) if known else 1 / vocabulary
         self.unigrams = [*known, *[rest] * (vocabulary - len(known))]
@@ -193,7 +201,9 @@ class TextNgrams:
     """The n-grams of one text, counted as it grows, over those of the table."""
 
     def __init__(self, ngrams: Ngrams) -> None:
-        self.weights, self.unigrams, self._ngrams = ngrams.weights, ngrams.unigrams, ngrams
+        self.weights = ngrams.weights
+        self.unigrams = ngrams.unigrams
+        self._ngrams = ngrams
         self._read = 0  # tokens that are counted as successors
         self._after: dict[int, dict[int, int]] = {}  # by a context's hash: latest successors and their counts
 
@@ -202,7 +212,8 @@ class TextNgrams:
         if not self._ngrams.text:
             return
         for end in range(max(1, self._read), len(text)):
-            token, keys = text[end], context_keys(text[max(0, end - LONGEST) : end])
+            token = text[end]
+            keys = context_keys(text[max(0, end - LONGEST) : end])
             for length in TEXT_CONTEXTS:
                 if length > len(keys):
                     break
@@ -217,7 +228,9 @@ class TextNgrams:
         keys = context_keys(tail)
         table = self._ngrams.table
         shares, D = table.successors(keys, self.weights.table) if table else (Shares(), 1.0)
-        κ, unigrams, counted = self.weights.text, self.unigrams, list[dict[int, int]]()
+        κ = self.weights.text
+        unigrams = self.unigrams
+        counted: list[dict[int, int]] = []
         for length in TEXT_CONTEXTS:
             if length > len(keys):
                 break
@@ -236,7 +249,8 @@ class TextNgrams:
 
 def context_keys(tail: Sequence[int]) -> list[int]:
     """Return the hashes of the last 1, 2, ... up to LONGEST tokens of a text."""
-    keys, key = list[int](), 0
+    keys: list[int] = []
+    key = 0
     for token in tail[: -LONGEST - 1 : -1]:
         key = (key + token + 1) * MULTIPLIER & MASK
         keys.append(key)

@@ -83,7 +83,8 @@ def check_lengths(
 ) -> None:
     """Raise UserError where a prompt and `new` tokens, by `setting`, exceed the model's context."""
     for prompt, name in zip(ids, names):
-        n, room = len(prompt), f"the model's context of {context}"
+        n = len(prompt)
+        room = f"the model's context of {context}"
         if n >= context:
             raise UserError(f"{name} must have fewer tokens than {room}, got {n}")
         if n + new > context:

@@ -61,7 +61,8 @@ class Text:
             among = f"among the model's {rows} rows"
             raise UserError(f"tokenizer: the ids that open a text must be {among}, got {self._bos}")
         self._encoder = TextEncoder(tokenizer, control=control, rows=rows)
-        self._tokenizer, self._infilling = tokenizer, infilling
+        self._tokenizer = tokenizer
+        self._infilling = infilling
         self.pieces = self._encoder.pieces
 
     @TOKENIZING
@@ -76,7 +77,8 @@ class Text:
         if ids is None:
             reason = "got no infilling ids in its adaptive.json"
             raise NoInfilling(f"infill needs a model trained for infilling, {reason}")
-        prefix, suffix = self._enc(prompt.prefix), self._inf(prompt.suffix)
+        prefix = self._enc(prompt.prefix)
+        suffix = self._inf(prompt.suffix)
         if prompt.order == "psm":
             return [*self._bos, ids.pre, *prefix, ids.suf, *suffix, ids.mid]
         return [*self._bos, ids.pre, ids.suf, *suffix, ids.mid, *prefix]
@@ -125,7 +127,8 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, shield: list[int], *, opens: bool) -> None:
         """Keep `shield`, a piece of text: behind it the decoder strips no leading space."""
-        self._tokenizer, self._shield = tokenizer, shield
+        self._tokenizer = tokenizer
+        self._shield = shield
         self._context = [] if opens else shield
         self._stream = DecodeStream(self._context, skip_special_tokens=True)
         self._held: list[int] = []
@@ -136,14 +139,16 @@ class TextStream:
         try:
             return self._step(id)
         except Exception:  # the library's bare one: bytes that are no UTF-8 would change text that is out
-            again, self._held = self._held, []
+            again = self._held
+            self._held = []
             self._stream = DecodeStream(self._shield, skip_special_tokens=True)
             return "".join(map(self._step, again))
 
     @TOKENIZING
     def rest(self) -> str:
         """Return the rest at the end: half of a character, shown as the replacement character."""
-        ids, self._held = [*self._context, *self._held], []
+        ids = [*self._context, *self._held]
+        self._held = []
         text = self._tokenizer.decode(ids, skip_special_tokens=True)
         return text.removeprefix(self._tokenizer.decode(self._context, skip_special_tokens=True))
 
@@ -152,7 +157,8 @@ class TextStream:
         piece = self._stream.step(self._tokenizer, id)
         if piece is None:
             return ""
-        self._context, self._held = self._shield, []
+        self._context = self._shield
+        self._held = []
         return piece
 
 
@@ -162,7 +168,9 @@ class Output:
     """
 
     def __init__(self, stream: TextStream, *, stop: Sequence[str] = (), ends: Collection[int] = ()) -> None:
-        self._stream, self._stop, self._ends = stream, stop, ends
+        self._stream = stream
+        self._stop = stop
+        self._ends = ends
         self._reach = max(map(len, stop), default=1) - 1  # characters in which a stop string may have begun
         self._tail = ""
         self._pieces: list[str] = []
@@ -180,7 +188,8 @@ class Output:
 
         The rest of a broken character goes to the last token of all.
         """
-        pieces, self._pieces = self._pieces, []
+        pieces = self._pieces
+        self._pieces = []
         if finished:
             pieces[-1] += self._stream.rest()
         return pieces
@@ -188,7 +197,7 @@ class Output:
 
 def in_pieces(tokens: Iterable[tuple[str, str]]) -> list[list[str]]:
     """Yield [kind, text] of each token's kind (`Step.kinds`) and text: neighbours of a kind become one."""
-    pieces = list[list[str]]()
+    pieces: list[list[str]] = []
     for kind, text in tokens:
         if pieces and pieces[-1][0] == kind:
             pieces[-1][1] += text

@@ -122,7 +122,8 @@ class Summary:
         """Add one more step, now."""
         self.last = time.perf_counter()
         if self.first is None:
-            self.first, self.first_tokens = self.last, len(step.tokens)
+            self.first = self.last
+            self.first_tokens = len(step.tokens)
         self.tokens += len(step.tokens)
         self.forwards += 1
         self.drafted += step.drafted
@@ -171,8 +172,9 @@ class View:
     """One text, between what was given before it and after it."""
 
     def __init__(self, console: Console, before: str, after: str = "") -> None:
-        self._console, self._after = console, after
-        self._kinds = set[str]()
+        self._console = console
+        self._after = after
+        self._kinds: set[str] = set()
         self._figures = console if console.is_terminal else Console(stderr=True, quiet=console.quiet)
         if console.is_terminal:
             self._write(pictures(before), GIVEN)

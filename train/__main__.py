@@ -52,7 +52,8 @@ def main(config: TrainConfig) -> None:
     done = 0
     if is_finished(config.out, "checkpoint", provenance):
         manifest = read_manifest(config.out, "checkpoint", "out")
-        validation, done = manifest["validation"], manifest["step"]
+        validation = manifest["validation"]
+        done = manifest["step"]
         config.check_steps(done)
     if done == config.steps:
         _print(f"{config.out} is finished: nothing to do")

@@ -27,7 +27,8 @@ from conf.errors import in_one_line
 Mask = Tensor | BlockMask
 TrunkKeys = dict[nn.Module, tuple[Tensor, Tensor]]  # each layer's (r, kv_heads, n, d) keys, values of the trunk
 BLOCK = 128  # rows, and columns, of a block of flex attention's mask
-FLEX, DENSE = "flex", "dense"
+FLEX = "flex"
+DENSE = "dense"
 
 
 @lru_cache
@@ -178,7 +179,8 @@ def _attention(
         return trunk_attention(module, query, key, value, None, **kwargs)[0], None
     if trunk_keys is not None:
         trunk_key, trunk_value = trunk_keys[module]
-        key, value = torch.cat([trunk_key, key], dim=2), torch.cat([trunk_value, value], dim=2)
+        key = torch.cat([trunk_key, key], dim=2)
+        value = torch.cat([trunk_value, value], dim=2)
         return _branch_attention(module, query, key, value, attention_mask, **kwargs), None
     n = query.shape[2] - attention_mask.shape[2]
     trunk, _ = trunk_attention(module, query[:, :, :n], key[:, :, :n], value[:, :, :n], None, **kwargs)
@@ -207,7 +209,8 @@ def _fused(
 ) -> Tensor:
     """Attend by PyTorch's fused kernel, which keeps the mask in the scores' type but no scores."""
     groups = query.shape[1] // key.shape[1]  # the kernel that takes a mask needs a key for every head
-    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    key = repeat_kv(key, groups)
+    value = repeat_kv(value, groups)
     output = F.scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout, scale=scaling)
     return output.transpose(1, 2)
 
@@ -217,7 +220,8 @@ def _dense(
 ) -> Tensor:
     """Attend in two products: on a CPU, with a mask or at small sizes, faster than the fused kernel."""
     groups = query.shape[1] // key.shape[1]
-    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    key = repeat_kv(key, groups)
+    value = repeat_kv(value, groups)
     scaling = query.shape[3] ** -0.5 if scaling is None else scaling
     bias = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(~mask, -torch.inf)
     scores = torch.softmax((query * scaling) @ key.transpose(2, 3) + bias, dim=-1)

@@ -152,7 +152,8 @@ class _Summed:
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self.size, self.crc = 0, 0
+        self.size = 0
+        self.crc = 0
         self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
@@ -253,9 +254,11 @@ def cut(ranges: Sequence[ByteRange], start: int, count: int) -> list[ByteRange]:
 
     Raises ValueError when it is shorter.
     """
-    parts, begin = [], 0
+    parts = []
+    begin = 0
     for part in ranges:
-        first, last = max(start - begin, 0), min(start + count - begin, part.count)
+        first = max(start - begin, 0)
+        last = min(start + count - begin, part.count)
         if first < last:
             parts.append(replace(part, start=part.start + first * part.dtype.itemsize, count=last - first))
         begin += part.count

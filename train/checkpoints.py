@@ -52,8 +52,10 @@ class Checkpoints:
     """The checkpoint folder of one run. Every rank has one and calls every method."""
 
     def __init__(self, out: Path, provenance: Mapping[str, Any], *, keep_last: int, keep_every: int) -> None:
-        self.out, self.folder = out, out / CHECKPOINTS
-        self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
+        self.out = out
+        self.folder = out / CHECKPOINTS
+        self._rank = dist.get_rank()
+        self._ranks = dist.get_world_size()
         self._prune = partial(prune, self.folder, keep_last=keep_last, keep_every=keep_every)
         self._provenance = provenance
         self._lock: int | None = None

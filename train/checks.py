@@ -26,7 +26,8 @@ SAMPLE = 64  # sequences that are searched for adaptive ids; training checks eve
 
 def check_start(config: TrainConfig, data: dict[str, Any]) -> None:
     """Raise UserError unless settings, shards (`data`, their manifest), model and machine fit each other."""
-    vocab, folder = Vocab.from_json(data["vocab"]), Path(config.data.path)
+    vocab = Vocab.from_json(data["vocab"])
+    folder = Path(config.data.path)
     architecture = model_config(config.model, vocab=vocab)
     check_architecture(architecture, seq_len=data["seq_len"])
     check_tokenizer(config.model, config.data.path)
@@ -98,7 +99,8 @@ def check_ranks(settings: Sequence[Mapping[str, Any]]) -> None:
 
 def check_memory(memory: Memory, *, cuda: bool) -> None:
     """Raise UserError if the rank's GPU, or the machine of all local ranks, is too small."""
-    ranks, machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), machine_memory()
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    machine = machine_memory()
     largest = max(memory.parts, key=lambda name: memory.parts[name])
     if cuda:
         gpu = torch.cuda.get_device_properties(int(os.environ.get("LOCAL_RANK", "0")))

@@ -119,7 +119,8 @@ class ObjectiveConfig:
             _require(not self.soft, "objective.soft", expected, self.soft, "Set objective.draft_loss=ce")
 
     def _check_wide(self) -> None:
-        name, share = "objective.wide_share", self.wide_share
+        name = "objective.wide_share"
+        share = self.wide_share
         cure = "Use objective=branch: only there windows have a set width"
         _require(self.name == "branch", name, f"0 for objective={self.name}", share, cure)
         cure = "Set objective.diverse=false, or raise objective.L: offsets above L have no id of their own"
@@ -239,7 +240,8 @@ class TrainConfig:
         if self.data.own:
             cure = "Use objective=branch, which alone takes own text"
             _require(objective == "branch", "data.own", f"null for {objective=!s}", self.data.own, cure)
-            count, batch = self.data.own_sequences(self.global_batch), self.global_batch
+            count = self.data.own_sequences(self.global_batch)
+            batch = self.global_batch
             expected = f"a share that gives 1 to {batch - 1} of the {batch} sequences of a step"
             value = f"{self.data.own_share}, which gives {count}"
             _require(0 < count < batch, "data.own_share", expected, value)

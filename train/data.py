@@ -19,7 +19,9 @@ from data_prep.windows import replaceable, sample_windows, widen, window_offsets
 from train.config import ObjectiveConfig, TrainConfig
 from train.objective import COLUMNS, Layout, basic, branch, causal, dual
 
-TRAINING, HELD_OUT = 0, 1  # streams that windows are drawn from
+# streams that windows are drawn from
+TRAINING = 0
+HELD_OUT = 1
 CUDA_COLUMNS = 128  # branch columns are padded to multiples of it: flex attention compiles for each new width
 
 
@@ -74,7 +76,9 @@ class TrainingData(Sequence[PackedSequence]):
 
     def order(self, step: int) -> np.ndarray:
         """Return (global_batch,) indices of a step's sequences: those of data.path, then those of data.own."""
-        seed, human, own = self._config.seed, self.human_sequences, self._own_sequences
+        seed = self._config.seed
+        human = self.human_sequences
+        own = self._own_sequences
         order = global_order(seed, len(self.human), step * human, human)
         if not own:
             return order
@@ -103,7 +107,8 @@ def lay_out(
     adaptive = objective.adaptive_ids(vocab.adaptive)
     free = replaceable(tokens, documents, sorted(vocab.control))
     windows = [draw_windows(tokens.shape[1], objective, seed=(*seed, int(index))) for index in indices]
-    w, mean = objective.w, objective.masked_mean
+    w = objective.w
+    mean = objective.masked_mean
     if objective.name == "branch":
         if standard is not None:
             free[:, :-1] &= (standard[:, None] > 0) | (tokens[:, 1:] != vocab.eos)
@@ -130,7 +135,8 @@ def lay_out(
 def draw_windows(n: int, objective: ObjectiveConfig, *, seed: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """Draw starts and widths of one sequence's windows."""
     generator = np.random.default_rng(seed)
-    L, share = objective.L, objective.wide_share
+    L = objective.L
+    share = objective.wide_share
     starts, widths = sample_windows(n, L=L, start_rate=objective.start_rate, generator=generator)
     if share:
         widths = widen(widths, L=L, L_max=objective.L_max, share=share, generator=generator)

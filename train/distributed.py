@@ -77,7 +77,8 @@ def shared_store() -> dist.Store:
 
     The process group's own connection would make a thread wait for the main one's reads.
     """
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    host = os.environ["MASTER_ADDR"]
+    port = int(os.environ["MASTER_PORT"])
     return dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=INTERVAL))
 
 
@@ -98,8 +99,12 @@ class Pulse:
         patience: float = PATIENCE,
         end: Callable[[str], None] | None = None,
     ) -> None:
-        self._store, self._rank, self._others = store, rank, [r for r in range(ranks) if r != rank]
-        self._interval, self._patience, self._end = interval, patience, end or _end
+        self._store = store
+        self._rank = rank
+        self._others = [r for r in range(ranks) if r != rank]
+        self._interval = interval
+        self._patience = patience
+        self._end = end or _end
         self._finished = threading.Event()
         self._beat("0")
         self._thread = threading.Thread(target=self._watch, name="pulse", daemon=True)
@@ -116,12 +121,14 @@ class Pulse:
 
     def _watch(self) -> None:
         heard: dict[int, tuple[str, float]] = {}  # of each rank: its last beat, and when it was first seen
-        count, last = 0, time.monotonic()
+        count = 0
+        last = time.monotonic()
         answered = last  # when the store last did
         while not self._finished.wait(self._interval):
             count += 1
             if time.monotonic() - last > 2 * self._interval:  # suspended, and the others perhaps too
-                heard, answered = {}, time.monotonic()
+                heard = {}
+                answered = time.monotonic()
             try:
                 self._beat(str(count))
                 for rank in self._others:

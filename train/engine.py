@@ -216,7 +216,8 @@ class Engine:
         """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
-        losses, tallies = [], []
+        losses = []
+        tallies = []
         for index, batch in enumerate(batches):
             if index and stop():
                 raise Abandoned
@@ -260,7 +261,8 @@ class Engine:
 
         Returns size and CRC-32 of the files that this rank wrote, by name, and the error that a write met.
         """
-        self._files.written, self._files.failure = {}, None
+        self._files.written = {}
+        self._files.failure = None
         # Stage 0 keeps float32 copies of bfloat16 weights in this order of names.
         state = {"trained": self._trained}
         self._engine.save_checkpoint(str(folder), tag=tag, client_state=state, save_latest=False)
@@ -309,7 +311,8 @@ class _Files(CheckpointEngine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.written, self.failure = {}, None
+        self.written = {}
+        self.failure = None
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         try:

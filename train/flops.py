@@ -58,7 +58,8 @@ def step_flops(architecture: PretrainedConfig, config: TrainConfig, *, seq_len: 
     layers, head = matrix_parameters(architecture)
     work = expected_work(config.objective, seq_len)
     width = architecture.num_attention_heads * head_width(architecture)
-    of_row, of_pair = 2 * layers, 4 * width * architecture.num_hidden_layers
+    of_row = 2 * layers
+    of_pair = 4 * width * architecture.num_hidden_layers
     products = of_row * work.rows + 2 * head * work.predicted
     scores = of_pair * work.pairs
     needed = (2 if config.lora.rank else 3) * products + 3 * scores

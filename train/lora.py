@@ -102,7 +102,10 @@ class PlainWeights(Mapping[str, Tensor]):
         merged: bool,
         dtype: torch.dtype,
     ) -> None:
-        self._lm, self._weights, self._merged, self._dtype = lm, weights, merged, dtype
+        self._lm = lm
+        self._weights = weights
+        self._merged = merged
+        self._dtype = dtype
         self._adapted = adapt(lm, config, adaptive=adaptive)
         self._names = {_plain(name): name for name in lm.state_dict() if not _of_adapter(name)}
 

@@ -93,14 +93,16 @@ class _DraftLoss(torch.autograd.Function):
         wide = torch.promote_types(weight.dtype, torch.float32)
         d_weight = torch.zeros_like(weight, dtype=wide) if of_weight else None
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        losses, predicted = torch.zeros_like(weights), torch.full_like(labels, IGNORE)
+        losses = torch.zeros_like(weights)
+        predicted = torch.full_like(labels, IGNORE)
         labelled = labels != IGNORE
         taught = labelled & (teachers >= 0)
         for part in (*_chunks(labelled & ~taught, offsets, chunk), *_chunks(taught, offsets, chunk)):
             hidden_cd = hidden[part]
             logits_cV = (hidden_cd @ weight.T).float()
             predicted[part] = logits_cV.argmax(-1)
-            teacher, p_cV = teachers[part], None
+            teacher = teachers[part]
+            p_cV = None
             if teacher[0] >= 0:
                 p_cV = torch.softmax((hidden[teacher] @ weight.T).float(), dim=-1)
             losses[part], learned, agreed = _chunk(logits_cV, labels[part], p_cV, draft)
@@ -144,7 +146,8 @@ def _chunk(logits: Tensor, labels: Tensor, p: Tensor | None, draft: DraftLoss) -
 
     The (c, V) logits become the gradient of the losses. `p` (c, V) is the teacher's distribution.
     """
-    log_z, by_label = logits.logsumexp(-1), logits.gather(1, labels[:, None])[:, 0]
+    log_z = logits.logsumexp(-1)
+    by_label = logits.gather(1, labels[:, None])[:, 0]
     losses = log_z - by_label
     agreed = torch.exp(-losses)
     if p is None or draft.kind == "ce":

@@ -72,7 +72,8 @@ def estimate_memory(
     lm: Any = skeleton(architecture)
     parameters = sum(parameter.numel() for parameter in lm.parameters())
     embedding = lm.get_input_embeddings().weight.numel()
-    trained, largest_group = parameters, max(parameters - embedding, embedding)
+    trained = parameters
+    largest_group = max(parameters - embedding, embedding)
     if config.lora.rank:
         with torch.device("meta"):
             adapt(lm, config.lora, adaptive=range(config.objective.L if config.objective.diverse else 1))
@@ -156,20 +157,14 @@ def engine_states(
     )
     share = trained / ranks
     wide = g > b
-    if stage == 0:  # only here a float32 model is its own master
-        gradients = b * trained
-        before = (gradients if accumulates else 0, 0)
-        return States(
-            weights=parameters * b,
-            optimizer=trained * (12 if b == 2 else 8),
-            host=share * (16 + b) if offload else 0,
-            forward=before,
-            backward=before,
-            reduction=(gradients, min(trained, BUCKET) * b),
-            step=(gradients, trained * (4 if g == 2 else 0)),
+    if stage == 0:
+        host = share * (16 + b) if offload else 0
+        return undivided_states(
+            parameters=parameters, trained=trained, b=b, g=g, accumulates=accumulates, host=host
         )
     bucket = float(zero.get("reduce_bucket_size", BUCKET))
-    fills, filled = bucket < trained, min(trained, bucket)
+    fills = bucket < trained
+    filled = min(trained, bucket)
     bucket_bytes = (bucket if cuda else filled) * b * (2 if stage < 3 and zero.get("overlap_comm") else 1)
     copied = filled * b
     partition = 0 if offload and (stage == 3 or not wide) else share * g  # of the summed gradients
@@ -211,14 +206,34 @@ def engine_states(
     return States(weights, 0 if offload else share * 12, host, forward, backward, reduction, step)
 
 
+def undivided_states(
+    *, parameters: int, trained: int, b: int, g: int, accumulates: bool, host: float
+) -> States:
+    """Return what DeepSpeed holds at stage 0: only there a float32 model is its own master."""
+    gradients = b * trained
+    before = (gradients if accumulates else 0, 0)
+    return States(
+        weights=parameters * b,
+        optimizer=trained * (12 if b == 2 else 8),
+        host=host,
+        forward=before,
+        backward=before,
+        reduction=(gradients, min(trained, BUCKET) * b),
+        step=(gradients, trained * (4 if g == 2 else 0)),
+    )
+
+
 def _forward_bytes(
     architecture: PretrainedConfig, config: TrainConfig, *, dtype: torch.dtype, seq_len: int, cuda: bool
 ) -> tuple[float, float, float, float]:
     """Return what the layers store until their backward pass; what one layer's needs besides; the gradients
     that the loss makes of its hidden states and of the head; and what it needs only while it runs.
     """
-    work, batch, size = expected_work(config.objective, seq_len), config.micro_batch, dtype.itemsize
-    rows, copies = batch * work.rows, 2 if config.objective.name == "dual" else 1
+    work = expected_work(config.objective, seq_len)
+    batch = config.micro_batch
+    size = dtype.itemsize
+    rows = batch * work.rows
+    copies = 2 if config.objective.name == "dual" else 1
     branches = round(work.rows - copies * seq_len)
     layer, rest = (
         batch * copies * stored
@@ -236,13 +251,16 @@ def _forward_bytes(
         # The trunk stores only keys and values, and each layer a copy of them before the branches'.
         kv_heads = getattr(architecture, "num_key_value_heads", None) or architecture.num_attention_heads
         keys = batch * 2 * seq_len * kv_heads * head_width(architecture) * size
-        layer, rest = layer + keys, rest + layers * keys
+        layer = layer + keys
+        rest = rest + layers * keys
         rows -= batch * seq_len
     if cuda and config.objective.attention == "dense":
         # Bool once, and in the scores' type in every layer.
         mask = batch * branches * (seq_len + branches)
-        layer, rest = layer + mask * size, rest + mask
-    d, vocab = architecture.hidden_size, architecture.vocab_size
+        layer = layer + mask * size
+        rest = rest + mask
+    d = architecture.hidden_size
+    vocab = architecture.vocab_size
     stream = rows * d * size  # the hidden states of all rows
     checkpointing = config.model.activation_checkpointing
     stored = rest + layers * (stream if checkpointing else layer)
@@ -290,7 +308,8 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, *, scores: bool) -> Tenso
     """Attend as far as shapes go: (1, c, heads, d)."""
     if scores:
         groups = query.shape[1] // key.shape[1]
-        key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+        key = repeat_kv(key, groups)
+        value = repeat_kv(value, groups)
         output = torch.softmax((query * 0.5) @ key.transpose(2, 3), dim=-1) @ value
     else:
         output = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)[0]

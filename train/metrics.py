@@ -55,7 +55,8 @@ def describe_validation(metrics: dict[str, float]) -> str:
 
 def describe_change(validation: list[dict[str, float]]) -> str:
     """Describe the held-out figures before and after training, in one sentence."""
-    before, after = baseline(validation), validation[-1]
+    before = baseline(validation)
+    after = validation[-1]
     rise = after["standard_loss"] / before["standard_loss"] - 1
     sentence = (
         f"held-out standard-token loss {before['standard_loss']:.3f} before, {after['standard_loss']:.3f} "

@@ -33,7 +33,10 @@ class AdaptiveLM(nn.Module):
         super().__init__()
         self.lm = lm
         self.draft = DraftLoss()
-        self._chunk, self._L, self._gate, self._attention = chunk, L, gate, attention
+        self._chunk = chunk
+        self._L = L
+        self._gate = gate
+        self._attention = attention
 
     def forward(
         self,
@@ -67,7 +70,8 @@ class AdaptiveLM(nn.Module):
             teachers_T=teachers.flatten(),
             draft=self.draft if torch.is_grad_enabled() else DraftLoss(),
         )
-        losses, predicted = losses.view_as(labels), predicted.view_as(labels)
+        losses = losses.view_as(labels)
+        predicted = predicted.view_as(labels)
         return loss, tally(losses, predicted, labels, offsets, L=self._L), predicted
 
     def encode(self, ids: Tensor, offsets: Tensor, positions: Tensor, trunk: int) -> Tensor:

@@ -139,7 +139,8 @@ def branch(
     usable = free & (trunk.labels != IGNORE)
     columns = [_columns(*window, usable[row]) for row, window in enumerate(windows)]
     m = -(-max(len(offsets) for _, offsets in columns) // multiple) * multiple
-    positions, offsets = np.zeros((b, m), dtype=np.int64), np.zeros((b, m), dtype=np.int64)
+    positions = np.zeros((b, m), dtype=np.int64)
+    offsets = np.zeros((b, m), dtype=np.int64)
     for row, (position, offset) in enumerate(columns):
         positions[row, : len(position)] = position
         offsets[row, : len(offset)] = offset

@@ -56,7 +56,9 @@ def plan(config: TrainConfig) -> dict[str, str]:
 
 def _what(config: TrainConfig, architecture: PretrainedConfig) -> dict[str, str]:
     parameters = sum(parameter.numel() for parameter in skeleton(architecture).parameters())
-    objective, optimizer, lora = config.objective, config.optimizer, config.lora
+    objective = config.objective
+    optimizer = config.optimizer
+    lora = config.lora
     parts = [objective.name]
     if objective.name != "causal":
         share = f" ({100 * objective.wide_share:g} % of the windows up to {objective.L_max})"
@@ -74,7 +76,8 @@ def _what(config: TrainConfig, architecture: PretrainedConfig) -> dict[str, str]
 
 
 def _batch(config: TrainConfig, data: dict[str, Any] | None, seq_len: int) -> dict[str, str]:
-    step, ranks = config.global_batch * seq_len, config.plan_ranks
+    step = config.global_batch * seq_len
+    ranks = config.plan_ranks
     computed = expected_work(config.objective, seq_len).rows / seq_len * step
     lines = {
         "batch": f"{config.global_batch} sequences of {seq_len:,} = {ranks} ranks x {config.micro_batch} x "
@@ -90,7 +93,8 @@ def _batch(config: TrainConfig, data: dict[str, Any] | None, seq_len: int) -> di
 
 def _cost(config: TrainConfig, architecture: PretrainedConfig, seq_len: int) -> dict[str, str]:
     flops = step_flops(architecture, config, seq_len=seq_len)
-    model, hardware = config.steps * flops.model, config.steps * flops.hardware
+    model = config.steps * flops.model
+    hardware = config.steps * flops.hardware
     lines = {"operations": f"{model:.2e}; {hardware:.2e} with what is computed twice"}
     if peak := peak_flops(plan_device(config.plan_device)[0], config.peak_tflops):
         hours = model / (config.plan_ranks * peak) / 3600

@@ -98,7 +98,8 @@ class Trainer:
         config.accumulations(self.ranks)  # report a batch that does not divide before anything else
         check_ranks(gather(asdict(config)))
         self.out = Path(config.out)
-        self.vocab, self.trained_on = Vocab.from_json(data["vocab"]), trained_on(data)
+        self.vocab = Vocab.from_json(data["vocab"])
+        self.trained_on = trained_on(data)
         if config.data.own:
             self.trained_on["own"] = own_text(config)
         self.data = TrainingData(config)
@@ -234,7 +235,9 @@ class Trainer:
 
         Raises UserError when the loss has diverged, and Abandoned when a signal came between micro-batches.
         """
-        config, began, device = self.config, time.perf_counter(), self.engine.device
+        config = self.config
+        began = time.perf_counter()
+        device = self.engine.device
         parts = rank_batches(
             self.data.order(self.step), rank=self.rank, ranks=self.ranks, micro_batch=config.micro_batch
         )
@@ -342,7 +345,8 @@ class Trainer:
         self.saved = self.step
 
     def _finish(self) -> None:
-        objective, model = self.config.objective, self.config.model
+        objective = self.config.objective
+        model = self.config.model
         write_manifest(
             self.out,
             "checkpoint",

@@ -47,7 +47,9 @@ class Validation:
         self._count = count
         self._parts = np.arange(count).reshape(-1, ranks, config.micro_batch)[:, rank]
         self._objective = laid_out(config.objective)
-        self._shards, self._vocab, self._device = shards, vocab, device
+        self._shards = shards
+        self._vocab = vocab
+        self._device = device
         self._seed = window_seed(config.seed)
         self._decode = TOKENIZING(load_tokenizer(Path(config.data.path) / TOKENIZER).decode)
 
@@ -129,7 +131,8 @@ def sample_drafts(
     rows = []
     for _, row, column, end in sorted(windows)[:count]:
         known = positions[row][column] + 1
-        drafts, text = predicted[row, column:end].tolist(), labels[row][column:end]
+        drafts = predicted[row, column:end].tolist()
+        text = labels[row][column:end]
         accepted = next((n for n, (a, b) in enumerate(zip(drafts, text)) if a != b), len(text))
         rows.append((decode(ids[row][max(0, known - PREFIX) : known]), decode(drafts), decode(text), accepted))
     return rows

@@ -121,7 +121,8 @@ class Records:
     """Results by name, a JSON file each, with a checksum: a damaged one is made again."""
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
-        self._folder, self._names = folder, names
+        self._folder = folder
+        self._names = names
 
     def open(self, workers: WorkerGroup) -> list[str]:
         """Return this rank's share of the missing records; for all ranks, before any saves one."""

@@ -29,7 +29,9 @@ from infer.engine.runner import duration
 from infer.methods import LOOKED_UP
 from infer.models.draft import STAND_IN, Draft
 
-GENERATE, LOOKUP, ASSISTED = "generate", "prompt_lookup", "assisted"
+GENERATE = "generate"
+LOOKUP = "prompt_lookup"
+ASSISTED = "assisted"
 Generated = Callable[[Prompt, int], dict[str, Any]]  # of a prompt and a seed: the fields of a Run
 
 
@@ -56,7 +58,8 @@ def _run(
     ends = sorted(model.eos | model.text.ends(prompt.ids))
     config = GenerationConfig(**settings, eos_token_id=ends or None, pad_token_id=ends[0] if ends else 0)
     ids = torch.tensor([prompt.ids], device=model.lm.device)
-    streamer, rows = _Streamer(), list[int]()
+    streamer = _Streamer()
+    rows: list[int] = []
 
     def count(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         rows.append(kwargs["input_ids"].shape[1])
@@ -119,7 +122,8 @@ class _Streamer(BaseStreamer):
 @contextmanager
 def _without_generation_settings(lm: PreTrainedModel) -> Iterator[None]:
     """Decode with none of a directory's generation settings, such as penalties: our loop has none."""
-    settings, verbosity = lm.generation_config, logging.get_verbosity()
+    settings = lm.generation_config
+    verbosity = logging.get_verbosity()
     lm.generation_config = GenerationConfig()
     logging.set_verbosity_error()  # it warns of how its own code calls itself
     try:
@@ -135,7 +139,8 @@ def _assistant(draft: Draft, target: PreTrainedModel) -> Iterator[PreTrainedMode
 
     Ids that it does not have get logits of -inf, and are read as its stand-in.
     """
-    lm, width = draft.lm, target.config.vocab_size
+    lm = draft.lm
+    width = target.config.vocab_size
     own = lm.config.vocab_size
 
     def read(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -53,7 +53,8 @@ def read_benchmarks(config: BenchConfig, text: Text) -> tuple[dict[str, list[Pro
     Raises UserError as `read_problems` does.
     """
     quality = config.quality
-    benchmarks, skipped = {}, {}
+    benchmarks = {}
+    skipped = {}
     for name in quality.benchmarks:
         path = getattr(quality.files, name)
         problems = read_problems(name, path, shots=quality.shots, order=quality.order)[: quality.problems]

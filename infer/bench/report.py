@@ -62,7 +62,8 @@ def read_parts(folder: Path) -> dict[str, Any]:
 
 def header(part: Row) -> str:
     """Return in a line what a part's figures are of."""
-    settings, machine = part["settings"], part["hardware"]
+    settings = part["settings"]
+    machine = part["hardware"]
     place = machine["gpu"] or f"{machine['cpu']}, {machine['threads']} thread(s)"
     model = Path(settings["model"]["path"]).resolve().name
     chat = "chat template" if settings["chat"] else "no chat template"

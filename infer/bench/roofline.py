@@ -61,9 +61,12 @@ class Needs:
         weights = streamed(lm)
         if any(weight.dim() > 2 for weight in weights):  # the experts of a layer lie in one tensor
             return None
-        config, itemsize, cache = lm.config, lm.dtype.itemsize, shape(lm.config, 1, 1)
+        config = lm.config
+        itemsize = lm.dtype.itemsize
+        cache = shape(lm.config, 1, 1)
         embedding: Any = lm.get_input_embeddings()
-        kinds, layers = windows(config), config.num_hidden_layers
+        kinds = windows(config)
+        layers = config.num_hidden_layers
         kind_of = getattr(config, "layer_types", None) or [next(iter(kinds))] * layers
         cached = itemsize * prod(cache)
         return cls(
@@ -89,7 +92,7 @@ class Needs:
 
 def streamed(lm: PreTrainedModel) -> list[nn.Parameter]:
     """Return the parameters that a forward reads whole: all but a gated adapter's and untied embeddings."""
-    passed = set[int]()
+    passed: set[int] = set()
     for module in lm.modules():
         if isinstance(module, nn.Embedding):
             passed |= {id(weight) for weight in module.parameters()}
@@ -109,7 +112,8 @@ def measure_roofline(lm: PreTrainedModel) -> dict[str, Any]:
     needs = Needs.of(lm)
     limits: list[float] | None = None
     if needs:
-        bandwidth, rate = measure_bandwidth(lm.device, size=min(needs.weight_bytes, LARGEST)), measure_rate(lm)
+        bandwidth = measure_bandwidth(lm.device, size=min(needs.weight_bytes, LARGEST))
+        rate = measure_rate(lm)
         limits = [1e3 * max(needs.bytes(q, CONTEXT) / bandwidth, needs.flops(q, CONTEXT) / rate) for q in ROWS]
     return {"rows": list(ROWS), "context": CONTEXT, "ms": measure_forwards(lm), "roofline_ms": limits}
 

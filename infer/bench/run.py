@@ -122,7 +122,8 @@ def measure_speed(config: BenchConfig, workers: WorkerGroup) -> None:
     config = for_model(config, directory)
     sets = read_all_prompts(config, directory)
     content = digest({name: [prompt.ids for prompt in prompts] for name, prompts in sets.items()})
-    facts, out = facts_of(config, "speed", prompt_ids=content), Path(config.out) / "speed"
+    facts = facts_of(config, "speed", prompt_ids=content)
+    out = Path(config.out) / "speed"
     if is_finished(out, "speed", facts):
         say(workers, f"{out} is finished: nothing to do")
         return
@@ -192,7 +193,8 @@ def measure_quality(config: BenchConfig, workers: WorkerGroup) -> None:
     directory = directory_of(config.model)
     benchmarks, skipped = quality.read_benchmarks(config, directory.text)
     content = digest([[p.id, p.tests, p.expected] for rows in benchmarks.values() for p in rows])
-    facts, out = facts_of(config, "quality", problems=content), Path(config.out) / "quality"
+    facts = facts_of(config, "quality", problems=content)
+    out = Path(config.out) / "quality"
     if is_finished(out, "quality", facts):
         say(workers, f"{out} is finished: nothing to do")
         return
@@ -252,7 +254,8 @@ def measure_gsd(config: BenchConfig, workers: WorkerGroup) -> None:
     directory = directory_of(config.model)
     sets = read_all_prompts(config, directory)
     content = digest({name: [prompt.ids for prompt in prompts] for name, prompts in sets.items()})
-    facts, out = facts_of(config, "gsd", prompt_ids=content), Path(config.out) / "gsd"
+    facts = facts_of(config, "gsd", prompt_ids=content)
+    out = Path(config.out) / "gsd"
     if is_finished(out, "gsd", facts):
         say(workers, f"{out} is finished: nothing to do")
         return

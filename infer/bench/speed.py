@@ -72,7 +72,9 @@ def decoder(model: Model, decode: DecodeConfig, *, seed: int) -> Decoder:
     """Return a way to decode as a function of the prompt."""
 
     def run(prompt: Prompt) -> Run:
-        began, first, steps = time.perf_counter(), 0.0, list[Step]()
+        began = time.perf_counter()
+        first = 0.0
+        steps: list[Step] = []
         for step in generate(model, [prompt.ids], decode, seeds=[seed_of(prompt, seed)]):
             first = first or time.perf_counter()  # the tokens are on the host
             steps.append(step)
@@ -199,7 +201,8 @@ def row_of(prompts: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
         for of_prompt in prompts
     ]
     speedup, interval = statistics.speedup(ratios)
-    verifications, forwards = total["verifications"], total["forwards"]
+    verifications = total["verifications"]
+    forwards = total["forwards"]
     right = _summed(run["right"] for run in runs)
     reached = _summed(run["reached"] for run in runs)
     return {

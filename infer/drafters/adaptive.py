@@ -126,16 +126,20 @@ class AdaptiveDrafter(Drafter):
         self, ids: Sequence[int], policy: Policy, ngrams: Ngrams | None = None, watch: Watch | None = None
     ) -> None:
         self._probes = probe_ids(ids, policy.most) if ids else ()
-        self._policy, self._watch = policy, watch
+        self._policy = policy
+        self._watch = watch
         self._ngrams = TextNgrams(ngrams) if ngrams else None
         self._answers: Candidates | None = None
         self._places: Places | None = None
-        self._sampling, self._seed = GREEDY, 0
-        self.max_rows, self.width = policy.max_rows, max(policy.width, ANSWERS) if ngrams else policy.width
+        self._sampling = GREEDY
+        self._seed = 0
+        self.max_rows = policy.max_rows
+        self.width = max(policy.width, ANSWERS) if ngrams else policy.width
 
     def start(self, request: Request, sampling: Sampling) -> None:
         """See Drafter. The noise of the request's draws is known."""
-        self._sampling, self._seed = sampling, request.seed
+        self._sampling = sampling
+        self._seed = request.seed
 
     def propose(self, context: Sequence[int], left: int) -> Tree:
         """Return the drafts at hand, with probes for the next ones as far as the text goes on."""

@@ -35,10 +35,17 @@ STEPS = 100.0  # over which rates are averaged
 DEEPEST = 16  # drafts in a row
 WIDTH = 2  # candidates of a place; of sampled text, whose noise costs time, one
 COMPARED = 8  # every so many steps with answers, the drafts without them are looked at too
-PLANNED, SMOOTHED = 8, 4.0  # steps between two choices of k; of the last so many of them each has a say
-TRIED, FEW = 48, 4  # steps without the most probes after which they are tried; before a few answers none
+# steps between two choices of k; of the last so many of them each has a say
+PLANNED = 8
+SMOOTHED = 4.0
+# steps without the most probes after which they are tried; before a few answers none
+TRIED = 48
+FEW = 4
 EXPLORED = (6.0, 0.02)  # tokens that trials of probes may cost beside n-grams: at first, and of those emitted
-AGAIN, FIRST, FULL = 2.0, 10.0, 24.0  # plain steps: to try again, at first, at most
+# plain steps: to try again, at first, at most
+AGAIN = 2.0
+FIRST = 10.0
+FULL = 24.0
 PUT_ASIDE = 0.01  # of a plain step
 SAVED = (16, 4)  # steps after which L(q) is saved first, and the factor from one time to the next
 
@@ -71,7 +78,8 @@ class Credit:
     """
 
     def __init__(self) -> None:
-        self._left, self.drafting = FIRST, True
+        self._left = FIRST
+        self.drafting = True
 
     def account(self, tokens: int, spent: float) -> None:
         """Account for a step: the tokens that it emitted, and its time in plain steps."""
@@ -88,7 +96,8 @@ class Saving:
     """Saves tables after 16, 64, 256, ... steps."""
 
     def __init__(self, save: Callable[..., None] | None) -> None:
-        self._save, self._next = save, SAVED[0]
+        self._save = save
+        self._next = SAVED[0]
 
     def step(self, steps: int, tables: Sequence[Costs]) -> None:
         """Save the tables if so many steps that were learned from are enough."""
@@ -101,7 +110,8 @@ class Worth:
     """h(k), by what drafts with answers and without them have been."""
 
     def __init__(self) -> None:
-        self._with, self._without = np.zeros((2, DEEPEST)), np.zeros((2, DEEPEST))
+        self._with = np.zeros((2, DEEPEST))
+        self._without = np.zeros((2, DEEPEST))
         self.seen = 0
 
     def record(self, drafts: Drafts, without: Drafts, prices: Sequence[float]) -> None:
@@ -116,7 +126,8 @@ class Worth:
 
     def __call__(self, k: int) -> float:
         """Return the estimate in tokens, less what the rows of drafts cost."""
-        (A, gains), (B, others) = self._with, self._without
+        (A, gains) = self._with
+        (B, others) = self._without
         beyond = A[k - 1] / B[k - 1] * others[k:].sum() if B[k - 1] > 1e-3 else 0.0
         return float(gains[:k].sum() + beyond - others.sum())
 
@@ -130,16 +141,23 @@ class AutoPolicy:
         """Hang up to `k` probes under a node, 0 without adaptive tokens. `save` is given L(q) now and then."""
         self._lock = Lock()
         k = min(k, DEEPEST)
-        self.width, self.most, self.max_rows = width, k, max(costs.rows[-1], 1 + k)
+        self.width = width
+        self.most = k
+        self.max_rows = max(costs.rows[-1], 1 + k)
         self._costs = LoopCosts(costs, self.max_rows)
         self._calibrations = Calibration(), Calibration()  # of places without and with adaptive answers
         self._earned = self._spent = 0.0  # tokens and milliseconds of late
         self._worth = Worth()
         self._values = np.zeros(k)  # of a step with 1, 2, ... probes under a node, in tokens
-        self._k, self._steps, self._answered = k, 0, 0
+        self._k = k
+        self._steps = 0
+        self._answered = 0
         self._unprobed = self._narrow = 0  # steps since one with probes, and since one with the most of them
-        self._emitted, self._explored = 0, 0.0  # tokens, and tokens that trials of probes have cost
-        self._credit, self._saving = Credit(), Saving(save)
+        # tokens, and tokens that trials of probes have cost
+        self._emitted = 0
+        self._explored = 0.0
+        self._credit = Credit()
+        self._saving = Saving(save)
 
     @property
     def tables(self) -> list[Costs]:
@@ -169,7 +187,7 @@ class AutoPolicy:
                     self._values[k - 1] += (value - self._values[k - 1]) / SMOOTHED
                 self._k = 1 + int(self._values.argmax())
             self._steps += 1
-            sites = list[int]()
+            sites: list[int] = []
             if self.most:
                 drafts, sites, _ = self._probed(drafts, rate, self._k)
             self._unprobed = 0 if sites else self._unprobed + 1
@@ -192,7 +210,8 @@ class AutoPolicy:
             ms = self._costs(result.rows) + (self._costs.reading if answered else 0.0)
             if self._credit.drafting:
                 fade = 1 - 1 / STEPS
-                self._earned, self._spent = fade * self._earned + len(tokens), fade * self._spent + ms
+                self._earned = fade * self._earned + len(tokens)
+                self._spent = fade * self._spent + ms
             self._credit.account(len(tokens), spent)
             if places is not None:
                 self._calibrate(places, tokens)
@@ -212,7 +231,8 @@ class AutoPolicy:
         return max(plain, self._earned / self._spent) if self._spent else plain
 
     def _drafts(self, places: Places, rate: float, depth: int) -> Drafts:
-        calibrations, answered = self._calibrations, places.answered
+        calibrations = self._calibrations
+        answered = places.answered
 
         def chance(weight: float, place: int) -> float:
             return calibrations[place < answered].chance(weight)
@@ -232,7 +252,8 @@ class AutoPolicy:
 
     def _probed(self, drafts: Drafts, rate: float, k: int) -> tuple[Drafts, list[int], float]:
         """Return the drafts to verify, the nodes to probe, and the step's worth beyond its rows."""
-        best, count = (drafts, list[int](), float("-inf")), len(drafts.tokens)
+        best = (drafts, list[int](), float("-inf"))
+        count = len(drafts.tokens)
         while count:
             fewer = drafts.first(count)
             sites, value, full = self._sites(fewer, rate, k)
@@ -246,9 +267,13 @@ class AutoPolicy:
 
     def _sites(self, drafts: Drafts, rate: float, k: int) -> tuple[list[int], float, bool]:
         """Return the nodes to probe, their worth beyond their rows, and whether rows ran out."""
-        rows, sites, value, full = len(drafts.tokens), list[int](), 0.0, False
+        rows = len(drafts.tokens)
+        sites: list[int] = []
+        value = 0.0
+        full = False
         worth = self._worth(k) - rate * self._costs.reading
-        ms, endings = self._costs.ms, drafts.endings()
+        ms = self._costs.ms
+        endings = drafts.endings()
         for node in likely_ends(drafts, rows):
             full = rows + k > self.max_rows
             if full:
@@ -270,7 +295,7 @@ class Learners:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._learners = dict[tuple[Hashable, tuple[int, int], Sampling], Any]()
+        self._learners: dict[tuple[Hashable, tuple[int, int], Sampling], Any] = {}
 
     def find(
         self,

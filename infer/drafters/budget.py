@@ -20,7 +20,9 @@ from infer.loop import Verified
 from infer.trees.token_graph import Drafts, TokenGraph, unroll, unroll_levels
 
 PACE = 0.05  # of what is followed as it goes: the last twenty steps or so count
-HOPED, HASTE = 0.8, 5  # at first, since who drafts one level only never sees what more are worth
+# at first, since who drafts one level only never sees what more are worth
+HOPED = 0.8
+HASTE = 5
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,17 @@ class AutoBudget:
     def __init__(self, target: Costs, draft: Costs, *, save: Callable[..., None] | None = None) -> None:
         """Give both tables to `save` from time to time."""
         self.max_rows = target.rows[-1]
-        self._costs, self._draft = LoopCosts(target, self.max_rows), CostCurve(draft)
-        self._calibration, self._credit, self._saving = Calibration(), Credit(), Saving(save)
-        self._earned, self._spent = 1.0, target(1)  # recent tokens and time
-        self._followed, self._seen = HOPED, 0  # how often the text went on through one of a node's children
+        self._costs = LoopCosts(target, self.max_rows)
+        self._draft = CostCurve(draft)
+        self._calibration = Calibration()
+        self._credit = Credit()
+        self._saving = Saving(save)
+        # recent tokens and time
+        self._earned = 1.0
+        self._spent = target(1)
+        # how often the text went on through one of a node's children
+        self._followed = HOPED
+        self._seen = 0
 
     @property
     def tables(self) -> list[Costs]:
@@ -113,7 +122,8 @@ class AutoBudget:
         expected = self._costs(result.rows) + sum(map(self._draft.costs, forwards))
         if self._credit.drafting:
             fade = 1 - 1 / STEPS
-            self._earned, self._spent = fade * self._earned + len(tokens), fade * self._spent + expected
+            self._earned = fade * self._earned + len(tokens)
+            self._spent = fade * self._spent + expected
         self._credit.account(len(tokens), spent / self._costs(1))
         self._saving.step(self._costs.steps, self.tables)
         if graph is None:

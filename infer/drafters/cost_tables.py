@@ -37,7 +37,8 @@ class CostTables:
         capacity: int,
         sampling: Sampling,
     ) -> None:
-        self._target, self._draft = target, draft
+        self._target = target
+        self._draft = draft
         self._texts = (batch, context_of(capacity), work(sampling))
 
     def load(self) -> list[Costs]:

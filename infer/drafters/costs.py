@@ -15,7 +15,9 @@ from infer.engine.sampling import Sampling
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 EVERY = 256  # steps between two bursts of plain ones, of which the first is cold
 BURST = 4  # plain steps of such a burst
-FOLLOWED, LEARNED = 1 / 4, 1 / 32  # share of one step in the time of plain steps, and at least in a point
+# share of one step in the time of plain steps, and at least in a point
+FOLLOWED = 1 / 4
+LEARNED = 1 / 32
 COLD = 4.0  # times the expected time that a step counts as at most: new shapes take longer
 BEGUN = 0.1  # steps that the table at the beginning counts as in the fit
 SHRUNK = 2.0  # steps that the fit over all points counts as at each of them
@@ -34,7 +36,8 @@ class Costs:
     def __call__(self, q: int) -> float:
         """Return L(q); beyond the last point by the last slope."""
         right = min(max(1, bisect_right(self.rows, q)), len(self.rows) - 1)
-        (q0, q1), (t0, t1) = self.rows[right - 1 : right + 1], self.ms[right - 1 : right + 1]
+        (q0, q1) = self.rows[right - 1 : right + 1]
+        (t0, t1) = self.ms[right - 1 : right + 1]
         return t0 + (t1 - t0) * (q - q0) / (q1 - q0)
 
 
@@ -68,7 +71,8 @@ class CostCurve:
     """
 
     def __init__(self, costs: Costs, *, base: bool = False) -> None:
-        self.costs, self._start = costs, costs.ms
+        self.costs = costs
+        self._start = costs.ms
         self._base = costs.ms[0] if base else 0.0
         self._first = int(base)  # the first point that moves
         self._means = list(costs.ms)
@@ -85,16 +89,19 @@ class CostCurve:
         self.costs = Costs(self.costs.rows, tuple(self._fitted()), tuple(self._weights))
 
     def _fitted(self) -> list[float]:
-        base, points = self._base, range(self._first, len(self._start))
+        base = self._base
+        points = range(self._first, len(self._start))
         above = [ms - base for ms in self._start]
         fit = norm = BEGUN * sum(above[point] ** 2 for point in points) / len(points)
         for point in points:
             fit += self._weights[point] * above[point] * (self._means[point] - base)
             norm += self._weights[point] * above[point] ** 2
         scale = fit / norm if norm else 1.0  # a flat table has no scale
-        values, weights = list(self._start[: self._first]), [float("inf")] * self._first
+        values = list(self._start[: self._first])
+        weights = [float("inf")] * self._first
         for point in points:
-            weight, expected = self._weights[point], base + scale * above[point]
+            weight = self._weights[point]
+            expected = base + scale * above[point]
             values.append((weight * self._means[point] + SHRUNK * expected) / (weight + SHRUNK))
             weights.append(weight + SHRUNK)
         return rising(values, weights)
@@ -115,10 +122,13 @@ class LoopCosts:
     """
 
     def __init__(self, costs: Costs, most: int) -> None:
-        self._curve, self._most = CostCurve(costs, base=True), most
+        self._curve = CostCurve(costs, base=True)
+        self._most = most
         self._plain: float | None = None  # milliseconds of a plain step, recent mean by the loop's clock
         self.reading = 0.0  # of answers, beyond L(q)
-        self.steps, self._since, self._burst = 0, EVERY - 1, 0
+        self.steps = 0
+        self._since = EVERY - 1
+        self._burst = 0
         self._update()
 
     @property
@@ -140,7 +150,8 @@ class LoopCosts:
         ms = max(ms, 1e3 * FINE)  # by no clock is it free
         if q == 1:
             return self._follow(ms)
-        self._since, self._burst = self._since + 1, 0
+        self._since = self._since + 1
+        self._burst = 0
         if self._plain is None:
             return self(q) / self.ms[1]
         spent = ms / self._plain
@@ -169,15 +180,17 @@ class LoopCosts:
         return 1.0
 
     def _update(self) -> None:
-        ms, costs = [0.0], self.costs
+        ms = [0.0]
+        costs = self.costs
         for q in range(1, self._most + 1):
             ms.append(max(ms[-1], costs(q)))  # more rows never cost less
-        self.ms, self.slopes = ms, slopes(ms)
+        self.ms = ms
+        self.slopes = slopes(ms)
 
 
 def rising(values: Sequence[float], weights: Sequence[float]) -> list[float]:
     """Return the nearest values that never fall, by pooling adjacent violators."""
-    pools = list[tuple[float, float, int]]()
+    pools: list[tuple[float, float, int]] = []
     for value, weight in zip(values, weights):
         pools.append((value, weight, 1))
         while len(pools) > 1 and pools[-2][0] > pools[-1][0]:

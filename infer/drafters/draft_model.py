@@ -70,7 +70,8 @@ class Pending:
         """Return the rows of the text and of the accepted path, as far as they were fed, and fed behind it."""
         if not self.fed or self.drafts is None:  # nothing was drawn
             return []
-        rows, nodes = list(range(self.rows[0] + 1)), self.drafts.nodes
+        rows = list(range(self.rows[0] + 1))
+        nodes = self.drafts.nodes
         for before, node in zip(path, path[1:]):
             grown = nodes[node]
             if self.graph.parents[grown] != nodes[before] or grown not in self.rows:
@@ -94,8 +95,12 @@ class DraftModelDrafters(Drafters, ABC):
         give: Callable[[Runner], None],
         watch: Watch | None = None,
     ) -> None:
-        self._draft, self._budget, self._depth = draft, budget, depth
-        self._take, self._give, self._watch = take, give, watch
+        self._draft = draft
+        self._budget = budget
+        self._depth = depth
+        self._take = take
+        self._give = give
+        self._watch = watch
         self._runner: Runner | None = None
         self._requests: list[Request] = []
         self._sampling = GREEDY
@@ -117,7 +122,8 @@ class DraftModelDrafters(Drafters, ABC):
 
     def start(self, requests: Sequence[Request], sampling: Sampling) -> None:
         """See Drafters. A text that is longer than the draft model's context is not drafted for."""
-        self._requests, self._sampling = list(requests), sampling
+        self._requests = list(requests)
+        self._sampling = sampling
         self._pending = [None] * len(requests)
         self._keeping = [[] for _ in requests]
         self._runner = self._take(len(requests))
@@ -134,7 +140,8 @@ class DraftModelDrafters(Drafters, ABC):
         self._pending = [None] * len(contexts)
         for b, unread in enumerate(self._read(contexts, depths)):
             if unread:  # the last of these is the root
-                parents, last = list(range(-1, len(unread) - 1)), len(unread) - 1
+                parents = list(range(-1, len(unread) - 1))
+                last = len(unread) - 1
                 self._pending[b] = Pending(unread, parents, TokenGraph([contexts[b][-1]]), {0: last})
         began = self.runner.clock()
         if max(depths) > 0:
@@ -220,14 +227,20 @@ class LevelDrafters(DraftModelDrafters):
 
     def __init__(self, draft: Draft, rules: Rules, budget: Budget, *, most: int, **lend: Any) -> None:
         super().__init__(draft, budget, depth=rules.depth, **lend)
-        self._rules, self._most = rules, most
+        self._rules = rules
+        self._most = most
 
     def _grow(self, pending: Sequence[Pending | None], depths: Sequence[int]) -> None:
-        growths = dict[int, Growth]()
+        growths: dict[int, Growth] = {}
         for b, item in enumerate(pending):
             if item:
-                more: Any = {"draws": self.draws, "calibrated": self._budget.chance}
-                growths[b] = Growth(item.graph.tokens[0], self._rules, most=self._most, **more)
+                growths[b] = Growth(
+                    item.graph.tokens[0],
+                    self._rules,
+                    most=self._most,
+                    draws=self.draws,
+                    calibrated=self._budget.chance,
+                )
                 item.graph = growths[b].graph
         for level in range(max(depths)):
             growths = {b: growth for b, growth in growths.items() if level < depths[b] and growth.frontier}
@@ -307,9 +320,12 @@ class RatioDrafters(LevelDrafters):
         return candidates
 
     def _proposed(self, b: int, root: int, left: int) -> Tree:
-        tree, pending = super()._proposed(b, root, left), self._pending[b]
+        tree = super()._proposed(b, root, left)
+        pending = self._pending[b]
         if pending is None or pending.drafts is None:
             return tree
-        nodes, graph, drawn = pending.drafts.nodes, pending.graph, pending.drawn or {}
+        nodes = pending.drafts.nodes
+        graph = pending.graph
+        drawn = pending.drawn or {}
         parents = sorted(set(tree.parents[1:]))
         return replace(tree, drawn={at: drawn[graph.merged.get(nodes[at], nodes[at])] for at in parents})

@@ -43,9 +43,14 @@ class Places:
         self.graph = TokenGraph([text[-1]])
         self.answered = len(answers.ids) if answers else 0
         self.has_ngrams = ngrams is not None  # whether anything is drafted where adaptive tokens did not answer
-        self._tails, self._position = {0: tuple(text[-LONGEST:])}, len(text)
-        self._text, self._answers, self._ngrams, self._width = text, answers, ngrams, width
-        self._sampling, self._seed = sampling, seed
+        self._tails = {0: tuple(text[-LONGEST:])}
+        self._position = len(text)
+        self._text = text
+        self._answers = answers
+        self._ngrams = ngrams
+        self._width = width
+        self._sampling = sampling
+        self._seed = seed
         self._places = [0]  # by node, that of its children
         self._counted: list[Sequence[dict[int, int]]] = [()]  # by node, what its siblings were counted in
 
@@ -68,7 +73,8 @@ class Places:
         scores: dict[int, float]
         counted: Sequence[dict[int, int]] = ()
         if self._ngrams is None:
-            scores, total = self._answered(place), 1.0
+            scores = self._answered(place)
+            total = 1.0
         else:
             if not node:
                 self._ngrams.extend(self._text)  # as late as this: a plain step has no use for it
@@ -92,7 +98,8 @@ class Places:
         """Return the first source that proposes a node by itself, "" for the root: adaptive tokens their
         likeliest answer and those that no n-gram knows, the text what it counts, the training data the rest.
         """
-        token, place = self.graph.tokens[node], self._places[node] - 1
+        token = self.graph.tokens[node]
+        place = self._places[node] - 1
         if not node:
             return ""
         answered = self._answers.ids[place] if self._answers and place < self.answered else []
@@ -114,8 +121,10 @@ class Places:
     def _combined(self, ngrams: TextNgrams, tail: tuple[int, ...], place: int) -> Scores:
         successors, _, counted = ngrams.successors(tail)
         assert self._answers is not None
-        ids, weights = self._answers.ids[place], self._answers.weights[place]
-        shares, unigrams = dict(zip(ids, weights)), ngrams.unigrams
+        ids = self._answers.ids[place]
+        weights = self._answers.weights[place]
+        shares = dict(zip(ids, weights))
+        unigrams = ngrams.unigrams
         power = ngrams.weights.place(place) / (self._sampling.temperature or 1.0)
         exponents = {token: power * log(chance / unigrams[token]) for token, chance in successors.items()}
         # All scores are scaled by the largest factor: near a temperature of 0 it is beyond all floats.
@@ -133,7 +142,8 @@ class Places:
         chances, D, counted = ngrams.successors(tail)
         if not self._sampling.temperature:
             return chances, 1 / D, counted
-        seed, position = self._seed, self._position + place
+        seed = self._seed
+        position = self._position + place
         power = min(1 / self._sampling.temperature, STEEPEST)
         likeliest = sorted(chances, key=chances.__getitem__, reverse=True)[:NOISY]
         rest = max(0.0, 1 - D * sum(chances[token] for token in likeliest)) ** power

@@ -77,7 +77,8 @@ class ProbeGate:
     @contextmanager
     def open(self, first: int, rows: int) -> Iterator[None]:
         """Let the adapter act on the rows from `first` on while the block lasts, if there are any."""
-        self.first, self.rows = first, rows if first < rows else 0
+        self.first = first
+        self.rows = rows if first < rows else 0
         try:
             yield
         finally:

@@ -34,7 +34,9 @@ class TreeCacheLayer(CacheLayerMixin):
 
     def __init__(self, keys: Tensor, values: Tensor, slots: Slots) -> None:
         super().__init__()
-        self.keys, self.values, self.slots = keys, values, slots
+        self.keys = keys
+        self.values = values
+        self.slots = slots
         self.is_initialized = True
 
     def update(
@@ -42,7 +44,8 @@ class TreeCacheLayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         """Write (B, heads, q, head_dim) into the slots; the columns up to their end are returned."""
         assert self.keys is not None and self.values is not None
-        slots, n = self.slots, key_states.shape[0]
+        slots = self.slots
+        n = key_states.shape[0]
         if slots.columns is None:
             self.keys[:n, :, slots.start : slots.end] = key_states
             self.values[:n, :, slots.start : slots.end] = value_states
@@ -94,13 +97,16 @@ class TreeCache(Cache):
         """
         if self._used:
             self._kv.zero_()
-        self._used, self.lengths = True, [0] * sequences
+        self._used = True
+        self.lengths = [0] * sequences
 
     def place(self, rows: int, fed: Sequence[int] | None = None) -> None:
         """Set the slots of the next forward: `rows` of each sequence, behind `fed[b]` uncommitted ones."""
-        slots, device = self.slots, self._kv.device
+        slots = self.slots
+        device = self._kv.device
         starts = [length + before for length, before in zip(self.lengths, fed or [0] * len(self.lengths))]
-        slots.start, slots.end = min(starts), max(starts) + rows
+        slots.start = min(starts)
+        slots.end = max(starts) + rows
         slots.columns = slots.sequences = None
         if slots.end > slots.start + rows:  # unequal: each sequence's rows follow its own
             slots.columns = torch.tensor(starts, device=device)[:, None] + torch.arange(rows, device=device)
@@ -108,8 +114,10 @@ class TreeCache(Cache):
 
     def place_each(self, starts_B: Tensor, *, rows: int, end: int) -> None:
         """Do the same on the device, for a forward that is replayed with other starts."""
-        slots, device = self.slots, self._kv.device
-        slots.start, slots.end = 0, end
+        slots = self.slots
+        device = self._kv.device
+        slots.start = 0
+        slots.end = end
         slots.columns = starts_B[:, None] + torch.arange(rows, device=device)
         slots.sequences = torch.arange(len(starts_B), device=device)[:, None]
 

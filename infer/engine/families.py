@@ -61,7 +61,8 @@ def check_tree(lm: PreTrainedModel, name: str | None = None) -> None:
     Catches masks that are not followed, positions that are counted otherwise, and logits that are more
     than the head applied to the decoder's output.
     """
-    n, V = 5, lm.config.vocab_size
+    n = 5
+    V = lm.config.vocab_size
     *prompt, a, b, c, d = ((13 + 7919 * index) % V for index in range(n + 4))
     paths = torch.tensor([[*prompt, a, b, d], [*prompt, a, c, d]], device=lm.device)
     try:
@@ -84,7 +85,8 @@ def check_tree(lm: PreTrainedModel, name: str | None = None) -> None:
 def _tree_logits(lm: PreTrainedModel, prompt: list[int], tree: Tree) -> Tensor:
     target = Target(lm, batch=1, capacity=16)
     target.cache.clear(1)
-    forward, requests = DynamicForward(target), [Request(prompt)]
+    forward = DynamicForward(target)
+    requests = [Request(prompt)]
     forward([Tree.chain(prompt[0], prompt[1:])], requests, GREEDY)
     target.cache.commit([range(len(prompt))])
     return forward([tree], requests, GREEDY).logits[: len(tree.tokens)].whole()

@@ -40,8 +40,10 @@ class Target:
         lm = view_of(lm)  # several decode on one model at a time
         self.decoder: Any = lm.get_decoder()
         self.head: Any = lm.get_output_embeddings()
-        self.dtype, self.device = lm.dtype, lm.device
-        self.gate, self.windows = ProbeGate.of(lm), windows(lm.config)
+        self.dtype = lm.dtype
+        self.device = lm.device
+        self.gate = ProbeGate.of(lm)
+        self.windows = windows(lm.config)
         self.slopes = leave_to_masks(self.decoder) if is_alibi(lm.config) else None
         self.agree = agreement(beside or lm)
         self.cache = TreeCache(
@@ -117,7 +119,8 @@ class DynamicForward:
 
     def hidden(self, trees: Sequence[Tree], fed: Fed = None) -> tuple[FlatTrees, Tensor]:
         """Return the rows, and (B, q, d) what the decoder makes of them."""
-        target, cache = self._target, self._target.cache
+        target = self._target
+        cache = self._target.cache
         probes = max(len(tree.tokens) - tree.probes_from for tree in trees)
         flat = flatten(trees, cache.lengths, fed=fed, drafts=self._least - probes)
         cache.place(flat.ids.shape[1], fed)
@@ -128,7 +131,9 @@ class DynamicForward:
 
     def _masks(self, flat: FlatTrees) -> dict[str, Tensor] | None:
         """Return masks by kind of layer; none for a row that is alone and sees everything."""
-        target, lengths, end = self._target, self._target.cache.lengths, self._target.cache.slots.end
+        target = self._target
+        lengths = self._target.cache.lengths
+        end = self._target.cache.slots.end
         alone = flat.seen.size == 1  # and not behind rows that it may not see
         if alone and target.slopes is None and all(w is None or end <= w for w in target.windows.values()):
             return None

@@ -41,7 +41,9 @@ class GatedLinear(nn.Module):
         group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
-        self.base, self.gate, self.group = base, gate, group
+        self.base = base
+        self.gate = gate
+        self.group = group
         self.a: nn.Parameter | None = None
         self.b: nn.Parameter | None = None
         self.dense: nn.Parameter | None = None
@@ -49,7 +51,8 @@ class GatedLinear(nn.Module):
             update = scaling * (b.float() @ a.float())
             self.dense = _frozen((base.weight.detach().float() + update).to(base.weight.dtype))
         else:
-            self.a, self.b = _frozen(a), _frozen(b * scaling)
+            self.a = _frozen(a)
+            self.b = _frozen(b * scaling)
 
     @property
     def adapter(self) -> list[nn.Parameter]:
@@ -58,7 +61,8 @@ class GatedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, q, d) to (B, q, d'); of some families (B·q, d) to (B·q, d')."""
-        q, first = self.gate.rows, self.gate.first
+        q = self.gate.rows
+        first = self.gate.first
         if not q:
             return self.base(x)
         # Products are of matrices: of a slice in three dimensions PyTorch multiplies copies of the weight.
@@ -94,7 +98,9 @@ class GatedEmbedding(nn.Module):
 
     def __init__(self, base: nn.Embedding, ids: Tensor, rows: Tensor, gate: ProbeGate) -> None:
         super().__init__()
-        self.base, self.gate, self.rows = base, gate, _frozen(rows)
+        self.base = base
+        self.gate = gate
+        self.rows = _frozen(rows)
         places = torch.full((base.num_embeddings,), -1, device=ids.device)
         places[ids] = torch.arange(len(ids), device=ids.device)
         self.register_buffer("places", places, persistent=False)
@@ -106,7 +112,8 @@ class GatedEmbedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Embed (B, q) ids as (B, q, d)."""
-        y, first = self.base(ids), self.gate.first
+        y = self.base(ids)
+        first = self.gate.first
         if self.gate.rows:
             places = self.places[ids[:, first:]]  # type: ignore[index]
             own = F.embedding(places.clamp(min=0), self.rows)

@@ -60,8 +60,11 @@ class LazyOutput:
         agree: Callable[[Tensor], Tensor] = lambda picked: picked,
     ) -> None:
         self._agree = agree
-        self.logits, self.flat, self.trees = logits, flat, trees
-        self._requests, self._sampling = requests, sampling
+        self.logits = logits
+        self.flat = flat
+        self.trees = trees
+        self._requests = requests
+        self._sampling = sampling
         self._picks: list[list[int]] | None = None
 
     def chooser(self, b: int, context: Sequence[int]) -> Callable[[int], int]:
@@ -106,8 +109,11 @@ class LazyOutput:
         return Candidates(ids, [row[: len(drawn_ids)] for row, drawn_ids in zip(chances, ids)]), q
 
     def _pick_all(self) -> list[list[int]]:
-        flat, n, device = self.flat, len(self.trees), self.logits.device
-        q, drafts = flat.ids.shape[1], flat.drafts
+        flat = self.flat
+        n = len(self.trees)
+        device = self.logits.device
+        q = flat.ids.shape[1]
+        drafts = flat.drafts
         rows = [b * q + row for b in range(n) for row in range(drafts)] if n > 1 else slice(0, drafts)
         positions = torch.from_numpy(flat.positions[:, :drafts].ravel() + 1)
         seeds = torch.tensor([request.seed for request in self._requests]).repeat_interleave(drafts)
@@ -130,11 +136,13 @@ class LazyOutput:
 
     def _pick(self, b: int, node: int, logits: Logits) -> int:
         """Return the pick after a node, of the target's distribution or what the draws leave of it."""
-        tree, sampling = self.trees[b], self._sampling
+        tree = self.trees[b]
+        sampling = self._sampling
         if tree.drawn is not None and node in tree.drawn:
             ids = torch.tensor([[tree.tokens[child] for child in tree.children(node)]], device=logits.device)
             left = conditional_distribution(probabilities(logits, sampling), tree.drawn[node][None], ids)
-            logits, sampling = logits.replaced(left.log()), Sampling(1.0)
+            logits = logits.replaced(left.log())
+            sampling = Sampling(1.0)
         return int(self._agree(pick(logits, sampling, *self._keys(b, self._rows(b, [node])))))
 
     def _rows(self, b: int, nodes: Sequence[int]) -> slice:
@@ -192,7 +200,8 @@ class PackedOutput:
 
     def drafts(self, b: int, node: int, width: int) -> Candidates | None:
         """See LazyOutput."""
-        tree, packed = self.trees[b], self.packed
+        tree = self.trees[b]
+        packed = self.packed
         probes = tree.probes_of(node)
         if not probes:
             return None

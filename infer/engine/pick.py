@@ -47,7 +47,9 @@ class Logits:
     """n rows of logits over V tokens, read by their top or whole; at least float32."""
 
     def __init__(self, head: nn.Module, hidden_nd: Tensor, logits_nV: Tensor) -> None:
-        self._head, self._hidden, self._logits = head, hidden_nd, logits_nV
+        self._head = head
+        self._hidden = hidden_nd
+        self._logits = logits_nV
         self._narrow = logits_nV.dtype.itemsize < 4
 
     def __len__(self) -> int:
@@ -176,7 +178,8 @@ def warped(logits: Logits, sampling: Sampling, *, most: int | None = None) -> tu
     """Return (n, m) log-probabilities (up to a constant) and ids of the tokens that may be drawn, `most` at
     most; those cut off among them are -inf.
     """
-    temperature, V = sampling.temperature, logits.vocabulary
+    temperature = sampling.temperature
+    V = logits.vocabulary
     if sampling.top_k:
         values, ids = logits.top(min(sampling.top_k, V))
         values = values / temperature
@@ -184,7 +187,8 @@ def warped(logits: Logits, sampling: Sampling, *, most: int | None = None) -> tu
     whole = logits.whole() / temperature
     if sampling.top_p == 1 and most is None:
         return whole, torch.arange(V, device=whole.device).expand(len(whole), -1)
-    total, m = whole.logsumexp(-1, keepdim=True), min(most or WIDE, V)
+    total = whole.logsumexp(-1, keepdim=True)
+    m = min(most or WIDE, V)
     values, ids = top(whole, m)
     # On a GPU the question would wait for the device; there a sort of all tokens costs little.
     if most is None and (
@@ -277,15 +281,21 @@ def conditional_distribution(p_nV: Tensor, q_nV: Tensor, ids_nk: Tensor) -> Tens
     `p_nV` are the target's probabilities, `q_nV` those that `ids_nk` were drawn from by `draw`: of the
     first tokens, where the draft model lacks the others.
     """
-    r, q = p_nV.double(), F.pad(q_nV.double(), (0, p_nV.shape[1] - q_nV.shape[1]))
-    result, rejected = torch.zeros_like(r), torch.ones_like(r[:, :1])  # (n, 1) the chance that all were
+    r = p_nV.double()
+    q = F.pad(q_nV.double(), (0, p_nV.shape[1] - q_nV.shape[1]))
+    # (n, 1) the chance that all were
+    result = torch.zeros_like(r)
+    rejected = torch.ones_like(r[:, :1])
     for c in ids_nk.split(1, dim=1):
-        tried, c = c >= 0, c.clamp(min=0)
+        tried = c >= 0
+        c = c.clamp(min=0)
         chance = torch.where(tried, r.gather(1, c) / q.gather(1, c), 0).clamp(max=1)
         result.scatter_add_(1, c, rejected * chance)
         rejected = rejected * (1 - chance)
-        rest, left = _norm((r - q).clamp(min=0)), _norm(q.scatter(1, c, 0))
-        r, q = torch.where(tried, rest, r), torch.where(tried, left, q)
+        rest = _norm((r - q).clamp(min=0))
+        left = _norm(q.scatter(1, c, 0))
+        r = torch.where(tried, rest, r)
+        q = torch.where(tried, left, q)
     return result + rejected * r
 
 

@@ -45,9 +45,12 @@ class Runner:
         if static is None:
             static = lm.device.type == "cuda" and fixed_shapes(lm)
         room = (StaticForward if static else DynamicForward).room(capacity, max_rows, batch)
-        self.static, self.clock = static, loop_clock(lm.device)
+        self.static = static
+        self.clock = loop_clock(lm.device)
         self.agreed: Callable[[float], float] = partial(agreed_value, beside or lm)  # rank 0's, of a clock
-        self._batch, self._capacity, self._max_rows = batch, capacity, max_rows
+        self._batch = batch
+        self._capacity = capacity
+        self._max_rows = max_rows
         self._target = target = Target(lm, batch=batch, capacity=room, beside=beside)
         self._places = target.places
         self._dynamic = DynamicForward(target)
@@ -77,7 +80,8 @@ class Runner:
     @torch.inference_mode()
     def read(self, texts: Sequence[Sequence[int]]) -> None:
         """Read these tokens of each sequence into the cache, which must have room for them."""
-        target, longest = self._target, max(map(len, texts))
+        target = self._target
+        longest = max(map(len, texts))
         if any(self.lengths) and longest:
             self._dynamic.hidden([Tree.chain(text[0], text[1:]) if text else Tree.chain(0) for text in texts])
         elif longest:
@@ -123,20 +127,30 @@ class Runners:
         compile: bool = False,
         beside: PreTrainedModel | None = None,
     ) -> None:
-        self.static, self._lm = static, lm
-        self._more: dict[str, Any] = {"compile": compile, "beside": beside}
+        self.static = static
+        self._lm = lm
+        self._compile = compile
+        self._beside = beside
         self._kept: Runner | None = None
         self._lock = Lock()
 
     def take(self, *, batch: int, capacity: int, max_rows: int) -> Runner:
         """Return a runner that nobody uses and that fits, or a new one."""
         with self._lock:  # or two threads take the same
-            runner, self._kept = self._kept, None
+            runner = self._kept
+            self._kept = None
         if runner is not None and runner.fits(batch=batch, capacity=capacity, max_rows=max_rows):
             return runner
         del runner  # its memory makes room for the new one's
-        room: Any = {"batch": batch, "capacity": capacity, "max_rows": max_rows}
-        return Runner(self._lm, **room, static=self.static, **self._more)
+        return Runner(
+            self._lm,
+            batch=batch,
+            capacity=capacity,
+            max_rows=max_rows,
+            static=self.static,
+            compile=self._compile,
+            beside=self._beside,
+        )
 
     def give(self, runner: Runner) -> None:
         """Give back a runner whose text has ended; one without graphs is not worth its memory."""
@@ -165,7 +179,7 @@ def duration(began: float, ended: float) -> float:
 @cache  # a clock that ticks seldom would be waited for at every text
 def tick_of(clock: Clock) -> float:
     """Return the seconds from one reading of a busy clock to the next other one, the least of three."""
-    ticks = list[float]()
+    ticks: list[float] = []
     while len(ticks) < 3:
         began = clock()
         while (now := clock()) == began:

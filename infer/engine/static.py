@@ -59,7 +59,8 @@ class Compiled:
     """A function by torch.compile, and by itself from the first failure on, which is a CompileWarning."""
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
-        self._function, self._failed = function, False
+        self._function = function
+        self._failed = False
         self._compiled = torch.compile(function, fullgraph=True, dynamic=True)
 
     def __call__(self, *args: Any) -> Tensor:
@@ -80,7 +81,8 @@ class StaticForward:
     """A graph for every shape, made on its first use; all share one pool of memory."""
 
     def __init__(self, target: Target, *, batch: int, compile: bool = False) -> None:
-        self.target, self._batch = target, batch
+        self.target = target
+        self._batch = batch
         self.hidden: Callable[..., Tensor] = target.hidden
         if compile:
             # One row and one sequence are compiled by themselves, for each model: more than PyTorch expects.
@@ -89,7 +91,7 @@ class StaticForward:
         # PyTorch's own stream for captures is on the current device, which need not be the model's.
         self.stream = torch.cuda.Stream(target.device) if target.device.type == "cuda" else None
         self.pool = torch.cuda.graph_pool_handle() if self.stream else None
-        self._graphs = dict[Sampling, dict[Shape, Graph]]()
+        self._graphs: dict[Sampling, dict[Shape, Graph]] = {}
 
     @staticmethod
     def room(capacity: int, max_rows: int, batch: int) -> int:
@@ -103,13 +105,15 @@ class StaticForward:
         target = self.target
         drafts, probes = map(bucket, extent(trees, fed))
         idle = min(bucket(len(trees)), self._batch) - len(trees)
-        lengths, before = [*target.cache.lengths, *[0] * idle], [*(fed or [0] * len(trees)), *[0] * idle]
+        lengths = [*target.cache.lengths, *[0] * idle]
+        before = [*(fed or [0] * len(trees)), *[0] * idle]
         width = bucket(max(before) + drafts + probes) if max(before) else drafts + probes
         flat = flatten(
             [*trees, *[Tree.chain(0)] * idle], lengths, fed=before, drafts=drafts, probes=probes, width=width
         )
         columns = COLUMNS * bucket(-(-(max(lengths) + width) // COLUMNS))
-        columns, keeps = min(columns, target.cache.capacity), any(map(on_host, trees, requests))
+        columns = min(columns, target.cache.capacity)
+        keeps = any(map(on_host, trees, requests))
         shape = Shape(len(lengths), drafts, probes, width, columns, sampling, keeps, fed is not None)
         self._graphs[sampling] = graphs = self._graphs.pop(sampling, {})
         if len(self._graphs) > SAMPLINGS:
@@ -128,8 +132,11 @@ class Graph:
     """One shape's buffers and, on CUDA, its kernels."""
 
     def __init__(self, shape: Shape, way: StaticForward) -> None:
-        self._shape, self._target, self._hidden = shape, way.target, way.hidden
-        self._stream, self._pool = way.stream, way.pool
+        self._shape = shape
+        self._target = way.target
+        self._hidden = way.hidden
+        self._stream = way.stream
+        self._pool = way.pool
         rows = shape.drafts + shape.probes
         self._inputs = Inputs(shape.sequences, rows, shape.width, way.target.device)
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -162,15 +169,19 @@ class Graph:
         current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # Other threads may allocate and wait meanwhile: by default that ends a capture.
-        lonely: Any = {"pool": self._pool, "stream": stream, "capture_error_mode": "thread_local"}
-        with CAPTURES, torch.cuda.graph(graph, **lonely):
+        capture = torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local")
+        with CAPTURES, capture:
             self._packed = self._compute()
         return graph
 
     def _compute(self) -> Tensor:
         """Compute one float64 tensor from the inputs, in which ids are exact too."""
-        D, P, n, sampling = self._shape.drafts, self._shape.probes, self._shape.columns, self._shape.sampling
-        target, given = self._target, self._inputs
+        D = self._shape.drafts
+        P = self._shape.probes
+        n = self._shape.columns
+        sampling = self._shape.sampling
+        target = self._target
+        given = self._inputs
         q = D + P
         target.cache.place_each(given.lengths + given.fed, rows=q, end=n)
         more = target.dtype, target.slopes
@@ -203,7 +214,9 @@ class Inputs:
     """
 
     def __init__(self, sequences: int, rows: int, width: int, device: torch.device) -> None:
-        self._sequences, self._rows, self._width = sequences, rows, width
+        self._sequences = sequences
+        self._rows = rows
+        self._width = width
         size = 8 * sequences * (2 * rows + width + 3) + sequences * rows * width
         self._host = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._device = torch.zeros(size, dtype=torch.uint8, device=device)
@@ -219,7 +232,9 @@ class Inputs:
         self._device.copy_(self._host, non_blocking=True)
 
     def _split(self, buffer: Tensor) -> list[Tensor]:
-        B, q, w = self._sequences, self._rows, self._width
+        B = self._sequences
+        q = self._rows
+        w = self._width
         sizes = (B * q, B * q, B * w, B, B, B)
         ids, positions, places, *each = buffer[: 8 * sum(sizes)].view(torch.int64).split(sizes)
         seen = buffer[8 * sum(sizes) :].view(torch.bool)

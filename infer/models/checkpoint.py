@@ -59,9 +59,11 @@ class ModelDirectory:
     def __init__(
         self, folder: str | Path, *, adaptive_ids: Sequence[int] = (), L: int = 0, setting: str = "model"
     ) -> None:
-        self.path, self.setting = check_directory(folder, setting), setting
+        self.path = check_directory(folder, setting)
+        self.setting = setting
         self.name = f"{setting}={folder}"
-        self._given_ids, self._given_L = tuple(adaptive_ids), L
+        self._given_ids = tuple(adaptive_ids)
+        self._given_L = L
         if self._given_ids and (self.path / ADAPTIVE).is_file():
             raise UserError(
                 f"{setting}.adaptive_ids must be unset for a directory that has {ADAPTIVE}, got "
@@ -248,7 +250,8 @@ def _read_model(path: Path, name: str, *, dtype: str, ranks: int) -> PreTrainedM
 
 def _check_depth(path: Path, name: str, config: PreTrainedConfig) -> None:
     """Raise UserError for more layers than weights: the library would spend hours on making them all."""
-    files, weights = [file for file in path.glob("*.safetensors") if file.name != FILE], 0
+    files = [file for file in path.glob("*.safetensors") if file.name != FILE]
+    weights = 0
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
     for file in files:
         with safe_open(file, "pt") as opened:
@@ -263,7 +266,8 @@ def _check_weights(model: str, info: dict[str, Any]) -> None:
     for name, stored, expected in sorted(info["mismatched_keys"]):
         sizes = f"the sizes in config.json, {tuple(expected)} for {name}"
         raise UserError(f"{model} must have weights of {sizes}, got {tuple(stored)}")
-    absent, further = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+    absent = sorted(info["missing_keys"])
+    further = sorted(info["unexpected_keys"])
     if absent:
         raise UserError(f"{model} must have every weight of the model, got no {', '.join(absent[:3])}")
     if further:
@@ -282,7 +286,9 @@ def eos_ids(lm: PreTrainedModel) -> frozenset[int]:
 
 def _adaptive(value: dict[str, Any]) -> Adaptive:
     """Raise ValueError, in a sentence, for a field of another type, which could draft with wrong tokens."""
-    bos, control, ngrams = value.get("bos"), value.get("control"), value.get("ngrams")
+    bos = value.get("bos")
+    control = value.get("control")
+    ngrams = value.get("ngrams")
     return Adaptive(
         _ids(value.get("adaptive_ids"), "adaptive_ids"),
         _expect(value.get("L"), int, "L"),
@@ -299,7 +305,8 @@ def _infilling(value: Any) -> Infilling | None:
     """Return the infilling ids; None where a tokenizer lacks one of them, which is then null."""
     if value is None or value == {}:
         return None
-    ids_by_name, names = _expect(value, dict, "infilling"), [field.name for field in fields(Infilling)]
+    ids_by_name = _expect(value, dict, "infilling")
+    names = [field.name for field in fields(Infilling)]
     if absent := [name for name in names if name not in ids_by_name]:
         raise ValueError(f"infilling must have {', '.join(names)}, got no {absent[0]}")
     ids = [ids_by_name[name] for name in names]

@@ -91,7 +91,8 @@ def load_draft(config: DraftConfig, target: PreTrainedModel, *, rows: int, adapt
         dtype = config.dtype or str(target.dtype).removeprefix("torch.")
         if dtype == AUTO:
             dtype = choose_dtype(AUTO, target.device.type)
-        narrow, device = "draft.dtype=bfloat16", str(target.device)
+        narrow = "draft.dtype=bfloat16"
+        device = str(target.device)
         fits = enough_for_weights(directory.path, dtype, device, narrow=narrow)
         with failing_together(target), fits:
             lm = directory.load(dtype=dtype, device=device, whole=True)
@@ -137,7 +138,8 @@ def first_layers(lm: PreTrainedModel, layers: int) -> PreTrainedModel:
     """
     shared: dict[int, Any] = {id(tensor): tensor for tensor in chain(lm.parameters(), lm.buffers())}
     short = copy.deepcopy(lm, shared)
-    config, blocks = short.config, short.get_decoder().children()
+    config = short.config
+    blocks = short.get_decoder().children()
     del next(b for b in blocks if isinstance(b, nn.ModuleList) and len(b) == config.num_hidden_layers)[layers:]
     config.num_hidden_layers = layers
     if getattr(config, "layer_types", None):

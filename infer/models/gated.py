@@ -18,15 +18,20 @@ from conf.errors import UserError, in_one_line
 from infer.engine.attention import ProbeGate
 from infer.engine.gate import GatedEmbedding, GatedLinear
 
-FOLDER, CONFIG, WEIGHTS = "adapter", "adapter_config.json", "adapter_model.safetensors"
+FOLDER = "adapter"
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of the library's names, in peft's files
-A, B, ROWS = ".lora_A.weight", ".lora_B.weight", ".token_adapter.trainable_tokens_delta"
+A = ".lora_A.weight"
+B = ".lora_B.weight"
+ROWS = ".token_adapter.trainable_tokens_delta"
 # Settings that say nothing of an adapter's values. Those that `_amiss` does not check must be unset.
 IDLE = {
     *("task_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode"),
     *("lora_dropout", "megatron_core", "qalora_group_size", "runtime_config"),
 }
-MUST_BE, AGAIN = "a gated adapter must be LoRA of linear layers", "Export the model again."
+MUST_BE = "a gated adapter must be LoRA of linear layers"
+AGAIN = "Export the model again."
 
 
 def gate_model(lm: PreTrainedModel, folder: Path) -> PreTrainedModel:
@@ -41,7 +46,8 @@ def gated_layers(lm: PreTrainedModel, folder: Path) -> dict[str, nn.Module]:
     folder without an adapter, and for one that is not LoRA of linear layers of this model.
     """
     settings, weights = _read(folder)
-    gate, layers = ProbeGate(), dict[str, nn.Module]()
+    gate = ProbeGate()
+    layers: dict[str, nn.Module] = {}
     scaling = settings["lora_alpha"] / (math.sqrt(settings["r"]) if settings["use_rslora"] else settings["r"])
     try:
         for name, base in _targets(lm, settings["target_modules"]):
@@ -112,12 +118,15 @@ def _targets(lm: PreTrainedModel, targets: list[str]) -> list[tuple[str, nn.Line
 
 
 def _linear(base: nn.Linear, a: Tensor, b: Tensor, scaling: float, gate: ProbeGate) -> GatedLinear:
-    weight, group = base.weight, None
+    weight = base.weight
+    group = None
     if not isinstance(weight, DTensor):
         return GatedLinear(base, a, b, scaling, gate)
-    mesh, (placement,) = weight.device_mesh, weight.placements
+    mesh = weight.device_mesh
+    (placement,) = weight.placements
     if placement == Shard(0):
         b = distribute_tensor(b, mesh, [placement], src_data_rank=None).to_local()
     elif placement == Shard(1):
-        a, group = distribute_tensor(a, mesh, [placement], src_data_rank=None).to_local(), mesh.get_group()
+        a = distribute_tensor(a, mesh, [placement], src_data_rank=None).to_local()
+        group = mesh.get_group()
     return GatedLinear(base, a, b, scaling, gate, divided=True, group=group)

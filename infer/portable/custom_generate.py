@@ -155,9 +155,11 @@ class Drafting:
         """Return how much is drafted, and where; with "auto" by measurement."""
         if self.probes != "auto":
             return FixedPolicy(self.k, self.probes)
-        k, prior = self.k if "adaptive" in self.sources else 0, prior_costs(state.lm.device.type)
-        texts: Any = {"batch": batch, "capacity": capacity, "sampling": sampling}
-        return state.policies.auto(k, self.sources, **texts, load=lambda: [prior])
+        k = self.k if "adaptive" in self.sources else 0
+        prior = prior_costs(state.lm.device.type)
+        return state.policies.auto(
+            k, self.sources, batch=batch, capacity=capacity, sampling=sampling, load=lambda: [prior]
+        )
 
     def drafters(self, policy: Policy, table: NgramTable | None, vocabulary: int) -> Drafters:
         """Return the drafters of all sequences."""
@@ -187,7 +189,8 @@ def drafting_of(
     ids: Sequence[int], L: int, ngrams: Mapping[str, Any] | None, k: Any, probes: Any, sources: Any, seed: Any
 ) -> Drafting:
     """Return a call's drafting, from arguments of any type and adaptive.json's n-grams. Raise ValueError."""
-    explicit, k = k is not None, whole_number("k", L if k is None else k)
+    explicit = k is not None
+    k = whole_number("k", L if k is None else k)
     check_probes(ids, k)
     if seed is not None and not 0 <= (seed := whole_number("seed", seed)) < SEEDS:
         raise ValueError(f"seed must be a number of up to 63 bits, got {seed}")
@@ -244,7 +247,8 @@ def generate(
             raise ValueError(f"{name} must be None, got a value: this model drafts by itself")
     drafting = drafting_of(adaptive_ids, L, ngrams, k, probes, sources, seed)
     # Given a callable, the library loses the tokenizer that these two need.
-    configs, tokenizer = (generation_config, model.generation_config), args.pop("tokenizer", None)
+    configs = (generation_config, model.generation_config)
+    tokenizer = args.pop("tokenizer", None)
     if first_set("token_healing", args, configs):
         raise ValueError("token_healing must be False, got True")
     strings = first_set("stop_strings", args, configs)
@@ -282,7 +286,9 @@ def _decode(
     `given` names the caller's arguments. No parameter may be named like anything that the library prepares,
     such as attention_mask: the library would pass the caller's value unprepared.
     """
-    B, rows, context = len(input_ids), lm.config.vocab_size, context_length(lm.config)
+    B = len(input_ids)
+    rows = lm.config.vocab_size
+    context = context_length(lm.config)
     mask, positions = (prepared.pop(name, None) for name in ("attention_mask", "position_ids"))
     further = {name: value for name, value in prepared.items() if name in given}
     check_supported(generation_config, logits_processor, further, sequences=B)

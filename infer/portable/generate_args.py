@@ -88,7 +88,8 @@ def within_context(limits: Limits, *, longest: int, context: int, explicit: bool
     Raise ValueError for a length given as an argument (`explicit`), and for a prompt that fills the context:
     the cache is allocated for the whole length. `transformers serve` sets 1,024 new tokens by default.
     """
-    new, left = limits.max_new_tokens, context - longest
+    new = limits.max_new_tokens
+    left = context - longest
     if new <= left:
         return limits
     if explicit or left < 1:
@@ -133,7 +134,8 @@ def sampling_of(processors: LogitsProcessorList, *, sample: bool) -> tuple[Sampl
     """Split off the last processors that the pick itself applies: temperature, then top_k, then top_p."""
     if not sample:
         return GREEDY, processors
-    rest, values = LogitsProcessorList(processors), dict[str, Any]()
+    rest = LogitsProcessorList(processors)
+    values: dict[str, Any] = {}
     for kind, name in WARPERS:
         if rest and type(rest[-1]) is kind and _is_plain(rest[-1]):
             values[name] = getattr(rest.pop(), name)
@@ -151,7 +153,9 @@ class RowProcessor(LogitsProcessor):
     """
 
     def __init__(self, processors: LogitsProcessorList, ids_BP: Tensor, b: int, *, prompt: int) -> None:
-        self._processors, self._b, self._rows = processors, b, len(ids_BP)
+        self._processors = processors
+        self._b = b
+        self._rows = len(ids_BP)
         self._padding = ids_BP[b : b + 1, : ids_BP.shape[1] - prompt]
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
@@ -182,5 +186,6 @@ def _stop(criteria: StoppingCriteriaList, ids_1n: Any) -> Stop:
 
 def padded(ids_BP: Tensor, texts: Sequence[Sequence[int]], pad: Tensor | None) -> Tensor:
     """Return (B, P + n) prompts and texts, padded on the right."""
-    n, fill = max(map(len, texts)), 0 if pad is None else int(pad)
+    n = max(map(len, texts))
+    fill = 0 if pad is None else int(pad)
     return torch.cat([ids_BP, ids_BP.new_tensor([[*text, *[fill] * (n - len(text))] for text in texts])], 1)

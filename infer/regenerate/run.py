@@ -58,7 +58,8 @@ class Source:
     """The training documents of the finished folder `data.path`, in an order that decode.seed decides."""
 
     def __init__(self, config: RegenerateConfig) -> None:
-        self._config, self._path = config, config.data.path
+        self._config = config
+        self._path = config.data.path
         self._manifest = read_manifest(self._path, "shards", "data.path")
         self._shards = Shards(self._path, "train")
 
@@ -105,7 +106,8 @@ class Source:
         for index in order:
             sequence = self._shards[index]
             for span, id in zip(sequence.spans, sequence.ids):
-                start, stop = int(span["start"]), int(span["stop"])
+                start = int(span["start"])
+                stop = int(span["stop"])
                 whole = span["mode"] == PLAIN and span["offset"] == 0
                 if whole and stop - start >= self._config.prefix_min + 2:
                     yield DocumentSpan(id, languages[span["language"]], index, start, stop)
@@ -118,7 +120,8 @@ SHARD_DOCUMENTS = 4096
 
 def write_own_text(config: RegenerateConfig) -> None:
     """Continue the documents, unless the folder already holds the result."""
-    workers, out = init_workers(), Path(config.out)
+    workers = init_workers()
+    out = Path(config.out)
     if config.threads:
         torch.set_num_threads(config.threads)
     config = replace(config, dtype=workers.agreed(choose_dtype(config.dtype)))
@@ -152,7 +155,9 @@ def _continue(
     if not names:
         return
     model = load(config.model, config.dtype, workers.device())
-    tokens, forwards, began = 0, 0, time.perf_counter()
+    tokens = 0
+    forwards = 0
+    began = time.perf_counter()
     columns = TextColumn("{task.description}"), BarColumn(bar_width=10), MofNCompleteColumn()
     rate = TextColumn("{task.fields[rate]}")
     with Progress(*columns, rate, TimeRemainingColumn(), disable=not workers.first) as progress:
@@ -161,7 +166,8 @@ def _continue(
         for name in names:
             unit = regenerate(model, source, parts[name], config)
             units.save(name, unit)
-            tokens, forwards = tokens + unit["tokens"], forwards + unit["forwards"]
+            tokens = tokens + unit["tokens"]
+            forwards = forwards + unit["forwards"]
             figures = f"{tokens / (time.perf_counter() - began):,.0f} tok/s {tokens / forwards:.1f} tok/forward"
             progress.update(task, advance=len(parts[name]), rate=figures)
 
@@ -197,7 +203,8 @@ def content(text: Text, prompt: Sequence[int], new: Iterable[int]) -> dict[str, 
 def _decoded(
     model: Model, prompts: Sequence[list[int]], ids: Sequence[str], config: RegenerateConfig
 ) -> tuple[list[list[int]], int]:
-    settings, longest = config.decode, max(map(len, prompts))
+    settings = config.decode
+    longest = max(map(len, prompts))
     capacity = longest + settings.max_new_tokens
     if capacity > model.context:
         raise UserError(
@@ -240,7 +247,8 @@ def _finish(partial: Path, units: Records, names: Sequence[str]) -> dict[str, An
                 totals[fact] += unit[fact]
             yield from (json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in unit["rows"])
 
-    shards, left = list[dict[str, Any]](), lines()
+    shards: list[dict[str, Any]] = []
+    left = lines()
     while part := list(islice(left, SHARD_DOCUMENTS)):
         written = b"".join(part)
         write_bytes(partial / f"own-{len(shards):05}.jsonl", written)

@@ -51,8 +51,11 @@ class Growth:
         draws: bool = False,
         calibrated: Callable[[float], float] = float,
     ) -> None:
-        self.graph, self.frontier = TokenGraph([root]), [0]
-        self._rules, self._left, self._draws = rules, most - 1, draws
+        self.graph = TokenGraph([root])
+        self.frontier = [0]
+        self._rules = rules
+        self._left = most - 1
+        self._draws = draws
         self._calibrated = calibrated
         # Of nodes that are no leaves: the chance of the path from the root, its last τ tokens, and all nodes
         # on the paths to them, themselves among them, as bits.
@@ -68,7 +71,9 @@ class Growth:
 
     def grow(self, ids: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]) -> None:
         """Grow a level: at most k candidates behind each node of the frontier, likeliest first or as drawn."""
-        rules, parents, self.frontier = self._rules, self.frontier, []
+        rules = self._rules
+        parents = self.frontier
+        self.frontier = []
         if self._draws:
             self._ended.clear()
         for parent, tokens, odds in zip(parents, ids, chances):
@@ -88,15 +93,18 @@ class Growth:
 
     def _merge(self, node: int, parents: Sequence[int]) -> bool:
         """Merge a node that is τ-redundant; else its own τ-gram stands in the graph from now on."""
-        tau, parent = self._rules.tau, self.graph.parents[node]
+        tau = self._rules.tau
+        parent = self.graph.parents[node]
         if not tau:
             return False
-        gram, above = (*self._grams[parent], self.graph.tokens[node])[-tau:], self._above[parent] | 1 << node
+        gram = (*self._grams[parent], self.graph.tokens[node])[-tau:]
+        above = self._above[parent] | 1 << node
         ended = self._ended.setdefault(gram, []) if len(gram) == tau else []
         into = next((other for other in ended if not above >> other & 1), None)
         if into is None:
             ended.append(node)
-            self._grams[node], self._above[node] = gram, above
+            self._grams[node] = gram
+            self._above[node] = above
             return False
         self.graph.merge(node, into)
         # What stands behind the other is behind this one too. Nobody asks again but those that get children.

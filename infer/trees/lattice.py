@@ -28,14 +28,17 @@ LEVELS = {
     13: (4, 8, 8, 8, 8, 8, 6, 6, 6, 5, 4, 3, 2),
 }
 CHILDREN = {8: (3, 2, 2, 1), 6: (3, 2, 1), 5: (3, 2), 4: (3, 1), 3: (3,), 2: (2,)}
-DEEPEST, RANKS = max(LEVELS), 4  # places of the deepest tree; candidates that a tree has for a place, at most
+# places of the deepest tree; candidates that a tree has for a place, at most
+DEEPEST = max(LEVELS)
+RANKS = 4
 
 
 def lattice(root: int, ids: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]) -> TokenGraph:
     """Build a tree of candidates `ids[j][r]` for each place behind the root; `chances[j]` are those of the
     candidates for place j where all before them are right, falling.
     """
-    graph, first = TokenGraph([root]), 0
+    graph = TokenGraph([root])
+    first = 0
     for place, row in zip(ids, chances):
         nodes = [graph.add(first, token, chance) for token, chance in zip(place, row)]
         for rival in nodes[1:]:
@@ -58,7 +61,8 @@ def nucleus_shape(depth: int) -> tuple[tuple[int, int], ...]:
         level 5   (0 1 2)                    under the first one of level 4
     """
     sizes = next(sizes for deepest, sizes in sorted(LEVELS.items()) if depth <= deepest)[:depth]
-    shape, level = list[tuple[int, int]](), [0]
+    shape: list[tuple[int, int]] = []
+    level = [0]
     for size in sizes:
         children = CHILDREN[size] if shape else (size,)
         first = 1 + len(shape)

@@ -96,7 +96,7 @@ class Drafts:
 
     def shared(self, graph: TokenGraph) -> frozenset[int]:
         """Return the nodes that a path reaches through a merged node."""
-        result = set[int]()
+        result: set[int] = set()
         for node in range(1, len(self.nodes)) if graph.merged else ():
             parent = self.parents[node]
             if parent in result or graph.parents[self.nodes[node]] != self.nodes[parent]:
@@ -128,7 +128,7 @@ def unroll(
     parent, so that the first n nodes are a tree, and the likeliest one of n nodes.
     """
     drafts = Drafts([graph.tokens[0]], [-1], [0], [1.0], [0])
-    heap = list[tuple[float, int, int]]()  # (-chance, parent in the tree, rank among its children)
+    heap: list[tuple[float, int, int]] = []  # (-chance, parent in the tree, rank among its children)
     lowest = min(prices, default=1.0)
 
     def offer(parent: int, rank: int) -> None:
@@ -160,7 +160,8 @@ def unroll_levels(graph: TokenGraph, most: int, *, depth: int) -> Drafts:
     """Return the graph as a tree of up to `most` drafts; the likeliest nodes of a level get all their children.
     So what a node's children are decides nothing, as verification by ratio wants it (pick.py).
     """
-    drafts, level = Drafts([graph.tokens[0]], [-1], [0], [1.0], [0]), [0]
+    drafts = Drafts([graph.tokens[0]], [-1], [0], [1.0], [0])
+    level = [0]
     for _ in range(depth):
         first = len(drafts.tokens)
         for parent in sorted(level, key=drafts.chances.__getitem__, reverse=True):
@@ -209,7 +210,8 @@ class Outcome:
         fates = [Fate.DRAFTED] * len(self.graph.tokens)
         for node in self.drafts.nodes:
             fates[node] = Fate.REJECTED
-        fate, path = Fate.ACCEPTED, self.accepted
+        fate = Fate.ACCEPTED
+        path = self.accepted
         for before, node in zip([-1, *path], path):
             if self.graph.parents[node] != before:
                 fate = Fate.SHARED

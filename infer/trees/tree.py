@@ -68,7 +68,8 @@ class Tree:
 
     def probe(self, under: Sequence[int], probes: Sequence[int]) -> "Tree":
         """Return the same drafts with a chain of probes under each of these nodes."""
-        tokens, parents = list(self.tokens), list(self.parents)
+        tokens = list(self.tokens)
+        parents = list(self.parents)
         for node in under:
             tokens += probes
             parents += [node, *range(len(parents), len(parents) + len(probes) - 1)]
@@ -104,7 +105,8 @@ class Tree:
         `choose(i)` is the token that the model puts after node i; it is asked for the nodes of the
         path alone, in their order. From each node the path goes on to the child that holds its choice.
         """
-        path, choice = [0], choose(0)
+        path = [0]
+        choice = choose(0)
         for node in range(1, self.probes_from):
             if self.tokens[node] == choice and self.parents[node] == path[-1]:
                 path.append(node)
@@ -124,7 +126,9 @@ def _lineage(parents: tuple[int, ...], first: int) -> tuple[Rows, Rows]:
     n = len(parents)
     if parents == tuple(range(-1, n - 1)):
         return np.tri(n - first, n, first, dtype=bool), np.arange(n)
-    depths, rows, columns = [0] * n, list[int](), list[int]()
+    depths = [0] * n
+    rows: list[int] = []
+    columns: list[int] = []
     for node in range(1, n):
         depths[node] = depths[parents[node]] + 1
     for node in range(first, n):
@@ -180,8 +184,10 @@ def flatten(
     """
     fed = fed or [0] * len(trees)
     most = extent(trees, fed)
-    drafts, probes = max(drafts, most[0]), max(probes, most[1])
-    q, width = drafts + probes, max(width, max(fed) + drafts + probes)
+    drafts = max(drafts, most[0])
+    probes = max(probes, most[1])
+    q = drafts + probes
+    width = max(width, max(fed) + drafts + probes)
     flat = FlatTrees(
         np.zeros((len(trees), q), np.int64),
         np.repeat(np.asarray(lengths, np.int64)[:, None], q, axis=1),
@@ -191,7 +197,8 @@ def flatten(
         fed,
     )
     for b, (tree, before) in enumerate(zip(trees, fed)):
-        n, (seen, depths) = len(tree.tokens), lineage(tree.parents, before)
+        n = len(tree.tokens)
+        (seen, depths) = lineage(tree.parents, before)
         if n - before == q:
             flat.ids[b] = tree.tokens[before:]
             flat.places[b, :n] += depths

@@ -78,12 +78,17 @@ def write(config: ExportConfig, origin: Mapping[str, Any], *, keep_adapter: bool
     if config.verify:
         _ = trained.validation  # raises before anything is written
         data = trained.shards(config.data.path)
-    manifest, step, dtype = trained.manifest, trained.checkpoint.step, getattr(torch, config.dtype)
-    verified, fit, windows = None, None, list[Any]()
+    manifest = trained.manifest
+    step = trained.checkpoint.step
+    dtype = getattr(torch, config.dtype)
+    verified = None
+    fit = None
+    windows: list[Any] = []
     with staged(config.out) as out:
         template = config.chat_template
         write_sidecars(trained.folder, out, manifest, step=step, dtype=dtype, chat_template=template)
-        weights, indexed = trained.served_weights(dtype), trained.table is not None
+        weights = trained.served_weights(dtype)
+        indexed = trained.table is not None
         if isinstance(weights, PlainWeights) and keep_adapter:
             weights.save_adapter(out / "adapter")
         write_weights(trained.config, weights, out, dtype=dtype, shard_size=config.shard_size, indexed=indexed)

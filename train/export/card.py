@@ -55,7 +55,8 @@ def render_card(
     finished directory, `push` its name on the hub. Raise UserError for a report of another model.
     """
     figures = read_report(report, out) if report else None
-    adaptive, base = manifest["adaptive"], manifest.get("base") or {}
+    adaptive = manifest["adaptive"]
+    base = manifest.get("base") or {}
     config = json.loads((out / "config.json").read_text(encoding="utf-8"))
     template = _environment().get_template("card.md.j2")
     return template.render(
@@ -141,7 +142,8 @@ def _scores(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _measured_on(part: Mapping[str, Any]) -> str:
     """Return machine, versions and day of a part of a report."""
-    machine, versions = part["hardware"], part["versions"]
+    machine = part["hardware"]
+    versions = part["versions"]
     device = machine["gpu"] or f"{machine['cpu']}, {machine['threads']} thread(s)"
     libraries = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers") if name in versions)
     return f"{device}; {libraries}; {part['date'][:10]}"
@@ -193,7 +195,8 @@ def _title(
 
 def _facts(manifest: dict[str, Any], config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the rows of the card's first table."""
-    adaptive, vocab = manifest["adaptive"], Vocab.from_json(manifest["vocab"])
+    adaptive = manifest["adaptive"]
+    vocab = Vocab.from_json(manifest["vocab"])
     size = _size(manifest["parameters"])
     yield "model", f"{config['architectures'][0]}, {size} parameters, {config['dtype']}"
     yield "context", f"{config['max_position_embeddings']:,} tokens"
@@ -219,7 +222,8 @@ def _held_out(
     validation: Sequence[Mapping[str, float]], step: int, verified: Mapping[str, Any] | None
 ) -> dict[str, list[Any]]:
     """Return the held-out table: before, after if this step was validated, and again by the directory."""
-    before, after = validation[0], [row for row in validation if row["step"] == step]
+    before = validation[0]
+    after = [row for row in validation if row["step"] == step]
     offsets = sorted(int(name.removeprefix("accuracy_")) for name in before if name.startswith("accuracy_"))
     names = ["standard_loss", *(f"accuracy_{offset}" for offset in offsets), "accepted"]
     rows = []
@@ -243,7 +247,8 @@ def _figure(name: str, value: float, interval: Sequence[float] | None = None) ->
 def _recipe(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the settings of training that decide what a model becomes."""
     settings = manifest["settings"]
-    objective, lora = dict(settings["objective"]), settings.get("lora") or {}
+    objective = dict(settings["objective"])
+    lora = settings.get("lora") or {}
     name = objective.pop("name")
     yield "objective", f"{name}: {_settings(objective)}" if manifest["adaptive"] else name
     yield "steps", f"{settings['steps']:,} of {settings['global_batch']:,} sequences; seed {settings['seed']}"

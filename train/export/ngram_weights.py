@@ -51,7 +51,8 @@ class NgramFit:
 
     def describe(self) -> str:
         """Return the fit in one sentence."""
-        weights, accepted = self.weights, self.accepted
+        weights = self.weights
+        accepted = self.accepted
         places = " ".join(f"{λ:g}" for λ in weights.places)
         return (
             f"drafts accepted of {self.L}, on {self.windows} held-out windows: by adaptive tokens "
@@ -79,15 +80,18 @@ def fit_ngrams(windows: Sequence[Window], table: NgramTable | None, vocabulary: 
     Candidates are the defaults, then κ and one λ of all places, then κ and a λ_j of each place. A later one is
     chosen only if its gain over the one before is beyond noise.
     """
-    ngrams, sequences = Ngrams(table, vocabulary), np.array([window.sequence for window in windows])
+    ngrams = Ngrams(table, vocabulary)
+    sequences = np.array([window.sequence for window in windows])
     pairs = [NgramWeights(*pair) for pair in product(TABLES if table else TABLES[:1], TEXTS)]
     hits_PΛWL, known_WL = _hits(windows, ngrams, pairs)
     counts = np.array([[count(hits, known_WL, sequences) for hits in row] for row in hits_PΛWL])
     values = expected(counts.sum(3))
     pair, place = divmod(int(values.argmax()), len(PLACES))
-    weights, before = DEFAULT, counts[0, 0]
+    weights = DEFAULT
+    before = counts[0, 0]
     if is_gain(before, counts[pair, place], tries=len(pairs) * len(PLACES)):
-        weights, before = replace(pairs[pair], places=(PLACES[place],)), counts[pair, place]
+        weights = replace(pairs[pair], places=(PLACES[place],))
+        before = counts[pair, place]
     by_place = [_fit_places(hits, known_WL, int(λ)) for hits, λ in zip(hits_PΛWL, values.argmax(1))]
     chains = [_chain(hits, λs) for hits, λs in zip(hits_PΛWL, by_place)]
     counts = np.array([count(hits, known_WL, sequences) for hits in chains])
@@ -106,9 +110,11 @@ def fit_ngrams(windows: Sequence[Window], table: NgramTable | None, vocabulary: 
 def accepted_drafts(windows: Sequence[Window], ngrams: Ngrams | None, *, adaptive: bool = True) -> float:
     """Return the expected accepted drafts of a chain, drafted by decoding's own drafter."""
     L = max(len(window.choices) for window in windows)
-    hits_WL, known_WL = np.zeros((len(windows), L), dtype=bool), np.zeros((len(windows), L), dtype=bool)
+    hits_WL = np.zeros((len(windows), L), dtype=bool)
+    known_WL = np.zeros((len(windows), L), dtype=bool)
     for hits, known, (window, text) in zip(hits_WL, known_WL, _texts(windows, ngrams)):
-        answers, w = Candidates(window.ids, window.shares) if adaptive else None, len(window.choices)
+        answers = Candidates(window.ids, window.shares) if adaptive else None
+        w = len(window.choices)
         places = Places(window.document[: window.root + 1], answers, text, 1)
         drafts = places.grow([0.0] * w, depth=w).tokens[1:]
         known[:w] = True
@@ -118,10 +124,12 @@ def accepted_drafts(windows: Sequence[Window], ngrams: Ngrams | None, *, adaptiv
 
 def _texts(windows: Sequence[Window], ngrams: Ngrams | None) -> Iterator[tuple[Window, TextNgrams | None]]:
     """Yield each window with the n-grams of its text; windows of a document are adjacent, in order."""
-    document, text = None, None
+    document = None
+    text = None
     for window in windows:
         if ngrams and window.document is not document:
-            document, text = window.document, TextNgrams(ngrams)
+            document = window.document
+            text = TextNgrams(ngrams)
         if text:
             text.extend(window.document[: window.root + 1])
         yield window, text
@@ -152,8 +160,11 @@ def _candidates(windows: Sequence[Window], ngrams: Ngrams, pairs: Sequence[Ngram
     (Q, C) log shares of the answers of adaptive tokens and of other successors by n-grams; (Q,) the column of
     the model's choice, -1 if it is no candidate; of each successor its row, column, token, and s by pair.
     """
-    shares, right = list[list[float]](), list[int]()
-    rows, columns, tokens = list[int](), list[int](), list[int]()
+    shares: list[list[float]] = []
+    right: list[int] = []
+    rows: list[int] = []
+    columns: list[int] = []
+    tokens: list[int] = []
     chances = [array("d") for _ in pairs]
     for window, text in _texts(windows, ngrams):
         assert text
@@ -214,7 +225,8 @@ def _chain(hits_ΛWL: np.ndarray, λs: Sequence[int]) -> np.ndarray:
 
 def _fit_places(hits_ΛWL: np.ndarray, known_WL: np.ndarray, start: int) -> list[int]:
     """Return the index in PLACES of each place's λ, by coordinate search from `start` for all places."""
-    chosen, every = [start] * hits_ΛWL.shape[2], np.zeros(len(known_WL), dtype=int)
+    chosen = [start] * hits_ΛWL.shape[2]
+    every = np.zeros(len(known_WL), dtype=int)
 
     def value(λs: Sequence[int]) -> float:
         return float(expected(count(_chain(hits_ΛWL, λs), known_WL, every).sum(1)))

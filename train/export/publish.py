@@ -44,7 +44,8 @@ def publish(config: ExportConfig, manifest: dict[str, Any]) -> None:
     if config.report:
         exported = read_manifest(out, "model", "out")
         step = exported.get("step", manifest["step"])  # earlier versions took the last step
-        verified, report = exported.get("verified"), config.report
+        verified = exported.get("verified")
+        report = config.report
         card = render_card(out, manifest, step=step, verified=verified, report=report, push=config.push)
         write_card(out, card)
         print_line(f"export: wrote {out / CARD} with the figures of {config.report}")
@@ -61,7 +62,8 @@ def check_push(repo: str, *, private: bool) -> None:
     token = (user.get("auth") or {}).get("accessToken") or {}
     if token.get("role") == "read":
         raise UserError(f"push={repo} must have a token with write access, got a read-only one. Use another.")
-    owner, names = repo.partition("/")[0], [user["name"], *(org["name"] for org in user.get("orgs", []))]
+    owner = repo.partition("/")[0]
+    names = [user["name"], *(org["name"] for org in user.get("orgs", []))]
     if owner.lower() not in map(str.lower, names):
         raise UserError(f"push={repo} must begin with one of {', '.join(names)}, got {owner}.")
     _check_visibility(api, repo, private=private)

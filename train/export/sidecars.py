@@ -61,7 +61,8 @@ def write_sidecars(
 
     Raise UserError for a file that training did not write.
     """
-    described, vocab = checkpoint / DESCRIBED, Vocab.from_json(manifest["vocab"])
+    described = checkpoint / DESCRIBED
+    vocab = Vocab.from_json(manifest["vocab"])
     for name in FILES:  # nothing else: a published directory holds only what an export wrote
         if (described / name).is_file():
             shutil.copyfile(described / name, out / name)
@@ -164,7 +165,8 @@ def write_tokenizer(folder: Path, vocab: Vocab, adaptive: Collection[int]) -> No
     Adaptive ids of the vocabulary that this model does not use stay text.
     """
     tokenizer = load_tokenizer(folder)
-    file, config_file = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    file = folder / "tokenizer.json"
+    config_file = folder / "tokenizer_config.json"
     value = json.loads(file.read_text(encoding="utf-8"))
     config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
     ids = vocab.control - (set(vocab.adaptive) - set(adaptive))
@@ -292,9 +294,11 @@ def write_custom_generate(out: Path) -> None:
 
 def bundle(entry: str, *, commit: str, root: Path = ROOT) -> dict[str, str]:
     """Return file names and texts of a module and all of our modules that it imports, in one folder."""
-    files, modules = dict[str, str](), [entry]
+    files: dict[str, str] = {}
+    modules = [entry]
     for module in modules:  # grows
-        name, path = f"{flat(module)}.py", f"{module.replace('.', '/')}.py"
+        name = f"{flat(module)}.py"
+        path = f"{module.replace('.', '/')}.py"
         if name not in files:
             text = (root / path).read_text(encoding="utf-8")
             modules += [match[2] for match in OURS.finditer(text)]

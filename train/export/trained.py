@@ -135,7 +135,8 @@ def open_trained(folder: str, *, keep_adapter: bool = False) -> Trained:
 
 def check_trained(trained: Trained) -> None:
     """Raise UserError unless architecture, tokenizer and n-gram table are those of the training."""
-    described, tokenizer = trained.described, tokenizer_file(trained.described)
+    described = trained.described
+    tokenizer = tokenizer_file(trained.described)
     for path in (described, *sorted(described.glob("*")), trained.folder / TABLE):
         if path.is_symlink():  # may lead to any file of this machine, which an export would publish
             raise UserError(f"{path} must be a file, got a link to {path.readlink()}. Copy the file here.")

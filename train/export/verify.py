@@ -40,7 +40,8 @@ from train.validation import laid_out, window_seed
 POSITIONS = 128  # of a held-out sequence, whose logits are compared
 # Allowed difference of logits after a merge, relative to the largest logit: ROUNDINGS units of the export's
 # precision for rounded weights, and SUMS for sums in another order.
-ROUNDINGS, SUMS = 16, 1e-4
+ROUNDINGS = 16
+SUMS = 1e-4
 
 LEVEL = 0.95  # of intervals
 CHUNK = 256  # positions whose logits exist at once
@@ -49,12 +50,18 @@ READ = 2e9  # bytes/s of a disk, roughly
 SECONDS = 200  # of measuring, unless verify_sequences is set
 FEWEST = 4  # sequences, however long they take
 ANSWERS = 16  # likeliest tokens of an adaptive token, as many as decoding reads
-WINDOWS, TEXTS = 4096, 64  # windows, and sequences with them, whose answers are read at most
+# windows, and sequences with them, whose answers are read at most
+WINDOWS = 4096
+TEXTS = 64
 # Allowed difference of a mean on the same sequences by rounding: a share of it, common to all positions, and
 # DEVIATIONS of independent noise of the positions. Measured with the demo in three types: 0.00014 of a loss,
 # and 3 of 1,905 drafts; rope_theta times 1.5 changes a loss by 0.0023.
-LOSS_SHARE, LOSS_NOISE = 0.001, 0.02  # nats of a position
-RIGHT_SHARE, NEAR_TIES = 0.01, 0.01  # of all positions: those whose likeliest token rounding may change
+# nats of a position
+LOSS_SHARE = 0.001
+LOSS_NOISE = 0.02
+# of all positions: those whose likeliest token rounding may change
+RIGHT_SHARE = 0.01
+NEAR_TIES = 0.01
 DEVIATIONS = 4
 
 
@@ -128,7 +135,8 @@ def verify(
     Raise UserError for a difference, and for too little memory.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    shards, merged = Shards(data, "held_out"), trained.lora.rank > 0 and not trained.keep_adapter
+    shards = Shards(data, "held_out")
+    merged = trained.lora.rank > 0 and not trained.keep_adapter
     try:
         with torch.no_grad(), TemporaryDirectory(dir=out) as offload:
             written = DirectoryWeights(out, dtype, Path(offload))
@@ -268,7 +276,8 @@ def _compare_weights(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -
 
 def _token_ids(trained: Trained, shards: Shards) -> Tensor:
     """Return (1, n) ids: a held-out text, and the adaptive tokens."""
-    sequence, adaptive = shards[0], trained.manifest["adaptive"]
+    sequence = shards[0]
+    adaptive = trained.manifest["adaptive"]
     text = sequence.tokens[: min(sequence.used, POSITIONS - len(adaptive))].astype("int64")
     return torch.tensor([*text.tolist(), *adaptive])[None]
 
@@ -322,10 +331,13 @@ def measure(
 
     Up to WINDOWS windows of up to TEXTS sequences, evenly spaced.
     """
-    objective, seed = laid_out(trained.objective), window_seed(trained.manifest["settings"]["seed"])
-    head, stride = module.lm.get_output_embeddings(), -(-count // TEXTS)
+    objective = laid_out(trained.objective)
+    seed = window_seed(trained.manifest["settings"]["seed"])
+    head = module.lm.get_output_embeddings()
+    stride = -(-count // TEXTS)
     most = WINDOWS // len(range(0, count, stride))
-    tallies, windows = [], list[Window]()
+    tallies = []
+    windows: list[Window] = []
     for index in range(count):
         batch: dict[str, Any] = load_batch(
             shards, np.array([index]), trained.vocab, objective, seed=seed, device=device
@@ -363,7 +375,8 @@ def _read_windows(
     head: nn.Linear,
 ) -> Iterator[Window]:
     """Yield windows from their roots and columns, (c,) predictions and (c, d) hidden states of a sequence."""
-    documents, texts = sequence.documents, dict[int, tuple[int, list[int]]]()
+    documents = sequence.documents
+    texts: dict[int, tuple[int, list[int]]] = {}
     for root, columns in windows:
         choices = predicted[root : root + len(columns)]
         own = np.logical_and.accumulate(choices == sequence.tokens[root + 1 : root + 1 + len(columns)])
@@ -388,12 +401,15 @@ def summarise_clusters(tallies: Tensor) -> HeldOutFigures:
     Tibshirani, An Introduction to the Bootstrap, 1993, ch. 11). If none or all of n positions are right, up to
     3 / n might be otherwise (Hanley and Lippman-Hand, JAMA 1983): no share's interval is narrower.
     """
-    n, total = len(tallies), tallies.sum(0)
-    means, without = summarise(total), [summarise(total - tally) for tally in tallies]
+    n = len(tallies)
+    total = tallies.sum(0)
+    means = summarise(total)
+    without = [summarise(total - tally) for tally in tallies]
     counts = total[:, 0].clamp(min=1)
     least = _share_errors(3 / counts)
     flips = _share_errors(DEVIATIONS * (NEAR_TIES / counts).sqrt())
-    intervals, roundings = dict[str, tuple[float, float]](), dict[str, float]()
+    intervals: dict[str, tuple[float, float]] = {}
+    roundings: dict[str, float] = {}
     for name, mean in means.items():
         if name == "masked":  # counts positions
             continue
@@ -431,7 +447,8 @@ def check_acceptance(measured: HeldOutFigures, validation: Mapping[str, float], 
     """
     n = measured.sequences
     for name, rounding in measured.roundings.items():
-        mean, allowed = measured.means[name], rounding
+        mean = measured.means[name]
+        allowed = rounding
         if n < every:
             low, high = measured.intervals[name]
             together = 1 - (1 - LEVEL) / len(measured.intervals)
