@@ -157,8 +157,8 @@ def engine_states(
     )
     share = trained / ranks
     wide = g > b
+    host: float = share * (16 + b) if offload else 0
     if stage == 0:
-        host = share * (16 + b) if offload else 0
         return undivided_states(
             parameters=parameters, trained=trained, b=b, g=g, accumulates=accumulates, host=host
         )
@@ -171,7 +171,6 @@ def engine_states(
     widened = 4 if g == 2 else 0  # a float32 gradient needs no copy in float32
     group = largest_group / ranks
     weights: float = parameters * b
-    host: float = share * (16 + b) if offload else 0
     forward: Moment
     backward: Moment
     step: Moment
