@@ -27,11 +27,13 @@ MOST_ROWS = 4096  # of a draft model in a step, whatever is asked for
 ORDERS = ("psm", "spm")  # of an infilling's parts
 TREES = ("lattice", "paper")  # of candidates of adaptive tokens
 SOURCES = {  # of drafts, by method
-    "sdsat": ("adaptive", "text", "ngrams"),
+    "hybrid": ("adaptive", "text", "ngrams"),
+    "sdsat": ("adaptive",),  # the paper
     "ngrams": ("text", "ngrams"),
     "prompt_lookup": ("text",),
 }
 METHODS = ("plain", *SOURCES, *BY_DRAFT_MODEL)
+BY_ADAPTIVE = ("hybrid", "sdsat")  # draft by adaptive tokens
 
 
 @dataclass
@@ -42,16 +44,17 @@ class DecodeConfig:
     the method does not have. Where no method is given the models decide on it: Methods.settled.
     """
 
-    # plain, prompt_lookup, ngrams, sdsat, ssd, tsd or gsd; null: gsd with a draft model, sdsat with adaptive
-    # tokens, ngrams with a table of n-grams, else plain
+    # plain, prompt_lookup, ngrams, hybrid (all sources of drafts), sdsat (the paper: adaptive tokens alone, two
+    # forwards), ssd, tsd or gsd; null: gsd with a draft model, hybrid with adaptive tokens, ngrams with a table
+    # of n-grams, else plain
     method: str | None = None
     # of drafts: adaptive (adaptive tokens), text (n-grams of the text so far), ngrams (of the training data);
-    # null: all that the method and the model have; [adaptive] is the paper
+    # null: all that the method and the model have
     sources: list[str] | None = None
     # drafts in a row (with probes=auto adaptive tokens in a row: n-grams go on behind them); of tsd and gsd
     # children of a node; null: L, 10 or 4
     k: int | None = None
-    # where adaptive tokens draft: auto (by measurement), root (the paper), all, or under a number of nodes
+    # where adaptive tokens draft: auto (by measurement; with sdsat root), root, all, or under a number of nodes
     probes: str = "auto"
     nodes: int | None = None  # drafts in a tree; null: k, or with a draft model by measurement
     width: int = 1  # candidates for each place of the tree
@@ -78,6 +81,8 @@ class DecodeConfig:
 
     def __post_init__(self) -> None:
         self.probes = str(self.probes)  # a number of nodes may come as one
+        if self.method == "sdsat" and self.probes == "auto":
+            self.probes = "root"  # the paper measures nothing
         take_types(self, "decode")
         self._check_drafts()
         try:
@@ -134,7 +139,7 @@ class DecodeConfig:
             raise ValueError(
                 f"decode.sources must be unset with decode.method={self.method}, got {self.sources}"
             )
-        allowed = SOURCES[self.method or "sdsat"]
+        allowed = SOURCES[self.method or "hybrid"]
         if not self.sources or len(set(self.sources)) < len(self.sources) or set(self.sources) - set(allowed):
             raise ValueError(
                 f"decode.sources must be some of {', '.join(allowed)}, each once, got {self.sources}"
@@ -142,9 +147,8 @@ class DecodeConfig:
 
     def _check_drawn(self) -> None:
         if self.width > 1 or self.tree != "lattice" or self.probes != "auto":
-            raise ValueError(
-                f"decode.width, decode.tree and decode.probes need decode.method=sdsat, got {self.method}"
-            )
+            names = "decode.width, decode.tree and decode.probes"
+            raise ValueError(f"{names} need decode.method=hybrid or sdsat, got {self.method}")
         if self.tau_reading != "gram" and self.method != "gsd":
             raise ValueError(f"decode.tau_reading needs decode.method=gsd, got {self.method}")
         if self.tau is not None and self.method != "gsd":
@@ -164,9 +168,9 @@ class DecodeConfig:
         if self.verify == "ratio":
             raise ValueError(f"decode.verify=ratio {drawn}, whose drafts are drawn, got {self.method}")
         shaped = self.nodes or self.width > 1
-        if self.method != "sdsat" and (shaped or self.tree != "lattice" or self.probes != "auto"):
+        if self.method not in BY_ADAPTIVE and (shaped or self.tree != "lattice" or self.probes != "auto"):
             names = "decode.nodes, decode.width, decode.tree and decode.probes"
-            raise ValueError(f"{names} need decode.method=sdsat, got {self.method}")
+            raise ValueError(f"{names} need decode.method=hybrid or sdsat, got {self.method}")
         if self.probes == "auto" and shaped:
             why = "got auto, which chooses the tree itself"
             raise ValueError(f"decode.nodes and decode.width need decode.probes=root, all or a number, {why}")

@@ -153,7 +153,7 @@ class Methods:
         """
         if decode.method:
             return decode
-        own = "sdsat" if self._adaptive else "ngrams" if self._table or decode.sources else "plain"
+        own = "hybrid" if self._adaptive else "ngrams" if self._table or decode.sources else "plain"
         try:
             return replace(decode, method="gsd" if self._draft_methods else own)
         except ValueError as error:
@@ -181,9 +181,11 @@ class Methods:
         if "adaptive" in sources and self._adaptive is None:
             others = "decode=plain, decode=ngrams and decode=prompt_lookup need none"
             lacks = f"no adaptive.json in its directory ({others})"
-            raise UserError(f"decode.method=sdsat needs a model fine-tuned with adaptive tokens, got {lacks}")
+            raise UserError(
+                f"decode.method={method} needs a model fine-tuned with adaptive tokens, got {lacks}"
+            )
         ids = self._adaptive.ids if self._adaptive and "adaptive" in sources else ()
-        automatic = decode.probes == "auto" and (method == "sdsat" or (method == "ngrams" and not decode.k))
+        automatic = decode.probes == "auto" and (method == "hybrid" or (method == "ngrams" and not decode.k))
         k = decode.k or min(self._adaptive.L if ids and self._adaptive else LOOKED_UP, left)
         if k > left and not automatic:  # auto takes k as a bound and goes below it
             raise UserError(f"decode.k must be at most the {left} tokens that the context has left, got {k}")

@@ -90,7 +90,7 @@ def build(model: "Model", name: str) -> Any:
     colours = {source: kind.strong for source, kind in KINDS.items()}
     methods = ["plain", "ngrams", "prompt_lookup"]
     if model.adaptive:
-        methods.insert(0, "sdsat")
+        methods.insert(0, "hybrid")
     if model.draft:
         methods.insert(0, "gsd")
 

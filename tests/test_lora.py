@@ -58,7 +58,7 @@ def test_gated_lora_from_training_to_decoding(
 
     shutil.copy(model / "tokenizer.json", base_model)  # which came without one
     message = []
-    drafted = ["decode=sdsat", "decode.k=4", "decode.probes=root"]
+    drafted = ["decode=hybrid", "decode.k=4", "decode.probes=root"]
     for folder, decode in [(base_model, ["decode=plain"]), (model, ["decode=plain"]), (model, drafted)]:
         capsys.readouterr()
         prompt = ["prompt=def f(x):", "decode.max_new_tokens=24", "dtype=float32"]

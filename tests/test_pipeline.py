@@ -197,7 +197,7 @@ def test_bad_inputs_are_one_sentence(
         (["train", f"data.path={other}", model, out], "got shards of another tokenizer"),
         (["train.export", "checkpoint=absent", out], "checkpoint=absent must be a finished folder"),
         (["infer", "model=absent", "prompt=x"], "model=absent must be a Transformers model directory"),
-        ([*plain, "decode=sdsat"], "got no adaptive.json"),
+        ([*plain, "decode=hybrid"], "got no adaptive.json"),
         ([*bench, "prompts=[absent]"], "prompts=absent must be humaneval, a file, or a data set of the hub"),
     ]
     for arguments, message in cases:
@@ -211,6 +211,6 @@ def test_bad_inputs_are_one_sentence(
 def test_infer_completes_a_prompt(folders: dict[str, Path]) -> None:
     arguments = ["infer", f"model={folders['model']}", "prompt=def f(x):", "decode.max_new_tokens=12"]
     plain = command(*arguments, "decode=plain", "dtype=float32", cold=True)
-    drafted = command(*arguments, "decode=sdsat", "decode.k=4", "decode.probes=root", "dtype=float32")
+    drafted = command(*arguments, "decode=hybrid", "decode.k=4", "decode.probes=root", "dtype=float32")
     assert plain.rstrip().rsplit("\n", 1)[0] == drafted.rstrip().rsplit("\n", 1)[0]
     assert "tokens per forward" in drafted

@@ -20,9 +20,9 @@ from infer.trees.lattice import RANKS
 PARTS = ("speed", "quality", "gsd")
 # Decoders beside plain decoding, by the settings of `decode` that make them.
 DECODERS: dict[str, dict[str, Any]] = {
-    "hybrid": {"method": "sdsat"},
-    "adaptive": {"method": "sdsat", "sources": ["adaptive"]},
-    "sdsat": {"method": "sdsat", "sources": ["adaptive"], "probes": "root"},
+    "hybrid": {"method": "hybrid"},
+    "adaptive": {"method": "hybrid", "sources": ["adaptive"]},
+    "sdsat": {"method": "sdsat"},
     "ngrams": {"method": "ngrams"},
     "prompt_lookup": {"method": "prompt_lookup"},
     "ssd": {"method": "ssd"},

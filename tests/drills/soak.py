@@ -63,14 +63,14 @@ STOPS = ("\n\n", "def ", "return", "):\n", "self.", "import", "    ", "never the
 ENDINGS = (*3 * ("whole",), "abandoned", "closed", "thrown", "processor raises", "beside")
 SELF = [{"method": "plain"}, {"method": "prompt_lookup", "k": 8}, {"method": "ngrams", "k": 8}]
 ADAPTIVE = [
-    {"method": "sdsat"},
-    {"method": "sdsat", "k": 12},
-    {"method": "sdsat", "k": 6, "probes": "root"},
-    {"method": "sdsat", "k": 4, "probes": "all"},
-    {"method": "sdsat", "k": 4, "probes": "2", "nodes": 9},
-    {"method": "sdsat", "k": 5, "probes": "all", "sources": ["adaptive"]},
-    {"method": "sdsat", "k": 5, "probes": "root", "sources": ["adaptive", "text"]},
-    {"method": "sdsat", "k": 5, "probes": "root", "width": 4, "tree": "paper"},
+    {"method": "hybrid"},
+    {"method": "hybrid", "k": 12},
+    {"method": "hybrid", "k": 6, "probes": "root"},
+    {"method": "hybrid", "k": 4, "probes": "all"},
+    {"method": "hybrid", "k": 4, "probes": "2", "nodes": 9},
+    {"method": "hybrid", "k": 5, "probes": "all", "sources": ["adaptive"]},
+    {"method": "hybrid", "k": 5, "probes": "root", "sources": ["adaptive", "text"]},
+    {"method": "hybrid", "k": 5, "probes": "root", "width": 4, "tree": "paper"},
 ]
 DRAFTED = [
     {"method": method, **settings}
@@ -175,7 +175,7 @@ def _decoder(rng: random.Random, slot: str, plain: DecodeConfig, left: int, batc
     ratio = plain.temperature and slot not in ("base", "adaptive draft")
     settings = dict(rng.choice([*kinds, RATIO] if ratio else kinds))
     if batch not in MEASURED:  # a size of its own, where that would be measured
-        settings = {"sdsat": {"k": 4, "probes": "all"}}.get(settings["method"], {}) | settings
+        settings = {"hybrid": {"k": 4, "probes": "all"}}.get(settings["method"], {}) | settings
         settings = ({"nodes": 10} if settings["method"] in ("ssd", "tsd", "gsd") else {}) | settings
     limits = {name: min(settings[name], left) for name in ("k", "depth") if name in settings}
     return settings | limits
@@ -270,7 +270,7 @@ def invalid_requests(model: Model, base: Model) -> list[Callable[[], Any]]:
         lambda: ask("a", DecodeConfig(max_new_tokens=model.context)),
         lambda: ask(["a", "b"], seeds=[1]),
         lambda: DecodeConfig("gsd", verify="ratio"),
-        lambda: generate(base, "a", DecodeConfig("sdsat", k=3)),
+        lambda: generate(base, "a", DecodeConfig("hybrid", k=3)),
         lambda: load("no such model"),
     ]
 

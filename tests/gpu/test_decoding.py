@@ -161,7 +161,7 @@ def test_a_model_divided_over_all_devices_gives_the_same_text(tmp_path: Path) ->
     words.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "adaptive.json").write_text(json.dumps({"adaptive_ids": [ADAPTIVE], "L": 3}))
     arguments = ["-m", "infer", f"model={tmp_path}", "prompt=5 17 3 88 41", "dtype=float32"]
-    arguments += ["decode=sdsat", "decode.max_new_tokens=40"]
+    arguments += ["decode=hybrid", "decode.max_new_tokens=40"]
     environment = dict(os.environ) | ({"CUDA_VISIBLE_DEVICES": ""} if DEVICE == "cpu" else {})
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
     printed = [

@@ -26,11 +26,11 @@ from tests.infer.library import left_padded
 METHODS = {
     "prompt_lookup": {"method": "prompt_lookup", "k": 4},
     "ngrams": {"method": "ngrams", "k": 4},
-    "adaptive tokens alone": {"method": "sdsat", "sources": ["adaptive"], "k": 3, "probes": "all"},
-    "two forwards": {"method": "sdsat", "k": 3, "probes": "root"},
-    "one forward": {"method": "sdsat", "k": 2, "probes": "all"},
-    "tree": {"method": "sdsat", "k": 4, "probes": "2", "nodes": 8, "width": 3},
-    "auto": {"method": "sdsat"},
+    "adaptive tokens alone": {"method": "hybrid", "sources": ["adaptive"], "k": 3, "probes": "all"},
+    "two forwards": {"method": "hybrid", "k": 3, "probes": "root"},
+    "one forward": {"method": "hybrid", "k": 2, "probes": "all"},
+    "tree": {"method": "hybrid", "k": 4, "probes": "2", "nodes": 8, "width": 3},
+    "auto": {"method": "hybrid"},
 }
 IDS = st.lists(st.integers(13, 399), min_size=1, max_size=12)
 
@@ -100,7 +100,7 @@ def test_a_stop_string_within_an_accepted_draft_ends_the_text(
     result = list(generate(model, [20, 30], replace(decode, stop=[stop])))
     assert [token for step in result for token in step.tokens] == [*before, steps[at].tokens[0]]
     assert "".join(step.text for step in result) == stop
-    if decode.method in (None, "sdsat", "ngrams") and decode.probes == "auto":
+    if decode.method in (None, "hybrid", "ngrams") and decode.probes == "auto":
         return  # it drafts by the clock, not the same in every run
     assert result[-1].accepted == 1
 
@@ -165,8 +165,8 @@ def test_without_adaptive_json_the_other_methods_work(base_dir, model: Model) ->
     target = outcomes(model, "import os\n", DecodeConfig("plain", max_new_tokens=30))
     for decode in (DecodeConfig(), DecodeConfig("plain"), DecodeConfig("prompt_lookup")):
         assert outcomes(base, "import os\n", replace(decode, max_new_tokens=30)) == target
-    with pytest.raises(UserError, match="decode.method=sdsat .* got no adaptive.json"):
-        generate(base, "x", DecodeConfig("sdsat"))
+    with pytest.raises(UserError, match="decode.method=hybrid .* got no adaptive.json"):
+        generate(base, "x", DecodeConfig("hybrid"))
     with pytest.raises(UserError, match="needs a model trained for infilling"):
         generate(base, Infill("a", "b"))
 
@@ -204,7 +204,7 @@ def test_out_of_memory_says_how_much_and_what_to_lower(model: Model, model_dir, 
     full = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore."))
     steps = generate(model, "x", DecodeConfig("plain"))
     monkeypatch.setattr("infer.engine.runner.Runner.forward", full)
-    tree = DecodeConfig("sdsat", k=3, probes="root", nodes=2**22, width=2, max_new_tokens=8)
+    tree = DecodeConfig("hybrid", k=3, probes="root", nodes=2**22, width=2, max_new_tokens=8)
     sentence = r"for [1-9]\.\d\d GiB .* 1 x 10 tokens and 4194305 rows of drafts .* decode.nodes"
     with pytest.raises(UserError, match=sentence):
         next(generate(model, "x", tree))
@@ -233,7 +233,7 @@ def test_k_that_was_not_given_fits_the_context(model: Model) -> None:
     """Of one prompt near the longest length a whole batch was refused, for a k that nobody had asked for."""
     near = [13 + id % 300 for id in range(context_length(model.lm.config) - 2)]
     target = outcomes(model, [near, [20, 30]], DecodeConfig("plain", max_new_tokens=2))
-    for chosen in ({"method": "prompt_lookup"}, {"method": "sdsat", "probes": "root"}, {"method": "sdsat"}):
+    for chosen in ({"method": "prompt_lookup"}, {"method": "hybrid", "probes": "root"}, {"method": "hybrid"}):
         assert outcomes(model, [near, [20, 30]], DecodeConfig(max_new_tokens=2, **chosen)) == target  # type: ignore[arg-type]
 
 
@@ -271,7 +271,7 @@ MISTAKES: list[tuple[Any, dict, str]] = [
     ([9] * 508, {"max_new_tokens": 4, "method": "prompt_lookup", "k": 5}, "decode.k must be at most the 4 "),
     ([9] * 508, {"max_new_tokens": 4, "k": 5, "probes": "all"}, "decode.k must be at most the 4 tokens"),
     # Where no method was given, what it does not have was taken and ignored.
-    ("x", {"depth": 3, "theta_prob": 0.4}, r"decode.depth needs decode.method=ssd\|.* got sdsat"),
+    ("x", {"depth": 3, "theta_prob": 0.4}, r"decode.depth needs decode.method=ssd\|.* got hybrid"),
 ]
 
 
@@ -304,4 +304,4 @@ def test_scores_beyond_all_numbers(model: Model) -> None:
     """A penalty of 1e-320 makes infinite scores, whose shares are no numbers."""
     given = {"max_new_tokens": 8, "repetition_penalty": 1e-320}
     plain = outcomes(model, [20, 30], DecodeConfig("plain", **given))  # type: ignore[arg-type]
-    assert outcomes(model, [20, 30], DecodeConfig("sdsat", **given)) == plain  # type: ignore[arg-type]
+    assert outcomes(model, [20, 30], DecodeConfig("hybrid", **given)) == plain  # type: ignore[arg-type]

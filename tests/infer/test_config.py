@@ -5,7 +5,7 @@ import pytest
 
 from infer import DecodeConfig, DraftConfig, Infill
 
-PAPER = {"method": "sdsat", "probes": "root", "width": 4, "tree": "paper"}
+PAPER = {"method": "hybrid", "probes": "root", "width": 4, "tree": "paper"}
 DECODE = [
     ({"temperature": 1e-39}, "decode.temperature must be 0 .*or at least 1e-30, got 1e-39"),
     ({"temperature": float("nan")}, "decode.temperature must be 0 .*or at least 1e-30, got nan"),
@@ -15,7 +15,7 @@ DECODE = [
     ({"temperature": 1.0, "top_p": 1.1}, "decode.top_p must be a share above 0, up to 1, got 1.1"),
     ({"temperature": 1.0, "top_k": -1}, "decode.top_k must be at least 0"),
     ({"top_p": 0.9}, "decode.temperature must be above 0 with decode.top_k or decode.top_p, got 0"),
-    ({"method": "sdsd"}, "decode.method must be one of plain, sdsat, ngrams, .* gsd, got sdsd"),
+    ({"method": "sdsd"}, "decode.method must be one of plain, hybrid, sdsat, .* gsd, got sdsd"),
     ({"method": ""}, "decode.method must be one of .* gsd, got none$"),  # what ends in "got " says nothing
     ({"method": 3}, "decode.method must be a text, got 3"),
     ({"sources": ["trie"]}, "decode.sources must be some of adaptive, text, ngrams, each once, got"),
@@ -28,16 +28,22 @@ DECODE = [
     ({"k": 0}, "decode.k must be at least 1, got 0"),
     ({"k": 2.5}, "decode.k must be a whole number, got 2.5"),
     ({"probes": "0"}, "decode.probes must be auto, root, all or a number of nodes from 1 on, got 0"),
-    ({"method": "sdsat", "width": 4}, "decode.nodes and decode.width need decode.probes=root, all or a number"),
-    ({"method": "prompt_lookup", "nodes": 3}, "decode.nodes, .* and decode.probes need decode.method=sdsat"),
-    ({"method": "plain", "tree": "paper"}, "decode.tree and .* need decode.method=sdsat.* got plain"),
-    ({"method": "gsd", "tree": "paper"}, "decode.tree and .* need decode.method=sdsat, got gsd"),
+    (
+        {"method": "hybrid", "width": 4},
+        "decode.nodes and decode.width need decode.probes=root, all or a number",
+    ),
+    (
+        {"method": "prompt_lookup", "nodes": 3},
+        "decode.nodes, .* and decode.probes need decode.method=hybrid or",
+    ),
+    ({"method": "plain", "tree": "paper"}, "decode.tree and .* need decode.method=hybrid or sdsat.* got plain"),
+    ({"method": "gsd", "tree": "paper"}, "decode.tree and .* need decode.method=hybrid or sdsat, got gsd"),
     ({"tree": ""}, "decode.tree must be lattice or paper, got nothing"),
-    ({"method": "sdsat", "tree": "paper"}, "decode.probes must be root, all or a number .* got auto"),
+    ({"method": "hybrid", "tree": "paper"}, "decode.probes must be root, all or a number .* got auto"),
     ({**PAPER, "width": 1}, "decode.width must be at least 4 with decode.tree=paper, got 1"),
     ({**PAPER, "nodes": 16}, "decode.nodes must be unset with decode.tree=paper, .* got 16"),
     ({**PAPER, "k": 14}, "decode.k must be 1 to 13 with decode.tree=paper, got 14"),
-    ({"method": "sdsat", "tau": 3}, r"decode.tau needs decode.method=ssd\|tsd\|gsd, got sdsat"),
+    ({"method": "hybrid", "tau": 3}, r"decode.tau needs decode.method=ssd\|tsd\|gsd, got hybrid"),
     ({"method": "tsd", "tau": 3}, "decode.tau needs decode.method=gsd.* got tsd"),
     ({"method": "gsd", "tau": 0}, "decode.tau must be at least 1 .* got 0. Set decode.tau_reading=preceding"),
     ({"method": "tsd", "tau_reading": "preceding"}, "decode.tau_reading needs decode.method=gsd.* got tsd"),

@@ -15,9 +15,9 @@ from infer.ngrams import Ngrams, TextNgrams
 
 NEW = 24
 METHODS = {
-    "sdsat": {"k": 3},
-    "sdsat, paper's tree": {"method": "sdsat", "k": 5, "tree": "paper", "probes": "root", "width": 4},
-    "adaptive tokens alone": {"method": "sdsat", "k": 3, "sources": ["adaptive"]},
+    "hybrid": {"k": 3},
+    "sdsat, paper's tree": {"method": "hybrid", "k": 5, "tree": "paper", "probes": "root", "width": 4},
+    "adaptive tokens alone": {"method": "hybrid", "k": 3, "sources": ["adaptive"]},
     "ngrams": {},
     "prompt_lookup": {},
     "ssd": {},

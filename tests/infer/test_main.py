@@ -56,13 +56,13 @@ def test_a_mistaken_model_is_reported_without_torch() -> None:
 def test_every_group_continues_a_prompt(model_dir: Path, monkeypatch, capsys) -> None:
     first = [f"model={model_dir}", FLOAT, "decode.max_new_tokens=20"]
     printed = {}
-    for group in ("plain", "sdsat", "prompt_lookup", None):
+    for group in ("plain", "hybrid", "prompt_lookup", None):
         infer(monkeypatch, *first, "prompt=def f(x):", *([f"decode={group}"] if group else []))
         printed[group] = capsys.readouterr()
     assert len({text for text, _ in printed.values()}) == 1
     for text, line in printed.values():
         assert text.strip() and line.startswith("20 tokens, ") and "first token after" in line
-    assert "drafts accepted" in printed["sdsat"][1] and "drafts" not in printed["plain"][1]
+    assert "drafts accepted" in printed["hybrid"][1] and "drafts" not in printed["plain"][1]
     infill = ["infill.prefix=a = ", "infill.suffix=\nb", "infill.order=spm"]
     infer(monkeypatch, *first, "decode=nucleus", "decode.k=13", "decode.seed=4", *infill)
     assert "20 tokens, " in capsys.readouterr().err
@@ -72,7 +72,7 @@ def test_every_group_continues_a_prompt(model_dir: Path, monkeypatch, capsys) ->
     ("arguments", "sentence"),
     [
         (["prompt=x", "infill.suffix=y"], "prompt must be given once, got prompt and infill. Leave"),
-        (["prompt=x", "decode=tree"], "decode must be one of gsd, ngrams, nucleus, "),
+        (["prompt=x", "decode=tree"], "decode must be one of gsd, hybrid, ngrams, nucleus, "),
         (["prompt=x", "decode.temprature=1"], "did you mean 'decode.temperature'?"),
         (["prompt=x", "threads=0"], "threads must be at least 1, got 0"),
         (["prompt=" + "x y " * 400], "prompt must have fewer tokens than the model's context of 512"),
@@ -81,7 +81,7 @@ def test_every_group_continues_a_prompt(model_dir: Path, monkeypatch, capsys) ->
         (["prompt=x", "device=tpu"], "device must be one of cpu, got tpu"),
         (["prompt=x", "draft=/nowhere (1)"], "draft=/nowhere (1) must be a Transformers model directory, got"),
         (["prompt=x", "draft=self:2"], "draft must have fewer layers than the model's 2, got self:2"),
-        (["prompt=x", "draft=self:1", "decode=sdsat"], "draft=self:1 needs decode=ssd|tsd|gsd"),
+        (["prompt=x", "draft=self:1", "decode=hybrid"], "draft=self:1 needs decode=ssd|tsd|gsd"),
     ],
     ids=lambda value: None if isinstance(value, list) else value[:30],
 )

@@ -17,7 +17,7 @@ from tests.infer.library import PROMPT, collect, drafting, left_padded
 from tests.infer.ngram_tables import make_random_table, make_table
 
 NEW = 24
-WAYS = [{}, {"method": "ngrams"}, {"method": "sdsat", "sources": ["ngrams"], "k": 4, "probes": "root"}]
+WAYS = [{}, {"method": "ngrams"}, {"method": "hybrid", "sources": ["ngrams"], "k": 4, "probes": "root"}]
 
 
 @pytest.fixture(scope="module")

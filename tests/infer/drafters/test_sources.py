@@ -81,7 +81,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, NgramTable]:
     st.builds(model_of, st.integers(0, 3), st.sampled_from([1, 2, 4])),
     st.sampled_from(["own", "random"]),
     PROMPTS,
-    st.sampled_from(["sdsat", "sdsat", "ngrams", "prompt_lookup"]),
+    st.sampled_from(["hybrid", "hybrid", "ngrams", "prompt_lookup"]),
     SAMPLINGS,
     st.booleans(),
     st.sampled_from([1.0, 1.3]),
@@ -104,7 +104,7 @@ def test_no_source_of_drafts_changes_a_token(
     """Random models in float64, greedy and sampled, in shapes as they come and in fixed ones."""
     given: dict[str, Any] = {"method": method, "temperature": sampling.temperature}
     given |= {"top_k": sampling.top_k, "top_p": sampling.top_p}
-    if method == "sdsat":
+    if method == "hybrid":
         given |= {"sources": data.draw(st.sampled_from(SUBSETS)), **data.draw(st.sampled_from(PROBES))}
     elif data.draw(st.booleans()):
         given |= {"k": data.draw(st.integers(1, 9))}
@@ -127,7 +127,7 @@ def test_every_source_is_right_sometimes(tables: dict[str, NgramTable]) -> None:
     methods = Methods(lm, Adaptive((90,), 3), table=tables["own"])
     accepted = set[str]()
     for sources in (["adaptive"], ["text"], ["ngrams"], None):
-        decode = DecodeConfig("sdsat", sources, k=3, probes="all")
+        decode = DecodeConfig("hybrid", sources, k=3, probes="all")
         for first in range(2, 30):
             drafters = methods.drafters(decode, batch=1, capacity=40, left=99)
             _, steps = texts_of(lm, [Request([first])], drafters, Sampling())

@@ -34,7 +34,7 @@ def test_a_directory_without_adaptive_json_drafts_by_the_ids_that_are_given(
     assert told.adaptive.infilling == described.adaptive.infilling is not None
     for prompt in (PROMPT, Infill(PROMPT, "\n")):
         texts = [
-            [token for step in generate(model, prompt, DecodeConfig("sdsat", k=3)) for token in step.tokens]
+            [token for step in generate(model, prompt, DecodeConfig("hybrid", k=3)) for token in step.tokens]
             for model in (described, told)
         ]
         assert texts[0] == texts[1]

@@ -91,7 +91,7 @@ def test_the_text_depends_on_seed_and_document_alone(
     run: Run, base_dir: Path, model: Model, temperature: str
 ) -> None:
     sampled = f"decode.temperature={temperature}"
-    ways = (), ("batch=1",), ("decode=ngrams", "batch=3"), ("decode=sdsat",), (f"model={base_dir}",)
+    ways = (), ("batch=1",), ("decode=ngrams", "batch=3"), ("decode=hybrid",), (f"model={base_dir}",)
     configs = [run(str(index), sampled, *overrides) for index, overrides in enumerate(ways)]
     for config in configs:
         stage.write_own_text(config)
