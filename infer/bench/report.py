@@ -256,8 +256,10 @@ def plots_of(report: Row) -> dict[str, tuple[str, Callable[[Figure], None]]]:
 def draw_speedups(rows: Sequence[Row], figure: Figure) -> None:
     """Draw bars of all decoders with their intervals, a panel for each prompt set and temperature."""
     panels = grouped([row for row in rows if row["decoder"] != PLAIN], "prompt_set", "temperature")
-    figure.set_size_inches(4.2 * len(panels), 0.6 + 0.28 * max(len(rows) for _, rows in panels))
-    for axis, ((prompt_set, temperature), own) in zip(_axes(figure, len(panels)), panels, strict=True):
+    rows_of_panels = -(-len(panels) // 2)
+    height = 0.6 + 0.25 * max(len(own) for _, own in panels)
+    figure.set_size_inches(4.2 * min(2, len(panels)), height * rows_of_panels)
+    for axis, ((prompt_set, temperature), own) in zip(_axes(figure, len(panels)), panels):
         names = [label(row["decoder"]) for row in own][::-1]
         values = [row["speedup"] for row in own][::-1]
         intervals = [row["speedup_interval"] or (row["speedup"], row["speedup"]) for row in own][::-1]
@@ -279,11 +281,11 @@ def draw_acceptance(rows: Sequence[Row], figure: Figure) -> None:
     coldest = min(row["temperature"] for row in rows)
     drafting = [row for row in rows if row["temperature"] == coldest and row["survival"]]
     panels = grouped(drafting, "prompt_set")
-    figure.set_size_inches(4.2 * max(1, len(panels)), 3)
+    figure.set_size_inches(4.2 * min(2, max(1, len(panels))), 3 * max(1, -(-len(panels) // 2)))
     for axis, ((prompt_set,), own) in zip(_axes(figure, len(panels)), panels):
         for at, row in enumerate(own):
             survival = row["survival"][: 2 * POSITIONS]
-            style = "--" if row["decoder"].startswith(PEER) else "-"
+            style = "--" if row["decoder"].startswith(PEER) else "-" if at < len(HUES) else ":"
             places = range(1, len(survival) + 1)
             axis.plot(
                 places, survival, style, color=HUES[at % len(HUES)], marker=".", label=label(row["decoder"])
@@ -312,7 +314,11 @@ def draw_rows(roofline: Row, figure: Figure) -> None:
 
 
 def _axes(figure: Figure, count: int) -> list[Axes]:
-    return list(figure.subplots(1, max(1, count), squeeze=False)[0])
+    """Return the axes of `count` panels, two in a row; one that is left over is not shown."""
+    axes = figure.subplots(max(1, -(-count // 2)), min(2, max(1, count)), squeeze=False).flatten().tolist()
+    for axis in axes[count:]:
+        axis.set_visible(False)
+    return axes
 
 
 def png(draw: Callable[[Figure], None]) -> bytes:
