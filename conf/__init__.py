@@ -6,7 +6,7 @@
     hub                        settings that may name a model on the hub
     stage, fingerprint, files  a folder whose manifest is written last; what identifies an input; whole files
     tracker                    Weights & Biases
-    console, html              text that others wrote, on terminals and pages
+    console                    text that others wrote, on terminals
     encoding                   text to ids, for training documents and prompts alike
 
 Knows no stage: the dataclass that gives names and types comes from the stage itself.

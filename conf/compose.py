@@ -23,7 +23,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 from conf.errors import UserError
 from conf.schema import (
@@ -137,14 +137,8 @@ def as_yaml(entry: str, schema: type, overrides: Sequence[str] = ()) -> str:
     return OmegaConf.to_yaml(_compose(entry, schema, overrides), resolve=False)
 
 
-def _required(name: str) -> None:
-    """Resolve `${required:NAME}` in the YAML: ??? over no default, else the default."""
-    raise MissingMandatoryValue(f"Missing mandatory value: {name}")
-
-
 def _compose(entry: str, schema: type, overrides: Sequence[str]) -> DictConfig:
     OmegaConf.register_new_resolver("sysconfig", sysconfig.get_path, replace=True)
-    OmegaConf.register_new_resolver("required", _required, replace=True)
     # The dataclass is the first of the YAML's defaults: it gives every setting its type.
     ConfigStore.instance().store(name="schema", node=schema)
     known = {group.name: group for group in config_groups(entry)}

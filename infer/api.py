@@ -67,7 +67,7 @@ class TextStep(Step):
 
 
 def load(
-    model_dir: str | Path,
+    model_dir: str | Path | ModelDirectory,
     dtype: str = "auto",
     device: str | None = None,
     *,
@@ -75,7 +75,6 @@ def load(
     L: int = 0,
     draft: DraftConfig | str | Path | None = None,
     compile: bool = False,
-    setting: str = "model",
 ) -> Model:
     """Load a model directory, or a model of the hub by its name, on a GPU where there is one.
 
@@ -83,15 +82,18 @@ def load(
     float32. `adaptive_ids` and `L` are those of a fine-tuned directory without adaptive.json. `draft` is a
     smaller model with the same token ids, or "self:N" for the model's own first N layers.
     `compile` has torch.compile fuse the kernels of a GPU's forward, in about a minute of the first text.
-    `setting` is what gave the directory, for errors. Raises UserError for what cannot be loaded, drafted with
-    or compiled so, and when the memory does not suffice.
+    Raises UserError for what cannot be loaded, drafted with or compiled so, and for too little memory.
     """
     if dtype not in DTYPES:
         raise UserError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype or 'none'}")
     devices = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
     if device not in (None, *devices, *(["cuda"] if len(devices) > 1 else [])):
         raise UserError(f"device must be one of {', '.join(devices)}, got {device}")
-    directory = ModelDirectory(find_folder(model_dir), adaptive_ids=adaptive_ids, L=L, setting=setting)
+    directory = (
+        model_dir
+        if isinstance(model_dir, ModelDirectory)
+        else ModelDirectory(find_folder(model_dir), adaptive_ids=adaptive_ids, L=L)
+    )
     text = directory.text
     adaptive = directory.adaptive
     try:

@@ -8,9 +8,8 @@ and a line's end, without colours; the line of figures goes to standard error.
 import re
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from html import escape
 
 from rich.console import Console
 from rich.segment import Segment, Segments
@@ -21,87 +20,32 @@ from conf.console import pictures
 from infer.api import TextStep
 from infer.engine.runner import duration
 from infer.loop import Step
-from infer.text import in_pieces
 
 
 @dataclass(frozen=True)
 class SourceStyle:
-    """How accepted drafts of one source look: backgrounds of a page in light and dark, and of a terminal."""
+    """How accepted drafts of one source look: the backgrounds of a page and of a terminal."""
 
     name: str
     meaning: str
     light: str
-    dark: str
     strong: str  # behind black text, also in plots
-    line: str = "none"  # the underline of a page, as CSS spells it
+    line: str = "none"  # the underline, as CSS spells it
 
 
 KINDS = {  # of accepted drafts, as in Step.kinds
-    "adaptive": SourceStyle("adaptive", "adaptive tokens", "#a8d4f5", "#0b4f7d", "#56b4e9"),
-    "text": SourceStyle("text", "n-grams of this text", "#ffcf70", "#7a4a00", "#e69f00", "dotted"),
-    "ngrams": SourceStyle("n-grams", "n-grams of the training data", "#8fd3b6", "#14603f", "#009e73", "solid"),
-    "drafted": SourceStyle("drafted", "drafted and accepted", "#f3eda0", "#5c5600", "#f0e442"),
-    "shared": SourceStyle("shared", "behind a merged node", "#dbb4d2", "#6b2f63", "#cc79a7", "solid"),
+    "adaptive": SourceStyle("adaptive", "adaptive tokens", "#a8d4f5", "#56b4e9"),
+    "text": SourceStyle("text", "n-grams of this text", "#ffcf70", "#e69f00", "dotted"),
+    "ngrams": SourceStyle("n-grams", "n-grams of the training data", "#8fd3b6", "#009e73", "solid"),
+    "drafted": SourceStyle("drafted", "drafted and accepted", "#f3eda0", "#f0e442"),
+    "shared": SourceStyle("shared", "behind a merged node", "#dbb4d2", "#cc79a7", "solid"),
 }
 OWN = "the model's own"
-INKS = {
-    "light": ("#1f2328", "#ffffff", "#656d76", "#d1d9e0"),
-    "dark": ("#e6edf3", "#0d1117", "#8d96a0", "#30363d"),
-}
-
-
-def _variables(scheme: str) -> str:
-    """Return the colours of a scheme, "light" or "dark", as variables of CSS."""
-    names = dict(zip(("ink", "paper", "faint", "edge"), INKS[scheme]))
-    names |= {name: getattr(kind, scheme) for name, kind in KINDS.items()}
-    return " ".join(f"--{name}: {colour};" for name, colour in names.items())
-
-
-STYLE = "\n".join(
-    [
-        f":root {{ {_variables('light')} }}",
-        f"@media (prefers-color-scheme: dark) {{ :root {{ {_variables('dark')} }} }}",
-        "pre { font: 13px/1.6 ui-monospace, Menlo, Consolas, monospace; white-space: pre-wrap;",
-        "      overflow-wrap: anywhere; border: 1px solid var(--edge); border-radius: 6px; padding: 1rem; }",
-        ".given { color: var(--faint); }",
-        *(
-            f":is(pre, .legend, .parts) .{name} "
-            f"{{ background: var(--{name}); border-bottom: 1px {kind.line} currentColor; }}"
-            for name, kind in KINDS.items()
-        ),
-        ".legend span { display: inline-block; margin-right: 1rem; padding: 0 0.25rem; }",
-    ]
-)
-
-
-def span(kind: str, text: str, *, title: str = "") -> str:
-    """Return text of a kind as HTML, without a colour where the kind has none; nothing for no text."""
-    hover = f' title="{escape(title)}"' if title else ""
-    return f'<span class="{escape(kind)}"{hover}>{safe(text)}</span>' if text else ""
 
 
 def meaning(kind: str) -> str:
     """Return what a kind of `Step.kinds` means."""
     return KINDS[kind].meaning if kind in KINDS else OWN if kind == "own" else kind
-
-
-def safe(text: str) -> str:
-    """Return text that no page takes for markup, its control characters shown as their pictures."""
-    return escape(pictures(text))
-
-
-def legend(kinds: Collection[str]) -> str:
-    """Return what the colours of these kinds mean, as HTML."""
-    parts = [span(name, kind.meaning) for name, kind in KINDS.items() if name in kinds]
-    return f'<p class="legend">{"".join([span("given", "given"), span("own", OWN), *parts])}</p>'
-
-
-def marked(step: TextStep) -> str:
-    """Return one forward's text, which says on hovering what it came to."""
-    hover = f"{step.accepted} of {step.drafted} drafts accepted" if step.drafted else "nothing drafted"
-    pieces = in_pieces(zip(step.kinds, step.texts, strict=True))
-    body = "".join(safe(text) if kind == "own" else span(kind, text) for kind, text in pieces)
-    return f'<span title="{hover}">{body}</span>'
 
 
 @dataclass

@@ -3,9 +3,8 @@
     workers = init_workers()
     with result_folder(out, facts, workers) as partial:      all see one folder, which rank 0 made
         records = Records(partial / "records", names)
-        for name in records.open(workers):                   this rank's share of what is missing
-            records.save(name, measure(name))
-        workers.wait()                                       all records are there
+        missing = records.open(workers)                      this rank's share
+        records.make(missing, workers, "speed", measure)     all records are there
         if workers.first: ...                                one process makes the result of them
 
 Every process has whole models of its own. A run that was killed, or lost a rank, goes on with the records that
@@ -15,7 +14,7 @@ are missing, on any number of ranks. Knows nothing of the work.
 import atexit
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -24,6 +23,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from rich.progress import Progress
 
 from conf import RankLocalError, UserError
 from conf.files import Corrupt, load_checksummed, read_checksummed, with_checksum, write_json
@@ -137,6 +137,15 @@ class Records:
     def read(self) -> dict[str, Any]:
         """Return the records that are there, in the order of the names. Raises UserError for a damaged one."""
         return {name: self.load(name) for name in self._names if self._file(name).is_file()}
+
+    def make(
+        self, names: Sequence[str], workers: WorkerGroup, title: str, measure: Callable[[str], Any]
+    ) -> None:
+        """Save what `measure` returns of each name, under a progress bar; then wait for the other ranks."""
+        with Progress(disable=not workers.first) as progress:
+            for name in progress.track(names, description=title):
+                self.save(name, measure(name))
+        workers.wait()
 
     def load(self, name: str) -> Any:
         """Return one record. Raises UserError for a damaged one."""

@@ -2,13 +2,14 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import Progress
 
 from conf import UserError
 from conf.console import print_line
@@ -50,18 +51,14 @@ def bench(config: BenchConfig) -> None:
         check_same(report)
 
 
-def load_models(config: BenchConfig, workers: WorkerGroup, *, draft: bool = True) -> tuple[Model, Model | None]:
+def load_models(
+    config: BenchConfig, directory: ModelDirectory, workers: WorkerGroup, *, draft: bool = True
+) -> tuple[Model, Model | None]:
     """Return the model, with its draft model, and the base."""
     shared: dict[str, Any] = {"dtype": config.dtype, "device": workers.device(), "compile": config.compile}
-    source = config.model
-    model = load(
-        source.path,
-        adaptive_ids=source.adaptive_ids,
-        L=source.L,
-        draft=config.draft if draft else None,
-        **shared,
-    )
-    return model, load(config.base, setting="base", **shared) if config.base else None
+    model = load(directory, draft=config.draft if draft else None, **shared)
+    base = load(ModelDirectory(config.base, setting="base"), **shared) if config.base else None
+    return model, base
 
 
 def facts_of(config: BenchConfig, part: str, **content: Any) -> dict[str, Any]:
@@ -75,6 +72,11 @@ def facts_of(config: BenchConfig, part: str, **content: Any) -> dict[str, Any]:
 def digest(value: Any) -> str:
     """Return a fingerprint of a JSON value."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+def digest_of_prompts(sets: Mapping[str, Sequence[Prompt]]) -> str:
+    """Return a fingerprint of the ids of all prompts."""
+    return digest({name: [prompt.ids for prompt in prompts] for name, prompts in sets.items()})
 
 
 def read_all_prompts(config: BenchConfig, directory: ModelDirectory) -> dict[str, list[Prompt]]:
@@ -121,8 +123,7 @@ def measure_speed(config: BenchConfig, workers: WorkerGroup) -> None:
     directory = directory_of(config.model)
     config = for_model(config, directory)
     sets = read_all_prompts(config, directory)
-    content = digest({name: [prompt.ids for prompt in prompts] for name, prompts in sets.items()})
-    facts = facts_of(config, "speed", prompt_ids=content)
+    facts = facts_of(config, "speed", prompt_ids=digest_of_prompts(sets))
     out = Path(config.out) / "speed"
     if is_finished(out, "speed", facts):
         say(workers, f"{out} is finished: nothing to do")
@@ -133,19 +134,20 @@ def measure_speed(config: BenchConfig, workers: WorkerGroup) -> None:
         for round_ in range(config.speed.rounds)
         for index in range(len(prompts))
     }
-    model, base = load_models(config, workers)
+    model, base = load_models(config, directory, workers)
     decoders = speed.decoders_of(config, model, base)
+
+    def measure(name: str) -> dict[str, Any]:
+        prompt_set, round_, index = turns[name]
+        prompt = sets[prompt_set][index]
+        runs = speed.measure_turn(decoders, prompt, round_ + index)
+        return {"prompt_set": prompt_set, "prompt": prompt.id, "runs": runs}
+
     with result_folder(out, facts, workers) as partial:
         records = Records(partial / "records", list(turns))
         mine = records.open(workers)
         warm_up(decoders, sets, mine)
-        with Progress(disable=not workers.first) as progress:
-            for name in progress.track(mine, description="speed"):
-                prompt_set, round_, index = turns[name]
-                prompt = sets[prompt_set][index]
-                runs = speed.measure_turn(decoders, prompt, round_ + index)
-                records.save(name, {"prompt_set": prompt_set, "prompt": prompt.id, "runs": runs})
-        workers.wait()
+        records.make(mine, workers, "speed", measure)
         if workers.first:
             order = [name for named in decoders.values() for name in named]
             result = {
@@ -154,7 +156,7 @@ def measure_speed(config: BenchConfig, workers: WorkerGroup) -> None:
                 "samples": [sample(model, name, prompts[0], config) for name, prompts in sets.items()],
                 "warnings": contamination(config, list(sets)),
             }
-            save_result(partial, "speed", config, facts, result)
+            save_result(partial, "speed", config, facts, result, gated=directory.gated)
 
 
 def warm_up(
@@ -201,16 +203,17 @@ def measure_quality(config: BenchConfig, workers: WorkerGroup) -> None:
     decoders = [name for name in config.quality.decoders if directory.adaptive or name not in BY_ADAPTIVE]
     batches = {batch.name: batch for batch in quality.batches_of(config, benchmarks, decoders)}
     chat = Chat(directory.path) if config.chat else None
-    model, base = load_models(config, workers, draft=False)
+    model, base = load_models(config, directory, workers, draft=False)
     # Both read the same ids: the base has no infilling of its own.
     models = {"model": model} | ({"base": replace(base, text=model.text)} if base else {})
+
+    def measure(name: str) -> dict[str, Any]:
+        batch = batches[name]
+        return quality.answer(models[batch.who], batch, config, chat)
+
     with result_folder(out, facts, workers) as partial:
         answers = Records(partial / "answers", list(batches))
-        with Progress(disable=not workers.first) as progress:
-            for name in progress.track(answers.open(workers), description="answers"):
-                batch = batches[name]
-                answers.save(name, quality.answer(models[batch.who], batch, config, chat))
-        workers.wait()
+        answers.make(answers.open(workers), workers, "answers", measure)
         given = list(answers.read().values())
         verdicts = judge_answers(partial, given, benchmarks, workers)
         if workers.first:
@@ -220,7 +223,7 @@ def measure_quality(config: BenchConfig, workers: WorkerGroup) -> None:
                 "skipped": skipped,
                 "warnings": [*contamination(config, list(benchmarks)), *not_judged(benchmarks)],
             }
-            save_result(partial, "quality", config, facts, result)
+            save_result(partial, "quality", config, facts, result, gated=directory.gated)
 
 
 def judge_answers(
@@ -236,10 +239,10 @@ def judge_answers(
             if judged_here and not a["too_long"]:
                 cases[quality.verdict_key(record["benchmark"], a)] = (problem, a["text"])
     verdicts = Records(folder / "verdicts", list(cases))
-    with Progress(disable=not workers.first) as progress:
-        for key in progress.track(verdicts.open(workers), description="verdicts"):
-            verdicts.save(key, quality.judge(*cases[key]))
-    workers.wait()
+    missing = verdicts.open(workers)
+    with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // workers.world)) as pool:
+        judged = {key: pool.submit(quality.judge, *cases[key]) for key in missing}
+        verdicts.make(missing, workers, "verdicts", lambda key: judged[key].result())
     return verdicts.read()
 
 
@@ -253,13 +256,12 @@ def measure_gsd(config: BenchConfig, workers: WorkerGroup) -> None:
     """Measure GSD's tables into out/gsd; each row is a record."""
     directory = directory_of(config.model)
     sets = read_all_prompts(config, directory)
-    content = digest({name: [prompt.ids for prompt in prompts] for name, prompts in sets.items()})
-    facts = facts_of(config, "gsd", prompt_ids=content)
+    facts = facts_of(config, "gsd", prompt_ids=digest_of_prompts(sets))
     out = Path(config.out) / "gsd"
     if is_finished(out, "gsd", facts):
         say(workers, f"{out} is finished: nothing to do")
         return
-    model, _ = load_models(replace(config, base=None), workers)
+    model, _ = load_models(replace(config, base=None), directory, workers)
     decode = DecodeConfig(
         "gsd",
         k=config.gsd.k,
@@ -274,24 +276,32 @@ def measure_gsd(config: BenchConfig, workers: WorkerGroup) -> None:
         for prompt_set in sets
         for name, task in gsd.tasks_of(decode, config.gsd.parts).items()
     }
+
+    def measure(name: str) -> dict[str, Any]:
+        prompt_set, task = tasks[name]
+        rows = task(model, [prompt.ids for prompt in sets[prompt_set]])
+        return {"rows": [{"prompt_set": prompt_set, **row} for row in rows]}
+
     with result_folder(out, facts, workers) as partial:
         records = Records(partial / "records", list(tasks))
-        with Progress(disable=not workers.first) as progress:
-            for name in progress.track(records.open(workers), description="gsd"):
-                prompt_set, task = tasks[name]
-                rows = task(model, [prompt.ids for prompt in sets[prompt_set]])
-                records.save(name, {"rows": [{"prompt_set": prompt_set, **row} for row in rows]})
-        workers.wait()
+        records.make(records.open(workers), workers, "gsd", measure)
         if workers.first:
             rows = [row for record in records.read().values() for row in record["rows"]]
-            save_result(partial, "gsd", config, facts, {"rows": rows, "warnings": []})
+            result = {"rows": rows, "warnings": []}
+            save_result(partial, "gsd", config, facts, result, gated=directory.gated)
 
 
 def save_result(
-    folder: Path, kind: str, config: BenchConfig, facts: Mapping[str, Any], result: Mapping[str, Any]
+    folder: Path,
+    kind: str,
+    config: BenchConfig,
+    facts: Mapping[str, Any],
+    result: Mapping[str, Any],
+    *,
+    gated: bool,
 ) -> None:
     """Write the result of a part, and its manifest."""
-    shared = {"kind": kind, "gated": directory_of(config.model).gated, **circumstances(config)}
+    shared = {"kind": kind, "gated": gated, **circumstances(config)}
     write_json(folder / RESULT, with_checksum({**shared, **result}))
     write_manifest(folder, kind, facts)
 

@@ -17,8 +17,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
@@ -97,12 +95,6 @@ def judge(source: str, tests: str, limits: ProgramLimits | None = None) -> Verdi
         if process.returncode == 0 and token in _tail(output):
             return Verdict("passed")
         return Verdict("out of memory" if message.startswith("MemoryError") else "failed", message)
-
-
-def judge_all(programs: Iterable[tuple[str, str]], workers: int | None = None) -> list[Verdict]:
-    """Judge pairs of source and tests, `workers` at a time (None: one for each core)."""
-    with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool:
-        return list(pool.map(lambda program: judge(*program), programs))
 
 
 @cache
