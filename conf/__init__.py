@@ -17,14 +17,20 @@ from pathlib import Path
 from types import TracebackType
 
 
-def _end_quietly(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _end_quietly(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     """Print no traceback for Ctrl-C while a command is still importing; `run` handles it later."""
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
 
 
 # Only for our own commands, `python -m train`: a program that imports us keeps its traceback.
-if Path(sys.argv[0] if sys.argv else "").resolve().is_relative_to(Path(__file__).resolve().parents[1]):
+if (
+    Path(sys.argv[0] if sys.argv else "")
+    .resolve()
+    .is_relative_to(Path(__file__).resolve().parents[1])
+):
     sys.excepthook = _end_quietly
 
 from conf.cli import run  # noqa: E402

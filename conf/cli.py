@@ -31,8 +31,23 @@ from conf.schema import kind_of, types_of
 T = TypeVar("T")
 GRACE = 5.0  # seconds
 # Errors of files and disks that are the user's to mend.
-OF_THE_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
-OF_THE_PLACE |= {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EBUSY}
+OF_THE_PLACE = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+}
+OF_THE_PLACE |= {
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.EBUSY,
+}
 HELP = ("-h", "--help")
 CFG = ("-c", "--cfg", "job")  # Hydra's, as its users type it
 STDOUT = "standard output"
@@ -50,7 +65,9 @@ def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
         with standard_output():
             if _answer(sys.argv[1:], entry, schema):
                 return
-            overrides = [argument for argument in sys.argv[1:] if argument not in MULTIRUN]
+            overrides = [
+                argument for argument in sys.argv[1:] if argument not in MULTIRUN
+            ]
             if len(overrides) < len(sys.argv[1:]):
                 sys.exit(sweep(entry, schema, overrides))
             config = settings(entry, schema, overrides)
@@ -78,9 +95,14 @@ def _answer(arguments: Sequence[str], entry: str, schema: type) -> bool:
     if not wants_help and {*CFG[:2]}.isdisjoint(arguments):
         return False
     if _is_first() and wants_help:
-        print_help(describe(entry, schema), Console(highlight=False, markup=False, emoji=False))
+        print_help(
+            describe(entry, schema), Console(highlight=False, markup=False, emoji=False)
+        )
     elif _is_first():
-        print(as_yaml(entry, schema, [text for text in arguments if text not in CFG]), end="")
+        print(
+            as_yaml(entry, schema, [text for text in arguments if text not in CFG]),
+            end="",
+        )
     return True
 
 
@@ -95,7 +117,9 @@ def _fail(sentence: str, place: str | None, *, rank_local: bool = False) -> NoRe
         more = f"\n  see {place}" if place else ""
         print(f"error: {visible(sentence)}{more}", file=sys.stderr, flush=True)
     else:
-        time.sleep(GRACE)  # torchrun ends all with the first that ends: the one that speaks may be slower
+        time.sleep(
+            GRACE
+        )  # torchrun ends all with the first that ends: the one that speaks may be slower
     sys.exit(2)
 
 
@@ -114,7 +138,9 @@ def standard_output() -> Iterator[None]:
         try:
             os.fstat(descriptor)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
+            os.set_inheritable(
+                os.open(os.devnull, os.O_RDWR), True
+            )  # the lowest number that is free
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 (until exit)
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115 (until exit)
     stream = sys.stdout
@@ -130,7 +156,9 @@ def standard_output() -> Iterator[None]:
         sys.stdout = stream
         try:
             stream.flush()
-        except OSError:  # Python would flush it once more when it exits, and print another error
+        except (
+            OSError
+        ):  # Python would flush it once more when it exits, and print another error
             with suppress(OSError), open(os.devnull, "w") as devnull:
                 os.dup2(devnull.fileno(), stream.fileno())
 
@@ -158,7 +186,14 @@ class _NamedStream:
 
 
 MULTIRUN = ("-m", "--multirun")
-STOPPED = (75, 130, 128 + signal.SIGTERM, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL)  # exit codes
+STOPPED = (
+    75,
+    130,
+    128 + signal.SIGTERM,
+    -signal.SIGINT,
+    -signal.SIGTERM,
+    -signal.SIGKILL,
+)  # exit codes
 
 
 def sweep(entry: str, schema: type, overrides: Sequence[str]) -> int:
@@ -173,13 +208,21 @@ def sweep(entry: str, schema: type, overrides: Sequence[str]) -> int:
             "train objective.L=$L out=runs/$L; done"
         )
     jobs = jobs_of(entry, schema, overrides)
-    swept = [index for index in range(len(overrides)) if len({job[index] for job in jobs}) > 1]
+    swept = [
+        index
+        for index in range(len(overrides))
+        if len({job[index] for job in jobs}) > 1
+    ]
     outs: dict[str, Sequence[str]] = {}
     for job in jobs:
         out = getattr(settings(entry, schema, job), "out", None)
         if out and outs.setdefault(out, job) is not job:
-            example = "-".join(f"${{{unsigned(job[index].partition('=')[0])}}}" for index in swept)
-            raise UserError(f"out={out} must differ between the jobs of -m, got one. Use out='DIR/{example}'")
+            example = "-".join(
+                f"${{{unsigned(job[index].partition('=')[0])}}}" for index in swept
+            )
+            raise UserError(
+                f"out={out} must differ between the jobs of -m, got one. Use out='DIR/{example}'"
+            )
     spec = sys.modules["__main__"].__spec__
     assert spec is not None, "called by python -m"
     module = spec.name.removesuffix(".__main__")
@@ -191,14 +234,22 @@ def sweep(entry: str, schema: type, overrides: Sequence[str]) -> int:
         if code:
             failed[name] = code
         if code in STOPPED:
-            print_line(f"{module}: stopped in job {number}: the same command goes on", error=True)
+            print_line(
+                f"{module}: stopped in job {number}: the same command goes on",
+                error=True,
+            )
             break
     if failed:
-        print_line(f"{module}: {len(failed)} of {len(jobs)} jobs failed: {'; '.join(failed)}", error=True)
+        print_line(
+            f"{module}: {len(failed)} of {len(jobs)} jobs failed: {'; '.join(failed)}",
+            error=True,
+        )
     return abs(next(iter(failed.values()), 0))
 
 
-def jobs_of(entry: str, schema: type, overrides: Sequence[str]) -> list[tuple[str, ...]]:
+def jobs_of(
+    entry: str, schema: type, overrides: Sequence[str]
+) -> list[tuple[str, ...]]:
     """Return the settings of every job: all combinations, of which the last value changes fastest."""
     several = {group.name for group in config_groups(entry) if group.several}
     return list(product(*(_values(text, schema, several) for text in overrides)))
@@ -228,7 +279,10 @@ def _values(override: str, schema: type, several: set[str]) -> list[str]:
         ) from error
     if str in types and parsed.is_choice_sweep():  # texts without their quotes
         values: list[Any] = parsed.value().list  # type: ignore[union-attr]
-        texts = [value.text if isinstance(value, QuotedString) else text for value, text in zip(values, texts)]
+        texts = [
+            value.text if isinstance(value, QuotedString) else text
+            for value, text in zip(values, texts)
+        ]
     return [f"{name}={text}" for text in texts]
 
 
@@ -238,7 +292,9 @@ def _run_job(command: Sequence[str]) -> int:
     # Ctrl-C reaches both; a batch system's signals may reach this process alone.
     before = {signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None)}
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
-        before[number] = signal.signal(number, lambda number, _: child.send_signal(number))
+        before[number] = signal.signal(
+            number, lambda number, _: child.send_signal(number)
+        )
     try:
         return child.wait()
     finally:
@@ -258,11 +314,18 @@ COMMANDS = {
 def main() -> None:
     """Run the command that the first argument names, with the others as its settings."""
     if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
-        names = "\n".join(f"  {name:10} python -m {module}" for name, module in COMMANDS.items())
+        names = "\n".join(
+            f"  {name:10} python -m {module}" for name, module in COMMANDS.items()
+        )
         is_help = sys.argv[1:] in ([], ["--help"], ["-h"])
         if not is_help:
-            _fail(f"the command must be one of {', '.join(COMMANDS)}, got {sys.argv[1]}", None)
-        print(f"adaptive-tokens COMMAND [SETTINGS]; COMMAND --help lists the settings\n\n{names}")
+            _fail(
+                f"the command must be one of {', '.join(COMMANDS)}, got {sys.argv[1]}",
+                None,
+            )
+        print(
+            f"adaptive-tokens COMMAND [SETTINGS]; COMMAND --help lists the settings\n\n{names}"
+        )
         return
     module = COMMANDS[sys.argv.pop(1)]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

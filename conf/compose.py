@@ -85,7 +85,10 @@ def config_groups(entry: str) -> list[Group]:
                 several=several,
                 default=tuple(default) if several else (default,) if default else (),
                 otherwise=otherwise[1] if otherwise else "",
-                choices=tuple(Choice(path.stem, _head(path)) for path in sorted(folder.glob("*.yaml"))),
+                choices=tuple(
+                    Choice(path.stem, _head(path))
+                    for path in sorted(folder.glob("*.yaml"))
+                ),
             )
         )
     return groups
@@ -94,7 +97,11 @@ def config_groups(entry: str) -> list[Group]:
 def _head(path: Path) -> tuple[str, ...]:
     """Return the comment that a file begins with, without Hydra's `@package`."""
     comment = re.match(r"(?:#.*\n)*", path.read_text(encoding="utf-8"))
-    lines = [line.removeprefix("#").strip() for line in comment[0].splitlines()] if comment else []
+    lines = (
+        [line.removeprefix("#").strip() for line in comment[0].splitlines()]
+        if comment
+        else []
+    )
     return tuple(line for line in lines if not line.startswith("@package"))
 
 
@@ -104,7 +111,11 @@ _UNCONVERTED = re.compile(
     r"Value '(?P<value>.*)' "
     r"(?:of type '\w+' could not be converted to (?P<kind>\w+)|is not a valid bool)"
 )
-_KINDS = {"Integer": "a whole number", "Float": "a number", None: "true or false"}  # by OmegaConf's words
+_KINDS = {
+    "Integer": "a whole number",
+    "Float": "a number",
+    None: "true or false",
+}  # by OmegaConf's words
 
 
 def settings(entry: str, schema: type[T], overrides: Sequence[str] = ()) -> T:
@@ -121,7 +132,11 @@ def settings(entry: str, schema: type[T], overrides: Sequence[str] = ()) -> T:
     except OmegaConfBaseException as error:
         raise UserError(_explain(error, schema, chosen)) from error
     except (ValueError, TypeError) as error:
-        start = "" if named_setting(str(error), schema, chosen) else f"settings of {entry}: "
+        start = (
+            ""
+            if named_setting(str(error), schema, chosen)
+            else f"settings of {entry}: "
+        )
         raise UserError(f"{start}{error}") from error
     check_paths(result)
     return result
@@ -159,7 +174,11 @@ def _compose(entry: str, schema: type, overrides: Sequence[str]) -> DictConfig:
         for text in overrides:
             if text.removeprefix("~").partition("=")[0] not in known:
                 _set(config, text, schema)
-    except (HydraException, OmegaConfBaseException, OverflowError) as error:  # the last: no float is so large
+    except (
+        HydraException,
+        OmegaConfBaseException,
+        OverflowError,
+    ) as error:  # the last: no float is so large
         raise UserError(_explain(error, schema, [*known])) from error
     return config
 
@@ -169,7 +188,9 @@ def unsigned(override: str) -> str:
     return override.lstrip("+")
 
 
-def _check_override(override: str, overrides: Sequence[str], schema: type, groups: Mapping[str, Group]) -> None:
+def _check_override(
+    override: str, overrides: Sequence[str], schema: type, groups: Mapping[str, Group]
+) -> None:
     """Raise UserError for what is no setting, for a choice that its group lacks, and for `~name` of what must
     be there.
     """
@@ -180,27 +201,41 @@ def _check_override(override: str, overrides: Sequence[str], schema: type, group
         advice = "--help lists the settings"
         if override.startswith("-") and name in known:  # --model X or --model=X
             following = overrides[list(overrides).index(override) + 1 :][:1]
-            value = override.partition("=")[2] if equals else "".join(following) or "VALUE"
+            value = (
+                override.partition("=")[2] if equals else "".join(following) or "VALUE"
+            )
             advice = f"Write {name}={value}"
-        raise UserError(f"settings must be given as name=value, got '{override}'. {advice}")
+        raise UserError(
+            f"settings must be given as name=value, got '{override}'. {advice}"
+        )
     removed = name.startswith("~")
     name = name.removeprefix("~")
     group = groups.get(name)
     if group is None and place(schema, name) is None:
         raise UserError(_unknown(name, known))
     if removed:
-        may_go = group.several or not group.default if group else kind_of(name, schema)[1]
+        may_go = (
+            group.several or not group.default if group else kind_of(name, schema)[1]
+        )
         if not may_go:
-            raise UserError(f"{name} must have a value, got ~{name}. Write {name}=VALUE")
+            raise UserError(
+                f"{name} must have a value, got ~{name}. Write {name}=VALUE"
+            )
     elif group:
         # No choice at all is one, where there may be several.
         chosen = re.findall(r"[^\s,\[\]]+", value) or ["none"]
-        none = chosen in (["none"], ["null"]) if group.several else value == "null" and not group.default
+        none = (
+            chosen in (["none"], ["null"])
+            if group.several
+            else value == "null" and not group.default
+        )
         choices = [choice.name for choice in group.choices]
         wrong = [choice for choice in chosen if choice not in choices]
         if wrong and not none:
             quantity = "some" if group.several else "one"
-            raise UserError(f"{name} must be {quantity} of {', '.join(choices)}, got {wrong[0]}")
+            raise UserError(
+                f"{name} must be {quantity} of {', '.join(choices)}, got {wrong[0]}"
+            )
 
 
 def _set(config: DictConfig, override: str, schema: type) -> None:
@@ -215,7 +250,9 @@ def _set(config: DictConfig, override: str, schema: type) -> None:
         name = f"{name}.{field}"
         kind = kinds(kind)[field]
     own = kind is Any or (get_origin(kind) is dict and get_args(kind)[1] is Any)
-    OmegaConf.update(config, name, _parsed(name, value, types_of(kind)), merge=True, force_add=own)
+    OmegaConf.update(
+        config, name, _parsed(name, value, types_of(kind)), merge=True, force_add=own
+    )
 
 
 def _parsed(name: str, value: str, types: Sequence[Any]) -> Any:
@@ -223,12 +260,16 @@ def _parsed(name: str, value: str, types: Sequence[Any]) -> Any:
     if str in types and (value != "null" or NoneType not in types):
         # `${objective.L}` in a text is no other setting's value, but in `out`.
         return value if name == OUT else re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
-    if any(get_origin(kind) is list for kind in types) and not (value == "null" and NoneType in types):
+    if any(get_origin(kind) is list for kind in types) and not (
+        value == "null" and NoneType in types
+    ):
         value = _bracketed(value)
     try:
         override = OverridesParser.create().parse_override(f"{OUT}={value}")
     except HydraException as error:
-        raise UserError(f"{name} must be a value such as 3, true, [1,2] or a word, got {value}") from error
+        raise UserError(
+            f"{name} must be a value such as 3, true, [1,2] or a word, got {value}"
+        ) from error
     if override.is_sweep_override():  # Hydra's, for a run with each
         raise UserError(f"{name} must be one value, got {value}")
     parsed = override.value()
@@ -240,14 +281,31 @@ def _parsed(name: str, value: str, types: Sequence[Any]) -> Any:
 
 def _bracketed(value: str) -> str:
     """Return a list of Hydra's grammar, from one or from values with commas between them."""
-    return value if value.startswith(("[", "$")) else f"[{'' if value == 'null' else value}]"
+    return (
+        value
+        if value.startswith(("[", "$"))
+        else f"[{'' if value == 'null' else value}]"
+    )
 
 
 def _explain(error: Exception, schema: type, groups: Collection[str]) -> str:
     """Return Hydra's and OmegaConf's many-line messages as one sentence."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
-    details = ("full_key:", "object_type=", "reference_type=", "Config search path", "provider=")
+    key = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in lines
+            if line.startswith("full_key:")
+        ),
+        "",
+    )
+    details = (
+        "full_key:",
+        "object_type=",
+        "reference_type=",
+        "Config search path",
+        "provider=",
+    )
     text = " ".join(line for line in lines if not line.startswith(details))
     if text.startswith("Key '"):
         return _unknown(key, [*names(schema), *groups])
@@ -259,7 +317,9 @@ def _explain(error: Exception, schema: type, groups: Collection[str]) -> str:
         return f"{key} must refer to settings as ${{NAME}}, got ${{{dangling[1]}}}, which is none"
     if "missing mandatory value" in text.lower():
         missing = text.rsplit(":", 1)[-1].strip()
-        key = key if key.endswith(f".{missing}") else missing  # of a dataclass within another: with its group
+        key = (
+            key if key.endswith(f".{missing}") else missing
+        )  # of a dataclass within another: with its group
         return f"setting '{key}' is required: give it as {key}=VALUE"
     text = text.partition(" See https://hydra.cc")[0]
     return text if not key or key in text else f"setting '{key}': {text}"

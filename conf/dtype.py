@@ -12,7 +12,9 @@ import torch
 from torch.nn import functional
 
 AUTO = "auto"
-SLOW = 10  # a given bfloat16 is warned of where it takes so many times as long as float32
+SLOW = (
+    10  # a given bfloat16 is warned of where it takes so many times as long as float32
+)
 # of the product that is timed; a single row is as slow in both types
 ROWS = 64
 WIDTH = 512
@@ -29,16 +31,24 @@ def choose_dtype(requested: str, device: str | None = None) -> str:
     if not on_cpu:
         if requested != AUTO:
             return requested
-        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+        return (
+            "bfloat16"
+            if torch.cuda.is_bf16_supported(including_emulation=False)
+            else "float32"
+        )
     if requested not in (AUTO, "bfloat16"):
         return requested
     cost = bfloat16_cost()
     chosen = requested
     if requested == AUTO:
         chosen = "bfloat16" if cost <= 1 else "float32"
-        _print(f"dtype=auto: {chosen} (bfloat16 takes {cost:.2g} times as long as float32 on this CPU)")
+        _print(
+            f"dtype=auto: {chosen} (bfloat16 takes {cost:.2g} times as long as float32 on this CPU)"
+        )
     elif cost >= SLOW:
-        _print(f"warning: dtype=bfloat16 takes {cost:.2g} times as long as float32 on this CPU. Use dtype=auto")
+        _print(
+            f"warning: dtype=bfloat16 takes {cost:.2g} times as long as float32 on this CPU. Use dtype=auto"
+        )
     return chosen
 
 

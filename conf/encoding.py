@@ -29,7 +29,9 @@ class TextEncoder:
     much out of reach. `pieces` are all others, by id.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, control: Collection[int], rows: int | None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, control: Collection[int], rows: int | None
+    ) -> None:
         described = json.loads(tokenizer.to_str())
         normalizer = described["normalizer"] or {}
         steps = normalizer.get("normalizers", [normalizer])
@@ -42,17 +44,28 @@ class TextEncoder:
         tokenizer.no_padding()
         self.tokenizer = tokenizer
         self._model = tokenizer.model
-        by_id = {id: piece for piece, id in tokenizer.get_vocab(with_added_tokens=True).items()}
+        by_id = {
+            id: piece
+            for piece, id in tokenizer.get_vocab(with_added_tokens=True).items()
+        }
         beyond = {id for id in by_id if rows is not None and id >= rows}
         self.control = frozenset(control) | beyond
         self.pieces = {id: piece for id, piece in by_id.items() if id not in beyond}
         # Spelled with the space before them or not: "a<PRE>" is no more innocent than "a <PRE>".
         controls = [by_id[id] for id in self.control if id in by_id]
         spellings = {piece.lstrip(SPACE) or piece for piece in controls}
-        self._spelled = re.compile("|".join(map(re.escape, sorted(spellings, key=len, reverse=True))) or "$^")
-        self.spellings = sorted(s for s in spellings if not any(other in s for other in spellings - {s}))
+        self._spelled = re.compile(
+            "|".join(map(re.escape, sorted(spellings, key=len, reverse=True))) or "$^"
+        )
+        self.spellings = sorted(
+            s for s in spellings if not any(other in s for other in spellings - {s})
+        )
         bpe = described["model"]["type"] == "BPE" and not described["pre_tokenizer"]
-        self.by_words = bpe and self.implicit_space and falls_into_words(described["model"]["vocab"])
+        self.by_words = (
+            bpe
+            and self.implicit_space
+            and falls_into_words(described["model"]["vocab"])
+        )
 
     def lead(self, text: str) -> str:
         """Return the text whose inf is enc(text)."""
@@ -78,8 +91,14 @@ class TextEncoder:
         It is cut in the middle of each spelling, since in CodeLlama's tokenizer the merges themselves lead from
         " <PRE>" to its control id. A piece of one character cannot be cut: its bytes stand for it.
         """
-        middles = [m.start() + len(m.group()) // 2 for m in self._spelled.finditer(text)]
-        parts = [text[start:stop] for start, stop in pairwise([0, *middles, len(text)]) if start < stop]
+        middles = [
+            m.start() + len(m.group()) // 2 for m in self._spelled.finditer(text)
+        ]
+        parts = [
+            text[start:stop]
+            for start, stop in pairwise([0, *middles, len(text)])
+            if start < stop
+        ]
         ids: list[int] = []
         for id in chain.from_iterable(map(self._encode, parts)):
             spelled = (self.tokenizer.id_to_token(id) or "").replace(SPACE, " ")
@@ -91,10 +110,17 @@ class TextEncoder:
         if not self.by_words:
             return self.tokenizer.encode(text, add_special_tokens=False).ids
         if SPACE not in text:  # without the tokenizer's overhead
-            return [token.id for token in self._model.tokenize(text.replace(" ", SPACE))]
+            return [
+                token.id for token in self._model.tokenize(text.replace(" ", SPACE))
+            ]
         # A "▁" of the text would be a space: its bytes stand for it.
-        first, *others = (self._encode(part) if part else [] for part in text.split(SPACE))
-        return [*first, *chain.from_iterable([*self._bytes(SPACE), *ids] for ids in others)]
+        first, *others = (
+            self._encode(part) if part else [] for part in text.split(SPACE)
+        )
+        return [
+            *first,
+            *chain.from_iterable([*self._bytes(SPACE), *ids] for ids in others),
+        ]
 
     def _bytes(self, text: str) -> list[int]:
         """Return the byte pieces that spell a text. Raises UserError where the tokenizer has none."""
@@ -109,5 +135,7 @@ class TextEncoder:
 
 def falls_into_words(pieces: Iterable[str]) -> bool:
     """Return whether texts of a vocabulary (with "▁" as a space) encode word by word to the same ids."""
-    spelled = (piece.replace(SPACE, " ") for piece in pieces if not BYTE.fullmatch(piece))
+    spelled = (
+        piece.replace(SPACE, " ") for piece in pieces if not BYTE.fullmatch(piece)
+    )
     return all(len(WORD.findall(text)) <= 1 for text in spelled)

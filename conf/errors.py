@@ -41,12 +41,18 @@ class RankLocalError(UserError):
 def in_one_line(error: BaseException, most: int = 300) -> str:
     """Return what a library's error says, for the end of a sentence; where it says nothing, its kind."""
     message = " ".join(str(error).split())
-    return f"{message[:most]} ..." if len(message) > most else message or type(error).__name__
+    return (
+        f"{message[:most]} ..."
+        if len(message) > most
+        else message or type(error).__name__
+    )
 
 
 def describe_error(error: Exception) -> str:
     """Return what an error says, for the end of a sentence; a disk or quota without room is "disk full"."""
-    reason = (error.strerror if isinstance(error, OSError) else None) or in_one_line(error)
+    reason = (error.strerror if isinstance(error, OSError) else None) or in_one_line(
+        error
+    )
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     return f"disk full ({reason})" if full else reason
 
@@ -64,13 +70,18 @@ class Refusing(ContextDecorator):
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(
+        self, kind: object, error: BaseException | None, trace: object
+    ) -> None:
         if error is None or isinstance(error, UserError):
             return
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise UserError(f"{self._problem} {in_one_line(error)}{self._cure}") from error
+            raise UserError(
+                f"{self._problem} {in_one_line(error)}{self._cure}"
+            ) from error
 
 
 TOKENIZING = Refusing(
-    "tokenizer must encode and decode every text, got", ". Use the tokenizer.json that belongs to the model"
+    "tokenizer must encode and decode every text, got",
+    ". Use the tokenizer.json that belongs to the model",
 )

@@ -41,10 +41,14 @@ def file_to_write(setting: str, name: str | None) -> Path | None:
     start = f"{setting}={path} must be a file"
     if path.is_dir() or not target.parent.is_dir():
         got = "a folder" if path.is_dir() else f"no {target.parent}"
-        raise UserError(f"{start} in a folder that exists, got {got}. Create the folder, or give another file.")
+        raise UserError(
+            f"{start} in a folder that exists, got {got}. Create the folder, or give another file."
+        )
     _check_regular(path, f"{setting}={path}")
     if target.exists() and is_mount_point(target):
-        raise UserError(f"{start} that can be replaced, got a mount point. Mount its folder instead.")
+        raise UserError(
+            f"{start} that can be replaced, got a mount point. Mount its folder instead."
+        )
     temporary = _temporary(target, os.urandom(6).hex())
     try:
         temporary.touch()
@@ -79,7 +83,9 @@ def read_json(path: Path, expected: str = "a JSON object") -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} must be {expected}, got {in_one_line(error)}") from error
+        raise UserError(
+            f"{path} must be {expected}, got {in_one_line(error)}"
+        ) from error
     if not isinstance(value, dict):
         raise UserError(f"{path} must be {expected}, got {type(value).__name__}")
     return value
@@ -89,7 +95,9 @@ def write_json(path: Path, value: Any) -> None:
     """Write JSON as `write_bytes` does."""
     try:
         text = json.dumps(value, indent=1, ensure_ascii=False).encode()
-    except UnicodeEncodeError:  # half of a pair, such as a file's name that is no UTF-8 is read as
+    except (
+        UnicodeEncodeError
+    ):  # half of a pair, such as a file's name that is no UTF-8 is read as
         text = json.dumps(value, indent=1).encode()
     write_bytes(path, text + b"\n")
 
@@ -112,7 +120,9 @@ def write_bytes(path: Path, content: bytes) -> None:
         try:
             temporary.write_bytes(content)
             if target.exists():
-                shutil.copymode(target, temporary)  # who may read the old one may read the new one
+                shutil.copymode(
+                    target, temporary
+                )  # who may read the old one may read the new one
             os.replace(temporary, target)
         finally:
             os.close(descriptor)
@@ -131,7 +141,9 @@ def _check_regular(path: Path, name: str) -> None:
     """Raise UserError for what is there and is no regular file; links are followed by the system alone."""
     if path.exists() and not path.is_file():
         kind = KINDS.get(stat.S_IFMT(path.stat().st_mode), "a special file")
-        raise UserError(f"{name} must be a regular file or a new one, got {kind}. Give another file.")
+        raise UserError(
+            f"{name} must be a regular file or a new one, got {kind}. Give another file."
+        )
 
 
 def _create_locked(path: Path) -> int:
@@ -144,7 +156,9 @@ def _create_locked(path: Path) -> int:
         descriptor = os.open(path, os.O_CREAT | os.O_WRONLY, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError:  # a file system without locks: there _remove_unless_locked removes nothing
+        except (
+            OSError
+        ):  # a file system without locks: there _remove_unless_locked removes nothing
             return descriptor
         if path.exists():
             return descriptor
@@ -152,7 +166,9 @@ def _create_locked(path: Path) -> int:
 
 
 def _remove_unless_locked(path: Path) -> None:
-    with suppress(OSError):  # it is locked, gone or another user's, or the file system has no locks
+    with suppress(
+        OSError
+    ):  # it is locked, gone or another user's, or the file system has no locks
         descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -177,7 +193,14 @@ def read_checksummed(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         intact = value.pop(CHECKSUM) == _checksum(value)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        AttributeError,
+        TypeError,
+        RecursionError,
+    ) as error:
         raise Corrupt("cannot be read") from error
     if not intact:
         raise Corrupt("has another checksum")
@@ -189,7 +212,9 @@ def load_checksummed(path: Path, remedy: str) -> dict[str, Any]:
     try:
         return read_checksummed(path)
     except Corrupt as error:
-        raise UserError(f"{path} must be whole, got a file that {error}: {remedy}") from error
+        raise UserError(
+            f"{path} must be whole, got a file that {error}: {remedy}"
+        ) from error
 
 
 def read_result(path: Path) -> dict[str, Any]:

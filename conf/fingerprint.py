@@ -30,7 +30,11 @@ READ = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja")
 def fingerprint(folder: str | Path) -> str:
     """Return what the next stage records of a model directory, or of a finished folder, as its input."""
     path = Path(folder)
-    return fingerprint_model(path) if (path / "config.json").is_file() else fingerprint_file(path / MANIFEST)
+    return (
+        fingerprint_model(path)
+        if (path / "config.json").is_file()
+        else fingerprint_file(path / MANIFEST)
+    )
 
 
 def fingerprint_file(path: Path) -> str:
@@ -44,8 +48,15 @@ def fingerprint_model(folder: Path) -> str:
 
     The manifest is left out: an export made again, of the same weights, is the same model.
     """
-    files = [path for place in (folder, folder / "adapter") for path in place.glob("[!.]*") if path.is_file()]
-    read = {path for path in files if path.suffix in READ and path.name != MANIFEST} | set(_indexed(folder))
+    files = [
+        path
+        for place in (folder, folder / "adapter")
+        for path in place.glob("[!.]*")
+        if path.is_file()
+    ]
+    read = {
+        path for path in files if path.suffix in READ and path.name != MANIFEST
+    } | set(_indexed(folder))
     return fingerprint_files((os.path.relpath(path, folder), path) for path in read)
 
 
@@ -54,9 +65,20 @@ def _indexed(folder: Path) -> Iterator[Path]:
     for index in folder.glob("*.index.json"):
         try:
             names = set(json.loads(index.read_bytes())["weight_map"].values())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ):
             continue  # who loads the model refuses it
-        yield from (path for name in names if isinstance(name, str) and (path := folder / name).is_file())
+        yield from (
+            path
+            for name in names
+            if isinstance(name, str) and (path := folder / name).is_file()
+        )
 
 
 def fingerprint_files(files: Iterable[tuple[str, Path]]) -> str:

@@ -31,7 +31,9 @@ WORDS = {
     Any: ("value", "values"),
 }
 REQUIRED = "???"  # OmegaConf's
-GROUPS = "files of settings, chosen by name; a setting on the command line goes over theirs"
+GROUPS = (
+    "files of settings, chosen by name; a setting on the command line goes over theirs"
+)
 END = (
     "--cfg prints the settings as they would be, and stops. -m runs every combination of values with commas, "
     "one after the other. More is in {page}."
@@ -76,7 +78,10 @@ def describe(entry: str, schema: type) -> Entry:
     """Describe the stage whose settings are `conf/<entry>` and the dataclass `schema`."""
     defaults = composed(entry, schema)
     (words, *examples) = command(entry)
-    choices = {group.name: f"{group.name}={','.join(group.default)}" for group in config_groups(entry)}
+    choices = {
+        group.name: f"{group.name}={','.join(group.default)}"
+        for group in config_groups(entry)
+    }
     sections: dict[str, tuple[type, list[Setting]]] = {"": (schema, [])}
     for name, owner, field, kind in fields_of(schema):
         group = name.partition(".")[0]
@@ -96,7 +101,11 @@ def describe(entry: str, schema: type) -> Entry:
         examples=tuple(examples),
         groups=tuple(config_groups(entry)),
         sections=tuple(
-            Section(name, (comments(schema).get(name) or paragraph(owner)) if name else "", tuple(members))
+            Section(
+                name,
+                (comments(schema).get(name) or paragraph(owner)) if name else "",
+                tuple(members),
+            )
             for name, (owner, members) in sections.items()
         ),
     )
@@ -116,7 +125,11 @@ def comments(schema: type) -> dict[str, str]:
         source = textwrap.dedent(inspect.getsource(owner))
         lines = source.splitlines()
         tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-        texts = {t.start[0]: t.string.lstrip("#").strip() for t in tokens if t.type == tokenize.COMMENT}
+        texts = {
+            t.start[0]: t.string.lstrip("#").strip()
+            for t in tokens
+            if t.type == tokenize.COMMENT
+        }
         (tree,) = ast.parse(source).body
         assert isinstance(tree, ast.ClassDef)
         for node in tree.body:
@@ -162,7 +175,9 @@ def link(sentence: str, page: str | None, entry: str, schema: type) -> str | Non
     """Return where `sentence` is explained: at `page` of docs/, else at the setting that it names."""
     if page:
         return f"{DOCS}/{page}"
-    if setting := named_setting(sentence, schema, [group.name for group in config_groups(entry)]):
+    if setting := named_setting(
+        sentence, schema, [group.name for group in config_groups(entry)]
+    ):
         return f"{settings_page(entry)}#{setting}"
     return settings_page(entry) if "--help" in sentence else None
 
@@ -178,7 +193,9 @@ def print_help(entry: Entry, console: Console) -> None:
         _print_section(console, "Groups", GROUPS, rows)
     for section in entry.sections:
         if section.settings:
-            settings = [(f"{s.name}=", s.default or "", _meaning(s)) for s in section.settings]
+            settings = [
+                (f"{s.name}=", s.default or "", _meaning(s)) for s in section.settings
+            ]
             _print_section(console, section.name or "Settings", section.text, settings)
     console.print()
     console.print(END.format(page=settings_page(entry.name)))
@@ -198,10 +215,16 @@ def _meaning(setting: Setting) -> str:
     if setting.default is None:
         return f"(required) {setting.description}"
     # The default of others shows what they are.
-    return f"{setting.description} ({setting.kind})" if setting.default == "null" else setting.description
+    return (
+        f"{setting.description} ({setting.kind})"
+        if setting.default == "null"
+        else setting.description
+    )
 
 
-def _print_section(console: Console, name: str, text: str, rows: list[tuple[str, str, str]]) -> None:
+def _print_section(
+    console: Console, name: str, text: str, rows: list[tuple[str, str, str]]
+) -> None:
     console.print()
     console.print(Text.assemble((name, "bold"), f": {text}" if text else ""))
     table = Table.grid(padding=(0, 2, 0, 0))

@@ -19,7 +19,12 @@ _FILES = {
     "model": ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "README.md"],
     "tokenizer": ["*.json", "*.model", "*.txt", "*.jinja"],
 }
-_UNUSED = ["consolidated*", "original/*", "onnx/*", "*.index.fp8.json"]  # the same weights for other programs
+_UNUSED = [
+    "consolidated*",
+    "original/*",
+    "onnx/*",
+    "*.index.fp8.json",
+]  # the same weights for other programs
 _TIMEOUT = 10.0  # seconds for the hub's first answer
 
 
@@ -35,18 +40,26 @@ def replace_hub_names(config: Any) -> None:
             setattr(owner, field.name, str(find_folder(value, kind, setting=name)))
 
 
-def find_folder(value: str | Path, kind: str = "model", *, setting: str = "model") -> str | Path:
+def find_folder(
+    value: str | Path, kind: str = "model", *, setting: str = "model"
+) -> str | Path:
     """Return the folder of a hub name's files; anything else is returned as it is.
 
     `kind` is model or tokenizer. The cache is looked at first, so that a name that was downloaded once needs no
     network. Raises UserError at once where the hub cannot help.
     """
-    if not isinstance(value, str) or not _NAME.fullmatch(value) or os.path.exists(value):
+    if (
+        not isinstance(value, str)
+        or not _NAME.fullmatch(value)
+        or os.path.exists(value)
+    ):
         return value
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    download = partial(snapshot_download, value, allow_patterns=_FILES[kind], ignore_patterns=_UNUSED)
+    download = partial(
+        snapshot_download, value, allow_patterns=_FILES[kind], ignore_patterns=_UNUSED
+    )
     try:
         folder = Path(download(local_files_only=True))
         if _is_complete(folder, kind):
@@ -58,10 +71,14 @@ def find_folder(value: str | Path, kind: str = "model", *, setting: str = "model
         reason = "HF_HUB_OFFLINE=1 forbids to ask the hub. Check the path, or download it first"
         raise UserError(f"{start}, and {reason}", page=HUB)
     try:
-        HfApi().model_info(value, timeout=_TIMEOUT)  # snapshot_download would wait for minutes
+        HfApi().model_info(
+            value, timeout=_TIMEOUT
+        )  # snapshot_download would wait for minutes
         folder = Path(download())
     except Exception as error:  # of the library or of its HTTP client
-        raise UserError(f"{start}, and {hub_refusal(error, 'repository')}", page=HUB) from error
+        raise UserError(
+            f"{start}, and {hub_refusal(error, 'repository')}", page=HUB
+        ) from error
     if kind == "model" and not any(folder.glob("*.safetensors")):
         raise UserError(
             f"{setting}={value} must have its weights as safetensors on the hub, got others, which are not "

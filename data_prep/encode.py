@@ -26,7 +26,9 @@ PROBE = "  x = 1\n\tif e\u0301: ▁ 漢😀\r\n "
 CACHE_CHARS = 32_000_000  # in the cached words, of which each counts WORD_CHARS more for its entry
 WORD_CHARS = 24
 
-Ragged = tuple[np.ndarray, np.ndarray]  # ids of many texts, end to end, and how many each has
+Ragged = tuple[
+    np.ndarray, np.ndarray
+]  # ids of many texts, end to end, and how many each has
 Segment = int | str  # a control id, or text whose inf stands there
 
 
@@ -38,7 +40,9 @@ class Mode(IntEnum):
     SPM = 2
 
 
-def choose_mode(generator: np.random.Generator, *, fim_rate: float, spm_rate: float) -> Mode:
+def choose_mode(
+    generator: np.random.Generator, *, fim_rate: float, spm_rate: float
+) -> Mode:
     """Draw PLAIN with probability 1 - fim_rate, else SPM with probability spm_rate, else PSM."""
     fim, spm = generator.random(2)
     if fim >= fim_rate:
@@ -53,7 +57,13 @@ def choose_cuts(generator: np.random.Generator, length: int) -> tuple[int, int]:
 
 
 def document_segments(
-    text: str, mode: Mode, cuts: tuple[int, int], *, vocab: Vocab, lead: Callable[[str], str], ends: bool = True
+    text: str,
+    mode: Mode,
+    cuts: tuple[int, int],
+    *,
+    vocab: Vocab,
+    lead: Callable[[str], str],
+    ends: bool = True,
 ) -> list[Segment]:
     """Return the document's segments; `lead(s)` is the text whose inf is enc(s).
 
@@ -63,33 +73,61 @@ def document_segments(
     if mode is Mode.PLAIN:
         return [vocab.bos, lead(text), *eos]
     if vocab.pre is None or vocab.suf is None or vocab.mid is None or vocab.eot is None:
-        raise ValueError(f"mode must be PLAIN without infilling pieces, got {mode.name}")
+        raise ValueError(
+            f"mode must be PLAIN without infilling pieces, got {mode.name}"
+        )
     prefix = text[: cuts[0]]
     middle = text[cuts[0] : cuts[1]]
     suffix = text[cuts[1] :]
     head: list[Segment] = [vocab.bos, vocab.pre]
     if mode is Mode.PSM:
-        return [*head, lead(prefix), vocab.suf, suffix, vocab.mid, middle, vocab.eot, *eos]
+        return [
+            *head,
+            lead(prefix),
+            vocab.suf,
+            suffix,
+            vocab.mid,
+            middle,
+            vocab.eot,
+            *eos,
+        ]
     return [*head, vocab.suf, suffix, vocab.mid, lead(prefix + middle), vocab.eot, *eos]
 
 
 def encode(
-    documents: Iterable[Document], config: DataPrepConfig, vocab: Vocab, encoder: "Encoder"
+    documents: Iterable[Document],
+    config: DataPrepConfig,
+    vocab: Vocab,
+    encoder: "Encoder",
 ) -> Iterator[tuple[Document, Mode, np.ndarray]]:
     """Yield every document with its mode and (n,) ids; one that is too long for infilling stays plain."""
 
     def segments(document: Document, mode: Mode) -> list[Segment]:
         cuts = (0, 0)
         if mode is not Mode.PLAIN:
-            cuts = choose_cuts(generator(config.seed, "cuts", document.id), len(document.text))
-        return document_segments(document.text, mode, cuts, vocab=vocab, lead=encoder.lead, ends=document.ends)
+            cuts = choose_cuts(
+                generator(config.seed, "cuts", document.id), len(document.text)
+            )
+        return document_segments(
+            document.text,
+            mode,
+            cuts,
+            vocab=vocab,
+            lead=encoder.lead,
+            ends=document.ends,
+        )
 
     fim_rate = config.fim_rate if vocab.infilling else 0
     for batch in batches(documents):
         randoms = (generator(config.seed, "mode", document.id) for document in batch)
-        modes = [choose_mode(random, fim_rate=fim_rate, spm_rate=config.spm_rate) for random in randoms]
+        modes = [
+            choose_mode(random, fim_rate=fim_rate, spm_rate=config.spm_rate)
+            for random in randoms
+        ]
         laid_out = [segments(document, mode) for document, mode in zip(batch, modes)]
-        for document, mode, ids in zip(batch, modes, _encode_segments(laid_out, encoder)):
+        for document, mode, ids in zip(
+            batch, modes, _encode_segments(laid_out, encoder)
+        ):
             if mode is not Mode.PLAIN and len(ids) > config.seq_len:
                 plain = segments(document, Mode.PLAIN)
                 yield document, Mode.PLAIN, _encode_segments([plain], encoder)[0]
@@ -97,12 +135,21 @@ def encode(
                 yield document, mode, ids
 
 
-def _encode_segments(laid_out: list[list[Segment]], encoder: "Encoder") -> list[np.ndarray]:
+def _encode_segments(
+    laid_out: list[list[Segment]], encoder: "Encoder"
+) -> list[np.ndarray]:
     """Encode the texts of many documents in one call and put the ids back between control ids."""
-    texts = [segment for segments in laid_out for segment in segments if isinstance(segment, str)]
+    texts = [
+        segment
+        for segments in laid_out
+        for segment in segments
+        if isinstance(segment, str)
+    ]
     encoded = iter(encoder.encode(texts))
     return [
-        np.concatenate([next(encoded) if isinstance(s, str) else [s] for s in segments]).astype(np.int32)
+        np.concatenate(
+            [next(encoded) if isinstance(s, str) else [s] for s in segments]
+        ).astype(np.int32)
         for segments in laid_out
     ]
 
@@ -113,7 +160,9 @@ class Encoder(TextEncoder):
     def __init__(self, tokenizer: Tokenizer, vocab: Vocab) -> None:
         super().__init__(tokenizer, control=vocab.control, rows=vocab.size)
         # A pre-tokenizer cuts into words by itself, and the library caches them.
-        self._encode_all = WordCache(self.encode_unit) if self.by_words else self._encode_whole
+        self._encode_all = (
+            WordCache(self.encode_unit) if self.by_words else self._encode_whole
+        )
 
     def spells_control(self, text: str) -> bool:
         """Return whether a control piece is spelled in the text."""
@@ -126,7 +175,9 @@ class Encoder(TextEncoder):
         return np.split(ids, np.cumsum(lengths)[:-1]) if len(texts) else []
 
     def _encode_whole(self, texts: Sequence[str]) -> Ragged:
-        encoded = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        encoded = self.tokenizer.encode_batch_fast(
+            list(texts), add_special_tokens=False
+        )
         lists = [
             self.defuse(text) if self.has_control(encoding.ids) else encoding.ids
             for text, encoding in zip(texts, encoded, strict=True)
@@ -150,12 +201,16 @@ class Encoder(TextEncoder):
         for piece, id in self.tokenizer.get_vocab(with_added_tokens=True).items():
             if id in by_id:  # it would be decoded as the other
                 pieces = sorted((piece, by_id[id]))
-                raise UserError(f"tokenizer must have an id for each piece, got {id} for both of {pieces}")
+                raise UserError(
+                    f"tokenizer must have an id for each piece, got {id} for both of {pieces}"
+                )
             by_id[id] = piece
         for text in (PROBE, " ".join(["", *self.spellings, ""])):
             back = self.decode(self.encode([text])[0])
             if back != text:
-                raise UserError(f"tokenizer must decode every text as it was, got {back!r} for {text!r}")
+                raise UserError(
+                    f"tokenizer must decode every text as it was, got {back!r} for {text!r}"
+                )
 
 
 class WordCache:
@@ -180,11 +235,15 @@ class WordCache:
             self._forget()
         words = [WORD.findall(text) for text in texts]
         count = sum(map(len, words))
-        index = np.fromiter(map(self._index.__getitem__, chain.from_iterable(words)), np.int64, count)
+        index = np.fromiter(
+            map(self._index.__getitem__, chain.from_iterable(words)), np.int64, count
+        )
         self._append_new()
         lengths = self._lengths[index]
         ends = np.concatenate([[0], np.cumsum(lengths)])
-        places = np.arange(ends[-1]) + np.repeat(self._starts[index] - ends[:-1], lengths)
+        places = np.arange(ends[-1]) + np.repeat(
+            self._starts[index] - ends[:-1], lengths
+        )
         per_text = np.cumsum([0, *map(len, words)])
         return self._ids[places], np.diff(ends[per_text])
 
@@ -195,7 +254,9 @@ class WordCache:
         if new:
             lengths = np.fromiter(map(len, new), np.int64, len(new))
             ids = np.fromiter(chain.from_iterable(new), np.int32, lengths.sum())
-            self._starts = np.concatenate([self._starts, len(self._ids) + np.cumsum(lengths) - lengths])
+            self._starts = np.concatenate(
+                [self._starts, len(self._ids) + np.cumsum(lengths) - lengths]
+            )
             self._lengths = np.concatenate([self._lengths, lengths])
             self._ids = np.concatenate([self._ids, ids])
 

@@ -52,7 +52,9 @@ def run_local(job: Job) -> None:
 
         def run(phase: Phase, tasks: Sequence[int]) -> Iterable[None]:
             try:
-                running = [pool.submit(_run_in_worker, phase.name, task) for task in tasks]
+                running = [
+                    pool.submit(_run_in_worker, phase.name, task) for task in tasks
+                ]
                 for future in as_completed(running):
                     yield future.result()
             except BrokenProcessPool as error:
@@ -68,11 +70,15 @@ def run_local(job: Job) -> None:
         _run_phases(job, run)
 
 
-def _run_phases(job: Job, run: Callable[[Phase, Sequence[int]], Iterable[None]]) -> None:
+def _run_phases(
+    job: Job, run: Callable[[Phase, Sequence[int]], Iterable[None]]
+) -> None:
     with Progress(transient=True) as progress:
         for phase in PHASES:
             tasks = phase.open_tasks(job) if phase.needed(job) else []
-            for _ in progress.track(run(phase, tasks), total=len(tasks), description=f"{phase.name:>9}"):
+            for _ in progress.track(
+                run(phase, tasks), total=len(tasks), description=f"{phase.name:>9}"
+            ):
                 pass
 
 
@@ -94,7 +100,9 @@ def _run_in_worker(phase: str, task: int) -> None:
     _phases[phase].run_task(_job, task)
 
 
-def run_rank(job: Job, phase: str, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
+def run_rank(
+    job: Job, phase: str, data: Any = None, rank: int = 0, world_size: int = 1
+) -> None:
     """Run every world_size-th task of a phase from `rank` on; of "finish", make the result visible.
 
     The arguments from `data` on are those of a step of datatrove.
@@ -114,8 +122,12 @@ def run_ray(job: Job) -> None:
 
     logger.disable("datatrove")  # its tasks' logs are in files
     if " " in sys.executable:  # Ray would try for ever to start its workers
-        raise UserError(f"executor=ray needs a Python whose path has no space, got {sys.executable}")
-    environment = {"env_vars": {"PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}}
+        raise UserError(
+            f"executor=ray needs a Python whose path has no space, got {sys.executable}"
+        )
+    environment = {
+        "env_vars": {"PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
+    }
     join = partial(
         ray.init,
         ignore_reinit_error=True,
@@ -126,11 +138,19 @@ def run_ray(job: Job) -> None:
     )
     try:
         try:  # None joins the cluster that the environment names
-            join(num_cpus=None if os.environ.get("RAY_ADDRESS") else job.config.workers or cores())
-        except ValueError:  # Ray knows of a cluster on this machine, whose cores are its own
+            join(
+                num_cpus=None
+                if os.environ.get("RAY_ADDRESS")
+                else job.config.workers or cores()
+            )
+        except (
+            ValueError
+        ):  # Ray knows of a cluster on this machine, whose cores are its own
             join()
     except ConnectionError as error:
-        raise UserError(f"executor=ray: RAY_ADDRESS must be a cluster that answers, got {error}") from error
+        raise UserError(
+            f"executor=ray: RAY_ADDRESS must be a cluster that answers, got {error}"
+        ) from error
     for phase in PHASES:
         if not phase.needed(job) or not phase.open_tasks(job):
             continue
@@ -163,7 +183,11 @@ def submit_slurm(job: Job) -> str:
     slurm = job.config.slurm
     ranks = job.config.workers or min(len(job.parts), 100)
     last: SlurmPipelineExecutor | None = None
-    steps = [(phase.name, 1 if phase.tasks is one_task else ranks) for phase in PHASES if phase.needed(job)]
+    steps = [
+        (phase.name, 1 if phase.tasks is one_task else ranks)
+        for phase in PHASES
+        if phase.needed(job)
+    ]
     for name, tasks in [*steps, ("finish", 1)]:
         last = SlurmPipelineExecutor(
             pipeline=[partial(run_rank, job, name)],
@@ -182,7 +206,9 @@ def submit_slurm(job: Job) -> str:
     try:
         last.run()
     except subprocess.CalledProcessError as error:
-        raise UserError(f"executor=slurm: sbatch refused the jobs ({error}). Check slurm.*") from error
+        raise UserError(
+            f"executor=slurm: sbatch refused the jobs ({error}). Check slurm.*"
+        ) from error
     (_logs(job.config.out) / SLURM_JOB).write_text(str(last.job_id))
     return str(last.job_id)
 
@@ -193,7 +219,9 @@ def refuse_while_queued(out: str) -> None:
     if not record.is_file() or shutil.which("squeue") is None:
         return
     number = record.read_text()
-    queue = subprocess.run(["squeue", "--noheader", "--jobs", number], capture_output=True, text=True)
+    queue = subprocess.run(
+        ["squeue", "--noheader", "--jobs", number], capture_output=True, text=True
+    )
     if queue.returncode == 0 and queue.stdout.strip():
         raise UserError(
             f"out={out} must be a folder that no job writes, got Slurm job {number} in the queue. Wait for it, "
@@ -210,5 +238,7 @@ def _logs(out: str) -> Path:
 def _shell_setup(setup: str) -> str:
     programs = shlex.quote(str(Path(sys.executable).parent))
     root = shlex.quote(str(ROOT))
-    path = f"export PATH={programs}:$PATH PYTHONPATH={root} TOKENIZERS_PARALLELISM=false"
+    path = (
+        f"export PATH={programs}:$PATH PYTHONPATH={root} TOKENIZERS_PARALLELISM=false"
+    )
     return f"{setup}\n{path}" if setup else path

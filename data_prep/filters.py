@@ -38,7 +38,16 @@ ALPHANUMERIC = (string.ascii_letters + string.digits).encode()
 
 
 # Of a task: what a model is asked, and the answer. Tests are left out: they are mostly numbers.
-FIELDS = ("prompt", "text", "docstring", "question", "instruction", "canonical_solution", "code", "solution")
+FIELDS = (
+    "prompt",
+    "text",
+    "docstring",
+    "question",
+    "instruction",
+    "canonical_solution",
+    "code",
+    "solution",
+)
 NAMES = ("task_id", "name", "id")
 NGRAM = 13
 LEAST_WORDS = 5
@@ -46,7 +55,11 @@ SHARED = 30  # tasks of one file, of which MultiPL-E has one for each language: 
 BORDER = b"\x01"  # between documents; no word of any text holds it
 WORD_BYTES = (string.ascii_lowercase + string.digits + "_").encode()
 LOWER = bytes(
-    code if code in WORD_BYTES else code + 32 if chr(code) in string.ascii_uppercase else 32
+    code
+    if code in WORD_BYTES
+    else code + 32
+    if chr(code) in string.ascii_uppercase
+    else 32
     for code in range(256)
 )
 BASE = 2654435761  # of the rolling hash; odd, so that it has an inverse modulo 2**32
@@ -68,7 +81,9 @@ def entries(config: DecontaminateConfig) -> Iterator[tuple[str, str]]:
             if isinstance(row.get("suffix"), str):
                 # An infilling: a task for each missing line of one program. The line itself, such as
                 # `for i in range(n):`, stands in many files.
-                parts = [row.get(key) for key in ("prompt", "canonical_solution", "suffix")]
+                parts = [
+                    row.get(key) for key in ("prompt", "canonical_solution", "suffix")
+                ]
                 program = "".join(part for part in parts if isinstance(part, str))
                 texts = [] if program in programs else [program]
                 programs.add(program)
@@ -102,7 +117,9 @@ def _rows(setting: str, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
             data = path.read_bytes()
             if path.suffix == ".gz":
                 if not data:
-                    raise EOFError("an archive of no bytes")  # even of no text it has a head
+                    raise EOFError(
+                        "an archive of no bytes"
+                    )  # even of no text it has a head
                 data = gzip.decompress(data)
             text = data.decode("utf-8")
             lines = (json.loads(line) for line in text.split("\n") if line.strip())
@@ -110,7 +127,9 @@ def _rows(setting: str, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 if isinstance(row, dict):
                     yield path.name.split(".")[0] if len(files) > 1 else "", row
         except (ValueError, OSError, EOFError, zlib.error) as error:
-            raise UserError(f"decontaminate.{setting}: {path} must be JSON lines, got {error}") from error
+            raise UserError(
+                f"decontaminate.{setting}: {path} must be JSON lines, got {error}"
+            ) from error
 
 
 def _files(setting: str, place: str) -> list[Path] | None:
@@ -123,7 +142,9 @@ def _files(setting: str, place: str) -> list[Path] | None:
     if path.is_file():
         return [path]
     if path.is_dir():
-        return sorted(p for p in path.iterdir() if p.name.endswith((".jsonl", ".jsonl.gz")))
+        return sorted(
+            p for p in path.iterdir() if p.name.endswith((".jsonl", ".jsonl.gz"))
+        )
     if path.is_absolute() or place.count("/") != 1 or path.suffix:
         raise UserError(
             f"decontaminate.{setting}={place} must be a JSONL file or a folder of them, got neither"
@@ -138,7 +159,9 @@ def _hub_rows(setting: str, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
         for config in get_dataset_config_names(name):
             for split in load_dataset(name, config, streaming=True).values():
                 yield from ((config, row) for row in split)
-    except Exception as error:  # the library raises many kinds, all of which mean that it is not there
+    except (
+        Exception
+    ) as error:  # the library raises many kinds, all of which mean that it is not there
         raise UserError(
             f"decontaminate.{setting}={name} must be a JSONL file, a folder of them or a dataset of the hub, "
             f"got {type(error).__name__}",
@@ -155,7 +178,10 @@ class Match(NamedTuple):
 
 def word_stream(texts: Sequence[str]) -> bytes:
     """Return the texts' words, each with one space before and after, a border before each text."""
-    lowered = (BORDER + b" " + text.encode("utf-8", "surrogatepass").translate(LOWER) for text in texts)
+    lowered = (
+        BORDER + b" " + text.encode("utf-8", "surrogatepass").translate(LOWER)
+        for text in texts
+    )
     data = np.frombuffer(b" " + b" ".join(lowered) + b" ", dtype=np.uint8)
     is_word = data != 32
     keep = is_word.copy()
@@ -186,7 +212,11 @@ def index_entries(entries: Iterable[tuple[str, str]]) -> dict[str, dict[str, str
 def _ngrams(words: list[str]) -> list[str]:
     """Return all 13 words in a row that say something."""
     windows = (words[start : start + NGRAM] for start in range(len(words) - NGRAM + 1))
-    return [" ".join(ws) for ws in windows if not all(len(word) == 1 or word.isdigit() for word in ws)]
+    return [
+        " ".join(ws)
+        for ws in windows
+        if not all(len(word) == 1 or word.isdigit() for word in ws)
+    ]
 
 
 def _boilerplate(texts: Iterable[tuple[str, list[str]]]) -> set[str]:
@@ -228,7 +258,9 @@ class Index:
             matches[text] = matches[text] or match
         return matches
 
-    def _ngram_hits(self, stream: bytes, data: np.ndarray) -> Iterable[tuple[int, Match]]:
+    def _ngram_hits(
+        self, stream: bytes, data: np.ndarray
+    ) -> Iterable[tuple[int, Match]]:
         """Yield windows whose hash is known, then compared in full: a collision drops nothing."""
         spaces = np.flatnonzero(data == 32)
         starts = spaces[:-NGRAM]
@@ -242,7 +274,9 @@ class Index:
                 yield int(starts[window]) + 1, Match(task, words.decode())
 
     def _string_hits(self, stream: bytes) -> Iterable[tuple[int, Match]]:
-        for pattern, start, _ in self._automaton.find_matches_as_indexes(stream) if self._automaton else ():
+        for pattern, start, _ in (
+            self._automaton.find_matches_as_indexes(stream) if self._automaton else ()
+        ):
             words, task = self._strings[pattern]
             yield start + 1, Match(task, words)
 
@@ -260,7 +294,9 @@ def _hashes(data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarr
 @lru_cache
 def _powers(bits: int) -> tuple[np.ndarray, np.ndarray]:
     """Return (2**bits,) powers of BASE and of its inverse, modulo 2**32."""
-    factors = [np.full(2**bits, base, dtype=np.uint32) for base in (BASE, pow(BASE, -1, 2**32))]
+    factors = [
+        np.full(2**bits, base, dtype=np.uint32) for base in (BASE, pow(BASE, -1, 2**32))
+    ]
     for values in factors:
         values[0] = 1
     powers, inverses = (np.cumprod(values, dtype=np.uint32) for values in factors)
@@ -268,11 +304,17 @@ def _powers(bits: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def screen(
-    rows: Iterable[Document | Drop], config: FilterConfig, encoder: Encoder, index: Index
+    rows: Iterable[Document | Drop],
+    config: FilterConfig,
+    encoder: Encoder,
+    index: Index,
 ) -> Iterator[Document | Drop]:
     """Yield the same rows in the same order, with a Drop for each document that fails."""
     for batch in batches(rows):
-        checked = [_filter(row, config, encoder) if isinstance(row, Document) else row for row in batch]
+        checked = [
+            _filter(row, config, encoder) if isinstance(row, Document) else row
+            for row in batch
+        ]
         texts = [row.text for row in checked if isinstance(row, Document)]
         matches = iter(index.search(texts))
         for row in checked:
@@ -282,9 +324,15 @@ def screen(
                 yield row
 
 
-def _filter(document: Document, config: FilterConfig, encoder: Encoder) -> Document | Drop:
+def _filter(
+    document: Document, config: FilterConfig, encoder: Encoder
+) -> Document | Drop:
     reason = reason_to_drop(document, config)
-    if not reason and config.control == "drop" and encoder.spells_control(document.text):
+    if (
+        not reason
+        and config.control == "drop"
+        and encoder.spells_control(document.text)
+    ):
         reason = "control pieces"
     return document.drop(reason) if reason else document
 
@@ -297,11 +345,18 @@ def reason_to_drop(document: Document, config: FilterConfig) -> str | None:
     if "\0" in text:
         return "NUL bytes"
     if document.language not in config.long_lines:
-        if config.mean_line is not None and len(text) > config.mean_line * (text.count("\n") + 1):
+        if config.mean_line is not None and len(text) > config.mean_line * (
+            text.count("\n") + 1
+        ):
             return "mean line too long"
-        if config.longest_line is not None and max(map(len, text.split("\n"))) > config.longest_line:
+        if (
+            config.longest_line is not None
+            and max(map(len, text.split("\n"))) > config.longest_line
+        ):
             return "line too long"
-    if config.alphanumeric is not None and not is_alphanumeric(text, config.alphanumeric):
+    if config.alphanumeric is not None and not is_alphanumeric(
+        text, config.alphanumeric
+    ):
         return "too few alphanumerics"
     return None
 
@@ -311,4 +366,6 @@ def is_alphanumeric(text: str, least: float) -> bool:
     data = text.encode("utf-8", "surrogatepass")
     ascii_count = len(data) - len(data.translate(None, ALPHANUMERIC))
     # Counting ASCII is fifty times as fast, and enough for nearly every source file.
-    return ascii_count >= least * len(text) or sum(map(str.isalnum, text)) >= least * len(text)
+    return ascii_count >= least * len(text) or sum(
+        map(str.isalnum, text)
+    ) >= least * len(text)

@@ -49,12 +49,16 @@ class Job:
     @cached_property
     def plan(self) -> dict[str, Any]:
         """The plan: `place` of the input, `parts`, `vocab`, `shares` of the user's table, share `held_out`."""
-        return json.loads((self.folder / PLAN).read_text(encoding="utf-8", errors="surrogateescape"))
+        return json.loads(
+            (self.folder / PLAN).read_text(encoding="utf-8", errors="surrogateescape")
+        )
 
     @cached_property
     def parts(self) -> list[InputPart]:
         """The parts of the input."""
-        return [InputPart(tuple(part["files"]), part["size"]) for part in self.plan["parts"]]
+        return [
+            InputPart(tuple(part["files"]), part["size"]) for part in self.plan["parts"]
+        ]
 
     @cached_property
     def vocab(self) -> Vocab:
@@ -99,7 +103,11 @@ class Phase:
 
     def open_tasks(self, job: Job) -> list[int]:
         """Return the tasks that have not been run."""
-        return [task for task in range(self.tasks(job)) if not job.done(self.name, task).is_dir()]
+        return [
+            task
+            for task in range(self.tasks(job))
+            if not job.done(self.name, task).is_dir()
+        ]
 
     def run_task(self, job: Job, task: int) -> None:
         """Run one task, unless it has been run."""
@@ -126,7 +134,9 @@ def sweep(job: Job) -> None:
     for attempt in job.work.glob("*/.*"):
         try:
             descriptor = lock(attempt, attempt)
-        except UserError:  # of a worker that has not yet noticed that its run was killed
+        except (
+            UserError
+        ):  # of a worker that has not yet noticed that its run was killed
             continue
         shutil.rmtree(attempt)
         os.close(descriptor)

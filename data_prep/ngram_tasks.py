@@ -40,7 +40,9 @@ from data_prep.vocab import TOKENIZER
 
 CONTEXTS = "contexts.npz"
 UNIT = 2**22  # tokens that a task counts at most
-RANGE = 2**24  # tokens in n-grams that a task merges at once, unless more share their two latest tokens
+RANGE = (
+    2**24
+)  # tokens in n-grams that a task merges at once, unless more share their two latest tokens
 
 
 class CountTask(NamedTuple):
@@ -52,8 +54,13 @@ class CountTask(NamedTuple):
 
 def units(job: Job) -> list[CountTask]:
     """Return what is counted: the training shards' sequences, or as many as `ngrams.tokens` allows, evenly."""
-    shards = [job.read_facts("pack", task) for task in range(job.read_facts("tally")["train"]["shards"])]
-    sequences, tokens = (sum(shard[name] for shard in shards) for name in ("sequences", "tokens"))
+    shards = [
+        job.read_facts("pack", task)
+        for task in range(job.read_facts("tally")["train"]["shards"])
+    ]
+    sequences, tokens = (
+        sum(shard[name] for shard in shards) for name in ("sequences", "tokens")
+    )
     counted = min(sequences, sequences * job.config.ngrams.tokens // max(1, tokens))
     longest = max(1, UNIT // job.config.seq_len)
     listed = []
@@ -74,12 +81,19 @@ def count_unit(job: Job, task: int, folder: Path) -> dict[str, Any]:
     stem = job.done("pack", unit.shard) / f"train-{unit.shard:05d}"
     shard = np.load(f"{stem}.tokens.npy", mmap_mode="r")
     spans = np.load(f"{stem}.spans.npy", mmap_mode="r")
-    used = spans["stop"][np.searchsorted(spans["sequence"], unit.rows, side="right") - 1]
-    sequences = [shard[row][:stop] for row, stop in zip(unit.rows.tolist(), used.tolist(), strict=True)]
+    used = spans["stop"][
+        np.searchsorted(spans["sequence"], unit.rows, side="right") - 1
+    ]
+    sequences = [
+        shard[row][:stop]
+        for row, stop in zip(unit.rows.tolist(), used.tolist(), strict=True)
+    ]
     ngrams = count_ngrams(sequences, packing)
     save_array(folder / "words.npy", ngrams.words)
     save_array(folder / "counts.npy", ngrams.counts.astype(np.uint32))
-    unigrams = np.bincount(ngrams.successors.astype(np.int64), ngrams.counts, packing.vocabulary)
+    unigrams = np.bincount(
+        ngrams.successors.astype(np.int64), ngrams.counts, packing.vocabulary
+    )
     save_array(folder / "unigrams.npy", unigrams.astype(np.int64))
     return {"tokens": int(used.sum()), "ngrams": len(ngrams.counts)}
 
@@ -111,7 +125,9 @@ def merge_range(job: Job, task: int, folder: Path) -> dict[str, Any]:
     return {"contexts": len(contexts.keys)}
 
 
-def _score_range(job: Job, packing: Packing, low: int, high: int, unigrams: np.ndarray) -> Iterator[Contexts]:
+def _score_range(
+    job: Job, packing: Packing, low: int, high: int, unigrams: np.ndarray
+) -> Iterator[Contexts]:
     """Yield the contexts of a range that gain, order by order."""
     if unigrams[low:high].sum() <= _limit(job):
         levels = descend(_read(job, packing, packing.bound(low), packing.bound(high)))
@@ -120,7 +136,9 @@ def _score_range(job: Job, packing: Packing, low: int, high: int, unigrams: np.n
     else:
         bigrams, before = _bigrams(job, packing, low)
         parts = (
-            descend(_read(job, packing, packing.bound(low, start), packing.bound(low, stop)))
+            descend(
+                _read(job, packing, packing.bound(low, start), packing.bound(low, stop))
+            )
             for start, stop in ranges(before, _limit(job))
         )
     backoff = (unigrams / unigrams.sum())[bigrams.successors.astype(np.int64)]
@@ -146,7 +164,9 @@ def _slices(job: Job, packing: Packing, low: int, high: int) -> Iterator[NgramCo
         folder = job.done("count", task)
         words = np.load(folder / "words.npy", mmap_mode="r")
         start, stop = np.searchsorted(words[0], np.array([low, high], np.uint64))
-        counts = np.load(folder / "counts.npy", mmap_mode="r")[start:stop].astype(np.int64)
+        counts = np.load(folder / "counts.npy", mmap_mode="r")[start:stop].astype(
+            np.int64
+        )
         yield NgramCounts(packing, np.array(words[:, start:stop]), counts)
 
 
@@ -155,7 +175,9 @@ def _bigrams(job: Job, packing: Packing, latest: int) -> tuple[NgramCounts, np.n
     successors = np.zeros(packing.vocabulary)
     before = np.zeros(packing.vocabulary + 1, np.int64)
     for part in _slices(job, packing, packing.bound(latest), packing.bound(latest + 1)):
-        successors += np.bincount(part.successors.astype(np.int64), part.counts, len(successors))
+        successors += np.bincount(
+            part.successors.astype(np.int64), part.counts, len(successors)
+        )
         if packing.order > 2:
             before += np.bincount(part.token(1).astype(np.int64), minlength=len(before))
     ids = np.flatnonzero(successors)
@@ -187,7 +209,9 @@ def select(job: Job, _: int, folder: Path) -> dict[str, Any]:
     return {
         "order": packing.order,
         "tokens": int(unigrams.sum()),
-        "contexts": {str(order): int((contexts.orders == order).sum()) for order in orders},
+        "contexts": {
+            str(order): int((contexts.orders == order).sum()) for order in orders
+        },
         "bytes": path.stat().st_size,
     }
 
@@ -202,7 +226,11 @@ def count_unigrams(job: Job) -> np.ndarray:
 
 def range_count(job: Job) -> int:
     """Return the number of ranges; order 1 has none."""
-    return len(ranges(count_unigrams(job), _limit(job))) if job.config.ngrams.order > 1 else 0
+    return (
+        len(ranges(count_unigrams(job), _limit(job)))
+        if job.config.ngrams.order > 1
+        else 0
+    )
 
 
 def wants_table(job: Job) -> bool:

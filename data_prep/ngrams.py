@@ -90,7 +90,9 @@ class Packing:
         """Return the (n,) tokens at a place: 0 is the context's latest one, order - 1 the successor."""
         per = 64 // self.bits
         last = min(self.order, (index // per + 1) * per) - 1  # of the same word
-        return words[index // per] >> np.uint64((last - index) * self.bits) & np.uint64(2**self.bits - 1)
+        return words[index // per] >> np.uint64((last - index) * self.bits) & np.uint64(
+            2**self.bits - 1
+        )
 
     def contexts(self, words: np.ndarray) -> np.ndarray:
         """Return the words without the successors."""
@@ -147,23 +149,31 @@ class NgramCounts:
         index = np.empty(len(ascending), np.int64)
         index[ascending] = np.cumsum(new) - 1
         starts = np.flatnonzero(new)
-        return NgramCounts(packing, words[:, starts], _sums(self.counts[ascending], starts)), index
+        return NgramCounts(
+            packing, words[:, starts], _sums(self.counts[ascending], starts)
+        ), index
 
 
 def count_ngrams(sequences: Iterable[np.ndarray], packing: Packing) -> NgramCounts:
     """Count the n-grams of the packing's order in sequences of ids; none crosses the end of a sequence."""
     before = np.full(packing.order - 1, packing.vocabulary, np.uint32)
-    stream = np.concatenate([before, *(part for tokens in sequences for part in (tokens, before))])
+    stream = np.concatenate(
+        [before, *(part for tokens in sequences for part in (tokens, before))]
+    )
     stream = stream.astype(np.uint64)
     last = packing.order - 1
-    words = packing.pack([stream[last - back : len(stream) - back] for back in (*range(1, last + 1), 0)])
+    words = packing.pack(
+        [stream[last - back : len(stream) - back] for back in (*range(1, last + 1), 0)]
+    )
     words = words[:, stream[last:] != packing.vocabulary]
     if len(words) == 1:
         words.sort()
     else:
         words = words[:, _ascending(words)]
     starts = np.flatnonzero(_new(words))
-    return NgramCounts(packing, words[:, starts], np.diff(starts, append=words.shape[1]))
+    return NgramCounts(
+        packing, words[:, starts], np.diff(starts, append=words.shape[1])
+    )
 
 
 def merge(parts: Sequence[NgramCounts]) -> NgramCounts:
@@ -215,9 +225,13 @@ class Contexts:
     orders: np.ndarray  # (n,) uint8
     keys: np.ndarray  # (n,) uint64
     totals: np.ndarray  # (n,) int64: occurrences, with any successor
-    gains: np.ndarray  # (n,) float32: what a byte of it adds to the log-likelihood of the data
+    gains: (
+        np.ndarray
+    )  # (n,) float32: what a byte of it adds to the log-likelihood of the data
     lengths: np.ndarray  # (n,) uint8: successors
-    ids: np.ndarray  # (m,) uint32: the successors of the first context, of the second, and so on
+    ids: (
+        np.ndarray
+    )  # (m,) uint32: the successors of the first context, of the second, and so on
     counts: np.ndarray  # (m,) int64
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -228,9 +242,12 @@ class Contexts:
         """Return the contexts at (k,) indices, in their order."""
         lengths = self.lengths[index].astype(np.int64)
         starts = np.cumsum(self.lengths, dtype=np.int64) - self.lengths
-        places = np.repeat(starts[index] - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
+        places = np.repeat(
+            starts[index] - (np.cumsum(lengths) - lengths), lengths
+        ) + np.arange(lengths.sum())
         chosen = {
-            name: array[places if name in ("ids", "counts") else index] for name, array in self.arrays().items()
+            name: array[places if name in ("ids", "counts") else index]
+            for name, array in self.arrays().items()
         }
         return Contexts(**chosen)
 
@@ -259,7 +276,9 @@ def descend(ngrams: NgramCounts) -> list[tuple[NgramCounts, np.ndarray]]:
 
 
 def score_levels(
-    levels: Sequence[tuple[NgramCounts, np.ndarray]], bigrams: NgramCounts, chances: np.ndarray
+    levels: Sequence[tuple[NgramCounts, np.ndarray]],
+    bigrams: NgramCounts,
+    chances: np.ndarray,
 ) -> Iterator[Contexts]:
     """Yield the contexts of order 3 and above that gain, order by order, of what `descend` returns.
 
@@ -272,12 +291,19 @@ def score_levels(
         yield score_contexts(ngrams, chances, backoff)
 
 
-def best_of(contexts: Contexts, others: Contexts, size: int, vocabulary: int) -> Contexts:
+def best_of(
+    contexts: Contexts, others: Contexts, size: int, vocabulary: int
+) -> Contexts:
     """Return all that `best` can choose of these contexts, of the others and of any that are still to come."""
     if contexts.sizes(vocabulary).sum() > size:
         others = others.take(np.flatnonzero(others.gains >= contexts.gains.min()))
     columns = (contexts.arrays(), others.arrays())
-    both = Contexts(**{name: np.concatenate([arrays[name] for arrays in columns]) for name in columns[0]})
+    both = Contexts(
+        **{
+            name: np.concatenate([arrays[name] for arrays in columns])
+            for name in columns[0]
+        }
+    )
     # The first that does not fit keeps out what is worse and smaller.
     return both.best(size + LARGEST, vocabulary)
 
@@ -291,7 +317,9 @@ def interpolate(ngrams: NgramCounts, backoff: np.ndarray) -> np.ndarray:
     return (ngrams.counts + STRENGTH * backoff) / (totals + STRENGTH)
 
 
-def score_contexts(ngrams: NgramCounts, chances: np.ndarray, backoff: np.ndarray) -> Contexts:
+def score_contexts(
+    ngrams: NgramCounts, chances: np.ndarray, backoff: np.ndarray
+) -> Contexts:
     """Return the contexts that gain: sum over their successors of (count - 1) log(p_o / p_{o-1}) > 0.
 
     One occurrence is left out, so that what was seen once gains nothing: it says little about other texts.
@@ -322,7 +350,9 @@ def score_contexts(ngrams: NgramCounts, chances: np.ndarray, backoff: np.ndarray
         ids=ngrams.take(likely).successors.astype(np.uint32),
         counts=ngrams.counts[likely],
     )
-    gains = _sums((ngrams.counts[likely] - 1) * np.log(chances[likely] / backoff[likely]), first)
+    gains = _sums(
+        (ngrams.counts[likely] - 1) * np.log(chances[likely] / backoff[likely]), first
+    )
     contexts.gains[:] = gains / contexts.sizes(packing.vocabulary)
     padded = heads.token(packing.order - 2) == packing.vocabulary
     return contexts.take(np.flatnonzero((gains > 0) & ~padded))
@@ -344,7 +374,9 @@ def table_size(packing: Packing) -> int:
     return 4 * packing.vocabulary + 4 * (packing.order - 1)
 
 
-def table_tensors(contexts: Contexts, unigrams: np.ndarray, order: int) -> dict[str, np.ndarray]:
+def table_tensors(
+    contexts: Contexts, unigrams: np.ndarray, order: int
+) -> dict[str, np.ndarray]:
     """Return the tensors of the file, in its order: the widest numbers first, so that each is aligned."""
     tensors = {"unigrams": _saturated(unigrams)}
     for level in range(2, order + 1):
@@ -352,7 +384,9 @@ def table_tensors(contexts: Contexts, unigrams: np.ndarray, order: int) -> dict[
         own = contexts.take(chosen[np.argsort(contexts.keys[chosen])])
         tensors[f"keys_{level}"] = own.keys.astype("<u8")
         tensors[f"totals_{level}"] = _saturated(own.totals)
-        tensors[f"first_{level}"] = np.concatenate([[0], np.cumsum(own.lengths, dtype="<u4")]).astype("<u4")
+        tensors[f"first_{level}"] = np.concatenate(
+            [[0], np.cumsum(own.lengths, dtype="<u4")]
+        ).astype("<u4")
         tensors[f"counts_{level}"] = _saturated(own.counts)
         tensors[f"ids_{level}"] = own.ids.astype(id_dtype(len(unigrams)))
     return dict(sorted(tensors.items(), key=lambda named: -named[1].itemsize))
@@ -362,7 +396,9 @@ def _saturated(counts: np.ndarray) -> np.ndarray:
     return np.minimum(counts, 2**32 - 1).astype("<u4")
 
 
-def write_table(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+def write_table(
+    path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]
+) -> None:
     """Write tensors as safetensors, with their SHA-256 in the metadata. Raises OSError."""
     digest = hashlib.sha256()
     offset = 0
@@ -371,7 +407,11 @@ def write_table(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping
     for name, tensor in tensors.items():
         digest.update(tensor.data)
         offsets = [offset, offset := offset + tensor.nbytes]
-        header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+        header[name] = {
+            "dtype": names[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": offsets,
+        }
     described = {"__metadata__": {**metadata, "sha256": digest.hexdigest()}, **header}
     text = json.dumps(described).encode()
     text += b" " * (-len(text) % 8)
@@ -392,21 +432,31 @@ def find_table(folder: Path, *, vocabulary: int, tokenizer: Path) -> Path | None
     try:
         with open(path, "rb") as file:
             size = int.from_bytes(file.read(8), "little")
-            metadata = dict(json.loads(file.read(min(size, HEADER_BYTES)))["__metadata__"])
+            metadata = dict(
+                json.loads(file.read(min(size, HEADER_BYTES)))["__metadata__"]
+            )
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise _refused(path, "an n-gram table", in_one_line(error)) from error
-    expected = {"format": FORMAT, "vocabulary": str(vocabulary), "tokenizer": fingerprint_file(tokenizer)}
+    expected = {
+        "format": FORMAT,
+        "vocabulary": str(vocabulary),
+        "tokenizer": fingerprint_file(tokenizer),
+    }
     for name, value in expected.items():
         if metadata.get(name) != value:
-            raise _refused(path, f"an n-gram table of {name} {value}", metadata.get(name))
+            raise _refused(
+                path, f"an n-gram table of {name} {value}", metadata.get(name)
+            )
     if metadata.get("sha256") != digest:
         raise _refused(path, "a whole n-gram table", "a checksum mismatch")
     return path
 
 
 def _refused(path: Path, expected: str, got: object) -> UserError:
-    return UserError(f"{path} must be {expected}, got {got}. Copy it anew, or remove it to go without.")
+    return UserError(
+        f"{path} must be {expected}, got {got}. Copy it anew, or remove it to go without."
+    )
 
 
 def link_table(source: Path, target: Path) -> None:

@@ -50,11 +50,16 @@ class SequenceSpans:
 
     def tokens(self, seq_len: int, padding: int) -> np.ndarray:
         """Return (seq_len,) ids, `padding` after the last document."""
-        parts = [span.document.ids[span.offset :][: span.stop - span.start] for span in self.spans]
+        parts = [
+            span.document.ids[span.offset :][: span.stop - span.start]
+            for span in self.spans
+        ]
         return np.concatenate([*parts, np.full(seq_len - self.used, padding)])
 
 
-def pack(documents: Iterable[Encoded], seq_len: int, *, patience: int = 64) -> Iterator[SequenceSpans]:
+def pack(
+    documents: Iterable[Encoded], seq_len: int, *, patience: int = 64
+) -> Iterator[SequenceSpans]:
     """Fill sequences of `seq_len` tokens.
 
     An infilling document that does not fit the open sequence waits for the next one while
@@ -66,7 +71,9 @@ def pack(documents: Iterable[Encoded], seq_len: int, *, patience: int = 64) -> I
     for document in documents:
         if document.mode is not Mode.PLAIN:
             if len(document.ids) > seq_len:
-                raise ValueError(f"an infilling document of {len(document.ids)} tokens cannot be cut")
+                raise ValueError(
+                    f"an infilling document of {len(document.ids)} tokens cannot be cut"
+                )
             waiting.append(document)
             _place_waiting(current, waiting, seq_len)
             while len(waiting) > patience:
@@ -94,7 +101,9 @@ def _open(waiting: deque[Encoded], seq_len: int) -> SequenceSpans:
     return opened
 
 
-def _place_waiting(current: SequenceSpans, waiting: deque[Encoded], seq_len: int) -> None:
+def _place_waiting(
+    current: SequenceSpans, waiting: deque[Encoded], seq_len: int
+) -> None:
     """Place, in order of arrival, every waiting document that fits."""
     for _ in range(len(waiting)):
         document = waiting.popleft()

@@ -28,11 +28,34 @@ from conf.stage import BEGUN, publish, write_manifest
 from data_prep.document import Document, Drop, in_words, is_held_out, order, split
 from data_prep.encode import encode
 from data_prep.job import INDEX, WORK, Job, Phase, one_task
-from data_prep.ngram_tasks import count_unit, merge_range, range_count, select, units, wants_table
+from data_prep.ngram_tasks import (
+    count_unit,
+    merge_range,
+    range_count,
+    select,
+    units,
+    wants_table,
+)
 from data_prep.ngrams import TABLE
 from data_prep.packing import Encoded, pack
-from data_prep.runs import TEXTS, HeldOutWriter, RunWriter, merge_held_out, read_runs, token_dtype
-from data_prep.selection import BUCKETS, choose_documents, chosen, cluster, match, measure, sign, unique
+from data_prep.runs import (
+    TEXTS,
+    HeldOutWriter,
+    RunWriter,
+    merge_held_out,
+    read_runs,
+    token_dtype,
+)
+from data_prep.selection import (
+    BUCKETS,
+    choose_documents,
+    chosen,
+    cluster,
+    match,
+    measure,
+    sign,
+    unique,
+)
 from data_prep.shards import SPLITS, ShardWriter
 from data_prep.sources import UNREADABLE
 
@@ -47,8 +70,12 @@ def encode_part(job: Job, part: int, folder: Path) -> dict[str, Any]:
     counts = Counter[str]()
     drops = Counter[str]()
     rows = unique(job, part, chosen(job, _counted(job.rows(part), counts), counts))
-    writers = {name: RunWriter(folder / name, token_dtype(job.vocab.size)) for name in SPLITS}
-    totals: dict[str, dict[str, Any]] = {name: {"modes": Counter(), "languages": {}} for name in SPLITS}
+    writers = {
+        name: RunWriter(folder / name, token_dtype(job.vocab.size)) for name in SPLITS
+    }
+    totals: dict[str, dict[str, Any]] = {
+        name: {"modes": Counter(), "languages": {}} for name in SPLITS
+    }
     languages: dict[str, int] = {}
     with (
         open(folder / DROPS, "w", encoding="utf-8", errors="backslashreplace") as file,
@@ -60,7 +87,9 @@ def encode_part(job: Job, part: int, folder: Path) -> dict[str, Any]:
             key = order(document.id, seed=config.seed)
             language = languages.setdefault(document.language, len(languages))
             if language == LANGUAGES:
-                raise UserError(f"data.language must have at most {LANGUAGES:,} values, got more")
+                raise UserError(
+                    f"data.language must have at most {LANGUAGES:,} values, got more"
+                )
             writers[name].add(key, Encoded(document.id, language, mode, ids))
             totals[name]["modes"][mode.name] += 1
             sums = totals[name]["languages"].setdefault(document.language, Counter())
@@ -72,13 +101,17 @@ def encode_part(job: Job, part: int, folder: Path) -> dict[str, Any]:
     return {"counts": counts, "drops": drops, "languages": list(languages), **totals}
 
 
-def _counted(rows: Iterable[Document | Drop], counts: Counter[str]) -> Iterator[Document | Drop]:
+def _counted(
+    rows: Iterable[Document | Drop], counts: Counter[str]
+) -> Iterator[Document | Drop]:
     for row in rows:
         counts["broken files" if row.row is None else "rows"] += 1
         yield row
 
 
-def _set_aside(rows: Iterable[Document | Drop], drops: Counter[str], file: Any) -> Iterator[Document]:
+def _set_aside(
+    rows: Iterable[Document | Drop], drops: Counter[str], file: Any
+) -> Iterator[Document]:
     """Yield the documents among the rows; the others are counted and written to the file."""
     for row in rows:
         if isinstance(row, Document):
@@ -88,21 +121,31 @@ def _set_aside(rows: Iterable[Document | Drop], drops: Counter[str], file: Any) 
             file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
 
 
-def _pieces(job: Job, documents: Iterable[Document], counts: Counter[str]) -> Iterator[Document]:
+def _pieces(
+    job: Job, documents: Iterable[Document], counts: Counter[str]
+) -> Iterator[Document]:
     """Yield documents as they are encoded, whole or in pieces; those that spell a control piece are counted."""
     for document in documents:
         counts["documents"] += 1
-        counts["documents with control pieces"] += job.encoder.spells_control(document.text)
+        counts["documents with control pieces"] += job.encoder.spells_control(
+            document.text
+        )
         # By file, so that no part of a held-out file is ever trained on.
-        held_out = is_held_out(document.id, seed=job.config.seed, share=job.plan["held_out"])
-        yield from split(replace(document, held_out=held_out), job.config.data.split_chars)
+        held_out = is_held_out(
+            document.id, seed=job.config.seed, share=job.plan["held_out"]
+        )
+        yield from split(
+            replace(document, held_out=held_out), job.config.data.split_chars
+        )
 
 
 def tally(job: Job, _: int, folder: Path) -> dict[str, Any]:
     """Return totals over all parts. Raises UserError when too much was unreadable or nothing is left."""
     counts = Counter[str]()
     drops = Counter[str]()
-    splits: dict[str, dict[str, Any]] = {name: {"modes": Counter(), "languages": {}} for name in SPLITS}
+    splits: dict[str, dict[str, Any]] = {
+        name: {"modes": Counter(), "languages": {}} for name in SPLITS
+    }
     for part in range(len(job.parts)):
         facts = job.read_facts("encode", part)
         counts.update(facts["counts"])
@@ -114,21 +157,34 @@ def tally(job: Job, _: int, folder: Path) -> dict[str, Any]:
     _check_readable(job, counts, drops)
     for total in splits.values():
         total["languages"] = dict(sorted(total["languages"].items()))
-        sizes = (sums["tokens"] + DOCUMENT_TOKENS * sums["documents"] for sums in total["languages"].values())
+        sizes = (
+            sums["tokens"] + DOCUMENT_TOKENS * sums["documents"]
+            for sums in total["languages"].values()
+        )
         total["shards"] = -(-sum(sizes) // job.config.shard_tokens)
-    languages = sorted({language for total in splits.values() for language in total["languages"]})
+    languages = sorted(
+        {language for total in splits.values() for language in total["languages"]}
+    )
     if not languages:
         raise UserError(
             f"data.path={job.config.data.path} must have documents to train on, got {in_words(drops)}"
         )
-    return {"counts": counts, "drops": dict(sorted(drops.items())), "languages": languages, **splits}
+    return {
+        "counts": counts,
+        "drops": dict(sorted(drops.items())),
+        "languages": languages,
+        **splits,
+    }
 
 
 def _check_readable(job: Job, counts: Counter[str], drops: Counter[str]) -> None:
     limit = job.config.max_unreadable
     files = sum(len(part.files) for part in job.parts)
     rows = sum(drops[reason] for reason in UNREADABLE) - counts["broken files"]
-    for kind, broken, total in (("rows", rows, counts["rows"]), ("files", counts["broken files"], files)):
+    for kind, broken, total in (
+        ("rows", rows, counts["rows"]),
+        ("files", counts["broken files"], files),
+    ):
         if broken > limit * total:
             raise UserError(
                 f"data.path={job.config.data.path} must have at most {limit:.1%} of {kind} unreadable "
@@ -140,7 +196,9 @@ def pack_shard(job: Job, task: int, folder: Path) -> dict[str, Any]:
     """Pack the documents of one range of keys into one shard."""
     config = job.config
     totals = job.read_facts("tally")
-    shards = [(name, index) for name in SPLITS for index in range(totals[name]["shards"])]
+    shards = [
+        (name, index) for name in SPLITS for index in range(totals[name]["shards"])
+    ]
     name, index = shards[task]
     count = totals[name]["shards"]
     low, high = (2**64 * bound // count for bound in (index, index + 1))
@@ -148,15 +206,21 @@ def pack_shard(job: Job, task: int, folder: Path) -> dict[str, Any]:
     keyed: list[tuple[int, Encoded]] = []
     for part in range(len(job.parts)):
         facts = job.read_facts("encode", part)
-        languages = [totals["languages"].index(language) for language in facts["languages"]]
+        languages = [
+            totals["languages"].index(language) for language in facts["languages"]
+        ]
         stem = job.done("encode", part) / name
         for key, document in read_runs(stem, facts[name]["bounds"], dtype, low, high):
-            keyed.append((key, replace(document, language=languages[document.language])))
+            keyed.append(
+                (key, replace(document, language=languages[document.language]))
+            )
     if not keyed:  # one document may be larger than a shard
         return {"split": name, "sequences": 0, "tokens": 0}
     keyed.sort(key=lambda pair: pair[0])
     stem = folder / f"{name}-{index:05d}"
-    writer = ShardWriter(stem, seq_len=config.seq_len, dtype=dtype, padding=job.vocab.eos)
+    writer = ShardWriter(
+        stem, seq_len=config.seq_len, dtype=dtype, padding=job.vocab.eos
+    )
     for packed in pack((document for _, document in keyed), config.seq_len):
         writer.add(packed)
     return {"split": name, **writer.close()}
@@ -185,8 +249,14 @@ def finish(job: Job) -> None:
     if job.config.budget is not None:
         facts["chosen"] = job.read_facts("choose")["chosen"]
     for name in SPLITS:
-        facts[name] = _split_facts(totals[name], [shard for shard in packed if shard["split"] == name], job)
-    results = [path for task in range(shard_count(job)) for path in job.done("pack", task).glob("*.npy")]
+        facts[name] = _split_facts(
+            totals[name], [shard for shard in packed if shard["split"] == name], job
+        )
+    results = [
+        path
+        for task in range(shard_count(job))
+        for path in job.done("pack", task).glob("*.npy")
+    ]
     if wants_table(job):
         facts["ngrams"] = job.read_facts("select")
         results += job.done("select").glob(TABLE)
@@ -203,16 +273,25 @@ def finish(job: Job) -> None:
     shutil.rmtree(publish(job.folder) / WORK, ignore_errors=True)
 
 
-def _split_facts(total: dict[str, Any], shards: list[dict[str, Any]], job: Job) -> dict[str, Any]:
-    sequences, tokens = (sum(shard[name] for shard in shards) for name in ("sequences", "tokens"))
+def _split_facts(
+    total: dict[str, Any], shards: list[dict[str, Any]], job: Job
+) -> dict[str, Any]:
+    sequences, tokens = (
+        sum(shard[name] for shard in shards) for name in ("sequences", "tokens")
+    )
     return {
         "documents": sum(sums["documents"] for sums in total["languages"].values()),
         "modes": dict(sorted(total["modes"].items())),
         "languages": total["languages"],
         "sequences": sequences,
         "tokens": tokens,
-        "filled": round(tokens / (sequences * job.config.seq_len), 4) if sequences else 0.0,
-        "shards": [{name: shard[name] for name in ("sequences", "tokens", "sums")} for shard in shards],
+        "filled": round(tokens / (sequences * job.config.seq_len), 4)
+        if sequences
+        else 0.0,
+        "shards": [
+            {name: shard[name] for name in ("sequences", "tokens", "sums")}
+            for shard in shards
+        ],
     }
 
 
@@ -225,7 +304,9 @@ PHASES = (
     Phase("match", lambda job: BUCKETS, match, lambda job: job.config.near_duplicates),
     Phase("cluster", one_task, cluster, lambda job: job.config.near_duplicates),
     Phase("measure", _part_count, measure, lambda job: job.config.budget is not None),
-    Phase("choose", one_task, choose_documents, lambda job: job.config.budget is not None),
+    Phase(
+        "choose", one_task, choose_documents, lambda job: job.config.budget is not None
+    ),
     Phase("encode", _part_count, encode_part),
     Phase("tally", one_task, tally),
     Phase("pack", shard_count, pack_shard),

@@ -16,7 +16,15 @@ from conf.files import write_json
 from conf.fingerprint import fingerprint_file, fingerprint_files
 from conf.stage import begun, check_out, commit, is_finished, made_from
 from data_prep.config import DataPrepConfig
-from data_prep.document import documents_of, hash64, held_out_share, in_words, is_held_out, order, split
+from data_prep.document import (
+    documents_of,
+    hash64,
+    held_out_share,
+    in_words,
+    is_held_out,
+    order,
+    split,
+)
 from data_prep.encode import Encoder
 from data_prep.executors import refuse_while_queued, run_local, run_ray, submit_slurm
 from data_prep.filters import entries, index_entries, reason_to_drop, sources_hash
@@ -36,7 +44,9 @@ from data_prep.vocab import (
 
 # What says who does the work and how much may go wrong: the result is the same.
 CHANGEABLE = ("executor", "workers", "slurm", "max_unreadable")
-CONTENT_BYTES = 2**34  # of data that are compared by content: seconds of a core, and one read of the disk
+CONTENT_BYTES = (
+    2**34
+)  # of data that are compared by content: seconds of a core, and one read of the disk
 BPE_CHARS = 8_000_000  # of text that the demo's tokenizer learns from
 
 
@@ -49,7 +59,9 @@ def prepare(config: DataPrepConfig) -> str | None:
     """
     out = Path(config.out)
     if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(config.data.path)):
-        raise UserError(f"out={out} must be a folder outside of data.path={config.data.path}, got one within")
+        raise UserError(
+            f"out={out} must be a folder outside of data.path={config.data.path}, got one within"
+        )
     check_out(out)
     parts, place = list_parts(config.data)
     facts = _facts(config, parts, place)
@@ -70,7 +82,9 @@ def prepare(config: DataPrepConfig) -> str | None:
     return None
 
 
-def _facts(config: DataPrepConfig, parts: list[InputPart], place: str) -> dict[str, Any]:
+def _facts(
+    config: DataPrepConfig, parts: list[InputPart], place: str
+) -> dict[str, Any]:
     """Return what determines the result: the settings, and the content of the files that they name."""
     facts = made_from(config, {}, ignore=CHANGEABLE)
     facts["inputs"]["data.path"] = _data_fingerprint(parts, place)
@@ -109,7 +123,9 @@ def _plan(job: Job, parts: list[InputPart], place: str) -> None:
     held_out = config.held_out
     if config.data.kind == "source":
         files = [file for part in parts for file in part.files]
-        held_out = held_out_share(files, seed=config.seed, share=held_out, least=config.held_out_min)
+        held_out = held_out_share(
+            files, seed=config.seed, share=held_out, least=config.held_out_min
+        )
     if config.tokenizer is None:
         tokenizer = train_bpe(_sample(config, parts, place, held_out), config.vocab)
     else:
@@ -129,7 +145,9 @@ def _plan(job: Job, parts: list[InputPart], place: str) -> None:
     write_json(folder / PLAN, plan)
 
 
-def _sample(config: DataPrepConfig, parts: list[InputPart], place: str, held_out: float) -> Iterator[str]:
+def _sample(
+    config: DataPrepConfig, parts: list[InputPart], place: str, held_out: float
+) -> Iterator[str]:
     """Return texts of training documents, by the hash that orders them, up to a limit."""
     heap: list[tuple[int, str]] = []  # the last of them first
     size = 0

@@ -106,7 +106,10 @@ def read_runs(
     for first, last in zip(bounds, bounds[1:]):
         # By bisection, so that of a long run only a few pages are read.
         start, stop = (
-            first + bisect_left(range(first, last), key, key=lambda index: int(records[index]["key"]))
+            first
+            + bisect_left(
+                range(first, last), key, key=lambda index: int(records[index]["key"])
+            )
             for key in (low, high)
         )
         if start == stop:
@@ -114,10 +117,14 @@ def read_runs(
         chosen = np.array(records[start:stop])
         begin = int(chosen["start"][0])
         end = int(chosen["start"][-1]) + int(chosen["length"][-1])
-        ids = np.fromfile(f"{stem}.tokens", dtype, end - begin, offset=begin * dtype.itemsize)
+        ids = np.fromfile(
+            f"{stem}.tokens", dtype, end - begin, offset=begin * dtype.itemsize
+        )
         begin_name = int(chosen["name"][0])
         end_name = int(chosen["name"][-1]) + int(chosen["name_length"][-1])
-        names = np.fromfile(f"{stem}.names", np.uint8, end_name - begin_name, offset=begin_name).tobytes()
+        names = np.fromfile(
+            f"{stem}.names", np.uint8, end_name - begin_name, offset=begin_name
+        ).tobytes()
         for key, place, name, length, name_length, language, mode in chosen.tolist():
             id = names[name - begin_name : name - begin_name + name_length].decode()
             yield key, Encoded(id, language, Mode(mode), ids[place - begin :][:length])
@@ -136,14 +143,21 @@ class HeldOutWriter:
 
     def add(self, key: int, document: Document) -> None:
         """Append one document."""
-        row = {"id": document.id, "language": document.language, "content": document.text}
+        row = {
+            "id": document.id,
+            "language": document.language,
+            "content": document.text,
+        }
         start = self._file.tell()
         self._file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
         self._places.extend((key, start, self._file.tell()))
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
-        save_array(self._folder / PLACES, np.array(self._places, dtype=np.uint64).reshape(-1, 3))
+        save_array(
+            self._folder / PLACES,
+            np.array(self._places, dtype=np.uint64).reshape(-1, 3),
+        )
 
 
 def merge_held_out(folders: Sequence[Path], out: Path) -> None:

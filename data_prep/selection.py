@@ -30,7 +30,9 @@ from data_prep.encode import encode
 from data_prep.job import Job
 
 BUCKETS = 14  # datatrove's default
-SIGNED_CHARS = 100_000  # of a document, since the library holds 112 hashes of every word at once
+SIGNED_CHARS = (
+    100_000  # of a document, since the library holds 112 hashes of every word at once
+)
 WORD = re.compile(r"\w+")
 
 
@@ -98,17 +100,25 @@ def _move(folder: Path, target: Path) -> None:
             os.replace(path, place)
 
 
-def unique(job: Job, part: int, rows: Iterable[Document | Drop]) -> Iterator[Document | Drop]:
+def unique(
+    job: Job, part: int, rows: Iterable[Document | Drop]
+) -> Iterator[Document | Drop]:
     """Yield the rows of a part with a Drop for each near-duplicate of another."""
     path = job.done("cluster") / f"{part:06d}.remove"
     if not job.config.near_duplicates or not path.is_file():
         yield from rows
         return
     signed = job.read_facts("sign", part)["rows"]
-    removed = {tuple(signed[index]) for index in np.fromfile(path, dtype="<u4").tolist()}
+    removed = {
+        tuple(signed[index]) for index in np.fromfile(path, dtype="<u4").tolist()
+    }
     for row in rows:
         duplicate = isinstance(row, Document) and (row.file, row.row) in removed
-        yield row.drop("near-duplicate") if isinstance(row, Document) and duplicate else row
+        yield (
+            row.drop("near-duplicate")
+            if isinstance(row, Document) and duplicate
+            else row
+        )
 
 
 def _prepare_library() -> None:
@@ -122,7 +132,10 @@ BINS = 2**14
 SAMPLE_BYTES = 16_000_000  # of input whose tokens are counted, to know a language's tokens per byte
 LONGEST_FIELD = 2**31 - 1  # characters of a field of a proportion table
 BINS_FILE = "bins.npz"
-COLUMNS = {"bytes": ("bytes", "characters"), "files": ("files", "documents")}  # of a proportion table
+COLUMNS = {
+    "bytes": ("bytes", "characters"),
+    "files": ("files", "documents"),
+}  # of a proportion table
 
 
 def bin_of(seed: int, id: str) -> int:
@@ -159,25 +172,41 @@ class Chosen:
 
 
 def choose(
-    measures: Mapping[str, Measure], shares: Mapping[str, float], *, amount: float, by: str, unit: str
+    measures: Mapping[str, Measure],
+    shares: Mapping[str, float],
+    *,
+    amount: float,
+    by: str,
+    unit: str,
 ) -> dict[str, Chosen]:
     """Return thresholds that take `amount` tokens or bytes (`unit`), `shares` of it, `by` bytes or files, each.
 
     `shares` of languages without data are spread over the others; a language that has less than its share is
     taken whole, and the others fill the budget. Of one whose share is 0 nothing is taken.
     """
-    left_out = {name for name, share in shares.items() if name in measures and share == 0}
-    known = {language: share for language, share in shares.items() if language in measures and share > 0}
+    left_out = {
+        name for name, share in shares.items() if name in measures and share == 0
+    }
+    known = {
+        language: share
+        for language, share in shares.items()
+        if language in measures and share > 0
+    }
     total = sum(known.values())
     shares = {language: share / total for language, share in known.items()}
     filled = {name: _cumulated(getattr(measures[name], by)) for name in known}
-    costs = {name: _cumulated(measures[name].bytes * _rate(measures, name, unit)) for name in known}
+    costs = {
+        name: _cumulated(measures[name].bytes * _rate(measures, name, unit))
+        for name in known
+    }
 
     def thresholds(scale: float) -> dict[str, int]:
         return {name: _nearest(filled[name], scale * shares[name]) for name in known}
 
     def cost(scale: float) -> float:
-        return sum(costs[name][threshold] for name, threshold in thresholds(scale).items())
+        return sum(
+            costs[name][threshold] for name, threshold in thresholds(scale).items()
+        )
 
     low = 0.0
     high = max((filled[name][-1] / shares[name] for name in known), default=0.0)
@@ -192,7 +221,9 @@ def choose(
             shares[name],
             int(measures[name].files[:threshold].sum()),
             int(measures[name].bytes[:threshold].sum()),
-            exhausted=bool(threshold == BINS and filled[name][-1] < 0.99 * high * shares[name]),
+            exhausted=bool(
+                threshold == BINS and filled[name][-1] < 0.99 * high * shares[name]
+            ),
         )
         for name, threshold in thresholds(high).items()
     }
@@ -202,9 +233,15 @@ def _rate(measures: Mapping[str, Measure], name: str, unit: str) -> float:
     """Return units per byte; a language without a sample has the rate of all."""
     if unit == "bytes":
         return 1.0
-    sampled = [measures[name]] if measures[name].sample_bytes else list(measures.values())
+    sampled = (
+        [measures[name]] if measures[name].sample_bytes else list(measures.values())
+    )
     sample_bytes = sum(measure.sample_bytes for measure in sampled)
-    return sum(measure.sample_tokens for measure in sampled) / sample_bytes if sample_bytes else 0.25
+    return (
+        sum(measure.sample_tokens for measure in sampled) / sample_bytes
+        if sample_bytes
+        else 0.25
+    )
 
 
 def _cumulated(sizes: np.ndarray) -> np.ndarray:
@@ -220,7 +257,10 @@ def _nearest(cumulated: np.ndarray, target: float) -> int:
 
 def own_shares(measures: Mapping[str, Measure], by: str) -> dict[str, float]:
     """Return each language's share of the data's own files or bytes."""
-    sizes = {language: float(getattr(measure, by).sum()) for language, measure in measures.items()}
+    sizes = {
+        language: float(getattr(measure, by).sum())
+        for language, measure in measures.items()
+    }
     total = sum(sizes.values())
     return {language: size / total for language, size in sizes.items() if size}
 
@@ -262,15 +302,28 @@ def measure(job: Job, part: int, folder: Path) -> dict[str, Any]:
         place = bin_of(config.seed, document.id)
         counted.files[place] += 1
         counted.bytes[place] += size
-        if config.proportion.unit == "tokens" and unit(config.seed, "sample", document.id) < rate:
+        if (
+            config.proportion.unit == "tokens"
+            and unit(config.seed, "sample", document.id) < rate
+        ):
             sample += split(document, config.data.split_chars)
             counted.sample_bytes += size
     # In batches: every call of the encoder that meets new words copies its table of words.
-    for document, _, ids in encode(sample, config, job.vocab, job.encoder) if sample else ():
+    for document, _, ids in (
+        encode(sample, config, job.vocab, job.encoder) if sample else ()
+    ):
         measures[document.language].sample_tokens += len(ids)
-    files, sizes = ([getattr(m, kind) for m in measures.values()] for kind in ("files", "bytes"))
-    np.savez_compressed(folder / BINS_FILE, files=np.array(files), bytes=np.array(sizes))
-    return {"languages": {name: [m.sample_tokens, m.sample_bytes] for name, m in measures.items()}}
+    files, sizes = (
+        [getattr(m, kind) for m in measures.values()] for kind in ("files", "bytes")
+    )
+    np.savez_compressed(
+        folder / BINS_FILE, files=np.array(files), bytes=np.array(sizes)
+    )
+    return {
+        "languages": {
+            name: [m.sample_tokens, m.sample_bytes] for name, m in measures.items()
+        }
+    }
 
 
 def choose_documents(job: Job, _: int, folder: Path) -> dict[str, Any]:
@@ -283,7 +336,9 @@ def choose_documents(job: Job, _: int, folder: Path) -> dict[str, Any]:
         bins = np.load(job.done("measure", part) / BINS_FILE)
         listed = job.read_facts("measure", part)["languages"]
         # Indexing an archive reads it: once, not for every language.
-        for (name, (tokens, size)), files, byte_counts in zip(listed.items(), bins["files"], bins["bytes"]):
+        for (name, (tokens, size)), files, byte_counts in zip(
+            listed.items(), bins["files"], bins["bytes"]
+        ):
             total = measures.setdefault(name, Measure())
             total += Measure(files, byte_counts, tokens, size)
     by = config.proportion.by
@@ -292,12 +347,17 @@ def choose_documents(job: Job, _: int, folder: Path) -> dict[str, Any]:
     return {"chosen": {name: asdict(part) for name, part in sorted(chosen.items())}}
 
 
-def chosen(job: Job, rows: Iterable[Document | Drop], counts: Counter[str]) -> Iterator[Document | Drop]:
+def chosen(
+    job: Job, rows: Iterable[Document | Drop], counts: Counter[str]
+) -> Iterator[Document | Drop]:
     """Yield the rows whose documents the budget takes; the others are counted."""
     if job.config.budget is None:
         yield from rows
         return
-    thresholds = {name: part["threshold"] for name, part in job.read_facts("choose")["chosen"].items()}
+    thresholds = {
+        name: part["threshold"]
+        for name, part in job.read_facts("choose")["chosen"].items()
+    }
     for row in rows:
         if isinstance(row, Drop):
             yield row

@@ -52,7 +52,9 @@ def save_array(path: Path, array: np.ndarray) -> None:
 class ShardWriter:
     """Writes one shard, sequence by sequence; `close` makes it readable."""
 
-    def __init__(self, stem: Path, *, seq_len: int, dtype: np.dtype, padding: int) -> None:
+    def __init__(
+        self, stem: Path, *, seq_len: int, dtype: np.dtype, padding: int
+    ) -> None:
         self._stem = stem
         self._seq_len = seq_len
         self._dtype = dtype
@@ -82,8 +84,12 @@ class ShardWriter:
         for span in packed.spans:
             document = span.document
             place = (self._sequences, span.start, span.stop, span.offset)
-            self._spans.append((*place, *self._name(document.id), document.language, document.mode))
-        self._sums.append(checksum(tokens, np.array(self._spans[first:], dtype=SPAN), self._names))
+            self._spans.append(
+                (*place, *self._name(document.id), document.language, document.mode)
+            )
+        self._sums.append(
+            checksum(tokens, np.array(self._spans[first:], dtype=SPAN), self._names)
+        )
         self._sequences += 1
 
     def _name(self, id: str) -> tuple[int, int]:
@@ -98,14 +104,21 @@ class ShardWriter:
         """Finish the shard; return its sequences and tokens, and the SHA-256 of its sums."""
         spans = np.array(self._spans, dtype=SPAN)
         save_array(Path(f"{self._stem}.spans.npy"), spans)
-        save_array(Path(f"{self._stem}.names.npy"), np.frombuffer(bytes(self._names), dtype=np.uint8))
+        save_array(
+            Path(f"{self._stem}.names.npy"),
+            np.frombuffer(bytes(self._names), dtype=np.uint8),
+        )
         sums = Path(f"{self._stem}.sums.npy")
         save_array(sums, np.array(self._sums, dtype="<u4"))
         self._file.seek(0)
         self._write_header()
         self._file.close()
         tokens = int((spans["stop"].astype(np.int64) - spans["start"]).sum())
-        return {"sequences": self._sequences, "tokens": tokens, "sums": fingerprint_file(sums)}
+        return {
+            "sequences": self._sequences,
+            "tokens": tokens,
+            "sums": fingerprint_file(sums),
+        }
 
 
 def checksum(tokens: np.ndarray, spans: np.ndarray, names: Any) -> int:
@@ -141,7 +154,10 @@ class PackedSequence:
     def ids(self) -> list[str]:
         """The id of each document, in the order of the spans."""
         bounds = ((int(span["name"]), int(span["name_length"])) for span in self.spans)
-        return [self.names[start : start + length].tobytes().decode() for start, length in bounds]
+        return [
+            self.names[start : start + length].tobytes().decode()
+            for start, length in bounds
+        ]
 
 
 class Shards(Sequence[PackedSequence]):
@@ -163,7 +179,10 @@ class Shards(Sequence[PackedSequence]):
                 f"{len(paths)}. Copy them anew, or prepare the data again"
             )
         allow_many_files()  # each of a shard's memory maps has one open
-        opened = [_open(path, facts, manifest["seq_len"]) for path, facts in zip(paths, listed)]
+        opened = [
+            _open(path, facts, manifest["seq_len"])
+            for path, facts in zip(paths, listed)
+        ]
         self._paths = paths
         (self._tokens, self._spans, self._names, self._sums) = zip(*opened)
         self._starts = np.cumsum([0] + [len(tokens) for tokens in self._tokens])
@@ -184,7 +203,10 @@ class Shards(Sequence[PackedSequence]):
         tokens = self._tokens[shard][row]
         spans = self._spans[shard][start:stop]
         names = self._names[shard]
-        if len(sums := self._sums[shard]) and checksum(tokens, spans, names) != sums[row]:
+        if (
+            len(sums := self._sums[shard])
+            and checksum(tokens, spans, names) != sums[row]
+        ):
             raise RankLocalError(
                 f"{self._paths[shard]}: checksum mismatch of sequence {row}, here or in the files beside it. "
                 "Copy them anew, or prepare the data again"
@@ -192,12 +214,16 @@ class Shards(Sequence[PackedSequence]):
         return PackedSequence(tokens, spans, names)
 
 
-def _open(path: Path, listed: Mapping[str, Any], seq_len: int) -> tuple[np.ndarray, ...]:
+def _open(
+    path: Path, listed: Mapping[str, Any], seq_len: int
+) -> tuple[np.ndarray, ...]:
     """Return tokens, spans, names and sums of a shard; no sums where the manifest has none.
 
     Raises UserError for what is not as the manifest has it.
     """
-    spans, names, sums = (path.with_name(path.name.replace(".tokens.", f".{kind}.")) for kind in BESIDE)
+    spans, names, sums = (
+        path.with_name(path.name.replace(".tokens.", f".{kind}.")) for kind in BESIDE
+    )
     shape = (listed["sequences"], seq_len)
     tokens = _load(path, shape, "u")
     beside = _load(spans, (-1,), SPAN), _load(names, (-1,), "u1")
@@ -205,7 +231,9 @@ def _open(path: Path, listed: Mapping[str, Any], seq_len: int) -> tuple[np.ndarr
         return tokens, *beside, np.empty(0, np.uint32)
     loaded = _load(sums, shape[:1], "<u4")
     if fingerprint_file(sums) != listed["sums"]:
-        raise UserError(f"{sums}: checksum mismatch, it is not the file that the manifest lists. Copy it anew")
+        raise UserError(
+            f"{sums}: checksum mismatch, it is not the file that the manifest lists. Copy it anew"
+        )
     return tokens, *beside, loaded
 
 
@@ -213,10 +241,16 @@ def _load(path: Path, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """Map an array of a shape, of which -1 stands for any length, and a dtype or "u" for any unsigned one."""
     try:
         array = np.load(path, mmap_mode="r")
-    except Exception as error:  # NumPy reads the header as Python, and raises what that raises
+    except (
+        Exception
+    ) as error:  # NumPy reads the header as Python, and raises what that raises
         raise UserError(f"{path} must be a readable shard, got {error}") from error
     same = array.dtype.kind == "u" if dtype == "u" else array.dtype == dtype
-    fits = array.ndim == len(shape) and all(want in (-1, have) for want, have in zip(shape, array.shape))
+    fits = array.ndim == len(shape) and all(
+        want in (-1, have) for want, have in zip(shape, array.shape)
+    )
     if not (same and fits and array.flags.c_contiguous):
-        raise UserError(f"{path} must be what its manifest says, got {array.dtype} of shape {array.shape}")
+        raise UserError(
+            f"{path} must be what its manifest says, got {array.dtype} of shape {array.shape}"
+        )
     return array

@@ -41,12 +41,21 @@ PACKED: dict[str, Callable[[Any], Any]] = {
 }
 SUFFIXES = {
     "parquet": (".parquet",),
-    "jsonl": tuple(f"{plain}{packed}" for plain in (".jsonl", ".json") for packed in ("", *PACKED)),
+    "jsonl": tuple(
+        f"{plain}{packed}" for plain in (".jsonl", ".json") for packed in ("", *PACKED)
+    ),
 }
 # What broken files make the libraries raise.
 BROKEN = (pa.ArrowException, ValueError, EOFError, zlib.error, lzma.LZMAError)
 UNREADABLE = frozenset(
-    {"unreadable file", "malformed row", "missing column", "column twice", "undecodable", "line too large"}
+    {
+        "unreadable file",
+        "malformed row",
+        "missing column",
+        "column twice",
+        "undecodable",
+        "line too large",
+    }
 )
 
 
@@ -70,13 +79,20 @@ def list_parts(data: DataConfig) -> tuple[list[InputPart], str]:
         files = [
             (name, size)
             for name, size in listed
-            if any(fnmatch(name, pattern) or fnmatch(f"./{name}", pattern) for pattern in data.include)
+            if any(
+                fnmatch(name, pattern) or fnmatch(f"./{name}", pattern)
+                for pattern in data.include
+            )
             and not _is_excluded(name, data.exclude)
         ]
     else:
-        raise UserError(f"data.path={data.path} must be a folder or a hub dataset's name, got no such folder")
+        raise UserError(
+            f"data.path={data.path} must be a folder or a hub dataset's name, got no such folder"
+        )
     if data.kind != "source":
-        files = [(name, size) for name, size in files if name.endswith(SUFFIXES[data.kind])]
+        files = [
+            (name, size) for name, size in files if name.endswith(SUFFIXES[data.kind])
+        ]
     if not files:
         besides = f", and none of {', '.join(data.exclude)}" if data.exclude else ""
         kinds = f"{data.kind} files ({', '.join(data.include)}{besides})"
@@ -96,7 +112,9 @@ def list_parts(data: DataConfig) -> tuple[list[InputPart], str]:
     return parts, place
 
 
-def list_files(root: Path, include: Sequence[str], exclude: Sequence[str]) -> list[tuple[str, int]]:
+def list_files(
+    root: Path, include: Sequence[str], exclude: Sequence[str]
+) -> list[tuple[str, int]]:
     """Return (path below root, bytes) of the files that match `include` and not `exclude`, both globs, sorted.
 
     Linked folders are followed, once each. Warns, with a count, of links that lead nowhere and of folders that
@@ -109,22 +127,31 @@ def list_files(root: Path, include: Sequence[str], exclude: Sequence[str]) -> li
 
     def accepts(name: str) -> bool:
         parts = name.split("/")
-        return any(_matches(parts, pattern) for pattern in patterns) and not _is_excluded(name, exclude)
+        return any(
+            _matches(parts, pattern) for pattern in patterns
+        ) and not _is_excluded(name, exclude)
 
     for name in _walk(root, accepts, closed):
         path = root / name
         try:
             size = path.stat().st_size
-        except OSError:  # a link to nothing or to itself, or a file that was removed since
+        except (
+            OSError
+        ):  # a link to nothing or to itself, or a file that was removed since
             dead.append(name)
             continue
         if path.is_file():
             files.append((name, size))
     closed = [name for name in closed if not _is_excluded(f"{name}/", exclude)]
-    for names, what in ((dead, "links lead to no file"), (closed, "folders cannot be listed")):
+    for names, what in (
+        (dead, "links lead to no file"),
+        (closed, "folders cannot be listed"),
+    ):
         if names:
             first = visible(f"{root / names[0]}")
-            getLogger(__name__).warning("data.path: %d %s and are left out, first %s", len(names), what, first)
+            getLogger(__name__).warning(
+                "data.path: %d %s and are left out, first %s", len(names), what, first
+            )
     return sorted(files, key=lambda file: Path(file[0]))
 
 
@@ -132,7 +159,9 @@ def _is_excluded(name: str, exclude: Sequence[str]) -> bool:
     return any(fnmatch(name, pattern) for pattern in exclude)
 
 
-def _walk(root: Path, accepts: Callable[[str], bool], closed: list[str]) -> Iterator[str]:
+def _walk(
+    root: Path, accepts: Callable[[str], bool], closed: list[str]
+) -> Iterator[str]:
     """Yield the paths below `root` of files that `accepts` wants; folders that cannot be listed go to `closed`.
 
     First what lies in `root` itself, then what lies in linked folders. A folder that gave a path is not entered
@@ -156,8 +185,16 @@ def _walk(root: Path, accepts: Callable[[str], bool], closed: list[str]) -> Iter
             names[:] = sorted(name for name in names if name != GIT)
             if place not in visited:
                 visited.add(place)
-                links += [path for name in names if os.path.islink(path := os.path.join(folder, name))]
-            paths = [os.path.relpath(os.path.join(folder, name), root) for name in sorted(files) if name != GIT]
+                links += [
+                    path
+                    for name in names
+                    if os.path.islink(path := os.path.join(folder, name))
+                ]
+            paths = [
+                os.path.relpath(os.path.join(folder, name), root)
+                for name in sorted(files)
+                if name != GIT
+            ]
             accepted = [path for path in paths if accepts(path)]
             if accepted:
                 read.add(place)
@@ -168,7 +205,12 @@ def _glob_parts(pattern: str, include: Sequence[str]) -> list[str]:
     """Return the parts of a glob, as pathlib reads them."""
     parts = [part for part in pattern.split("/") if part not in ("", ".")]
     stars = [part for part in parts if "**" in part]
-    if not parts or pattern.startswith("/") or ".." in parts or any(part != "**" for part in stars):
+    if (
+        not parts
+        or pattern.startswith("/")
+        or ".." in parts
+        or any(part != "**" for part in stars)
+    ):
         raise UserError(
             f"data.include={list(include)} must be globs below data.path, such as **/*.py, got '{pattern}'"
         )
@@ -182,7 +224,11 @@ def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
     if pattern[0] == "**":
         rest = pattern[1:] or ["*"]
         return any(_matches(parts[at:], rest) for at in range(len(parts)))
-    return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
+    return (
+        bool(parts)
+        and fnmatchcase(parts[0], pattern[0])
+        and _matches(parts[1:], pattern[1:])
+    )
 
 
 def _hub_files(name: str) -> tuple[list[tuple[str, int]], str]:
@@ -196,11 +242,17 @@ def _hub_files(name: str) -> tuple[list[tuple[str, int]], str]:
     api = HfApi()
     try:
         commit = api.dataset_info(name).sha
-        tree = api.list_repo_tree(name, repo_type="dataset", revision=commit, recursive=True)
-        files = sorted((entry.path, entry.size) for entry in tree if isinstance(entry, RepoFile))
+        tree = api.list_repo_tree(
+            name, repo_type="dataset", revision=commit, recursive=True
+        )
+        files = sorted(
+            (entry.path, entry.size) for entry in tree if isinstance(entry, RepoFile)
+        )
     except Exception as error:  # of the library or of its HTTP client
         start = f"data.path={name} must be a folder or a dataset on the hub, got no such folder"
-        raise UserError(f"{start}, and {hub_refusal(error, 'dataset')}", page=HUB) from error
+        raise UserError(
+            f"{start}, and {hub_refusal(error, 'dataset')}", page=HUB
+        ) from error
     return files, f"hf://datasets/{name}@{commit}"
 
 
@@ -214,7 +266,9 @@ class _HubFile(io.RawIOBase):
         from huggingface_hub import HfFileSystem
 
         self._address = address
-        self._file = self._call(lambda: HfFileSystem().open(address.removeprefix("hf://"), "rb"))
+        self._file = self._call(
+            lambda: HfFileSystem().open(address.removeprefix("hf://"), "rb")
+        )
 
     def _call(self, request: Callable[[], Any]) -> Any:
         try:
@@ -246,7 +300,9 @@ def read(part: InputPart, place: str, data: DataConfig) -> Iterator[Document | D
 
     Raises UserError where the machine cannot read a file, which must not be passed over as a broken one is.
     """
-    reader = {"source": _read_source, "parquet": _read_parquet, "jsonl": _read_jsonl}[data.kind]
+    reader = {"source": _read_source, "parquet": _read_parquet, "jsonl": _read_jsonl}[
+        data.kind
+    ]
     for file in part.files:
         try:
             with _open(f"{place}/{file}") as stream:
@@ -258,13 +314,17 @@ def read(part: InputPart, place: str, data: DataConfig) -> Iterator[Document | D
                 page=MEMORY,
             ) from error
         except (OSError, *BROKEN) as error:
-            if isinstance(error, OSError) and error.errno is not None:  # the system's, not of a format
+            if (
+                isinstance(error, OSError) and error.errno is not None
+            ):  # the system's, not of a format
                 raise UserError(
                     f"{place}/{file} must be readable, got {error.strerror}. Rerun the command to go on from "
                     "there"
                 ) from error
             # What came before the broken place is read; the rest of the file is not.
-            yield Drop("unreadable file", file, detail=str(error).strip().split("\n")[0][:200])
+            yield Drop(
+                "unreadable file", file, detail=str(error).strip().split("\n")[0][:200]
+            )
 
 
 def _open(path: str) -> Any:
@@ -273,12 +333,18 @@ def _open(path: str) -> Any:
     return open(path, "rb")
 
 
-def _read_source(stream: io.BufferedReader, file: str, data: DataConfig) -> Iterator[Document | Drop]:
+def _read_source(
+    stream: io.BufferedReader, file: str, data: DataConfig
+) -> Iterator[Document | Drop]:
     row = {data.text: stream.read(data.max_bytes + 1)}
-    yield _document(row, file, 0, data, id=file, language=Path(file).suffix.lstrip(".") or "none")
+    yield _document(
+        row, file, 0, data, id=file, language=Path(file).suffix.lstrip(".") or "none"
+    )
 
 
-def _read_parquet(stream: Any, file: str, data: DataConfig) -> Iterator[Document | Drop]:
+def _read_parquet(
+    stream: Any, file: str, data: DataConfig
+) -> Iterator[Document | Drop]:
     # Pages whose writer gave them checksums are compared with these: a changed bit is often no broken file.
     table = pq.ParquetFile(
         stream,
@@ -300,7 +366,12 @@ def _read_parquet(stream: Any, file: str, data: DataConfig) -> Iterator[Document
     for batch in table.iter_batches(ROWS, columns=names_read, use_threads=False):
         columns = {name: _as_bytes(batch.column(name)) for name in names_read}
         for index in range(batch.num_rows):
-            yield _parquet_row({name: column[index] for name, column in columns.items()}, file, row, data)
+            yield _parquet_row(
+                {name: column[index] for name, column in columns.items()},
+                file,
+                row,
+                data,
+            )
             row += 1
 
 
@@ -321,7 +392,9 @@ def _parquet_metadata(stream: Any) -> pq.FileMetaData:
     return pq.read_metadata(pa.BufferReader(b"PAR1" + footer + tail))
 
 
-def _parquet_row(values: dict[str, pa.Scalar], file: str, row: int, data: DataConfig) -> Document | Drop:
+def _parquet_row(
+    values: dict[str, pa.Scalar], file: str, row: int, data: DataConfig
+) -> Document | Drop:
     try:
         columns = {name: value.as_py() for name, value in values.items()}
     except (pa.ArrowException, ValueError, OverflowError) as error:
@@ -334,7 +407,11 @@ def _as_bytes(column: pa.Array) -> pa.Array:
     """Return a column with its text as bytes: a string column may hold what is no UTF-8."""
     if pa.types.is_string(column.type):
         return column.view(pa.binary())
-    return column.view(pa.large_binary()) if pa.types.is_large_string(column.type) else column
+    return (
+        column.view(pa.large_binary())
+        if pa.types.is_large_string(column.type)
+        else column
+    )
 
 
 def _read_jsonl(stream: Any, file: str, data: DataConfig) -> Iterator[Document | Drop]:
@@ -342,7 +419,9 @@ def _read_jsonl(stream: Any, file: str, data: DataConfig) -> Iterator[Document |
         if not stream.peek(1):
             raise EOFError("an archive of no bytes")  # even of no text it has a head
         stream = unpack(stream)
-    lines = stream if isinstance(stream, io.BufferedReader) else io.BufferedReader(stream)
+    lines = (
+        stream if isinstance(stream, io.BufferedReader) else io.BufferedReader(stream)
+    )
     limit = 6 * data.max_bytes + 65536  # JSON may spell a character in six
     row = 0
     while line := lines.readline(limit):
@@ -361,30 +440,59 @@ def _jsonl_row(line: bytes, file: str, row: int, data: DataConfig) -> Document |
     except (ValueError, RecursionError) as error:
         return _drop_for(error, file, row)
     if not isinstance(columns, dict):
-        return Drop("malformed row", file, row, detail=f"must be an object, got {type(columns).__name__}")
+        return Drop(
+            "malformed row",
+            file,
+            row,
+            detail=f"must be an object, got {type(columns).__name__}",
+        )
     return _document(columns, file, row, data)
 
 
 def _document(
-    columns: dict[str, Any], file: str, row: int, data: DataConfig, *, id: str = "", language: str = ""
+    columns: dict[str, Any],
+    file: str,
+    row: int,
+    data: DataConfig,
+    *,
+    id: str = "",
+    language: str = "",
 ) -> Document | Drop:
     """Return one row as a document; `id` and `language` are given where the columns are not to say them."""
-    for name in (data.text, *data.id, *([data.language] if data.language and not language else [])):
+    for name in (
+        data.text,
+        *data.id,
+        *([data.language] if data.language and not language else []),
+    ):
         if columns.get(name) is None:
             return Drop("missing column", file, row, detail=name)
     text = columns[data.text]
     if not isinstance(text, str | bytes):
-        return Drop("malformed row", file, row, detail=f"{data.text}: must be text, got {type(text).__name__}")
+        return Drop(
+            "malformed row",
+            file,
+            row,
+            detail=f"{data.text}: must be text, got {type(text).__name__}",
+        )
     try:
-        named = _text(columns[data.language]) if data.language else file.rpartition("/")[0].split("/")[0]
+        named = (
+            _text(columns[data.language])
+            if data.language
+            else file.rpartition("/")[0].split("/")[0]
+        )
         language = language or named or "none"
         key = "/".join(_text(columns[name]) for name in data.id)
         id = id or (f"{language}/{key}" if key else f"{file}:{row}")
         f"{id}{language}".encode()  # JSON and file names can hold halves of surrogate pairs
-        if (len(text) if isinstance(text, bytes) else len(text.encode())) > data.max_bytes:
+        if (
+            len(text) if isinstance(text, bytes) else len(text.encode())
+        ) > data.max_bytes:
             return Drop("too large", file, row, id)
         text = _text(text)
-    except (UnicodeError, RecursionError) as error:  # the latter: an id of lists within lists
+    except (
+        UnicodeError,
+        RecursionError,
+    ) as error:  # the latter: an id of lists within lists
         return _drop_for(error, file, row)
     if data.kind != "source":
         text = METADATA.sub("", text, count=1)

@@ -88,7 +88,9 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         return Tokenizer.from_file(str(path))
 
 
-def find_vocab(tokenizer: Tokenizer, config: VocabConfig, *, model: str | None = None) -> Vocab:
+def find_vocab(
+    tokenizer: Tokenizer, config: VocabConfig, *, model: str | None = None
+) -> Vocab:
     """Look up the control pieces; `model` is the folder of a config.json that says the rows, BOS and EOS.
 
     Infilling pieces without a row are none: the files of CodeLlama-34B list some that its model lacks. Adaptive
@@ -96,17 +98,34 @@ def find_vocab(tokenizer: Tokenizer, config: VocabConfig, *, model: str | None =
     and for a model with another BOS or EOS.
     """
     described = _read_model(model) if model else {}
-    rows = config.rows or described.get("vocab_size") or tokenizer.get_vocab_size(with_added_tokens=True)
-    ids = {name: tokenizer.token_to_id(getattr(config, name)) for name in ("bos", "eos")}
+    rows = (
+        config.rows
+        or described.get("vocab_size")
+        or tokenizer.get_vocab_size(with_added_tokens=True)
+    )
+    ids = {
+        name: tokenizer.token_to_id(getattr(config, name)) for name in ("bos", "eos")
+    }
     for name, id in ids.items():
         if id is None:
-            raise UserError(f"vocab.{name} must be a piece of the tokenizer, got {getattr(config, name)}")
-    infilling = {name: tokenizer.token_to_id(getattr(config, name)) for name in INFILLING}
-    infilling = {name: id if id is not None and id < rows else None for name, id in infilling.items()}
-    adaptive = _adaptive_ids(tokenizer, config, rows, {*ids.values(), *infilling.values()})
+            raise UserError(
+                f"vocab.{name} must be a piece of the tokenizer, got {getattr(config, name)}"
+            )
+    infilling = {
+        name: tokenizer.token_to_id(getattr(config, name)) for name in INFILLING
+    }
+    infilling = {
+        name: id if id is not None and id < rows else None
+        for name, id in infilling.items()
+    }
+    adaptive = _adaptive_ids(
+        tokenizer, config, rows, {*ids.values(), *infilling.values()}
+    )
     for name, id in ids.items():
         theirs = described.get(f"{name}_token_id")
-        if theirs is not None and id not in (theirs if isinstance(theirs, list) else [theirs]):
+        if theirs is not None and id not in (
+            theirs if isinstance(theirs, list) else [theirs]
+        ):
             raise UserError(
                 f"vocab.{name} must have the {name.upper()} id {theirs} of {model}/config.json, got {id}. "
                 "Check vocab and tokenizer"
@@ -122,9 +141,15 @@ def _adaptive_ids(
     for piece in config.adaptive:
         id = tokenizer.token_to_id(piece) if isinstance(piece, str) else piece
         if not isinstance(id, int) or id < 0:
-            raise UserError(f"vocab.adaptive must be pieces or ids of the tokenizer, got {piece!r}")
+            raise UserError(
+                f"vocab.adaptive must be pieces or ids of the tokenizer, got {piece!r}"
+            )
         adaptive.append(id)
-    if not adaptive or len(set(adaptive)) < len(adaptive) or not others.isdisjoint(adaptive):
+    if (
+        not adaptive
+        or len(set(adaptive)) < len(adaptive)
+        or not others.isdisjoint(adaptive)
+    ):
         raise UserError(
             "vocab.adaptive must have at least one id, each once and none of a control piece, got "
             f"{config.adaptive}"
@@ -144,7 +169,9 @@ def _read_model(folder: str) -> dict[str, Any]:
     model = read_json(path, "a model's JSON") if path.is_file() else {}
     rows = model.get("vocab_size")
     if rows is not None and (type(rows) is not int or not 0 < rows < 2**31):
-        raise UserError(f"{path}: vocab_size must be a number of embedding rows, got {rows!r}")
+        raise UserError(
+            f"{path}: vocab_size must be a number of embedding rows, got {rows!r}"
+        )
     return model
 
 
@@ -157,7 +184,8 @@ def train_bpe(texts: Iterable[str], config: VocabConfig) -> Tokenizer:
     control = [config.bos, config.eos, config.pre, config.suf, config.mid, config.eot]
     trainer = trainers.BpeTrainer(
         vocab_size=config.train_size,
-        special_tokens=control + [name for name in config.adaptive if isinstance(name, str)],
+        special_tokens=control
+        + [name for name in config.adaptive if isinstance(name, str)],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -169,7 +197,9 @@ def train_bpe(texts: Iterable[str], config: VocabConfig) -> Tokenizer:
     return tokenizer
 
 
-def save_tokenizer(tokenizer: Tokenizer, config: VocabConfig, source: str | None, folder: Path) -> None:
+def save_tokenizer(
+    tokenizer: Tokenizer, config: VocabConfig, source: str | None, folder: Path
+) -> None:
     """Put the tokenizer beside the shards, as Transformers reads it: copied, or written when it was trained."""
     folder.mkdir(parents=True, exist_ok=True)
     if source is not None:
@@ -178,11 +208,15 @@ def save_tokenizer(tokenizer: Tokenizer, config: VocabConfig, source: str | None
                 shutil.copyfile(Path(source) / name, folder / name)
         return
     # Not by its own `save`, whose error for a full disk is no OSError.
-    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    (folder / "tokenizer.json").write_text(
+        tokenizer.to_str(pretty=True), encoding="utf-8"
+    )
     described = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": config.bos,
         "eos_token": config.eos,
         "clean_up_tokenization_spaces": False,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(described, indent=1) + "\n", encoding="utf-8"
+    )

@@ -28,7 +28,12 @@ def sample_windows(
 
 
 def widen(
-    widths: np.ndarray, *, L: int, L_max: int, share: float, generator: np.random.Generator
+    widths: np.ndarray,
+    *,
+    L: int,
+    L_max: int,
+    share: float,
+    generator: np.random.Generator,
 ) -> np.ndarray:
     """Draw a `share` of (m,) widths, chosen independently, again: uniformly on L + 1..L_max.
 
@@ -37,10 +42,14 @@ def widen(
     with L = 5, L_max = 8   2 7 1 3 6
     """
     chosen = generator.random(len(widths)) < share
-    return np.where(chosen, generator.integers(L + 1, L_max + 1, size=len(widths)), widths)
+    return np.where(
+        chosen, generator.integers(L + 1, L_max + 1, size=len(widths)), widths
+    )
 
 
-def window_offsets(starts: np.ndarray, widths: np.ndarray, replaceable: np.ndarray) -> np.ndarray:
+def window_offsets(
+    starts: np.ndarray, widths: np.ndarray, replaceable: np.ndarray
+) -> np.ndarray:
     """Return (n,) offsets: 0 for a standard position, j for the j-th adaptive token of its run.
 
     `replaceable` (n,) bool says where a standard token may be replaced at all.
@@ -54,7 +63,9 @@ def window_offsets(starts: np.ndarray, widths: np.ndarray, replaceable: np.ndarr
     return np.where(covered, index - last_standard, 0)
 
 
-def replace(tokens: np.ndarray, offsets: np.ndarray, adaptive: Sequence[int]) -> np.ndarray:
+def replace(
+    tokens: np.ndarray, offsets: np.ndarray, adaptive: Sequence[int]
+) -> np.ndarray:
     """Return M = H(Y, A): (n,) tokens with a_j at offset j.
 
     One adaptive id serves every offset (identical tokens); several are a_1, a_2, ... (diverse tokens). Raises
@@ -64,11 +75,15 @@ def replace(tokens: np.ndarray, offsets: np.ndarray, adaptive: Sequence[int]) ->
     if len(ids) == 1:
         return np.where(offsets > 0, ids[0], tokens)
     if offsets.max(initial=0) > len(ids):
-        raise ValueError(f"offset {offsets.max()} has no adaptive id: there are {len(ids)}")
+        raise ValueError(
+            f"offset {offsets.max()} has no adaptive id: there are {len(ids)}"
+        )
     return np.where(offsets > 0, ids[offsets - 1], tokens)
 
 
-def replaceable(tokens: np.ndarray, documents: np.ndarray, control: Sequence[int]) -> np.ndarray:
+def replaceable(
+    tokens: np.ndarray, documents: np.ndarray, control: Sequence[int]
+) -> np.ndarray:
     """Return (b, n) bool: neither padding, nor a control token, nor the first token of a document."""
     first = np.ones_like(documents, dtype=bool)
     first[:, 1:] = documents[:, 1:] != documents[:, :-1]

@@ -41,7 +41,11 @@ def main(demo: Path) -> None:
     """Make all of them."""
     IMAGES.mkdir(exist_ok=True)
     for plot in PLOTS:
-        shrink(Image.open(demo / "report" / f"{plot}.png"), IMAGES / f"{plot}.png", width=1200)
+        shrink(
+            Image.open(demo / "report" / f"{plot}.png"),
+            IMAGES / f"{plot}.png",
+            width=1200,
+        )
     model = load(str(demo / "model"), "float32")
     one_forward(model, IMAGES / "one_forward.png")
     combination(model, demo / "model", IMAGES / "combination.png")
@@ -58,7 +62,9 @@ def shrink(image: Image.Image, picture: Path, *, width: int) -> None:
         image = image.convert("RGB").resize(
             (width, round(image.height * width / image.width)), Image.Resampling.LANCZOS
         )
-    image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(picture, optimize=True)
+    image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(
+        picture, optimize=True
+    )
 
 
 def one_forward(model: Model, picture: Path, *, k: int = 3) -> None:
@@ -68,35 +74,65 @@ def one_forward(model: Model, picture: Path, *, k: int = 3) -> None:
     decode = DecodeConfig(method="sdsat", k=k, probes="all", max_new_tokens=128)
     for _ in generate(model, PROMPT, decode, watch=seen.append):
         pass
-    steps = (item for item in seen if len(item.path) == k)  # all but the last draft were accepted
+    steps = (
+        item for item in seen if len(item.path) == k
+    )  # all but the last draft were accepted
     drawn = next(
-        item for item in steps if max(len(spelled(model.text, token)) for token in item.drafts.tokens) < 10
+        item
+        for item in steps
+        if max(len(spelled(model.text, token)) for token in item.drafts.tokens) < 10
     )
     tree = Tree.chain(drawn.drafts.tokens[0], drawn.drafts.tokens[1:])
     tree = tree.probe(range(1 + k), model.adaptive.ids[:1] * k)
     names = [spelled(model.text, token) for token in drawn.drafts.tokens]
     figure = Figure(figsize=(10.0, 4.9), layout="constrained")
     left, right = figure.subplots(1, 2)
-    _draw_tree(left, tree, names, accepted=drawn.path, own=spelled(model.text, drawn.tokens[-1]))
+    _draw_tree(
+        left,
+        tree,
+        names,
+        accepted=drawn.path,
+        own=spelled(model.text, drawn.tokens[-1]),
+    )
     _draw_mask(right, tree, names)
     figure.savefig(picture, dpi=120, bbox_inches="tight", pad_inches=0.2)
     shrink(Image.open(picture), picture, width=1200)
 
 
-def _draw_tree(axes: Axes, tree: Tree, names: list[str], *, accepted: list[int], own: str) -> None:
+def _draw_tree(
+    axes: Axes, tree: Tree, names: list[str], *, accepted: list[int], own: str
+) -> None:
     """Drafts downwards, the probes of each to its right."""
     for node in range(len(tree.tokens)):
         column, row = _place(tree, node)
-        colour = PROBE if node >= tree.probes_from else ACCEPTED if node in accepted else REJECTED
+        colour = (
+            PROBE
+            if node >= tree.probes_from
+            else ACCEPTED
+            if node in accepted
+            else REJECTED
+        )
         box = {"boxstyle": "round,pad=0.35", "facecolor": colour, "edgecolor": EDGE}
         name = names[node] if node < tree.probes_from else "A"
-        axes.text(column, -row, name, ha="center", va="center", fontsize=9, family="monospace", bbox=box)
+        axes.text(
+            column,
+            -row,
+            name,
+            ha="center",
+            va="center",
+            fontsize=9,
+            family="monospace",
+            bbox=box,
+        )
         if node:
             x, y = _place(tree, tree.parents[node])
             axes.plot([x, column], [-y, -row], color=EDGE, linewidth=1, zorder=0)
     axes.set(xlim=(-0.7, 3.6), ylim=(-tree.probes_from + 0.3, 0.5))
     axes.set_axis_off()
-    axes.set_title(f"verified: {len(accepted) - 1} of {tree.drafted} drafts accepted, then {own}", fontsize=10)
+    axes.set_title(
+        f"verified: {len(accepted) - 1} of {tree.drafted} drafts accepted, then {own}",
+        fontsize=10,
+    )
 
 
 def _place(tree: Tree, node: int) -> tuple[float, int]:
@@ -115,7 +151,9 @@ def _draw_mask(axes: Axes, tree: Tree, names: list[str]) -> None:
     rows = [*names, *["A"] * (len(tree.tokens) - tree.probes_from)]
     axes.set_yticks(range(len(rows)), rows, fontsize=8, family="monospace")
     columns = ["cache", "", "", *rows]
-    axes.set_xticks(range(len(columns)), columns, rotation=90, fontsize=8, family="monospace")
+    axes.set_xticks(
+        range(len(columns)), columns, rotation=90, fontsize=8, family="monospace"
+    )
     for place in (cache, cache + tree.probes_from):
         axes.axvline(place - 0.5, color=PROBE_EDGE, linewidth=1)
     axes.axhline(tree.probes_from - 0.5, color=PROBE_EDGE, linewidth=1)
@@ -150,11 +188,21 @@ class Recorder(Drafter):
 def combination(model: Model, folder: Path, picture: Path, *, k: int = 5) -> None:
     """Draw a step whose k drafts are right together, where neither source was right alone."""
     assert model.adaptive is not None
-    ngrams = Ngrams(ModelDirectory(folder).ngrams, model.lm.config.vocab_size, weights=model.adaptive.ngrams)
-    recorder = Recorder(AdaptiveDrafter(model.adaptive.ids, FixedPolicy(k, "all"), ngrams))
+    ngrams = Ngrams(
+        ModelDirectory(folder).ngrams,
+        model.lm.config.vocab_size,
+        weights=model.adaptive.ngrams,
+    )
+    recorder = Recorder(
+        AdaptiveDrafter(model.adaptive.ids, FixedPolicy(k, "all"), ngrams)
+    )
     prompt = model.text.encode(PROMPT)
-    runner = model.runners.take(batch=1, capacity=len(prompt) + 256, max_rows=recorder.max_rows)
-    steps = decode(runner, [Request(prompt, 0)], Drafters(lambda: recorder), Limits(256))
+    runner = model.runners.take(
+        batch=1, capacity=len(prompt) + 256, max_rows=recorder.max_rows
+    )
+    steps = decode(
+        runner, [Request(prompt, 0)], Drafters(lambda: recorder), Limits(256)
+    )
     text = [*prompt, *(token for (step,) in steps for token in step.tokens)]
     for context, answers in recorder.steps:
         right = text[len(context) : len(context) + k]
@@ -168,12 +216,17 @@ def combination(model: Model, folder: Path, picture: Path, *, k: int = 5) -> Non
         if len(answers.ids) == k and matched[2] == k > 2 * max(matched[:2]):
             _draw_places(model, context, answers, known, right, picture)
             return
-    sys.exit("error: no step of this text shows what the sources know together; choose another prompt")
+    sys.exit(
+        "error: no step of this text shows what the sources know together; choose another prompt"
+    )
 
 
 def _matched(drafts: Sequence[int], right: Sequence[int]) -> int:
     """Drafts that are right before the first wrong one."""
-    return next((at for at, pair in enumerate(zip(drafts, right)) if pair[0] != pair[1]), len(drafts))
+    return next(
+        (at for at, pair in enumerate(zip(drafts, right)) if pair[0] != pair[1]),
+        len(drafts),
+    )
 
 
 def _draw_places(
@@ -196,13 +249,32 @@ def _draw_places(
         alone.expand(0)
         rows = [
             list(zip(answers.ids[place], answers.weights[place])),
-            [(alone.graph.tokens[child], alone.graph.chances[child]) for child in alone.graph.children[0]],
-            [(both.graph.tokens[child], both.graph.chances[child]) for child in both.graph.children[node]],
+            [
+                (alone.graph.tokens[child], alone.graph.chances[child])
+                for child in alone.graph.children[0]
+            ],
+            [
+                (both.graph.tokens[child], both.graph.chances[child])
+                for child in both.graph.children[node]
+            ],
         ]
-        for axis, candidates, colour in zip(axes[:, place], rows, (KINDS["adaptive"], KINDS["ngrams"], None)):
-            _draw_candidates(axis, model, candidates[:width], token, colour.strong if colour else REST, width)
+        for axis, candidates, colour in zip(
+            axes[:, place], rows, (KINDS["adaptive"], KINDS["ngrams"], None)
+        ):
+            _draw_candidates(
+                axis,
+                model,
+                candidates[:width],
+                token,
+                colour.strong if colour else REST,
+                width,
+            )
         axes[0, place].set_title(f"place {place + 1}", fontsize=10)
-        node = next(child for child in both.graph.children[node] if both.graph.tokens[child] == token)
+        node = next(
+            child
+            for child in both.graph.children[node]
+            if both.graph.tokens[child] == token
+        )
     for axis, name in zip(axes[:, 0], ("adaptive\ntokens", "n-grams", "together")):
         axis.set_ylabel(name, fontsize=10)
     figure.savefig(picture, dpi=120)
@@ -210,14 +282,26 @@ def _draw_places(
 
 
 def _draw_candidates(
-    axis: Axes, model: Model, candidates: Sequence[tuple[int, float]], right: int, colour: str, width: int
+    axis: Axes,
+    model: Model,
+    candidates: Sequence[tuple[int, float]],
+    right: int,
+    colour: str,
+    width: int,
 ) -> None:
     """Bars of shares, the likeliest on top; the token that the text went on with is bold."""
-    axis.barh(range(len(candidates)), [share for _, share in candidates], color=colour, height=0.8)
+    axis.barh(
+        range(len(candidates)),
+        [share for _, share in candidates],
+        color=colour,
+        height=0.8,
+    )
     for row, (token, share) in enumerate(candidates):
         weight = "bold" if token == right else "normal"
         label = f"{spelled(model.text, token)}  {share:.2f}"
-        axis.text(0.03, row, label, va="center", fontsize=9, family="monospace", weight=weight)
+        axis.text(
+            0.03, row, label, va="center", fontsize=9, family="monospace", weight=weight
+        )
     axis.set(xlim=(0, 1), ylim=(width - 0.5, -0.5), xticks=[], yticks=[])
 
 

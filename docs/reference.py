@@ -56,7 +56,11 @@ def _lines(entry: Entry) -> Iterator[str]:
         yield ""
     sections = [section for section in entry.sections if section.settings]
     # A group leads to the settings of its name where there are some.
-    named = {name for section in sections for name in (section.name, *(item.name for item in section.settings))}
+    named = {
+        name
+        for section in sections
+        for name in (section.name, *(item.name for item in section.settings))
+    }
     for group in entry.groups:
         yield from _group(group, anchored=group.name not in named)
     yield "## Settings"
@@ -67,7 +71,9 @@ def _lines(entry: Entry) -> Iterator[str]:
 
 def _group(group: Group, *, anchored: bool) -> Iterator[str]:
     of = "NAME,NAME`**, one or several of" if group.several else "NAME`**, one of"
-    otherwise = f" (where none is given, {_text(group.otherwise)})" if group.otherwise else ""
+    otherwise = (
+        f" (where none is given, {_text(group.otherwise)})" if group.otherwise else ""
+    )
     yield f"{_anchor(group.name) if anchored else ''}**`{group.name}={of} these{otherwise}:"
     yield ""
     yield "| choice | what it is for |"
@@ -92,7 +98,11 @@ def _section(section: Section) -> Iterator[str]:
 
 
 def _row(setting: Setting, *, anchored: bool) -> str:
-    default = "required" if setting.default is None else f"`{setting.default}`".replace("|", r"\|")
+    default = (
+        "required"
+        if setting.default is None
+        else f"`{setting.default}`".replace("|", r"\|")
+    )
     name = f"{_anchor(setting.name) if anchored else ''}`{setting.name}`"
     return f"| {name} | {default} | {setting.kind} | {_text(setting.description)} |"
 
@@ -104,7 +114,10 @@ def _anchor(name: str) -> str:
 def _text(said: str) -> str:
     """Plain text as Markdown: marks of its own escaped, but for code between backticks."""
     plain, code = r"([*<\[\]|])", r"([|])"
-    parts = [re.sub(code if index % 2 else plain, r"\\\1", part) for index, part in enumerate(said.split("`"))]
+    parts = [
+        re.sub(code if index % 2 else plain, r"\\\1", part)
+        for index, part in enumerate(said.split("`"))
+    ]
     return "`".join(parts)
 
 
@@ -112,7 +125,9 @@ def main() -> None:
     """Write every page."""
     FOLDER.mkdir(exist_ok=True)
     for name, schema in ENTRIES.items():
-        (FOLDER / f"{name}.md").write_text(page(describe(name, schema)), encoding="utf-8")
+        (FOLDER / f"{name}.md").write_text(
+            page(describe(name, schema)), encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

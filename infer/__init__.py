@@ -7,7 +7,15 @@ from infer.config import DecodeConfig, DraftConfig, Infill
 if TYPE_CHECKING:
     from infer.api import Model, TextStep, generate, load
 
-__all__ = ["DecodeConfig", "DraftConfig", "Infill", "Model", "TextStep", "generate", "load"]
+__all__ = [
+    "DecodeConfig",
+    "DraftConfig",
+    "Infill",
+    "Model",
+    "TextStep",
+    "generate",
+    "load",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -53,7 +53,9 @@ def read_prompt(config: InferConfig) -> str:
         source = "standard input"
         text = sys.stdin.read()
     if not text:
-        raise UserError(f"prompt must be text, got none from {source}. Give prompt=TEXT or prompt_file=FILE.")
+        raise UserError(
+            f"prompt must be text, got none from {source}. Give prompt=TEXT or prompt_file=FILE."
+        )
     return text
 
 
@@ -61,9 +63,13 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise UserError(f"prompt_file must be a file, got {path}: {error.strerror}. Give its path.") from error
+        raise UserError(
+            f"prompt_file must be a file, got {path}: {error.strerror}. Give its path."
+        ) from error
     except UnicodeDecodeError as error:
-        raise UserError(f"prompt_file must be text in UTF-8, got {path}. Convert it.") from error
+        raise UserError(
+            f"prompt_file must be text in UTF-8, got {path}. Convert it."
+        ) from error
 
 
 if __name__ == "__main__":

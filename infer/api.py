@@ -44,7 +44,9 @@ class Model:
 
     lm: PreTrainedModel = field(repr=False)
     text: Text
-    adaptive: Adaptive | None  # None for a model that was trained without adaptive tokens
+    adaptive: (
+        Adaptive | None
+    )  # None for a model that was trained without adaptive tokens
     eos: frozenset[int]
     context: int
     draft: Draft | None  # what drafts for it, where asked for
@@ -85,7 +87,9 @@ def load(
     Raises UserError for what cannot be loaded, drafted with or compiled so, and for too little memory.
     """
     if dtype not in DTYPES:
-        raise UserError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype or 'none'}")
+        raise UserError(
+            f"dtype must be one of {', '.join(DTYPES)}, got {dtype or 'none'}"
+        )
     devices = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
     if device not in (None, *devices, *(["cuda"] if len(devices) > 1 else [])):
         raise UserError(f"device must be one of {', '.join(devices)}, got {device}")
@@ -98,24 +102,46 @@ def load(
     adaptive = directory.adaptive
     try:
         draft_config = (
-            draft if isinstance(draft, DraftConfig) else DraftConfig(None if draft is None else str(draft))
+            draft
+            if isinstance(draft, DraftConfig)
+            else DraftConfig(None if draft is None else str(draft))
         )
     except ValueError as error:
         raise UserError(str(error)) from error
     if draft_config.model:
-        draft_config = replace(draft_config, model=str(find_folder(draft_config.model, setting="draft")))
+        draft_config = replace(
+            draft_config, model=str(find_folder(draft_config.model, setting="draft"))
+        )
     rows = check_draft(draft_config, text) if draft_config.model else 0
-    if dtype == AUTO and processes() > 1 and device in (None, "cpu") and not torch.cuda.is_available():
+    if (
+        dtype == AUTO
+        and processes() > 1
+        and device in (None, "cpu")
+        and not torch.cuda.is_available()
+    ):
         dtype = "float32"  # ranks that share a model must not choose each for itself
     dtype = choose_dtype(dtype, device)
     with enough_for_weights(directory.path, dtype, device):
         lm = directory.load(dtype=dtype, device=device)
     check_compile(lm, compile)
-    drafting = load_draft(draft_config, lm, rows=rows, adaptive=adaptive) if draft_config.model else None
+    drafting = (
+        load_draft(draft_config, lm, rows=rows, adaptive=adaptive)
+        if draft_config.model
+        else None
+    )
     draft_methods = DraftMethods(lm, drafting, compile=compile) if drafting else None
     methods = Methods(lm, adaptive, draft_methods, directory.ngrams)
     runners = Runners(lm, compile=compile)
-    return Model(lm, text, adaptive, eos_ids(lm), context_length(lm.config), drafting, methods, runners)
+    return Model(
+        lm,
+        text,
+        adaptive,
+        eos_ids(lm),
+        context_length(lm.config),
+        drafting,
+        methods,
+        runners,
+    )
 
 
 def check_compile(lm: PreTrainedModel, compile: bool) -> None:
@@ -123,8 +149,14 @@ def check_compile(lm: PreTrainedModel, compile: bool) -> None:
     if compile and lm.device.type != "cuda":
         raise UserError(f"compile=true: the model must be on a GPU, got {lm.device}")
     if compile and not fixed_shapes(lm):
-        reason = f"a part of it on each of {shares(lm)} ranks" if shares(lm) > 1 else lm.config.model_type
-        raise UserError(f"compile=true: the model must be whole and take fixed shapes, got {reason}")
+        reason = (
+            f"a part of it on each of {shares(lm)} ranks"
+            if shares(lm) > 1
+            else lm.config.model_type
+        )
+        raise UserError(
+            f"compile=true: the model must be whole and take fixed shapes, got {reason}"
+        )
 
 
 def generate(
@@ -149,54 +181,89 @@ def generate(
     decode = decode or DecodeConfig()
     batch, names = batch_of(prompts)
     rows = model.lm.config.get_text_config().vocab_size
-    ids = [ids_of(prompt, name, text=model.text, rows=rows) for prompt, name in zip(batch, names)]
+    ids = [
+        ids_of(prompt, name, text=model.text, rows=rows)
+        for prompt, name in zip(batch, names)
+    ]
     check_lengths(ids, names, new=decode.max_new_tokens, context=model.context)
     requests = [
         Request(prompt, seed, _processors(model, prompt, decode, processors))
         for prompt, seed in zip(ids, seeds_of(seeds, decode.seed, len(ids)))
     ]
-    outputs = [_output(model, prompt, prompt_ids, decode) for prompt, prompt_ids in zip(batch, ids)]
+    outputs = [
+        _output(model, prompt, prompt_ids, decode)
+        for prompt, prompt_ids in zip(batch, ids)
+    ]
     longest = max(map(len, ids))
     batch_size = len(ids)
     capacity = longest + decode.max_new_tokens
     with _memory(model, batch=batch_size, capacity=capacity, max_rows=0):
         drafters = model.methods.drafters(
-            decode, batch=batch_size, capacity=capacity, left=model.context - longest, watch=watch
+            decode,
+            batch=batch_size,
+            capacity=capacity,
+            left=model.context - longest,
+            watch=watch,
         )
     max_rows = drafters.max_rows
     with _memory(model, batch=batch_size, capacity=capacity, max_rows=max_rows):
-        runner = model.runners.take(batch=batch_size, capacity=capacity, max_rows=max_rows)
+        runner = model.runners.take(
+            batch=batch_size, capacity=capacity, max_rows=max_rows
+        )
     limits = Limits(decode.max_new_tokens, model.eos, outputs.__getitem__)
     decoded = loop.decode(runner, requests, drafters, limits, decode.sampling)
 
     def steps() -> Iterator[TextStep]:
         with _memory(model, batch=batch_size, capacity=capacity, max_rows=max_rows):
             for step in chain.from_iterable(decoded):
-                values = {field.name: getattr(step, field.name) for field in fields(Step)}
-                yield TextStep(**values, texts=outputs[step.sequence].take(finished=step.finished))
+                values = {
+                    field.name: getattr(step, field.name) for field in fields(Step)
+                }
+                yield TextStep(
+                    **values, texts=outputs[step.sequence].take(finished=step.finished)
+                )
         model.runners.give(runner)
 
     return steps()
 
 
 def _processors(
-    model: Model, prompt: Sequence[int], decode: DecodeConfig, further: LogitsProcessorList | None
+    model: Model,
+    prompt: Sequence[int],
+    decode: DecodeConfig,
+    further: LogitsProcessorList | None,
 ) -> LogitsProcessorList | None:
     ends = model.eos | model.text.ends(prompt)
-    own = library_processors(decode, prompt=len(prompt), ends=ends, device=model.lm.device)
-    return LogitsProcessorList([*(own or ()), *(further or ())]) if own or further else None
+    own = library_processors(
+        decode, prompt=len(prompt), ends=ends, device=model.lm.device
+    )
+    return (
+        LogitsProcessorList([*(own or ()), *(further or ())])
+        if own or further
+        else None
+    )
 
 
-def _output(model: Model, prompt: Taken, ids: Sequence[int], decode: DecodeConfig) -> Output:
+def _output(
+    model: Model, prompt: Taken, ids: Sequence[int], decode: DecodeConfig
+) -> Output:
     # An SPM middle without a prefix begins its text, and so does what follows BOS alone.
     opens = (
-        prompt.order == "spm" and not prompt.prefix if isinstance(prompt, Infill) else model.text.is_empty(ids)
+        prompt.order == "spm" and not prompt.prefix
+        if isinstance(prompt, Infill)
+        else model.text.is_empty(ids)
     )
     stream = model.text.stream(opens=opens)
-    return Output(stream, stop=decode.stop, ends=model.text.ends(ids) | model.text.unseen(decode.stop))
+    return Output(
+        stream,
+        stop=decode.stop,
+        ends=model.text.ends(ids) | model.text.unseen(decode.stop),
+    )
 
 
-def _memory(model: Model, *, batch: int, capacity: int, max_rows: int) -> AbstractContextManager[None]:
+def _memory(
+    model: Model, *, batch: int, capacity: int, max_rows: int
+) -> AbstractContextManager[None]:
     """Guard a block that needs a cache of so many tokens, and of so many rows of a tree behind them."""
     lm = model.lm
     tokens = f"{batch} x {capacity} tokens and {max_rows} rows of drafts"

@@ -11,7 +11,9 @@ from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
 from infer.trees.tree import Tree, extent
 
-Stop = Callable[[int], bool]  # takes every token of a sequence in turn: does the text end with it?
+Stop = Callable[
+    [int], bool
+]  # takes every token of a sequence in turn: does the text end with it?
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,11 @@ class Limits:
 
     def of(self, ends: Collection[int], max_new_tokens: int | None = None) -> "Limits":
         """Return the limits of a text that more ids end, and that may have a number of tokens of its own."""
-        return replace(self, eos={*self.eos, *ends}, max_new_tokens=max_new_tokens or self.max_new_tokens)
+        return replace(
+            self,
+            eos={*self.eos, *ends},
+            max_new_tokens=max_new_tokens or self.max_new_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +124,14 @@ class Drafters:
         for drafter, request in zip(self._drafters, requests):
             drafter.start(request, sampling)
 
-    def propose(self, contexts: Sequence[Sequence[int]], left: Sequence[int]) -> list[Tree]:
+    def propose(
+        self, contexts: Sequence[Sequence[int]], left: Sequence[int]
+    ) -> list[Tree]:
         """Return the tree of each sequence; see Drafter."""
-        return [drafter.propose(text, n) for drafter, text, n in zip(self._drafters, contexts, left)]
+        return [
+            drafter.propose(text, n)
+            for drafter, text, n in zip(self._drafters, contexts, left)
+        ]
 
     def observe(self, b: int, result: Verified) -> None:
         """Learn from the result of sequence b; see Drafter."""
@@ -168,13 +179,19 @@ class Live:
             shared=shared,
             depth=tree.depth,
             rows=len(tree.tokens),
-            sources=tuple(tree.sources[node] for node in accepted) if tree.sources else (),
+            sources=tuple(tree.sources[node] for node in accepted)
+            if tree.sources
+            else (),
             proposed=tree.sources[1:],
         )
 
 
 def decode(
-    runner: Runner, requests: Sequence[Request], drafters: Drafters, limits: Limits, sampling: Sampling = GREEDY
+    runner: Runner,
+    requests: Sequence[Request],
+    drafters: Drafters,
+    limits: Limits,
+    sampling: Sampling = GREEDY,
 ) -> Iterator[list[Step]]:
     """Decode prompts side by side; each forward yields a step of every sequence that goes on.
 
@@ -183,15 +200,26 @@ def decode(
     """
     runner.prefill([request.prompt[:-1] for request in requests])
     new = limits.max_new_tokens
-    live = [Live(index, request, limits, list(request.prompt), new) for index, request in enumerate(requests)]
+    live = [
+        Live(index, request, limits, list(request.prompt), new)
+        for index, request in enumerate(requests)
+    ]
     drafters.start(requests, sampling)
     clock = runner.clock
     observing = 0.0
     while live:
         began = clock()
-        trees = drafters.propose([sequence.context for sequence in live], [sequence.left for sequence in live])
-        output = runner.forward(trees, [sequence.request for sequence in live], sampling)
-        walks = [tree.walk(output.chooser(b, live[b].context)) for b, tree in enumerate(trees)]
+        trees = drafters.propose(
+            [sequence.context for sequence in live],
+            [sequence.left for sequence in live],
+        )
+        output = runner.forward(
+            trees, [sequence.request for sequence in live], sampling
+        )
+        walks = [
+            tree.walk(output.chooser(b, live[b].context))
+            for b, tree in enumerate(trees)
+        ]
         runner.commit([path for path, _ in walks])
         seconds = runner.agreed(clock() - began + observing)
         steps = []
@@ -201,7 +229,9 @@ def decode(
             steps.append(sequence.advance(tree, path, choice))
             if not steps[-1].finished:
                 answers = output.drafts(b, path[-1], drafters.width)
-                drafters.observe(b, Verified(tree, path, choice, answers, rows, seconds))
+                drafters.observe(
+                    b, Verified(tree, path, choice, answers, rows, seconds)
+                )
         observing = clock() - began  # of this step: a part of the next one's time
         yield steps
         for b in reversed(range(len(live))):

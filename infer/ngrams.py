@@ -35,7 +35,11 @@ LONGEST = 7  # tokens of any context: the table has at most 8-grams
 RECENT = 8  # successors of a context of the text that are remembered: the latest
 CACHED = 1 << 16  # contexts whose successors by the table are kept as Python objects
 ARRAYS = ("keys", "totals", "first", "ids", "counts")  # of an order
-TYPES: dict[str, Literal["H", "I", "Q"]] = {"U16": "H", "U32": "I", "U64": "Q"}  # of safetensors, of memoryview
+TYPES: dict[str, Literal["H", "I", "Q"]] = {
+    "U16": "H",
+    "U32": "I",
+    "U64": "Q",
+}  # of safetensors, of memoryview
 
 Integers: TypeAlias = "memoryview[int]"
 Shares = dict[int, float]  # p(c) / D by successor c
@@ -55,9 +59,13 @@ class NgramWeights:
     def __post_init__(self) -> None:
         """Raise ValueError for weights that no fit gives."""
         if not (0 < self.table <= 1000 and 0 < self.text <= 1000):
-            raise ValueError(f"κ must be above 0 and at most 1000, got {self.table} and {self.text}")
+            raise ValueError(
+                f"κ must be above 0 and at most 1000, got {self.table} and {self.text}"
+            )
         if not self.places or not all(0 <= weight <= 4 for weight in self.places):
-            raise ValueError(f"places must be weights from 0 to 4, got {list(self.places)}")
+            raise ValueError(
+                f"places must be weights from 0 to 4, got {list(self.places)}"
+            )
 
     @classmethod
     def from_json(cls, value: Any) -> "NgramWeights":
@@ -68,7 +76,9 @@ class NgramWeights:
         except (KeyError, TypeError):
             numbers = [None]
         if any(type(number) not in (int, float) for number in numbers):
-            raise ValueError(f"ngrams must be numbers table and text and a list places, got {value!r:.60}")
+            raise ValueError(
+                f"ngrams must be numbers table and text and a list places, got {value!r:.60}"
+            )
         table = cls.table if value["table"] is None else value["table"]
         return cls(table, value["text"], tuple(value["places"]))
 
@@ -88,8 +98,13 @@ class NgramTable:
         arrays, self.order, self.vocabulary = _parse(memoryview(data))
         counts = arrays["unigrams"]
         scale = 1 / (sum(counts) + self.vocabulary)
-        self.unigrams = [(count + 1) * scale for count in counts]  # smoothed: above 0 for every id
-        self._orders = [tuple(arrays[f"{name}_{o}"] for name in ARRAYS) for o in range(2, self.order + 1)]
+        self.unigrams = [
+            (count + 1) * scale for count in counts
+        ]  # smoothed: above 0 for every id
+        self._orders = [
+            tuple(arrays[f"{name}_{o}"] for name in ARRAYS)
+            for o in range(2, self.order + 1)
+        ]
         self._known: dict[tuple[int, float], tuple[Shares, float]] = {}
 
     def successors(self, keys: Sequence[int], κ: float) -> tuple[Shares, float]:
@@ -128,9 +143,13 @@ def open_table(path: Path, rows: int | None) -> NgramTable:
     try:
         table = NgramTable(path)
     except ValueError as error:
-        raise ValueError(f"{path} {error}. Copy it again from the export, or delete it.") from error
+        raise ValueError(
+            f"{path} {error}. Copy it again from the export, or delete it."
+        ) from error
     if rows is not None and (known := table.vocabulary) > rows:
-        raise ValueError(f"{path} must be of at most the model's {rows} ids, got {known}. Delete it.")
+        raise ValueError(
+            f"{path} must be of at most the model's {rows} ids, got {known}. Delete it."
+        )
     return table
 
 
@@ -154,9 +173,12 @@ def _parse(data: Integers) -> tuple[dict[str, Integers], int, int]:
     try:
         for name, tensor in header.items():
             first, last = tensor["data_offsets"]
-            arrays[name] = data[begin + first : begin + last].cast(TYPES[tensor["dtype"]])
+            arrays[name] = data[begin + first : begin + last].cast(
+                TYPES[tensor["dtype"]]
+            )
         fits = len(arrays["unigrams"]) == vocabulary and all(
-            _fits([arrays[f"{name}_{o}"] for name in ARRAYS], vocabulary) for o in range(2, order + 1)
+            _fits([arrays[f"{name}_{o}"] for name in ARRAYS], vocabulary)
+            for o in range(2, order + 1)
         )
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ValueError("is damaged: its header does not match its arrays") from error
@@ -205,7 +227,9 @@ class TextNgrams:
         self.unigrams = ngrams.unigrams
         self._ngrams = ngrams
         self._read = 0  # tokens that are counted as successors
-        self._after: dict[int, dict[int, int]] = {}  # by a context's hash: latest successors and their counts
+        self._after: dict[
+            int, dict[int, int]
+        ] = {}  # by a context's hash: latest successors and their counts
 
     def extend(self, text: Sequence[int]) -> None:
         """Count the tokens that the text has more than before."""
@@ -223,11 +247,15 @@ class TextNgrams:
                     del successors[next(iter(successors))]
         self._read = len(text)
 
-    def successors(self, tail: Sequence[int]) -> tuple[Shares, float, list[dict[int, int]]]:
+    def successors(
+        self, tail: Sequence[int]
+    ) -> tuple[Shares, float, list[dict[int, int]]]:
         """Return p(c) / D of every successor of a text's last tokens, D, and the text's own counts of them."""
         keys = context_keys(tail)
         table = self._ngrams.table
-        shares, D = table.successors(keys, self.weights.table) if table else (Shares(), 1.0)
+        shares, D = (
+            table.successors(keys, self.weights.table) if table else (Shares(), 1.0)
+        )
         κ = self.weights.text
         unigrams = self.unigrams
         counted: list[dict[int, int]] = []

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from conf import UserError, run
 from conf.schema import MODEL
-from infer.config import DecodeConfig, DraftConfig, check_at_least, check_directory, check_dtype
+from infer.config import (
+    DecodeConfig,
+    DraftConfig,
+    check_at_least,
+    check_directory,
+    check_dtype,
+)
 
 if TYPE_CHECKING:
     from infer.api import Model, TextStep
@@ -25,7 +31,9 @@ REFRESH = 0.05  # seconds between two refreshes of the page
 class PlaygroundConfig:
     """python -m infer.playground: a page to try a model on, on this machine."""
 
-    model: str = field(metadata=MODEL)  # a Transformers directory, best an export, or a hub name
+    model: str = field(
+        metadata=MODEL
+    )  # a Transformers directory, best an export, or a hub name
     draft: DraftConfig = field(default_factory=DraftConfig)
     dtype: str = "auto"  # of the weights: float32, bfloat16, float16, or auto: by measurement (conf/dtype.py)
     threads: int | None = None  # of the CPU; null: the library's choice
@@ -68,13 +76,19 @@ class Racer:
         return f"{len(self.tokens)} tokens, {rate:.0f} tokens/s, {per_forward:.2f} tokens per forward"
 
 
-def race(model: "Model", prompt: str, decode: DecodeConfig) -> Iterator[tuple[Racer, Racer]]:
+def race(
+    model: "Model", prompt: str, decode: DecodeConfig
+) -> Iterator[tuple[Racer, Racer]]:
     """Yield the states of `decode` and of plain decoding of the same prompt and seed after each step."""
     from infer.api import generate
 
-    shared = {name: getattr(decode, name) for name in ("max_new_tokens", "temperature", "top_p", "seed")}
+    shared = {
+        name: getattr(decode, name)
+        for name in ("max_new_tokens", "temperature", "top_p", "seed")
+    }
     racers = [
-        Racer(generate(model, prompt, each)) for each in (decode, replace(DecodeConfig("plain"), **shared))
+        Racer(generate(model, prompt, each))
+        for each in (decode, replace(DecodeConfig("plain"), **shared))
     ]
     while running := [racer for racer in racers if not racer.finished]:
         min(running, key=lambda racer: racer.seconds).advance()
@@ -94,35 +108,55 @@ def build(model: "Model", name: str) -> Any:
     if model.draft:
         methods.insert(0, "gsd")
 
-    def show(prompt: str, method: str, tokens: float, temperature: float) -> Iterator[tuple[Any, ...]]:
-        decode = DecodeConfig(method, max_new_tokens=int(tokens), temperature=temperature)
+    def show(
+        prompt: str, method: str, tokens: float, temperature: float
+    ) -> Iterator[tuple[Any, ...]]:
+        decode = DecodeConfig(
+            method, max_new_tokens=int(tokens), temperature=temperature
+        )
         shown = 0.0
         racers = None
         try:
             for racers in race(model, prompt, decode):
                 if time.perf_counter() - shown > REFRESH:
-                    yield tuple(value for racer in racers for value in (racer.pieces, str(racer)))
+                    yield tuple(
+                        value
+                        for racer in racers
+                        for value in (racer.pieces, str(racer))
+                    )
                     shown = time.perf_counter()
         except (UserError, ValueError) as error:
             raise gradio.Error(str(error)) from error
         if racers:
-            yield tuple(value for racer in racers for value in (racer.pieces, str(racer)))
+            yield tuple(
+                value for racer in racers for value in (racer.pieces, str(racer))
+            )
 
     with gradio.Blocks(title=f"{name}: playground", analytics_enabled=False) as page:
-        gradio.Markdown(f"# {name}\nOne decoder beside plain decoding; accepted drafts are coloured by source.")
+        gradio.Markdown(
+            f"# {name}\nOne decoder beside plain decoding; accepted drafts are coloured by source."
+        )
         prompt = gradio.Textbox(label="Prompt", lines=6)
         with gradio.Row():
             method = gradio.Dropdown(methods, value=methods[0], label="Method")
-            tokens = gradio.Slider(1, min(1024, model.context), 128, step=1, label="New tokens")
-            temperature = gradio.Slider(0, 2, 0, step=0.05, label="Temperature (0: greedy)")
+            tokens = gradio.Slider(
+                1, min(1024, model.context), 128, step=1, label="New tokens"
+            )
+            temperature = gradio.Slider(
+                0, 2, 0, step=0.05, label="Temperature (0: greedy)"
+            )
         start = gradio.Button("Continue", variant="primary")
         outputs = []
         with gradio.Row():
             for label in ("This method", "Plain decoding"):
                 with gradio.Column():
-                    text = gradio.HighlightedText(label=label, color_map=colours, combine_adjacent=True)
+                    text = gradio.HighlightedText(
+                        label=label, color_map=colours, combine_adjacent=True
+                    )
                     outputs += [text, gradio.Markdown()]
-        start.click(show, [prompt, method, tokens, temperature], outputs, concurrency_limit=1)
+        start.click(
+            show, [prompt, method, tokens, temperature], outputs, concurrency_limit=1
+        )
     return page
 
 
@@ -130,7 +164,9 @@ def main(config: PlaygroundConfig) -> None:
     """Serve the page until Ctrl-C."""
     check_directory(config.model)
     if find_spec("gradio") is None:
-        raise UserError("gradio must be installed, got none. Run pip install 'gradio>=6.31'.")
+        raise UserError(
+            "gradio must be installed, got none. Run pip install 'gradio>=6.31'."
+        )
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     import torch  # late: a mistake in the settings is reported without waiting for PyTorch
 

@@ -19,10 +19,16 @@ Taken: TypeAlias = str | Infill | list
 def batch_of(prompts: object) -> tuple[list[Taken], list[str]]:
     """Return the prompts, and what to call each in a sentence."""
     items = _taken(prompts, "prompt")
-    if isinstance(items, str | Infill) or not items or any(isinstance(id, Number) for id in items):
+    if (
+        isinstance(items, str | Infill)
+        or not items
+        or any(isinstance(id, Number) for id in items)
+    ):
         return [items], ["prompt"]
     if len(items) > SIDE_BY_SIDE:
-        raise UserError(f"prompts must be 1 to {SIDE_BY_SIDE} side by side, got {len(items)}")
+        raise UserError(
+            f"prompts must be 1 to {SIDE_BY_SIDE} side by side, got {len(items)}"
+        )
     names = [f"prompts[{index}]" for index in range(len(items))]
     return [_taken(prompt, name) for prompt, name in zip(items, names)], names
 
@@ -32,13 +38,19 @@ def _taken(prompt: object, name: str) -> Taken:
     if isinstance(prompt, str | Infill):
         return prompt
     if (items := _items(prompt)) is None:
-        raise UserError(f"{name} must be a text, an Infill or token ids, got {type(prompt).__name__}")
+        raise UserError(
+            f"{name} must be a text, an Infill or token ids, got {type(prompt).__name__}"
+        )
     return items
 
 
 def _items(value: object) -> list | None:
     items = value.tolist() if isinstance(value, torch.Tensor | np.ndarray) else value
-    return list(items) if isinstance(items, Iterable) and not isinstance(items, str | bytes | Mapping) else None
+    return (
+        list(items)
+        if isinstance(items, Iterable) and not isinstance(items, str | bytes | Mapping)
+        else None
+    )
 
 
 def seeds_of(seeds: object, default: int, count: int) -> list[int]:
@@ -46,9 +58,13 @@ def seeds_of(seeds: object, default: int, count: int) -> list[int]:
     if seeds is None:
         return [default] * count
     items = _items(seeds) or []
-    if len(items) != count or not all(isinstance(seed, Integral) and 0 <= int(seed) < SEEDS for seed in items):
+    if len(items) != count or not all(
+        isinstance(seed, Integral) and 0 <= int(seed) < SEEDS for seed in items
+    ):
         given = items or seeds
-        raise UserError(f"seeds must be one of up to 63 bits for each of {count} prompts, got {given}")
+        raise UserError(
+            f"seeds must be one of up to 63 bits for each of {count} prompts, got {given}"
+        )
     return [int(seed) for seed in items]
 
 
@@ -62,14 +78,18 @@ def ids_of(prompt: Taken, name: str, *, text: Text, rows: int) -> list[int]:
         raise UserError(f"{name} must be a text or token ids, got nothing")
     if isinstance(prompt, str):
         if not (ids := text.encode(prompt)):
-            raise UserError(f"{name} must be a text of at least one token, got {prompt!r}")
+            raise UserError(
+                f"{name} must be a text of at least one token, got {prompt!r}"
+            )
         return ids
     if strange := [id for id in prompt if not isinstance(id, Integral)]:
         raise UserError(f"{name} must be token ids, whole numbers, got {strange[0]!r}")
     ids = [int(id) for id in prompt]
     beyond = next((id for id in ids if not 0 <= id < rows), None)
     if beyond is not None:
-        raise UserError(f"{name} must be ids of the model's vocabulary, 0 to {rows - 1}, got {beyond}")
+        raise UserError(
+            f"{name} must be ids of the model's vocabulary, 0 to {rows - 1}, got {beyond}"
+        )
     return ids
 
 

@@ -59,7 +59,9 @@ class Text:
         self._bos = tokenizer.encode("").ids if bos is None else [bos]
         if rows is not None and any(id >= rows for id in self._bos):
             among = f"among the model's {rows} rows"
-            raise UserError(f"tokenizer: the ids that open a text must be {among}, got {self._bos}")
+            raise UserError(
+                f"tokenizer: the ids that open a text must be {among}, got {self._bos}"
+            )
         self._encoder = TextEncoder(tokenizer, control=control, rows=rows)
         self._tokenizer = tokenizer
         self._infilling = infilling
@@ -106,7 +108,11 @@ class Text:
     def unseen(self, stop: Sequence[str]) -> frozenset[int]:
         """Return the ids of special pieces, which no text shows, that contain a string of `stop`."""
         pieces = self._tokenizer.get_added_tokens_decoder().items()
-        return frozenset(id for id, p in pieces if p.special and any(string in p.content for string in stop))
+        return frozenset(
+            id
+            for id, p in pieces
+            if p.special and any(string in p.content for string in stop)
+        )
 
     def is_empty(self, ids: Sequence[int]) -> bool:
         """Return whether this is the prompt of an empty text."""
@@ -150,7 +156,9 @@ class TextStream:
         ids = [*self._context, *self._held]
         self._held = []
         text = self._tokenizer.decode(ids, skip_special_tokens=True)
-        return text.removeprefix(self._tokenizer.decode(self._context, skip_special_tokens=True))
+        return text.removeprefix(
+            self._tokenizer.decode(self._context, skip_special_tokens=True)
+        )
 
     def _step(self, id: int) -> str:
         self._held.append(id)
@@ -167,11 +175,19 @@ class Output:
     Transformers' `stop_strings`, or by an id of `ends`. A stop string of the prompt ends nothing.
     """
 
-    def __init__(self, stream: TextStream, *, stop: Sequence[str] = (), ends: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        stream: TextStream,
+        *,
+        stop: Sequence[str] = (),
+        ends: Collection[int] = (),
+    ) -> None:
         self._stream = stream
         self._stop = stop
         self._ends = ends
-        self._reach = max(map(len, stop), default=1) - 1  # characters in which a stop string may have begun
+        self._reach = (
+            max(map(len, stop), default=1) - 1
+        )  # characters in which a stop string may have begun
         self._tail = ""
         self._pieces: list[str] = []
 

@@ -36,9 +36,13 @@ class SourceStyle:
 KINDS = {  # of accepted drafts, as in Step.kinds
     "adaptive": SourceStyle("adaptive", "adaptive tokens", "#a8d4f5", "#56b4e9"),
     "text": SourceStyle("text", "n-grams of this text", "#ffcf70", "#e69f00", "dotted"),
-    "ngrams": SourceStyle("n-grams", "n-grams of the training data", "#8fd3b6", "#009e73", "solid"),
+    "ngrams": SourceStyle(
+        "n-grams", "n-grams of the training data", "#8fd3b6", "#009e73", "solid"
+    ),
     "drafted": SourceStyle("drafted", "drafted and accepted", "#f3eda0", "#f0e442"),
-    "shared": SourceStyle("shared", "behind a merged node", "#dbb4d2", "#cc79a7", "solid"),
+    "shared": SourceStyle(
+        "shared", "behind a merged node", "#dbb4d2", "#cc79a7", "solid"
+    ),
 }
 OWN = "the model's own"
 
@@ -83,7 +87,9 @@ class Summary:
             parts.append(f"{later / duration(self.first, self.last):.0f} tokens/s")
         parts.append(f"{self.tokens / self.forwards:.2f} tokens per forward")
         if self.drafted:
-            parts.append(f"{100 * self.accepted / self.drafted:.0f} % of {self.drafted} drafts accepted")
+            parts.append(
+                f"{100 * self.accepted / self.drafted:.0f} % of {self.drafted} drafts accepted"
+            )
         if len(self.sources) > 1:
             shares = (
                 f"{kind.name} {100 * self.sources[source] / self.accepted:.0f} %"
@@ -97,12 +103,16 @@ class Summary:
 GIVEN = Style.parse("bright_black")
 # Black on a colour of its own: as readable on a dark terminal as on a light one.
 STYLES = {
-    name: Style(color="#000000", bgcolor=kind.strong, underline=kind.line == "solid" or None)
+    name: Style(
+        color="#000000", bgcolor=kind.strong, underline=kind.line == "solid" or None
+    )
     for name, kind in KINDS.items()
 }
 
 
-def complete(steps: Iterable[TextStep], console: Console, before: str, after: str = "") -> None:
+def complete(
+    steps: Iterable[TextStep], console: Console, before: str, after: str = ""
+) -> None:
     """Show a text as its steps come, then its figures."""
     summary = Summary()
     view = View(console, before, after)
@@ -119,7 +129,11 @@ class View:
         self._console = console
         self._after = after
         self._kinds: set[str] = set()
-        self._figures = console if console.is_terminal else Console(stderr=True, quiet=console.quiet)
+        self._figures = (
+            console
+            if console.is_terminal
+            else Console(stderr=True, quiet=console.quiet)
+        )
         if console.is_terminal:
             self._write(pictures(before), GIVEN)
 
@@ -136,7 +150,11 @@ class View:
         """Show what follows the text, and a line of figures."""
         if self._console.is_terminal:
             self._write(pictures(self._after), GIVEN)
-            parts = [Text(KINDS[kind].meaning, style) for kind, style in STYLES.items() if kind in self._kinds]
+            parts = [
+                Text(KINDS[kind].meaning, style)
+                for kind, style in STYLES.items()
+                if kind in self._kinds
+            ]
             legend = Text("  ").join([Text("given", GIVEN), Text(OWN), *parts])
             self._console.print("\n\n", legend, sep="")
         else:
@@ -145,5 +163,9 @@ class View:
 
     def _write(self, text: str, style: Style | None = None) -> None:
         # As segments, since tabs of anything else become spaces; a coloured line's end paints the next line.
-        parts = [Segment(part, None if part == "\n" else style) for part in re.split("(\n)", text) if part]
+        parts = [
+            Segment(part, None if part == "\n" else style)
+            for part in re.split("(\n)", text)
+            if part
+        ]
         self._console.print(Segments(parts), end="", soft_wrap=True)

@@ -53,7 +53,9 @@ def data_settings(out: Path, *overrides: str) -> DataPrepConfig:
     return settings("data_prep", DataPrepConfig, data_arguments(out, *overrides))
 
 
-def make_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+def make_once(
+    factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]
+) -> Path:
     """Return the folder that `make` fills, which all processes of a test run share and none may change."""
     base = factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
@@ -71,7 +73,9 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_once(tmp_path_factory, "data", lambda out: prepare(data_settings(out)))
 
 
-def tiny_llama(*, vocab: int = 97, kv_heads: int = 2, seed: int = 0) -> LlamaForCausalLM:
+def tiny_llama(
+    *, vocab: int = 97, kv_heads: int = 2, seed: int = 0
+) -> LlamaForCausalLM:
     """A random Llama whose logits are far enough apart that greedy decoding does not merely repeat."""
     torch.manual_seed(seed)
     config = LlamaConfig(

@@ -25,7 +25,9 @@ class Command:
     @property
     def settings(self) -> list[str]:
         """The words that are settings, name=value."""
-        return [word for word in self.arguments if "=" in word and not word.startswith("-")]
+        return [
+            word for word in self.arguments if "=" in word and not word.startswith("-")
+        ]
 
     @property
     def flags(self) -> list[str]:
@@ -46,7 +48,11 @@ def prose(page: str) -> str:
 def commands(page: str) -> Iterator[Command]:
     """Every call of a program of ours: in blocks for a shell, in indented ones, and between backticks."""
     bare = prose(page)
-    texts = [*blocks(page), *map(str, INDENTED.findall(bare)), *SPAN.findall(INDENTED.sub("", bare))]
+    texts = [
+        *blocks(page),
+        *map(str, INDENTED.findall(bare)),
+        *SPAN.findall(INDENTED.sub("", bare)),
+    ]
     for text in texts:
         for line in text.replace("\\\n", " ").splitlines():
             yield from _commands_of(line.strip())
@@ -86,13 +92,17 @@ def headless(page: str) -> list[str]:
     return [
         line
         for before, line, after in zip(lines, lines[1:], lines[2:])
-        if line.startswith("|") and not before.startswith("|") and not RULE.fullmatch(after)
+        if line.startswith("|")
+        and not before.startswith("|")
+        and not RULE.fullmatch(after)
     ]
 
 
 def anchors(page: str) -> set[str]:
     """The anchors of a page as GitHub has them: of its headings, and those that are written out."""
-    return {_slug(heading) for heading in HEADING.findall(prose(page))} | set(ANCHOR.findall(page))
+    return {_slug(heading) for heading in HEADING.findall(prose(page))} | set(
+        ANCHOR.findall(page)
+    )
 
 
 def _slug(heading: str) -> str:

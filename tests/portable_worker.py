@@ -21,12 +21,16 @@ def left_padded(prompts: list[list[int]]) -> dict[str, torch.Tensor]:
     longest = max(map(len, prompts))
     before = [longest - len(prompt) for prompt in prompts]
     return {
-        "input_ids": torch.tensor([[0] * n + prompt for n, prompt in zip(before, prompts)]),
+        "input_ids": torch.tensor(
+            [[0] * n + prompt for n, prompt in zip(before, prompts)]
+        ),
         "attention_mask": torch.tensor([[0] * n + [1] * (longest - n) for n in before]),
     }
 
 
-def decoded(models: dict[bool, PreTrainedModel], model: str, prompts: list, way: dict[str, Any]) -> list:
+def decoded(
+    models: dict[bool, PreTrainedModel], model: str, prompts: list, way: dict[str, Any]
+) -> list:
     """Return the rows without their prompts."""
     args = dict(way)
     by = args.pop("by")
@@ -47,7 +51,10 @@ def main() -> None:
         for trusting in (False, True)
     }
     runs = [
-        {name: decoded(models, args["model"], run["prompts"], way) for name, way in run["ways"].items()}
+        {
+            name: decoded(models, args["model"], run["prompts"], way)
+            for name, way in run["ways"].items()
+        }
         for run in args["runs"]
     ]
     foreign = sorted({name.split(".")[0] for name in sys.modules} & set(OURS))

@@ -26,7 +26,16 @@ def served(model: Path, folder: Path, *options: str) -> Iterator[openai.OpenAI]:
     folder.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"HF_HOME": str(folder / "hub"), "HF_HUB_OFFLINE": "1"}
     program = Path(sys.executable).with_name("transformers")
-    command = [str(program), "serve", str(model), "--host", "127.0.0.1", "--port", str(port), *options]
+    command = [
+        str(program),
+        "serve",
+        str(model),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        *options,
+    ]
     log = folder / "serve.log"
     with open(log, "w") as file:
         process = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
@@ -34,7 +43,10 @@ def served(model: Path, folder: Path, *options: str) -> Iterator[openai.OpenAI]:
         _wait(process, f"http://127.0.0.1:{port}/health", log)
         client = openai.DefaultHttpxClient(trust_env=False)  # no proxy between them
         with openai.OpenAI(
-            base_url=f"http://127.0.0.1:{port}/v1", api_key="none", http_client=client, max_retries=0
+            base_url=f"http://127.0.0.1:{port}/v1",
+            api_key="none",
+            http_client=client,
+            max_retries=0,
         ) as api:
             yield api
     finally:
@@ -55,5 +67,7 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
 
 def stream(api: openai.OpenAI, model: Path, prompt: str, **arguments: Any) -> str:
     """Return a completion's text, streamed."""
-    chunks = api.completions.create(model=str(model), prompt=prompt, stream=True, **arguments)
+    chunks = api.completions.create(
+        model=str(model), prompt=prompt, stream=True, **arguments
+    )
     return "".join(chunk.choices[0].text for chunk in chunks)

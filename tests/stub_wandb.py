@@ -9,7 +9,11 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-PROJECT = {"id": "project", "name": "tests", "entity": {"id": "entity", "name": "someone"}}
+PROJECT = {
+    "id": "project",
+    "name": "tests",
+    "entity": {"id": "entity", "name": "someone"},
+}
 
 
 @dataclass
@@ -19,15 +23,21 @@ class StubServer:
     url: str = ""
     status: int = 200  # of every answer
     delay: float = 0.0  # seconds before every answer
-    runs: dict[str, dict[str, Any]] = field(default_factory=dict)  # the variables of UpsertBucket by run
-    history: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # rows by run
+    runs: dict[str, dict[str, Any]] = field(
+        default_factory=dict
+    )  # the variables of UpsertBucket by run
+    history: dict[str, list[dict[str, Any]]] = field(
+        default_factory=dict
+    )  # rows by run
     files: set[str] = field(default_factory=set)  # names of uploaded files
 
     def answer(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
         """Return the data of a GraphQL answer."""
         if "upsertBucket" in query:
             name = variables["name"]
-            self.runs[name] = self.runs.get(name, {}) | {k: v for k, v in variables.items() if v is not None}
+            self.runs[name] = self.runs.get(name, {}) | {
+                k: v for k, v in variables.items() if v is not None
+            }
             bucket = {
                 "id": name,
                 "name": name,
@@ -38,13 +48,33 @@ class StubServer:
         if "RunResumeStatus" in query:
             return {"model": PROJECT | {"bucket": None}}
         if "createRunFiles" in query:
-            files = [{"name": name, "uploadUrl": f"{self.url}/upload/{name}"} for name in variables["files"]]
-            return {"createRunFiles": {"runID": variables["run"], "uploadHeaders": [], "files": files}}
+            files = [
+                {"name": name, "uploadUrl": f"{self.url}/upload/{name}"}
+                for name in variables["files"]
+            ]
+            return {
+                "createRunFiles": {
+                    "runID": variables["run"],
+                    "uploadHeaders": [],
+                    "files": files,
+                }
+            }
         if "createArtifact(" in query:  # as if the server had its files already
-            artifact = {"id": "1", "state": "COMMITTED", "artifactSequence": {"latestArtifact": {"id": "1"}}}
+            artifact = {
+                "id": "1",
+                "state": "COMMITTED",
+                "artifactSequence": {"latestArtifact": {"id": "1"}},
+            }
             return {"createArtifact": {"artifact": artifact}}
         if "viewer" in query:
-            return {"viewer": {"id": "1", "entity": "someone", "username": "someone", "flags": "{}"}}
+            return {
+                "viewer": {
+                    "id": "1",
+                    "entity": "someone",
+                    "username": "someone",
+                    "flags": "{}",
+                }
+            }
         if "serverInfo" in query:
             return {"serverInfo": {"features": []}}
         return {"project": None}
@@ -71,9 +101,15 @@ def stub_server(*, status: int = 200, delay: float = 0.0) -> Iterator[StubServer
                 content = {"error": "refused"}
             elif self.path == "/graphql":
                 request = json.loads(body)
-                content = {"data": stub.answer(request["query"], request.get("variables") or {})}
+                content = {
+                    "data": stub.answer(
+                        request["query"], request.get("variables") or {}
+                    )
+                }
             elif self.path.endswith("/file_stream"):
-                stub.stream(self.path.split("/")[-2], json.loads(body).get("files") or {})
+                stub.stream(
+                    self.path.split("/")[-2], json.loads(body).get("files") or {}
+                )
             self._reply(content)
 
         def do_PUT(self) -> None:

@@ -20,20 +20,35 @@ from tests.markdown import Command, anchors, blocks, commands, headless, links
 from train.config import TrainConfig
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 PAGES = [page for page in PAGES if "_build" not in page.parts]
 RUN = re.compile(r'\brun\("(\w+)", (\w+), main\)')
 # Entries behind launch scripts: what the scripts hand their settings to.
-SCRIPTS = dict.fromkeys(("train", "train_multinode", "train_slurm"), "train") | {"evaluate": "infer.bench"}
+SCRIPTS = dict.fromkeys(("train", "train_multinode", "train_slurm"), "train") | {
+    "evaluate": "infer.bench"
+}
 
 
 def message(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("sphinx") is None, reason="sphinx is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("sphinx") is None, reason="sphinx is not installed"
+)
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    options = ["--fail-on-warning", "--keep-going", "--quiet", "--nitpicky", "--builder", "html"]
+    options = [
+        "--fail-on-warning",
+        "--keep-going",
+        "--quiet",
+        "--nitpicky",
+        "--builder",
+        "html",
+    ]
     answer = subprocess.run(
         [sys.executable, "-m", "sphinx", *options, str(ROOT / "docs"), str(tmp_path)],
         capture_output=True,
@@ -53,7 +68,9 @@ def test_relative_links_lead_to_files_and_headings(page: Path) -> None:
         target = (page.parent / name).resolve() if name else page
         assert target.exists(), f"{message(page)}: {link}"
         if anchor:
-            assert anchor in anchors(target.read_text(encoding="utf-8")), f"{message(page)}: {link}"
+            assert anchor in anchors(target.read_text(encoding="utf-8")), (
+                f"{message(page)}: {link}"
+            )
 
 
 def test_every_page_is_in_the_table_of_contents() -> None:
@@ -70,20 +87,30 @@ def test_every_table_has_a_header(page: Path) -> None:
 
 
 def test_pictures_are_small_and_shown() -> None:
-    printed = {Path(link).name for page in PAGES for link in links(page.read_text(encoding="utf-8"))}
+    printed = {
+        Path(link).name
+        for page in PAGES
+        for link in links(page.read_text(encoding="utf-8"))
+    }
     for picture in (ROOT / "docs" / "images").iterdir():
-        assert picture.name in printed and picture.stat().st_size < 200_000, picture.name
+        assert picture.name in printed and picture.stat().st_size < 200_000, (
+            picture.name
+        )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=message)
 def test_commands_name_entries_and_settings_that_exist(page: Path) -> None:
     for command in commands(page.read_text(encoding="utf-8")):
         problem = check(command)
-        assert problem is None, f"{message(page)}: {command.program} {' '.join(command.arguments)}: {problem}"
+        assert problem is None, (
+            f"{message(page)}: {command.program} {' '.join(command.arguments)}: {problem}"
+        )
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/codellama_7b.md"])
-def test_the_documented_data_are_decontaminated_against_what_is_scored(name: str) -> None:
+def test_the_documented_data_are_decontaminated_against_what_is_scored(
+    name: str,
+) -> None:
     """README's block for CodeLlama screened HumanEval alone, and then scored MBPP, MultiPL-E and infilling."""
     page = (ROOT / name).read_text(encoding="utf-8")
     (prepared,) = [
@@ -100,7 +127,9 @@ def check(command: Command) -> str | None:
     if command.program.startswith("tests."):
         return _of_drill(command)
     if not command.program.startswith("launch/"):
-        return _of_entry(command.program, command.settings, swept="-m" in command.arguments)
+        return _of_entry(
+            command.program, command.settings, swept="-m" in command.arguments
+        )
     if not (ROOT / command.program).is_file():
         return "no such script"
     name = Path(command.program).stem
@@ -109,17 +138,23 @@ def check(command: Command) -> str | None:
 
 def test_the_sweep_of_weights_and_biases_gives_commands_that_parse() -> None:
     """As W&B's agent makes them of the recipe, with the first and with the last value of every setting."""
-    (recipe,) = map(safe_load, blocks((ROOT / "docs" / "training.md").read_text(encoding="utf-8"), "yaml"))
+    (recipe,) = map(
+        safe_load,
+        blocks((ROOT / "docs" / "training.md").read_text(encoding="utf-8"), "yaml"),
+    )
     command = sweep_utils.create_sweep_command(recipe["command"])
     outs = set()
     for end, bound in ((0, "min"), (-1, "max")):
         result = recipe["parameters"].items()
         values = {
-            name: {"value": item["values"][end] if "values" in item else item[bound]} for name, item in result
+            name: {"value": item["values"][end] if "values" in item else item[bound]}
+            for name, item in result
         }
         args = sweep_utils.create_sweep_command_args({"args": values})
         words = [
-            word for item in command for word in (args.get(item[2:-1], [item]) if item[:1] == "$" else [item])
+            word
+            for item in command
+            for word in (args.get(item[2:-1], [item]) if item[:1] == "$" else [item])
         ]
         assert words[2:4] == ["-m", recipe["program"]]
         config = settings("train", TrainConfig, words[4:])
@@ -134,12 +169,21 @@ def _of_drill(command: Command) -> str | None:
     if not path.is_file():
         return "no such module"
     text = path.read_text(encoding="utf-8")
-    return next((f"no flag {flag}" for flag in command.flags if f'"{flag}"' not in text), None)
+    return next(
+        (f"no flag {flag}" for flag in command.flags if f'"{flag}"' not in text), None
+    )
 
 
 def _of_entry(module: str, given: list[str], *, swept: bool = False) -> str | None:
     place = ROOT / module.replace(".", "/")
-    file = next((path for path in (place / "__main__.py", place.with_suffix(".py")) if path.is_file()), None)
+    file = next(
+        (
+            path
+            for path in (place / "__main__.py", place.with_suffix(".py"))
+            if path.is_file()
+        ),
+        None,
+    )
     if file is None:
         return "no such entry"
     result = RUN.search(file.read_text(encoding="utf-8"))
@@ -171,8 +215,14 @@ bash launch/nothing.sh
 ```
 """
     result = {command.program: command for command in commands(page)}
-    assert result["launch/train_multinode.sh"].settings == ["experiment=sdsat_34b_l7", "out=DIR"]
-    assert check(result["train"]) is None and check(result["launch/train_multinode.sh"]) is None
+    assert result["launch/train_multinode.sh"].settings == [
+        "experiment=sdsat_34b_l7",
+        "out=DIR",
+    ]
+    assert (
+        check(result["train"]) is None
+        and check(result["launch/train_multinode.sh"]) is None
+    )
     assert check(result["launch/evaluate.sh"]) is None
     assert "oops" in str(check(result["infer.bench"]))
     assert check(result["tests.drills.lossless"]) == "no flag --nonsense"
@@ -183,5 +233,10 @@ bash launch/nothing.sh
 def test_anchors_links_and_tables_are_those_of_github() -> None:
     page = '# Out of memory\n## What `auto` costs: L(q)\n<a id="objective.L"></a>\n```bash\n# no heading\n```\n'
     assert anchors(page) == {"out-of-memory", "what-auto-costs-lq", "objective.L"}
-    assert headless("text\n| a | b |\n|---|:-:|\n| 1 | 2 |\n\n| 3 | 4 |\n") == ["| 3 | 4 |"]
-    assert links("[a](b.md#c) `[x](y)` ![p](images/p.png)\n\n    [code](z.md)\n") == ["b.md#c", "images/p.png"]
+    assert headless("text\n| a | b |\n|---|:-:|\n| 1 | 2 |\n\n| 3 | 4 |\n") == [
+        "| 3 | 4 |"
+    ]
+    assert links("[a](b.md#c) `[x](y)` ![p](images/p.png)\n\n    [code](z.md)\n") == [
+        "b.md#c",
+        "images/p.png",
+    ]

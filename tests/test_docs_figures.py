@@ -10,28 +10,43 @@ from tests.markdown import blocks
 from train.config import TrainConfig
 from train.plan import plan
 
-PAGE = (Path(__file__).parents[1] / "docs" / "codellama_7b.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "docs" / "codellama_7b.md").read_text(
+    encoding="utf-8"
+)
 # settings | GPUs | hours | GPU-hours | memory per GPU
 PLANS = re.findall(
-    r"^\| `(experiment=[^`]+)`[^|]* \| (\d+)[^|]* \| ([\d.]+) \| ([\d,]+) \| ([\d.]+) GiB", PAGE, re.M
+    r"^\| `(experiment=[^`]+)`[^|]* \| (\d+)[^|]* \| ([\d.]+) \| ([\d,]+) \| ([\d.]+) GiB",
+    PAGE,
+    re.M,
 )
 
 
 def test_the_shown_plan() -> None:
     """Its lines, without the frame that a terminal draws around them."""
-    lines = plan(settings("train", TrainConfig, ["experiment=sdsat_7b_l5", "plan=true"]))
-    printed = next(block for block in blocks(PAGE, "text") if block.startswith("model "))
+    lines = plan(
+        settings("train", TrainConfig, ["experiment=sdsat_7b_l5", "plan=true"])
+    )
+    printed = next(
+        block for block in blocks(PAGE, "text") if block.startswith("model ")
+    )
     assert [line.split() for line in printed.splitlines()] == [
         f"{name} {value}".split() for name, value in lines.items()
     ]
 
 
-@pytest.mark.parametrize("given, ranks, hours, gpu_hours, memory", PLANS, ids=[row[0] for row in PLANS])
-def test_the_table_of_plans(given: str, ranks: str, hours: str, gpu_hours: str, memory: str) -> None:
+@pytest.mark.parametrize(
+    "given, ranks, hours, gpu_hours, memory", PLANS, ids=[row[0] for row in PLANS]
+)
+def test_the_table_of_plans(
+    given: str, ranks: str, hours: str, gpu_hours: str, memory: str
+) -> None:
     lines = plan(settings("train", TrainConfig, given.split()))
     result, machines = re.match(r"([\d.]+) on (\d+) x", lines["hours"]).groups()  # type: ignore[union-attr]
     assert (result, machines) == (hours, ranks)
-    assert abs(float(result) * int(machines) - float(gpu_hours.replace(",", ""))) <= 0.05 * int(machines) + 0.5
+    assert (
+        abs(float(result) * int(machines) - float(gpu_hours.replace(",", "")))
+        <= 0.05 * int(machines) + 0.5
+    )
     assert f" {memory} of " in lines["memory per GPU"]
 
 

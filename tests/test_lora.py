@@ -43,23 +43,42 @@ def test_gated_lora_from_training_to_decoding(
     data_folder: Path, base_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tuned, model = base_model.with_name("tuned"), base_model.with_name("model")
-    recipe = ["experiment=demo", "deepspeed=zero3", "objective=branch", "lora.rank=4", "lora.gated=true"]
+    recipe = [
+        "experiment=demo",
+        "deepspeed=zero3",
+        "objective=branch",
+        "lora.rank=4",
+        "lora.gated=true",
+    ]
     folders = [f"data.path={data_folder}", f"model.path={base_model}", f"out={tuned}"]
     command("train", *recipe, *folders, *SHORT, *BATCH, ranks=2)
     validation = json.loads((tuned / "manifest.json").read_text())["validation"]
     assert len({row["standard_loss"] for row in validation}) == 1
     assert validation[-1]["masked_loss"] < validation[0]["masked_loss"]
 
-    export(settings("export", ExportConfig, [f"checkpoint={tuned}", f"out={model}", "tracker.mode=disabled"]))
+    export(
+        settings(
+            "export",
+            ExportConfig,
+            [f"checkpoint={tuned}", f"out={model}", "tracker.mode=disabled"],
+        )
+    )
     assert json.loads((model / "adaptive.json").read_text())["gated"] is True
-    weights, theirs = load_file(model / "model.safetensors"), load_file(base_model / "model.safetensors")
+    weights, theirs = (
+        load_file(model / "model.safetensors"),
+        load_file(base_model / "model.safetensors"),
+    )
     assert weights.keys() == theirs.keys()
     assert all(torch.equal(weights[name], theirs[name]) for name in weights)
 
     shutil.copy(model / "tokenizer.json", base_model)  # which came without one
     message = []
     drafted = ["decode=hybrid", "decode.k=4", "decode.probes=root"]
-    for folder, decode in [(base_model, ["decode=plain"]), (model, ["decode=plain"]), (model, drafted)]:
+    for folder, decode in [
+        (base_model, ["decode=plain"]),
+        (model, ["decode=plain"]),
+        (model, drafted),
+    ]:
         capsys.readouterr()
         prompt = ["prompt=def f(x):", "decode.max_new_tokens=24", "dtype=float32"]
         infer(settings("infer", InferConfig, [f"model={folder}", *decode, *prompt]))
@@ -67,8 +86,13 @@ def test_gated_lora_from_training_to_decoding(
     assert message[0].strip() and message[0] == message[1] == message[2]
 
     (model / "adapter" / "adapter_model.safetensors").write_bytes(b"not tensors")
-    with pytest.raises(UserError, match="adapter: an adapter must be JSON and safetensors, got"):
+    with pytest.raises(
+        UserError, match="adapter: an adapter must be JSON and safetensors, got"
+    ):
         ModelDirectory(model).load(dtype="float32")
     (model / "adapter" / "adapter_model.safetensors").unlink()
-    with pytest.raises(UserError, match="adapter: an adapter must have adapter_config.json and adapter_model"):
+    with pytest.raises(
+        UserError,
+        match="adapter: an adapter must have adapter_config.json and adapter_model",
+    ):
         ModelDirectory(model).load(dtype="float32")

@@ -24,17 +24,27 @@ TINY = [
     "model.shape.num_attention_heads=2",
     "model.shape.num_key_value_heads=2",
 ]
-SHORT = ["steps=4", "save_every=2", "validate_every=2", "validate_sequences=4", "optimizer.warmup_steps=1"]
+SHORT = [
+    "steps=4",
+    "save_every=2",
+    "validate_every=2",
+    "validate_sequences=4",
+    "optimizer.warmup_steps=1",
+]
 QUIET = "tracker.mode=disabled"
 BATCH = ["global_batch=4", "micro_batch=2", QUIET]
 
 
-def command(module: str, *arguments: object, ranks: int = 1, code: int = 0, cold: bool = False) -> str:
+def command(
+    module: str, *arguments: object, ranks: int = 1, code: int = 0, cold: bool = False
+) -> str:
     """Run a module as a user does, to the letter if `cold`; returns what it printed."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "0"}
     if cold:
         line = [sys.executable, "-m", module, *map(str, arguments)]
-        run = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, env=environment)
+        run = subprocess.run(
+            line, capture_output=True, text=True, cwd=ROOT, env=environment
+        )
     else:
         run = warm.run_ranks(module, *arguments, ranks=ranks, env=environment)
     assert run.returncode == code, run.stdout + run.stderr
@@ -42,7 +52,9 @@ def command(module: str, *arguments: object, ranks: int = 1, code: int = 0, cold
 
 
 @pytest.fixture(scope="module")
-def folders(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(
+    data_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
     """Base, its export, tuned, the final model, and a draft model, each made by its command."""
     root = tmp_path_factory.mktemp("runs")
     names = ("base", "base_model", "tuned", "model", "draft_training", "draft")
@@ -50,53 +62,126 @@ def folders(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     data = f"data.path={data_folder}"
     recipe = ["experiment=demo_base", data, f"out={result['base']}"]
     command("train", *recipe, *TINY, *SHORT, *BATCH, ranks=2)
-    command("train.export", f"checkpoint={result['base']}", f"out={result['base_model']}", QUIET)
-    recipe = ["experiment=demo", data, f"model.path={result['base_model']}", f"out={result['tuned']}"]
+    command(
+        "train.export",
+        f"checkpoint={result['base']}",
+        f"out={result['base_model']}",
+        QUIET,
+    )
+    recipe = [
+        "experiment=demo",
+        data,
+        f"model.path={result['base_model']}",
+        f"out={result['tuned']}",
+    ]
     command("train", *recipe, *SHORT, *BATCH, ranks=2)
-    command("train.export", f"checkpoint={result['tuned']}", f"out={result['model']}", "dtype=float32", QUIET)
-    command("train", "experiment=demo_draft", data, f"out={result['draft_training']}", *TINY, *SHORT, *BATCH)
-    draft = [f"checkpoint={result['draft_training']}", f"out={result['draft']}", "dtype=float32", QUIET]
+    command(
+        "train.export",
+        f"checkpoint={result['tuned']}",
+        f"out={result['model']}",
+        "dtype=float32",
+        QUIET,
+    )
+    command(
+        "train",
+        "experiment=demo_draft",
+        data,
+        f"out={result['draft_training']}",
+        *TINY,
+        *SHORT,
+        *BATCH,
+    )
+    draft = [
+        f"checkpoint={result['draft_training']}",
+        f"out={result['draft']}",
+        "dtype=float32",
+        QUIET,
+    ]
     command("train.export", *draft, cold=True)
     return result
 
 
-def test_a_model_is_trained_on_its_own_text(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_a_model_is_trained_on_its_own_text(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
     """Documents continued by the base model, prepared as its data were, and mixed in for the drafts."""
     text, own, tuned = (tmp_path / name for name in ("text", "own", "tuned"))
-    sizes = ["documents=40", "prefix_min=4", "decode.max_new_tokens=60", "batch=8", "dtype=float32"]
+    sizes = [
+        "documents=40",
+        "prefix_min=4",
+        "decode.max_new_tokens=60",
+        "batch=8",
+        "dtype=float32",
+    ]
     source = [f"model={folders['base_model']}", f"data.path={folders['data']}"]
-    assert "40 documents" in command("infer.regenerate", *source, *sizes, f"out={text}", ranks=2)
+    assert "40 documents" in command(
+        "infer.regenerate", *source, *sizes, f"out={text}", ranks=2
+    )
     vocab = ["vocab=demo", f"tokenizer={folders['data'] / 'tokenizer'}", "seq_len=128"]
-    command("data_prep", "experiment=own", f"data.path={text}", *vocab, "workers=1", f"out={own}")
-    recipe = ["experiment=demo", f"data.path={folders['data']}", f"model.path={folders['base_model']}"]
+    command(
+        "data_prep",
+        "experiment=own",
+        f"data.path={text}",
+        *vocab,
+        "workers=1",
+        f"out={own}",
+    )
+    recipe = [
+        "experiment=demo",
+        f"data.path={folders['data']}",
+        f"model.path={folders['base_model']}",
+    ]
     command("train", *recipe, f"data.own={own}", f"out={tuned}", *SHORT, *BATCH)
     described = json.loads((tuned / "manifest.json").read_text())
-    assert described["data"]["own"]["share"] == 0.25 and described["data"]["own"]["documents"] > 5
+    assert (
+        described["data"]["own"]["share"] == 0.25
+        and described["data"]["own"]["documents"] > 5
+    )
     assert described["inputs"].keys() == {"data.path", "data.own", "model.path"}
-    command("train.export", f"checkpoint={tuned}", f"out={tmp_path / 'model'}", "dtype=float32", QUIET)
-    assert "25 % of the sequences, for the drafts alone" in (tmp_path / "model" / "README.md").read_text()
+    command(
+        "train.export",
+        f"checkpoint={tuned}",
+        f"out={tmp_path / 'model'}",
+        "dtype=float32",
+        QUIET,
+    )
+    assert (
+        "25 % of the sequences, for the drafts alone"
+        in (tmp_path / "model" / "README.md").read_text()
+    )
 
 
-def test_training_leaves_validations_and_the_last_checkpoints(folders: dict[str, Path]) -> None:
+def test_training_leaves_validations_and_the_last_checkpoints(
+    folders: dict[str, Path],
+) -> None:
     manifest = json.loads((folders["tuned"] / "manifest.json").read_text())
     assert [row["step"] for row in manifest["validation"]] == [0, 2, 4]
-    assert all(f"accuracy_{j}" in manifest["validation"][0] for j in range(1, manifest["L"] + 1))
+    assert all(
+        f"accuracy_{j}" in manifest["validation"][0]
+        for j in range(1, manifest["L"] + 1)
+    )
     remaining = sorted(p.name for p in (folders["tuned"] / "checkpoints").iterdir())
     assert remaining == ["step-000002", "step-000004"]
 
 
-def test_the_export_is_a_plain_directory_that_says_what_made_it(folders: dict[str, Path]) -> None:
+def test_the_export_is_a_plain_directory_that_says_what_made_it(
+    folders: dict[str, Path],
+) -> None:
     model = folders["model"]
     adaptive = json.loads((model / "adaptive.json").read_text())
     config = json.loads((model / "config.json").read_text())
     vocab = json.loads((folders["data"] / "manifest.json").read_text())["vocab"]
     assert adaptive["adaptive_ids"] == vocab["adaptive"][:1] and adaptive["identical"]
-    assert adaptive["bos"] == vocab["bos"] and set(vocab["adaptive"]) < set(adaptive["control"])
+    assert adaptive["bos"] == vocab["bos"] and set(vocab["adaptive"]) < set(
+        adaptive["control"]
+    )
     assert vllm_mask_id(config) == tensorrt_mask_id(config) == vocab["adaptive"][0]
     assert config["vocab_size"] == vocab["size"]
     generation = json.loads((model / "generation_config.json").read_text())
     assert config["eos_token_id"] == generation["eos_token_id"] == vocab["eos"]
-    assert (model / "generation_config.json").is_file() and (model / "tokenizer.json").is_file()
+    assert (model / "generation_config.json").is_file() and (
+        model / "tokenizer.json"
+    ).is_file()
     assert not (folders["base_model"] / "adaptive.json").exists()
     weights = load_file(model / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
@@ -104,26 +189,65 @@ def test_the_export_is_a_plain_directory_that_says_what_made_it(folders: dict[st
 
 def test_a_draft_model_has_the_tokens_of_its_target(folders: dict[str, Path]) -> None:
     draft, model = folders["draft"], folders["model"]
-    ours, theirs = (json.loads((folder / "adaptive.json").read_text()) for folder in (draft, model))
+    ours, theirs = (
+        json.loads((folder / "adaptive.json").read_text()) for folder in (draft, model)
+    )
     assert ours.pop("provenance") != theirs.pop("provenance") and ours == theirs
-    assert (draft / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
+    assert (draft / "tokenizer.json").read_bytes() == (
+        model / "tokenizer.json"
+    ).read_bytes()
 
 
-def test_evaluation_makes_one_report_of_speed_and_quality(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_evaluation_makes_one_report_of_speed_and_quality(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
     held_out = folders["data"] / "held_out.jsonl"
     settings = [
-        *(folders["model"], folders["base_model"], "out=report", "tracker.mode=disabled", "experiment=demo"),
-        *(f"draft={folders['draft']}", f"prompts=[{held_out}]", "count=2", "speed.max_new_tokens=12"),
-        *("speed.temperatures=[0]", "speed.rounds=1", "speed.k=[2]", "speed.peers=[assisted]"),
-        *(f"quality.files.lines={held_out}", "quality.max_new_tokens=8", "quality.problems=2"),
+        *(
+            folders["model"],
+            folders["base_model"],
+            "out=report",
+            "tracker.mode=disabled",
+            "experiment=demo",
+        ),
+        *(
+            f"draft={folders['draft']}",
+            f"prompts=[{held_out}]",
+            "count=2",
+            "speed.max_new_tokens=12",
+        ),
+        *(
+            "speed.temperatures=[0]",
+            "speed.rounds=1",
+            "speed.k=[2]",
+            "speed.peers=[assisted]",
+        ),
+        *(
+            f"quality.files.lines={held_out}",
+            "quality.max_new_tokens=8",
+            "quality.problems=2",
+        ),
     ]
     printed, out = evaluate(*settings, ranks=2, cwd=tmp_path), tmp_path / "report"
     report = json.loads((out / "report.json").read_text())
     decoders = {row["decoder"] for row in report["speed"]["rows"]}
-    assert {"plain", "sdsat k=2", "hybrid", "ssd", "gsd", "base, plain", "hf assisted"} <= decoders
-    assert all(row["same"] == row["compared"] for row in report["speed"]["rows"] + report["quality"]["rows"])
+    assert {
+        "plain",
+        "sdsat k=2",
+        "hybrid",
+        "ssd",
+        "gsd",
+        "base, plain",
+        "hf assisted",
+    } <= decoders
+    assert all(
+        row["same"] == row["compared"]
+        for row in report["speed"]["rows"] + report["quality"]["rows"]
+    )
     assert "hf assisted" in printed and "humaneval" in printed
-    assert (out / "index.html").stat().st_size > 1000 and (out / "acceptance.csv").is_file()
+    assert (out / "index.html").stat().st_size > 1000 and (
+        out / "acceptance.csv"
+    ).is_file()
     assert evaluate(*settings, cwd=tmp_path).count("nothing to do") == 2
 
 
@@ -140,32 +264,57 @@ def evaluate(*arguments: object, cwd: Path, ranks: int = 1) -> str:
     return run.stdout
 
 
-def test_a_finished_stage_is_skipped_and_another_is_refused(folders: dict[str, Path]) -> None:
-    recipe = [f"data.path={folders['data']}", f"model.path={folders['base_model']}", f"out={folders['tuned']}"]
+def test_a_finished_stage_is_skipped_and_another_is_refused(
+    folders: dict[str, Path],
+) -> None:
+    recipe = [
+        f"data.path={folders['data']}",
+        f"model.path={folders['base_model']}",
+        f"out={folders['tuned']}",
+    ]
     again = ["train", "experiment=demo", *recipe, *SHORT, *BATCH]
     assert "nothing to do" in command(*again)
     assert "seed=0; requested seed=1" in command(*again, "seed=1", code=2)
     assert "steps=3 must be at least the 4 steps" in command(*again, "steps=3", code=2)
     export = [f"checkpoint={folders['tuned']}", f"out={folders['model']}"]
     assert "nothing to do" in command("train.export", *export, "dtype=float32")
-    assert "dtype=float32; requested dtype=bfloat16" in command("train.export", *export, code=2)
+    assert "dtype=float32; requested dtype=bfloat16" in command(
+        "train.export", *export, code=2
+    )
 
 
-def test_an_interrupted_run_ends_as_if_it_had_not_been(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_an_interrupted_run_ends_as_if_it_had_not_been(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
     """As a run that was killed after its first checkpoint: no manifest, the newest checkpoint gone."""
-    recipe = ["experiment=demo_base", f"data.path={folders['data']}", *TINY, *SHORT, *BATCH]
+    recipe = [
+        "experiment=demo_base",
+        f"data.path={folders['data']}",
+        *TINY,
+        *SHORT,
+        *BATCH,
+    ]
     out = tmp_path / "base"
     killed = "import train.trainer as loop, runpy; save = loop.Trainer._save\n" + (
         "def once(self): save(self); import os; os._exit(9)\n"
         "loop.Trainer._save = once; runpy.run_module('train', run_name='__main__')"
     )
-    run = subprocess.run([sys.executable, "-c", killed, *recipe, f"out={out}"], cwd=ROOT, capture_output=True)
-    assert run.returncode == 9 and [p.name for p in (out / "checkpoints").iterdir()] == ["step-000002"]
+    run = subprocess.run(
+        [sys.executable, "-c", killed, *recipe, f"out={out}"],
+        cwd=ROOT,
+        capture_output=True,
+    )
+    assert run.returncode == 9 and [
+        p.name for p in (out / "checkpoints").iterdir()
+    ] == ["step-000002"]
     assert not (out / "manifest.json").exists()
     whole = tmp_path / "whole"
     command("train", *recipe, f"out={out}")
     command("train", *recipe, f"out={whole}")
-    result = [json.loads((p / "manifest.json").read_text())["validation"] for p in (out, whole)]
+    result = [
+        json.loads((p / "manifest.json").read_text())["validation"]
+        for p in (out, whole)
+    ]
     assert result[0] == result[1]
 
 
@@ -192,13 +341,31 @@ def test_bad_inputs_are_one_sentence(
             ["train", shards, "model.path=absent/model", out],
             "model.path=absent/model must be a folder or the hub's name",
         ),
-        (["train", shards, model, out, "global_batch=3", "micro_batch=2"], "global_batch must be a multiple"),
-        (["train", f"data.path={tmp_path / 'empty'}", model, out], "got no manifest.json"),
-        (["train", f"data.path={other}", model, out], "got shards of another tokenizer"),
-        (["train.export", "checkpoint=absent", out], "checkpoint=absent must be a finished folder"),
-        (["infer", "model=absent", "prompt=x"], "model=absent must be a Transformers model directory"),
+        (
+            ["train", shards, model, out, "global_batch=3", "micro_batch=2"],
+            "global_batch must be a multiple",
+        ),
+        (
+            ["train", f"data.path={tmp_path / 'empty'}", model, out],
+            "got no manifest.json",
+        ),
+        (
+            ["train", f"data.path={other}", model, out],
+            "got shards of another tokenizer",
+        ),
+        (
+            ["train.export", "checkpoint=absent", out],
+            "checkpoint=absent must be a finished folder",
+        ),
+        (
+            ["infer", "model=absent", "prompt=x"],
+            "model=absent must be a Transformers model directory",
+        ),
         ([*plain, "decode=hybrid"], "got no adaptive.json"),
-        ([*bench, "prompts=[absent]"], "prompts=absent must be humaneval, a file, or a data set of the hub"),
+        (
+            [*bench, "prompts=[absent]"],
+            "prompts=absent must be humaneval, a file, or a data set of the hub",
+        ),
     ]
     for arguments, message in cases:
         monkeypatch.setattr(sys, "argv", list(map(str, arguments)))
@@ -209,8 +376,15 @@ def test_bad_inputs_are_one_sentence(
 
 
 def test_infer_completes_a_prompt(folders: dict[str, Path]) -> None:
-    arguments = ["infer", f"model={folders['model']}", "prompt=def f(x):", "decode.max_new_tokens=12"]
+    arguments = [
+        "infer",
+        f"model={folders['model']}",
+        "prompt=def f(x):",
+        "decode.max_new_tokens=12",
+    ]
     plain = command(*arguments, "decode=plain", "dtype=float32", cold=True)
-    drafted = command(*arguments, "decode=hybrid", "decode.k=4", "decode.probes=root", "dtype=float32")
+    drafted = command(
+        *arguments, "decode=hybrid", "decode.k=4", "decode.probes=root", "dtype=float32"
+    )
     assert plain.rstrip().rsplit("\n", 1)[0] == drafted.rstrip().rsplit("\n", 1)[0]
     assert "tokens per forward" in drafted

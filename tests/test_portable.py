@@ -34,18 +34,25 @@ def portable(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_a_process(
-    model: Path | str, runs: list[dict[str, Any]], cache: Path, endpoint: str | None = None
+    model: Path | str,
+    runs: list[dict[str, Any]],
+    cache: Path,
+    endpoint: str | None = None,
 ) -> dict[str, Any]:
     args = json.dumps({"model": str(model), "runs": runs})
     hub = {"HF_ENDPOINT": endpoint} if endpoint else {"HF_HUB_OFFLINE": "1"}
     environment = os.environ | {"HF_HOME": str(cache), "NO_PROXY": "127.0.0.1", **hub}
     command = [sys.executable, "-I", str(WORKER)]
-    done = subprocess.run(command, input=args, env=environment, cwd=cache, capture_output=True, text=True)
+    done = subprocess.run(
+        command, input=args, env=environment, cwd=cache, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def by_infer(model: Path, prompts: list[list[int]], decode: DecodeConfig, seed: int) -> list[list[int]]:
+def by_infer(
+    model: Path, prompts: list[list[int]], decode: DecodeConfig, seed: int
+) -> list[list[int]]:
     texts = [list[int]() for _ in prompts]
     loaded, seeds = load(model, "float32", "cpu"), range(seed, seed + len(prompts))
     for step in generate(loaded, prompts, decode, seeds=seeds):
@@ -55,7 +62,10 @@ def by_infer(model: Path, prompts: list[list[int]], decode: DecodeConfig, seed: 
 
 def test_in_a_process_without_this_project(portable: Path, tmp_path: Path) -> None:
     """Greedy and sampled, one prompt and several, by argument and by loading; and the library's own greedy."""
-    greedy, sampled = {"max_new_tokens": 40, "do_sample": False}, {"do_sample": True, "seed": 11, **NUCLEUS}
+    greedy, sampled = (
+        {"max_new_tokens": 40, "do_sample": False},
+        {"do_sample": True, "seed": 11, **NUCLEUS},
+    )
     sampled |= {"max_new_tokens": 40}
     ways = {
         "library": {"by": "library", **greedy},
@@ -66,16 +76,22 @@ def test_in_a_process_without_this_project(portable: Path, tmp_path: Path) -> No
         "sampled, loaded": {"by": "loaded", "probes": "root", **sampled},
     }
     result = in_a_process(
-        portable, [{"prompts": PROMPTS[:1], "ways": ways}, {"prompts": PROMPTS, "ways": ways}], tmp_path
+        portable,
+        [{"prompts": PROMPTS[:1], "ways": ways}, {"prompts": PROMPTS, "ways": ways}],
+        tmp_path,
     )
     assert result["ours"] == []
     for run, prompts in zip(result["runs"], (PROMPTS[:1], PROMPTS)):
         plain = DecodeConfig("plain", max_new_tokens=40)
         greedy_texts = by_infer(portable, prompts, plain, 11)
-        sampled_texts = by_infer(portable, prompts, DecodeConfig("plain", max_new_tokens=40, **NUCLEUS), 11)
+        sampled_texts = by_infer(
+            portable, prompts, DecodeConfig("plain", max_new_tokens=40, **NUCLEUS), 11
+        )
         for name, rows in run.items():
             expected = sampled_texts if "sampled" in name else greedy_texts
-            assert [row[: len(text)] for row, text in zip(rows, expected)] == expected, name
+            assert [
+                row[: len(text)] for row, text in zip(rows, expected)
+            ] == expected, name
 
 
 NAME = "someone/a-model"
@@ -96,7 +112,10 @@ class Hub(BaseHTTPRequestHandler):
         self.send_response(200 if exists else 404)
         headers = {"X-Error-Code": "EntryNotFound"}
         if exists:
-            headers = {"ETag": f'"{hashlib.sha256(body).hexdigest()}"', "X-Repo-Commit": "0a" * 20}
+            headers = {
+                "ETag": f'"{hashlib.sha256(body).hexdigest()}"',
+                "X-Repo-Commit": "0a" * 20,
+            }
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
@@ -123,4 +142,6 @@ def test_from_a_hub(portable: Path, hub: str, tmp_path: Path) -> None:
     result = in_a_process(NAME, [{"prompts": PROMPTS[:1], "ways": ways}], tmp_path, hub)
     goal = by_infer(portable, PROMPTS[:1], DecodeConfig("plain", max_new_tokens=20), 0)
     assert list(result["runs"][0].values()) == [goal] * 3
-    assert {path.name for path in (portable / "custom_generate").glob("*.py")} <= set(Hub.requested)
+    assert {path.name for path in (portable / "custom_generate").glob("*.py")} <= set(
+        Hub.requested
+    )

@@ -10,9 +10,15 @@ from tests.benchmarks import published_decoder
 from tests.benchmarks.runs import Decoder, Run
 
 
-def test_a_missing_checkout_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_checkout_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The published decoder was not measured since its code was not at hand: the way to get it is said."""
-    monkeypatch.setattr(sys, "argv", ["published_decoder", str(tmp_path / "SDSAT"), "model", "prompts.jsonl"])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["published_decoder", str(tmp_path / "SDSAT"), "model", "prompts.jsonl"],
+    )
     with pytest.raises(SystemExit) as raised:
         published_decoder.main()
     assert str(raised.value) == (
@@ -21,7 +27,9 @@ def test_a_missing_checkout_is_one_sentence(tmp_path: Path, monkeypatch: pytest.
     )
 
 
-def test_the_rows_have_the_ratios_of_chosen_times(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_rows_have_the_ratios_of_chosen_times(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """The best published decoder is the second baseline; a text that differs is counted."""
 
     def decoder(seconds: float, *tokens: int) -> Decoder:
@@ -38,7 +46,10 @@ def test_the_rows_have_the_ratios_of_chosen_times(capsys: pytest.CaptureFixture[
     result = published_decoder.compare(decoders, prompts, rounds=2)
     assert result["best"] == "published k=1"
     ratios = {
-        name: [row[base] and row[base]["ratio"] for base in (published_decoder.PLAIN, "published k=1")]
+        name: [
+            row[base] and row[base]["ratio"]
+            for base in (published_decoder.PLAIN, "published k=1")
+        ]
         for name, row in result["rows"].items()
         if name != published_decoder.PLAIN
     }

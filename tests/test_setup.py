@@ -22,7 +22,12 @@ def set_up(folder: Path, pythons: dict[str, str]) -> subprocess.CompletedProcess
         program.write_text(f"#!/bin/sh\n{line}\n")
         program.chmod(0o755)
     path = f"{folder / 'programs'}:{os.environ['PATH']}"
-    return subprocess.run(["bash", script], env=os.environ | {"PATH": path}, capture_output=True, text=True)
+    return subprocess.run(
+        ["bash", script],
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +36,10 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkout")
     (folder / ".venv" / "bin").mkdir(parents=True)
     (folder / ".venv" / "bin" / "python").symlink_to(sys.executable)
-    run = set_up(folder, {"python3.11": "exit 127", "python3.12": f'exec "{sys.executable}" "$@"'})
+    run = set_up(
+        folder,
+        {"python3.11": "exit 127", "python3.12": f'exec "{sys.executable}" "$@"'},
+    )
     assert run.returncode == 0, run.stderr
     return folder
 
@@ -41,20 +49,34 @@ def test_a_python_that_does_not_start_is_passed_over(checkout: Path) -> None:
     And where making .venv had been broken off, or Debian's python3-venv was missing, a Python without pip was
     left, and every later setup took it for a finished environment.
     """
-    assert (checkout / ".venv" / "bin" / "pip").exists() and (checkout / ".venv" / "installed.lock").exists()
+    assert (checkout / ".venv" / "bin" / "pip").exists() and (
+        checkout / ".venv" / "installed.lock"
+    ).exists()
 
 
 def test_no_python_is_one_sentence(tmp_path: Path) -> None:
     old = 'test "$1" = --version && echo Python 3.9.2'
-    run = set_up(tmp_path, {"python3.11": "exit 127", "python3.12": "exit 127", "python3": old})
+    run = set_up(
+        tmp_path, {"python3.11": "exit 127", "python3.12": "exit 127", "python3": old}
+    )
     assert run.returncode == 2
-    assert run.stderr == "error: wanted Python 3.11 or newer on the path, found Python 3.9.2\n"
+    assert (
+        run.stderr
+        == "error: wanted Python 3.11 or newer on the path, found Python 3.9.2\n"
+    )
     assert not (tmp_path / ".venv").exists()
 
 
-def test_a_checkout_that_was_moved_gets_a_new_environment(checkout: Path, tmp_path: Path) -> None:
+def test_a_checkout_that_was_moved_gets_a_new_environment(
+    checkout: Path, tmp_path: Path
+) -> None:
     """Its scripts named the Python of the old place, and every command was a ModuleNotFoundError."""
     shutil.copytree(checkout / ".venv", tmp_path / "b" / ".venv", symlinks=True)
     run = set_up(tmp_path / "b", {"python3.11": f'exec "{sys.executable}" "$@"'})
-    assert run.returncode == 0 and "setup: .venv was made in another folder" in run.stdout, run.stderr
-    assert str(tmp_path / "b" / ".venv") in (tmp_path / "b" / ".venv" / "bin" / "activate").read_text()
+    assert (
+        run.returncode == 0 and "setup: .venv was made in another folder" in run.stdout
+    ), run.stderr
+    assert (
+        str(tmp_path / "b" / ".venv")
+        in (tmp_path / "b" / ".venv" / "bin" / "activate").read_text()
+    )

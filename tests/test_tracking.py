@@ -12,7 +12,11 @@ from tests import warm
 from tests.offline_runs import read_runs
 from tests.train.resume_worker import RECIPE
 
-TINY = [item for item in RECIPE if not item.startswith(("tracker", "steps", "save_every", "validate_every"))]
+TINY = [
+    item
+    for item in RECIPE
+    if not item.startswith(("tracker", "steps", "save_every", "validate_every"))
+]
 TRACKED = ["tracker.tags=[tiny,test]", "tracker.entity=someone"]
 
 
@@ -22,7 +26,9 @@ def command(module: str, *arguments: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def runs(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def runs(
+    data_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, Any]]:
     """Of a training that was resumed, its export, and a report that was made twice."""
     folder = tmp_path_factory.mktemp("tracking")
     tuned, model, report = (folder / name for name in ("tuned", "model", "report"))
@@ -43,8 +49,19 @@ def runs(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     command("train.export", *export)
     command("train.export", *export, "artifact=true")
     command("train.export", *export)  # finished: tells W&B nothing
-    bench = ["prompts=[humaneval]", "count=1", "prompt_tokens=1000", "part=speed", "speed.max_new_tokens=3"]
-    bench += ["speed.decoders=[ngrams]", "speed.peers=[]", "speed.rounds=1", "dtype=float32"]
+    bench = [
+        "prompts=[humaneval]",
+        "count=1",
+        "prompt_tokens=1000",
+        "part=speed",
+        "speed.max_new_tokens=3",
+    ]
+    bench += [
+        "speed.decoders=[ngrams]",
+        "speed.peers=[]",
+        "speed.rounds=1",
+        "dtype=float32",
+    ]
     for _ in range(2):  # the second finds all measured
         command("infer.bench", f"model={model}", f"out={report}", *bench)
     return read_runs(folder)
@@ -57,10 +74,17 @@ def of(runs: dict[str, dict[str, Any]], job: str) -> dict[str, Any]:
 
 def test_three_runs_in_one_group(runs: dict[str, dict[str, Any]]) -> None:
     """Each report made another run, five of them after one demo, and nothing linked them to their training."""
-    assert sorted(run["job_type"] for run in runs.values()) == ["export", "report", "train"]
+    assert sorted(run["job_type"] for run in runs.values()) == [
+        "export",
+        "report",
+        "train",
+    ]
     (group,) = {run["run_group"] for run in runs.values()}
     assert group.startswith("tuned-")
-    assert of(runs, "train")["tags"] == ["tiny", "test"] and of(runs, "train")["entity"] == "someone"
+    assert (
+        of(runs, "train")["tags"] == ["tiny", "test"]
+        and of(runs, "train")["entity"] == "someone"
+    )
 
 
 def test_metrics_are_drawn_over_tokens(runs: dict[str, dict[str, Any]]) -> None:
@@ -70,21 +94,32 @@ def test_metrics_are_drawn_over_tokens(runs: dict[str, dict[str, Any]]) -> None:
     seen = [row["tokens_seen"] for row in rows if "train/loss" in row]
     assert seen == [8 * 128, 2 * 8 * 128, 2 * 8 * 128]  # the second step twice
     assert {"train/lr", "train/tokens_per_second", "train/accepted"} <= rows[1].keys()
-    assert {"validation/standard_loss", "validation/accepted", "tokens_seen"} <= rows[0].keys()
+    assert {"validation/standard_loss", "validation/accepted", "tokens_seen"} <= rows[
+        0
+    ].keys()
 
 
 def test_the_best_validation_is_in_the_summary(runs: dict[str, dict[str, Any]]) -> None:
     """Those before a resume count too."""
     run = of(runs, "train")
     losses = [row["item"].get("validation/standard_loss") for row in run["history"]]
-    assert run["summary"]["best/standard_loss"] == min(loss for loss in losses if loss is not None)
+    assert run["summary"]["best/standard_loss"] == min(
+        loss for loss in losses if loss is not None
+    )
     drafts = [row["item"].get("validation/accepted", 0) for row in run["history"]]
     assert run["summary"]["best/accepted"] == max(drafts)
 
 
-def test_an_export_has_its_figures_and_the_model(runs: dict[str, dict[str, Any]]) -> None:
+def test_an_export_has_its_figures_and_the_model(
+    runs: dict[str, dict[str, Any]],
+) -> None:
     run = of(runs, "export")
-    assert {"verified/standard_loss", "verified/agreement", "drafts/all", "step"} <= run["summary"].keys()
+    assert {
+        "verified/standard_loss",
+        "verified/agreement",
+        "drafts/all",
+        "step",
+    } <= run["summary"].keys()
     (artifact,) = run["artifacts"]
     files = {item["path"] for item in artifact["manifest"]["contents"]}
     assert (
@@ -96,4 +131,6 @@ def test_an_export_has_its_figures_and_the_model(runs: dict[str, dict[str, Any]]
 def test_a_report_s_figures_are_in_the_summary(runs: dict[str, dict[str, Any]]) -> None:
     summary = of(runs, "report")["summary"]
     assert summary["speed/humaneval/T0/plain/speedup"] == 1.0
-    assert {f"speed/humaneval/T{heat}/ngrams/speedup" for heat in (0, 1)} <= summary.keys()
+    assert {
+        f"speed/humaneval/T{heat}/ngrams/speedup" for heat in (0, 1)
+    } <= summary.keys()

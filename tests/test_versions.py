@@ -11,8 +11,14 @@ from packaging.specifiers import SpecifierSet
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 # The playground is left out: Gradio holds Pillow back, and no script installs it.
-EXTRAS = [names for extra, names in PROJECT["optional-dependencies"].items() if extra != "playground"]
-RANGES = [Requirement(text) for group in (PROJECT["dependencies"], *EXTRAS) for text in group]
+EXTRAS = [
+    names
+    for extra, names in PROJECT["optional-dependencies"].items()
+    if extra != "playground"
+]
+RANGES = [
+    Requirement(text) for group in (PROJECT["dependencies"], *EXTRAS) for text in group
+]
 LOCK = map(Requirement, (ROOT / "requirements.lock").read_text("utf-8").splitlines())
 PINS = {pin.name.lower().replace("_", "-"): pin for pin in LOCK}
 
@@ -27,7 +33,11 @@ def test_the_lock_is_within_the_ranges(dependency: Requirement) -> None:
 
 def test_the_lock_installs_on_the_oldest_python() -> None:
     """soupsieve 4.1.2 in the lock needed Python 3.11.5, so launch/setup.sh failed on Debian 12's 3.11.2."""
-    (oldest,) = (item.version for item in SpecifierSet(PROJECT["requires-python"]) if item.operator == ">=")
+    (oldest,) = (
+        item.version
+        for item in SpecifierSet(PROJECT["requires-python"])
+        if item.operator == ">="
+    )
     refused = {}
     for name, pin in PINS.items():
         try:
@@ -35,6 +45,8 @@ def test_the_lock_installs_on_the_oldest_python() -> None:
         except PackageNotFoundError:
             continue
         requires = installed.metadata["Requires-Python"] or ""
-        if pin.specifier.contains(installed.version) and oldest not in SpecifierSet(requires):
+        if pin.specifier.contains(installed.version) and oldest not in SpecifierSet(
+            requires
+        ):
             refused[name] = requires
     assert not refused

@@ -32,7 +32,11 @@ forks.set_forkserver_preload(IMPORTS)
 
 
 def run(
-    command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = 300, **_: Any
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 300,
+    **_: Any,
 ) -> subprocess.CompletedProcess[str]:
     """Run [sys.executable, "-m", MODULE, ...] as `subprocess.run` does with its output captured as text."""
     python, flag, module, *arguments = command
@@ -41,19 +45,28 @@ def run(
 
 
 def run_ranks(
-    module: str, *arguments: object, ranks: int, env: Mapping[str, str] | None = None, timeout: float = 300
+    module: str,
+    *arguments: object,
+    ranks: int,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 300,
 ) -> subprocess.CompletedProcess[str]:
     """Run `python -m MODULE ...` in `ranks` processes, which if several have torchrun's variables.
 
     Output is that of all ranks; the return code is that of the first rank that fails, which ends the others.
     """
-    command, environment = [module, *map(str, arguments)], dict(os.environ if env is None else env)
+    command, environment = (
+        [module, *map(str, arguments)],
+        dict(os.environ if env is None else env),
+    )
     with tempfile.TemporaryDirectory() as folder:
         streams = [Path(folder, name) for name in ("stdout", "stderr")]
         for stream in streams:
             stream.touch()
         processes = [
-            forks.Process(target=_start, args=(command, environment | variables, streams))
+            forks.Process(
+                target=_start, args=(command, environment | variables, streams)
+            )
             for variables in (_torchrun_variables(ranks) if ranks > 1 else [{}])
         ]
         for process in processes:
@@ -64,7 +77,9 @@ def run_ranks(
             for process in processes:
                 process.kill()
                 process.join()
-        return subprocess.CompletedProcess(command, code, *(stream.read_text() for stream in streams))
+        return subprocess.CompletedProcess(
+            command, code, *(stream.read_text() for stream in streams)
+        )
 
 
 def call_ranks(
@@ -88,7 +103,11 @@ def call_ranks(
     return codes
 
 
-def _call(environment: dict[str, str], function: Callable[..., None], arguments: tuple[object, ...]) -> None:
+def _call(
+    environment: dict[str, str],
+    function: Callable[..., None],
+    arguments: tuple[object, ...],
+) -> None:
     os.environ.update(environment)
     function(*arguments)
 
@@ -96,7 +115,9 @@ def _call(environment: dict[str, str], function: Callable[..., None], arguments:
 def _join(processes: list[Any], timeout: float, command: list[str]) -> int:
     deadline, running = time.monotonic() + timeout, list(processes)
     while running:
-        if not wait([process.sentinel for process in running], deadline - time.monotonic()):
+        if not wait(
+            [process.sentinel for process in running], deadline - time.monotonic()
+        ):
             raise subprocess.TimeoutExpired(command, timeout)
         for process in [process for process in running if process.exitcode is not None]:
             running.remove(process)
@@ -109,12 +130,20 @@ def _torchrun_variables(ranks: int) -> list[dict[str, str]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "none"}
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": "none",
+    }
     shared |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-    return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    return [
+        shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)
+    ]
 
 
-def _start(command: list[str], environment: dict[str, str], streams: list[Path]) -> None:
+def _start(
+    command: list[str], environment: dict[str, str], streams: list[Path]
+) -> None:
     # What the server made while it imported, no fork removes: the first removed W&B's folder for tables, and
     # later ones logged no table.
     atexit._clear()

@@ -44,7 +44,10 @@ def main(config: TrainConfig) -> None:
         if not value:
             raise UserError(f"setting '{name}' is required: give it as {name}=VALUE")
     data = read_manifest(config.data.path, "shards", "data.path")
-    inputs = {"data.path": config.data.path, **existing({"model.path": config.model.path})}
+    inputs = {
+        "data.path": config.data.path,
+        **existing({"model.path": config.model.path}),
+    }
     if config.data.own:
         read_manifest(config.data.own, "shards", "data.own")
         inputs["data.own"] = config.data.own
@@ -90,6 +93,8 @@ if __name__ == "__main__":
     try:
         run("train", TrainConfig, main)
     except SystemExit as end:
-        if (path := os.environ.get(EXIT_FILE)) and os.environ.get("LOCAL_RANK", "0") == "0":
+        if (path := os.environ.get(EXIT_FILE)) and os.environ.get(
+            "LOCAL_RANK", "0"
+        ) == "0":
             Path(path).write_text(f"{end.code}\n", encoding="utf-8")
         raise

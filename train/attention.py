@@ -25,7 +25,9 @@ from conf import UserError
 from conf.errors import in_one_line
 
 Mask = Tensor | BlockMask
-TrunkKeys = dict[nn.Module, tuple[Tensor, Tensor]]  # each layer's (r, kv_heads, n, d) keys, values of the trunk
+TrunkKeys = dict[
+    nn.Module, tuple[Tensor, Tensor]
+]  # each layer's (r, kv_heads, n, d) keys, values of the trunk
 BLOCK = 128  # rows, and columns, of a block of flex attention's mask
 FLEX = "flex"
 DENSE = "dense"
@@ -33,7 +35,14 @@ DENSE = "dense"
 
 @lru_cache
 def branch_kernel(
-    attention: str, device: str, dtype: torch.dtype, *, heads: int, kv_heads: int, width: int, dropout: float
+    attention: str,
+    device: str,
+    dtype: torch.dtype,
+    *,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    dropout: float,
 ) -> str:
     """Return the kernel of the branches, flex or dense, for objective.attention (auto, flex or dense).
 
@@ -44,8 +53,14 @@ def branch_kernel(
     if attention == DENSE or (attention == "auto" and unsupported):
         return DENSE
     if unsupported:
-        why = "on a CPU, which has no gradient of flex attention" if device == "cpu" else "with dropout"
-        raise UserError(f"objective.attention must be auto or dense {why}, got flex. Set it to auto")
+        why = (
+            "on a CPU, which has no gradient of flex attention"
+            if device == "cpu"
+            else "with dropout"
+        )
+        raise UserError(
+            f"objective.attention must be auto or dense {why}, got flex. Set it to auto"
+        )
     if attention == FLEX:
         return FLEX
     failure = flex_failure(device, dtype, heads=heads, kv_heads=kv_heads, width=width)
@@ -60,24 +75,34 @@ def branch_kernel(
     return DENSE
 
 
-def flex_failure(device: str, dtype: torch.dtype, *, heads: int, kv_heads: int, width: int) -> str | None:
+def flex_failure(
+    device: str, dtype: torch.dtype, *, heads: int, kv_heads: int, width: int
+) -> str | None:
     """Try flex attention and its gradient on one block; return why it fails, None if it works."""
     shapes = [(1, heads, BLOCK, width)] + [(1, kv_heads, 2 * BLOCK, width)] * 2
-    query, key, value = (torch.ones(*s, dtype=dtype, device=device, requires_grad=True) for s in shapes)
+    query, key, value = (
+        torch.ones(*s, dtype=dtype, device=device, requires_grad=True) for s in shapes
+    )
     positions = torch.arange(BLOCK, device=device).repeat(2)[None]
-    mask = block_mask(positions, (torch.arange(2 * BLOCK, device=device) >= BLOCK)[None].long(), BLOCK)
+    mask = block_mask(
+        positions, (torch.arange(2 * BLOCK, device=device) >= BLOCK)[None].long(), BLOCK
+    )
     try:
         with torch.enable_grad():
             output = _branch_attention(nn.Identity(), query, key, value, mask)
             torch.autograd.grad(output.sum(), (query, key, value))
         if device == "cuda":
             torch.cuda.synchronize()
-    except Exception as error:  # Dynamo, Inductor, Triton and the C compiler share no error class
+    except (
+        Exception
+    ) as error:  # Dynamo, Inductor, Triton and the C compiler share no error class
         return f"{type(error).__name__}: {in_one_line(error)}"
     return None
 
 
-def branch_mask(positions: Tensor, offsets: Tensor, trunk: int, kernel: str = DENSE) -> Mask | None:
+def branch_mask(
+    positions: Tensor, offsets: Tensor, trunk: int, kernel: str = DENSE
+) -> Mask | None:
     """Return what the branch columns of (r, c) positions and offsets attend to; None without branches.
 
     A (r, 1, m, c) bool for the dense kernel, True = attend; a block mask for flex.
@@ -90,7 +115,9 @@ def branch_mask(positions: Tensor, offsets: Tensor, trunk: int, kernel: str = DE
 def dense_mask(positions: Tensor, offsets: Tensor, trunk: int) -> Tensor:
     """Return a (r, 1, m, c) bool: True = attend."""
     key = torch.arange(positions.shape[1], device=positions.device)
-    prefix, first, own = (bound[..., None] for bound in _bounds(positions, offsets, trunk))
+    prefix, first, own = (
+        bound[..., None] for bound in _bounds(positions, offsets, trunk)
+    )
     return ((key < prefix) | ((first <= key) & (key <= own)))[:, None]
 
 
@@ -103,7 +130,9 @@ def block_mask(positions: Tensor, offsets: Tensor, trunk: int) -> BlockMask:
     prefix, first, own = _bounds(positions, offsets, trunk)
 
     def attends(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key < prefix[row, query]) | ((first[row, query] <= key) & (key <= own[row, query]))
+        return (key < prefix[row, query]) | (
+            (first[row, query] <= key) & (key <= own[row, query])
+        )
 
     r, c = positions.shape
     m = c - trunk
@@ -118,7 +147,11 @@ def block_mask(positions: Tensor, offsets: Tensor, trunk: int) -> BlockMask:
     needed = ((start < prefix_) | window).any(2)  # (r, m / BLOCK, c / BLOCK)
     whole = (last < prefix_).all(2)
     return BlockMask.from_kv_blocks(
-        *_listed(needed & ~whole), *_listed(whole), BLOCK_SIZE=BLOCK, mask_mod=attends, seq_lengths=(m, c)
+        *_listed(needed & ~whole),
+        *_listed(whole),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=attends,
+        seq_lengths=(m, c),
     )
 
 
@@ -128,9 +161,13 @@ def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return blocks.sum(-1, dtype=torch.int32)[:, None], places.int()[:, None]
 
 
-def _bounds(positions: Tensor, offsets: Tensor, trunk: int) -> tuple[Tensor, Tensor, Tensor]:
+def _bounds(
+    positions: Tensor, offsets: Tensor, trunk: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return each branch column's (r, m) end of prefix, its window's first column, and its own column."""
-    own = torch.arange(trunk, positions.shape[1], device=positions.device).expand(len(positions), -1)
+    own = torch.arange(trunk, positions.shape[1], device=positions.device).expand(
+        len(positions), -1
+    )
     offset = offsets[:, trunk:]
     return positions[:, trunk:] - offset + 1, own - offset + 1, own
 
@@ -147,9 +184,11 @@ def register(attention: str) -> str:
         )
     # The library treats a name with "flash" in it as one of its kernels.
     name = "branch_" + attention.replace("flash_attention_2", "fa2")
-    trunk = {"eager": _trunk_eager, "flash_attention_2": _trunk_flash, "sdpa": sdpa_attention_forward}[
-        attention
-    ]
+    trunk = {
+        "eager": _trunk_eager,
+        "flash_attention_2": _trunk_flash,
+        "sdpa": sdpa_attention_forward,
+    }[attention]
     AttentionInterface.register(name, partial(_attention, trunk_attention=trunk))
     AttentionMaskInterface.register(name, lambda *args, **kwargs: None)
     return name
@@ -165,7 +204,8 @@ def _attention(
     *,
     trunk_attention: Callable[..., tuple[Tensor, Any]],
     trunk_keys: TrunkKeys | None = None,
-    position_ids: Tensor | None = None,  # withheld from the trunk's kernel, which would infer packing from them
+    position_ids: Tensor
+    | None = None,  # withheld from the trunk's kernel, which would infer packing from them
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attend with (r, heads, c, d) queries to (r, kv_heads, c, d) keys; return (r, c, heads, d).
@@ -181,10 +221,16 @@ def _attention(
         trunk_key, trunk_value = trunk_keys[module]
         key = torch.cat([trunk_key, key], dim=2)
         value = torch.cat([trunk_value, value], dim=2)
-        return _branch_attention(module, query, key, value, attention_mask, **kwargs), None
+        return _branch_attention(
+            module, query, key, value, attention_mask, **kwargs
+        ), None
     n = query.shape[2] - attention_mask.shape[2]
-    trunk, _ = trunk_attention(module, query[:, :, :n], key[:, :, :n], value[:, :, :n], None, **kwargs)
-    branches = _branch_attention(module, query[:, :, n:], key, value, attention_mask, **kwargs)
+    trunk, _ = trunk_attention(
+        module, query[:, :, :n], key[:, :, :n], value[:, :, :n], None, **kwargs
+    )
+    branches = _branch_attention(
+        module, query[:, :, n:], key, value, attention_mask, **kwargs
+    )
     return torch.cat([trunk, branches], dim=1), None
 
 
@@ -200,30 +246,50 @@ def _branch_attention(
     **unused: Any,
 ) -> Tensor:
     if isinstance(mask, BlockMask):
-        return flex_attention_forward(module, query, key, value, mask, scaling=scaling)[0]
-    return (_dense if query.is_cpu else _fused)(query, key, value, mask, scaling, dropout)
+        return flex_attention_forward(module, query, key, value, mask, scaling=scaling)[
+            0
+        ]
+    return (_dense if query.is_cpu else _fused)(
+        query, key, value, mask, scaling, dropout
+    )
 
 
 def _fused(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None, dropout: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    scaling: float | None,
+    dropout: float,
 ) -> Tensor:
     """Attend by PyTorch's fused kernel, which keeps the mask in the scores' type but no scores."""
-    groups = query.shape[1] // key.shape[1]  # the kernel that takes a mask needs a key for every head
+    groups = (
+        query.shape[1] // key.shape[1]
+    )  # the kernel that takes a mask needs a key for every head
     key = repeat_kv(key, groups)
     value = repeat_kv(value, groups)
-    output = F.scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout, scale=scaling)
+    output = F.scaled_dot_product_attention(
+        query, key, value, mask, dropout_p=dropout, scale=scaling
+    )
     return output.transpose(1, 2)
 
 
 def _dense(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None, dropout: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    scaling: float | None,
+    dropout: float,
 ) -> Tensor:
     """Attend in two products: on a CPU, with a mask or at small sizes, faster than the fused kernel."""
     groups = query.shape[1] // key.shape[1]
     key = repeat_kv(key, groups)
     value = repeat_kv(value, groups)
     scaling = query.shape[3] ** -0.5 if scaling is None else scaling
-    bias = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(~mask, -torch.inf)
+    bias = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(
+        ~mask, -torch.inf
+    )
     scores = torch.softmax((query * scaling) @ key.transpose(2, 3) + bias, dim=-1)
     return (F.dropout(scores, dropout) @ value).transpose(1, 2)
 

@@ -50,7 +50,9 @@ class Checkpoint:
 
     def fits(self, ranks: int) -> bool:
         """Return whether so many ranks can load it as it is."""
-        return self.ranks == ranks or not any(name.endswith(SHARD) for name in self.files)
+        return self.ranks == ranks or not any(
+            name.endswith(SHARD) for name in self.files
+        )
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
@@ -64,7 +66,10 @@ def read_checkpoint(folder: Path, *, rank: int = 0, ranks: int = 1) -> Checkpoin
     Raises BrokenFile, and UserError for a folder with files that are not listed, or are no regular files.
     """
     try:
-        regular = {entry.name: entry.is_file(follow_symlinks=False) for entry in os.scandir(folder)}
+        regular = {
+            entry.name: entry.is_file(follow_symlinks=False)
+            for entry in os.scandir(folder)
+        }
     except OSError as error:
         raise BrokenFile(str(error.strerror)) from error
     # Before checkpoint.json is read, which may be a pipe.
@@ -82,13 +87,17 @@ def _described(folder: Path) -> Checkpoint:
     """Return what `checkpoint.json` says of its folder. Raise BrokenFile for what no save writes."""
     try:
         checkpoint = Checkpoint(**read_checksummed(folder / DESCRIBED))
-        listed = all({"size", "crc32"} == facts.keys() for facts in checkpoint.files.values())
+        listed = all(
+            {"size", "crc32"} == facts.keys() for facts in checkpoint.files.values()
+        )
     except Corrupt as error:
         raise BrokenFile(f"{DESCRIBED} {error}") from None
     except (TypeError, AttributeError):
         raise BrokenFile(f"{DESCRIBED} has other fields than this version's") from None
     if type(checkpoint.step) is not int or checkpoint.name != folder.name or not listed:
-        raise BrokenFile(f"{DESCRIBED} must describe {folder.name}, got step {checkpoint.step}")
+        raise BrokenFile(
+            f"{DESCRIBED} must describe {folder.name}, got step {checkpoint.step}"
+        )
     return checkpoint
 
 
@@ -103,7 +112,11 @@ def _refuse(folder: Path, names: Iterable[str]) -> None:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints of a run, newest first."""
-    paths = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()]
+    paths = [
+        path
+        for path in folder.glob("step-*")
+        if path.name.removeprefix("step-").isdecimal()
+    ]
     return sorted(paths, key=step_of, reverse=True)
 
 
@@ -128,7 +141,8 @@ def find_whole(
     if broken:
         reasons = "; ".join(f"{folder.name}: {why}" for folder, why in broken.items())
         raise UserError(
-            f"{next(iter(broken)).parent} must have an intact checkpoint, got none ({reasons})", page=UNFINISHED
+            f"{next(iter(broken)).parent} must have an intact checkpoint, got none ({reasons})",
+            page=UNFINISHED,
         )
     return None, broken
 
@@ -195,7 +209,9 @@ def write_safetensors(tensors: Mapping[str, Tensor], path: Path) -> None:
         if number is None:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
-    path.chmod(path.parent.stat().st_mode & 0o666)  # the library lets its owner alone read it
+    path.chmod(
+        path.parent.stat().st_mode & 0o666
+    )  # the library lets its owner alone read it
 
 
 def why_unread(error: Exception) -> str:
@@ -260,14 +276,24 @@ def cut(ranges: Sequence[ByteRange], start: int, count: int) -> list[ByteRange]:
         first = max(start - begin, 0)
         last = min(start + count - begin, part.count)
         if first < last:
-            parts.append(replace(part, start=part.start + first * part.dtype.itemsize, count=last - first))
+            parts.append(
+                replace(
+                    part,
+                    start=part.start + first * part.dtype.itemsize,
+                    count=last - first,
+                )
+            )
         begin += part.count
     if sum(part.count for part in parts) != count:
-        raise ValueError(f"there must be {count} numbers from {start} on, got {begin} in all")
+        raise ValueError(
+            f"there must be {count} numbers from {start} on, got {begin} in all"
+        )
     return parts
 
 
-def read(ranges: Sequence[ByteRange], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def read(
+    ranges: Sequence[ByteRange], shape: Sequence[int], dtype: torch.dtype
+) -> Tensor:
     """Return the ranges end to end, as a tensor of a shape and a type, with at most BLOCK numbers beside it.
 
     Raises UserError when a file ends before its range does.
@@ -278,7 +304,11 @@ def read(ranges: Sequence[ByteRange], shape: Sequence[int], dtype: torch.dtype) 
         with open(part.path, "rb", buffering=0) as file:
             file.seek(part.start)
             for place in whole[at : at + part.count].split(BLOCK):
-                block = place if part.dtype == dtype else torch.empty(len(place), dtype=part.dtype)
+                block = (
+                    place
+                    if part.dtype == dtype
+                    else torch.empty(len(place), dtype=part.dtype)
+                )
                 buffer = block.view(torch.uint8).numpy().data
                 if file.readinto(buffer) != len(buffer):
                     raise UserError(

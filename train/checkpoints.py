@@ -51,12 +51,21 @@ if TYPE_CHECKING:
 class Checkpoints:
     """The checkpoint folder of one run. Every rank has one and calls every method."""
 
-    def __init__(self, out: Path, provenance: Mapping[str, Any], *, keep_last: int, keep_every: int) -> None:
+    def __init__(
+        self,
+        out: Path,
+        provenance: Mapping[str, Any],
+        *,
+        keep_last: int,
+        keep_every: int,
+    ) -> None:
         self.out = out
         self.folder = out / CHECKPOINTS
         self._rank = dist.get_rank()
         self._ranks = dist.get_world_size()
-        self._prune = partial(prune, self.folder, keep_last=keep_last, keep_every=keep_every)
+        self._prune = partial(
+            prune, self.folder, keep_last=keep_last, keep_every=keep_every
+        )
         self._provenance = provenance
         self._lock: int | None = None
         self._created: list[Path] = []
@@ -65,13 +74,17 @@ class Checkpoints:
             check_same(read_result(out / RUN), provenance, out, finished=False)
 
     def _acquire(self) -> None:
-        self._created = create_folder(Path(os.path.realpath(self.out)), self.out)  # also a link's target
+        self._created = create_folder(
+            Path(os.path.realpath(self.out)), self.out
+        )  # also a link's target
         self._lock = lock(self.out, self.out)
 
     def record(self) -> None:
         """Write what the run is made from, at its start."""
         if not broadcast((self.out / RUN).is_file()):
-            self._on_rank_0(partial(write_json, self.out / RUN, with_checksum(self._provenance)))
+            self._on_rank_0(
+                partial(write_json, self.out / RUN, with_checksum(self._provenance))
+            )
 
     def release(self) -> None:
         """Let other runs write the folder; where nothing was written, remove it."""
@@ -85,13 +98,21 @@ class Checkpoints:
 
         Raises UserError when there are checkpoints and none is intact.
         """
-        checkpoint, broken = find_whole(broadcast(list_checkpoints(self.folder)), self._read)
+        checkpoint, broken = find_whole(
+            broadcast(list_checkpoints(self.folder)), self._read
+        )
         for folder, why in broken.items():
             if self._rank == 0:
-                print_line(f"train: {folder} is broken ({why}): {checkpoint and checkpoint.name} is used")
+                print_line(
+                    f"train: {folder} is broken ({why}): {checkpoint and checkpoint.name} is used"
+                )
             # It would count as the newest. The next save removes it.
-            self._on_rank_0(partial(folder.rename, folder.with_name(f".{folder.name}.broken")))
-        if checkpoint is not None:  # a run that was killed between its last save and its end saves no more
+            self._on_rank_0(
+                partial(folder.rename, folder.with_name(f".{folder.name}.broken"))
+            )
+        if (
+            checkpoint is not None
+        ):  # a run that was killed between its last save and its end saves no more
             self._remove_leftovers()
             self._on_rank_0(self._prune)
         return checkpoint
@@ -125,7 +146,9 @@ class Checkpoints:
         except OSError as error:
             if self._rank == 0:
                 shutil.rmtree(partial_folder, ignore_errors=True)
-            earlier = ", ".join(path.name for path in list_checkpoints(self.folder)) or "none"
+            earlier = (
+                ", ".join(path.name for path in list_checkpoints(self.folder)) or "none"
+            )
             raise UserError(
                 f"out={self.out}: the checkpoint of step {step} cannot be written: {describe_error(error)}; "
                 f"earlier checkpoints, untouched: {earlier}"
@@ -188,7 +211,9 @@ def prune(folder: Path, *, keep_last: int, keep_every: int) -> None:
         if not keep_every or step_of(old) % keep_every:
             removed = old.with_name(f".{old.name}.removed")
             with _tolerated(old):
-                old.rename(removed)  # first, so that a kill leaves no checkpoint that lacks files
+                old.rename(
+                    removed
+                )  # first, so that a kill leaves no checkpoint that lacks files
                 shutil.rmtree(removed)
 
 
@@ -198,7 +223,9 @@ def _tolerated(old: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        print_line(f"train: {old} cannot be removed ({error.strerror}): the next save tries again")
+        print_line(
+            f"train: {old} cannot be removed ({error.strerror}): the next save tries again"
+        )
 
 
 def _sync(folder: Path) -> None:
@@ -219,7 +246,9 @@ def to_universal(folder: Path, checkpoint: Checkpoint, out: Path) -> None:
     for name in sorted(checkpoint.files):
         _check_names(index(folder / name), folder / name)
     with tempfile.TemporaryFile("w+") as errors:
-        converter = _start_converter(folder, out, errors) if dist.get_rank() == 0 else None
+        converter = (
+            _start_converter(folder, out, errors) if dist.get_rank() == 0 else None
+        )
         # Minutes for a large model: the ranks talk meanwhile, so that no collective times out.
         code: int | None = None
         while code is None:
@@ -242,7 +271,9 @@ def _check_names(value: Any, path: Path) -> None:
     """Raise UserError for a name of a weight that leads out of the converter's folders."""
     if isinstance(value, Mapping):
         for name in value:
-            if isinstance(name, str) and (os.sep in name or name in (os.curdir, os.pardir)):
+            if isinstance(name, str) and (
+                os.sep in name or name in (os.curdir, os.pardir)
+            ):
                 raise UserError(
                     f"{path}: names of weights must not be paths, got {name}. Do not use this checkpoint."
                 )
@@ -253,7 +284,13 @@ def _check_names(value: Any, path: Path) -> None:
 
 def _start_converter(folder: Path, out: Path, errors: IO[str]) -> subprocess.Popen[str]:
     """Start `_convert` below; it ends with this process, which closes its standard input."""
-    arguments = ["--input_folder", folder, "--output_folder", out, "--inject_missing_state"]
+    arguments = [
+        "--input_folder",
+        folder,
+        "--output_folder",
+        out,
+        "--inject_missing_state",
+    ]
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return subprocess.Popen(
         [sys.executable, "-m", "train.checkpoints", *map(str, arguments)],

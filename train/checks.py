@@ -31,7 +31,11 @@ def check_start(config: TrainConfig, data: dict[str, Any]) -> None:
     architecture = model_config(config.model, vocab=vocab)
     check_architecture(architecture, seq_len=data["seq_len"])
     check_tokenizer(config.model, config.data.path)
-    find_table(folder, vocabulary=vocab.text_size, tokenizer=folder / TOKENIZER / "tokenizer.json")
+    find_table(
+        folder,
+        vocabulary=vocab.text_size,
+        tokenizer=folder / TOKENIZER / "tokenizer.json",
+    )
     check_adaptive(config.data.path, vocab, config.objective)
     if config.data.own:
         check_own(config.data.own, config.data.path, data)
@@ -42,8 +46,12 @@ def check_start(config: TrainConfig, data: dict[str, Any]) -> None:
         architecture.vocab_size = max(architecture.vocab_size, vocab.size)
         cuda = torch.cuda.is_available()
         if config.dtype == AUTO and not cuda:
-            config = replace(config, dtype="float32")  # the smaller of the two, to refuse nothing that fits
-        memory = estimate_memory(architecture, config, ranks=ranks, seq_len=data["seq_len"], cuda=cuda)
+            config = replace(
+                config, dtype="float32"
+            )  # the smaller of the two, to refuse nothing that fits
+        memory = estimate_memory(
+            architecture, config, ranks=ranks, seq_len=data["seq_len"], cuda=cuda
+        )
         check_memory(memory, cuda=cuda)
 
 
@@ -53,13 +61,18 @@ def check_own(own: str, path: str, data: Mapping[str, Any]) -> None:
     `data` is that data's manifest.
     """
     manifest = read_manifest(own, "shards", "data.own")
-    cure = f"Prepare it by python -m data_prep experiment=own tokenizer={path}/{TOKENIZER}"
+    cure = (
+        f"Prepare it by python -m data_prep experiment=own tokenizer={path}/{TOKENIZER}"
+    )
     if manifest["seq_len"] != data["seq_len"]:
         raise UserError(
             f"data.own={own} must have seq_len={data['seq_len']} like data.path, got {manifest['seq_len']}. "
             f"{cure} seq_len={data['seq_len']}"
         )
-    files = [fingerprint_file(Path(folder) / TOKENIZER / "tokenizer.json") for folder in (own, path)]
+    files = [
+        fingerprint_file(Path(folder) / TOKENIZER / "tokenizer.json")
+        for folder in (own, path)
+    ]
     if files[0] != files[1]:
         raise UserError(
             f"data.own={own} must have the tokenizer of data.path={path}, got another tokenizer.json. {cure}"
@@ -71,7 +84,9 @@ def check_own(own: str, path: str, data: Mapping[str, Any]) -> None:
                 f"vocab.{name}={value}. {cure} with the vocab= of data.path"
             )
     if not manifest["train"]["shards"]:
-        raise UserError(f"data.own={own} must have training sequences, got none. {cure} held_out=0")
+        raise UserError(
+            f"data.own={own} must have training sequences, got none. {cure} held_out=0"
+        )
 
 
 def check_devices() -> None:
@@ -104,16 +119,36 @@ def check_memory(memory: Memory, *, cuda: bool) -> None:
     largest = max(memory.parts, key=lambda name: memory.parts[name])
     if cuda:
         gpu = torch.cuda.get_device_properties(int(os.environ.get("LOCAL_RANK", "0")))
-        _check_fits(memory.total, gpu.total_memory - RESERVED, memory.moment, largest, "GPU")
         _check_fits(
-            ranks * memory.loading, machine, f"loading the model by {ranks} ranks", "weights", "machine"
+            memory.total, gpu.total_memory - RESERVED, memory.moment, largest, "GPU"
         )
-        _check_fits(ranks * memory.host, machine, "all ranks' states", "offloaded states", "machine")
+        _check_fits(
+            ranks * memory.loading,
+            machine,
+            f"loading the model by {ranks} ranks",
+            "weights",
+            "machine",
+        )
+        _check_fits(
+            ranks * memory.host,
+            machine,
+            "all ranks' states",
+            "offloaded states",
+            "machine",
+        )
     else:
-        _check_fits(ranks * (memory.total + memory.host), machine, memory.moment, largest, "machine")
+        _check_fits(
+            ranks * (memory.total + memory.host),
+            machine,
+            memory.moment,
+            largest,
+            "machine",
+        )
 
 
-def _check_fits(needed: float, capacity: float, moment: str, largest: str, place: str) -> None:
+def _check_fits(
+    needed: float, capacity: float, moment: str, largest: str, place: str
+) -> None:
     if needed > capacity:
         raise UserError(
             f"memory must suffice for {moment}: it needs {needed / GIB:.1f} GiB, most of it {largest}, "
@@ -139,7 +174,9 @@ def check_adaptive(path: str, vocab: Vocab, objective: ObjectiveConfig) -> None:
     except ValueError as error:
         raise UserError(str(error)) from error
     shards = Shards(path, "train")
-    for index in np.linspace(0, len(shards) - 1, min(SAMPLE, len(shards)), dtype=np.int64):
+    for index in np.linspace(
+        0, len(shards) - 1, min(SAMPLE, len(shards)), dtype=np.int64
+    ):
         common = np.intersect1d(shards[int(index)].tokens, used)
         if len(common):
             raise UserError(

@@ -34,7 +34,9 @@ def global_order(seed: int, count: int, start: int, length: int) -> np.ndarray:
     epochs = positions // count
     order = np.empty(length, dtype=np.int64)
     for epoch in np.unique(epochs):
-        order[epochs == epoch] = _permutation(seed, int(epoch), count)[positions[epochs == epoch] % count]
+        order[epochs == epoch] = _permutation(seed, int(epoch), count)[
+            positions[epochs == epoch] % count
+        ]
     return order
 
 
@@ -43,7 +45,9 @@ def _permutation(seed: int, epoch: int, count: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(count)
 
 
-def rank_batches(order: np.ndarray, *, rank: int, ranks: int, micro_batch: int) -> list[np.ndarray]:
+def rank_batches(
+    order: np.ndarray, *, rank: int, ranks: int, micro_batch: int
+) -> list[np.ndarray]:
     """Return one rank's micro-batches of a global batch, which must divide evenly."""
     return list(order.reshape(-1, ranks, micro_batch)[:, rank])
 
@@ -56,13 +60,19 @@ class TrainingData(Sequence[PackedSequence]):
         self.human = Shards(config.data.path, "train")
         self._own = Shards(config.data.own, "train") if config.data.own else ()
         self._own_sequences = config.data.own_sequences(config.global_batch)
-        self.human_sequences = config.global_batch - self._own_sequences  # of data.path, in a step
+        self.human_sequences = (
+            config.global_batch - self._own_sequences
+        )  # of data.path, in a step
 
     def __len__(self) -> int:
         return len(self.human) + len(self._own)
 
     def __getitem__(self, index: int) -> PackedSequence:  # type: ignore[override]
-        return self.human[index] if index < len(self.human) else self._own[index - len(self.human)]
+        return (
+            self.human[index]
+            if index < len(self.human)
+            else self._own[index - len(self.human)]
+        )
 
     def standard(self, indices: np.ndarray) -> np.ndarray | None:
         """Return (n,) factors of these sequences' standard terms; None if all are of data.path.
@@ -72,7 +82,11 @@ class TrainingData(Sequence[PackedSequence]):
         """
         if not self._own_sequences:
             return None
-        return np.where(indices < len(self.human), self._config.global_batch / self.human_sequences, 0.0)
+        return np.where(
+            indices < len(self.human),
+            self._config.global_batch / self.human_sequences,
+            0.0,
+        )
 
     def order(self, step: int) -> np.ndarray:
         """Return (global_batch,) indices of a step's sequences: those of data.path, then those of data.own."""
@@ -82,7 +96,12 @@ class TrainingData(Sequence[PackedSequence]):
         order = global_order(seed, len(self.human), step * human, human)
         if not own:
             return order
-        return np.concatenate([order, len(self.human) + global_order(seed, len(self._own), step * own, own)])
+        return np.concatenate(
+            [
+                order,
+                len(self.human) + global_order(seed, len(self._own), step * own, own),
+            ]
+        )
 
 
 def lay_out(
@@ -106,7 +125,10 @@ def lay_out(
         return causal(tokens, documents)
     adaptive = objective.adaptive_ids(vocab.adaptive)
     free = replaceable(tokens, documents, sorted(vocab.control))
-    windows = [draw_windows(tokens.shape[1], objective, seed=(*seed, int(index))) for index in indices]
+    windows = [
+        draw_windows(tokens.shape[1], objective, seed=(*seed, int(index)))
+        for index in indices
+    ]
     w = objective.w
     mean = objective.masked_mean
     if objective.name == "branch":
@@ -123,7 +145,9 @@ def lay_out(
             multiple=multiple,
             standard=standard,
         )
-    offsets = np.stack([window_offsets(*window, free[row]) for row, window in enumerate(windows)])
+    offsets = np.stack(
+        [window_offsets(*window, free[row]) for row, window in enumerate(windows)]
+    )
     if objective.diverse:
         # A run of touching windows may be longer than there are ids: its rest stays standard.
         offsets[offsets > objective.L] = 0
@@ -132,14 +156,20 @@ def lay_out(
     return dual(tokens, documents, offsets, adaptive, w=w, masked_mean=mean)
 
 
-def draw_windows(n: int, objective: ObjectiveConfig, *, seed: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def draw_windows(
+    n: int, objective: ObjectiveConfig, *, seed: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
     """Draw starts and widths of one sequence's windows."""
     generator = np.random.default_rng(seed)
     L = objective.L
     share = objective.wide_share
-    starts, widths = sample_windows(n, L=L, start_rate=objective.start_rate, generator=generator)
+    starts, widths = sample_windows(
+        n, L=L, start_rate=objective.start_rate, generator=generator
+    )
     if share:
-        widths = widen(widths, L=L, L_max=objective.L_max, share=share, generator=generator)
+        widths = widen(
+            widths, L=L, L_max=objective.L_max, share=share, generator=generator
+        )
     return starts, widths
 
 
@@ -173,7 +203,15 @@ def load_batch(
                 f"{index}. Choose other ids in vocab.adaptive and prepare the data again"
             )
     multiple = CUDA_COLUMNS if device.type == "cuda" else COLUMNS
-    layout = lay_out(sequences, indices, vocab, objective, seed=seed, multiple=multiple, standard=standard)
+    layout = lay_out(
+        sequences,
+        indices,
+        vocab,
+        objective,
+        seed=seed,
+        multiple=multiple,
+        standard=standard,
+    )
     return to_tensors(layout, device)
 
 
@@ -184,9 +222,15 @@ def trained_on(data: Mapping[str, Any]) -> dict[str, Any]:
     first, and the benchmarks that the data is decontaminated against, None if not known.
     """
     train = data["train"]
-    languages = sorted(train["languages"], key=lambda name: -train["languages"][name]["tokens"])
+    languages = sorted(
+        train["languages"], key=lambda name: -train["languages"][name]["tokens"]
+    )
     totals = {name: train[name] for name in ("documents", "tokens", "modes")}
-    return {**totals, "languages": languages, "decontaminated": data.get("decontaminated")}
+    return {
+        **totals,
+        "languages": languages,
+        "decontaminated": data.get("decontaminated"),
+    }
 
 
 def own_text(config: TrainConfig) -> dict[str, Any]:

@@ -79,7 +79,9 @@ def shared_store() -> dist.Store:
     """
     host = os.environ["MASTER_ADDR"]
     port = int(os.environ["MASTER_PORT"])
-    return dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=INTERVAL))
+    return dist.TCPStore(
+        host, port, is_master=False, timeout=timedelta(seconds=INTERVAL)
+    )
 
 
 class Pulse:
@@ -120,13 +122,17 @@ class Pulse:
             return  # the store's owner, rank 0 or its launcher, has ended before
 
     def _watch(self) -> None:
-        heard: dict[int, tuple[str, float]] = {}  # of each rank: its last beat, and when it was first seen
+        heard: dict[
+            int, tuple[str, float]
+        ] = {}  # of each rank: its last beat, and when it was first seen
         count = 0
         last = time.monotonic()
         answered = last  # when the store last did
         while not self._finished.wait(self._interval):
             count += 1
-            if time.monotonic() - last > 2 * self._interval:  # suspended, and the others perhaps too
+            if (
+                time.monotonic() - last > 2 * self._interval
+            ):  # suspended, and the others perhaps too
                 heard = {}
                 answered = time.monotonic()
             try:
@@ -138,7 +144,11 @@ class Pulse:
                 answered = time.monotonic()
             except RuntimeError:
                 heard[0] = "", answered
-            silent = [r for r, (_, at) in heard.items() if time.monotonic() - at > self._patience]
+            silent = [
+                r
+                for r, (_, at) in heard.items()
+                if time.monotonic() - at > self._patience
+            ]
             if silent and not self._finished.is_set():
                 self._end(
                     f"rank {self._rank}: no sign of life from rank {', '.join(map(str, silent))} for "

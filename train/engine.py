@@ -48,7 +48,12 @@ torch.serialization.add_safe_globals([ZeroStageEnum, LossScaler, fragment_addres
 
 def start() -> tuple[int, int]:
     """Join the ranks that torchrun started, or be the only one; return (rank, ranks)."""
-    for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1"}.items():
+    for name, value in {
+        "RANK": 0,
+        "LOCAL_RANK": 0,
+        "WORLD_SIZE": 1,
+        "MASTER_ADDR": "127.0.0.1",
+    }.items():
         os.environ.setdefault(name, str(value))
     if "MASTER_PORT" not in os.environ:
         with socket.socket() as free:
@@ -56,7 +61,9 @@ def start() -> tuple[int, int]:
             os.environ["MASTER_PORT"] = str(free.getsockname()[1])
     # Needed by DeepSpeed's inference alone, and compiled here otherwise: a minute, and a C++ compiler.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo", verbose=False)
+    deepspeed.init_distributed(
+        dist_backend="nccl" if torch.cuda.is_available() else "gloo", verbose=False
+    )
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     return torch.distributed.get_rank(), world_size()
@@ -68,16 +75,24 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     defaults = DeepSpeedConfig(dict(least))
     for name, value in settings.items():
         default = getattr(defaults, name, None)  # DeepSpeed checks no plain value
-        kind, words = (bool, "true or false") if isinstance(default, bool) else ((int, float), "a number")
+        kind, words = (
+            (bool, "true or false")
+            if isinstance(default, bool)
+            else ((int, float), "a number")
+        )
         if isinstance(default, int | float) and not isinstance(value, kind):
             raise UserError(f"deepspeed.{name} must be {words}, got {value}.")
         try:
             DeepSpeedConfig({**least, name: value})
-        except Exception as error:  # pydantic's, DeepSpeed's, or Python's for a value of another type
+        except (
+            Exception
+        ) as error:  # pydantic's, DeepSpeed's, or Python's for a value of another type
             lines = str(error).splitlines()
             # pydantic: the number of errors, then each setting and what is wrong with it
             reason = " ".join(line.strip() for line in lines[1:3] or lines)
-            raise UserError(f"deepspeed.{name} must be what DeepSpeed takes, got {value}: {reason}") from error
+            raise UserError(
+                f"deepspeed.{name} must be what DeepSpeed takes, got {value}: {reason}"
+            ) from error
 
 
 def deepspeed_config(config: TrainConfig, *, ranks: int) -> dict[str, Any]:
@@ -91,7 +106,9 @@ def deepspeed_config(config: TrainConfig, *, ranks: int) -> dict[str, Any]:
             "deepspeed.checkpoint.writer must be left out, since checkpoints are written with checksums of "
             "their own"
         )
-    offload = [config.zero.get(f"offload_{part}") or {} for part in ("optimizer", "param")]
+    offload = [
+        config.zero.get(f"offload_{part}") or {} for part in ("optimizer", "param")
+    ]
     if any(part.get("device") == "nvme" for part in offload):
         raise UserError("deepspeed.zero_optimization must offload to cpu, got nvme")
     return {
@@ -105,18 +122,26 @@ def deepspeed_config(config: TrainConfig, *, ranks: int) -> dict[str, Any]:
     }
 
 
-def parameter_groups(module: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+def parameter_groups(
+    module: nn.Module, config: OptimizerConfig
+) -> list[dict[str, Any]]:
     """Return the trained parameters: weight decay for matrices; none for norms, biases and embeddings."""
     embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
     # peft's name for single rows of an embedding
-    embeddings |= {id(p) for name, p in module.named_parameters() if "trainable_tokens" in name}
+    embeddings |= {
+        id(p) for name, p in module.named_parameters() if "trainable_tokens" in name
+    }
     trained = [p for p in module.parameters() if p.requires_grad]
     # ZeRO 3 flattens a weight and stores its shape elsewhere.
-    matrices = {id(p) for p in trained if len(getattr(p, "ds_shape", p.shape)) >= 2} - embeddings
+    matrices = {
+        id(p) for p in trained if len(getattr(p, "ds_shape", p.shape)) >= 2
+    } - embeddings
     decayed = [p for p in trained if id(p) in matrices]
     plain = [p for p in trained if id(p) not in matrices]
     groups = [(decayed, config.weight_decay), (plain, 0.0)]
-    return [{"params": params, "weight_decay": decay} for params, decay in groups if params]
+    return [
+        {"params": params, "weight_decay": decay} for params, decay in groups if params
+    ]
 
 
 @contextlib.contextmanager
@@ -141,7 +166,10 @@ def gathered(*modules: nn.Module) -> contextlib.AbstractContextManager[None]:
 
 def count_parameters(module: nn.Module) -> int:
     """Count the parameters of the whole module, also where ZeRO 3 has partitioned it."""
-    return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in module.parameters())
+    return sum(
+        getattr(parameter, "ds_numel", parameter.numel())
+        for parameter in module.parameters()
+    )
 
 
 def reseed(*key: int) -> None:
@@ -161,10 +189,14 @@ class Engine:
     With `universal`, `load` reads what `train.checkpoints.to_universal` wrote, on any number of ranks.
     """
 
-    def __init__(self, module: nn.Module, config: TrainConfig, *, universal: bool = False) -> None:
+    def __init__(
+        self, module: nn.Module, config: TrainConfig, *, universal: bool = False
+    ) -> None:
         groups = parameter_groups(module, config.optimizer)
         names = {id(parameter): name for name, parameter in module.named_parameters()}
-        self._trained = [[names[id(parameter)] for parameter in group["params"]] for group in groups]
+        self._trained = [
+            [names[id(parameter)] for parameter in group["params"]] for group in groups
+        ]
         optimizer = torch.optim.AdamW(
             groups,
             lr=config.optimizer.lr,
@@ -173,9 +205,14 @@ class Engine:
         )
         settings = deepspeed_config(config, ranks=world_size())
         if universal:
-            settings["checkpoint"] = {**settings.get("checkpoint", {}), "load_universal": True}
+            settings["checkpoint"] = {
+                **settings.get("checkpoint", {}),
+                "load_universal": True,
+            }
         exact = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        self._engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings)
+        self._engine, *_ = deepspeed.initialize(
+            model=module, optimizer=optimizer, config=settings
+        )
         # DeepSpeed rounds buffers to bfloat16 too: of rotary frequencies that is 3 rad at position 16,000.
         for name, buffer in module.named_buffers():
             buffer.data = exact[name].to(buffer.device)
@@ -225,7 +262,11 @@ class Engine:
             loss, tally, _ = self.forward(batch)
             self._engine.backward(loss)
             if self._is_plain and index == len(batches) - 1:
-                gradients = [p.grad for p in self._engine.module.parameters() if p.grad is not None]
+                gradients = [
+                    p.grad
+                    for p in self._engine.module.parameters()
+                    if p.grad is not None
+                ]
                 self._gradient_norm = float(torch.nn.utils.get_total_norm(gradients))
             self._engine.step()
             losses.append(loss.detach().float())
@@ -240,7 +281,11 @@ class Engine:
 
     def device_name(self) -> str:
         """Return the GPU's name as its maker gives it; "cpu" for a CPU."""
-        return torch.cuda.get_device_name(self.device) if torch.cuda.is_available() else "cpu"
+        return (
+            torch.cuda.get_device_name(self.device)
+            if torch.cuda.is_available()
+            else "cpu"
+        )
 
     def peak_memory(self) -> int:
         """Return the most bytes in use so far, of the GPU, or on a CPU of the process."""
@@ -252,11 +297,15 @@ class Engine:
         """Return the norm of all weights. Called by every rank."""
         squares = 0.0
         for parameter in self._engine.module.parameters():
-            with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
+            with deepspeed.zero.GatheredParameters(
+                [parameter], enabled=hasattr(parameter, "ds_id")
+            ):
                 squares += float(parameter.detach().double().square().sum())
         return squares**0.5
 
-    def save(self, folder: Path, tag: str) -> tuple[dict[str, dict[str, int]], OSError | None]:
+    def save(
+        self, folder: Path, tag: str
+    ) -> tuple[dict[str, dict[str, int]], OSError | None]:
         """Write weights and optimizer into `folder`/`tag`. Called by every rank.
 
         Returns size and CRC-32 of the files that this rank wrote, by name, and the error that a write met.
@@ -265,13 +314,18 @@ class Engine:
         self._files.failure = None
         # Stage 0 keeps float32 copies of bfloat16 weights in this order of names.
         state = {"trained": self._trained}
-        self._engine.save_checkpoint(str(folder), tag=tag, client_state=state, save_latest=False)
+        self._engine.save_checkpoint(
+            str(folder), tag=tag, client_state=state, save_latest=False
+        )
         return self._files.written, self._files.failure
 
     def load(self, folder: Path, tag: str) -> None:
         """Continue from the weights and the optimizer in `folder`/`tag`. Called by every rank."""
         optimizer = self._engine.basic_optimizer
-        settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+        settings = [
+            {k: v for k, v in group.items() if k != "params"}
+            for group in optimizer.param_groups
+        ]
         path, _ = self._engine.load_checkpoint(str(folder), tag=tag)
         if path is None:
             raise FileNotFoundError(f"{folder / tag}: no checkpoint of this engine")
@@ -332,7 +386,9 @@ class _Files(CheckpointEngine):
         try:
             return torch.load(path, map_location=map_location, weights_only=True)
         except UnpicklingError as error:
-            raise UserError(f"{path} must have tensors and plain values, got {why_unread(error)}") from error
+            raise UserError(
+                f"{path} must have tensors and plain values, got {why_unread(error)}"
+            ) from error
 
     def create(self, info: Any) -> None:
         pass

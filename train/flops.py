@@ -46,10 +46,14 @@ def peak_flops(device: str, override: float | None = None) -> float | None:
     """
     if override is not None:
         return override * 1e12
-    return next((peak for pattern, peak in PEAKS.items() if re.search(pattern, device)), None)
+    return next(
+        (peak for pattern, peak in PEAKS.items() if re.search(pattern, device)), None
+    )
 
 
-def step_flops(architecture: PretrainedConfig, config: TrainConfig, *, seq_len: int) -> Flops:
+def step_flops(
+    architecture: PretrainedConfig, config: TrainConfig, *, seq_len: int
+) -> Flops:
     """Return the operations of a step over all ranks.
 
     Frozen weights (LoRA) need no gradient; what the adapter itself computes is left out. With a gated adapter
@@ -85,15 +89,25 @@ def expected_work(objective: ObjectiveConfig, n: int) -> ExpectedRows:
     causal = n * (n + 1) / 2
     if objective.name == "dual":
         # No window covers a position that has no start within reach, for each distance.
-        missed = math.prod(1 - objective.start_rate * share for share in retained(objective))
-        return ExpectedRows(rows=2 * n, pairs=2 * causal, predicted=n + n * (1 - missed))
+        missed = math.prod(
+            1 - objective.start_rate * share for share in retained(objective)
+        )
+        return ExpectedRows(
+            rows=2 * n, pairs=2 * causal, predicted=n + n * (1 - missed)
+        )
     if objective.name == "branch":
         widths = retained(objective)
         branches = n * objective.start_rate * sum(widths)
         # A window starts anywhere with equal chance; its j-th token sees its prefix and j of the window.
-        own = n * objective.start_rate * sum(j * share for j, share in enumerate(widths, start=1))
+        own = (
+            n
+            * objective.start_rate
+            * sum(j * share for j, share in enumerate(widths, start=1))
+        )
         return ExpectedRows(
-            rows=n + branches, pairs=causal + branches * (n - 1) / 2 + own, predicted=n + branches
+            rows=n + branches,
+            pairs=causal + branches * (n - 1) / 2 + own,
+            predicted=n + branches,
         )
     return ExpectedRows(rows=n, pairs=causal, predicted=n)
 
@@ -114,7 +128,10 @@ def retained(objective: ObjectiveConfig) -> list[float]:
 
 def head_width(config: PretrainedConfig) -> int:
     """Return the width of one attention head."""
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return (
+        getattr(config, "head_dim", None)
+        or config.hidden_size // config.num_attention_heads
+    )
 
 
 def matrix_parameters(config: PretrainedConfig) -> tuple[int, int]:
@@ -123,11 +140,22 @@ def matrix_parameters(config: PretrainedConfig) -> tuple[int, int]:
     A lookup in the embedding is no product; of experts, those count that a token is routed to.
     """
     lm = skeleton(config)
-    apart = {id(lm.get_input_embeddings().weight), id(lm.get_output_embeddings().weight)}
-    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 1
+    apart = {
+        id(lm.get_input_embeddings().weight),
+        id(lm.get_output_embeddings().weight),
+    }
+    experts = (
+        getattr(config, "num_local_experts", None)
+        or getattr(config, "num_experts", None)
+        or 1
+    )
     routed = getattr(config, "num_experts_per_tok", None) or 1
     layers = 0
     for name, parameter in lm.named_parameters():
         if parameter.ndim >= 2 and id(parameter) not in apart:
-            layers += parameter.numel() * routed // experts if ".experts." in name else parameter.numel()
+            layers += (
+                parameter.numel() * routed // experts
+                if ".experts." in name
+                else parameter.numel()
+            )
     return layers, lm.get_output_embeddings().weight.numel()

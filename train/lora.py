@@ -36,7 +36,9 @@ class Gate:
     """Lets the adapter of a model act in some forwards only."""
 
     def __init__(self, lm: nn.Module) -> None:
-        self._layers = [module for module in lm.modules() if isinstance(module, LoraLayer)]
+        self._layers = [
+            module for module in lm.modules() if isinstance(module, LoraLayer)
+        ]
 
     @contextmanager
     def closed(self) -> Iterator[None]:
@@ -45,7 +47,9 @@ class Gate:
         The gate is open outside of it: layers that are recomputed for their gradient are branches'.
         """
         for layer in self._layers:
-            layer._disable_adapters = True  # enable_adapters would freeze the weights too
+            layer._disable_adapters = (
+                True  # enable_adapters would freeze the weights too
+            )
         try:
             yield
         finally:
@@ -53,7 +57,9 @@ class Gate:
                 layer._disable_adapters = False
 
 
-def adapt(lm: PreTrainedModel, config: LoraSettings, *, adaptive: Sequence[int], seed: int = 0) -> PeftModel:
+def adapt(
+    lm: PreTrainedModel, config: LoraSettings, *, adaptive: Sequence[int], seed: int = 0
+) -> PeftModel:
     """Freeze `lm` and add peft's layers to it, in place; return peft's view of it.
 
     With `adaptive_rows` the input embeddings of the adaptive ids are trained too. The head's rows never are: a
@@ -80,7 +86,10 @@ def adapt(lm: PreTrainedModel, config: LoraSettings, *, adaptive: Sequence[int],
         adapted = get_peft_model(lm, settings, autocast_adapter_dtype=False)
     except (ValueError, TypeError) as error:
         raise UserError(f"{expected}, got {str(error).splitlines()[0]}") from error
-    if any(isinstance(layer, LoraLayer) for layer in (lm.get_output_embeddings(), lm.get_input_embeddings())):
+    if any(
+        isinstance(layer, LoraLayer)
+        for layer in (lm.get_output_embeddings(), lm.get_input_embeddings())
+    ):
         raise UserError(f"{expected}, got the head or the embedding")
     return adapted
 
@@ -107,7 +116,9 @@ class PlainWeights(Mapping[str, Tensor]):
         self._merged = merged
         self._dtype = dtype
         self._adapted = adapt(lm, config, adaptive=adaptive)
-        self._names = {_plain(name): name for name in lm.state_dict() if not _of_adapter(name)}
+        self._names = {
+            _plain(name): name for name in lm.state_dict() if not _of_adapter(name)
+        }
 
     def __getitem__(self, name: str) -> Tensor:
         adapted = self._names[name]
@@ -115,7 +126,9 @@ class PlainWeights(Mapping[str, Tensor]):
         if not (inner and self._merged):
             return self._weights[adapted].to(self._dtype)
         layer: Any = copy.deepcopy(self._lm.get_submodule(place))
-        own = {key: self._weights[f"{place}.{key}"].float() for key in layer.state_dict()}
+        own = {
+            key: self._weights[f"{place}.{key}"].float() for key in layer.state_dict()
+        }
         layer.load_state_dict(own, assign=True)
         layer.merge()
         return getattr(layer.get_base_layer(), kind).detach().to(self._dtype)
@@ -128,28 +141,46 @@ class PlainWeights(Mapping[str, Tensor]):
 
     def save_adapter(self, folder: Path) -> None:
         """Write the adapter as peft reads it: adapter_model.safetensors, adapter_config.json."""
-        own = {f"{PEFT}{name}": tensor for name, tensor in adapter_weights(self._weights).items()}
-        adapter = get_peft_model_state_dict(self._adapted, own, save_embedding_layers=False)
+        own = {
+            f"{PEFT}{name}": tensor
+            for name, tensor in adapter_weights(self._weights).items()
+        }
+        adapter = get_peft_model_state_dict(
+            self._adapted, own, save_embedding_layers=False
+        )
         folder.mkdir()
         tensors = {name: tensor.to(self._dtype) for name, tensor in adapter.items()}
         write_safetensors(tensors, folder / SAFETENSORS_WEIGHTS_NAME)
         settings: Any = self._adapted.peft_config[ADAPTER]
-        settings.base_model_name_or_path = None  # the directory that the adapter lies in
+        settings.base_model_name_or_path = (
+            None  # the directory that the adapter lies in
+        )
         settings.target_modules = sorted(settings.target_modules)
         settings.inference_mode = True
         settings.save_pretrained(str(folder))
 
 
-def read_adapter(lm: PreTrainedModel, folder: Path, *, dtype: torch.dtype, device: torch.device) -> None:
+def read_adapter(
+    lm: PreTrainedModel, folder: Path, *, dtype: torch.dtype, device: torch.device
+) -> None:
     """Add an adapter that `save_adapter` wrote to the plain model, in place, to compute in `dtype`.
 
     The model's own weights may be on the meta device, given by hooks: peft's loader would leave the trained
     rows of the embedding there too.
     """
-    get_peft_model(lm, LoraConfig.from_pretrained(str(folder)), autocast_adapter_dtype=False)
-    own = {name.replace(f".{ADAPTER}", ""): name for name in lm.state_dict() if _of_adapter(name)}
+    get_peft_model(
+        lm, LoraConfig.from_pretrained(str(folder)), autocast_adapter_dtype=False
+    )
+    own = {
+        name.replace(f".{ADAPTER}", ""): name
+        for name in lm.state_dict()
+        if _of_adapter(name)
+    }
     tensors = load_file(folder / SAFETENSORS_WEIGHTS_NAME)
-    adapter = {own[name.removeprefix(PEFT)]: tensor.to(device, dtype) for name, tensor in tensors.items()}
+    adapter = {
+        own[name.removeprefix(PEFT)]: tensor.to(device, dtype)
+        for name, tensor in tensors.items()
+    }
     lm.load_state_dict(adapter, strict=False, assign=True)
 
 

@@ -69,7 +69,15 @@ def draft_loss(
     teachers = teachers_T if teachers_T is not None and draft.taught else absent
     offsets = offsets_T if offsets_T is not None and draft.by_place else absent
     return _DraftLoss.apply(
-        hidden_Td, weight_Vd, labels_T, weights_T, teachers, offsets, draft, chunk, torch.is_grad_enabled()
+        hidden_Td,
+        weight_Vd,
+        labels_T,
+        weights_T,
+        teachers,
+        offsets,
+        draft,
+        chunk,
+        torch.is_grad_enabled(),
     )
 
 
@@ -87,7 +95,9 @@ class _DraftLoss(torch.autograd.Function):
         chunk: int,
         grad_enabled: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        of_hidden, of_weight = (grad_enabled and needed for needed in ctx.needs_input_grad[:2])
+        of_hidden, of_weight = (
+            grad_enabled and needed for needed in ctx.needs_input_grad[:2]
+        )
         d_hidden = torch.zeros_like(hidden) if of_hidden else None
         # In bfloat16 a sum over chunks would lose what is small beside it.
         wide = torch.promote_types(weight.dtype, torch.float32)
@@ -97,7 +107,10 @@ class _DraftLoss(torch.autograd.Function):
         predicted = torch.full_like(labels, IGNORE)
         labelled = labels != IGNORE
         taught = labelled & (teachers >= 0)
-        for part in (*_chunks(labelled & ~taught, offsets, chunk), *_chunks(taught, offsets, chunk)):
+        for part in (
+            *_chunks(labelled & ~taught, offsets, chunk),
+            *_chunks(taught, offsets, chunk),
+        ):
             hidden_cd = hidden[part]
             logits_cV = (hidden_cd @ weight.T).float()
             predicted[part] = logits_cV.argmax(-1)
@@ -118,14 +131,20 @@ class _DraftLoss(torch.autograd.Function):
                 else:
                     d_weight += d_logits.T @ hidden_cd
             del logits_cV, d_logits, p_cV  # before the next chunk's are made
-        ctx.save_for_backward(d_hidden, None if d_weight is None else d_weight.to(weight.dtype))
+        ctx.save_for_backward(
+            d_hidden, None if d_weight is None else d_weight.to(weight.dtype)
+        )
         ctx.mark_non_differentiable(losses, predicted)
         return loss, losses, predicted
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_loss: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:
-        d_hidden, d_weight = (None if saved is None else saved.mul_(d_loss) for saved in ctx.saved_tensors)
+    def backward(
+        ctx: Any, d_loss: Tensor, *unused: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        d_hidden, d_weight = (
+            None if saved is None else saved.mul_(d_loss) for saved in ctx.saved_tensors
+        )
         return d_hidden, d_weight, *[None] * 7
 
 
@@ -137,11 +156,19 @@ def _chunks(chosen: Tensor, offsets: Tensor, chunk: int) -> list[Tensor]:
         return [part for part in places.split(chunk) if len(part)]
     index = torch.arange(len(places), device=places.device)
     starts = torch.where(goes_on, len(places), index)
-    starts = starts.flip(0).cummin(0).values.flip(0)  # the next place that begins a window
-    return [part for part in places.tensor_split(starts[chunk::chunk].unique().cpu()) if len(part)]
+    starts = (
+        starts.flip(0).cummin(0).values.flip(0)
+    )  # the next place that begins a window
+    return [
+        part
+        for part in places.tensor_split(starts[chunk::chunk].unique().cpu())
+        if len(part)
+    ]
 
 
-def _chunk(logits: Tensor, labels: Tensor, p: Tensor | None, draft: DraftLoss) -> tuple[Tensor, Tensor, Tensor]:
+def _chunk(
+    logits: Tensor, labels: Tensor, p: Tensor | None, draft: DraftLoss
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return (c,) cross-entropies with the labels, losses that are learned, and chances that a draft holds.
 
     The (c, V) logits become the gradient of the losses. `p` (c, V) is the teacher's distribution.
@@ -154,11 +181,17 @@ def _chunk(logits: Tensor, labels: Tensor, p: Tensor | None, draft: DraftLoss) -
         soft = 0.0 if p is None else draft.soft
         softly = 0.0 if p is None else log_z - (p * logits).sum(-1)
         q = logits.sub_(log_z[:, None]).exp_()
-        q.scatter_add_(1, labels[:, None], torch.full_like(labels, -1, dtype=q.dtype)[:, None] * (1 - soft))
+        q.scatter_add_(
+            1,
+            labels[:, None],
+            torch.full_like(labels, -1, dtype=q.dtype)[:, None] * (1 - soft),
+        )
         if p is not None:
             q.sub_(p, alpha=soft)
         return losses, (1 - soft) * losses + soft * softly, agreed
-    divergence = torch.special.xlogy(p, p).sum(-1) + log_z - (p * logits).sum(-1)  # KL(p | q)
+    divergence = (
+        torch.special.xlogy(p, p).sum(-1) + log_z - (p * logits).sum(-1)
+    )  # KL(p | q)
     q = logits.sub_(log_z[:, None]).exp_()
     below = (q < p).float()
     alpha = torch.minimum(q, p).sum(-1)
@@ -187,7 +220,9 @@ def place_weights(agreed: Tensor, offsets: Tensor) -> Tensor:
     return weights
 
 
-def tally(losses: Tensor, predicted: Tensor, labels: Tensor, offsets: Tensor, *, L: int) -> Tensor:
+def tally(
+    losses: Tensor, predicted: Tensor, labels: Tensor, offsets: Tensor, *, L: int
+) -> Tensor:
     """Sum (r, c) columns by offset into (L + 1, 4) float64; columns beyond L are left out.
 
     Each row has positions, cross-entropy, correct, and correct with all earlier offsets of the window.
@@ -200,7 +235,9 @@ def tally(losses: Tensor, predicted: Tensor, labels: Tensor, offsets: Tensor, *,
     missed = missed - torch.where(before >= 0, missed.gather(1, before.clamp(min=0)), 0)
     accepted = correct & (missed == 0)
     valid = (labels != IGNORE) & (offsets <= L)
-    rows = torch.stack([valid.double(), losses.double(), correct.double(), accepted.double()], dim=-1)[valid]
+    rows = torch.stack(
+        [valid.double(), losses.double(), correct.double(), accepted.double()], dim=-1
+    )[valid]
     sums = torch.zeros(L + 1, 4, dtype=torch.float64, device=rows.device)
     return sums.index_add_(0, offsets[valid], rows)
 
@@ -213,7 +250,9 @@ def summarise(tally: Tensor) -> dict[str, float]:
     where the text is what the model itself would write.
     """
     (count, loss, correct, _), *drafts = tally.tolist()
-    metrics = {"standard_loss": loss / count, "accuracy_0": correct / count} if count else {}
+    metrics = (
+        {"standard_loss": loss / count, "accuracy_0": correct / count} if count else {}
+    )
     if masked := sum(row[0] for row in drafts):
         metrics["masked_loss"] = sum(row[1] for row in drafts) / masked
         metrics["masked"] = masked

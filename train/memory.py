@@ -54,7 +54,11 @@ class Memory:
     @property
     def parts(self) -> dict[str, float]:
         """The device's parts by name."""
-        return {name: value for name, value in vars(self).items() if name not in ("moment", "host", "loading")}
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("moment", "host", "loading")
+        }
 
 
 def machine_memory() -> float:
@@ -66,7 +70,12 @@ def machine_memory() -> float:
 
 
 def estimate_memory(
-    architecture: PretrainedConfig, config: TrainConfig, *, ranks: int, seq_len: int, cuda: bool
+    architecture: PretrainedConfig,
+    config: TrainConfig,
+    *,
+    ranks: int,
+    seq_len: int,
+    cuda: bool,
 ) -> Memory:
     """Return the fullest moment of a rank's step, after the first, when the optimizer's moments exist."""
     lm: Any = skeleton(architecture)
@@ -76,8 +85,14 @@ def estimate_memory(
     largest_group = max(parameters - embedding, embedding)
     if config.lora.rank:
         with torch.device("meta"):
-            adapt(lm, config.lora, adaptive=range(config.objective.L if config.objective.diverse else 1))
-        trained = largest_group = sum(p.numel() for p in lm.parameters() if p.requires_grad)
+            adapt(
+                lm,
+                config.lora,
+                adaptive=range(config.objective.L if config.objective.diverse else 1),
+            )
+        trained = largest_group = sum(
+            p.numel() for p in lm.parameters() if p.requires_grad
+        )
     dtype = torch.bfloat16 if config.bf16 else torch.float32
     states = engine_states(
         parameters=parameters,
@@ -128,7 +143,9 @@ class States(NamedTuple):
     host: float
     forward: Moment  # beside all activations, before the backward pass
     backward: Moment  # with the buffers of reduction, in full if they fill before the pass ends
-    reduction: Moment  # at the last gradient: the bucket, and a copy that is summed over ranks
+    reduction: (
+        Moment  # at the last gradient: the bucket, and a copy that is summed over ranks
+    )
     step: Moment  # gradients again, flat and in float32, group by group
 
 
@@ -153,21 +170,33 @@ def engine_states(
     allocated, on a CPU when it is first written to.
     """
     offload, offload_weights = (
-        (zero.get(f"offload_{part}") or {}).get("device", "none") != "none" for part in ("optimizer", "param")
+        (zero.get(f"offload_{part}") or {}).get("device", "none") != "none"
+        for part in ("optimizer", "param")
     )
     share = trained / ranks
     wide = g > b
     host: float = share * (16 + b) if offload else 0
     if stage == 0:
         return undivided_states(
-            parameters=parameters, trained=trained, b=b, g=g, accumulates=accumulates, host=host
+            parameters=parameters,
+            trained=trained,
+            b=b,
+            g=g,
+            accumulates=accumulates,
+            host=host,
         )
     bucket = float(zero.get("reduce_bucket_size", BUCKET))
     fills = bucket < trained
     filled = min(trained, bucket)
-    bucket_bytes = (bucket if cuda else filled) * b * (2 if stage < 3 and zero.get("overlap_comm") else 1)
+    bucket_bytes = (
+        (bucket if cuda else filled)
+        * b
+        * (2 if stage < 3 and zero.get("overlap_comm") else 1)
+    )
     copied = filled * b
-    partition = 0 if offload and (stage == 3 or not wide) else share * g  # of the summed gradients
+    partition = (
+        0 if offload and (stage == 3 or not wide) else share * g
+    )  # of the summed gradients
     widened = 4 if g == 2 else 0  # a float32 gradient needs no copy in float32
     group = largest_group / ranks
     weights: float = parameters * b
@@ -177,13 +206,22 @@ def engine_states(
     if stage == 1:
         forward = (b * trained if accumulates else 0, 0)
         backward = (forward[0], bucket_bytes if cuda else 0)
-        reduction = ((trained - filled) * b + (share * b if fills else 0), bucket_bytes + copied)
+        reduction = (
+            (trained - filled) * b + (share * b if fills else 0),
+            bucket_bytes + copied,
+        )
         step = (share * b, group * (b + widened))
     elif stage == 2:
         forward = (partition if accumulates else 0, 0)
-        backward = (forward[0], (bucket_bytes if cuda else 0) + (copied if fills else 0))
+        backward = (
+            forward[0],
+            (bucket_bytes if cuda else 0) + (copied if fills else 0),
+        )
         if fills and wide:
-            backward = (share * g, backward[1])  # one vector, which every micro-batch is added to
+            backward = (
+                share * g,
+                backward[1],
+            )  # one vector, which every micro-batch is added to
         elif fills and not offload:
             backward = (forward[0] + share * b, backward[1])
         summed = share * g if wide else forward[0] + (share * b if fills else 0)
@@ -195,14 +233,21 @@ def engine_states(
         ahead = float(zero.get("stage3_prefetch_bucket_size", PREFETCH))
         forward = (partition, bucket_bytes + b * min(parameters, live + ahead))
         backward = (partition, forward[1] + (copied if fills else 0))
-        reduction = (partition, forward[1] + copied + (filled / ranks * g if wide else 0))
+        reduction = (
+            partition,
+            forward[1] + copied + (filled / ranks * g if wide else 0),
+        )
         group = min(group, float(zero.get("sub_group_size", SUB_GROUP)))
         step = (share * g, bucket_bytes + group * (g + widened))
-        host = (share * (16 + g) if offload else 0) + (parameters / ranks * b if offload_weights else 0)
+        host = (share * (16 + g) if offload else 0) + (
+            parameters / ranks * b if offload_weights else 0
+        )
         weights = 0 if offload_weights else parameters / ranks * b
     if offload:
         step = (share * g if stage == 2 and wide else 0, 0)
-    return States(weights, 0 if offload else share * 12, host, forward, backward, reduction, step)
+    return States(
+        weights, 0 if offload else share * 12, host, forward, backward, reduction, step
+    )
 
 
 def undivided_states(
@@ -223,7 +268,12 @@ def undivided_states(
 
 
 def _forward_bytes(
-    architecture: PretrainedConfig, config: TrainConfig, *, dtype: torch.dtype, seq_len: int, cuda: bool
+    architecture: PretrainedConfig,
+    config: TrainConfig,
+    *,
+    dtype: torch.dtype,
+    seq_len: int,
+    cuda: bool,
 ) -> tuple[float, float, float, float]:
     """Return what the layers store until their backward pass; what one layer's needs besides; the gradients
     that the loss makes of its hidden states and of the head; and what it needs only while it runs.
@@ -248,7 +298,10 @@ def _forward_bytes(
     layers = architecture.num_hidden_layers
     if config.lora.gated:
         # The trunk stores only keys and values, and each layer a copy of them before the branches'.
-        kv_heads = getattr(architecture, "num_key_value_heads", None) or architecture.num_attention_heads
+        kv_heads = (
+            getattr(architecture, "num_key_value_heads", None)
+            or architecture.num_attention_heads
+        )
         keys = batch * 2 * seq_len * kv_heads * head_width(architecture) * size
         layer = layer + keys
         rest = rest + layers * keys
@@ -289,7 +342,14 @@ def saved_bytes(
     `eager` stores the trunk's scores, and a CPU those of the branches; other kernels store inputs and outputs.
     """
 
-    def counted(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
+    def counted(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Any,
+        **kwargs: Any,
+    ) -> Any:
         outputs = []
         if trunk:
             first = [states[:, :, :trunk] for states in (query, key, value)]
@@ -299,7 +359,9 @@ def saved_bytes(
         return torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0], None
 
     AttentionInterface.register(COUNTED, counted)
-    single, two = (_saved(architecture, layers, dtype, trunk + branches) for layers in (1, 2))
+    single, two = (
+        _saved(architecture, layers, dtype, trunk + branches) for layers in (1, 2)
+    )
     return two - single, 2 * single - two
 
 
@@ -311,18 +373,24 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, *, scores: bool) -> Tenso
         value = repeat_kv(value, groups)
         output = torch.softmax((query * 0.5) @ key.transpose(2, 3), dim=-1) @ value
     else:
-        output = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)[0]
+        output = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value
+        )[0]
     return output.transpose(1, 2)
 
 
-def _saved(architecture: PretrainedConfig, layers: int, dtype: torch.dtype, n: int) -> int:
+def _saved(
+    architecture: PretrainedConfig, layers: int, dtype: torch.dtype, n: int
+) -> int:
     """Return the bytes that autograd stores in a forward of n columns, beside the weights."""
     config = copy.deepcopy(architecture)
     config.num_hidden_layers = layers
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:layers]
     with torch.device("meta"):
-        lm = AutoModelForCausalLM.from_config(config, attn_implementation=COUNTED).to(dtype)
+        lm = AutoModelForCausalLM.from_config(config, attn_implementation=COUNTED).to(
+            dtype
+        )
         weights = {parameter.untyped_storage()._cdata for parameter in lm.parameters()}
         stored: dict[int, Any] = {}
 
@@ -333,7 +401,9 @@ def _saved(architecture: PretrainedConfig, layers: int, dtype: torch.dtype, n: i
             return tensor
 
         ids = torch.zeros(1, n, dtype=torch.long)
-        mask = torch.ones(1, 1, 1, n, dtype=torch.bool)  # the library leaves a mask of four axes alone
+        mask = torch.ones(
+            1, 1, 1, n, dtype=torch.bool
+        )  # the library leaves a mask of four axes alone
         with torch.autograd.graph.saved_tensors_hooks(store, lambda tensor: tensor):
             lm.get_decoder()(input_ids=ids, attention_mask=mask, use_cache=False)
     return sum(storage.nbytes() for storage in stored.values())

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import wandb
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from conf.console import PlainConsole
 from conf.files import write_bytes
@@ -22,21 +28,34 @@ LINE_SECONDS = 30  # between two lines in a log file, which shows no bar
 
 def best(validation: list[dict[str, float]]) -> dict[str, float]:
     """Return the least of each loss and the most of each other metric over the validations."""
-    names = [name for name in validation[0] if name.endswith("_loss") or name.startswith("acc")]
+    names = [
+        name
+        for name in validation[0]
+        if name.endswith("_loss") or name.startswith("acc")
+    ]
     columns = {name: [row[name] for row in validation if name in row] for name in names}
-    return {name: min(values) if name.endswith("_loss") else max(values) for name, values in columns.items()}
+    return {
+        name: min(values) if name.endswith("_loss") else max(values)
+        for name, values in columns.items()
+    }
 
 
 def baseline(validation: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
     """Return the first validation that the last one compares with: it is of as many sequences."""
-    return next(row for row in validation if row["sequences"] == validation[-1]["sequences"])
+    return next(
+        row for row in validation if row["sequences"] == validation[-1]["sequences"]
+    )
 
 
 def describe_step(metrics: dict[str, float]) -> str:
     """Describe a step beside its progress bar, within 80 columns."""
-    parts = [f"loss {metrics['standard_loss']:.2f}"] if "standard_loss" in metrics else []
+    parts = (
+        [f"loss {metrics['standard_loss']:.2f}"] if "standard_loss" in metrics else []
+    )
     if "masked_loss" in metrics:
-        parts.append(f"masked {metrics['masked_loss']:.2f} drafts {metrics['accepted']:.2f}")
+        parts.append(
+            f"masked {metrics['masked_loss']:.2f} drafts {metrics['accepted']:.2f}"
+        )
     return " ".join([*parts, f"{metrics['tokens_per_second'] / 1000:.1f}k tok/s"])
 
 
@@ -44,11 +63,19 @@ def describe_validation(metrics: dict[str, float]) -> str:
     """Describe a validation in one console line."""
     parts = [f"loss {metrics['standard_loss']:.3f}"]
     if "masked_loss" in metrics:
-        accuracies = [v for k, v in metrics.items() if k.startswith("accuracy_") and k != "accuracy_0"]
+        accuracies = [
+            v
+            for k, v in metrics.items()
+            if k.startswith("accuracy_") and k != "accuracy_0"
+        ]
         percentages = " ".join(f"{100 * value:.0f}" for value in accuracies[:OFFSETS])
         if len(accuracies) > OFFSETS:
-            percentages += f" ... {100 * accuracies[-1]:.0f} (the last of {len(accuracies)})"
-        parts.append(f"masked {metrics['masked_loss']:.3f}  accepted {metrics['accepted']:.2f}")
+            percentages += (
+                f" ... {100 * accuracies[-1]:.0f} (the last of {len(accuracies)})"
+            )
+        parts.append(
+            f"masked {metrics['masked_loss']:.3f}  accepted {metrics['accepted']:.2f}"
+        )
         parts.append(f"accuracy by offset {percentages} %")
     return "  ".join(parts)
 
@@ -77,8 +104,12 @@ class StepLog:
     def __init__(self, path: Path, *, step: int) -> None:
         self._path = path
         if path.is_file():
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-            write_bytes(path, "".join(line for line in lines if _step_of(line) <= step).encode())
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines(
+                keepends=True
+            )
+            write_bytes(
+                path, "".join(line for line in lines if _step_of(line) <= step).encode()
+            )
 
     def append(self, step: int, metrics: dict[str, Any]) -> None:
         """Add the metrics of a step; steps count from 1."""
@@ -129,11 +160,18 @@ class Tracker:
                 run_id=run_id,
                 upload_seconds=upload_seconds,
             )
-        self.run_id = self._run.id if self._run else run_id  # W&B's, which a checkpoint has as well
+        self.run_id = (
+            self._run.id if self._run else run_id
+        )  # W&B's, which a checkpoint has as well
 
     def define_axis(self, name: str) -> None:
         """Draw all metrics over this one, which is logged with them."""
-        self._send(lambda run: (run.define_metric(name), run.define_metric("*", step_metric=name)))
+        self._send(
+            lambda run: (
+                run.define_metric(name),
+                run.define_metric("*", step_metric=name),
+            )
+        )
 
     def summarise(self, values: Mapping[str, Any]) -> None:
         """Record figures of the whole run."""
@@ -153,11 +191,21 @@ class Tracker:
         """Record metrics of a step."""
         self._send(lambda run: run.log(metrics, step=step))
 
-    def log_table(self, step: int, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    def log_table(
+        self,
+        step: int,
+        name: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Any]],
+    ) -> None:
         """Record a table of a step."""
         if rows:
             values = [list(row) for row in rows]
-            self._send(lambda run: run.log({name: wandb.Table(list(columns), values)}, step=step))
+            self._send(
+                lambda run: run.log(
+                    {name: wandb.Table(list(columns), values)}, step=step
+                )
+            )
 
     def tell(self, sentence: str) -> None:
         """Print a line on the console."""
@@ -169,7 +217,9 @@ class Tracker:
         self._send(lambda run: run.alert(title="adaptive-tokens", text=sentence))
 
     @contextmanager
-    def progress(self, name: str, *, done: int, total: int) -> Iterator[Callable[[int, str], None]]:
+    def progress(
+        self, name: str, *, done: int, total: int
+    ) -> Iterator[Callable[[int, str], None]]:
         """Yield a function that shows a step and a line beside the bar; in a log file, a line now and then."""
         bar = Progress(
             TextColumn("{task.description}"),
@@ -186,7 +236,9 @@ class Tracker:
         def show(step: int, line: str) -> None:
             nonlocal last
             bar.update(task, completed=step, line=line)
-            if not self._console.is_terminal and (time.monotonic() - last > LINE_SECONDS or step == total):
+            if not self._console.is_terminal and (
+                time.monotonic() - last > LINE_SECONDS or step == total
+            ):
                 last = time.monotonic()
                 self.tell(f"step {step}/{total} {line}")
 

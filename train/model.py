@@ -28,7 +28,13 @@ class AdaptiveLM(nn.Module):
     """
 
     def __init__(
-        self, lm: PreTrainedModel, *, chunk: int, L: int, gate: Gate | None = None, attention: str = "auto"
+        self,
+        lm: PreTrainedModel,
+        *,
+        chunk: int,
+        L: int,
+        gate: Gate | None = None,
+        attention: str = "auto",
     ) -> None:
         super().__init__()
         self.lm = lm
@@ -53,11 +59,18 @@ class AdaptiveLM(nn.Module):
         """
         hidden = self.encode(ids, offsets, positions, trunk)
         if self._gate is not None and torch.is_grad_enabled():
-            labels = labels.masked_fill(offsets == 0, IGNORE)  # no weight learns from standard tokens
+            labels = labels.masked_fill(
+                offsets == 0, IGNORE
+            )  # no weight learns from standard tokens
         return self.score(hidden, labels, offsets, weights, teachers)
 
     def score(
-        self, hidden: Tensor, labels: Tensor, offsets: Tensor, weights: Tensor, teachers: Tensor
+        self,
+        hidden: Tensor,
+        labels: Tensor,
+        offsets: Tensor,
+        weights: Tensor,
+        teachers: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return what `forward` does, from `encode`'s hidden states."""
         loss, losses, predicted = draft_loss(
@@ -74,7 +87,9 @@ class AdaptiveLM(nn.Module):
         predicted = predicted.view_as(labels)
         return loss, tally(losses, predicted, labels, offsets, L=self._L), predicted
 
-    def encode(self, ids: Tensor, offsets: Tensor, positions: Tensor, trunk: int) -> Tensor:
+    def encode(
+        self, ids: Tensor, offsets: Tensor, positions: Tensor, trunk: int
+    ) -> Tensor:
         """Return the (r, c, d) last hidden states of a Layout's (r, c) tensors."""
         self.train(torch.is_grad_enabled())  # no dropout in a validation
         mask = self._mask(positions, offsets, trunk)
@@ -82,16 +97,26 @@ class AdaptiveLM(nn.Module):
             return self._decode(ids, positions, mask)
         keys: TrunkKeys = {}
         with torch.no_grad(), self._gate.closed():
-            standard = self._decode(ids[:, :trunk], positions[:, :trunk], None, trunk_keys=keys)
+            standard = self._decode(
+                ids[:, :trunk], positions[:, :trunk], None, trunk_keys=keys
+            )
         if mask is None:
             return standard
-        branches = self._decode(ids[:, trunk:], positions[:, trunk:], mask, trunk_keys=keys)
+        branches = self._decode(
+            ids[:, trunk:], positions[:, trunk:], mask, trunk_keys=keys
+        )
         return torch.cat([standard, branches], dim=1)
 
-    def _decode(self, ids: Tensor, positions: Tensor, mask: Mask | None, **kwargs: TrunkKeys) -> Tensor:
+    def _decode(
+        self, ids: Tensor, positions: Tensor, mask: Mask | None, **kwargs: TrunkKeys
+    ) -> Tensor:
         return (
             self.lm.get_decoder()(
-                input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False, **kwargs
+                input_ids=ids,
+                position_ids=positions,
+                attention_mask=mask,
+                use_cache=False,
+                **kwargs,
             )
         ).last_hidden_state
 
@@ -114,7 +139,11 @@ class AdaptiveLM(nn.Module):
 
 def assemble(config: TrainConfig, vocab: Vocab) -> tuple[AdaptiveLM, int]:
     """Return the module for the engine, and the number of the model's own parameters. Called by every rank."""
-    from train.engine import count_parameters, gathered, load_partitioned  # and with it DeepSpeed
+    from train.engine import (
+        count_parameters,
+        gathered,
+        load_partitioned,
+    )  # and with it DeepSpeed
 
     objective = config.objective
     with load_partitioned(config):
@@ -123,9 +152,20 @@ def assemble(config: TrainConfig, vocab: Vocab) -> tuple[AdaptiveLM, int]:
     parameters = count_parameters(lm)
     if config.lora.rank:
         with gathered(lm.get_input_embeddings(), lm.get_output_embeddings()):
-            adapt(lm, config.lora, adaptive=objective.adaptive_ids(vocab.adaptive), seed=config.seed)
+            adapt(
+                lm,
+                config.lora,
+                adaptive=objective.adaptive_ids(vocab.adaptive),
+                seed=config.seed,
+            )
     gate = Gate(lm) if config.lora.gated else None
-    module = AdaptiveLM(lm, chunk=config.loss_chunk, L=objective.L, gate=gate, attention=objective.attention)
+    module = AdaptiveLM(
+        lm,
+        chunk=config.loss_chunk,
+        L=objective.L,
+        gate=gate,
+        attention=objective.attention,
+    )
     return module, parameters
 
 
@@ -137,7 +177,9 @@ def describe(lm: Any, data: Path, out: Path) -> None:
     if lm.generation_config is not None:
         lm.generation_config.save_pretrained(partial)
     for path in (data / TOKENIZER).iterdir():
-        shutil.copyfile(path, partial / path.name)  # without its mode: the data may be read-only
+        shutil.copyfile(
+            path, partial / path.name
+        )  # without its mode: the data may be read-only
     out.mkdir(exist_ok=True)
     for path in partial.iterdir():  # file by file: a resumed run has them already
         os.replace(path, out / path.name)

@@ -42,7 +42,9 @@ import numpy as np
 from data_prep.windows import replace
 
 IGNORE = -100
-COLUMNS = 16  # branch columns are padded to a multiple of it: fewer shapes for allocators
+COLUMNS = (
+    16  # branch columns are padded to a multiple of it: fewer shapes for allocators
+)
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,16 @@ def causal(tokens: np.ndarray, documents: np.ndarray) -> Layout:
     return _trunk(tokens, next_tokens(tokens, documents), np.zeros_like(tokens))
 
 
-def basic(tokens: np.ndarray, documents: np.ndarray, offsets: np.ndarray, adaptive: Sequence[int]) -> Layout:
+def basic(
+    tokens: np.ndarray,
+    documents: np.ndarray,
+    offsets: np.ndarray,
+    adaptive: Sequence[int],
+) -> Layout:
     """Return f(M̂, Y_M), eq. 8: every token of M predicts the next of Y. The paper's baseline (App. A)."""
-    return _trunk(replace(tokens, offsets, adaptive), next_tokens(tokens, documents), offsets)
+    return _trunk(
+        replace(tokens, offsets, adaptive), next_tokens(tokens, documents), offsets
+    )
 
 
 def dual(
@@ -144,7 +153,9 @@ def branch(
     for row, (position, offset) in enumerate(columns):
         positions[row, : len(position)] = position
         offsets[row, : len(offset)] = offset
-    labels = np.where(offsets > 0, np.take_along_axis(trunk.labels, positions, axis=1), IGNORE)
+    labels = np.where(
+        offsets > 0, np.take_along_axis(trunk.labels, positions, axis=1), IGNORE
+    )
     clean = np.arange(b)[:, None] * (n + m) + positions
     masked = Layout(
         ids=replace(np.take_along_axis(tokens, positions, axis=1), offsets, adaptive),
@@ -158,7 +169,9 @@ def branch(
     if standard is not None:
         factors = standard.astype(np.float32)[:, None]
         labels = np.where(factors > 0, trunk.labels, IGNORE)
-        trunk = dataclasses.replace(trunk, labels=labels, weights=trunk.weights * factors)
+        trunk = dataclasses.replace(
+            trunk, labels=labels, weights=trunk.weights * factors
+        )
     return _join(trunk, masked, axis=1)
 
 
@@ -175,23 +188,34 @@ def _trunk(ids: np.ndarray, labels: np.ndarray, offsets: np.ndarray) -> Layout:
     )
 
 
-def _masked_weights(labels: np.ndarray, n: int, w: float, masked_mean: str) -> np.ndarray:
+def _masked_weights(
+    labels: np.ndarray, n: int, w: float, masked_mean: str
+) -> np.ndarray:
     count = n if masked_mean == "n" else max(1, int((labels != IGNORE).sum()))
     return np.full(labels.shape, w / count, dtype=np.float32)
 
 
-def _columns(starts: np.ndarray, widths: np.ndarray, usable: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _columns(
+    starts: np.ndarray, widths: np.ndarray, usable: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Return positions and offsets of all windows' tokens, one window after the other."""
     n = len(usable)
     index = np.where(usable, n, np.arange(n))
-    end = np.minimum.accumulate(index[::-1])[::-1]  # the first unusable position from here on
+    end = np.minimum.accumulate(index[::-1])[
+        ::-1
+    ]  # the first unusable position from here on
     widths = np.minimum(widths, end[starts] - starts)
-    offsets = np.arange(widths.sum()) - np.repeat(np.cumsum(widths) - widths, widths) + 1
+    offsets = (
+        np.arange(widths.sum()) - np.repeat(np.cumsum(widths) - widths, widths) + 1
+    )
     return np.repeat(starts, widths) + offsets - 1, offsets
 
 
 def _join(standard: Layout, masked: Layout, *, axis: int) -> Layout:
     """Join the two terms of eq. 9, as rows or as columns; each weighs a half."""
     names = ("ids", "labels", "offsets", "positions", "teachers", "weights")
-    joined = {name: np.concatenate([getattr(standard, name), getattr(masked, name)], axis) for name in names}
+    joined = {
+        name: np.concatenate([getattr(standard, name), getattr(masked, name)], axis)
+        for name in names
+    }
     return Layout(**joined | {"weights": joined["weights"] / 2}, trunk=standard.trunk)

@@ -39,9 +39,15 @@ def print_plan(config: TrainConfig) -> None:
 
 def plan(config: TrainConfig) -> dict[str, str]:
     """Return the plan's lines. Raise UserError for settings that no run could have."""
-    data = read_manifest(config.data.path, "shards", "data.path") if config.data.path else None
+    data = (
+        read_manifest(config.data.path, "shards", "data.path")
+        if config.data.path
+        else None
+    )
     vocab = Vocab.from_json(data["vocab"]) if data else None
-    architecture = model_config(config.model, vocab=vocab if config.model.path else None)
+    architecture = model_config(
+        config.model, vocab=vocab if config.model.path else None
+    )
     if vocab is not None:
         architecture.vocab_size = max(architecture.vocab_size, vocab.size)
     seq_len: int = data["seq_len"] if data else architecture.max_position_embeddings
@@ -55,7 +61,9 @@ def plan(config: TrainConfig) -> dict[str, str]:
 
 
 def _what(config: TrainConfig, architecture: PretrainedConfig) -> dict[str, str]:
-    parameters = sum(parameter.numel() for parameter in skeleton(architecture).parameters())
+    parameters = sum(
+        parameter.numel() for parameter in skeleton(architecture).parameters()
+    )
     objective = config.objective
     optimizer = config.optimizer
     lora = config.lora
@@ -63,7 +71,10 @@ def _what(config: TrainConfig, architecture: PretrainedConfig) -> dict[str, str]
     if objective.name != "causal":
         share = f" ({100 * objective.wide_share:g} % of the windows up to {objective.L_max})"
         parts.append(f"L={objective.L}{share if objective.wide_share else ''}")
-        parts += [f"w={objective.w:g}", "diverse tokens" if objective.diverse else "one adaptive token"]
+        parts += [
+            f"w={objective.w:g}",
+            "diverse tokens" if objective.diverse else "one adaptive token",
+        ]
     adapter = f"LoRA of rank {lora.rank}{', gated' if lora.gated else ''}"
     return {
         "model": f"{config.model.path or 'the shape of the settings'}: {architecture.model_type}, "
@@ -75,7 +86,9 @@ def _what(config: TrainConfig, architecture: PretrainedConfig) -> dict[str, str]
     }
 
 
-def _batch(config: TrainConfig, data: dict[str, Any] | None, seq_len: int) -> dict[str, str]:
+def _batch(
+    config: TrainConfig, data: dict[str, Any] | None, seq_len: int
+) -> dict[str, str]:
     step = config.global_batch * seq_len
     ranks = config.plan_ranks
     computed = expected_work(config.objective, seq_len).rows / seq_len * step
@@ -87,11 +100,15 @@ def _batch(config: TrainConfig, data: dict[str, Any] | None, seq_len: int) -> di
     }
     if data:
         epochs = config.steps * config.global_batch / data["train"]["sequences"]
-        lines["data"] = f"{config.data.path}: {_count(data['train']['tokens'])} tokens, read {epochs:.2f} times"
+        lines["data"] = (
+            f"{config.data.path}: {_count(data['train']['tokens'])} tokens, read {epochs:.2f} times"
+        )
     return lines
 
 
-def _cost(config: TrainConfig, architecture: PretrainedConfig, seq_len: int) -> dict[str, str]:
+def _cost(
+    config: TrainConfig, architecture: PretrainedConfig, seq_len: int
+) -> dict[str, str]:
     flops = step_flops(architecture, config, seq_len=seq_len)
     model = config.steps * flops.model
     hardware = config.steps * flops.hardware
@@ -102,22 +119,35 @@ def _cost(config: TrainConfig, architecture: PretrainedConfig, seq_len: int) -> 
         lines["hours"] = (
             f"{hours / first:.1f} on {config.plan_ranks} x {config.plan_device}, if {100 * first:.0f} % of "
             f"{peak / 1e12:.0f} TFLOP/s are used"
-            + "".join(f", {hours / share:.1f} if {100 * share:.0f} %" for share in others)
+            + "".join(
+                f", {hours / share:.1f} if {100 * share:.0f} %" for share in others
+            )
             + " (assumed)"
         )
     return lines
 
 
-def _memory(config: TrainConfig, architecture: PretrainedConfig, seq_len: int) -> dict[str, str]:
-    memory = estimate_memory(architecture, config, ranks=config.plan_ranks, seq_len=seq_len, cuda=True)
+def _memory(
+    config: TrainConfig, architecture: PretrainedConfig, seq_len: int
+) -> dict[str, str]:
+    memory = estimate_memory(
+        architecture, config, ranks=config.plan_ranks, seq_len=seq_len, cuda=True
+    )
     ranks = min(config.plan_ranks, MACHINE)
-    offloaded = f", {ranks * memory.host / GIB:.1f} GiB of states offloaded" if memory.host else ""
+    offloaded = (
+        f", {ranks * memory.host / GIB:.1f} GiB of states offloaded"
+        if memory.host
+        else ""
+    )
     needed = ranks * max(memory.loading, memory.host)
     return {
         "ranks": f"{config.plan_ranks}, ZeRO stage {config.stage}, {'bfloat16' if config.bf16 else 'float32'}, "
         f"gradients added up in {'float32' if config.gradient_bytes == 4 else 'bfloat16'}",
         "memory per GPU": f"{_verdict(memory, config.plan_device)} (fullest in {memory.moment})",
-        **{f"  {name}": f"{value / GIB:.1f} GiB" for name, value in memory.parts.items()},
+        **{
+            f"  {name}": f"{value / GIB:.1f} GiB"
+            for name, value in memory.parts.items()
+        },
         "memory per machine": f"{ranks * memory.loading / GIB:.1f} GiB while {ranks} ranks load the model"
         f"{offloaded}{_host_verdict(needed)}",
     }
@@ -129,7 +159,9 @@ def _verdict(memory: Memory, device: str) -> str:
     figures = f"{memory.total / GIB:.1f} of {capacity / GIB:.1f} GiB of {device}"
     if memory.total > capacity:
         return f"does not fit: {figures}"
-    return f"fits{', but closely' if memory.total > CLOSE * capacity else ''}: {figures}"
+    return (
+        f"fits{', but closely' if memory.total > CLOSE * capacity else ''}: {figures}"
+    )
 
 
 def _host_verdict(needed: float) -> str:
@@ -150,4 +182,6 @@ def plan_device(device: str) -> tuple[str, float]:
     try:
         return name, float(gib) * GIB
     except ValueError as error:
-        raise UserError(f"plan_device must be {', '.join(DEVICES)} or a number of GiB, got {device}") from error
+        raise UserError(
+            f"plan_device must be {', '.join(DEVICES)} or a number of GiB, got {device}"
+        ) from error

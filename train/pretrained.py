@@ -14,7 +14,13 @@ import torch
 from huggingface_hub import metadata_load
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging
@@ -28,11 +34,15 @@ from train.config import ModelConfig
 from train.distributed import gather
 
 CHECKED_ROWS = 8  # of the head that stands in for the model's own
-CACHED = re.compile(r"models--([^/]+)--([^/]+)/snapshots/([0-9a-f]{40})/?$")  # as the hub's client caches
+CACHED = re.compile(
+    r"models--([^/]+)--([^/]+)/snapshots/([0-9a-f]{40})/?$"
+)  # as the hub's client caches
 LICENSE = ("license", "license_name", "license_link")
 
 
-def model_config(config: ModelConfig, *, vocab: Vocab | None = None) -> PretrainedConfig:
+def model_config(
+    config: ModelConfig, *, vocab: Vocab | None = None
+) -> PretrainedConfig:
     """Return the architecture, of the directory or of `shape`; random weights use the data's vocabulary.
 
     Without a vocabulary (a plan) the shape serves if there is no directory. Raises UserError for a path that
@@ -41,14 +51,24 @@ def model_config(config: ModelConfig, *, vocab: Vocab | None = None) -> Pretrain
     if config.random_init or (config.path is None and vocab is None):
         ids = {}
         if vocab is not None:
-            ids = {"vocab_size": vocab.size, "bos_token_id": vocab.bos, "eos_token_id": vocab.eos}
+            ids = {
+                "vocab_size": vocab.size,
+                "bos_token_id": vocab.bos,
+                "eos_token_id": vocab.eos,
+            }
         return _config_of_shape({**config.shape, **ids})
     if config.path is None:
-        raise UserError("setting 'model.path' is required: a Transformers directory with weights")
+        raise UserError(
+            "setting 'model.path' is required: a Transformers directory with weights"
+        )
     if not (Path(config.path) / "config.json").is_file():
-        raise UserError(f"model.path={config.path} must be a Transformers directory, got no config.json there")
+        raise UserError(
+            f"model.path={config.path} must be a Transformers directory, got no config.json there"
+        )
     try:
-        return AutoConfig.from_pretrained(config.path, local_files_only=True, trust_remote_code=False)
+        return AutoConfig.from_pretrained(
+            config.path, local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError, StrictDataclassError) as error:
         raise UserError(
             f"model.path={config.path} must have a model's config.json, got {in_one_line(error)}"
@@ -59,7 +79,9 @@ def _config_of_shape(shape: dict[str, Any]) -> PretrainedConfig:
     """Return the configuration of `model.shape`: fields of its model_type's class, Llama's by default."""
     kind = shape.get("model_type", "llama")
     if kind not in CONFIG_MAPPING:
-        raise UserError(f"model.shape.model_type must be an architecture of Transformers, got {kind!r}")
+        raise UserError(
+            f"model.shape.model_type must be an architecture of Transformers, got {kind!r}"
+        )
     name = CONFIG_MAPPING[kind].__name__
     fields = {name: value for name, value in shape.items() if name != "model_type"}
     known = {field.name for field in dataclasses.fields(CONFIG_MAPPING[kind])}
@@ -68,7 +90,9 @@ def _config_of_shape(shape: dict[str, Any]) -> PretrainedConfig:
     try:
         return AutoConfig.for_model(kind, **fields)
     except (TypeError, ValueError, StrictDataclassError) as error:
-        raise UserError(f"model.shape must be valid for {name}, got {in_one_line(error)}") from error
+        raise UserError(
+            f"model.shape must be valid for {name}, got {in_one_line(error)}"
+        ) from error
 
 
 def skeleton(config: PretrainedConfig) -> PreTrainedModel:
@@ -124,16 +148,24 @@ def _why_head_unsupported(config: PretrainedConfig) -> str:
         small = nn.Linear(head.in_features, CHECKED_ROWS, bias=head.bias is not None)
         hidden = torch.randn(1, 2, head.in_features)
         lm.set_output_embeddings(small)
-        lm.get_decoder().forward = lambda *args, **kwargs: MoeModelOutputWithPast(last_hidden_state=hidden)
+        lm.get_decoder().forward = lambda *args, **kwargs: MoeModelOutputWithPast(
+            last_hidden_state=hidden
+        )
         with torch.no_grad():
             logits = lm(input_ids=torch.zeros(1, 2, dtype=torch.long)).logits
         same = torch.allclose(logits, hidden @ small.weight.T, rtol=1e-4, atol=1e-5)
     except Exception as error:  # of the architecture's own code
         return f"whose head could not be tried ({type(error).__name__}: {str(error).splitlines()[0]})"
-    return "" if same else "whose logits are not its head's weight times the last hidden states"
+    return (
+        ""
+        if same
+        else "whose logits are not its head's weight times the last hidden states"
+    )
 
 
-def load_trainable(config: ModelConfig, *, vocab: Vocab, dtype: torch.dtype, seed: int) -> PreTrainedModel:
+def load_trainable(
+    config: ModelConfig, *, vocab: Vocab, dtype: torch.dtype, seed: int
+) -> PreTrainedModel:
     """Return the model with its weights, for training. Called by every rank.
 
     Raises UserError as `model_config` does, and for a directory that lacks weights of the model.
@@ -143,14 +175,20 @@ def load_trainable(config: ModelConfig, *, vocab: Vocab, dtype: torch.dtype, see
     attention = register(config.attention)
     torch.manual_seed(seed)
     if config.random_init or config.path is None:
-        lm = AutoModelForCausalLM.from_config(architecture, attn_implementation=attention)
-        for parameter in lm.parameters():  # not the buffers, whose rotary frequencies need float32
+        lm = AutoModelForCausalLM.from_config(
+            architecture, attn_implementation=attention
+        )
+        for (
+            parameter
+        ) in lm.parameters():  # not the buffers, whose rotary frequencies need float32
             parameter.data = parameter.data.to(dtype)
     else:
         lm, failure = _read_model(config.path, dtype=dtype, attention=attention)
         # Under ZeRO 3 rank 0 alone compares sizes: the others would wait for it in the next collective.
         for sentence in filter(None, gather(failure)):
-            raise UserError(f"model.path={config.path} {sentence}. Use a complete copy of the model.")
+            raise UserError(
+                f"model.path={config.path} {sentence}. Use a complete copy of the model."
+            )
     _add_adaptive_rows(lm, config, vocab)
     if config.activation_checkpointing:
         lm.activation_checkpointing_enable({"use_reentrant": False})
@@ -182,13 +220,24 @@ def _read_model(path: str, *, dtype: torch.dtype, attention: str) -> tuple[Any, 
     finally:
         logging.set_verbosity(verbosity)
     lm, info = loaded
-    if getattr(lm, "peft_config", None):  # the library adds what adapter_config.json describes
-        return lm, "must be a model without an adapter, got adapter_config.json beside config.json"
+    if getattr(
+        lm, "peft_config", None
+    ):  # the library adds what adapter_config.json describes
+        return (
+            lm,
+            "must be a model without an adapter, got adapter_config.json beside config.json",
+        )
     # The library would draw such weights at random.
     for name, stored, expected in sorted(info["mismatched_keys"]):
-        return lm, f"must have {name} of size {tuple(expected)}, as config.json says, got {tuple(stored)}"
+        return (
+            lm,
+            f"must have {name} of size {tuple(expected)}, as config.json says, got {tuple(stored)}",
+        )
     if missing := sorted(info["missing_keys"]):
-        return lm, f"must have every weight of the model, got none for {', '.join(missing[:3])}"
+        return (
+            lm,
+            f"must have every weight of the model, got none for {', '.join(missing[:3])}",
+        )
     return lm, ""
 
 
@@ -217,7 +266,11 @@ def _add_adaptive_rows(lm: Any, config: ModelConfig, vocab: Vocab) -> None:
 
 def check_tokenizer(config: ModelConfig, data_path: str) -> None:
     """Raise UserError if the model's tokenizer is not the one that made the shards."""
-    if config.path is None or config.random_init or not (Path(config.path) / "tokenizer.json").is_file():
+    if (
+        config.path is None
+        or config.random_init
+        or not (Path(config.path) / "tokenizer.json").is_file()
+    ):
         return
     if _vocabulary(Path(config.path)) != _vocabulary(Path(data_path) / TOKENIZER):
         raise UserError(
@@ -243,7 +296,12 @@ def base_model(folder: str | None) -> dict[str, Any]:
     path = Path(folder).resolve()
     if match := CACHED.search(path.as_posix()):
         owner, name, commit = match.groups()
-        return {"name": name, "hub": f"{owner}/{name}", "commit": commit, **_card(path, LICENSE)}
+        return {
+            "name": name,
+            "hub": f"{owner}/{name}",
+            "commit": commit,
+            **_card(path, LICENSE),
+        }
     card = _card(path, ("model_name", *LICENSE))
     return {name.removeprefix("model_"): value for name, value in card.items()}
 

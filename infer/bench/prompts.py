@@ -31,15 +31,22 @@ class Chat:
     def __init__(self, folder: Path) -> None:
         from transformers import AutoTokenizer
 
-        self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        self._tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
         self._folder = folder
 
     def ids(self, messages: Messages) -> list[int]:
         """Return the ids of messages with the header of the answer. Raises UserError without a template."""
         if not self._tokenizer.chat_template:
-            raise UserError(f"model={self._folder} must have a chat template for messages, got none")
+            raise UserError(
+                f"model={self._folder} must have a chat template for messages, got none"
+            )
         encoded: Any = self._tokenizer.apply_chat_template(
-            [dict(message) for message in messages], add_generation_prompt=True, tokenize=True, return_dict=True
+            [dict(message) for message in messages],
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
         )
         return encoded["input_ids"]
 
@@ -50,7 +57,14 @@ def name_of(source: str) -> str:
 
 
 def read_prompts(
-    source: str, text: Text, chat: Chat, *, count: int, most: int, seed: int, as_chat: bool = False
+    source: str,
+    text: Text,
+    chat: Chat,
+    *,
+    count: int,
+    most: int,
+    seed: int,
+    as_chat: bool = False,
 ) -> list[Prompt]:
     """Return `count` prompts of at most `most` tokens, drawn from a source without replacement.
 
@@ -60,7 +74,10 @@ def read_prompts(
     rows = list(rows_of(source))
     random.Random(seed).shuffle(rows)
     fitting = (
-        Prompt(str(row.get("task_id") or row.get("id") or f"{name_of(source)}/{index}"), tuple(ids))
+        Prompt(
+            str(row.get("task_id") or row.get("id") or f"{name_of(source)}/{index}"),
+            tuple(ids),
+        )
         for index, row in enumerate(rows)
         if 0 < len(ids := ids_of(row, text, chat, most=most, as_chat=as_chat)) <= most
     )
@@ -83,7 +100,9 @@ def rows_of(source: str) -> Iterable[Row]:
         try:
             return read_rows(Path(source))
         except (OSError, ValueError, EOFError) as error:
-            raise UserError(f"prompts={source} must be JSON lines, got {error}") from error
+            raise UserError(
+                f"prompts={source} must be JSON lines, got {error}"
+            ) from error
     if source.count("/") != 1 or source.startswith((".", "/")):
         raise UserError(
             f"prompts={source} must be humaneval, a file, or a data set of the hub, got no such file"
@@ -100,18 +119,28 @@ def _hub_rows(name: str) -> list[Row]:
         return list(islice(splits[split], POOL))
     except Exception as error:  # of the library or of its HTTP client
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        raise UserError(f"prompts={name} must be a file or a data set of the hub, got {reason}") from error
+        raise UserError(
+            f"prompts={name} must be a file or a data set of the hub, got {reason}"
+        ) from error
 
 
-def ids_of(row: Row, text: Text, chat: Chat, *, most: int, as_chat: bool) -> Sequence[int]:
+def ids_of(
+    row: Row, text: Text, chat: Chat, *, most: int, as_chat: bool
+) -> Sequence[int]:
     """Return a row's prompt as ids. Raises UserError for a row without one."""
     if messages := row.get("messages"):
         return chat.ids(messages)
     if "suffix" in row and "prompt" in row:
         return text.infill(Infill(row["prompt"], row["suffix"]))
     if isinstance(prompt := row.get("prompt"), str):
-        return chat.ids([{"role": "user", "content": prompt}]) if as_chat else text.encode(prompt)
+        return (
+            chat.ids([{"role": "user", "content": prompt}])
+            if as_chat
+            else text.encode(prompt)
+        )
     if isinstance(document := row.get("content") or row.get("text"), str):
         ids = text.encode(document)
         return ids[: min(most, max(1, len(ids) // 2))]
-    raise UserError(f"prompts must have prompt, messages or content in every row, got {', '.join(row)}")
+    raise UserError(
+        f"prompts must have prompt, messages or content in every row, got {', '.join(row)}"
+    )

@@ -47,7 +47,9 @@ class Batch:
         return f"{self.who}-{self.decoder}-{self.benchmark}-{self.temperature:g}-{self.index:05}"
 
 
-def read_benchmarks(config: BenchConfig, text: Text) -> tuple[dict[str, list[Problem]], dict[str, str]]:
+def read_benchmarks(
+    config: BenchConfig, text: Text
+) -> tuple[dict[str, list[Problem]], dict[str, str]]:
     """Return the problems by benchmark, and by benchmark why it is left out.
 
     Raises UserError as `read_problems` does.
@@ -57,11 +59,13 @@ def read_benchmarks(config: BenchConfig, text: Text) -> tuple[dict[str, list[Pro
     skipped = {}
     for name in quality.benchmarks:
         path = getattr(quality.files, name)
-        problems = read_problems(name, path, shots=quality.shots, order=quality.order)[: quality.problems]
+        problems = read_problems(name, path, shots=quality.shots, order=quality.order)[
+            : quality.problems
+        ]
         try:
-            text.encode(problems[0].prompt) if isinstance(problems[0].prompt, str) else text.infill(
-                problems[0].prompt
-            )
+            text.encode(problems[0].prompt) if isinstance(
+                problems[0].prompt, str
+            ) else text.infill(problems[0].prompt)
         except NoInfilling as error:
             skipped[name] = str(error)
             continue
@@ -69,13 +73,17 @@ def read_benchmarks(config: BenchConfig, text: Text) -> tuple[dict[str, list[Pro
     return benchmarks, skipped
 
 
-def batches_of(config: BenchConfig, benchmarks: Benchmarks, decoders: Sequence[str]) -> list[Batch]:
+def batches_of(
+    config: BenchConfig, benchmarks: Benchmarks, decoders: Sequence[str]
+) -> list[Batch]:
     """Return all batches: the model's by each decoder, then the base's by plain decoding.
 
     Sampled answers are given to problems that are executed here.
     """
     quality = config.quality
-    ways = [("model", name) for name in decoders] + [("base", "plain")] * (config.base is not None)
+    ways = [("model", name) for name in decoders] + [("base", "plain")] * (
+        config.base is not None
+    )
     batches: list[Batch] = []
     for (who, decoder), (name, problems) in product(ways, benchmarks.items()):
         for temperature, answers in ((0.0, 1), (quality.temperature, quality.samples)):
@@ -86,11 +94,15 @@ def batches_of(config: BenchConfig, benchmarks: Benchmarks, decoders: Sequence[s
             for items in groups.values():
                 for at in range(0, len(items), SIDE_BY_SIDE):
                     part = tuple(items[at : at + SIDE_BY_SIDE])
-                    batches.append(Batch(who, decoder, name, temperature, part, len(batches)))
+                    batches.append(
+                        Batch(who, decoder, name, temperature, part, len(batches))
+                    )
     return batches
 
 
-def answer(model: Model, batch: Batch, config: BenchConfig, chat: Chat | None) -> dict[str, Any]:
+def answer(
+    model: Model, batch: Batch, config: BenchConfig, chat: Chat | None
+) -> dict[str, Any]:
     """Return a batch's answers, cut before what ended them.
 
     A prompt that leaves no room for `max_new_tokens` in the model's context gets an empty answer, marked
@@ -105,22 +117,41 @@ def answer(model: Model, batch: Batch, config: BenchConfig, chat: Chat | None) -
         stop=[] if chat else list(batch.items[0][0].stop),
     )
     prompts = [_ids(model.text, problem, chat) for problem, _ in batch.items]
-    fitting = [at for at, ids in enumerate(prompts) if len(ids) + quality.max_new_tokens <= model.context]
-    seeds = [seed_from(config.seed, batch.benchmark, problem.id, number) for problem, number in batch.items]
+    fitting = [
+        at
+        for at, ids in enumerate(prompts)
+        if len(ids) + quality.max_new_tokens <= model.context
+    ]
+    seeds = [
+        seed_from(config.seed, batch.benchmark, problem.id, number)
+        for problem, number in batch.items
+    ]
     texts = dict.fromkeys(fitting, "")
     tokens: dict[int, list[int]] = {at: [] for at in fitting}
     if fitting:
-        steps = generate(model, [prompts[at] for at in fitting], decode, seeds=[seeds[at] for at in fitting])
+        steps = generate(
+            model,
+            [prompts[at] for at in fitting],
+            decode,
+            seeds=[seeds[at] for at in fitting],
+        )
         for step in steps:
             texts[fitting[step.sequence]] += step.text
             tokens[fitting[step.sequence]] += step.tokens
     return {
-        **{name: getattr(batch, name) for name in ("who", "decoder", "benchmark", "temperature")},
+        **{
+            name: getattr(batch, name)
+            for name in ("who", "decoder", "benchmark", "temperature")
+        },
         "answers": [
             {
                 "id": problem.id,
                 "sample": number,
-                "text": (code_of(texts.get(at, "")) if chat else problem.cut(texts.get(at, ""))),
+                "text": (
+                    code_of(texts.get(at, ""))
+                    if chat
+                    else problem.cut(texts.get(at, ""))
+                ),
                 "tokens": tokens.get(at, []),
                 "too_long": at not in texts,
             }
@@ -134,7 +165,9 @@ def _ids(text: Text, problem: Problem, chat: Chat | None) -> Sequence[int]:
         return text.infill(problem.prompt)
     if chat is None:
         return text.encode(problem.prompt)
-    return chat.ids([{"role": "user", "content": CHAT_TASK.format(prompt=problem.prompt.strip())}])
+    return chat.ids(
+        [{"role": "user", "content": CHAT_TASK.format(prompt=problem.prompt.strip())}]
+    )
 
 
 CHAT_TASK = """Complete the following Python function. Answer with the whole function in a code block.
@@ -153,37 +186,59 @@ def code_of(reply: str) -> str:
 
 def verdict_key(benchmark: str, answer: Mapping[str, Any]) -> str:
     """Return what answers of one problem and one text have in common."""
-    return hashlib.sha256(json.dumps([benchmark, answer["id"], answer["text"]]).encode()).hexdigest()[:16]
+    return hashlib.sha256(
+        json.dumps([benchmark, answer["id"], answer["text"]]).encode()
+    ).hexdigest()[:16]
 
 
 def judge(problem: Problem, text: str) -> dict[str, Any]:
     """Return whether an answer passes, and why not: by execution, or equal but for outer white space."""
     if problem.tests:
         verdict = sandbox.judge(problem.head + text, problem.tests)
-        return {"passed": verdict.passed, "reason": f"{verdict.result}: {verdict.message}".removesuffix(": ")}
+        return {
+            "passed": verdict.passed,
+            "reason": f"{verdict.result}: {verdict.message}".removesuffix(": "),
+        }
     same = text.strip() == problem.expected.strip()
     return {"passed": same, "reason": "exact match" if same else "no match"}
 
 
 def rows_of(
-    records: Sequence[Mapping[str, Any]], verdicts: Mapping[str, Mapping[str, Any]], ks: Sequence[int]
+    records: Sequence[Mapping[str, Any]],
+    verdicts: Mapping[str, Mapping[str, Any]],
+    ks: Sequence[int],
 ) -> list[dict[str, Any]]:
     """Return a row for each benchmark, model, decoder, temperature and metric; `same` are answers that equal
     those of plain decoding token for token.
     """
     groups: dict[tuple[str, str, str, float], list[dict[str, Any]]] = {}
     for record in records:
-        key = (record["benchmark"], record["who"], record["decoder"], record["temperature"])
+        key = (
+            record["benchmark"],
+            record["who"],
+            record["decoder"],
+            record["temperature"],
+        )
         groups.setdefault(key, []).extend(record["answers"])
     rows = []
     for (benchmark, who, decoder, temperature), answers in groups.items():
         plain = {
-            (a["id"], a["sample"]): a["tokens"] for a in groups.get((benchmark, who, "plain", temperature), [])
+            (a["id"], a["sample"]): a["tokens"]
+            for a in groups.get((benchmark, who, "plain", temperature), [])
         }
-        compared = [a for a in answers if decoder != "plain" and (a["id"], a["sample"]) in plain]
+        compared = [
+            a for a in answers if decoder != "plain" and (a["id"], a["sample"]) in plain
+        ]
         same = sum(a["tokens"] == plain[a["id"], a["sample"]] for a in compared)
-        shared = {"benchmark": benchmark, "who": who, "decoder": decoder, "temperature": temperature}
-        for metric, values in _scores(benchmark, answers, verdicts, ks if temperature else (1,)):
+        shared = {
+            "benchmark": benchmark,
+            "who": who,
+            "decoder": decoder,
+            "temperature": temperature,
+        }
+        for metric, values in _scores(
+            benchmark, answers, verdicts, ks if temperature else (1,)
+        ):
             sure = not temperature and len(values)
             rows.append(
                 {
@@ -219,11 +274,15 @@ def _scores(
     for k in ks:
         enough = [results for results in passed.values() if len(results) >= k]
         if enough:
-            values = estimate_pass_at_k([len(row) for row in enough], [sum(row) for row in enough], k)
+            values = estimate_pass_at_k(
+                [len(row) for row in enough], [sum(row) for row in enough], k
+            )
             yield "exact match" if benchmark in EXACT else f"pass@{k}", values.tolist()
 
 
-def write_answers(folder: Path, records: Sequence[Mapping[str, Any]], benchmarks: Benchmarks) -> None:
+def write_answers(
+    folder: Path, records: Sequence[Mapping[str, Any]], benchmarks: Benchmarks
+) -> None:
     """Write the answers as the benchmarks' own harnesses read them.
 
     HumanEval and MBPP as EvalPlus's JSON lines (task_id, solution), infilling as human-eval-infilling's
@@ -234,20 +293,36 @@ def write_answers(folder: Path, records: Sequence[Mapping[str, Any]], benchmarks
     for record in records:
         benchmark = record["benchmark"]
         problems = {problem.id: problem for problem in benchmarks[benchmark]}
-        kind = f"temperature{record['temperature']:g}" if record["temperature"] else "greedy"
+        kind = (
+            f"temperature{record['temperature']:g}"
+            if record["temperature"]
+            else "greedy"
+        )
         name = f"{benchmark}-{record['who']}-{record['decoder']}-{kind}"
         for a in record["answers"]:
             problem = problems[a["id"]]
             if problem.row:
-                row = multiple.setdefault((name, a["id"]), {**problem.row, "completions": []})
+                row = multiple.setdefault(
+                    (name, a["id"]), {**problem.row, "completions": []}
+                )
                 row["completions"].append(a["text"])
             elif benchmark in EXACT:
-                files.setdefault(name, []).append({"task_id": a["id"], "completion": a["text"]})
+                files.setdefault(name, []).append(
+                    {"task_id": a["id"], "completion": a["text"]}
+                )
             else:
-                files.setdefault(name, []).append({"task_id": a["id"], "solution": problem.head + a["text"]})
+                files.setdefault(name, []).append(
+                    {"task_id": a["id"], "solution": problem.head + a["text"]}
+                )
     folder.mkdir(exist_ok=True)
     for name, rows in files.items():
-        write_bytes(folder / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+        write_bytes(
+            folder / f"{name}.jsonl",
+            "".join(json.dumps(row) + "\n" for row in rows).encode(),
+        )
     for (name, id), row in multiple.items():
         (folder / name).mkdir(exist_ok=True)
-        write_bytes(folder / name / f"{id}.json.gz", gzip.compress(json.dumps(row).encode(), mtime=0))
+        write_bytes(
+            folder / name / f"{id}.json.gz",
+            gzip.compress(json.dumps(row).encode(), mtime=0),
+        )

@@ -31,7 +31,15 @@ RESULT = "result.json"  # of a part, in its folder
 PARTS = ("speed", "quality", "gsd")
 PADDING = (0, 1, 0, 0)
 POSITIONS = 8  # whose acceptance the tables show
-HUES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#888888")  # Okabe and Ito's
+HUES = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#888888",
+)  # Okabe and Ito's
 Row = Mapping[str, Any]
 Cells = tuple[list[str], list[list[str]]]  # heads, and rows of texts
 
@@ -46,7 +54,9 @@ def write_report(folder: Path, tracker: TrackerConfig) -> dict[str, Any]:
         write_bytes(folder / f"{name}.png", plots[title])
     write_bytes(folder / "index.html", page(report, plots).encode("utf-8", "replace"))
     if report["speed"]:
-        write_bytes(folder / "acceptance.csv", acceptance_csv(report["speed"]["rows"]).encode())
+        write_bytes(
+            folder / "acceptance.csv", acceptance_csv(report["speed"]["rows"]).encode()
+        )
     log(tracker, folder, report)
     return report
 
@@ -54,9 +64,14 @@ def write_report(folder: Path, tracker: TrackerConfig) -> dict[str, Any]:
 def read_parts(folder: Path) -> dict[str, Any]:
     """Return the parts that are finished; None for the others. Raises UserError where there is none."""
     files = {part: folder / part / RESULT for part in PARTS}
-    parts = {part: read_result(file) if file.is_file() else None for part, file in files.items()}
+    parts = {
+        part: read_result(file) if file.is_file() else None
+        for part, file in files.items()
+    }
     if not any(parts.values()):
-        raise UserError(f"out={folder} must have a finished part, got none. Run python -m infer.bench")
+        raise UserError(
+            f"out={folder} must have a finished part, got none. Run python -m infer.bench"
+        )
     return {"name": folder.resolve().name, **parts}
 
 
@@ -67,7 +82,12 @@ def header(part: Row) -> str:
     place = machine["gpu"] or f"{machine['cpu']}, {machine['threads']} thread(s)"
     model = Path(settings["model"]["path"]).resolve().name
     chat = "chat template" if settings["chat"] else "no chat template"
-    facts = [model + (" (gated)" if part["gated"] else ""), settings["dtype"], place, chat]
+    facts = [
+        model + (" (gated)" if part["gated"] else ""),
+        settings["dtype"],
+        place,
+        chat,
+    ]
     if part["kind"] == "speed":
         speed = settings["speed"]
         facts.append(f"{settings['count']} prompts a set x {speed['rounds']} rounds")
@@ -77,13 +97,28 @@ def header(part: Row) -> str:
         facts.append(f"up to {settings['quality']['max_new_tokens']} new tokens")
     else:
         gsd = settings["gsd"]
-        facts.append(", ".join(f"{name}={gsd[name]}" for name in ("k", "theta_prob", "theta_sib", "tau")))
+        facts.append(
+            ", ".join(
+                f"{name}={gsd[name]}"
+                for name in ("k", "theta_prob", "theta_sib", "tau")
+            )
+        )
     return f"{', '.join(facts)}; {part['date'][:10]}, commit {part['commit'][:8]}"
 
 
 def speed_cells(rows: Sequence[Row]) -> Cells:
     """Return the table of one prompt set at one temperature."""
-    heads = ["decoder", "tok/s", "speed-\nup", "95 %", "length", "acc.\n%", "tok/\nfwd", "1st\nms", "same"]
+    heads = [
+        "decoder",
+        "tok/s",
+        "speed-\nup",
+        "95 %",
+        "length",
+        "acc.\n%",
+        "tok/\nfwd",
+        "1st\nms",
+        "same",
+    ]
     cells = [
         [
             row["decoder"],
@@ -91,7 +126,9 @@ def speed_cells(rows: Sequence[Row]) -> Cells:
             if row["output_tokens_per_second"] >= 10
             else f"{row['output_tokens_per_second']:.2g}",
             f"{row['speedup']:.2f}",
-            "–".join(f"{end:.2f}" for end in row["speedup_interval"] or ()) if row["decoder"] != PLAIN else "",
+            "–".join(f"{end:.2f}" for end in row["speedup_interval"] or ())
+            if row["decoder"] != PLAIN
+            else "",
             number(row["mean_acceptance_length"]),
             percent(row["draft_acceptance_rate"]),
             number(row["tokens_per_forward"]),
@@ -112,15 +149,22 @@ def position_cells(rows: Sequence[Row]) -> Cells:
     for row in drafting:
         for name in ("survival", "conditional"):
             places = [percent(share) for share in row[name][:deepest]]
-            cells.append([row["decoder"], name, *places, *[""] * (deepest - len(places))])
+            cells.append(
+                [row["decoder"], name, *places, *[""] * (deepest - len(places))]
+            )
     return heads, cells
 
 
 def source_cells(rows: Sequence[Row]) -> Cells:
     """Return who earns the accepted drafts: by source its share of them, and the share of its own accepted."""
     drafting = [row for row in rows if row["sources"]]
-    sources = list(dict.fromkeys(source for row in drafting for source in row["sources"]))
-    heads = ["decoder", *(f"{source}\n{what}" for source in sources for what in ("share", "accepted"))]
+    sources = list(
+        dict.fromkeys(source for row in drafting for source in row["sources"])
+    )
+    heads = [
+        "decoder",
+        *(f"{source}\n{what}" for source in sources for what in ("share", "accepted")),
+    ]
     cells = [
         [
             row["decoder"],
@@ -165,7 +209,13 @@ def gsd_cells(rows: Sequence[Row]) -> Cells:
 def _gsd_cell(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(map(_gsd_cell, value))
-    return f"{value:.3g}" if isinstance(value, float) else "" if value is None else str(value)
+    return (
+        f"{value:.3g}"
+        if isinstance(value, float)
+        else ""
+        if value is None
+        else str(value)
+    )
 
 
 def number(value: float | None) -> str:
@@ -178,24 +228,41 @@ def percent(value: float | None, places: int = 0) -> str:
     return "" if value is None else f"{100 * value:.{places}f}"
 
 
-def tables_of(report: Row, parts: Collection[str] = PARTS) -> dict[str, list[tuple[str, Cells]]]:
+def tables_of(
+    report: Row, parts: Collection[str] = PARTS
+) -> dict[str, list[tuple[str, Cells]]]:
     """Return the tables of each finished part, with their titles."""
-    tables: dict[str, list[tuple[str, Cells]]] = {part: [] for part in parts if report[part]}
+    tables: dict[str, list[tuple[str, Cells]]] = {
+        part: [] for part in parts if report[part]
+    }
     if "speed" in tables:
-        for (prompt_set, temperature), rows in grouped(report["speed"]["rows"], "prompt_set", "temperature"):
+        for (prompt_set, temperature), rows in grouped(
+            report["speed"]["rows"], "prompt_set", "temperature"
+        ):
             title = f"{prompt_set}, {'greedy' if not temperature else f'temperature {temperature:g}'}"
             tables["speed"].append((title, speed_cells(rows)))
-            tables["speed"].append(("acceptance rate per position, in %", position_cells(rows)))
-            tables["speed"].append(("accepted drafts by source, in %", source_cells(rows)))
+            tables["speed"].append(
+                ("acceptance rate per position, in %", position_cells(rows))
+            )
+            tables["speed"].append(
+                ("accepted drafts by source, in %", source_cells(rows))
+            )
     if "quality" in tables:
         tables["quality"].append(("scores", quality_cells(report["quality"]["rows"])))
     if "gsd" in tables:
-        for (prompt_set, part), rows in grouped(report["gsd"]["rows"], "prompt_set", "part"):
+        for (prompt_set, part), rows in grouped(
+            report["gsd"]["rows"], "prompt_set", "part"
+        ):
             tables["gsd"].append((f"{prompt_set}: {part}", gsd_cells(rows)))
-    return {part: [(title, cells) for title, cells in of_part if cells[1]] for part, of_part in tables.items()}
+    return {
+        part: [(title, cells) for title, cells in of_part if cells[1]]
+        for part, of_part in tables.items()
+    }
 
 
-def grouped(rows: Sequence[Row], *names: str) -> list[tuple[tuple[Any, ...], list[Row]]]:
+def grouped(
+    rows: Sequence[Row], *names: str
+) -> list[tuple[tuple[Any, ...], list[Row]]]:
     """Return rows by the values of these columns, in the order in which they come."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
@@ -203,17 +270,25 @@ def grouped(rows: Sequence[Row], *names: str) -> list[tuple[tuple[Any, ...], lis
     return list(groups.items())
 
 
-def print_report(report: Row, parts: Collection[str], console: Console | None = None) -> None:
+def print_report(
+    report: Row, parts: Collection[str], console: Console | None = None
+) -> None:
     """Print the tables of these parts, and what to beware of."""
     console = console or PlainConsole()
     for part, tables in tables_of(report, parts).items():
         console.print(header(report[part]), soft_wrap=True)
         for title, (heads, body) in tables:
             table = Table(
-                title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+                title=title,
+                title_justify="left",
+                box=box.SIMPLE_HEAD,
+                pad_edge=False,
+                padding=(0, 1, 0, 0),
             )
             for at, head in enumerate(heads):
-                table.add_column(head, justify="left" if at == 0 else "right", no_wrap=True)
+                table.add_column(
+                    head, justify="left" if at == 0 else "right", no_wrap=True
+                )
             for cells in body:
                 table.add_row(*cells)
             console.print(table)
@@ -229,14 +304,24 @@ def acceptance_csv(rows: Sequence[Row]) -> str:
     drafting = [row for row in rows if row["verifications"]]
     deepest = max((len(row["survival"]) for row in drafting), default=0)
     positions = [f"acceptance_at_pos_{at}" for at in range(deepest)]
-    counts = ["num_drafts", "num_draft_tokens", "num_accepted_tokens", "acceptance_length"]
+    counts = [
+        "num_drafts",
+        "num_draft_tokens",
+        "num_accepted_tokens",
+        "acceptance_length",
+    ]
     file = io.StringIO()
     writer = csv.writer(file)
     writer.writerow(["subset", "decoder", "temperature", *counts, *positions])
     for row in drafting:
         survival = [*row["survival"], *[0.0] * (deepest - len(row["survival"]))]
         named = [row["prompt_set"], row["decoder"], row["temperature"]]
-        figures = [row["verifications"], row["drafted"], row["accepted"], row["mean_acceptance_length"]]
+        figures = [
+            row["verifications"],
+            row["drafted"],
+            row["accepted"],
+            row["mean_acceptance_length"],
+        ]
         writer.writerow([*named, *figures, *survival])
     return file.getvalue()
 
@@ -247,31 +332,47 @@ def plots_of(report: Row) -> dict[str, tuple[str, Callable[[Figure], None]]]:
     if not speed:
         return {}
     return {
-        "speedup": ("Speedup over plain decoding", partial(draw_speedups, speed["rows"])),
-        "acceptance": ("Acceptance by position (survival)", partial(draw_acceptance, speed["rows"])),
+        "speedup": (
+            "Speedup over plain decoding",
+            partial(draw_speedups, speed["rows"]),
+        ),
+        "acceptance": (
+            "Acceptance by position (survival)",
+            partial(draw_acceptance, speed["rows"]),
+        ),
         "rows": ("Cost of a forward", partial(draw_rows, speed["roofline"])),
     }
 
 
 def draw_speedups(rows: Sequence[Row], figure: Figure) -> None:
     """Draw bars of all decoders with their intervals, a panel for each prompt set and temperature."""
-    panels = grouped([row for row in rows if row["decoder"] != PLAIN], "prompt_set", "temperature")
+    panels = grouped(
+        [row for row in rows if row["decoder"] != PLAIN], "prompt_set", "temperature"
+    )
     rows_of_panels = -(-len(panels) // 2)
     height = 0.6 + 0.25 * max(len(own) for _, own in panels)
     figure.set_size_inches(4.2 * min(2, len(panels)), height * rows_of_panels)
-    for axis, ((prompt_set, temperature), own) in zip(_axes(figure, len(panels)), panels):
+    for axis, ((prompt_set, temperature), own) in zip(
+        _axes(figure, len(panels)), panels
+    ):
         names = [label(row["decoder"]) for row in own][::-1]
         values = [row["speedup"] for row in own][::-1]
-        intervals = [row["speedup_interval"] or (row["speedup"], row["speedup"]) for row in own][::-1]
+        intervals = [
+            row["speedup_interval"] or (row["speedup"], row["speedup"]) for row in own
+        ][::-1]
         errors = [
             [max(0.0, value - low) for value, (low, _) in zip(values, intervals)],
             [max(0.0, high - value) for value, (_, high) in zip(values, intervals)],
         ]
-        hues = [HUES[6] if row["decoder"].startswith((PEER, BASE)) else HUES[0] for row in own][::-1]
+        hues = [
+            HUES[6] if row["decoder"].startswith((PEER, BASE)) else HUES[0]
+            for row in own
+        ][::-1]
         axis.barh(names, values, xerr=errors, color=hues, ecolor="#333333", capsize=2)
         axis.axvline(1, color="#333333", linewidth=0.8)
         axis.set_title(
-            f"{label(prompt_set)}, {'greedy' if not temperature else f'T={temperature:g}'}", fontsize=9
+            f"{label(prompt_set)}, {'greedy' if not temperature else f'T={temperature:g}'}",
+            fontsize=9,
         )
         axis.tick_params(labelsize=8)
 
@@ -279,16 +380,31 @@ def draw_speedups(rows: Sequence[Row], figure: Figure) -> None:
 def draw_acceptance(rows: Sequence[Row], figure: Figure) -> None:
     """Draw the share of verifications whose drafts were accepted up to each position, greedy or coldest."""
     coldest = min(row["temperature"] for row in rows)
-    drafting = [row for row in rows if row["temperature"] == coldest and row["survival"]]
+    drafting = [
+        row for row in rows if row["temperature"] == coldest and row["survival"]
+    ]
     panels = grouped(drafting, "prompt_set")
-    figure.set_size_inches(4.2 * min(2, max(1, len(panels))), 3 * max(1, -(-len(panels) // 2)))
+    figure.set_size_inches(
+        4.2 * min(2, max(1, len(panels))), 3 * max(1, -(-len(panels) // 2))
+    )
     for axis, ((prompt_set,), own) in zip(_axes(figure, len(panels)), panels):
         for at, row in enumerate(own):
             survival = row["survival"][: 2 * POSITIONS]
-            style = "--" if row["decoder"].startswith(PEER) else "-" if at < len(HUES) else ":"
+            style = (
+                "--"
+                if row["decoder"].startswith(PEER)
+                else "-"
+                if at < len(HUES)
+                else ":"
+            )
             places = range(1, len(survival) + 1)
             axis.plot(
-                places, survival, style, color=HUES[at % len(HUES)], marker=".", label=label(row["decoder"])
+                places,
+                survival,
+                style,
+                color=HUES[at % len(HUES)],
+                marker=".",
+                label=label(row["decoder"]),
             )
         axis.set_title(f"{label(prompt_set)}, T={coldest:g}", fontsize=9)
         axis.set_xlabel("position of a draft", fontsize=8)
@@ -301,13 +417,28 @@ def draw_rows(roofline: Row, figure: Figure) -> None:
     """Draw milliseconds of a forward by its rows, measured and by the roofline."""
     figure.set_size_inches(4.2, 3)
     axis = figure.subplots()
-    axis.plot(roofline["rows"], roofline["ms"], "-", color=HUES[0], marker=".", label="measured")
+    axis.plot(
+        roofline["rows"],
+        roofline["ms"],
+        "-",
+        color=HUES[0],
+        marker=".",
+        label="measured",
+    )
     if roofline["roofline_ms"]:
-        axis.plot(roofline["rows"], roofline["roofline_ms"], "--", color=HUES[1], label="roofline")
+        axis.plot(
+            roofline["rows"],
+            roofline["roofline_ms"],
+            "--",
+            color=HUES[1],
+            label="roofline",
+        )
     axis.set_xscale("log", base=2)
     axis.set_xticks(roofline["rows"], list(map(str, roofline["rows"])))
     axis.set_ylim(0)
-    axis.set_xlabel(f"rows of a forward, behind {roofline['context']} tokens", fontsize=8)
+    axis.set_xlabel(
+        f"rows of a forward, behind {roofline['context']} tokens", fontsize=8
+    )
     axis.set_ylabel("ms", fontsize=8)
     axis.legend(fontsize=8)
     axis.tick_params(labelsize=8)
@@ -315,7 +446,11 @@ def draw_rows(roofline: Row, figure: Figure) -> None:
 
 def _axes(figure: Figure, count: int) -> list[Axes]:
     """Return the axes of `count` panels, two in a row; one that is left over is not shown."""
-    axes = figure.subplots(max(1, -(-count // 2)), min(2, max(1, count)), squeeze=False).flatten().tolist()
+    axes = (
+        figure.subplots(max(1, -(-count // 2)), min(2, max(1, count)), squeeze=False)
+        .flatten()
+        .tolist()
+    )
     for axis in axes[count:]:
         axis.set_visible(False)
     return axes
@@ -332,12 +467,23 @@ def png(draw: Callable[[Figure], None]) -> bytes:
 
 def page(report: Row, plots: Mapping[str, bytes]) -> str:
     """Return the report as one HTML file without scripts or links to other files."""
-    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True)
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+    )
     return environment.get_template("report.html.j2").render(
         name=report["name"],
         headers={part: header(report[part]) for part in PARTS if report[part]},
-        warnings=[warning for part in PARTS if report[part] for warning in report[part]["warnings"]],
-        plots={title: base64.b64encode(image).decode() for title, image in plots.items()},
+        warnings=[
+            warning
+            for part in PARTS
+            if report[part]
+            for warning in report[part]["warnings"]
+        ],
+        plots={
+            title: base64.b64encode(image).decode() for title, image in plots.items()
+        },
         tables=tables_of(report),
         samples=report["speed"]["samples"] if report["speed"] else [],
         kinds=KINDS,
@@ -367,10 +513,19 @@ def log(tracker: TrackerConfig, folder: Path, report: Row) -> None:
 def scalars(report: Row) -> dict[str, float]:
     """Return the figures by names that W&B groups into sections."""
     values: dict[str, float] = {}
-    figures = ("speedup", "output_tokens_per_second", "mean_acceptance_length", "draft_acceptance_rate")
+    figures = (
+        "speedup",
+        "output_tokens_per_second",
+        "mean_acceptance_length",
+        "draft_acceptance_rate",
+    )
     for row in report["speed"]["rows"] if report["speed"] else ():
-        place = f"speed/{row['prompt_set']}/T{row['temperature']:g}/{row['decoder']}".replace(".", "_")
-        values |= {f"{place}/{name}": row[name] for name in figures if row[name] is not None}
+        place = f"speed/{row['prompt_set']}/T{row['temperature']:g}/{row['decoder']}".replace(
+            ".", "_"
+        )
+        values |= {
+            f"{place}/{name}": row[name] for name in figures if row[name] is not None
+        }
     for row in report["quality"]["rows"] if report["quality"] else ():
         place = f"quality/{row['benchmark']}/T{row['temperature']:g}/{row['who']}_{row['decoder']}"
         if row["value"] is not None:

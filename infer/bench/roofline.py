@@ -59,7 +59,9 @@ class Needs:
     def of(cls, lm: PreTrainedModel) -> "Needs | None":
         """Return a model's costs. None for a mixture of experts: the text decides which weights are read."""
         weights = streamed(lm)
-        if any(weight.dim() > 2 for weight in weights):  # the experts of a layer lie in one tensor
+        if any(
+            weight.dim() > 2 for weight in weights
+        ):  # the experts of a layer lie in one tensor
             return None
         config = lm.config
         itemsize = lm.dtype.itemsize
@@ -72,7 +74,8 @@ class Needs:
         return cls(
             weight_bytes=sum(weight.nbytes for weight in weights),
             row_bytes=cached + itemsize * embedding.weight.shape[1],
-            weight_flops=2 * sum(weight.numel() for weight in weights if weight.dim() == 2),
+            weight_flops=2
+            * sum(weight.numel() for weight in weights if weight.dim() == 2),
             cache_bytes=cached // layers,
             pair_flops=4 * config.num_attention_heads * cache[-1],
             windows=tuple(kinds[kind] for kind in kind_of),
@@ -80,14 +83,20 @@ class Needs:
 
     def bytes(self, rows: float, context: float) -> float:
         """Read and written by a forward of so many rows behind so many tokens."""
-        return self.weight_bytes + rows * self.row_bytes + self.cache_bytes * self._seen(context)
+        return (
+            self.weight_bytes
+            + rows * self.row_bytes
+            + self.cache_bytes * self._seen(context)
+        )
 
     def flops(self, rows: float, context: float) -> float:
         """Return operations (a multiplication and an addition are two); each row is held against all rows."""
         return rows * (self.weight_flops + self.pair_flops * self._seen(context + rows))
 
     def _seen(self, tokens: float) -> float:
-        return sum(tokens if window is None else min(window, tokens) for window in self.windows)
+        return sum(
+            tokens if window is None else min(window, tokens) for window in self.windows
+        )
 
 
 def streamed(lm: PreTrainedModel) -> list[nn.Parameter]:
@@ -101,7 +110,11 @@ def streamed(lm: PreTrainedModel) -> list[nn.Parameter]:
         elif isinstance(module, GatedEmbedding):
             passed.add(id(module.rows))
     head = {id(weight) for weight in lm.get_output_embeddings().parameters()}
-    return [weight for weight in lm.parameters() if id(weight) in head or id(weight) not in passed]
+    return [
+        weight
+        for weight in lm.parameters()
+        if id(weight) in head or id(weight) not in passed
+    ]
 
 
 def measure_roofline(lm: PreTrainedModel) -> dict[str, Any]:
@@ -114,15 +127,26 @@ def measure_roofline(lm: PreTrainedModel) -> dict[str, Any]:
     if needs:
         bandwidth = measure_bandwidth(lm.device, size=min(needs.weight_bytes, LARGEST))
         rate = measure_rate(lm)
-        limits = [1e3 * max(needs.bytes(q, CONTEXT) / bandwidth, needs.flops(q, CONTEXT) / rate) for q in ROWS]
-    return {"rows": list(ROWS), "context": CONTEXT, "ms": measure_forwards(lm), "roofline_ms": limits}
+        limits = [
+            1e3
+            * max(needs.bytes(q, CONTEXT) / bandwidth, needs.flops(q, CONTEXT) / rate)
+            for q in ROWS
+        ]
+    return {
+        "rows": list(ROWS),
+        "context": CONTEXT,
+        "ms": measure_forwards(lm),
+        "roofline_ms": limits,
+    }
 
 
 def measure_forwards(lm: PreTrainedModel) -> list[float]:
     """Return the median milliseconds of a forward of each of ROWS rows, its picks on the host."""
     runner = Runner(lm, capacity=CONTEXT, max_rows=ROWS[-1])
     vocabulary = lm.config.get_text_config().vocab_size
-    runner.prefill([[(13 + 7919 * index) % vocabulary for index in range(CONTEXT - ROWS[-1])]])
+    runner.prefill(
+        [[(13 + 7919 * index) % vocabulary for index in range(CONTEXT - ROWS[-1])]]
+    )
     times: dict[int, list[float]] = {q: [] for q in ROWS}
     for turn in range(1 + ROUNDS):
         for q in ROWS:
@@ -138,18 +162,30 @@ def measure_rate(lm: PreTrainedModel) -> float:
     """Return the operations per second of a product with the largest matrix of a layer."""
     # The head is the largest matrix of a small model, and of an odd shape.
     head: Any = lm.get_output_embeddings()
-    layers = (weight.shape for weight in streamed(lm) if weight.dim() == 2 and weight is not head.weight)
+    layers = (
+        weight.shape
+        for weight in streamed(lm)
+        if weight.dim() == 2 and weight is not head.weight
+    )
     matrix = max(layers, key=prod)
     weight = torch.randn(*matrix, dtype=lm.dtype, device=lm.device)
     rows = torch.randn(PRODUCT_ROWS, matrix[1], dtype=lm.dtype, device=lm.device)
-    return 2 * PRODUCT_ROWS * prod(matrix) / seconds_of(lambda: F.linear(rows, weight), lm.device)
+    return (
+        2
+        * PRODUCT_ROWS
+        * prod(matrix)
+        / seconds_of(lambda: F.linear(rows, weight), lm.device)
+    )
 
 
 def measure_bandwidth(device: torch.device, *, size: int) -> float:
     """Return bytes per second within `size` bytes: the faster of copying one half and of reading all."""
     buffer = torch.ones(max(2, size // 8 * 2), dtype=torch.int32, device=device)
     source, target = buffer.chunk(2)
-    tasks: list[Callable[[], Any]] = [lambda: target.copy_(source), lambda: buffer.amax()]
+    tasks: list[Callable[[], Any]] = [
+        lambda: target.copy_(source),
+        lambda: buffer.amax(),
+    ]
     return buffer.nbytes / min(seconds_of(task, device) for task in tasks)
 
 

@@ -20,7 +20,14 @@ from conf.stage import existing, is_finished, made_from, write_manifest
 from infer.api import Model, generate, load
 from infer.bench import gsd, quality, sandbox, speed
 from infer.bench.config import DECODERS, BenchConfig
-from infer.bench.harness import Records, WorkerGroup, circumstances, hardware, init_workers, result_folder
+from infer.bench.harness import (
+    Records,
+    WorkerGroup,
+    circumstances,
+    hardware,
+    init_workers,
+    result_folder,
+)
 from infer.bench.problems import READERS
 from infer.bench.prompts import Chat, Prompt, name_of, read_prompts
 from infer.bench.report import RESULT, print_report, write_report
@@ -52,19 +59,37 @@ def bench(config: BenchConfig) -> None:
 
 
 def load_models(
-    config: BenchConfig, directory: ModelDirectory, workers: WorkerGroup, *, draft: bool = True
+    config: BenchConfig,
+    directory: ModelDirectory,
+    workers: WorkerGroup,
+    *,
+    draft: bool = True,
 ) -> tuple[Model, Model | None]:
     """Return the model, with its draft model, and the base."""
-    shared: dict[str, Any] = {"dtype": config.dtype, "device": workers.device(), "compile": config.compile}
+    shared: dict[str, Any] = {
+        "dtype": config.dtype,
+        "device": workers.device(),
+        "compile": config.compile,
+    }
     model = load(directory, draft=config.draft if draft else None, **shared)
-    base = load(ModelDirectory(config.base, setting="base"), **shared) if config.base else None
+    base = (
+        load(ModelDirectory(config.base, setting="base"), **shared)
+        if config.base
+        else None
+    )
     return model, base
 
 
 def facts_of(config: BenchConfig, part: str, **content: Any) -> dict[str, Any]:
     """Return what determines a part's result: its settings, the models' files, the machine and `content`."""
     others = [group for group in GROUPS if group != part]
-    inputs = existing({"model.path": config.model.path, "base": config.base, "draft.model": config.draft.model})
+    inputs = existing(
+        {
+            "model.path": config.model.path,
+            "base": config.base,
+            "draft.model": config.draft.model,
+        }
+    )
     facts = made_from(config, inputs, ignore=("tracker", "part", *others))
     return facts | content | {"hardware": hardware()}
 
@@ -76,10 +101,14 @@ def digest(value: Any) -> str:
 
 def digest_of_prompts(sets: Mapping[str, Sequence[Prompt]]) -> str:
     """Return a fingerprint of the ids of all prompts."""
-    return digest({name: [prompt.ids for prompt in prompts] for name, prompts in sets.items()})
+    return digest(
+        {name: [prompt.ids for prompt in prompts] for name, prompts in sets.items()}
+    )
 
 
-def read_all_prompts(config: BenchConfig, directory: ModelDirectory) -> dict[str, list[Prompt]]:
+def read_all_prompts(
+    config: BenchConfig, directory: ModelDirectory
+) -> dict[str, list[Prompt]]:
     """Return the prompts by set. Raises UserError for a base that lacks ids of theirs."""
     chat = Chat(directory.path)
     sets = {}
@@ -94,9 +123,13 @@ def read_all_prompts(config: BenchConfig, directory: ModelDirectory) -> dict[str
             as_chat=config.chat,
         )
     if config.base:
-        named = ((prompt.id, prompt.ids) for prompts in sets.values() for prompt in prompts)
+        named = (
+            (prompt.id, prompt.ids) for prompts in sets.values() for prompt in prompts
+        )
         if strange := lacking(base_pieces(config.base, directory.text), named):
-            raise UserError(f"base={config.base} must be a model with the ids of every prompt, got {strange}")
+            raise UserError(
+                f"base={config.base} must be a model with the ids of every prompt, got {strange}"
+            )
     return sets
 
 
@@ -114,7 +147,9 @@ def for_model(config: BenchConfig, directory: ModelDirectory) -> BenchConfig:
     # Diverse tokens are for a place each (SDSAT, Appendix B).
     ks = [k for k in config.speed.k if len(adaptive.ids) == 1 or k <= len(adaptive.ids)]
     if not ks:
-        raise UserError(f"speed.k must be at most the {len(adaptive.ids)} diverse ids, got {config.speed.k}")
+        raise UserError(
+            f"speed.k must be at most the {len(adaptive.ids)} diverse ids, got {config.speed.k}"
+        )
     return replace(config, speed=replace(config.speed, k=ks))
 
 
@@ -153,7 +188,10 @@ def measure_speed(config: BenchConfig, workers: WorkerGroup) -> None:
             result = {
                 "rows": speed.rows_of(records.read(), order),
                 "roofline": measure_roofline(model.lm),
-                "samples": [sample(model, name, prompts[0], config) for name, prompts in sets.items()],
+                "samples": [
+                    sample(model, name, prompts[0], config)
+                    for name, prompts in sets.items()
+                ],
                 "warnings": contamination(config, list(sets)),
             }
             save_result(partial, "speed", config, facts, result, gated=directory.gated)
@@ -166,18 +204,29 @@ def warm_up(
 ) -> None:
     """Decode the longest prompt once in every way, uncounted: kernels, graphs and caches are then there."""
     if mine:
-        longest = max((prompt for prompts in sets.values() for prompt in prompts), key=lambda p: len(p.ids))
+        longest = max(
+            (prompt for prompts in sets.values() for prompt in prompts),
+            key=lambda p: len(p.ids),
+        )
         for named in decoders.values():
             for decoder in named.values():
                 decoder(longest)
 
 
-def sample(model: Model, prompt_set: str, prompt: Prompt, config: BenchConfig) -> dict[str, Any]:
+def sample(
+    model: Model, prompt_set: str, prompt: Prompt, config: BenchConfig
+) -> dict[str, Any]:
     """Return a prompt and its greedy continuation by all sources, in pieces of [kind, text]."""
-    decode = DecodeConfig(**DECODERS["hybrid"], max_new_tokens=config.speed.max_new_tokens)
+    decode = DecodeConfig(
+        **DECODERS["hybrid"], max_new_tokens=config.speed.max_new_tokens
+    )
     steps = list(generate(model, [prompt.ids], decode))
     pieces = in_pieces(piece for step in steps for piece in zip(step.kinds, step.texts))
-    return {"prompt_set": prompt_set, "prompt": model.text.decode(prompt.ids), "pieces": pieces}
+    return {
+        "prompt_set": prompt_set,
+        "prompt": model.text.decode(prompt.ids),
+        "pieces": pieces,
+    }
 
 
 def contamination(config: BenchConfig, names: Sequence[str]) -> list[str]:
@@ -186,7 +235,10 @@ def contamination(config: BenchConfig, names: Sequence[str]) -> list[str]:
     return [
         f"{name}: the training data was not decontaminated against it (data_prep: benchmarks=all)"
         for name in names
-        if known is not None and name in READERS and name != "lines" and name not in known
+        if known is not None
+        and name in READERS
+        and name != "lines"
+        and name not in known
     ]
 
 
@@ -194,18 +246,28 @@ def measure_quality(config: BenchConfig, workers: WorkerGroup) -> None:
     """Answer the benchmarks, judge the answers and write them, into out/quality."""
     directory = directory_of(config.model)
     benchmarks, skipped = quality.read_benchmarks(config, directory.text)
-    content = digest([[p.id, p.tests, p.expected] for rows in benchmarks.values() for p in rows])
+    content = digest(
+        [[p.id, p.tests, p.expected] for rows in benchmarks.values() for p in rows]
+    )
     facts = facts_of(config, "quality", problems=content)
     out = Path(config.out) / "quality"
     if is_finished(out, "quality", facts):
         say(workers, f"{out} is finished: nothing to do")
         return
-    decoders = [name for name in config.quality.decoders if directory.adaptive or name not in BY_ADAPTIVE]
-    batches = {batch.name: batch for batch in quality.batches_of(config, benchmarks, decoders)}
+    decoders = [
+        name
+        for name in config.quality.decoders
+        if directory.adaptive or name not in BY_ADAPTIVE
+    ]
+    batches = {
+        batch.name: batch for batch in quality.batches_of(config, benchmarks, decoders)
+    }
     chat = Chat(directory.path) if config.chat else None
     model, base = load_models(config, directory, workers, draft=False)
     # Both read the same ids: the base has no infilling of its own.
-    models = {"model": model} | ({"base": replace(base, text=model.text)} if base else {})
+    models = {"model": model} | (
+        {"base": replace(base, text=model.text)} if base else {}
+    )
 
     def measure(name: str) -> dict[str, Any]:
         batch = batches[name]
@@ -221,26 +283,45 @@ def measure_quality(config: BenchConfig, workers: WorkerGroup) -> None:
             result = {
                 "rows": quality.rows_of(given, verdicts, config.quality.k),
                 "skipped": skipped,
-                "warnings": [*contamination(config, list(benchmarks)), *not_judged(benchmarks)],
+                "warnings": [
+                    *contamination(config, list(benchmarks)),
+                    *not_judged(benchmarks),
+                ],
             }
-            save_result(partial, "quality", config, facts, result, gated=directory.gated)
+            save_result(
+                partial, "quality", config, facts, result, gated=directory.gated
+            )
 
 
 def judge_answers(
-    folder: Path, given: Sequence[Mapping[str, Any]], benchmarks: quality.Benchmarks, workers: WorkerGroup
+    folder: Path,
+    given: Sequence[Mapping[str, Any]],
+    benchmarks: quality.Benchmarks,
+    workers: WorkerGroup,
 ) -> dict[str, Any]:
     """Return the verdicts by key; each distinct answer is judged once, by one of the ranks."""
-    problems = {(name, problem.id): problem for name, rows in benchmarks.items() for problem in rows}
+    problems = {
+        (name, problem.id): problem
+        for name, rows in benchmarks.items()
+        for problem in rows
+    }
     cases = {}
     for record in given:
         for a in record["answers"]:
             problem = problems[record["benchmark"], a["id"]]
-            judged_here = (problem.tests and not sandbox.unavailable()) or record["benchmark"] in quality.EXACT
+            judged_here = (problem.tests and not sandbox.unavailable()) or record[
+                "benchmark"
+            ] in quality.EXACT
             if judged_here and not a["too_long"]:
-                cases[quality.verdict_key(record["benchmark"], a)] = (problem, a["text"])
+                cases[quality.verdict_key(record["benchmark"], a)] = (
+                    problem,
+                    a["text"],
+                )
     verdicts = Records(folder / "verdicts", list(cases))
     missing = verdicts.open(workers)
-    with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // workers.world)) as pool:
+    with ThreadPoolExecutor(
+        max(1, len(os.sched_getaffinity(0)) // workers.world)
+    ) as pool:
         judged = {key: pool.submit(quality.judge, *cases[key]) for key in missing}
         verdicts.make(missing, workers, "verdicts", lambda key: judged[key].result())
     return verdicts.read()
@@ -248,7 +329,9 @@ def judge_answers(
 
 def not_judged(benchmarks: quality.Benchmarks) -> list[str]:
     """Return why programs were not judged, if there were any."""
-    programs = any(problem.tests for problems in benchmarks.values() for problem in problems)
+    programs = any(
+        problem.tests for problems in benchmarks.values() for problem in problems
+    )
     return [sandbox.unavailable()] if programs and sandbox.unavailable() else []
 
 
@@ -316,7 +399,9 @@ def check_same(report: Mapping[str, Any]) -> None:
     """Raise UserError for texts in float32 that are not plain decoding's; peers are not ours to judge."""
     for kind in ("speed", "quality"):
         part = report[kind]
-        for row in part["rows"] if part and part["settings"]["dtype"] == "float32" else ():
+        for row in (
+            part["rows"] if part and part["settings"]["dtype"] == "float32" else ()
+        ):
             ours = not row["decoder"].startswith(speed.PEER)
             if ours and row["same"] < row["compared"]:
                 place = row.get("prompt_set") or row["benchmark"]

@@ -78,7 +78,11 @@ def judge(source: str, tests: str, limits: ProgramLimits | None = None) -> Verdi
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=errors,
-            env={"LANG": "C.UTF-8", "LD_LIBRARY_PATH": "/python/lib", "PATH": "/usr/bin:/bin"},
+            env={
+                "LANG": "C.UTF-8",
+                "LD_LIBRARY_PATH": "/python/lib",
+                "PATH": "/usr/bin:/bin",
+            },
             start_new_session=True,
         )
         try:
@@ -89,24 +93,30 @@ def judge(source: str, tests: str, limits: ProgramLimits | None = None) -> Verdi
             process.kill()
             process.wait()
         lines = _tail(errors).strip().splitlines()
-        message = lines[-1][:200] if lines else f"exit code {process.returncode} before the end of the tests"
+        message = (
+            lines[-1][:200]
+            if lines
+            else f"exit code {process.returncode} before the end of the tests"
+        )
         if process.returncode == 128 + TIME_LIMIT_SIGNAL:
             return Verdict("timed out", f"after {limits.cpu_seconds} s of CPU time")
         if process.returncode == 0 and token in _tail(output):
             return Verdict("passed")
-        return Verdict("out of memory" if message.startswith("MemoryError") else "failed", message)
+        return Verdict(
+            "out of memory" if message.startswith("MemoryError") else "failed", message
+        )
 
 
 @cache
 def unavailable() -> str:
     """Return why programs cannot be judged on this machine, in a sentence; empty if they can."""
-    missing = [name for name in ("bwrap", "prlimit", "setpriv") if not shutil.which(name)]
+    missing = [
+        name for name in ("bwrap", "prlimit", "setpriv") if not shutil.which(name)
+    ]
     if "bwrap" in missing:
         return "Programs cannot be judged without bwrap. Install bubblewrap (apt-get install bubblewrap)."
     if missing:
-        return (
-            f"Programs cannot be judged without {missing[0]}. Install util-linux (apt-get install util-linux)."
-        )
+        return f"Programs cannot be judged without {missing[0]}. Install it (apt-get install util-linux)."
     verdict = judge("", "")
     if verdict.passed:
         return ""
@@ -126,21 +136,57 @@ def command(limits: ProgramLimits) -> list[str]:
         "--unshare-uts",
         "--unshare-cgroup-try",
     ]
-    words += ["--die-with-parent", "--new-session", "--hostname", "sandbox", "--cap-drop", "ALL"]
+    words += [
+        "--die-with-parent",
+        "--new-session",
+        "--hostname",
+        "sandbox",
+        "--cap-drop",
+        "ALL",
+    ]
     words += ["--ro-bind", "/usr", "/usr"]
     for link in ("/bin", "/lib", "/lib64"):
-        words += ["--symlink", f"usr{link}", link] if Path(link).is_symlink() else ["--ro-bind-try", link, link]
+        words += (
+            ["--symlink", f"usr{link}", link]
+            if Path(link).is_symlink()
+            else ["--ro-bind-try", link, link]
+        )
     words += ["--ro-bind", sys.base_prefix, "/python"]
-    words += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--size", str(4 * limits.file * MIB)]
+    words += [
+        "--proc",
+        "/proc",
+        "--dev",
+        "/dev",
+        "--perms",
+        "1777",
+        "--size",
+        str(4 * limits.file * MIB),
+    ]
     words += ["--tmpfs", "/tmp", "--remount-ro", "/", "--chdir", "/tmp"]
     if os.geteuid() == 0:  # the kernel holds root to no number of processes
         user = str(FIRST_USER + next(_numbers) % USERS)
-        words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "setpriv", "--inh-caps=-all"]
+        words += [
+            "--cap-add",
+            "CAP_SETUID",
+            "--cap-add",
+            "CAP_SETGID",
+            "setpriv",
+            "--inh-caps=-all",
+        ]
         words += ["--reuid", user, "--regid", user, "--clear-groups"]
     else:
         words += ["--unshare-user"]
-    words += ["prlimit", f"--as={limits.memory * MIB}", f"--cpu={limits.cpu_seconds}:{limits.cpu_seconds + 1}"]
-    words += [f"--nproc={limits.processes}", f"--fsize={limits.file * MIB}", "--core=0", "--nofile=128"]
+    words += [
+        "prlimit",
+        f"--as={limits.memory * MIB}",
+        f"--cpu={limits.cpu_seconds}:{limits.cpu_seconds + 1}",
+    ]
+    words += [
+        f"--nproc={limits.processes}",
+        f"--fsize={limits.file * MIB}",
+        "--core=0",
+        "--nofile=128",
+    ]
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     return [*words, f"/python/bin/python{version}", "-I", "-S", "-B", "-c", DRIVER]
 

@@ -75,10 +75,16 @@ def decoder(model: Model, decode: DecodeConfig, *, seed: int) -> Decoder:
         began = time.perf_counter()
         first = 0.0
         steps: list[Step] = []
-        for step in generate(model, [prompt.ids], decode, seeds=[seed_of(prompt, seed)]):
+        for step in generate(
+            model, [prompt.ids], decode, seeds=[seed_of(prompt, seed)]
+        ):
             first = first or time.perf_counter()  # the tokens are on the host
             steps.append(step)
-        return run_of(steps, seconds=duration(began, time.perf_counter()), first_seconds=first - began)
+        return run_of(
+            steps,
+            seconds=duration(began, time.perf_counter()),
+            first_seconds=first - began,
+        )
 
     return run
 
@@ -86,7 +92,10 @@ def decoder(model: Model, decode: DecodeConfig, *, seed: int) -> Decoder:
 def run_of(steps: Sequence[Step], *, seconds: float, first_seconds: float) -> Run:
     """Return what the steps of one text came to."""
     # An end within the accepted drafts hides those behind it.
-    judged = [step.accepted if step.accepted == len(step.tokens) else step.depth for step in steps]
+    judged = [
+        step.accepted if step.accepted == len(step.tokens) else step.depth
+        for step in steps
+    ]
     right = [step.accepted for step in steps]
     return Run(
         tokens=[token for step in steps for token in step.tokens],
@@ -107,7 +116,10 @@ def run_of(steps: Sequence[Step], *, seconds: float, first_seconds: float) -> Ru
 
 def by_position(depths: Sequence[int]) -> list[int]:
     """Return how many of these depths reach position 1, 2, ... of a draft."""
-    return [sum(depth >= position for depth in depths) for position in range(1, max(depths, default=0) + 1)]
+    return [
+        sum(depth >= position for depth in depths)
+        for position in range(1, max(depths, default=0) + 1)
+    ]
 
 
 def seed_of(prompt: Prompt, seed: int) -> int:
@@ -115,21 +127,30 @@ def seed_of(prompt: Prompt, seed: int) -> int:
     return (seed + zlib.crc32(prompt.id.encode())) % SEEDS
 
 
-def decoders_of(config: BenchConfig, model: Model, base: Model | None) -> dict[float, dict[str, Decoder]]:
+def decoders_of(
+    config: BenchConfig, model: Model, base: Model | None
+) -> dict[float, dict[str, Decoder]]:
     """Return the decoders by temperature and name, plain decoding first."""
     result: dict[float, dict[str, Decoder]] = {}
     for temperature in config.speed.temperatures:
         decodes = config.speed.decodes(temperature, draft=model.draft is not None)
-        named = {name: decoder(model, decode, seed=config.seed) for name, decode in decodes.items()}
+        named = {
+            name: decoder(model, decode, seed=config.seed)
+            for name, decode in decodes.items()
+        }
         if base:
             named[BASE] = decoder(base, decodes[PLAIN], seed=config.seed)
-        for name, generated in peer_decoders(model, decodes[PLAIN], config.speed.peers).items():
+        for name, generated in peer_decoders(
+            model, decodes[PLAIN], config.speed.peers
+        ).items():
             named[f"{PEER}{name}"] = peer_runs(generated, config.seed)
         result[temperature] = named
     return result
 
 
-def peer_runs(generated: Callable[[Prompt, int], Mapping[str, Any]], seed: int) -> Decoder:
+def peer_runs(
+    generated: Callable[[Prompt, int], Mapping[str, Any]], seed: int
+) -> Decoder:
     """Return a peer as a function of the prompt; its seed is that of our decoders."""
     return lambda prompt: Run(**generated(prompt, seed_of(prompt, seed)))
 
@@ -140,7 +161,10 @@ def blocks(names: Sequence[K], plain: K, turn: int) -> list[list[K]]:
         return [[plain]]
     shift = turn // 2 % len(names)
     rotated = [*names[shift:], *names[:shift]]
-    turns = [[rotated[at], plain, *rotated[at + 1 : at + 2]] for at in range(0, len(names), 2)]
+    turns = [
+        [rotated[at], plain, *rotated[at + 1 : at + 2]]
+        for at in range(0, len(names), 2)
+    ]
     return [block[::-1] for block in turns] if turn % 2 else turns
 
 
@@ -154,11 +178,15 @@ def measure_turn(
             runs = {name: named[name](prompt).record() for name in block}
             plain = {name: runs[PLAIN][name] for name in ("seconds", "tokens", "text")}
             for name, run in runs.items():
-                records.append({"decoder": name, "temperature": temperature, "plain": plain, **run})
+                records.append(
+                    {"decoder": name, "temperature": temperature, "plain": plain, **run}
+                )
     return records
 
 
-def rows_of(records: Mapping[str, Mapping[str, Any]], order: Sequence[str]) -> list[dict[str, Any]]:
+def rows_of(
+    records: Mapping[str, Mapping[str, Any]], order: Sequence[str]
+) -> list[dict[str, Any]]:
     """Return the report's rows of the records of turns: one for each prompt set, temperature and decoder.
 
     Rows are in the order of the sets, of rising temperature and of the decoders' `order`.
@@ -166,19 +194,29 @@ def rows_of(records: Mapping[str, Mapping[str, Any]], order: Sequence[str]) -> l
     groups: dict[tuple[str, float, str], dict[str, list[dict[str, Any]]]] = {}
     for name, turn in records.items():
         for run in turn["runs"]:
-            by_prompt = groups.setdefault((turn["prompt_set"], run["temperature"], run["decoder"]), {})
+            by_prompt = groups.setdefault(
+                (turn["prompt_set"], run["temperature"], run["decoder"]), {}
+            )
             by_prompt.setdefault(turn["prompt"], []).append({"turn": name, **run})
     sets = list(dict.fromkeys(name for name, _, _ in groups))
-    keys = sorted(groups, key=lambda key: (sets.index(key[0]), key[1], order.index(key[2])))
+    keys = sorted(
+        groups, key=lambda key: (sets.index(key[0]), key[1], order.index(key[2]))
+    )
     rows: list[dict[str, Any]] = []
     rates: dict[tuple[str, float], float] = {}
     for prompt_set, temperature, name in keys:
-        row: dict[str, Any] = {"prompt_set": prompt_set, "temperature": temperature, "decoder": name}
+        row: dict[str, Any] = {
+            "prompt_set": prompt_set,
+            "temperature": temperature,
+            "decoder": name,
+        }
         row |= row_of(list(groups[prompt_set, temperature, name].values()))
         if name == PLAIN:
             rates[prompt_set, temperature] = row["measured_tokens_per_second"]
         # A decoder's own rate is of other moments than plain decoding's median, and may contradict its pairs.
-        row["output_tokens_per_second"] = rates[prompt_set, temperature] * row["speedup"]
+        row["output_tokens_per_second"] = (
+            rates[prompt_set, temperature] * row["speedup"]
+        )
         # Plain decoding is its own pair; a base and a sampling peer have other texts by their nature.
         if name in (PLAIN, BASE) or (temperature and name.startswith(PEER)):
             row["same"] = row["compared"] = 0
@@ -197,7 +235,10 @@ def row_of(prompts: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     names = ("tokens", "forwards", "rows", "verifications", "drafted", "accepted")
     total = {name: sum(run[name] for run in runs) for name in names}
     ratios = [
-        [(run["plain"]["seconds"], _rate(run) / _rate(run["plain"])) for run in of_prompt]
+        [
+            (run["plain"]["seconds"], _rate(run) / _rate(run["plain"]))
+            for run in of_prompt
+        ]
         for of_prompt in prompts
     ]
     speedup, interval = statistics.speedup(ratios)
@@ -215,8 +256,12 @@ def row_of(prompts: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
         "first_token_ms": 1e3 * median(run["first_seconds"] for run in runs),
         "tokens_per_forward": total["tokens"] / forwards if forwards else None,
         "rows_per_forward": total["rows"] / forwards if forwards else None,
-        "mean_acceptance_length": 1 + total["accepted"] / verifications if verifications else None,
-        "draft_acceptance_rate": total["accepted"] / total["drafted"] if total["drafted"] else None,
+        "mean_acceptance_length": 1 + total["accepted"] / verifications
+        if verifications
+        else None,
+        "draft_acceptance_rate": total["accepted"] / total["drafted"]
+        if total["drafted"]
+        else None,
         "survival": [count / verifications for count in right],
         "conditional": [a / b for a, b in zip(right, reached)],
         "sources": _by_source(runs),
@@ -241,5 +286,8 @@ def _by_source(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]
         proposed = sum(run["proposed"].get(source, 0) for run in runs)
         own = sum(run["sources"].get(source, 0) for run in runs)
         if proposed:
-            result[source] = {"share": own / accepted if accepted else 0.0, "acceptance": own / proposed}
+            result[source] = {
+                "share": own / accepted if accepted else 0.0,
+                "acceptance": own / proposed,
+            }
     return result

@@ -9,7 +9,9 @@ from scipy.stats import binomtest, bootstrap
 LEVEL = 0.95
 RESAMPLES = 2000
 Interval = tuple[float, float]
-Pair = tuple[float, float]  # seconds of plain decoding, and the ratio of tokens per second to it
+Pair = tuple[
+    float, float
+]  # seconds of plain decoding, and the ratio of tokens per second to it
 
 
 def speedup(pairs_by_prompt: Sequence[Sequence[Pair]]) -> tuple[float, Interval | None]:
@@ -28,7 +30,9 @@ def speedup(pairs_by_prompt: Sequence[Sequence[Pair]]) -> tuple[float, Interval 
     value = float(t.sum() / (t / r).sum())
     if len(t) < 2:
         return value, None
-    return value, _percentiles((t, t / r), lambda a, b, axis: a.sum(axis=axis) / b.sum(axis=axis))
+    return value, _percentiles(
+        (t, t / r), lambda a, b, axis: a.sum(axis=axis) / b.sum(axis=axis)
+    )
 
 
 def share(passed: int, all_: int) -> Interval:
@@ -42,7 +46,9 @@ def average(values: Sequence[float]) -> Interval | None:
     return _percentiles((np.array(values),), np.mean) if len(values) > 1 else None
 
 
-def difference(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, Interval | None]:
+def difference(
+    ours: Sequence[float], theirs: Sequence[float]
+) -> tuple[float, Interval | None]:
     """Return the difference of two means on the same problems, and its interval, by pairs."""
     gaps = [a - b for a, b in zip(ours, theirs, strict=True)]
     return mean(gaps), average(gaps)

@@ -82,7 +82,9 @@ class FixedPolicy(Policy):
     def max_rows(self) -> int:
         """Rows of the largest tree."""
         sites = {"root": 0, "all": 1 + self.drafted}.get(str(self.probes), self.probes)
-        return max(1 + self.k, 1 + self.drafted + self.k * min(int(sites), 1 + self.drafted))
+        return max(
+            1 + self.k, 1 + self.drafted + self.k * min(int(sites), 1 + self.drafted)
+        )
 
     def shape(self, places: Places, left: int) -> tuple[Drafts, Sequence[int], int]:
         """Return the likeliest paths; drafts without adaptive answers are always probed."""
@@ -123,7 +125,11 @@ class AdaptiveDrafter(Drafter):
     """One sequence's drafts; without `ids` by n-grams alone. The policy may serve and learn from several."""
 
     def __init__(
-        self, ids: Sequence[int], policy: Policy, ngrams: Ngrams | None = None, watch: Watch | None = None
+        self,
+        ids: Sequence[int],
+        policy: Policy,
+        ngrams: Ngrams | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self._probes = probe_ids(ids, policy.most) if ids else ()
         self._policy = policy
@@ -147,12 +153,22 @@ class AdaptiveDrafter(Drafter):
             self._places = None
             return Tree.chain(context[-1])
         self._places = Places(
-            context, self._answers, self._ngrams, self._policy.width, self._sampling, self._seed
+            context,
+            self._answers,
+            self._ngrams,
+            self._policy.width,
+            self._sampling,
+            self._seed,
         )
         drafts, sites, k = self._policy.shape(self._places, left)
         self._drafts = drafts
         sources = tuple(map(self._places.source, drafts.nodes))
-        tree = Tree(tuple(drafts.tokens), tuple(drafts.parents), len(drafts.tokens), sources=sources)
+        tree = Tree(
+            tuple(drafts.tokens),
+            tuple(drafts.parents),
+            len(drafts.tokens),
+            sources=sources,
+        )
         # Nothing is deeper than the last token that may be fed: no position beyond the text's end.
         k = min(k, left - 2, len(self._probes))
         sites = [node for node in sites if drafts.depths[node] + k < left]
@@ -162,5 +178,9 @@ class AdaptiveDrafter(Drafter):
         """See Drafter. The answers behind the accepted path draft the next step."""
         self._policy.learn(self._places, result)
         if self._watch and self._places:
-            self._watch(Outcome(self._places.graph, self._drafts, list(result.path), result.tokens))
+            self._watch(
+                Outcome(
+                    self._places.graph, self._drafts, list(result.path), result.tokens
+                )
+            )
         self._answers = result.answers

@@ -34,20 +34,28 @@ TRIALS = 400.0  # of a bin that count; older ones fade
 STEPS = 100.0  # over which rates are averaged
 DEEPEST = 16  # drafts in a row
 WIDTH = 2  # candidates of a place; of sampled text, whose noise costs time, one
-COMPARED = 8  # every so many steps with answers, the drafts without them are looked at too
+COMPARED = (
+    8  # every so many steps with answers, the drafts without them are looked at too
+)
 # steps between two choices of k; of the last so many of them each has a say
 PLANNED = 8
 SMOOTHED = 4.0
 # steps without the most probes after which they are tried; before a few answers none
 TRIED = 48
 FEW = 4
-EXPLORED = (6.0, 0.02)  # tokens that trials of probes may cost beside n-grams: at first, and of those emitted
+EXPLORED = (
+    6.0,
+    0.02,
+)  # tokens that trials of probes may cost beside n-grams: at first, and of those emitted
 # plain steps: to try again, at first, at most
 AGAIN = 2.0
 FIRST = 10.0
 FULL = 24.0
 PUT_ASIDE = 0.01  # of a plain step
-SAVED = (16, 4)  # steps after which L(q) is saved first, and the factor from one time to the next
+SAVED = (
+    16,
+    4,
+)  # steps after which L(q) is saved first, and the factor from one time to the next
 
 
 class Calibration:
@@ -85,7 +93,9 @@ class Credit:
         """Account for a step: the tokens that it emitted, and its time in plain steps."""
         gained = tokens - spent
         if self.drafting:
-            self._left = max(min(self._left + gained, FULL), -AGAIN)  # one slow step is not paid for ever after
+            self._left = max(
+                min(self._left + gained, FULL), -AGAIN
+            )  # one slow step is not paid for ever after
             self.drafting = self._left > 0
         else:
             self._left += min(gained, 0.0) + PUT_ASIDE
@@ -120,7 +130,9 @@ class Worth:
         pace = max(1 / STEPS, 1 / self.seen)
         for mean, drawn in ((self._with, drafts), (self._without, without)):
             reached = np.zeros((2, DEEPEST))
-            for depth, chance, price in zip(drawn.depths[1:], drawn.chances[1:], prices):
+            for depth, chance, price in zip(
+                drawn.depths[1:], drawn.chances[1:], prices
+            ):
                 reached[:, depth - 1] += chance, chance - price
             mean += pace * (reached - mean)
 
@@ -136,7 +148,12 @@ class AutoPolicy:
     """Serves all sequences of a process, in any thread, and goes on learning from one prompt to the next."""
 
     def __init__(
-        self, costs: Costs, k: int, *, width: int = WIDTH, save: Callable[[Costs], None] | None = None
+        self,
+        costs: Costs,
+        k: int,
+        *,
+        width: int = WIDTH,
+        save: Callable[[Costs], None] | None = None,
     ) -> None:
         """Hang up to `k` probes under a node, 0 without adaptive tokens. `save` is given L(q) now and then."""
         self._lock = Lock()
@@ -145,14 +162,21 @@ class AutoPolicy:
         self.most = k
         self.max_rows = max(costs.rows[-1], 1 + k)
         self._costs = LoopCosts(costs, self.max_rows)
-        self._calibrations = Calibration(), Calibration()  # of places without and with adaptive answers
+        self._calibrations = (
+            Calibration(),
+            Calibration(),
+        )  # of places without and with adaptive answers
         self._earned = self._spent = 0.0  # tokens and milliseconds of late
         self._worth = Worth()
-        self._values = np.zeros(k)  # of a step with 1, 2, ... probes under a node, in tokens
+        self._values = np.zeros(
+            k
+        )  # of a step with 1, 2, ... probes under a node, in tokens
         self._k = k
         self._steps = 0
         self._answered = 0
-        self._unprobed = self._narrow = 0  # steps since one with probes, and since one with the most of them
+        self._unprobed = self._narrow = (
+            0  # steps since one with probes, and since one with the most of them
+        )
         # tokens, and tokens that trials of probes have cost
         self._emitted = 0
         self._explored = 0.0
@@ -177,7 +201,9 @@ class AutoPolicy:
             if places.answered and places.has_ngrams:
                 self._answered += 1
                 if self._worth.seen <= FEW or self._answered % COMPARED == 0:
-                    without = self._drafts(places.unanswered(), rate, min(left - 1, DEEPEST))
+                    without = self._drafts(
+                        places.unanswered(), rate, min(left - 1, DEEPEST)
+                    )
                     self._worth.record(drafts, without, self._prices(rate))
             elif places.answered:
                 self._worth.record(drafts, drafts.first(1), self._prices(rate))
@@ -196,7 +222,9 @@ class AutoPolicy:
                 self._unprobed = self._narrow = 0
                 drafts = drafts.first(self.max_rows - self.most)
                 rows = len(drafts.tokens)
-                self._explored += rate * (self._costs.ms[rows + self.most] - self._costs.ms[rows])
+                self._explored += rate * (
+                    self._costs.ms[rows + self.most] - self._costs.ms[rows]
+                )
                 return drafts, likely_ends(drafts, 1), self.most
             return drafts, sites, self._k
 
@@ -206,7 +234,9 @@ class AutoPolicy:
         with self._lock:
             self._emitted += len(tokens)
             answered = places is not None and places.answered > 0
-            spent = self._costs.observe(result.rows, 1e3 * result.seconds, answered=answered)
+            spent = self._costs.observe(
+                result.rows, 1e3 * result.seconds, answered=answered
+            )
             ms = self._costs(result.rows) + (self._costs.reading if answered else 0.0)
             if self._credit.drafting:
                 fade = 1 - 1 / STEPS
@@ -223,7 +253,9 @@ class AutoPolicy:
             return False
         unprobed = self._unprobed >= (TRIED if self._worth.seen > FEW else 0)
         affordable = self._explored < EXPLORED[0] + EXPLORED[1] * self._emitted
-        return (unprobed or self._narrow >= TRIED) and (affordable or (unprobed and not has_ngrams))
+        return (unprobed or self._narrow >= TRIED) and (
+            affordable or (unprobed and not has_ngrams)
+        )
 
     @property
     def _rate(self) -> float:
@@ -250,7 +282,9 @@ class AutoPolicy:
                 calibration = self._calibrations[place < places.answered]
                 calibration.record(places.graph.chances[child], child == right)
 
-    def _probed(self, drafts: Drafts, rate: float, k: int) -> tuple[Drafts, list[int], float]:
+    def _probed(
+        self, drafts: Drafts, rate: float, k: int
+    ) -> tuple[Drafts, list[int], float]:
         """Return the drafts to verify, the nodes to probe, and the step's worth beyond its rows."""
         best = (drafts, list[int](), float("-inf"))
         count = len(drafts.tokens)
@@ -265,7 +299,9 @@ class AutoPolicy:
             count //= 2
         return best
 
-    def _sites(self, drafts: Drafts, rate: float, k: int) -> tuple[list[int], float, bool]:
+    def _sites(
+        self, drafts: Drafts, rate: float, k: int
+    ) -> tuple[list[int], float, bool]:
         """Return the nodes to probe, their worth beyond their rows, and whether rows ran out."""
         rows = len(drafts.tokens)
         sites: list[int] = []
@@ -287,7 +323,9 @@ class AutoPolicy:
         return sorted(sites), value, full
 
 
-MOST = 64  # policies of a kind: a server may hear of another temperature with every text
+MOST = (
+    64  # policies of a kind: a server may hear of another temperature with every text
+)
 
 
 class Learners:
@@ -314,8 +352,14 @@ class Learners:
         key = (kind, texts, sampling)
         with self._lock:
             same = (texts, work(sampling))
-            alike = [other for (_, of, way), other in self._learners.items() if (of, work(way)) == same]
-            learner = self._learners.pop(key, None) or new(alike[-1].tables if alike else load())
+            alike = [
+                other
+                for (_, of, way), other in self._learners.items()
+                if (of, work(way)) == same
+            ]
+            learner = self._learners.pop(key, None) or new(
+                alike[-1].tables if alike else load()
+            )
             self._learners[key] = learner  # now the last to be forgotten
             if len(self._learners) > MOST:
                 del self._learners[next(iter(self._learners))]
@@ -340,6 +384,8 @@ class Policies:
         """See Learners.find; `save` is given what was learned of L(q), from time to time."""
 
         def new(tables: Sequence[Costs]) -> AutoPolicy:
-            return AutoPolicy(tables[0], k, width=1 if sampling.temperature else WIDTH, save=save)
+            return AutoPolicy(
+                tables[0], k, width=1 if sampling.temperature else WIDTH, save=save
+            )
 
         return self._learners.find((k, sources), sampling=sampling, new=new, **texts)

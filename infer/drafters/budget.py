@@ -53,7 +53,11 @@ class FixedBudget:
         return unroll(graph, [0.0] * self.nodes, depth=depth)
 
     def learn(
-        self, graph: TokenGraph | None, result: Verified, forwards: Sequence[int], drafting: float
+        self,
+        graph: TokenGraph | None,
+        result: Verified,
+        forwards: Sequence[int],
+        drafting: float,
     ) -> None:
         """Learn from a step: its graph, the rows of the draft model's forwards, and their seconds in all."""
 
@@ -69,7 +73,9 @@ class FamilyBudget(FixedBudget):
 class AutoBudget:
     """By measurement; goes on learning from one text to the next. Both tables have one unit of time."""
 
-    def __init__(self, target: Costs, draft: Costs, *, save: Callable[..., None] | None = None) -> None:
+    def __init__(
+        self, target: Costs, draft: Costs, *, save: Callable[..., None] | None = None
+    ) -> None:
         """Give both tables to `save` from time to time."""
         self.max_rows = target.rows[-1]
         self._costs = LoopCosts(target, self.max_rows)
@@ -104,20 +110,30 @@ class AutoBudget:
 
     def deepens(self, level: int, reach: float, rows: int) -> bool:
         """See FixedBudget. The first level is always drafted: the credit pays for it."""
-        return level == 0 or reach * self._followed > self._rate * self._draft.costs(rows)
+        return level == 0 or reach * self._followed > self._rate * self._draft.costs(
+            rows
+        )
 
     def verified(self, graph: TokenGraph, *, depth: int) -> Drafts:
         """Return every node that is worth its row."""
         rate = self._rate
         prices = [rate * slope for slope in self._costs.slopes[1:]]
-        return unroll(graph, prices, depth=depth, calibrated=lambda weight, _: self.chance(weight))
+        return unroll(
+            graph, prices, depth=depth, calibrated=lambda weight, _: self.chance(weight)
+        )
 
     def learn(
-        self, graph: TokenGraph | None, result: Verified, forwards: Sequence[int], drafting: float
+        self,
+        graph: TokenGraph | None,
+        result: Verified,
+        forwards: Sequence[int],
+        drafting: float,
     ) -> None:
         """Follow the costs, the rate, and what became of the candidates."""
         tokens = result.tokens
-        spent = self._costs.observe(result.rows, 1e3 * (result.seconds - drafting)) * self._costs(1)
+        spent = self._costs.observe(
+            result.rows, 1e3 * (result.seconds - drafting)
+        ) * self._costs(1)
         spent += self._drafted(forwards, self._costs.in_units(1e3 * drafting))
         expected = self._costs(result.rows) + sum(map(self._draft.costs, forwards))
         if self._credit.drafting:

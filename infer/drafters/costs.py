@@ -18,11 +18,15 @@ BURST = 4  # plain steps of such a burst
 # share of one step in the time of plain steps, and at least in a point
 FOLLOWED = 1 / 4
 LEARNED = 1 / 32
-COLD = 4.0  # times the expected time that a step counts as at most: new shapes take longer
+COLD = (
+    4.0  # times the expected time that a step counts as at most: new shapes take longer
+)
 BEGUN = 0.1  # steps that the table at the beginning counts as in the fit
 SHRUNK = 2.0  # steps that the fit over all points counts as at each of them
 WILD = 2.0  # times the expected time, or its inverse: surprises beyond are clipped
-UPDATED = 16  # steps between two updates of the table; the first so many steps update it each
+UPDATED = (
+    16  # steps between two updates of the table; the first so many steps update it each
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,9 @@ _GPU = Costs((1, 2, 64), (1.0, 1.02, 1.2))
 def prior_costs(device: str, *, scale: float = 1.0) -> Costs:
     """Return L(q) in plain steps for a type of device of which nothing is known yet, times `scale`."""
     prior = _CPU if device == "cpu" else _GPU
-    return Costs(ROWS, tuple(scale * prior(q) for q in ROWS), weights=(0.0,) * len(ROWS))
+    return Costs(
+        ROWS, tuple(scale * prior(q) for q in ROWS), weights=(0.0,) * len(ROWS)
+    )
 
 
 def context_of(capacity: int) -> int:
@@ -102,7 +108,9 @@ class CostCurve:
         for point in points:
             weight = self._weights[point]
             expected = base + scale * above[point]
-            values.append((weight * self._means[point] + SHRUNK * expected) / (weight + SHRUNK))
+            values.append(
+                (weight * self._means[point] + SHRUNK * expected) / (weight + SHRUNK)
+            )
             weights.append(weight + SHRUNK)
         return rising(values, weights)
 
@@ -124,7 +132,9 @@ class LoopCosts:
     def __init__(self, costs: Costs, most: int) -> None:
         self._curve = CostCurve(costs, base=True)
         self._most = most
-        self._plain: float | None = None  # milliseconds of a plain step, recent mean by the loop's clock
+        self._plain: float | None = (
+            None  # milliseconds of a plain step, recent mean by the loop's clock
+        )
         self.reading = 0.0  # of answers, beyond L(q)
         self.steps = 0
         self._since = EVERY - 1
@@ -210,4 +220,7 @@ def slopes(ms: Sequence[float]) -> list[float]:
 
     Where the second row costs as much as a forward and the next six nothing, no row would be bought singly.
     """
-    return [min((ms[more] - ms[q]) / (more - q) for more in range(q + 1, len(ms))) for q in range(len(ms) - 1)]
+    return [
+        min((ms[more] - ms[q]) / (more - q) for more in range(q + 1, len(ms)))
+        for q in range(len(ms) - 1)
+    ]

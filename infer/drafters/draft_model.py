@@ -49,7 +49,9 @@ class Pending:
     rows: dict[int, int]  # by node of the graph, of the nodes that were fed
     fed: int = 0
     drafts: Drafts | None = None
-    drawn: dict[int, Tensor] | None = None  # by node, where children are draws: what they were drawn from
+    drawn: dict[int, Tensor] | None = (
+        None  # by node, where children are draws: what they were drawn from
+    )
 
     def feed(self, nodes: Sequence[int]) -> range:
         """Queue these nodes for the next forward; their parents have rows, the root has one already."""
@@ -63,8 +65,12 @@ class Pending:
     @property
     def tree(self) -> Tree:
         """All rows so far."""
-        drawn = None if self.drawn is None else dict[int, Tensor]()  # the forward is asked for draws
-        return Tree(tuple(self.tokens), tuple(self.parents), len(self.tokens), drawn=drawn)
+        drawn = (
+            None if self.drawn is None else dict[int, Tensor]()
+        )  # the forward is asked for draws
+        return Tree(
+            tuple(self.tokens), tuple(self.parents), len(self.tokens), drawn=drawn
+        )
 
     def kept(self, path: Sequence[int]) -> list[int]:
         """Return the rows of the text and of the accepted path, as far as they were fed, and fed behind it."""
@@ -127,14 +133,20 @@ class DraftModelDrafters(Drafters, ABC):
         self._pending = [None] * len(requests)
         self._keeping = [[] for _ in requests]
         self._runner = self._take(len(requests))
-        self.runner.prefill([[] for _ in requests])  # what nothing is drafted for need not be read
+        self.runner.prefill(
+            [[] for _ in requests]
+        )  # what nothing is drafted for need not be read
 
-    def propose(self, contexts: Sequence[Sequence[int]], left: Sequence[int]) -> list[Tree]:
+    def propose(
+        self, contexts: Sequence[Sequence[int]], left: Sequence[int]
+    ) -> list[Tree]:
         """See Drafters."""
         self._commit()
         self._forwards = []
         depths = [
-            min(n - 1, self._depth, self._draft.context - len(context)) if self._budget.drafting else 0
+            min(n - 1, self._depth, self._draft.context - len(context))
+            if self._budget.drafting
+            else 0
             for context, n in zip(contexts, left)
         ]
         self._pending = [None] * len(contexts)
@@ -142,22 +154,37 @@ class DraftModelDrafters(Drafters, ABC):
             if unread:  # the last of these is the root
                 parents = list(range(-1, len(unread) - 1))
                 last = len(unread) - 1
-                self._pending[b] = Pending(unread, parents, TokenGraph([contexts[b][-1]]), {0: last})
+                self._pending[b] = Pending(
+                    unread, parents, TokenGraph([contexts[b][-1]]), {0: last}
+                )
         began = self.runner.clock()
         if max(depths) > 0:
             self._grow(self._pending, depths)
         self._drafting = self.runner.agreed(self.runner.clock() - began)
-        return [self._proposed(b, context[-1], left[b]) for b, context in enumerate(contexts)]
+        return [
+            self._proposed(b, context[-1], left[b])
+            for b, context in enumerate(contexts)
+        ]
 
     def observe(self, b: int, result: Verified) -> None:
         """See Drafters."""
         pending = self._pending[b]
-        self._budget.learn(pending.graph if pending else None, result, self._forwards, self._drafting)
+        self._budget.learn(
+            pending.graph if pending else None, result, self._forwards, self._drafting
+        )
         if pending:
             self._keeping[b] = pending.kept(result.path)
             if self._watch and pending.drafts:
                 path = list(result.path)
-                self._watch(Outcome(pending.graph, pending.drafts, path, result.tokens, rows=pending.fed))
+                self._watch(
+                    Outcome(
+                        pending.graph,
+                        pending.drafts,
+                        path,
+                        result.tokens,
+                        rows=pending.fed,
+                    )
+                )
 
     def drop(self, b: int) -> None:
         """See Drafters."""
@@ -171,7 +198,9 @@ class DraftModelDrafters(Drafters, ABC):
             self._give(self.runner)
             self._runner = None
 
-    def _read(self, contexts: Sequence[Sequence[int]], depths: Sequence[int]) -> list[list[int]]:
+    def _read(
+        self, contexts: Sequence[Sequence[int]], depths: Sequence[int]
+    ) -> list[list[int]]:
         """Return the tokens of each text that the draft model has not read; none where nothing is drafted."""
 
         def unread() -> list[list[int]]:
@@ -188,7 +217,9 @@ class DraftModelDrafters(Drafters, ABC):
         return unread()
 
     def _forward(
-        self, pending: Sequence[Pending | None], probes: Sequence[Sequence[int]] | None = None
+        self,
+        pending: Sequence[Pending | None],
+        probes: Sequence[Sequence[int]] | None = None,
     ) -> ForwardOutput:
         """Run one forward of all queued rows, and of probes under the last; without any the last row again."""
         trees = [item.tree if item else Tree.chain(0) for item in pending]
@@ -196,7 +227,9 @@ class DraftModelDrafters(Drafters, ABC):
             if tokens:
                 trees[b] = trees[b].probe([trees[b].drafted], tokens)
         fed = [min(item.fed, len(item.tokens) - 1) if item else 0 for item in pending]
-        self._forwards.append(max(len(tree.tokens) - before for tree, before in zip(trees, fed)))
+        self._forwards.append(
+            max(len(tree.tokens) - before for tree, before in zip(trees, fed))
+        )
         output = self.runner.forward(trees, self._requests, self._sampling, fed)
         for item in pending:
             if item:
@@ -209,7 +242,12 @@ class DraftModelDrafters(Drafters, ABC):
             return Tree.chain(root)
         drafts = pending.drafts = self._budget.verified(pending.graph, depth=left - 1)
         shared = drafts.shared(pending.graph)
-        return Tree(tuple(drafts.tokens), tuple(drafts.parents), len(drafts.tokens), shared=shared)
+        return Tree(
+            tuple(drafts.tokens),
+            tuple(drafts.parents),
+            len(drafts.tokens),
+            shared=shared,
+        )
 
     def _commit(self) -> None:
         if any(self._keeping):
@@ -225,7 +263,9 @@ class LevelDrafters(DraftModelDrafters):
 
     draws = False  # see Growth
 
-    def __init__(self, draft: Draft, rules: Rules, budget: Budget, *, most: int, **lend: Any) -> None:
+    def __init__(
+        self, draft: Draft, rules: Rules, budget: Budget, *, most: int, **lend: Any
+    ) -> None:
         super().__init__(draft, budget, depth=rules.depth, **lend)
         self._rules = rules
         self._most = most
@@ -243,20 +283,31 @@ class LevelDrafters(DraftModelDrafters):
                 )
                 item.graph = growths[b].graph
         for level in range(max(depths)):
-            growths = {b: growth for b, growth in growths.items() if level < depths[b] and growth.frontier}
+            growths = {
+                b: growth
+                for b, growth in growths.items()
+                if level < depths[b] and growth.frontier
+            }
             if not growths:
                 break
             # Of all sequences together: a forward of one's frontier is one of all.
             reach = sum(growth.reach for growth in growths.values()) / len(pending)
-            if not self._budget.deepens(level, reach, max(len(growth.frontier) for growth in growths.values())):
+            if not self._budget.deepens(
+                level, reach, max(len(growth.frontier) for growth in growths.values())
+            ):
                 break
-            rows = {b: pending[b].feed(growth.frontier) for b, growth in growths.items()}  # type: ignore[union-attr]
+            rows = {
+                b: pending[b].feed(growth.frontier)  # type: ignore[union-attr]
+                for b, growth in growths.items()
+            }
             output = self._forward(pending)
             for b, growth in growths.items():
                 candidates = self._behind(b, growth.frontier, rows[b], output)
                 growth.grow(candidates.ids, candidates.weights)
 
-    def _behind(self, b: int, nodes: Sequence[int], rows: range, output: ForwardOutput) -> Candidates:
+    def _behind(
+        self, b: int, nodes: Sequence[int], rows: range, output: ForwardOutput
+    ) -> Candidates:
         return output.next_candidates(b, rows, self._rules.k)
 
 
@@ -265,7 +316,9 @@ class ProbeDrafters(DraftModelDrafters):
     candidates for the next place and, by a probe each, for all of `depth` places are a lattice.
     """
 
-    def __init__(self, draft: Draft, budget: Budget, *, k: int, depth: int, **lend: Any) -> None:
+    def __init__(
+        self, draft: Draft, budget: Budget, *, k: int, depth: int, **lend: Any
+    ) -> None:
         """Raise ValueError for more places than the draft model has diverse tokens for."""
         super().__init__(draft, budget, depth=depth, **lend)
         assert draft.adaptive is not None
@@ -273,14 +326,20 @@ class ProbeDrafters(DraftModelDrafters):
         self._probes = probe_ids(draft.adaptive.ids, depth - 1) if depth > 1 else ()
 
     def _grow(self, pending: Sequence[Pending | None], depths: Sequence[int]) -> None:
-        output = self._forward(pending, [self._probes[: max(0, depth - 1)] for depth in depths])
+        output = self._forward(
+            pending, [self._probes[: max(0, depth - 1)] for depth in depths]
+        )
         for b, item in enumerate(pending):
             if item is None:
                 continue
             root = len(item.tokens) - 1
             candidates = [output.next_candidates(b, [root], self._k)]
             if depths[b] > 1:
-                candidates.append(output.next_candidates(b, range(root + 1, root + depths[b]), self._k))
+                candidates.append(
+                    output.next_candidates(
+                        b, range(root + 1, root + depths[b]), self._k
+                    )
+                )
             ids = [row for part in candidates for row in part.ids]
             chances = [row for part in candidates for row in part.weights]
             item.graph = lattice(item.graph.tokens[0], ids, chances)
@@ -300,7 +359,9 @@ class RatioDrafters(LevelDrafters):
         """See Drafters."""
         super().start(requests, sampling)
         device = self._draft.lm.device
-        self._generators = [torch.Generator(device).manual_seed(request.seed) for request in requests]
+        self._generators = [
+            torch.Generator(device).manual_seed(request.seed) for request in requests
+        ]
 
     def drop(self, b: int) -> None:
         """See Drafters."""
@@ -314,7 +375,9 @@ class RatioDrafters(LevelDrafters):
                 item.drawn = {}
         super()._grow(pending, depths)
 
-    def _behind(self, b: int, nodes: Sequence[int], rows: range, output: ForwardOutput) -> Candidates:
+    def _behind(
+        self, b: int, nodes: Sequence[int], rows: range, output: ForwardOutput
+    ) -> Candidates:
         candidates, q_nV = output.draws(b, rows, self._rules.k, self._generators[b])
         self._pending[b].drawn.update(zip(nodes, q_nV))  # type: ignore[union-attr]
         return candidates
@@ -328,4 +391,7 @@ class RatioDrafters(LevelDrafters):
         graph = pending.graph
         drawn = pending.drawn or {}
         parents = sorted(set(tree.parents[1:]))
-        return replace(tree, drawn={at: drawn[graph.merged.get(nodes[at], nodes[at])] for at in parents})
+        return replace(
+            tree,
+            drawn={at: drawn[graph.merged.get(nodes[at], nodes[at])] for at in parents},
+        )

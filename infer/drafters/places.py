@@ -19,9 +19,13 @@ from infer.engine.sampling import GREEDY, Sampling
 from infer.ngrams import LONGEST, TextNgrams
 from infer.trees.token_graph import Drafts, TokenGraph, unroll
 
-Scores = tuple[dict[int, float], float, Sequence[dict[int, int]]]  # by token, their total, the text's counts
+Scores = tuple[
+    dict[int, float], float, Sequence[dict[int, int]]
+]  # by token, their total, the text's counts
 SOURCES = ("adaptive", "text", "ngrams")
-STEEPEST = 24.0  # power of a chance: of greater ones, near a temperature of 0, all underflow
+STEEPEST = (
+    24.0  # power of a chance: of greater ones, near a temperature of 0, all underflow
+)
 NOISY = 6  # likeliest successors whose noise is looked at: it seldom lifts others above them
 UNREAD = 0.25  # of the last answer's share: that of a token which is not among the answers that are read
 
@@ -42,7 +46,9 @@ class Places:
     ) -> None:
         self.graph = TokenGraph([text[-1]])
         self.answered = len(answers.ids) if answers else 0
-        self.has_ngrams = ngrams is not None  # whether anything is drafted where adaptive tokens did not answer
+        self.has_ngrams = (
+            ngrams is not None
+        )  # whether anything is drafted where adaptive tokens did not answer
         self._tails = {0: tuple(text[-LONGEST:])}
         self._position = len(text)
         self._text = text
@@ -52,20 +58,30 @@ class Places:
         self._sampling = sampling
         self._seed = seed
         self._places = [0]  # by node, that of its children
-        self._counted: list[Sequence[dict[int, int]]] = [()]  # by node, what its siblings were counted in
+        self._counted: list[Sequence[dict[int, int]]] = [
+            ()
+        ]  # by node, what its siblings were counted in
 
     def unanswered(self) -> "Places":
         """Return the same without the adaptive tokens' answers."""
-        return Places(self._text, None, self._ngrams, self._width, self._sampling, self._seed)
+        return Places(
+            self._text, None, self._ngrams, self._width, self._sampling, self._seed
+        )
 
     def grow(
-        self, prices: Sequence[float], *, depth: int, calibrated: Callable[[float, int], float] | None = None
+        self,
+        prices: Sequence[float],
+        *,
+        depth: int,
+        calibrated: Callable[[float, int], float] | None = None,
     ) -> Drafts:
         """Return the likeliest paths down to `depth`, while node n's chance is above `prices[n - 1]`.
 
         `calibrated` makes of a candidate's weight and its place how often such candidates are right.
         """
-        return unroll(self.graph, prices, depth=depth, expand=self.expand, calibrated=calibrated)
+        return unroll(
+            self.graph, prices, depth=depth, expand=self.expand, calibrated=calibrated
+        )
 
     def expand(self, node: int) -> None:
         """Hang the candidates for the place behind a node under it."""
@@ -77,14 +93,20 @@ class Places:
             total = 1.0
         else:
             if not node:
-                self._ngrams.extend(self._text)  # as late as this: a plain step has no use for it
+                self._ngrams.extend(
+                    self._text
+                )  # as late as this: a plain step has no use for it
             else:
                 tail = self._tails[self.graph.parents[node]]
                 self._tails[node] = (*tail, self.graph.tokens[node])[-LONGEST:]
             if place < self.answered:
-                scores, total, counted = self._combined(self._ngrams, self._tails[node], place)
+                scores, total, counted = self._combined(
+                    self._ngrams, self._tails[node], place
+                )
             else:
-                scores, total, counted = self._by_ngrams(self._ngrams, self._tails[node], place)
+                scores, total, counted = self._by_ngrams(
+                    self._ngrams, self._tails[node], place
+                )
         if self._width == 1:
             best = [max(scores, key=scores.__getitem__)] if scores else []
         else:
@@ -102,15 +124,23 @@ class Places:
         place = self._places[node] - 1
         if not node:
             return ""
-        answered = self._answers.ids[place] if self._answers and place < self.answered else []
+        answered = (
+            self._answers.ids[place] if self._answers and place < self.answered else []
+        )
         if token in answered and (token == answered[0] or not self._is_known(node)):
             return "adaptive"
-        return "text" if any(token in counts for counts in self._counted[node]) else "ngrams"
+        return (
+            "text"
+            if any(token in counts for counts in self._counted[node])
+            else "ngrams"
+        )
 
     def _is_known(self, node: int) -> bool:
         if self._ngrams is None:
             return False
-        successors, _, _ = self._ngrams.successors(self._tails[self.graph.parents[node]])
+        successors, _, _ = self._ngrams.successors(
+            self._tails[self.graph.parents[node]]
+        )
         return self.graph.tokens[node] in successors
 
     def _answered(self, place: int) -> dict[int, float]:
@@ -118,7 +148,9 @@ class Places:
             return {}
         return dict(zip(self._answers.ids[place], self._answers.weights[place]))
 
-    def _combined(self, ngrams: TextNgrams, tail: tuple[int, ...], place: int) -> Scores:
+    def _combined(
+        self, ngrams: TextNgrams, tail: tuple[int, ...], place: int
+    ) -> Scores:
         successors, _, counted = ngrams.successors(tail)
         assert self._answers is not None
         ids = self._answers.ids[place]
@@ -126,7 +158,10 @@ class Places:
         shares = dict(zip(ids, weights))
         unigrams = ngrams.unigrams
         power = ngrams.weights.place(place) / (self._sampling.temperature or 1.0)
-        exponents = {token: power * log(chance / unigrams[token]) for token, chance in successors.items()}
+        exponents = {
+            token: power * log(chance / unigrams[token])
+            for token, chance in successors.items()
+        }
         # All scores are scaled by the largest factor: near a temperature of 0 it is beyond all floats.
         largest = max(0.0, *exponents.values()) if exponents else 0.0
         total = scale = exp(-largest)
@@ -138,7 +173,9 @@ class Places:
             total += score - share * scale
         return scores, total or 1.0, counted
 
-    def _by_ngrams(self, ngrams: TextNgrams, tail: tuple[int, ...], place: int) -> Scores:
+    def _by_ngrams(
+        self, ngrams: TextNgrams, tail: tuple[int, ...], place: int
+    ) -> Scores:
         chances, D, counted = ngrams.successors(tail)
         if not self._sampling.temperature:
             return chances, 1 / D, counted
@@ -148,6 +185,7 @@ class Places:
         likeliest = sorted(chances, key=chances.__getitem__, reverse=True)[:NOISY]
         rest = max(0.0, 1 - D * sum(chances[token] for token in likeliest)) ** power
         chances = {
-            token: (D * chances[token]) ** power * exp(noise(seed, position, token)) for token in likeliest
+            token: (D * chances[token]) ** power * exp(noise(seed, position, token))
+            for token in likeliest
         }
         return chances, rest + sum(chances.values()), counted

@@ -31,7 +31,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedConfig, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    PreTrainedConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
@@ -54,7 +59,9 @@ def _beside(attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Tenso
     return build_alibi_tensor(attention_mask, num_heads, dtype)
 
 
-def biased(attends: Tensor, places: Tensor, slopes: Tensor, dtype: torch.dtype) -> Tensor:
+def biased(
+    attends: Tensor, places: Tensor, slopes: Tensor, dtype: torch.dtype
+) -> Tensor:
     """Return (B, H, q, n): slope x key position where a row attends, -inf elsewhere; of `attends` (B, 1, q, n)
     and the columns' `places` (B, n), absolute and rounded in narrow types as in BLOOM's training.
     """
@@ -122,7 +129,9 @@ def tree_attention(
         groups = heads // kv_heads
         query = query.reshape(b, kv_heads, groups * q, d)
         attention_mask = attention_mask.repeat(1, 1, groups, 1)
-    output = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
+    output = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, scale=scaling
+    )
     return output.reshape(b, heads, q, d).transpose(1, 2), None
 
 
@@ -138,14 +147,18 @@ def _own_mask(*args: Any, config: PreTrainedConfig, **others: Any) -> Tensor | N
     return eager_mask(*args, **others) if is_alibi(config) else None
 
 
-def view_of(lm: PreTrainedModel, replaced: Mapping[str, nn.Module] | None = None) -> PreTrainedModel:
+def view_of(
+    lm: PreTrainedModel, replaced: Mapping[str, nn.Module] | None = None
+) -> PreTrainedModel:
     """Return a view with tree attention, and with the modules `replaced` by name. It follows the model's
     weights, not a later change of its modules. Takes a millisecond for every five layers.
     """
     AttentionInterface.register(NAME, tree_attention)
     AttentionMaskInterface.register(NAME, _own_mask)
     model: Any = next(lm.modules())  # `lm` may be a weak proxy, which cannot be copied
-    shared: dict[int, Any] = {id(model.get_submodule(name)): new for name, new in (replaced or {}).items()}
+    shared: dict[int, Any] = {
+        id(model.get_submodule(name)): new for name, new in (replaced or {}).items()
+    }
     _share(model, shared)
     view = copy.deepcopy(model, shared)
     view.config._attn_implementation = NAME
@@ -175,7 +188,12 @@ def _share_value(value: Any, shared: dict[int, Any]) -> None:
     if isinstance(value, MethodType):
         _share_value(value.__self__, shared)
     elif isinstance(value, partial):
-        for part in (value.func, *value.args, *value.keywords.values(), *vars(value).values()):
+        for part in (
+            value.func,
+            *value.args,
+            *value.keywords.values(),
+            *vars(value).values(),
+        ):
             _share_value(part, shared)
     elif not isinstance(value, (*OWN, nn.Module)):
         shared[id(value)] = value

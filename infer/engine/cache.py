@@ -23,14 +23,18 @@ class Slots:
 
     start: int = 0
     end: int = 0
-    columns: Tensor | None = None  # (B, q) of each row; None: all rows go to columns `start` to `end`
+    columns: Tensor | None = (
+        None  # (B, q) of each row; None: all rows go to columns `start` to `end`
+    )
     sequences: Tensor | None = None  # (B, 1): 0, 1, ...
 
 
 class TreeCacheLayer(CacheLayerMixin):
     """One layer's view of the tensor."""
 
-    is_compileable = True  # the library then leaves the masks to the caller when it compiles
+    is_compileable = (
+        True  # the library then leaves the masks to the caller when it compiles
+    )
 
     def __init__(self, keys: Tensor, values: Tensor, slots: Slots) -> None:
         super().__init__()
@@ -51,7 +55,9 @@ class TreeCacheLayer(CacheLayerMixin):
             self.values[:n, :, slots.start : slots.end] = value_states
         else:
             self.keys[slots.sequences, :, slots.columns] = key_states.transpose(1, 2)
-            self.values[slots.sequences, :, slots.columns] = value_states.transpose(1, 2)
+            self.values[slots.sequences, :, slots.columns] = value_states.transpose(
+                1, 2
+            )
         return self.keys[:n, :, : slots.end], self.values[:n, :, : slots.end]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -84,9 +90,16 @@ class TreeCache(Cache):
         device: torch.device,
         shares: int = 1,
     ) -> None:
-        self._kv = torch.zeros(shape(config, batch, capacity, shares), dtype=dtype, device=device)
+        self._kv = torch.zeros(
+            shape(config, batch, capacity, shares), dtype=dtype, device=device
+        )
         self.slots = Slots()
-        super().__init__(layers=[TreeCacheLayer(keys, values, self.slots) for keys, values in zip(*self._kv)])
+        super().__init__(
+            layers=[
+                TreeCacheLayer(keys, values, self.slots)
+                for keys, values in zip(*self._kv)
+            ]
+        )
         self.capacity = capacity
         self.lengths: list[int] = []
         self._used = False
@@ -104,12 +117,19 @@ class TreeCache(Cache):
         """Set the slots of the next forward: `rows` of each sequence, behind `fed[b]` uncommitted ones."""
         slots = self.slots
         device = self._kv.device
-        starts = [length + before for length, before in zip(self.lengths, fed or [0] * len(self.lengths))]
+        starts = [
+            length + before
+            for length, before in zip(self.lengths, fed or [0] * len(self.lengths))
+        ]
         slots.start = min(starts)
         slots.end = max(starts) + rows
         slots.columns = slots.sequences = None
-        if slots.end > slots.start + rows:  # unequal: each sequence's rows follow its own
-            slots.columns = torch.tensor(starts, device=device)[:, None] + torch.arange(rows, device=device)
+        if (
+            slots.end > slots.start + rows
+        ):  # unequal: each sequence's rows follow its own
+            slots.columns = torch.tensor(starts, device=device)[:, None] + torch.arange(
+                rows, device=device
+            )
             slots.sequences = torch.arange(len(starts), device=device)[:, None]
 
     def place_each(self, starts_B: Tensor, *, rows: int, end: int) -> None:
@@ -136,7 +156,9 @@ class TreeCache(Cache):
         if len(paths) == 1:
             start = self.lengths[0]
             source = torch.tensor(rows[0], device=device) + start
-            self._kv[:, :, 0, :, start : start + width] = self._kv[:, :, 0][:, :, :, source]
+            self._kv[:, :, 0, :, start : start + width] = self._kv[:, :, 0][
+                :, :, :, source
+            ]
             return
         lengths = torch.tensor(self.lengths, device=device)[:, None]
         sequences = torch.arange(len(paths), device=device)[:, None]
@@ -148,13 +170,20 @@ class TreeCache(Cache):
         """Forget a sequence; the last one takes its place."""
         last = len(self.lengths) - 1
         if b != last:
-            self._kv[:, :, b] = self._kv[:, :, last]  # whole: what lay behind was the forgotten one's
+            self._kv[:, :, b] = self._kv[
+                :, :, last
+            ]  # whole: what lay behind was the forgotten one's
             self.lengths[b] = self.lengths[last]
         self.lengths.pop()
 
 
-def shape(config: PretrainedConfig, batch: int, capacity: int, shares: int = 1) -> tuple[int, ...]:
+def shape(
+    config: PretrainedConfig, batch: int, capacity: int, shares: int = 1
+) -> tuple[int, ...]:
     """Return the shape of the cache's tensor, for one of `shares` of the model's heads."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head_dim = (
+        getattr(config, "head_dim", None)
+        or config.hidden_size // config.num_attention_heads
+    )
     return (2, config.num_hidden_layers, batch, heads // shares, capacity, head_dim)

@@ -21,7 +21,10 @@ from infer.trees.tree import Tree
 
 KINDS = {"full_attention", "sliding_attention"}
 CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
-CHANGING = {"dynamic", "longrope"}  # rotary frequencies that depend on the longest position of a forward
+CHANGING = {
+    "dynamic",
+    "longrope",
+}  # rotary frequencies that depend on the longest position of a forward
 TOLERANCE = {2: 0.05, 4: 1e-3, 8: 1e-6}  # of the logits' range, by bytes of the dtype
 
 
@@ -45,10 +48,16 @@ def _reason(config: PretrainedConfig) -> str:
     capped = [name for name in CAPS if getattr(config, name, None) is not None]
     if capped:
         return f", whose logits are capped ({capped[0]}={getattr(config, capped[0])})"
-    if not (model._supports_attention_backend and model._supports_sdpa or is_alibi(config)):
+    if not (
+        model._supports_attention_backend and model._supports_sdpa or is_alibi(config)
+    ):
         return ", whose attention takes no mask of ours"
     rope = getattr(config, "rope_parameters", None) or {}
-    types = {str(value.get("rope_type")) for value in (rope, *rope.values()) if isinstance(value, dict)}
+    types = {
+        str(value.get("rope_type"))
+        for value in (rope, *rope.values())
+        if isinstance(value, dict)
+    }
     if types & CHANGING:
         return f", whose rotary positions change with the text's length ({', '.join(types & CHANGING)})"
     return ""
@@ -74,12 +83,18 @@ def check_tree(lm: PreTrainedModel, name: str | None = None) -> None:
         if is_out_of_memory(error):
             raise
         message = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        raise _refused(lm.config, f", which could not be tried with a tree ({message})", name) from error
+        raise _refused(
+            lm.config, f", which could not be tried with a tree ({message})", name
+        ) from error
     apart = float((ours.double() - theirs.double()).abs().max())
     limit = TOLERANCE[lm.dtype.itemsize] * float(theirs.max() - theirs.min())
     if not apart <= limit:
         differ = f"(by {apart:.2g}; {limit:.2g} allowed)"
-        raise _refused(lm.config, f", whose logits of a tree are not those of its paths {differ}", name)
+        raise _refused(
+            lm.config,
+            f", whose logits of a tree are not those of its paths {differ}",
+            name,
+        )
 
 
 def _tree_logits(lm: PreTrainedModel, prompt: list[int], tree: Tree) -> Tensor:

@@ -35,7 +35,12 @@ class Target:
     """
 
     def __init__(
-        self, lm: PreTrainedModel, *, batch: int, capacity: int, beside: PreTrainedModel | None = None
+        self,
+        lm: PreTrainedModel,
+        *,
+        batch: int,
+        capacity: int,
+        beside: PreTrainedModel | None = None,
     ) -> None:
         lm = view_of(lm)  # several decode on one model at a time
         self.decoder: Any = lm.get_decoder()
@@ -47,7 +52,12 @@ class Target:
         self.slopes = leave_to_masks(self.decoder) if is_alibi(lm.config) else None
         self.agree = agreement(beside or lm)
         self.cache = TreeCache(
-            lm.config, batch=batch, capacity=capacity, dtype=lm.dtype, device=lm.device, shares=shares(lm)
+            lm.config,
+            batch=batch,
+            capacity=capacity,
+            dtype=lm.dtype,
+            device=lm.device,
+            shares=shares(lm),
         )
 
     @property
@@ -55,7 +65,12 @@ class Target:
         """Where the weights lie now."""
         return places_of(self.decoder, self.head)
 
-    def hidden(self, ids_Bq: Tensor, positions_Bq: Tensor, masks: Mapping[str, Tensor | None] | None) -> Tensor:
+    def hidden(
+        self,
+        ids_Bq: Tensor,
+        positions_Bq: Tensor,
+        masks: Mapping[str, Tensor | None] | None,
+    ) -> Tensor:
         """Return (B, q, d), the rows in the slots of the cache. `masks` (B, 1, q, columns), with ALiBi's slopes
         (B, H, q, columns), go by kind of layer; without one the rows are prompts, or one row that sees all
         there is.
@@ -63,7 +78,9 @@ class Target:
         output = self.decoder(
             input_ids=ids_Bq,
             position_ids=positions_Bq,
-            attention_mask=masks if masks is None or len(masks) > 1 else next(iter(masks.values())),
+            attention_mask=masks
+            if masks is None or len(masks) > 1
+            else next(iter(masks.values())),
             past_key_values=self.cache,
             use_cache=True,
         )
@@ -72,7 +89,11 @@ class Target:
 
 def places_of(*modules: nn.Module) -> tuple[int, ...]:
     """Return the addresses of all tensors of modules: those of a model that was moved are others."""
-    return tuple(tensor.data_ptr() for m in modules for tensor in chain(m.parameters(), m.buffers()))
+    return tuple(
+        tensor.data_ptr()
+        for m in modules
+        for tensor in chain(m.parameters(), m.buffers())
+    )
 
 
 def windows(config: Any) -> dict[str, int | None]:
@@ -81,12 +102,16 @@ def windows(config: Any) -> dict[str, int | None]:
     kinds = set(getattr(config, "layer_types", None) or ())
     if not kinds:
         kinds = {"full_attention" if window is None else "sliding_attention"}
-    return {kind: window if kind == "sliding_attention" else None for kind in sorted(kinds)}
+    return {
+        kind: window if kind == "sliding_attention" else None for kind in sorted(kinds)
+    }
 
 
 def context_length(config: PretrainedConfig) -> int:
     """Return the most tokens of a text; with ALiBi `seq_length`, or BLOOM's 2,048, which it was trained on."""
-    learned = getattr(config, "max_position_embeddings", None) or getattr(config, "seq_length", None)
+    learned = getattr(config, "max_position_embeddings", None) or getattr(
+        config, "seq_length", None
+    )
     return learned or TRAINED
 
 
@@ -97,7 +122,9 @@ class DynamicForward:
         self._target = target
         # One row alone takes slow paths of the CPU's kernels in narrow types (attention up to 3.9
         # times two rows): plain decoding runs its row twice, or speculation would be flattered.
-        self._least = 2 if target.device.type == "cpu" and target.dtype.itemsize < 4 else 1
+        self._least = (
+            2 if target.device.type == "cpu" and target.dtype.itemsize < 4 else 1
+        )
 
     @staticmethod
     def room(capacity: int, max_rows: int, batch: int) -> int:
@@ -108,7 +135,11 @@ class DynamicForward:
         return capacity + (max_rows + 1 if batch == 1 else 2 * max_rows)
 
     def __call__(
-        self, trees: Sequence[Tree], requests: Sequence[Request], sampling: Sampling, fed: Fed = None
+        self,
+        trees: Sequence[Tree],
+        requests: Sequence[Request],
+        sampling: Sampling,
+        fed: Fed = None,
     ) -> LazyOutput:
         """Compute the trees' rows, which wait in the cache behind the committed ones."""
         target = self._target
@@ -117,7 +148,9 @@ class DynamicForward:
         logits = Logits(target.head, hidden, target.head(hidden))
         return LazyOutput(logits, flat, trees, requests, sampling, target.agree)
 
-    def hidden(self, trees: Sequence[Tree], fed: Fed = None) -> tuple[FlatTrees, Tensor]:
+    def hidden(
+        self, trees: Sequence[Tree], fed: Fed = None
+    ) -> tuple[FlatTrees, Tensor]:
         """Return the rows, and (B, q, d) what the decoder makes of them."""
         target = self._target
         cache = self._target.cache
@@ -135,16 +168,25 @@ class DynamicForward:
         lengths = self._target.cache.lengths
         end = self._target.cache.slots.end
         alone = flat.seen.size == 1  # and not behind rows that it may not see
-        if alone and target.slopes is None and all(w is None or end <= w for w in target.windows.values()):
+        if (
+            alone
+            and target.slopes is None
+            and all(w is None or end <= w for w in target.windows.values())
+        ):
             return None
         masks = {
-            kind: torch.from_numpy(mask(flat, lengths, end, window=window)).to(target.device)
+            kind: torch.from_numpy(mask(flat, lengths, end, window=window)).to(
+                target.device
+            )
             for kind, window in target.windows.items()
         }
         if target.slopes is None:
             return masks
         at = torch.from_numpy(key_positions(flat, lengths, end)).to(target.device)
-        return {kind: biased(attends, at, target.slopes, target.dtype) for kind, attends in masks.items()}
+        return {
+            kind: biased(attends, at, target.slopes, target.dtype)
+            for kind, attends in masks.items()
+        }
 
 
 def shares(lm: PreTrainedModel) -> int:

@@ -47,9 +47,15 @@ class GatedLinear(nn.Module):
         self.a: nn.Parameter | None = None
         self.b: nn.Parameter | None = None
         self.dense: nn.Parameter | None = None
-        if type(base) is nn.Linear and not divided and a.numel() + b.numel() >= DENSE * base.weight.numel():
+        if (
+            type(base) is nn.Linear
+            and not divided
+            and a.numel() + b.numel() >= DENSE * base.weight.numel()
+        ):
             update = scaling * (b.float() @ a.float())
-            self.dense = _frozen((base.weight.detach().float() + update).to(base.weight.dtype))
+            self.dense = _frozen(
+                (base.weight.detach().float() + update).to(base.weight.dtype)
+            )
         else:
             self.a = _frozen(a)
             self.b = _frozen(b * scaling)
@@ -71,7 +77,9 @@ class GatedLinear(nn.Module):
             y = self._split(rows, first, q)
         else:
             y = self.base(rows)
-            y.view(-1, q, y.shape[-1])[:, first:] += self._update(rows.view(-1, q, rows.shape[-1])[:, first:])
+            y.view(-1, q, y.shape[-1])[:, first:] += self._update(
+                rows.view(-1, q, rows.shape[-1])[:, first:]
+            )
         return y.view(*x.shape[:-1], -1)
 
     def _split(self, rows: Tensor, first: int, q: int) -> Tensor:
@@ -83,7 +91,9 @@ class GatedLinear(nn.Module):
         parts = rows.view(-1, q, rows.shape[-1]).split((first, q - first), dim=1)
         ours, theirs = (part.flatten(0, 1) for part in parts)
         products = self.base(ours), F.linear(theirs, self.dense, bias)
-        return torch.cat([y.view(*part.shape[:2], -1) for y, part in zip(products, parts)], dim=1).flatten(0, 1)
+        return torch.cat(
+            [y.view(*part.shape[:2], -1) for y, part in zip(products, parts)], dim=1
+        ).flatten(0, 1)
 
     def _update(self, probes: Tensor) -> Tensor:
         assert self.a is not None and self.b is not None
@@ -96,7 +106,9 @@ class GatedLinear(nn.Module):
 class GatedEmbedding(nn.Module):
     """The base model's embeddings; for probes those of `ids` (n,) are `rows` (n, d) of the adapter."""
 
-    def __init__(self, base: nn.Embedding, ids: Tensor, rows: Tensor, gate: ProbeGate) -> None:
+    def __init__(
+        self, base: nn.Embedding, ids: Tensor, rows: Tensor, gate: ProbeGate
+    ) -> None:
         super().__init__()
         self.base = base
         self.gate = gate

@@ -21,7 +21,11 @@ def enough_memory(needed: str, remedy: str) -> Iterator[None]:
 
 
 def enough_for_weights(
-    folder: str | Path, dtype: str, device: str | None, *, narrow: str = "dtype=bfloat16"
+    folder: str | Path,
+    dtype: str,
+    device: str | None,
+    *,
+    narrow: str = "dtype=bfloat16",
 ) -> AbstractContextManager[None]:
     """Guard the reading of a directory's weights; `narrow` is the setting that makes them smaller."""
     stored = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
@@ -32,7 +36,9 @@ def enough_for_weights(
 def is_out_of_memory(error: Exception) -> bool:
     """Return whether a device's memory did not suffice."""
     # What PyTorch raises for a CPU's memory is a RuntimeError with no class of its own.
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+    return isinstance(
+        error, torch.OutOfMemoryError | MemoryError
+    ) or "can't allocate memory" in str(error)
 
 
 def gib(size: float) -> str:

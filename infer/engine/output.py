@@ -88,25 +88,33 @@ class LazyOutput:
         if not probes:
             return None
         rows = self._rows(b, probes)
-        best = candidates(self.logits[rows], self._sampling, *self._keys(b, rows), width)
+        best = candidates(
+            self.logits[rows], self._sampling, *self._keys(b, rows), width
+        )
         ids, weights = map(self._agree, best)
         return Candidates(ids.tolist(), weights.tolist())
 
     def next_candidates(self, b: int, nodes: Sequence[int], width: int) -> Candidates:
         """Return the likeliest tokens behind adjacent nodes of a draft model's tree b, with their chances."""
         rows = self._rows(b, nodes)
-        chances, ids = likeliest(self.logits[rows], self._sampling, *self._keys(b, rows), width)
+        chances, ids = likeliest(
+            self.logits[rows], self._sampling, *self._keys(b, rows), width
+        )
         return Candidates(self._agree(ids).tolist(), self._agree(chances).tolist())
 
     def draws(
         self, b: int, nodes: Sequence[int], k: int, generator: torch.Generator
     ) -> tuple[Candidates, Tensor]:
         """Return up to k tokens drawn behind each node, in order, and (n, V) what they were drawn from."""
-        q = self._agree(probabilities(self.logits[self._rows(b, nodes)], self._sampling))
+        q = self._agree(
+            probabilities(self.logits[self._rows(b, nodes)], self._sampling)
+        )
         drawn = self._agree(draw(q, k, generator))
         ids = [[id for id in row if id >= 0] for row in drawn.tolist()]
         chances = q.gather(1, drawn.clamp(min=0)).tolist()
-        return Candidates(ids, [row[: len(drawn_ids)] for row, drawn_ids in zip(chances, ids)]), q
+        return Candidates(
+            ids, [row[: len(drawn_ids)] for row, drawn_ids in zip(chances, ids)]
+        ), q
 
     def _pick_all(self) -> list[list[int]]:
         flat = self.flat
@@ -114,13 +122,23 @@ class LazyOutput:
         device = self.logits.device
         q = flat.ids.shape[1]
         drafts = flat.drafts
-        rows = [b * q + row for b in range(n) for row in range(drafts)] if n > 1 else slice(0, drafts)
+        rows = (
+            [b * q + row for b in range(n) for row in range(drafts)]
+            if n > 1
+            else slice(0, drafts)
+        )
         positions = torch.from_numpy(flat.positions[:, :drafts].ravel() + 1)
-        seeds = torch.tensor([request.seed for request in self._requests]).repeat_interleave(drafts)
-        picks = pick(self.logits[rows], self._sampling, positions.to(device), seeds.to(device))
+        seeds = torch.tensor(
+            [request.seed for request in self._requests]
+        ).repeat_interleave(drafts)
+        picks = pick(
+            self.logits[rows], self._sampling, positions.to(device), seeds.to(device)
+        )
         return self._agree(picks).view(n, drafts).tolist()
 
-    def _processed(self, b: int, context: list[int], processors: LogitsProcessorList) -> Callable[[int], int]:
+    def _processed(
+        self, b: int, context: list[int], processors: LogitsProcessorList
+    ) -> Callable[[int], int]:
         """Return a chooser that applies the library's processors to the tokens before each place."""
         tree = self.trees[b]
 
@@ -139,11 +157,18 @@ class LazyOutput:
         tree = self.trees[b]
         sampling = self._sampling
         if tree.drawn is not None and node in tree.drawn:
-            ids = torch.tensor([[tree.tokens[child] for child in tree.children(node)]], device=logits.device)
-            left = conditional_distribution(probabilities(logits, sampling), tree.drawn[node][None], ids)
+            ids = torch.tensor(
+                [[tree.tokens[child] for child in tree.children(node)]],
+                device=logits.device,
+            )
+            left = conditional_distribution(
+                probabilities(logits, sampling), tree.drawn[node][None], ids
+            )
             logits = logits.replaced(left.log())
             sampling = Sampling(1.0)
-        return int(self._agree(pick(logits, sampling, *self._keys(b, self._rows(b, [node])))))
+        return int(
+            self._agree(pick(logits, sampling, *self._keys(b, self._rows(b, [node]))))
+        )
 
     def _rows(self, b: int, nodes: Sequence[int]) -> slice:
         first = b * self.flat.ids.shape[1] + self.flat.row(b, self.trees[b], nodes[0])
@@ -169,11 +194,17 @@ class Packed:
     scores: np.ndarray
 
     @classmethod
-    def unpack(cls, numbers: np.ndarray, picked: tuple[int, int], led: tuple[int, int, int]) -> "Packed":
+    def unpack(
+        cls, numbers: np.ndarray, picked: tuple[int, int], led: tuple[int, int, int]
+    ) -> "Packed":
         """Unpack float64 numbers in this order."""
-        picks, ids, scores = np.split(numbers, np.cumsum([math.prod(picked), math.prod(led)]))
+        picks, ids, scores = np.split(
+            numbers, np.cumsum([math.prod(picked), math.prod(led)])
+        )
         return cls(
-            picks.astype(np.int64).reshape(picked), ids.astype(np.int64).reshape(led), scores.reshape(led)
+            picks.astype(np.int64).reshape(picked),
+            ids.astype(np.int64).reshape(led),
+            scores.reshape(led),
         )
 
 
@@ -215,7 +246,9 @@ class PackedOutput:
         """See LazyOutput."""
         first = self.flat.row(b, self.trees[b], nodes[0])
         leaders = b, slice(first, first + len(nodes)), slice(width)
-        return Candidates(self.packed.ids[leaders].tolist(), self.packed.scores[leaders].tolist())
+        return Candidates(
+            self.packed.ids[leaders].tolist(), self.packed.scores[leaders].tolist()
+        )
 
     def draws(
         self, b: int, nodes: Sequence[int], k: int, generator: torch.Generator

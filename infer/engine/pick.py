@@ -91,7 +91,9 @@ class Logits:
 
     def chances(self) -> Tensor:
         """Return (n, V) probabilities, as the logits come: a near-tie among them decides nothing."""
-        return self._logits.softmax(-1, dtype=torch.promote_types(self._logits.dtype, torch.float32))
+        return self._logits.softmax(
+            -1, dtype=torch.promote_types(self._logits.dtype, torch.float32)
+        )
 
     def _exact(self, ids_nt: Tensor) -> Tensor:
         weight_ntd = F.embedding(ids_nt, self._head.weight).float()  # type: ignore[arg-type]
@@ -124,12 +126,16 @@ Ints = TypeVar("Ints", Tensor, np.ndarray)  # int64
 _UNSIGNED = 2**64 - 1
 
 
-def pick(logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor) -> Tensor:
+def pick(
+    logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor
+) -> Tensor:
     """Return (n,) the token of each row; `positions` (n,) are those that the tokens will have."""
     if not sampling.temperature:
         return logits.top(1)[1][:, 0]
     values, ids = warped(logits, sampling)
-    return _best(values + gumbel(seeds, positions, ids).to(values.dtype), ids, 1)[1][:, 0]
+    return _best(values + gumbel(seeds, positions, ids).to(values.dtype), ids, 1)[1][
+        :, 0
+    ]
 
 
 def candidates(
@@ -174,7 +180,9 @@ def probabilities(logits: Logits, sampling: Sampling) -> Tensor:
     return shares.new_zeros(len(logits), logits.vocabulary).scatter(1, ids, shares)
 
 
-def warped(logits: Logits, sampling: Sampling, *, most: int | None = None) -> tuple[Tensor, Tensor]:
+def warped(
+    logits: Logits, sampling: Sampling, *, most: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Return (n, m) log-probabilities (up to a constant) and ids of the tokens that may be drawn, `most` at
     most; those cut off among them are -inf.
     """
@@ -192,7 +200,8 @@ def warped(logits: Logits, sampling: Sampling, *, most: int | None = None) -> tu
     values, ids = top(whole, m)
     # On a GPU the question would wait for the device; there a sort of all tokens costs little.
     if most is None and (
-        whole.device.type != "cpu" or not ((values - total).exp().sum(-1) >= sampling.top_p).all()
+        whole.device.type != "cpu"
+        or not ((values - total).exp().sum(-1) >= sampling.top_p).all()
     ):
         values, ids = whole.sort(dim=1, descending=True)
     return nucleus(values, sampling.top_p, total), ids
@@ -270,7 +279,9 @@ def draw(q_nV: Tensor, k: int, generator: torch.Generator) -> Tensor:
     """
     q = q_nV.double()
     # Tensor.exponential_ takes three times as long. No time is 0; only what cannot be drawn never arrives.
-    times = -torch.rand(q.shape, dtype=q.dtype, device=q.device, generator=generator).log()
+    times = -torch.rand(
+        q.shape, dtype=q.dtype, device=q.device, generator=generator
+    ).log()
     speeds, ids = (q / times).topk(min(k, q.shape[1]))
     return F.pad(ids.masked_fill(speeds == 0, -1), (0, k - ids.shape[1]), value=-1)
 

@@ -44,10 +44,14 @@ class Runner:
     ) -> None:
         if static is None:
             static = lm.device.type == "cuda" and fixed_shapes(lm)
-        room = (StaticForward if static else DynamicForward).room(capacity, max_rows, batch)
+        room = (StaticForward if static else DynamicForward).room(
+            capacity, max_rows, batch
+        )
         self.static = static
         self.clock = loop_clock(lm.device)
-        self.agreed: Callable[[float], float] = partial(agreed_value, beside or lm)  # rank 0's, of a clock
+        self.agreed: Callable[[float], float] = partial(
+            agreed_value, beside or lm
+        )  # rank 0's, of a clock
         self._batch = batch
         self._capacity = capacity
         self._max_rows = max_rows
@@ -59,7 +63,11 @@ class Runner:
 
     def fits(self, *, batch: int, capacity: int, max_rows: int) -> bool:
         """Return whether so much finds room, and the weights lie where they did: graphs have addresses."""
-        fits = batch <= self._batch and capacity <= self._capacity and max_rows <= self._max_rows
+        fits = (
+            batch <= self._batch
+            and capacity <= self._capacity
+            and max_rows <= self._max_rows
+        )
         return fits and self._target.places == self._places
 
     @property
@@ -73,7 +81,9 @@ class Runner:
         longest = max(map(len, prompts))
         if len(prompts) > self._batch or longest > self._capacity:
             room = f"a cache of {self._batch} x {self._capacity}"
-            raise ValueError(f"{len(prompts)} prompts of up to {longest} tokens do not fit {room}")
+            raise ValueError(
+                f"{len(prompts)} prompts of up to {longest} tokens do not fit {room}"
+            )
         self._target.cache.clear(len(prompts))
         self.read(prompts)
 
@@ -83,22 +93,44 @@ class Runner:
         target = self._target
         longest = max(map(len, texts))
         if any(self.lengths) and longest:
-            self._dynamic.hidden([Tree.chain(text[0], text[1:]) if text else Tree.chain(0) for text in texts])
+            self._dynamic.hidden(
+                [
+                    Tree.chain(text[0], text[1:]) if text else Tree.chain(0)
+                    for text in texts
+                ]
+            )
         elif longest:
             # Shorter texts are filled up behind their end, where causal attention never looks.
-            ids = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])
+            ids = torch.tensor(
+                [[*text, *[0] * (longest - len(text))] for text in texts]
+            )
             target.cache.place(longest)
-            positions = torch.arange(longest, device=target.device).expand(len(texts), -1)
-            cutting = {kind: window for kind, window in target.windows.items() if window and window < longest}
-            masks: Any = {kind: band(longest, window, target.device) for kind, window in cutting.items()}
-            masks = {kind: masks.get(kind) for kind in target.windows} if cutting else None
+            positions = torch.arange(longest, device=target.device).expand(
+                len(texts), -1
+            )
+            cutting = {
+                kind: window
+                for kind, window in target.windows.items()
+                if window and window < longest
+            }
+            masks: Any = {
+                kind: band(longest, window, target.device)
+                for kind, window in cutting.items()
+            }
+            masks = (
+                {kind: masks.get(kind) for kind in target.windows} if cutting else None
+            )
             target.hidden(ids.to(target.device), positions, masks)
             band.cache_clear()  # n x n bytes: of a long prompt a GiB, for no one else
         target.cache.commit([range(len(text)) for text in texts])
 
     @torch.inference_mode()
     def forward(
-        self, trees: Sequence[Tree], requests: Sequence[Request], sampling: Sampling, fed: Fed = None
+        self,
+        trees: Sequence[Tree],
+        requests: Sequence[Request],
+        sampling: Sampling,
+        fed: Fed = None,
     ) -> ForwardOutput:
         """Compute the trees' rows, which wait in the cache for `commit`.
 
@@ -139,7 +171,9 @@ class Runners:
         with self._lock:  # or two threads take the same
             runner = self._kept
             self._kept = None
-        if runner is not None and runner.fits(batch=batch, capacity=capacity, max_rows=max_rows):
+        if runner is not None and runner.fits(
+            batch=batch, capacity=capacity, max_rows=max_rows
+        ):
             return runner
         del runner  # its memory makes room for the new one's
         return Runner(
@@ -161,7 +195,9 @@ class Runners:
 def loop_clock(device: torch.device) -> Clock:
     """Return the clock of steps on a device: a thread's own, where one does all the work."""
     alone = device.type == "cpu" and torch.get_num_threads() == 1
-    return fine_clock(time.thread_time, time.perf_counter) if alone else time.perf_counter
+    return (
+        fine_clock(time.thread_time, time.perf_counter) if alone else time.perf_counter
+    )
 
 
 def fine_clock(first: Clock, second: Clock) -> Clock:

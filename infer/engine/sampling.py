@@ -26,7 +26,9 @@ class Sampling:
         if self.top_k < 0:
             raise ValueError(f"top_k must be at least 0 (all tokens), got {self.top_k}")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be a share above 0, up to 1, got {self.top_p}")
+            raise ValueError(
+                f"top_p must be a share above 0, up to 1, got {self.top_p}"
+            )
 
 
 GREEDY = Sampling()

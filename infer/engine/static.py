@@ -21,7 +21,14 @@ from transformers import PreTrainedModel
 
 from infer.engine.attention import biased
 from infer.engine.forward import Target, shares
-from infer.engine.output import ForwardOutput, LazyOutput, Packed, PackedOutput, Request, on_host
+from infer.engine.output import (
+    ForwardOutput,
+    LazyOutput,
+    Packed,
+    PackedOutput,
+    Request,
+    on_host,
+)
 from infer.engine.pick import Logits, leaders, likeliest, pick
 from infer.engine.sampling import Sampling
 from infer.trees.tree import Fed, FlatTrees, Tree, extent, flatten
@@ -73,7 +80,11 @@ class Compiled:
             except Exception as error:  # those of Dynamo, Inductor, Triton and a C compiler share no class
                 self._failed = True
                 why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-                warnings.warn(f"compile=true failed ({why}): going on without it", CompileWarning, stacklevel=2)
+                warnings.warn(
+                    f"compile=true failed ({why}): going on without it",
+                    CompileWarning,
+                    stacklevel=2,
+                )
         return self._function(*args)
 
 
@@ -89,7 +100,9 @@ class StaticForward:
             torch._dynamo.config.recompile_limit = 64
             self.hidden = Compiled(target.hidden)
         # PyTorch's own stream for captures is on the current device, which need not be the model's.
-        self.stream = torch.cuda.Stream(target.device) if target.device.type == "cuda" else None
+        self.stream = (
+            torch.cuda.Stream(target.device) if target.device.type == "cuda" else None
+        )
         self.pool = torch.cuda.graph_pool_handle() if self.stream else None
         self._graphs: dict[Sampling, dict[Shape, Graph]] = {}
 
@@ -99,7 +112,11 @@ class StaticForward:
         return -(-(capacity + 2 * bucket(max_rows)) // COLUMNS) * COLUMNS
 
     def __call__(
-        self, trees: Sequence[Tree], requests: Sequence[Request], sampling: Sampling, fed: Fed = None
+        self,
+        trees: Sequence[Tree],
+        requests: Sequence[Request],
+        sampling: Sampling,
+        fed: Fed = None,
     ) -> ForwardOutput:
         """See DynamicForward."""
         target = self.target
@@ -107,21 +124,41 @@ class StaticForward:
         idle = min(bucket(len(trees)), self._batch) - len(trees)
         lengths = [*target.cache.lengths, *[0] * idle]
         before = [*(fed or [0] * len(trees)), *[0] * idle]
-        width = bucket(max(before) + drafts + probes) if max(before) else drafts + probes
+        width = (
+            bucket(max(before) + drafts + probes) if max(before) else drafts + probes
+        )
         flat = flatten(
-            [*trees, *[Tree.chain(0)] * idle], lengths, fed=before, drafts=drafts, probes=probes, width=width
+            [*trees, *[Tree.chain(0)] * idle],
+            lengths,
+            fed=before,
+            drafts=drafts,
+            probes=probes,
+            width=width,
         )
         columns = COLUMNS * bucket(-(-(max(lengths) + width) // COLUMNS))
         columns = min(columns, target.cache.capacity)
         keeps = any(map(on_host, trees, requests))
-        shape = Shape(len(lengths), drafts, probes, width, columns, sampling, keeps, fed is not None)
+        shape = Shape(
+            len(lengths),
+            drafts,
+            probes,
+            width,
+            columns,
+            sampling,
+            keeps,
+            fed is not None,
+        )
         self._graphs[sampling] = graphs = self._graphs.pop(sampling, {})
         if len(self._graphs) > SAMPLINGS:
-            del self._graphs[next(iter(self._graphs))]  # of the sampling unused for longest
+            del self._graphs[
+                next(iter(self._graphs))
+            ]  # of the sampling unused for longest
         if shape not in graphs:
             graphs[shape] = Graph(shape, self)
         graph = graphs[shape]
-        packed = graph.run(flat, lengths, [*(request.seed for request in requests), *[0] * idle])
+        packed = graph.run(
+            flat, lengths, [*(request.seed for request in requests), *[0] * idle]
+        )
         if graph.logits is None:
             return PackedOutput(packed, flat, trees, requests)
         lazy = LazyOutput(graph.logits, flat, trees, requests, sampling, target.agree)
@@ -144,7 +181,9 @@ class Graph:
         self._packed: Tensor | None = None
         self.logits: Logits | None = None  # of the last run, where they are kept
 
-    def run(self, flat: FlatTrees, lengths: Sequence[int], seeds: Sequence[int]) -> Packed:
+    def run(
+        self, flat: FlatTrees, lengths: Sequence[int], seeds: Sequence[int]
+    ) -> Packed:
         """Return the picks and leaders of these rows, on the host."""
         self._inputs.fill(flat, lengths, seeds)
         if self._stream is None:
@@ -156,7 +195,11 @@ class Graph:
         assert self._packed is not None
         B, D, P = self._shape[:3]
         picks, led = (0, D + P) if self._shape.draws else (D, P)
-        return Packed.unpack(self._target.agree(self._packed).cpu().numpy(), (B, picks), (B, led, self._width))
+        return Packed.unpack(
+            self._target.agree(self._packed).cpu().numpy(),
+            (B, picks),
+            (B, led, self._width),
+        )
 
     def _capture(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
         # Runs ahead of the capture allocate what libraries keep, and compile. They write what the
@@ -169,7 +212,9 @@ class Graph:
         current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # Other threads may allocate and wait meanwhile: by default that ends a capture.
-        capture = torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local")
+        capture = torch.cuda.graph(
+            graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
+        )
         with CAPTURES, capture:
             self._packed = self._compute()
         return graph
@@ -185,17 +230,31 @@ class Graph:
         q = D + P
         target.cache.place_each(given.lengths + given.fed, rows=q, end=n)
         more = target.dtype, target.slopes
-        masks = {kind: additive_mask(given, n, window, *more) for kind, window in target.windows.items()}
+        masks = {
+            kind: additive_mask(given, n, window, *more)
+            for kind, window in target.windows.items()
+        }
         with target.gate.open(D, q):
             hidden = self._hidden(given.ids, given.positions, masks)
         logits = target.head(hidden)
         if self._shape.keeps_logits:
-            self.logits = Logits(target.head, hidden.flatten(0, 1), logits.flatten(0, 1))
+            self.logits = Logits(
+                target.head, hidden.flatten(0, 1), logits.flatten(0, 1)
+            )
 
         def rows(which: slice) -> tuple[Logits, Sampling, Tensor, Tensor]:
-            logits_of = Logits(target.head, hidden[:, which].flatten(0, 1), logits[:, which].flatten(0, 1))
+            logits_of = Logits(
+                target.head,
+                hidden[:, which].flatten(0, 1),
+                logits[:, which].flatten(0, 1),
+            )
             places = given.positions[:, which] + 1
-            return logits_of, sampling, places.flatten(), given.seeds[:, None].expand_as(places).flatten()
+            return (
+                logits_of,
+                sampling,
+                places.flatten(),
+                given.seeds[:, None].expand_as(places).flatten(),
+            )
 
         parts = []
         if not self._shape.draws:
@@ -213,20 +272,36 @@ class Inputs:
     `seeds`, `lengths` and `fed` (B,), all int64, and `seen` (B, q, w) bool.
     """
 
-    def __init__(self, sequences: int, rows: int, width: int, device: torch.device) -> None:
+    def __init__(
+        self, sequences: int, rows: int, width: int, device: torch.device
+    ) -> None:
         self._sequences = sequences
         self._rows = rows
         self._width = width
         size = 8 * sequences * (2 * rows + width + 3) + sequences * rows * width
-        self._host = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._host = torch.zeros(
+            size, dtype=torch.uint8, pin_memory=device.type == "cuda"
+        )
         self._device = torch.zeros(size, dtype=torch.uint8, device=device)
         self._views = [view.numpy() for view in self._split(self._host)]
-        self.ids, self.positions, self.places, *each, self.seen = self._split(self._device)
+        self.ids, self.positions, self.places, *each, self.seen = self._split(
+            self._device
+        )
         self.seeds, self.lengths, self.fed = each
 
-    def fill(self, flat: FlatTrees, lengths: Sequence[int], seeds: Sequence[int]) -> None:
+    def fill(
+        self, flat: FlatTrees, lengths: Sequence[int], seeds: Sequence[int]
+    ) -> None:
         """Bring these over, in one copy; the last one must have been used."""
-        values = (flat.ids, flat.positions, flat.places, seeds, lengths, flat.fed, flat.seen)
+        values = (
+            flat.ids,
+            flat.positions,
+            flat.places,
+            seeds,
+            lengths,
+            flat.fed,
+            flat.seen,
+        )
         for view, value in zip(self._views, values):
             view[...] = value
         self._device.copy_(self._host, non_blocking=True)
@@ -236,29 +311,48 @@ class Inputs:
         q = self._rows
         w = self._width
         sizes = (B * q, B * q, B * w, B, B, B)
-        ids, positions, places, *each = buffer[: 8 * sum(sizes)].view(torch.int64).split(sizes)
+        ids, positions, places, *each = (
+            buffer[: 8 * sum(sizes)].view(torch.int64).split(sizes)
+        )
         seen = buffer[8 * sum(sizes) :].view(torch.bool)
-        return [ids.view(B, q), positions.view(B, q), places.view(B, w), *each, seen.view(B, q, w)]
+        return [
+            ids.view(B, q),
+            positions.view(B, q),
+            places.view(B, w),
+            *each,
+            seen.view(B, q, w),
+        ]
 
 
 def additive_mask(
-    given: Inputs, columns: int, window: int | None, dtype: torch.dtype, slopes: Tensor | None = None
+    given: Inputs,
+    columns: int,
+    window: int | None,
+    dtype: torch.dtype,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     """Return (B, 1, q, columns): `trees.tree.mask` on the device, 0 where a row attends, else -inf. With
     slopes (B, H, q, columns), see attention.py.
     """
     q, w = given.seen.shape[1:]
     column = torch.arange(columns, device=given.ids.device)
-    behind = column - given.lengths[:, None]  # (B, columns): which of the tree's columns it is, if any
+    behind = (
+        column - given.lengths[:, None]
+    )  # (B, columns): which of the tree's columns it is, if any
     own = behind.clamp(0, w - 1)
-    among = given.seen.gather(2, own[:, None].expand(-1, q, -1)) & ((behind >= 0) & (behind < w))[:, None]
+    among = (
+        given.seen.gather(2, own[:, None].expand(-1, q, -1))
+        & ((behind >= 0) & (behind < w))[:, None]
+    )
     attends = among | (behind < 0)[:, None]
     places = torch.where(behind < 0, column, given.places.gather(1, own))
     if window is not None:
         attends &= places[:, None] > given.positions[..., None] - window
     if slopes is not None:
         return biased(attends[:, None], places, slopes, dtype)
-    return torch.zeros_like(attends, dtype=dtype).masked_fill(~attends, float("-inf"))[:, None]
+    return torch.zeros_like(attends, dtype=dtype).masked_fill(~attends, float("-inf"))[
+        :, None
+    ]
 
 
 def bucket(n: int) -> int:

@@ -14,7 +14,13 @@ from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging
 
 from conf import UserError
@@ -30,9 +36,15 @@ from infer.text import Infilling, Text
 
 T = TypeVar("T")
 ADAPTIVE = "adaptive.json"
-SLOW_TOKENIZERS = ("vocab.json", "vocab.txt", "*.model")  # files that Transformers converts
+SLOW_TOKENIZERS = (
+    "vocab.json",
+    "vocab.txt",
+    "*.model",
+)  # files that Transformers converts
 INFILLING_PIECES = ("▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>")  # CodeLlama's
-_reading = Lock()  # the library's verbosity, which belongs to the process, changes meanwhile
+_reading = (
+    Lock()
+)  # the library's verbosity, which belongs to the process, changes meanwhile
 
 
 @dataclass(frozen=True)
@@ -57,7 +69,12 @@ class ModelDirectory:
     """
 
     def __init__(
-        self, folder: str | Path, *, adaptive_ids: Sequence[int] = (), L: int = 0, setting: str = "model"
+        self,
+        folder: str | Path,
+        *,
+        adaptive_ids: Sequence[int] = (),
+        L: int = 0,
+        setting: str = "model",
     ) -> None:
         self.path = check_directory(folder, setting)
         self.setting = setting
@@ -76,7 +93,9 @@ class ModelDirectory:
         path = self.path / "config.json"
         rows = read_json(path, "a model's JSON").get("vocab_size")
         if rows is not None and type(rows) is not int:
-            raise UserError(f"{path}: vocab_size must be a whole number, got {rows!r:.60}")
+            raise UserError(
+                f"{path}: vocab_size must be a whole number, got {rows!r:.60}"
+            )
         return rows
 
     @cached_property
@@ -87,7 +106,11 @@ class ModelDirectory:
         """
         path = self.path / ADAPTIVE
         if self._given_ids:
-            adaptive = Adaptive(self._given_ids, self._given_L, infilling=_find_infilling(self._tokenizer))
+            adaptive = Adaptive(
+                self._given_ids,
+                self._given_L,
+                infilling=_find_infilling(self._tokenizer),
+            )
         elif path.is_file():
             try:
                 adaptive = _adaptive(read_json(path, "JSON with adaptive_ids and L"))
@@ -95,7 +118,11 @@ class ModelDirectory:
                 raise UserError(f"{path}: {error}") from error
         else:
             return None
-        _check_adaptive(adaptive, f"{self.setting}.adaptive_ids" if self._given_ids else str(path), self.rows)
+        _check_adaptive(
+            adaptive,
+            f"{self.setting}.adaptive_ids" if self._given_ids else str(path),
+            self.rows,
+        )
         return adaptive
 
     def need_adaptive(self) -> Adaptive:
@@ -118,11 +145,19 @@ class ModelDirectory:
         adaptive = self.adaptive or Adaptive((), 1)
         control = adaptive.control
         if control is None:
-            special = (id for id, token in self._tokenizer.get_added_tokens_decoder().items() if token.special)
+            special = (
+                id
+                for id, token in self._tokenizer.get_added_tokens_decoder().items()
+                if token.special
+            )
             infilling = vars(adaptive.infilling).values() if adaptive.infilling else ()
             control = frozenset([*special, *adaptive.ids, *infilling])
         return Text(
-            self._tokenizer, control=control, rows=self.rows, bos=adaptive.bos, infilling=adaptive.infilling
+            self._tokenizer,
+            control=control,
+            rows=self.rows,
+            bos=adaptive.bos,
+            infilling=adaptive.infilling,
         )
 
     @cached_property
@@ -163,7 +198,9 @@ class ModelDirectory:
         except ValueError as error:
             raise UserError(str(error)) from error
 
-    def load(self, *, dtype: str, device: str | None = None, whole: bool = False) -> PreTrainedModel:
+    def load(
+        self, *, dtype: str, device: str | None = None, whole: bool = False
+    ) -> PreTrainedModel:
         """Load the library's model with its adapter, if it has one, ready to decode.
 
         Under torchrun it is divided over the processes, each on its own GPU or all on CPUs; `whole`: every
@@ -194,7 +231,9 @@ class ModelDirectory:
         return lm
 
 
-def merge_adapter(lm: PreTrainedModel, folder: Path, *, described: bool) -> PreTrainedModel:
+def merge_adapter(
+    lm: PreTrainedModel, folder: Path, *, described: bool
+) -> PreTrainedModel:
     """Return `lm` with the adapter of a folder as peft writes it; of weights, safetensors alone are read.
 
     Raises UserError for a folder that holds none, or another model's, and for one of adaptive tokens that is
@@ -202,22 +241,34 @@ def merge_adapter(lm: PreTrainedModel, folder: Path, *, described: bool) -> PreT
     """
     weights = folder / SAFETENSORS_WEIGHTS_NAME
     if not weights.is_file() or not (folder / "adapter_config.json").is_file():
-        raise UserError(f"{folder} must have adapter_config.json and {weights.name}, got not both of them")
+        raise UserError(
+            f"{folder} must have adapter_config.json and {weights.name}, got not both of them"
+        )
     try:
         settings = LoraConfig.from_pretrained(str(folder), inference_mode=True)
         adapted = get_peft_model(lm, settings, autocast_adapter_dtype=False)
         loaded: Any = set_peft_model_state_dict(adapted, load_file(weights))
         merged = adapted.merge_and_unload()
-    except Exception as error:  # whatever the libraries meet first in files that are none of their own
-        raise UserError(f"{folder} must be a LoRA adapter of this model, got {in_one_line(error)}") from error
+    except (
+        Exception
+    ) as error:  # whatever the libraries meet first in files that are none of their own
+        raise UserError(
+            f"{folder} must be a LoRA adapter of this model, got {in_one_line(error)}"
+        ) from error
     if not described and settings.trainable_token_indices:
         raise UserError(
             f"{folder.parent} must have adaptive.json, since the adapter trained adaptive tokens, got none"
         )
-    absent = [key for key in loaded.missing_keys if "lora_" in key or "trainable_tokens_delta" in key]
+    absent = [
+        key
+        for key in loaded.missing_keys
+        if "lora_" in key or "trainable_tokens_delta" in key
+    ]
     if absent or loaded.unexpected_keys:
         name = [*absent, *loaded.unexpected_keys][0]
-        raise UserError(f"{weights} must be the adapter that its configuration describes, got {name} amiss")
+        raise UserError(
+            f"{weights} must be the adapter that its configuration describes, got {name} amiss"
+        )
     return merged
 
 
@@ -225,7 +276,9 @@ def _read_model(path: Path, name: str, *, dtype: str, ranks: int) -> PreTrainedM
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # of weights amiss its report is a table
     try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False
+        )
         check_family(config, name)
         _check_depth(path, name, config)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -237,10 +290,14 @@ def _read_model(path: Path, name: str, *, dtype: str, ranks: int) -> PreTrainedM
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported below
         )
-    except Exception as error:  # whatever the library meets first in files that are none of its own
+    except (
+        Exception
+    ) as error:  # whatever the library meets first in files that are none of its own
         if isinstance(error, UserError) or is_out_of_memory(error):
             raise
-        raise UserError(f"{name} must be a causal model with weights, got {in_one_line(error)}") from error
+        raise UserError(
+            f"{name} must be a causal model with weights, got {in_one_line(error)}"
+        ) from error
     finally:
         logging.set_verbosity(verbosity)
     lm, info = loaded
@@ -258,7 +315,9 @@ def _check_depth(path: Path, name: str, config: PreTrainedConfig) -> None:
             weights += len(opened.keys())
     if files and layers > weights:
         there = f"{weights} weights in all"
-        raise UserError(f"{name} must have weights of {layers} layers (config.json), got {there}")
+        raise UserError(
+            f"{name} must have weights of {layers} layers (config.json), got {there}"
+        )
 
 
 def _check_weights(model: str, info: dict[str, Any]) -> None:
@@ -269,10 +328,14 @@ def _check_weights(model: str, info: dict[str, Any]) -> None:
     absent = sorted(info["missing_keys"])
     further = sorted(info["unexpected_keys"])
     if absent:
-        raise UserError(f"{model} must have every weight of the model, got no {', '.join(absent[:3])}")
+        raise UserError(
+            f"{model} must have every weight of the model, got no {', '.join(absent[:3])}"
+        )
     if further:
         names = visible(", ".join(further[:3]))
-        getLogger(__name__).warning("%s: %s, ... belong to no part of the model", model, names)
+        getLogger(__name__).warning(
+            "%s: %s, ... belong to no part of the model", model, names
+        )
 
 
 def eos_ids(lm: PreTrainedModel) -> frozenset[int]:
@@ -280,7 +343,9 @@ def eos_ids(lm: PreTrainedModel) -> frozenset[int]:
     value: Any = lm.generation_config.eos_token_id if lm.generation_config else None
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(id, int) for id in ids):
-        raise UserError(f"eos_token_id of generation_config.json must be token ids, got {value}")
+        raise UserError(
+            f"eos_token_id of generation_config.json must be token ids, got {value}"
+        )
     return frozenset(ids)
 
 
@@ -321,7 +386,9 @@ def _find_infilling(tokenizer: Tokenizer) -> Infilling | None:
 
 
 def _ids(values: object, name: str) -> tuple[int, ...]:
-    return tuple(_expect(id, int, f"an id of {name}") for id in _expect(values, list, name))
+    return tuple(
+        _expect(id, int, f"an id of {name}") for id in _expect(values, list, name)
+    )
 
 
 def _expect(value: Any, kind: type[T], name: str) -> T:
@@ -334,9 +401,16 @@ def _expect(value: Any, kind: type[T], name: str) -> T:
 def _check_adaptive(adaptive: Adaptive, path: str, rows: int | None) -> None:
     if not adaptive.ids or adaptive.L < 1:
         got = f"{list(adaptive.ids)} and {adaptive.L}"
-        raise UserError(f"{path} must have at least one of adaptive_ids and L from 1 on, got {got}")
+        raise UserError(
+            f"{path} must have at least one of adaptive_ids and L from 1 on, got {got}"
+        )
     infilling = vars(adaptive.infilling) if adaptive.infilling else {}
-    ids = [("adaptive_ids", id) for id in adaptive.ids] + [("bos", adaptive.bos), *infilling.items()]
+    ids = [("adaptive_ids", id) for id in adaptive.ids] + [
+        ("bos", adaptive.bos),
+        *infilling.items(),
+    ]
     for name, id in ids:
         if id is not None and not 0 <= id < (id + 1 if rows is None else rows):
-            raise UserError(f"{path}: {name} must be among the model's {rows} rows, got {id}")
+            raise UserError(
+                f"{path}: {name} must be among the model's {rows} rows, got {id}"
+            )

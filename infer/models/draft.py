@@ -40,7 +40,9 @@ class Draft:
     lm: PreTrainedModel = field(repr=False)
     rows: int  # one more than the last id that both models have
     context: int  # positions, perhaps fewer than the target's
-    adaptive: Adaptive | None = None  # what it drafts with under draft.adaptive; None: token by token
+    adaptive: Adaptive | None = (
+        None  # what it drafts with under draft.adaptive; None: token by token
+    )
 
     def read(self, ids: Sequence[int]) -> list[int]:
         """Return the target's ids with a stand-in for those that this model lacks."""
@@ -64,7 +66,9 @@ def _rows_of_both(text: Text, pieces: Mapping[int, str], name: str) -> int:
     try:
         return rows_of_both(text.pieces, pieces)
     except ValueError as error:
-        raise UserError(f"{name} must have the token ids of the model, {error}") from error
+        raise UserError(
+            f"{name} must have the token ids of the model, {error}"
+        ) from error
 
 
 def rows_of_both(target: Mapping[int, str], draft: Mapping[int, str]) -> int:
@@ -80,7 +84,13 @@ def rows_of_both(target: Mapping[int, str], draft: Mapping[int, str]) -> int:
     return both[-1] + 1
 
 
-def load_draft(config: DraftConfig, target: PreTrainedModel, *, rows: int, adaptive: Adaptive | None) -> Draft:
+def load_draft(
+    config: DraftConfig,
+    target: PreTrainedModel,
+    *,
+    rows: int,
+    adaptive: Adaptive | None,
+) -> Draft:
     """Load the model that drafts for `target`, which has the `adaptive` tokens; `rows` is `check_draft`'s.
 
     A model larger than the target is warned of. Raises UserError for what `ModelDirectory.load` refuses, for
@@ -99,17 +109,23 @@ def load_draft(config: DraftConfig, target: PreTrainedModel, *, rows: int, adapt
             adaptive = directory.need_adaptive() if config.adaptive else None
         if (size := lm.num_parameters()) > (limit := target.num_parameters()):
             message = "draft=%s must have fewer parameters than the model's %s, got %s, which drafts slowly"
-            getLogger(__name__).warning(message, directory.path, f"{limit:,}", f"{size:,}")
+            getLogger(__name__).warning(
+                message, directory.path, f"{limit:,}", f"{size:,}"
+            )
     else:
         layers = target.config.num_hidden_layers
         if config.layers >= layers:
-            raise UserError(f"draft must have fewer layers than the model's {layers}, got {config.model}")
+            raise UserError(
+                f"draft must have fewer layers than the model's {layers}, got {config.model}"
+            )
         lm = first_layers(target, config.layers)
     if config.adaptive and adaptive is None:
         tuned = "a model fine-tuned with adaptive tokens"
         raise UserError(f"draft.adaptive=true needs {tuned}, got no adaptive.json")
     _narrow_head(lm, rows)
-    return Draft(lm, rows, context_length(lm.config), adaptive if config.adaptive else None)
+    return Draft(
+        lm, rows, context_length(lm.config), adaptive if config.adaptive else None
+    )
 
 
 @contextmanager
@@ -136,11 +152,17 @@ def first_layers(lm: PreTrainedModel, layers: int) -> PreTrainedModel:
     """Return the first layers of a model with its final norm and head, on the same tensors: `deepcopy` takes
     them from its memo, also buffers that no checkpoint has and an adapter's weights.
     """
-    shared: dict[int, Any] = {id(tensor): tensor for tensor in chain(lm.parameters(), lm.buffers())}
+    shared: dict[int, Any] = {
+        id(tensor): tensor for tensor in chain(lm.parameters(), lm.buffers())
+    }
     short = copy.deepcopy(lm, shared)
     config = short.config
     blocks = short.get_decoder().children()
-    del next(b for b in blocks if isinstance(b, nn.ModuleList) and len(b) == config.num_hidden_layers)[layers:]
+    del next(
+        b
+        for b in blocks
+        if isinstance(b, nn.ModuleList) and len(b) == config.num_hidden_layers
+    )[layers:]
     config.num_hidden_layers = layers
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:layers]
@@ -153,7 +175,11 @@ def _narrow_head(lm: PreTrainedModel, rows: int) -> None:
     head: Any = lm.get_output_embeddings()
     for name in ("weight", "bias"):
         if getattr(head, name) is not None:
-            setattr(head, name, nn.Parameter(getattr(head, name)[:rows], requires_grad=False))
+            setattr(
+                head,
+                name,
+                nn.Parameter(getattr(head, name)[:rows], requires_grad=False),
+            )
     head.out_features = rows
 
 
@@ -167,6 +193,16 @@ def base_pieces(folder: str, text: Text) -> Mapping[int, str]:
     return pieces
 
 
-def lacking(pieces: Mapping[int, str], prompts: Iterable[tuple[str, Sequence[int]]]) -> str | None:
+def lacking(
+    pieces: Mapping[int, str], prompts: Iterable[tuple[str, Sequence[int]]]
+) -> str | None:
     """Return, in words, the first id of the (name, ids) prompts that is no piece; None where all are."""
-    return next((f"no id {id} of {name}" for name, ids in prompts for id in ids if id not in pieces), None)
+    return next(
+        (
+            f"no id {id} of {name}"
+            for name, ids in prompts
+            for id in ids
+            if id not in pieces
+        ),
+        None,
+    )

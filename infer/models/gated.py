@@ -27,7 +27,14 @@ B = ".lora_B.weight"
 ROWS = ".token_adapter.trainable_tokens_delta"
 # Settings that say nothing of an adapter's values. Those that `_amiss` does not check must be unset.
 IDLE = {
-    *("task_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode"),
+    *(
+        "task_type",
+        "peft_version",
+        "auto_mapping",
+        "base_model_name_or_path",
+        "revision",
+        "inference_mode",
+    ),
     *("lora_dropout", "megatron_core", "qalora_group_size", "runtime_config"),
 }
 MUST_BE = "a gated adapter must be LoRA of linear layers"
@@ -48,24 +55,42 @@ def gated_layers(lm: PreTrainedModel, folder: Path) -> dict[str, nn.Module]:
     settings, weights = _read(folder)
     gate = ProbeGate()
     layers: dict[str, nn.Module] = {}
-    scaling = settings["lora_alpha"] / (math.sqrt(settings["r"]) if settings["use_rslora"] else settings["r"])
+    scaling = settings["lora_alpha"] / (
+        math.sqrt(settings["r"]) if settings["use_rslora"] else settings["r"]
+    )
     try:
         for name, base in _targets(lm, settings["target_modules"]):
-            a, b = (weights.pop(f"{PREFIX}{name}{part}").to(lm.device, lm.dtype) for part in (A, B))
-            if (a.shape[1], b.shape[0], a.shape[0]) != (base.in_features, base.out_features, b.shape[1]):
+            a, b = (
+                weights.pop(f"{PREFIX}{name}{part}").to(lm.device, lm.dtype)
+                for part in (A, B)
+            )
+            if (a.shape[1], b.shape[0], a.shape[0]) != (
+                base.in_features,
+                base.out_features,
+                b.shape[1],
+            ):
                 raise ValueError(f"weights of another model's sizes for {name}")
             layers[name] = _linear(base, a, b, scaling, gate)
         if ids := settings["trainable_token_indices"]:
             embedding: Any = lm.get_input_embeddings()
-            name = next(name for name, module in lm.named_modules() if module is embedding)
+            name = next(
+                name for name, module in lm.named_modules() if module is embedding
+            )
             rows = weights.pop(f"{PREFIX}{name}{ROWS}").to(lm.device, lm.dtype)
-            if rows.shape != (len(ids), embedding.embedding_dim) or max(ids) >= embedding.num_embeddings:
+            if (
+                rows.shape != (len(ids), embedding.embedding_dim)
+                or max(ids) >= embedding.num_embeddings
+            ):
                 raise ValueError(f"weights of another model's sizes for {name}")
-            layers[name] = GatedEmbedding(embedding, torch.tensor(ids, device=lm.device), rows, gate)
+            layers[name] = GatedEmbedding(
+                embedding, torch.tensor(ids, device=lm.device), rows, gate
+            )
         if weights:
             raise ValueError(min(weights))
     except KeyError as error:
-        raise UserError(f"{folder}: {WEIGHTS} must have {error}, got no such weight. {AGAIN}") from error
+        raise UserError(
+            f"{folder}: {WEIGHTS} must have {error}, got no such weight. {AGAIN}"
+        ) from error
     except ValueError as error:
         raise UserError(f"{folder}: {MUST_BE}, got {error}. {AGAIN}") from error
     return layers
@@ -73,15 +98,23 @@ def gated_layers(lm: PreTrainedModel, folder: Path) -> dict[str, nn.Module]:
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not (folder / WEIGHTS).is_file() or not (folder / CONFIG).is_file():
-        raise UserError(f"{folder}: an adapter must have {CONFIG} and {WEIGHTS}, got not both of them. {AGAIN}")
+        raise UserError(
+            f"{folder}: an adapter must have {CONFIG} and {WEIGHTS}, got not both of them. {AGAIN}"
+        )
     try:
         settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         weights = load_file(folder / WEIGHTS)
-    except Exception as error:  # whatever a parser meets in a file that is none of its own
+    except (
+        Exception
+    ) as error:  # whatever a parser meets in a file that is none of its own
         strange = in_one_line(error)
-        raise UserError(f"{folder}: an adapter must be JSON and safetensors, got {strange}. {AGAIN}") from error
+        raise UserError(
+            f"{folder}: an adapter must be JSON and safetensors, got {strange}. {AGAIN}"
+        ) from error
     if not isinstance(settings, dict):
-        raise UserError(f"{folder}: {CONFIG} must be a JSON object, got {settings!r:.60}. {AGAIN}")
+        raise UserError(
+            f"{folder}: {CONFIG} must be a JSON object, got {settings!r:.60}. {AGAIN}"
+        )
     defaults = {"use_rslora": False, "trainable_token_indices": None}
     if amiss := _amiss(settings := defaults | settings):
         raise UserError(f"{folder}: {MUST_BE}, got {amiss}. {AGAIN}")
@@ -96,11 +129,17 @@ def _amiss(settings: dict[str, Any]) -> str | None:
         "lora_alpha": type(settings.get("lora_alpha")) in (int, float),
         "use_rslora": type(settings["use_rslora"]) is bool,
         "target_modules": _is_list(settings.get("target_modules"), str),
-        "trainable_token_indices": ids is None or _is_list(ids, int) and min([0, *ids]) >= 0,
+        "trainable_token_indices": ids is None
+        or _is_list(ids, int)
+        and min([0, *ids]) >= 0,
         "bias": settings.get("bias", "none") == "none",
         "init_lora_weights": type(settings.get("init_lora_weights", True)) is bool,
     }
-    valid |= {name: not value for name, value in settings.items() if name not in valid.keys() | IDLE}
+    valid |= {
+        name: not value
+        for name, value in settings.items()
+        if name not in valid.keys() | IDLE
+    }
     amiss = (name for name, is_valid in valid.items() if not is_valid)
     return next((f"{name}={settings.get(name)!r:.60}" for name in amiss), None)
 
@@ -111,13 +150,21 @@ def _is_list(value: object, kind: type) -> bool:
 
 def _targets(lm: PreTrainedModel, targets: list[str]) -> list[tuple[str, nn.Linear]]:
     ends = tuple(f".{target}" for target in targets)
-    modules = [(name, module) for name, module in lm.named_modules() if f".{name}".endswith(ends)]
-    if others := [name for name, module in modules if not isinstance(module, nn.Linear)]:
+    modules = [
+        (name, module)
+        for name, module in lm.named_modules()
+        if f".{name}".endswith(ends)
+    ]
+    if others := [
+        name for name, module in modules if not isinstance(module, nn.Linear)
+    ]:
         raise ValueError(f"LoRA of {others[0]}, which is no linear layer")
     return modules
 
 
-def _linear(base: nn.Linear, a: Tensor, b: Tensor, scaling: float, gate: ProbeGate) -> GatedLinear:
+def _linear(
+    base: nn.Linear, a: Tensor, b: Tensor, scaling: float, gate: ProbeGate
+) -> GatedLinear:
     weight = base.weight
     group = None
     if not isinstance(weight, DTensor):

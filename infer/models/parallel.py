@@ -27,13 +27,17 @@ def stand_alone() -> None:
 
 def processes() -> int:
     """Return how many torchrun started to share a model; 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", "1")) if _by_torchrun() and not _alone else 1
+    return (
+        int(os.environ.get("WORLD_SIZE", "1")) if _by_torchrun() and not _alone else 1
+    )
 
 
 def place() -> tuple[int, int, int]:
     """Return torchrun's rank, world size and local rank; 0, 1 and 0 without it."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    rank, world, local = (int(os.environ.get(name, "0")) if _by_torchrun() else 0 for name in names)
+    rank, world, local = (
+        int(os.environ.get(name, "0")) if _by_torchrun() else 0 for name in names
+    )
     return rank, max(1, world), local
 
 
@@ -60,7 +64,9 @@ def plan(config: PretrainedConfig, ranks: int) -> DistributedConfig:
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     if heads % ranks or config.num_attention_heads % ranks:
         both = f"{config.num_attention_heads} heads and {heads} key-value heads"
-        raise UserError(f"torchrun: the number of processes must divide the model's {both}, got {ranks}")
+        raise UserError(
+            f"torchrun: the number of processes must divide the model's {both}, got {ranks}"
+        )
     atexit.register(leave)
     return DistributedConfig(tp_size=ranks, tp_plan={"lm_head": "replicate"})
 

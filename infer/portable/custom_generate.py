@@ -80,7 +80,9 @@ _states: WeakKeyDictionary[PreTrainedModel, ModelState] = WeakKeyDictionary()
 _lock = Lock()  # or two threads create a state each, and both measure
 
 
-def state_of(lm: PreTrainedModel, *, has_table: bool = False, gated: bool = False) -> ModelState:
+def state_of(
+    lm: PreTrainedModel, *, has_table: bool = False, gated: bool = False
+) -> ModelState:
     """Return a model's state, a new one if the model was moved: a graph has the addresses of its weights.
 
     A missing n-gram table that the export had (`has_table`) is logged once. Raise UserError for an unsupported
@@ -88,22 +90,31 @@ def state_of(lm: PreTrainedModel, *, has_table: bool = False, gated: bool = Fals
     """
     if lm.training and lm.is_gradient_checkpointing:
         strange = "training with gradient checkpointing, which keeps no cache"
-        raise ValueError(f"model must be in evaluation, got {strange}. Call model.eval() first.")
+        raise ValueError(
+            f"model must be in evaluation, got {strange}. Call model.eval() first."
+        )
     places = places_of(lm)
     with _lock:
         state = _states.get(lm)
         if state is None or state.places != places:
             devices = sorted({str(parameter.device) for parameter in lm.parameters()})
             if len(devices) > 1 or "meta" in devices:
-                raise ValueError(f"model must be on one device, got {', '.join(devices)}")
+                raise ValueError(
+                    f"model must be on one device, got {', '.join(devices)}"
+                )
             if shares(lm) > 1:
                 raise ValueError(f"model must be in one process, got {shares(lm)}")
             check_family(lm.config)
             check_tree(lm)
-            decoding: Any = view_of(lm, gated_layers(lm, _adapter_of(lm))) if gated else proxy(lm)
+            decoding: Any = (
+                view_of(lm, gated_layers(lm, _adapter_of(lm))) if gated else proxy(lm)
+            )
             # Graphs stay valid; another library's layers (adapters, quantized weights) may change.
             modules = (type(module).__module__.split(".")[0] for module in lm.modules())
-            runners = Runners(decoding, static=None if set(modules) <= {"torch", "transformers"} else False)
+            runners = Runners(
+                decoding,
+                static=None if set(modules) <= {"torch", "transformers"} else False,
+            )
             table = state.table if state else _find_table(lm, expected=has_table)
             state = _states[lm] = ModelState(places, decoding, runners, table)
         return state
@@ -123,7 +134,9 @@ def _adapter_of(lm: PreTrainedModel) -> Path:
     if None in files:
         there = f"{lm.name_or_path or 'no name'} and no {FOLDER}/ there"
         load = "Load the model from the directory or repository that has it."
-        raise UserError(f"model must have come with its gated adapter, got {there}. {load}")
+        raise UserError(
+            f"model must have come with its gated adapter, got {there}. {load}"
+        )
     return files[0].parent  # type: ignore[union-attr]
 
 
@@ -133,7 +146,9 @@ def _file_of(lm: PreTrainedModel, file: str) -> Path | None:
     if not name or (Path(name) / file).is_file():
         return Path(name) / file if name else None
     try:
-        cached = cached_file(name, file, revision=getattr(lm.config, "_commit_hash", None))
+        cached = cached_file(
+            name, file, revision=getattr(lm.config, "_commit_hash", None)
+        )
     except OSError:  # no such file, repository, or network
         return None
     return Path(cached) if cached else None
@@ -151,30 +166,47 @@ class Drafting:
     weights: NgramWeights
     seed: int | None
 
-    def policy(self, state: ModelState, *, batch: int, capacity: int, sampling: Sampling) -> Policy:
+    def policy(
+        self, state: ModelState, *, batch: int, capacity: int, sampling: Sampling
+    ) -> Policy:
         """Return how much is drafted, and where; with "auto" by measurement."""
         if self.probes != "auto":
             return FixedPolicy(self.k, self.probes)
         k = self.k if "adaptive" in self.sources else 0
         prior = prior_costs(state.lm.device.type)
         return state.policies.auto(
-            k, self.sources, batch=batch, capacity=capacity, sampling=sampling, load=lambda: [prior]
+            k,
+            self.sources,
+            batch=batch,
+            capacity=capacity,
+            sampling=sampling,
+            load=lambda: [prior],
         )
 
-    def drafters(self, policy: Policy, table: NgramTable | None, vocabulary: int) -> Drafters:
+    def drafters(
+        self, policy: Policy, table: NgramTable | None, vocabulary: int
+    ) -> Drafters:
         """Return the drafters of all sequences."""
         table = table if "ngrams" in self.sources else None
         text = "text" in self.sources
-        ngrams = Ngrams(table, vocabulary, text=text, weights=self.weights) if table or text else None
+        ngrams = (
+            Ngrams(table, vocabulary, text=text, weights=self.weights)
+            if table or text
+            else None
+        )
         ids = self.ids if "adaptive" in self.sources else ()
         return Drafters(partial(AdaptiveDrafter, ids, policy, ngrams))
 
     def within(self, left: int) -> "Drafting":
         """Limit k to the room `left` in the context. Raise ValueError if the call itself gave more."""
-        if self.k <= left or self.probes == "auto":  # measurement drafts less in any case
+        if (
+            self.k <= left or self.probes == "auto"
+        ):  # measurement drafts less in any case
             return self
         if self.explicit:
-            raise ValueError(f"k must be at most the {left} tokens left in the context, got {self.k}")
+            raise ValueError(
+                f"k must be at most the {left} tokens left in the context, got {self.k}"
+            )
         return replace(self, k=left)
 
     def seeds(self, sampling: Sampling, sequences: int) -> list[int]:
@@ -186,7 +218,13 @@ class Drafting:
 
 
 def drafting_of(
-    ids: Sequence[int], L: int, ngrams: Mapping[str, Any] | None, k: Any, probes: Any, sources: Any, seed: Any
+    ids: Sequence[int],
+    L: int,
+    ngrams: Mapping[str, Any] | None,
+    k: Any,
+    probes: Any,
+    sources: Any,
+    seed: Any,
 ) -> Drafting:
     """Return a call's drafting, from arguments of any type and adaptive.json's n-grams. Raise ValueError."""
     explicit = k is not None
@@ -198,10 +236,14 @@ def drafting_of(
     if not isinstance(probes, str):
         probes = whole_number("probes", probes)
     if probes not in PROBES and (isinstance(probes, str) or probes < 1):
-        raise ValueError(f"probes must be auto, root, all or a number of nodes of at least 1, got {probes!r}")
+        raise ValueError(
+            f"probes must be auto, root, all or a number of nodes of at least 1, got {probes!r}"
+        )
     sources = list(SOURCES) if sources is None else sources
     if isinstance(sources, str) or not sources or not set(sources) <= set(SOURCES):
-        raise ValueError(f"sources must be some of {', '.join(SOURCES)}, got {sources!r}")
+        raise ValueError(
+            f"sources must be some of {', '.join(SOURCES)}, got {sources!r}"
+        )
     weights = NgramWeights() if ngrams is None else NgramWeights.from_json(ngrams)
     return Drafting(ids, k, explicit, probes, frozenset(sources), weights, seed)
 
@@ -238,13 +280,17 @@ def generate(
     context. Raise ValueError for what is not supported, such as beams or a length argument beyond the context.
     """
     library: Any = partial(GenerationMixin.generate, model, inputs, generation_config)  # type: ignore[arg-type]
-    if custom_generate is not None:  # another decoder, given to a `model.generate` that is this function
+    if (
+        custom_generate is not None
+    ):  # another decoder, given to a `model.generate` that is this function
         own = {"k": k, "probes": probes, "sources": sources, "seed": seed}
         args |= {name: value for name, value in own.items() if value is not None}
         return library(custom_generate=custom_generate, **args)
     for name in ("assistant_model", "past_key_values"):
         if args.get(name) is not None:
-            raise ValueError(f"{name} must be None, got a value: this model drafts by itself")
+            raise ValueError(
+                f"{name} must be None, got a value: this model drafts by itself"
+            )
     drafting = drafting_of(adaptive_ids, L, ngrams, k, probes, sources, seed)
     # Given a callable, the library loses the tokenizer that these two need.
     configs = (generation_config, model.generation_config)
@@ -253,15 +299,27 @@ def generate(
         raise ValueError("token_healing must be False, got True")
     strings = first_set("stop_strings", args, configs)
     if strings and tokenizer is not None:
-        criteria = [*(args.get("stopping_criteria") or ()), StopStringCriteria(tokenizer, strings)]
-        args |= {"stop_strings": None, "stopping_criteria": StoppingCriteriaList(criteria)}
-    if "do_sample" not in args and implies_sampling(generation_config, model.generation_config):
+        criteria = [
+            *(args.get("stopping_criteria") or ()),
+            StopStringCriteria(tokenizer, strings),
+        ]
+        args |= {
+            "stop_strings": None,
+            "stopping_criteria": StoppingCriteriaList(criteria),
+        }
+    if "do_sample" not in args and implies_sampling(
+        generation_config, model.generation_config
+    ):
         args["do_sample"] = True
     # The library gives a streamer the prompt, but does not pass it to a callable.
     decoder = partial(
         _decode,
         drafting=drafting,
-        find_state=partial(state_of, has_table=ngrams is not None and ngrams["table"] is not None, gated=gated),
+        find_state=partial(
+            state_of,
+            has_table=ngrams is not None and ngrams["table"] is not None,
+            gated=gated,
+        ),
         streamer=args.get("streamer"),
         given=frozenset(args),
     )
@@ -289,7 +347,9 @@ def _decode(
     B = len(input_ids)
     rows = lm.config.vocab_size
     context = context_length(lm.config)
-    mask, positions = (prepared.pop(name, None) for name in ("attention_mask", "position_ids"))
+    mask, positions = (
+        prepared.pop(name, None) for name in ("attention_mask", "position_ids")
+    )
     further = {name: value for name, value in prepared.items() if name in given}
     check_supported(generation_config, logits_processor, further, sequences=B)
     prompts = prompts_of(input_ids, mask, positions)
@@ -302,15 +362,23 @@ def _decode(
     if streamer is not None and B > 1:
         raise ValueError(f"streamer must have one sequence, got {B}")
     if B > 1 and limits.stop and pad is None:
-        raise ValueError(f"pad_token_id must be set for {B} sequences with stopping_criteria, got None")
+        raise ValueError(
+            f"pad_token_id must be set for {B} sequences with stopping_criteria, got None"
+        )
     if max(drafting.ids) >= rows:
-        raise ValueError(f"model must have the adaptive id {max(drafting.ids)}, got {rows} ids")
-    sampling, processors = sampling_of(logits_processor, sample=generation_config.do_sample)
+        raise ValueError(
+            f"model must have the adaptive id {max(drafting.ids)}, got {rows} ids"
+        )
+    sampling, processors = sampling_of(
+        logits_processor, sample=generation_config.do_sample
+    )
     seeds = drafting.seeds(sampling, B)
     requests = []
     for b, prompt in enumerate(prompts):
         row: Any = [RowProcessor(processors, input_ids, b, prompt=len(prompt))]
-        requests.append(Request(prompt, seeds[b], LogitsProcessorList(row) if processors else None))
+        requests.append(
+            Request(prompt, seeds[b], LogitsProcessorList(row) if processors else None)
+        )
     try:
         texts = _texts(find_state(lm), requests, limits, sampling, drafting, streamer)
     except UserError as error:
@@ -331,9 +399,15 @@ def _texts(
 ) -> list[list[int]]:
     texts = [list[int]() for _ in requests]
     capacity = max(len(request.prompt) for request in requests) + limits.max_new_tokens
-    policy = drafting.policy(state, batch=len(requests), capacity=capacity, sampling=sampling)
-    drafters = drafting.drafters(policy, state.table, state.lm.config.get_text_config().vocab_size)
-    runner = state.runners.take(batch=len(requests), capacity=capacity, max_rows=drafters.max_rows)
+    policy = drafting.policy(
+        state, batch=len(requests), capacity=capacity, sampling=sampling
+    )
+    drafters = drafting.drafters(
+        policy, state.table, state.lm.config.get_text_config().vocab_size
+    )
+    runner = state.runners.take(
+        batch=len(requests), capacity=capacity, max_rows=drafters.max_rows
+    )
     for steps in decode(runner, requests, drafters, limits, sampling):
         for step in steps:
             texts[step.sequence] += step.tokens

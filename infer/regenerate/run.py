@@ -21,7 +21,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from conf import UserError
 from conf.console import print_line
@@ -65,9 +71,15 @@ class Source:
 
     def check_tokenizer(self, text: Text) -> None:
         """Raise UserError where an id of the shards is another piece to the model."""
-        pieces = load_tokenizer(Path(self._path) / TOKENIZER).get_vocab(with_added_tokens=True)
+        pieces = load_tokenizer(Path(self._path) / TOKENIZER).get_vocab(
+            with_added_tokens=True
+        )
         size = Vocab.from_json(self._manifest["vocab"]).text_size
-        differing = sorted(id for piece, id in pieces.items() if id < size and text.pieces.get(id) != piece)
+        differing = sorted(
+            id
+            for piece, id in pieces.items()
+            if id < size and text.pieces.get(id) != piece
+        )
         if differing:
             model = self._config.model
             raise UserError(
@@ -110,7 +122,9 @@ class Source:
                 stop = int(span["stop"])
                 whole = span["mode"] == PLAIN and span["offset"] == 0
                 if whole and stop - start >= self._config.prefix_min + 2:
-                    yield DocumentSpan(id, languages[span["language"]], index, start, stop)
+                    yield DocumentSpan(
+                        id, languages[span["language"]], index, start, stop
+                    )
 
 
 KIND = "own_text"
@@ -133,7 +147,10 @@ def write_own_text(config: RegenerateConfig) -> None:
     else:
         source.check_tokenizer(ModelDirectory(config.model).text)
         documents = source.documents()
-        parts = [documents[at : at + config.batch] for at in range(0, len(documents), config.batch)]
+        parts = [
+            documents[at : at + config.batch]
+            for at in range(0, len(documents), config.batch)
+        ]
         names = [f"{index:06}" for index in range(len(parts))]
         with result_folder(out, settings, workers) as partial:
             units = Records(partial / UNITS, names)
@@ -142,13 +159,20 @@ def write_own_text(config: RegenerateConfig) -> None:
             if workers.first:
                 facts = _finish(partial, units, names)
                 write_manifest(partial, KIND, settings, **facts)
-                _tell(workers, f"{facts['documents']} documents, {facts['tokens']} new tokens")
+                _tell(
+                    workers,
+                    f"{facts['documents']} documents, {facts['tokens']} new tokens",
+                )
     if workers.first:  # also what a run that was killed right at its end has left
         shutil.rmtree(out / UNITS, ignore_errors=True)
 
 
 def _continue(
-    config: RegenerateConfig, source: Source, parts: dict[str, Any], units: Records, workers: WorkerGroup
+    config: RegenerateConfig,
+    source: Source,
+    parts: dict[str, Any],
+    units: Records,
+    workers: WorkerGroup,
 ) -> None:
     """Do this rank's share of the units that are not done; `parts` are the documents of each."""
     names = units.open(workers)
@@ -158,11 +182,23 @@ def _continue(
     tokens = 0
     forwards = 0
     began = time.perf_counter()
-    columns = TextColumn("{task.description}"), BarColumn(bar_width=10), MofNCompleteColumn()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=10),
+        MofNCompleteColumn(),
+    )
     rate = TextColumn("{task.fields[rate]}")
-    with Progress(*columns, rate, TimeRemainingColumn(), disable=not workers.first) as progress:
-        title = "documents" if workers.world == 1 else f"documents, 1 of {workers.world} ranks"
-        task = progress.add_task(title, total=sum(len(parts[name]) for name in names), rate="")
+    with Progress(
+        *columns, rate, TimeRemainingColumn(), disable=not workers.first
+    ) as progress:
+        title = (
+            "documents"
+            if workers.world == 1
+            else f"documents, 1 of {workers.world} ranks"
+        )
+        task = progress.add_task(
+            title, total=sum(len(parts[name]) for name in names), rate=""
+        )
         for name in names:
             unit = regenerate(model, source, parts[name], config)
             units.save(name, unit)
@@ -173,15 +209,24 @@ def _continue(
 
 
 def regenerate(
-    model: Model, source: Source, documents: Sequence[DocumentSpan], config: RegenerateConfig
+    model: Model,
+    source: Source,
+    documents: Sequence[DocumentSpan],
+    config: RegenerateConfig,
 ) -> dict[str, Any]:
     """Continue documents side by side: their rows for a shard, and what they took."""
     began = time.perf_counter()
     prompts = [source.prompt(document) for document in documents]
-    texts, forwards = _decoded(model, prompts, [document.id for document in documents], config)
+    texts, forwards = _decoded(
+        model, prompts, [document.id for document in documents], config
+    )
     return {
         "rows": [
-            {"id": document.id, "language": document.language, **content(model.text, prompt, new)}
+            {
+                "id": document.id,
+                "language": document.language,
+                **content(model.text, prompt, new),
+            }
             for document, prompt, new in zip(documents, prompts, texts, strict=True)
         ],
         "tokens": sum(map(len, texts)),
@@ -201,7 +246,10 @@ def content(text: Text, prompt: Sequence[int], new: Iterable[int]) -> dict[str, 
 
 
 def _decoded(
-    model: Model, prompts: Sequence[list[int]], ids: Sequence[str], config: RegenerateConfig
+    model: Model,
+    prompts: Sequence[list[int]],
+    ids: Sequence[str],
+    config: RegenerateConfig,
 ) -> tuple[list[list[int]], int]:
     settings = config.decode
     longest = max(map(len, prompts))
@@ -216,17 +264,26 @@ def _decoded(
         Request(
             prompt,
             seed_from(settings.seed, id),
-            library_processors(settings, prompt=len(prompt), ends=model.eos, device=model.lm.device),
+            library_processors(
+                settings, prompt=len(prompt), ends=model.eos, device=model.lm.device
+            ),
         )
         for prompt, id in zip(prompts, ids, strict=True)
     ]
     texts: list[list[int]] = [[] for _ in prompts]
     forwards = 0
-    with enough_memory(f"room for {len(prompts)} texts of {capacity} tokens", "lower batch"):
+    with enough_memory(
+        f"room for {len(prompts)} texts of {capacity} tokens", "lower batch"
+    ):
         drafters = model.methods.drafters(
-            settings, batch=len(prompts), capacity=capacity, left=model.context - longest
+            settings,
+            batch=len(prompts),
+            capacity=capacity,
+            left=model.context - longest,
         )
-        runner = model.runners.take(batch=len(prompts), capacity=capacity, max_rows=drafters.max_rows)
+        runner = model.runners.take(
+            batch=len(prompts), capacity=capacity, max_rows=drafters.max_rows
+        )
         limits = Limits(settings.max_new_tokens, model.eos)
         for steps in decode(runner, requests, drafters, limits, settings.sampling):
             forwards += 1
@@ -245,15 +302,24 @@ def _finish(partial: Path, units: Records, names: Sequence[str]) -> dict[str, An
             unit = units.load(name)
             for fact in totals:
                 totals[fact] += unit[fact]
-            yield from (json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in unit["rows"])
+            yield from (
+                json.dumps(row, ensure_ascii=False).encode() + b"\n"
+                for row in unit["rows"]
+            )
 
     shards: list[dict[str, Any]] = []
     left = lines()
     while part := list(islice(left, SHARD_DOCUMENTS)):
         written = b"".join(part)
         write_bytes(partial / f"own-{len(shards):05}.jsonl", written)
-        shards.append({"documents": len(part), "sha256": hashlib.sha256(written).hexdigest()})
-    return {"documents": sum(shard["documents"] for shard in shards), **totals, "shards": shards}
+        shards.append(
+            {"documents": len(part), "sha256": hashlib.sha256(written).hexdigest()}
+        )
+    return {
+        "documents": sum(shard["documents"] for shard in shards),
+        **totals,
+        "shards": shards,
+    }
 
 
 def _tell(workers: WorkerGroup, line: str) -> None:

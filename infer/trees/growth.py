@@ -62,14 +62,18 @@ class Growth:
         self._joint = {0: 1.0}
         self._grams: dict[int, tuple[int, ...]] = {0: (root,)}
         self._above = {0: 1}
-        self._ended: dict[tuple[int, ...], list[int]] = {}  # nodes by the τ-gram that they end
+        self._ended: dict[
+            tuple[int, ...], list[int]
+        ] = {}  # nodes by the τ-gram that they end
 
     @property
     def reach(self) -> float:
         """The chance that the text goes on through the frontier, merged nodes not counted."""
         return sum(map(self._joint.__getitem__, self.frontier))
 
-    def grow(self, ids: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]) -> None:
+    def grow(
+        self, ids: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]
+    ) -> None:
         """Grow a level: at most k candidates behind each node of the frontier, likeliest first or as drawn."""
         rules = self._rules
         parents = self.frontier

@@ -33,7 +33,9 @@ DEEPEST = max(LEVELS)
 RANKS = 4
 
 
-def lattice(root: int, ids: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]) -> TokenGraph:
+def lattice(
+    root: int, ids: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]
+) -> TokenGraph:
     """Build a tree of candidates `ids[j][r]` for each place behind the root; `chances[j]` are those of the
     candidates for place j where all before them are right, falling.
     """
@@ -60,18 +62,26 @@ def nucleus_shape(depth: int) -> tuple[tuple[int, int], ...]:
         level 4   (0 1 2)(0 1)               under the first two of level 3
         level 5   (0 1 2)                    under the first one of level 4
     """
-    sizes = next(sizes for deepest, sizes in sorted(LEVELS.items()) if depth <= deepest)[:depth]
+    sizes = next(
+        sizes for deepest, sizes in sorted(LEVELS.items()) if depth <= deepest
+    )[:depth]
     shape: list[tuple[int, int]] = []
     level = [0]
     for size in sizes:
         children = CHILDREN[size] if shape else (size,)
         first = 1 + len(shape)
-        shape += [(parent, rank) for parent, count in zip(level, children) for rank in range(count)]
+        shape += [
+            (parent, rank)
+            for parent, count in zip(level, children)
+            for rank in range(count)
+        ]
         level = list(range(first, 1 + len(shape)))
     return tuple(shape)
 
 
-def nucleus_tree(graph: TokenGraph, depth: int, expand: Callable[[int], None]) -> Drafts:
+def nucleus_tree(
+    graph: TokenGraph, depth: int, expand: Callable[[int], None]
+) -> Drafts:
     """Return the authors' tree over a graph (SDSAT §3.4.2); `expand` hangs the candidates behind a node."""
     drafts = Drafts([graph.tokens[0]], [-1], [0], [1.0], [0])
     nodes: list[int | None] = [0]  # of the drafts, by node of the shape

@@ -52,7 +52,9 @@ class TokenGraph:
         self.children[parent].append(node)
         return node
 
-    def follow(self, tokens: Sequence[int]) -> Iterator[tuple[Sequence[int], int | None]]:
+    def follow(
+        self, tokens: Sequence[int]
+    ) -> Iterator[tuple[Sequence[int], int | None]]:
         """Yield the candidates for each of a text's tokens behind the root, and the one that holds it.
 
         It ends where there are no candidates, and behind those of which none holds the token (None).
@@ -62,7 +64,9 @@ class TokenGraph:
             children = self.children[node] if node is not None else ()
             if not children:
                 return
-            node = next((child for child in children if self.tokens[child] == token), None)
+            node = next(
+                (child for child in children if self.tokens[child] == token), None
+            )
             yield children, node
 
     def merge(self, node: int, into: int) -> None:
@@ -84,7 +88,13 @@ class Drafts:
     def first(self, count: int) -> "Drafts":
         """Return the likeliest `count` nodes."""
         n = count
-        return Drafts(self.tokens[:n], self.parents[:n], self.depths[:n], self.chances[:n], self.nodes[:n])
+        return Drafts(
+            self.tokens[:n],
+            self.parents[:n],
+            self.depths[:n],
+            self.chances[:n],
+            self.nodes[:n],
+        )
 
     def hang(self, graph: TokenGraph, node: int, parent: int, chance: float) -> None:
         """Add a node of the graph under a node of the tree; `chance` is that of the path to it."""
@@ -99,7 +109,10 @@ class Drafts:
         result: set[int] = set()
         for node in range(1, len(self.nodes)) if graph.merged else ():
             parent = self.parents[node]
-            if parent in result or graph.parents[self.nodes[node]] != self.nodes[parent]:
+            if (
+                parent in result
+                or graph.parents[self.nodes[node]] != self.nodes[parent]
+            ):
                 result.add(node)
         return frozenset(result)
 
@@ -128,7 +141,9 @@ def unroll(
     parent, so that the first n nodes are a tree, and the likeliest one of n nodes.
     """
     drafts = Drafts([graph.tokens[0]], [-1], [0], [1.0], [0])
-    heap: list[tuple[float, int, int]] = []  # (-chance, parent in the tree, rank among its children)
+    heap: list[
+        tuple[float, int, int]
+    ] = []  # (-chance, parent in the tree, rank among its children)
     lowest = min(prices, default=1.0)
 
     def offer(parent: int, rank: int) -> None:
@@ -168,7 +183,12 @@ def unroll_levels(graph: TokenGraph, most: int, *, depth: int) -> Drafts:
             children = graph.children[drafts.nodes[parent]]
             if len(drafts.tokens) + len(children) <= 1 + most:
                 for node in children:
-                    drafts.hang(graph, node, parent, drafts.chances[parent] * graph.chances[node])
+                    drafts.hang(
+                        graph,
+                        node,
+                        parent,
+                        drafts.chances[parent] * graph.chances[node],
+                    )
         level = list(range(first, len(drafts.tokens)))
     return drafts
 

@@ -36,7 +36,9 @@ import numpy as np
 from torch import Tensor
 
 Rows = np.ndarray
-Fed: TypeAlias = Sequence[int] | None  # by tree, the nodes whose columns are in the cache; None: none has any
+Fed: TypeAlias = (
+    Sequence[int] | None
+)  # by tree, the nodes whose columns are in the cache; None: none has any
 SMALL = 128  # nodes of a tree that is worth keeping
 
 
@@ -60,7 +62,9 @@ class Tree:
     sources: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
-    def chain(cls, root: int, drafts: Sequence[int] = (), *, probes: Sequence[int] = ()) -> "Tree":
+    def chain(
+        cls, root: int, drafts: Sequence[int] = (), *, probes: Sequence[int] = ()
+    ) -> "Tree":
         """Return a root, drafts one under the other, and probes under the last of them."""
         tokens = (root, *drafts)
         tree = cls(tokens, tuple(range(-1, len(tokens) - 1)), len(tokens))
@@ -74,7 +78,13 @@ class Tree:
             tokens += probes
             parents += [node, *range(len(parents), len(parents) + len(probes) - 1)]
         return Tree(
-            tuple(tokens), tuple(parents), self.probes_from, tuple(under), self.drawn, self.shared, self.sources
+            tuple(tokens),
+            tuple(parents),
+            self.probes_from,
+            tuple(under),
+            self.drawn,
+            self.shared,
+            self.sources,
         )
 
     @property
@@ -89,7 +99,11 @@ class Tree:
 
     def children(self, node: int) -> list[int]:
         """Return the drafts under a node."""
-        return [child for child in range(node + 1, self.probes_from) if self.parents[child] == node]
+        return [
+            child
+            for child in range(node + 1, self.probes_from)
+            if self.parents[child] == node
+        ]
 
     def probes_of(self, node: int) -> range:
         """Return the probes under a node; empty where it has none."""
@@ -119,7 +133,11 @@ def lineage(parents: tuple[int, ...], first: int = 0) -> tuple[Rows, Rows]:
     and (n,) int64, the distance of each node from the root.
     """
     # A tree that grows is another one each time; those that are verified are often of the same shape.
-    return _lineage(parents, first) if first or len(parents) > SMALL else _cached(parents, 0)
+    return (
+        _lineage(parents, first)
+        if first or len(parents) > SMALL
+        else _cached(parents, 0)
+    )
 
 
 def _lineage(parents: tuple[int, ...], first: int) -> tuple[Rows, Rows]:
@@ -159,13 +177,20 @@ class FlatTrees:
 
     def row(self, b: int, tree: Tree, node: int) -> int:
         """Return the row of a node of tree b that was not fed before."""
-        return node - self.fed[b] if node < tree.probes_from else node + self.drafts - tree.probes_from
+        return (
+            node - self.fed[b]
+            if node < tree.probes_from
+            else node + self.drafts - tree.probes_from
+        )
 
 
 def extent(trees: Sequence[Tree], fed: Fed = None) -> tuple[int, int]:
     """Return the most drafts and the most probes of any tree, of nodes not fed before."""
     return (
-        max(tree.probes_from - before for tree, before in zip(trees, fed or [0] * len(trees))),
+        max(
+            tree.probes_from - before
+            for tree, before in zip(trees, fed or [0] * len(trees))
+        ),
         max(len(tree.tokens) - tree.probes_from for tree in trees),
     )
 
@@ -214,7 +239,9 @@ def flatten(
     return flat
 
 
-def mask(flat: FlatTrees, lengths: Sequence[int], columns: int, *, window: int | None = None) -> np.ndarray:
+def mask(
+    flat: FlatTrees, lengths: Sequence[int], columns: int, *, window: int | None = None
+) -> np.ndarray:
     """Return (B, 1, q, columns) bool, True where a row attends: to its own sequence's cache, which the tree's
     columns follow, and to those it sees; with a window, to no token `window` or more positions before it.
     """

@@ -47,7 +47,9 @@ ADAPTIVE = [32011]
 
 def read_texts(sample: Path) -> list[str]:
     paths = sorted(sample.glob("*/*.parquet"))
-    rows = (text for path in paths for text in pq.read_table(path)["content"].to_pylist())
+    rows = (
+        text for path in paths for text in pq.read_table(path)["content"].to_pylist()
+    )
     return [METADATA.sub("", text, count=1) for text in rows]
 
 
@@ -78,7 +80,13 @@ BARE = {"tokenizers": library, "encoder": encoder, "sentencepiece": sentencepiec
 
 
 def encode_texts(
-    name: str, sample: Path, tokenizer: Path, rank: int, workers: int, start: Any, end: Any
+    name: str,
+    sample: Path,
+    tokenizer: Path,
+    rank: int,
+    workers: int,
+    start: Any,
+    end: Any,
 ) -> None:
     """One process of a bare tokenizer: its share of the texts, between two barriers."""
     texts = read_texts(sample)[rank::workers]
@@ -94,7 +102,9 @@ def time_bare(name: str, sample: Path, tokenizer: Path, workers: int) -> float:
     start, end = context.Barrier(workers + 1), context.Barrier(workers + 1)
     arguments = (name, sample, tokenizer)
     processes = [
-        context.Process(target=encode_texts, args=(*arguments, rank, workers, start, end))
+        context.Process(
+            target=encode_texts, args=(*arguments, rank, workers, start, end)
+        )
         for rank in range(workers)
     ]
     for process in processes:
@@ -116,43 +126,69 @@ def plain_tools(sample: Path, tokenizer: Path) -> tuple[Any, ...]:
 
     config = data_prep_settings(sample, tokenizer, 1, Path())
     vocab = find_vocab(load_tokenizer(tokenizer), config.vocab)
-    return config, vocab, Index(**index_entries(entries(config.decontaminate))), library(tokenizer)
+    return (
+        config,
+        vocab,
+        Index(**index_entries(entries(config.decontaminate))),
+        library(tokenizer),
+    )
 
 
-def plain_encode(batch: dict[str, list[Any]], sample: Path, tokenizer: Path) -> dict[str, list[Any]]:
+def plain_encode(
+    batch: dict[str, list[Any]], sample: Path, tokenizer: Path
+) -> dict[str, list[Any]]:
     from data_prep.document import Document, generator
     from data_prep.encode import choose_cuts, choose_mode, document_segments
     from data_prep.filters import reason_to_drop
 
     config, vocab, index, encode = plain_tools(sample, tokenizer)
     texts = [METADATA.sub("", text, count=1) for text in batch["content"]]
-    good = [reason_to_drop(Document("", text, ""), config.filters) is None for text in texts]
+    good = [
+        reason_to_drop(Document("", text, ""), config.filters) is None for text in texts
+    ]
     clean = [match is None for match in index.search(texts)]
     result: dict[str, list[Any]] = {"ids": [], "mode": []}
     for id, text, keep in zip(batch["id"], texts, map(all, zip(good, clean))):
         if keep:
             mode = choose_mode(generator(0, "mode", id), fim_rate=0.5, spm_rate=0.5)
             cuts = choose_cuts(generator(0, "cuts", id), len(text))
-            segments = document_segments(text, mode, cuts, vocab=vocab, lead=lambda text: text)
-            encoded = iter(encode([segment for segment in segments if isinstance(segment, str)]))
+            segments = document_segments(
+                text, mode, cuts, vocab=vocab, lead=lambda text: text
+            )
+            encoded = iter(
+                encode([segment for segment in segments if isinstance(segment, str)])
+            )
             result["ids"].append(
-                [i for s in segments for i in (next(encoded).ids if isinstance(s, str) else [s])]
+                [
+                    i
+                    for s in segments
+                    for i in (next(encoded).ids if isinstance(s, str) else [s])
+                ]
             )
             result["mode"].append(int(mode))
     return result
 
 
-def plain_pack(batch: dict[str, list[Any]], sample: Path, tokenizer: Path) -> dict[str, list[Any]]:
+def plain_pack(
+    batch: dict[str, list[Any]], sample: Path, tokenizer: Path
+) -> dict[str, list[Any]]:
     from data_prep.encode import Mode
     from data_prep.packing import Encoded, pack
 
     config, vocab, _, _ = plain_tools(sample, tokenizer)
     documents = [
-        Encoded("", 0, Mode(mode) if len(ids) <= config.seq_len else Mode.PLAIN, np.array(ids))
+        Encoded(
+            "",
+            0,
+            Mode(mode) if len(ids) <= config.seq_len else Mode.PLAIN,
+            np.array(ids),
+        )
         for ids, mode in zip(batch["ids"], batch["mode"])
     ]
     packed = pack(documents, config.seq_len)
-    return {"tokens": [sequence.tokens(config.seq_len, vocab.eos) for sequence in packed]}
+    return {
+        "tokens": [sequence.tokens(config.seq_len, vocab.eos) for sequence in packed]
+    }
 
 
 def run_datasets_map(sample: Path, tokenizer: Path, workers: int, out: Path) -> None:
@@ -160,15 +196,32 @@ def run_datasets_map(sample: Path, tokenizer: Path, workers: int, out: Path) -> 
 
     disable_progress_bars()
     files = sorted(map(str, sample.glob("*/*.parquet")))
-    rows = load_dataset("parquet", data_files=files, split="train", cache_dir=str(out / "cache"))
-    more = {"batched": True, "num_proc": workers, "fn_kwargs": {"sample": sample, "tokenizer": tokenizer}}
-    encoded = rows.map(plain_encode, remove_columns=rows.column_names, **more).shuffle(seed=0)
-    packed = encoded.map(plain_pack, remove_columns=encoded.column_names, batch_size=2000, **more)
+    rows = load_dataset(
+        "parquet", data_files=files, split="train", cache_dir=str(out / "cache")
+    )
+    more = {
+        "batched": True,
+        "num_proc": workers,
+        "fn_kwargs": {"sample": sample, "tokenizer": tokenizer},
+    }
+    encoded = rows.map(plain_encode, remove_columns=rows.column_names, **more).shuffle(
+        seed=0
+    )
+    packed = encoded.map(
+        plain_pack, remove_columns=encoded.column_names, batch_size=2000, **more
+    )
     packed.save_to_disk(str(out / "saved"))
 
 
-def data_prep_settings(sample: Path, tokenizer: Path, workers: int, out: Path) -> DataPrepConfig:
-    arguments = ["experiment=starcoder", f"data.path={sample}", f"tokenizer={tokenizer}", f"workers={workers}"]
+def data_prep_settings(
+    sample: Path, tokenizer: Path, workers: int, out: Path
+) -> DataPrepConfig:
+    arguments = [
+        "experiment=starcoder",
+        f"data.path={sample}",
+        f"tokenizer={tokenizer}",
+        f"workers={workers}",
+    ]
     return settings("data_prep", DataPrepConfig, [*arguments, f"out={out / 'shards'}"])
 
 
@@ -181,12 +234,22 @@ def run_data_prep(sample: Path, tokenizer: Path, workers: int, out: Path) -> Non
 JOBS = {"datasets.map": run_datasets_map, "data_prep": run_data_prep}
 
 
-def time_job(name: str, sample: Path, tokenizer: Path, workers: int) -> tuple[float, float]:
+def time_job(
+    name: str, sample: Path, tokenizer: Path, workers: int
+) -> tuple[float, float]:
     """Seconds of a job in a fresh interpreter, imports not counted, and its largest process in GB."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "tests.benchmarks.data_prep", str(sample), str(tokenizer)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.benchmarks.data_prep",
+            str(sample),
+            str(tokenizer),
+        ]
         command += ["--workers", str(workers), "--job", name, "--out", folder]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
         largest = 0.0
         while process.poll() is None:
             largest = max(largest, largest_of_session(process.pid))
@@ -202,7 +265,9 @@ def largest_of_session(session: int) -> float:
         try:
             if os.getsid(int(status.parent.name)) == session:
                 lines = status.read_text().splitlines()
-                highest += [int(line.split()[1]) for line in lines if line.startswith("VmHWM")]
+                highest += [
+                    int(line.split()[1]) for line in lines if line.startswith("VmHWM")
+                ]
         except (OSError, ValueError):  # it has just ended
             continue
     return max(highest) / 1e6
@@ -225,10 +290,17 @@ def copy_sample(sample: Path, copies: int, out: Path) -> Path:
     for path in sorted(sample.glob("*/*.parquet")):
         table = pq.read_table(path)
         for copy in range(copies):
-            texts = [text.replace("e", f"e{copy}", 20) for text in table["content"].to_pylist()]
+            texts = [
+                text.replace("e", f"e{copy}", 20)
+                for text in table["content"].to_pylist()
+            ]
             ids = [f"{id}-{copy}" for id in table["id"].to_pylist()]
-            changed = table.set_column(table.schema.get_field_index("content"), "content", pa.array(texts))
-            changed = changed.set_column(table.schema.get_field_index("id"), "id", pa.array(ids))
+            changed = table.set_column(
+                table.schema.get_field_index("content"), "content", pa.array(texts)
+            )
+            changed = changed.set_column(
+                table.schema.get_field_index("id"), "id", pa.array(ids)
+            )
             target = out / path.parent.name / f"{copy:03d}-{path.name}"
             target.parent.mkdir(parents=True, exist_ok=True)
             pq.write_table(changed, target)
@@ -236,7 +308,9 @@ def copy_sample(sample: Path, copies: int, out: Path) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("sample", type=Path)
     parser.add_argument("tokenizer", type=Path)
     parser.add_argument("--workers", type=int, default=2)
@@ -249,14 +323,24 @@ def main() -> None:
         run_job(given.job, given.sample, given.tokenizer, given.workers, given.out)
         return
     with tempfile.TemporaryDirectory() as folder:
-        sample = given.sample if given.copies == 1 else copy_sample(given.sample, given.copies, Path(folder))
+        sample = (
+            given.sample
+            if given.copies == 1
+            else copy_sample(given.sample, given.copies, Path(folder))
+        )
         size = sum(len(text.encode()) for text in read_texts(sample)) / 1e6
-        names = [name for name in BARE if name != "sentencepiece" or _has_sentencepiece(given.tokenizer)]
+        names = [
+            name
+            for name in BARE
+            if name != "sentencepiece" or _has_sentencepiece(given.tokenizer)
+        ]
         seconds: dict[str, list[float]] = {name: [] for name in [*names, *JOBS]}
         memory = 0.0
         for _ in range(given.rounds):
             for name in names:
-                seconds[name].append(time_bare(name, sample, given.tokenizer, given.workers))
+                seconds[name].append(
+                    time_bare(name, sample, given.tokenizer, given.workers)
+                )
             for name in JOBS:
                 spent, largest = time_job(name, sample, given.tokenizer, given.workers)
                 seconds[name].append(spent)
@@ -264,24 +348,45 @@ def main() -> None:
     print(
         f"{size:.1f} MB of text, {given.workers} processes, {given.rounds} rounds; MB/s, median (least, most)"
     )
-    speeds = {name: sorted(size / value for value in values) for name, values in seconds.items()}
+    speeds = {
+        name: sorted(size / value for value in values)
+        for name, values in seconds.items()
+    }
     for name, result in speeds.items():
-        print(f"  {name:14} {statistics.median(result):6.2f} ({result[0]:.2f}, {result[-1]:.2f})")
+        print(
+            f"  {name:14} {statistics.median(result):6.2f} ({result[0]:.2f}, {result[-1]:.2f})"
+        )
     ratios = {
         f"data_prep / {name}": round(
-            statistics.median(other / own for other, own in zip(seconds[name], seconds["data_prep"])), 3
+            statistics.median(
+                other / own for other, own in zip(seconds[name], seconds["data_prep"])
+            ),
+            3,
         )
         for name in seconds
         if name != "data_prep"
     }
-    medians = {name: round(statistics.median(result), 3) for name, result in speeds.items()}
-    print(json.dumps({"mb_per_s": medians, "ratios": ratios, "largest_process_gb": round(memory, 3)}))
+    medians = {
+        name: round(statistics.median(result), 3) for name, result in speeds.items()
+    }
+    print(
+        json.dumps(
+            {
+                "mb_per_s": medians,
+                "ratios": ratios,
+                "largest_process_gb": round(memory, 3),
+            }
+        )
+    )
 
 
 def _has_sentencepiece(tokenizer: Path) -> bool:
     import importlib.util
 
-    return importlib.util.find_spec("sentencepiece") is not None and (tokenizer / "tokenizer.model").is_file()
+    return (
+        importlib.util.find_spec("sentencepiece") is not None
+        and (tokenizer / "tokenizer.model").is_file()
+    )
 
 
 if __name__ == "__main__":

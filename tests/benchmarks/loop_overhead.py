@@ -37,7 +37,9 @@ def random_ngrams() -> Ngrams:
     rng = torch.Generator().manual_seed(1)
     texts = torch.randint(0, VOCABULARY, (100, 512), generator=rng).tolist()
     with TemporaryDirectory() as folder:
-        table = make_table(Path(folder) / "table", texts, order=4, vocabulary=VOCABULARY)
+        table = make_table(
+            Path(folder) / "table", texts, order=4, vocabulary=VOCABULARY
+        )
     return Ngrams(table, VOCABULARY)
 
 
@@ -68,22 +70,35 @@ def main(sizes: list[str]) -> None:
             "two-forward": partial(AdaptiveDrafter, [7], FixedPolicy(K)),
             "one-forward": partial(AdaptiveDrafter, [7], FixedPolicy(K, "all")),
             "auto": partial(AdaptiveDrafter, [7], auto),
-            "chain of 8, all sources": partial(AdaptiveDrafter, [7], FixedPolicy(K, 1, nodes=8), ngrams),
+            "chain of 8, all sources": partial(
+                AdaptiveDrafter, [7], FixedPolicy(K, 1, nodes=8), ngrams
+            ),
             "auto, all sources": partial(AdaptiveDrafter, [7], every, ngrams),
         }
         for name, new in methods.items():
-            for sampling in (Sampling(), Sampling(0.2, 10, 0.95), Sampling(1.0, 0, 0.95)):
+            for sampling in (
+                Sampling(),
+                Sampling(0.2, 10, 0.95),
+                Sampling(1.0, 0, 0.95),
+            ):
                 runner = Runner(lm, capacity=PROMPT + NEW, max_rows=64)
-                prompt = torch.randint(0, VOCABULARY, (PROMPT,), generator=torch.Generator().manual_seed(1))
+                prompt = torch.randint(
+                    0, VOCABULARY, (PROMPT,), generator=torch.Generator().manual_seed(1)
+                )
                 request = [Request(prompt.tolist())]
                 drafters, inside = Drafters(new), runner._target
                 propose, observe = Clock(drafters.propose), Clock(drafters.observe)
                 drafters.propose, drafters.observe = propose, observe  # type: ignore[method-assign]
-                inside.decoder, inside.head = decoder, head = Clock(inside.decoder), Clock(inside.head)
+                inside.decoder, inside.head = decoder, head = (
+                    Clock(inside.decoder),
+                    Clock(inside.head),
+                )
                 for _ in range(2):  # the first warms up
                     steps = decode(runner, request, drafters, Limits(NEW), sampling)
                     next(steps)  # the prompt's forward is not the loop's
-                    decoder.seconds = head.seconds = propose.seconds = observe.seconds = 0.0
+                    decoder.seconds = head.seconds = propose.seconds = (
+                        observe.seconds
+                    ) = 0.0
                     began = time.perf_counter()
                     forwards = sum(1 for _ in steps)
                     whole = time.perf_counter() - began

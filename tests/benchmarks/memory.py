@@ -61,9 +61,24 @@ ROWS = [  # model, tokens, ranks, ZeRO stage, type, activation checkpointing, fu
     ("30M", 1024, 1, 1, "fp32", False, "objective=branch"),
     ("30M", 1024, 1, 1, "fp32", False, "lora.rank=8"),
     ("30M", 512, 2, 2, "bf16", True, *OFFLOAD),
-    ("30M", 1024, 1, 1, "fp32", False, "global_batch=2", "micro_batch=2", "objective=causal"),
+    (
+        "30M",
+        1024,
+        1,
+        1,
+        "fp32",
+        False,
+        "global_batch=2",
+        "micro_batch=2",
+        "objective=causal",
+    ),
 ]
-SMALL = {"vocab_size": 64, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 1}
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+}
 STEPS = 4
 MIB = 2**20
 LINE = "{:<3} {:9} {:>6} {:>5} {:>4}  {:4} {:4} {:>8} {:>6} {:>5}  {}"
@@ -71,7 +86,13 @@ LINE = "{:<3} {:9} {:>6} {:>5} {:>4}  {:4} {:4} {:>8} {:>6} {:>5}  {}"
 
 def overrides(row: tuple) -> list[str]:
     name, tokens, ranks, stage, kind, checkpointing, *more = row
-    fields = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    fields = (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+    )
     shape = dict(zip((*fields, "num_key_value_heads"), LLAMA[name], strict=True))
     return [
         "model=pretrained",
@@ -102,7 +123,11 @@ def worker(row: tuple) -> None:
     gc.collect()
     base = resident("VmRSS")
     start = train(config, tokens=row[1]) - base
-    peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else resident("VmHWM") - base
+    peak = (
+        torch.cuda.max_memory_allocated()
+        if torch.cuda.is_available()
+        else resident("VmHWM") - base
+    )
     if rank == 0:
         print(json.dumps({"start": start, "peak": peak}))
     torch.distributed.barrier()
@@ -128,10 +153,15 @@ def train(config: "TrainConfig", *, tokens: int) -> int:
         batches = []
         for _ in range(config.accumulations(engines.world_size())):
             sequences = [
-                SimpleNamespace(tokens=generator.integers(9, size, tokens), documents=np.zeros(tokens, int))
+                SimpleNamespace(
+                    tokens=generator.integers(9, size, tokens),
+                    documents=np.zeros(tokens, int),
+                )
                 for _ in range(config.micro_batch)
             ]
-            layout = lay_out(sequences, range(len(sequences)), vocab, config.objective, seed=(step,))
+            layout = lay_out(
+                sequences, range(len(sequences)), vocab, config.objective, seed=(step,)
+            )
             batches.append(to_tensors(layout, engine.device))
         engine.step(batches, 1e-4, key=(0, step))
     return highest
@@ -139,13 +169,26 @@ def train(config: "TrainConfig", *, tokens: int) -> int:
 
 def measure(number: int) -> dict[str, int]:
     ranks = ROWS[number][2]
-    environment = os.environ | RETURN_FREED | {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
-    head = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", "-m"]
+    environment = (
+        os.environ | RETURN_FREED | {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+    )
+    head = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc_per_node={ranks}",
+        "-m",
+    ]
     command = [*head, "tests.benchmarks.memory", "worker", str(number)]
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    run = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True
+    )
     if run.returncode:
         sys.exit(run.stdout + run.stderr)
-    return json.loads(next(line for line in run.stdout.splitlines() if line.startswith('{"start"')))
+    return json.loads(
+        next(line for line in run.stdout.splitlines() if line.startswith('{"start"'))
+    )
 
 
 def main(numbers: list[int]) -> None:
@@ -155,22 +198,48 @@ def main(numbers: list[int]) -> None:
     from train.pretrained import model_config
 
     result = []
-    titles = ("model", "tokens", "ranks", "ZeRO", "type", "ckpt", "measured", "plan", "ratio")
+    titles = (
+        "model",
+        "tokens",
+        "ranks",
+        "ZeRO",
+        "type",
+        "ckpt",
+        "measured",
+        "plan",
+        "ratio",
+    )
     print(LINE.format("", *titles, "fullest moment"))
     for number in numbers:
         name, tokens, ranks, stage, kind, checkpointing, *more = ROWS[number]
         config = settings("train", TrainConfig, overrides(ROWS[number]))
         plan = estimate_memory(
-            model_config(config.model), config, ranks=ranks, seq_len=tokens, cuda=torch.cuda.is_available()
+            model_config(config.model),
+            config,
+            ranks=ranks,
+            seq_len=tokens,
+            cuda=torch.cuda.is_available(),
         )
         peak, total = measure(number)["peak"], plan.total
         if not torch.cuda.is_available():
             total += plan.host  # the same memory here
-        result.append({"row": ROWS[number], "measured": peak, "plan": total, "moment": plan.moment})
+        result.append(
+            {
+                "row": ROWS[number],
+                "measured": peak,
+                "plan": total,
+                "moment": plan.moment,
+            }
+        )
         figures = (f"{peak / MIB:.0f}", f"{total / MIB:.0f}", f"{total / peak:.2f}")
         remaining = "yes" if checkpointing else "no"
         message = " ".join([plan.moment, *more])
-        print(LINE.format(number, name, tokens, ranks, stage, kind, remaining, *figures, message), flush=True)
+        print(
+            LINE.format(
+                number, name, tokens, ranks, stage, kind, remaining, *figures, message
+            ),
+            flush=True,
+        )
     print(json.dumps(result))
 
 

@@ -33,7 +33,9 @@ N, B, L, VOCAB = 1024, 2, 5, 4096
 OBJECTIVES = ("causal", "basic", "dual", "branch")
 
 
-def step_of(objective: str, dtype: torch.dtype, attention: str) -> Callable[[int], None]:
+def step_of(
+    objective: str, dtype: torch.dtype, attention: str
+) -> Callable[[int], None]:
     """A function that does one optimizer step; its argument seeds the windows."""
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -45,15 +47,21 @@ def step_of(objective: str, dtype: torch.dtype, attention: str) -> Callable[[int
         num_key_value_heads=8,
         max_position_embeddings=N,
     )
-    lm = LlamaForCausalLM._from_config(config, attn_implementation=register(attention)).to(dtype)
+    lm = LlamaForCausalLM._from_config(
+        config, attn_implementation=register(attention)
+    ).to(dtype)
     module = AdaptiveLM(lm, chunk=1024, L=L)
     optimizer = torch.optim.AdamW(module.parameters(), fused=True)
     generator = np.random.default_rng(0)
     tokens = generator.integers(10, VOCAB, size=(B, N)).astype(np.uint16)
     span = np.zeros(1, dtype=SPAN)
     span["stop"] = N
-    sequences = [PackedSequence(row, span, np.empty(0, dtype=np.uint8)) for row in tokens]
-    vocab = Vocab(size=VOCAB, bos=1, eos=2, pre=None, suf=None, mid=None, eot=None, adaptive=(3,))
+    sequences = [
+        PackedSequence(row, span, np.empty(0, dtype=np.uint8)) for row in tokens
+    ]
+    vocab = Vocab(
+        size=VOCAB, bos=1, eos=2, pre=None, suf=None, mid=None, eot=None, adaptive=(3,)
+    )
     settings = ObjectiveConfig(name=objective, L=L)
 
     def step(seed: int) -> None:
@@ -83,7 +91,13 @@ def peak(name: str, arguments: argparse.Namespace) -> float:
     """MiB of resident memory that a step needs above the model and its optimizer's states."""
     command = [sys.executable, "-m", "tests.benchmarks.objectives", "--peak-of", name]
     command += ["--dtype", arguments.dtype, "--attention", arguments.attention]
-    run = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | RETURN_FREED)
+    run = subprocess.run(
+        command,
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | RETURN_FREED,
+    )
     return float(run.stdout)
 
 
@@ -111,15 +125,29 @@ def main() -> None:
         return
     result, rows = times(arguments), {}
     for name, seconds in result.items():
-        ratios = [own / base for own, base in zip(seconds, result["causal"], strict=True)]
+        ratios = [
+            own / base for own, base in zip(seconds, result["causal"], strict=True)
+        ]
         ratio = statistics.median(ratios)
-        rows[name] = {"seconds": statistics.median(seconds), "ratio": ratio, "peak_mib": peak(name, arguments)}
+        rows[name] = {
+            "seconds": statistics.median(seconds),
+            "ratio": ratio,
+            "peak_mib": peak(name, arguments),
+        }
         print(
             f"{name:8} {rows[name]['seconds']:6.2f} s a step  {ratio:.2f} x causal "
             f"(rounds {min(ratios):.2f} to {max(ratios):.2f})  "
             f"activations at most {rows[name]['peak_mib']:.0f} MiB"
         )
-    print(json.dumps({"dtype": arguments.dtype, "attention": arguments.attention, "objectives": rows}))
+    print(
+        json.dumps(
+            {
+                "dtype": arguments.dtype,
+                "attention": arguments.attention,
+                "objectives": rows,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

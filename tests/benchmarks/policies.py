@@ -41,7 +41,9 @@ from tests.benchmarks.shapes import SIZES, held_out_prompts, random_llama
 PLAIN = "plain"
 
 
-Pairs = list[list[tuple[Run, Run]]]  # by prompt and round: a decoder's, and plain decoding's beside it
+Pairs = list[
+    list[tuple[Run, Run]]
+]  # by prompt and round: a decoder's, and plain decoding's beside it
 
 
 def compare(
@@ -56,7 +58,11 @@ def compare(
     sampling = Sampling(args.temperature, 10, 0.95) if args.temperature else Sampling()
     costs = prior_costs(lm.device.type)
     makers = decoders_of(ids, table, lm.config.vocab_size, costs)
-    chosen = {name: new for name, new in makers.items() if name.startswith(tuple(args.only or ("",)))}
+    chosen = {
+        name: new
+        for name, new in makers.items()
+        if name.startswith(tuple(args.only or ("",)))
+    }
     runner = Runner(lm, capacity=capacity, max_rows=96)
     limits = Limits(args.new, eos_ids(lm))
     message = time.thread_time if lm.device.type == "cpu" else clock
@@ -90,12 +96,22 @@ def decoders_of(
     makers: dict[str, Callable[[], Drafter]] = {
         name: partial(AdaptiveDrafter, ids, policy) for name, policy in adaptive.items()
     }
-    makers |= {name: partial(AdaptiveDrafter, (), policy, known) for name, policy in ngrams.items()}
-    return makers | {name: partial(AdaptiveDrafter, ids, policy, known) for name, policy in every.items()}
+    makers |= {
+        name: partial(AdaptiveDrafter, (), policy, known)
+        for name, policy in ngrams.items()
+    }
+    return makers | {
+        name: partial(AdaptiveDrafter, ids, policy, known)
+        for name, policy in every.items()
+    }
 
 
 def pairs(
-    decoders: dict[str, Decoder], prompts: list[Prompt], *, rounds: int, baseline: str = PLAIN
+    decoders: dict[str, Decoder],
+    prompts: list[Prompt],
+    *,
+    rounds: int,
+    baseline: str = PLAIN,
 ) -> dict[str, Pairs]:
     for decoder in decoders.values():
         decoder(prompts[0])
@@ -117,14 +133,23 @@ def rate(run: Run) -> float:
 
 def speedup(runs: Pairs) -> Any:
     """Return tokens per second over the baseline's, with the 95 % interval."""
-    return statistics.speedup([[(base.seconds, rate(run) / rate(base)) for run, base in item] for item in runs])
+    return statistics.speedup(
+        [
+            [(base.seconds, rate(run) / rate(base)) for run, base in item]
+            for item in runs
+        ]
+    )
 
 
 def table(result: dict[str, Pairs], title: str) -> dict[str, dict[str, Any]]:
     speedups = {name: speedup(by) for name, by in result.items()}
-    papers = [value for name, (value, _) in speedups.items() if name.startswith("two-forward")]
+    papers = [
+        value for name, (value, _) in speedups.items() if name.startswith("two-forward")
+    ]
     rows = {}
-    print(f"{title}\n{'':24} {'x plain':>8} {'95 %':>14} {'x two-forward':>14} {'tok/forward':>12} {'same':>8}")
+    print(
+        f"{title}\n{'':24} {'x plain':>8} {'95 %':>14} {'x two-forward':>14} {'tok/forward':>12} {'same':>8}"
+    )
     for name, by in result.items():
         runs = [pair for prompt in by for pair in prompt]
         same = sum(run.tokens == plain.tokens for run, plain in runs)
@@ -156,8 +181,14 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--base")
     parser.add_argument("--shape", nargs="+", default=[], choices=list(SIZES))
-    parser.add_argument("--table", type=Path, help="of n-grams; the model directory's where none is given")
-    parser.add_argument("--only", nargs="+", help="decoders whose name begins so, beside plain")
+    parser.add_argument(
+        "--table",
+        type=Path,
+        help="of n-grams; the model directory's where none is given",
+    )
+    parser.add_argument(
+        "--only", nargs="+", help="decoders whose name begins so, beside plain"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     ids = ModelDirectory(args.model).need_adaptive().ids
@@ -167,12 +198,18 @@ def main() -> None:
     for dtype in args.dtypes:
         folders = {"adaptive": args.model} | ({"base": args.base} if args.base else {})
         models: dict[str, Callable[[], PreTrainedModel]] = {
-            name: partial(ModelDirectory(folder).load, dtype=dtype) for name, folder in folders.items()
+            name: partial(ModelDirectory(folder).load, dtype=dtype)
+            for name, folder in folders.items()
         }
-        models |= {size: partial(random_llama, size, getattr(torch, dtype)) for size in args.shape}
+        models |= {
+            size: partial(random_llama, size, getattr(torch, dtype))
+            for size in args.shape
+        }
         for name, load in models.items():
             result = compare(load(), ids, ngrams, prompts, dtype, args)
-            results[f"{name} {dtype}"] = table(result, f"{name} model, {dtype}, {len(prompts)} prompts")
+            results[f"{name} {dtype}"] = table(
+                result, f"{name} model, {dtype}, {len(prompts)} prompts"
+            )
     print(json.dumps(results))
 
 

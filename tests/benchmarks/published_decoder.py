@@ -41,7 +41,11 @@ from tests.benchmarks.runs import Decoder, Run, clock, loop_decoder
 from tests.benchmarks.shapes import held_out_prompts
 
 PEER = Path(__file__).with_name("published_peer.py")
-NEEDED = ("decoders/sdsat.py", "decoders/autoregression.py", "decoders/model/modeling_llama_kv.py")
+NEEDED = (
+    "decoders/sdsat.py",
+    "decoders/autoregression.py",
+    "decoders/model/modeling_llama_kv.py",
+)
 PACKAGES = ("transformers==4.36.2", "numpy<2")
 PLAIN = "published plain"
 
@@ -62,16 +66,32 @@ def environment(folder: Path) -> Path:
     if not (folder / "installed").is_file():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         pip = [python, "-m", "pip", "install", "--quiet"]
-        subprocess.run([*pip, f"torch=={torch.__version__.partition('+')[0]}"], check=True)
+        subprocess.run(
+            [*pip, f"torch=={torch.__version__.partition('+')[0]}"], check=True
+        )
         subprocess.run([*pip, *PACKAGES], check=True)
         (folder / "installed").touch()
     return python
 
 
 class Peer:
-    def __init__(self, python: Path, checkout: Path, model: str, dtype: str, device: str, id: int) -> None:
-        command = [python, "-W", "ignore", PEER, checkout.resolve(), model, dtype, device, str(id)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(
+        self, python: Path, checkout: Path, model: str, dtype: str, device: str, id: int
+    ) -> None:
+        command = [
+            python,
+            "-W",
+            "ignore",
+            PEER,
+            checkout.resolve(),
+            model,
+            dtype,
+            device,
+            str(id),
+        ]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self._answer("ready")
 
     def decoder(self, k: int, new: int) -> Decoder:
@@ -99,20 +119,31 @@ class Peer:
         )
 
 
-def our_decoders(args: argparse.Namespace, dtype: str, longest: int) -> dict[str, Decoder]:
+def our_decoders(
+    args: argparse.Namespace, dtype: str, longest: int
+) -> dict[str, Decoder]:
     """Plain, and `auto` with adaptive tokens alone, with n-grams alone and with all sources, the default."""
-    lm, adaptive = ModelDirectory(args.model).load(dtype=dtype), ModelDirectory(args.model).need_adaptive()
+    lm, adaptive = (
+        ModelDirectory(args.model).load(dtype=dtype),
+        ModelDirectory(args.model).need_adaptive(),
+    )
     costs = prior_costs(lm.device.type)
     makers: dict[str, Any] = {"plain": Drafter}
     table = NgramTable(args.table) if args.table else ModelDirectory(args.model).ngrams
     ngrams = Ngrams(table, lm.config.vocab_size, weights=adaptive.ngrams)
-    makers["adaptive only"] = partial(AdaptiveDrafter, adaptive.ids, AutoPolicy(costs, adaptive.L))
+    makers["adaptive only"] = partial(
+        AdaptiveDrafter, adaptive.ids, AutoPolicy(costs, adaptive.L)
+    )
     makers["n-grams only"] = partial(AdaptiveDrafter, (), AutoPolicy(costs, 0), ngrams)
-    makers["default"] = partial(AdaptiveDrafter, adaptive.ids, AutoPolicy(costs, adaptive.L), ngrams)
+    makers["default"] = partial(
+        AdaptiveDrafter, adaptive.ids, AutoPolicy(costs, adaptive.L), ngrams
+    )
     runner = Runner(lm, capacity=longest + args.new, max_rows=64)
     timer = time.thread_time if lm.device.type == "cpu" else clock
     return {
-        f"ours, {name}": loop_decoder(runner, Drafters(new), Limits(args.new, []), clock=timer)
+        f"ours, {name}": loop_decoder(
+            runner, Drafters(new), Limits(args.new, []), clock=timer
+        )
         for name, new in makers.items()
     }
 
@@ -123,23 +154,38 @@ def ratio(pairs_of: Pairs) -> dict[str, Any]:
     return {"ratio": ratio, "interval": interval}
 
 
-def compare(decoders: Mapping[str, Decoder], prompts: list[Prompt], rounds: int) -> dict[str, Any]:
+def compare(
+    decoders: Mapping[str, Decoder], prompts: list[Prompt], rounds: int
+) -> dict[str, Any]:
     """A row for each decoder: its rate, and its ratios to the two baselines."""
     first = pairs(dict(decoders), prompts, rounds=rounds, baseline=PLAIN)
     baselines = [base for by in next(iter(first.values())) for _, base in by]
     rates = {PLAIN: statistics.median(map(rate, baselines))}
     for name, by in first.items():
         rates[name] = statistics.median(rate(run) for item in by for run, _ in item)
-    published = [name for name in decoders if name.startswith("published") and name != PLAIN]
+    published = [
+        name for name in decoders if name.startswith("published") and name != PLAIN
+    ]
     best = max(published, key=rates.__getitem__)
-    ours = {name: item for name, item in decoders.items() if name.startswith("ours") or name == best}
+    ours = {
+        name: item
+        for name, item in decoders.items()
+        if name.startswith("ours") or name == best
+    }
     second = pairs(ours, prompts, rounds=rounds, baseline=best)
-    rows: dict[str, Any] = {PLAIN: {"tokens_per_second": rates[PLAIN], PLAIN: {"ratio": 1.0, "interval": None}}}
+    rows: dict[str, Any] = {
+        PLAIN: {
+            "tokens_per_second": rates[PLAIN],
+            PLAIN: {"ratio": 1.0, "interval": None},
+        }
+    }
     for name, by in first.items():
         runs = [pair for item in by for pair in item]
         rows[name] = {
             "tokens_per_second": rates[name],
-            "tokens_per_forward": statistics.fmean(len(run.tokens) / run.forwards for run, _ in runs),
+            "tokens_per_forward": statistics.fmean(
+                len(run.tokens) / run.forwards for run, _ in runs
+            ),
             PLAIN: ratio(by),
             best: ratio(second[name]) if name in second else None,
             "identical": sum(run.tokens == base.tokens for run, base in runs),
@@ -150,15 +196,24 @@ def compare(decoders: Mapping[str, Decoder], prompts: list[Prompt], rounds: int)
 
 def show(result: Mapping[str, Any], title: str) -> None:
     best = result["best"]
-    print(f"{title}\n{'':24} {'tok/s':>7} {'tok/fwd':>8} {'x ' + PLAIN:>24} {'x ' + best:>24} {'same':>8}")
+    print(
+        f"{title}\n{'':24} {'tok/s':>7} {'tok/fwd':>8} {'x ' + PLAIN:>24} {'x ' + best:>24} {'same':>8}"
+    )
     for name, row in result["rows"].items():
-        cells = [f"{row['tokens_per_second']:7.0f}", f"{row.get('tokens_per_forward', 1.0):8.2f}"]
+        cells = [
+            f"{row['tokens_per_second']:7.0f}",
+            f"{row.get('tokens_per_forward', 1.0):8.2f}",
+        ]
         for baseline in (PLAIN, best):
             item = row.get(baseline)
             interval = (
-                f" ({item['interval'][0]:.2f}-{item['interval'][1]:.2f})" if item and item["interval"] else ""
+                f" ({item['interval'][0]:.2f}-{item['interval'][1]:.2f})"
+                if item and item["interval"]
+                else ""
             )
-            cells.append(f"{item['ratio']:.2f}{interval}".rjust(24) if item else " " * 24)
+            cells.append(
+                f"{item['ratio']:.2f}{interval}".rjust(24) if item else " " * 24
+            )
         same = f"{row['identical']}/{row['compared']}" if "compared" in row else ""
         print(f"{name:24}", *cells, f"{same:>8}")
 
@@ -174,8 +229,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--k", type=int, nargs="+", default=[3, 5])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--table", type=Path, help="of n-grams; the model directory's where none is given")
-    parser.add_argument("--venv", type=Path, help="of the peer; CHECKOUT/.venv where none is given")
+    parser.add_argument(
+        "--table",
+        type=Path,
+        help="of n-grams; the model directory's where none is given",
+    )
+    parser.add_argument(
+        "--venv", type=Path, help="of the peer; CHECKOUT/.venv where none is given"
+    )
     args = parser.parse_args()
     check_checkout(args.checkout)
     python = environment((args.venv or args.checkout / ".venv").resolve())
@@ -188,13 +249,22 @@ def main() -> None:
         peer = Peer(python, args.checkout, args.model, dtype, device, id)
         decoders = {PLAIN: peer.decoder(0, args.new)}
         decoders |= {f"published k={k}": peer.decoder(k, args.new) for k in args.k}
-        decoders |= our_decoders(args, dtype, max(len(prompt.ids) for prompt in prompts))
+        decoders |= our_decoders(
+            args, dtype, max(len(prompt.ids) for prompt in prompts)
+        )
         results[dtype] = compare(decoders, prompts, args.rounds)
         peer.close()
-        show(results[dtype], f"{dtype}, {len(prompts)} prompts x {args.new} tokens, {device}")
+        show(
+            results[dtype],
+            f"{dtype}, {len(prompts)} prompts x {args.new} tokens, {device}",
+        )
     print(json.dumps(results))
     rows = results.get("float32", {"rows": {}})["rows"]
-    differing = [name for name, row in rows.items() if row.get("identical") != row.get("compared")]
+    differing = [
+        name
+        for name, row in rows.items()
+        if row.get("identical") != row.get("compared")
+    ]
     if differing:
         raise SystemExit(
             f"error: float32 texts must be those of {PLAIN}, got others from {', '.join(differing)}"

@@ -28,7 +28,9 @@ class Wrapper(nn.Module):
         self.base_model = base_model
 
     def forward(self, input_ids, past_key_values=None, output_orig=True):
-        outputs = self.base_model.model(input_ids=input_ids, past_key_values=past_key_values)
+        outputs = self.base_model.model(
+            input_ids=input_ids, past_key_values=past_key_values
+        )
         return outputs, self.base_model.lm_head(outputs[0])
 
 
@@ -40,9 +42,20 @@ def main() -> None:
     from decoders.sdsat import SDSATDecoderGreedy
 
     torch.set_num_threads(1)
-    model = Wrapper(LlamaForCausalLM.from_pretrained(folder, torch_dtype=getattr(torch, dtype)).to(device))
-    tokenizer = SimpleNamespace(pad_token_id=-1, eos_token_id=-1, model_max_length=2**20)
-    shared = {"tokenizer": tokenizer, "model": model, "gen_config": {"top_p": 0.95}, "device": device}
+    model = Wrapper(
+        LlamaForCausalLM.from_pretrained(folder, torch_dtype=getattr(torch, dtype)).to(
+            device
+        )
+    )
+    tokenizer = SimpleNamespace(
+        pad_token_id=-1, eos_token_id=-1, model_max_length=2**20
+    )
+    shared = {
+        "tokenizer": tokenizer,
+        "model": model,
+        "gen_config": {"top_p": 0.95},
+        "device": device,
+    }
     plain = ARDecoder(**shared)
     drafting = SDSATDecoderGreedy(**shared, sats=",".join([adaptive] * MOST))
     for decoder in (plain, drafting):
@@ -55,14 +68,22 @@ def main() -> None:
         ids = torch.tensor([request["ids"]], device=device)
         began = clock()
         if request["k"]:
-            tokens, forwards, *_ = drafting.decode(ids, None, request["k"], request["new"])
+            tokens, forwards, *_ = drafting.decode(
+                ids, None, request["k"], request["new"]
+            )
         else:
-            plain.generation_config["max_new_tokens"] = request["new"] - 1  # it emits one token more
+            plain.generation_config["max_new_tokens"] = (
+                request["new"] - 1
+            )  # it emits one token more
             tokens, forwards, *_ = plain.decode(ids, None, 0)
         if not cpu:
             torch.cuda.synchronize()
         seconds = clock() - began
-        answer = {"tokens": tokens[0].tolist(), "seconds": seconds, "forwards": int(forwards)}
+        answer = {
+            "tokens": tokens[0].tolist(),
+            "seconds": seconds,
+            "forwards": int(forwards),
+        }
         print(json.dumps(answer), flush=True)
 
 

@@ -64,7 +64,10 @@ class Measured:
     @property
     def tokens_per_second(self) -> list[float]:
         """By round."""
-        return [sum(len(r.tokens) for r in row) / sum(r.seconds for r in row) for row in self.rounds]
+        return [
+            sum(len(r.tokens) for r in row) / sum(r.seconds for r in row)
+            for row in self.rounds
+        ]
 
     def speedups(self, baseline: "Measured") -> list[float]:
         """Return the ratio of tokens per second, round by round."""
@@ -106,12 +109,23 @@ def loop_decoder(
             first = first or clock()
             steps.append(step)
             times.append(stamp())
-        return run_of(steps, seconds=duration(began, clock()), first_seconds=first - began, times=times)
+        return run_of(
+            steps,
+            seconds=duration(began, clock()),
+            first_seconds=first - began,
+            times=times,
+        )
 
     return run
 
 
-def run_of(steps: Sequence[Step], *, seconds: float, first_seconds: float, times: Sequence[float] = ()) -> Run:
+def run_of(
+    steps: Sequence[Step],
+    *,
+    seconds: float,
+    first_seconds: float,
+    times: Sequence[float] = (),
+) -> Run:
     """Return what the steps of one text came to; `times` says when the tokens of each were there."""
     return Run(
         [token for step in steps for token in step.tokens],
@@ -134,9 +148,14 @@ def run_of(steps: Sequence[Step], *, seconds: float, first_seconds: float, times
 
 def _by_source(steps: Sequence[Step]) -> dict[str, list[int]]:
     """Return by source how many of its drafts were accepted at places 1, 2, ... behind the root."""
-    at = Counter((source, place) for step in steps for place, source in enumerate(step.sources))
+    at = Counter(
+        (source, place) for step in steps for place, source in enumerate(step.sources)
+    )
     ends = dict(sorted(at))
-    return {source: [at[source, place] for place in range(end + 1)] for source, end in ends.items()}
+    return {
+        source: [at[source, place] for place in range(end + 1)]
+        for source, end in ends.items()
+    }
 
 
 def _judged(step: Step) -> int:

@@ -43,9 +43,13 @@ class Answer(NamedTuple):
     first: float  # seconds to the first text
 
 
-def ask(api: openai.OpenAI, model: str, prompt: str, new: int, arguments: dict[str, Any]) -> Answer:
+def ask(
+    api: openai.OpenAI, model: str, prompt: str, new: int, arguments: dict[str, Any]
+) -> Answer:
     began, first, texts, tokens = time.perf_counter(), 0.0, list[str](), 0
-    for chunk in api.completions.create(model=model, prompt=prompt, max_tokens=new, stream=True, **arguments):
+    for chunk in api.completions.create(
+        model=model, prompt=prompt, max_tokens=new, stream=True, **arguments
+    ):
         if chunk.choices[0].text and not texts:
             first = time.perf_counter() - began
         texts.append(chunk.choices[0].text)
@@ -56,12 +60,18 @@ def ask(api: openai.OpenAI, model: str, prompt: str, new: int, arguments: dict[s
 def ratio(ours: list[list[Answer]], plain: list[list[Answer]]) -> dict[str, Any]:
     """Return the median tokens/s of both, and the mean ratio with its interval; lists are by prompt."""
     rates = [
-        np.array([[item.tokens / item.seconds for item in rounds] for rounds in side]) for side in (ours, plain)
+        np.array([[item.tokens / item.seconds for item in rounds] for rounds in side])
+        for side in (ours, plain)
     ]
     logs, rng = np.log(rates[0] / rates[1]), np.random.default_rng(0)
     prompts, rounds = logs.shape
     drawn = [
-        np.mean([rng.choice(logs[n], rounds).mean() for n in rng.integers(0, prompts, prompts)])
+        np.mean(
+            [
+                rng.choice(logs[n], rounds).mean()
+                for n in rng.integers(0, prompts, prompts)
+            ]
+        )
         for _ in range(DRAWS)
     ]
     low, high = np.exp(np.quantile(drawn, [0.025, 0.975]))
@@ -71,7 +81,10 @@ def ratio(ours: list[list[Answer]], plain: list[list[Answer]]) -> dict[str, Any]
         "interval": [round(float(low), 3), round(float(high), 3)],
         "tokens_per_second": [round(item) for item in medians],
         "first_text_ms": [
-            round(1e3 * float(np.median([item.first for rounds in side for item in rounds])))
+            round(
+                1e3
+                * float(np.median([item.first for rounds in side for item in rounds]))
+            )
             for side in (ours, plain)
         ],
     }
@@ -83,30 +96,48 @@ def compare(
     """Each kind of decoding, the two servers in turns; the first goes second in every other round."""
     result: dict[str, Any] = {}
     for name, arguments in ASKED.items():
-        warm_up = [round(ask(api, model, prompts[0], args.new, arguments).seconds, 2) for api in apis]
+        warm_up = [
+            round(ask(api, model, prompts[0], args.new, arguments).seconds, 2)
+            for api in apis
+        ]
         answers: list[list[list[Answer]]] = [[[] for _ in prompts] for _ in apis]
         for turn in range(args.rounds):
             for n, prompt in enumerate(prompts):
                 for side in (0, 1) if (turn + n) % 2 else (1, 0):
-                    answers[side][n].append(ask(apis[side], model, prompt, args.new, arguments))
+                    answers[side][n].append(
+                        ask(apis[side], model, prompt, args.new, arguments)
+                    )
         same = sum(a[0].text == b[0].text for a, b in zip(*answers))
         result[name] = {"first_request_seconds": warm_up, **ratio(*answers)}
         if name == "greedy":
             result[name]["same_texts"] = f"{same} of {len(prompts)}"
             result["two at once"] = twice(
-                apis, model, prompts, args.new, [rounds[0].text for rounds in answers[1]]
+                apis,
+                model,
+                prompts,
+                args.new,
+                [rounds[0].text for rounds in answers[1]],
             )
         print(name, result[name], flush=True)
     return result
 
 
 def twice(
-    apis: list[openai.OpenAI], model: str, prompts: list[str], new: int, plain: list[str]
+    apis: list[openai.OpenAI],
+    model: str,
+    prompts: list[str],
+    new: int,
+    plain: list[str],
 ) -> dict[str, Any]:
     """Greedy, two requests at a time: the server takes them one after the other."""
     began = time.perf_counter()
     with ThreadPoolExecutor(2) as pool:
-        answers = list(pool.map(lambda prompt: ask(apis[0], model, prompt, new, ASKED["greedy"]), prompts))
+        answers = list(
+            pool.map(
+                lambda prompt: ask(apis[0], model, prompt, new, ASKED["greedy"]),
+                prompts,
+            )
+        )
     seconds = time.perf_counter() - began
     return {
         "same_texts": f"{sum(item.text == text for item, text in zip(answers, plain))} of {len(prompts)}",
@@ -120,7 +151,9 @@ def main() -> None:
     parser.add_argument("held_out", type=Path)
     parser.add_argument("--count", type=int, default=24)
     parser.add_argument("--new", type=int, default=128)
-    parser.add_argument("--characters", type=int, default=600, help="of a prompt, at most")
+    parser.add_argument(
+        "--characters", type=int, default=600, help="of a prompt, at most"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", default="float32")
@@ -131,11 +164,21 @@ def main() -> None:
     prompts = [text[: min(len(text) // 2, args.characters)] for text in texts]
     with (
         tempfile.TemporaryDirectory() as folder,
-        served(args.model, Path(folder, "ours"), "--dtype", args.dtype, "--trust-remote-code") as ours,
+        served(
+            args.model,
+            Path(folder, "ours"),
+            "--dtype",
+            args.dtype,
+            "--trust-remote-code",
+        ) as ours,
         served(args.model, Path(folder, "plain"), "--dtype", args.dtype) as plain,
     ):
         result = compare([ours, plain], str(args.model), prompts, args)
-    print(json.dumps({"prompts": len(prompts), "new": args.new, "rounds": args.rounds, **result}))
+    print(
+        json.dumps(
+            {"prompts": len(prompts), "new": args.new, "rounds": args.rounds, **result}
+        )
+    )
 
 
 if __name__ == "__main__":

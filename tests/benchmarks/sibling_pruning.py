@@ -51,13 +51,18 @@ class Drafting:
     @property
     def shares(self) -> list[float]:
         """The share of each rank in the accepted drafts."""
-        return [self.ranks[rank] / max(1, self.ranks.total()) for rank in range(1, CHILDREN + 1)]
+        return [
+            self.ranks[rank] / max(1, self.ranks.total())
+            for rank in range(1, CHILDREN + 1)
+        ]
 
 
 Step = Callable[[int, literal.Model, Sequence[int], Rules], tuple[int, list[int]]]
 
 
-def ours(model: Model, prompts: Sequence[Sequence[int]], rules: Rules, new: int) -> Drafting:
+def ours(
+    model: Model, prompts: Sequence[Sequence[int]], rules: Rules, new: int
+) -> Drafting:
     """Count the product's drafts."""
     decode = DecodeConfig("gsd", nodes=NODES, max_new_tokens=new, **asdict(rules))
     result = Drafting()
@@ -68,7 +73,9 @@ def ours(model: Model, prompts: Sequence[Sequence[int]], rules: Rules, new: int)
     return result
 
 
-def reference(step: Step, model: Model, prompts: Sequence[Sequence[int]], rules: Rules, new: int) -> Drafting:
+def reference(
+    step: Step, model: Model, prompts: Sequence[Sequence[int]], rules: Rules, new: int
+) -> Drafting:
     """Count the drafts of `step` along the target's own texts: it returns the number of tokens drafted behind a
     root, and the ranks of those that are accepted, given the text that follows.
     """
@@ -81,7 +88,9 @@ def reference(step: Step, model: Model, prompts: Sequence[Sequence[int]], rules:
             context = [*ids, *text[:done]]
             behind = model_behind(model.draft.lm, context[:-1], rules.k)
             # A draft leaves room for the target's own token.
-            drafted, ranks = step(context[-1], behind, text[done : done + new - done - 1], rules)
+            drafted, ranks = step(
+                context[-1], behind, text[done : done + new - done - 1], rules
+            )
             done += len(ranks) + 1
             if done >= len(text):
                 break
@@ -109,17 +118,23 @@ def model_behind(lm: PreTrainedModel, context: Sequence[int], k: int) -> literal
     @cache
     def likeliest(path: tuple[int, ...]) -> list[tuple[int, float]]:
         with torch.inference_mode():
-            logits = lm(torch.tensor([[*context, *path]]), logits_to_keep=1).logits[0, -1]
+            logits = lm(torch.tensor([[*context, *path]]), logits_to_keep=1).logits[
+                0, -1
+            ]
         chances, ids = logits.softmax(-1).topk(k)
         return list(zip(ids.tolist(), chances.tolist()))
 
     return likeliest
 
 
-def rule_step(root: int, behind: literal.Model, text: Sequence[int], rules: Rules) -> tuple[int, list[int]]:
+def rule_step(
+    root: int, behind: literal.Model, text: Sequence[int], rules: Rules
+) -> tuple[int, list[int]]:
     """Draft by the paper's graph with the authors' theta_sib; verify its likeliest paths."""
     depth = len(text)
-    nodes = literal.draw(root, behind, **(asdict(rules) | {"depth": min(rules.depth, depth)}))
+    nodes = literal.draw(
+        root, behind, **(asdict(rules) | {"depth": min(rules.depth, depth)})
+    )
     ranks: list[int] = []
     node = nodes[0]
     chance = 1.0
@@ -156,7 +171,9 @@ class AuthorsNode:
     ranks: dict[int, int] = field(default_factory=dict)
 
 
-def authors_step(root: int, behind: literal.Model, text: Sequence[int], rules: Rules) -> tuple[int, list[int]]:
+def authors_step(
+    root: int, behind: literal.Model, text: Sequence[int], rules: Rules
+) -> tuple[int, list[int]]:
     """Draft as the authors' program does; verify its tree breadth first, up to NODES and a node's children."""
     nodes = authors_graph(root, behind, rules, depth=min(rules.depth, len(text)))
     tree: list[tuple[AuthorsNode, int]] = [(nodes[0], -1)]  # with the parent's place
@@ -169,7 +186,11 @@ def authors_step(root: int, behind: literal.Model, text: Sequence[int], rules: R
     place = 0
     ranks: list[int] = []
     for token in text:
-        after = [i for i, (node, parent) in enumerate(tree) if parent == place and node.path[-1] == token]
+        after = [
+            i
+            for i, (node, parent) in enumerate(tree)
+            if parent == place and node.path[-1] == token
+        ]
         if not after:
             break
         ranks.append(tree[place][0].ranks[token])
@@ -177,7 +198,9 @@ def authors_step(root: int, behind: literal.Model, text: Sequence[int], rules: R
     return len(nodes) - 1, ranks
 
 
-def authors_graph(root: int, behind: literal.Model, rules: Rules, depth: int) -> list[AuthorsNode]:
+def authors_graph(
+    root: int, behind: literal.Model, rules: Rules, depth: int
+) -> list[AuthorsNode]:
     """Draft level by level: leaves get children too, all of them leaves, while a node that is none was drafted.
     Repetition is looked for before theta_prob, and a node has one repeated child, the last.
     """
@@ -188,10 +211,16 @@ def authors_graph(root: int, behind: literal.Model, rules: Rules, depth: int) ->
         for node in level:
             likeliest = behind(node.path)
             best = max(chance for _, chance in likeliest)
-            rest = [(token, chance) for token, chance in likeliest if chance >= rules.theta_sib * best]
+            rest = [
+                (token, chance)
+                for token, chance in likeliest
+                if chance >= rules.theta_sib * best
+            ]
             for rank, (token, chance) in enumerate(rest, 1):
                 node.ranks[token] = rank
-                child = AuthorsNode((*node.path, token), node.leaf or chance < rules.theta_prob)
+                child = AuthorsNode(
+                    (*node.path, token), node.leaf or chance < rules.theta_prob
+                )
                 earlier = first_repeated(child, nodes, rules.tau)
                 if earlier:
                     node.repeated = earlier
@@ -205,19 +234,27 @@ def authors_graph(root: int, behind: literal.Model, rules: Rules, depth: int) ->
     return nodes
 
 
-def first_repeated(child: AuthorsNode, nodes: Sequence[AuthorsNode], tau: int | None) -> AuthorsNode | None:
+def first_repeated(
+    child: AuthorsNode, nodes: Sequence[AuthorsNode], tau: int | None
+) -> AuthorsNode | None:
     """Return the first node that ends the same tau tokens and does not lie on the child's own path."""
     if not tau or len(child.path) < tau:
         return None
     for node in nodes:
         above = child.path[: len(node.path)] == node.path
-        if not above and len(node.path) >= tau and node.path[-tau:] == child.path[-tau:]:
+        if (
+            not above
+            and len(node.path) >= tau
+            and node.path[-tau:] == child.path[-tau:]
+        ):
             return node
     return None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("target")
     parser.add_argument("draft")
     parser.add_argument("prompts", type=Path)
@@ -231,9 +268,14 @@ def main() -> None:
     assert model.draft is not None
     model.lm.double()
     model.draft.lm.double()
-    prompts = [prompt.ids for prompt in held_out_prompts(args.target, args.prompts, args.key, args.count)]
+    prompts = [
+        prompt.ids
+        for prompt in held_out_prompts(args.target, args.prompts, args.key, args.count)
+    ]
     rows = []
-    print("| theta_sib | | rank 1 | 2 | 3 | 4 | drafted tokens per step | accepted per step |")
+    print(
+        "| theta_sib | | rank 1 | 2 | 3 | 4 | drafted tokens per step | accepted per step |"
+    )
     print("|---:|---|---:|---:|---:|---:|---:|---:|")
     for theta in args.theta_sib:
         rules = Rules(theta_sib=theta)
@@ -247,12 +289,23 @@ def main() -> None:
             drafted = round(drafting.drafted / drafting.steps, 2)
             accepted = round(drafting.ranks.total() / drafting.steps, 2)
             cells = " | ".join(f"{share:.3f}" for share in shares)
-            print(f"| {theta} | {name} | {cells} | {drafted:.2f} | {accepted:.2f} |", flush=True)
+            print(
+                f"| {theta} | {name} | {cells} | {drafted:.2f} | {accepted:.2f} |",
+                flush=True,
+            )
             rows.append(
-                {"theta_sib": theta, "name": name, "shares": shares, "drafted": drafted, "accepted": accepted}
+                {
+                    "theta_sib": theta,
+                    "name": name,
+                    "shares": shares,
+                    "drafted": drafted,
+                    "accepted": accepted,
+                }
             )
         if counted["ours"] != counted["rule"]:
-            raise SystemExit(f"theta_sib={theta}: {counted['ours']} differs from {counted['rule']}")
+            raise SystemExit(
+                f"theta_sib={theta}: {counted['ours']} differs from {counted['rule']}"
+            )
     print(json.dumps(rows))
 
 

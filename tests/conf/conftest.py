@@ -23,7 +23,9 @@ def failed(
 ) -> Callable[..., tuple[int, str]]:
     """Return a function that runs an entry with arguments and a main; it returns the exit code and stderr."""
 
-    def call(entry: str, *arguments: str, main: Callable = lambda config: None) -> tuple[int, str]:
+    def call(
+        entry: str, *arguments: str, main: Callable = lambda config: None
+    ) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", [entry, *arguments])
         with pytest.raises(SystemExit) as end:
             run(entry, ENTRIES[entry], main)

@@ -7,7 +7,16 @@ from rich.table import Table
 
 from conf.console import PlainConsole, label, markdown, pictures, print_line
 
-NAMES = ["$x_$", "$\\frac$", "[/b]x", "[bold]x[/bold]", ":bug:", "\x1b]0;title\x07", "half \ud800", "a\nb"]
+NAMES = [
+    "$x_$",
+    "$\\frac$",
+    "[/b]x",
+    "[bold]x[/bold]",
+    ":bug:",
+    "\x1b]0;title\x07",
+    "half \ud800",
+    "a\nb",
+]
 ESCAPE = "\x1b"
 
 

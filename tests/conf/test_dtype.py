@@ -40,7 +40,11 @@ def cost(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> flo
     indirect=["cost"],
 )
 def test_auto_takes_the_faster_type_and_says_which(
-    capsys: pytest.CaptureFixture[str], cost: float, requested: str, chosen: str, line: str
+    capsys: pytest.CaptureFixture[str],
+    cost: float,
+    requested: str,
+    chosen: str,
+    line: str,
 ) -> None:
     """The demo trained in bfloat16 on a CPU without instructions for it, 70 times more slowly."""
     assert choose_dtype(requested, "cpu") == chosen

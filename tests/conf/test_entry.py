@@ -21,24 +21,34 @@ from tests.messages import error
 INFER = ("infer", "model=m", "prompt=x")
 
 
-def test_of_a_copy_the_file_that_has_no_place_is_named(tmp_path: Path, failed: Callable) -> None:
+def test_of_a_copy_the_file_that_has_no_place_is_named(
+    tmp_path: Path, failed: Callable
+) -> None:
     """A full disk was blamed on the file that was read: "/data/tokenizer.json: No space left on device"."""
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(bytes(2000))
     with largest_file(1000):
-        code, message = failed(*INFER, main=lambda config: shutil.copyfile(source, target))
+        code, message = failed(
+            *INFER, main=lambda config: shutil.copyfile(source, target)
+        )
     assert (code, error(message)) == (2, f"{target}: File too large")
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EFBIG, errno.EIO])
-def test_a_disk_that_takes_no_more_is_one_sentence(number: int, failed: Callable) -> None:
+def test_a_disk_that_takes_no_more_is_one_sentence(
+    number: int, failed: Callable
+) -> None:
     """A file larger than the file system or `ulimit -f` allows was a traceback, and so was a broken disk."""
 
     def fail(config: InferConfig) -> None:
         raise OSError(number, "told by the system", "place")
 
     code, message = failed(*INFER, main=fail)
-    reason = "disk full (told by the system)" if number == errno.ENOSPC else "told by the system"
+    reason = (
+        "disk full (told by the system)"
+        if number == errno.ENOSPC
+        else "told by the system"
+    )
     assert (code, error(message)) == (2, f"place: {reason}")
 
 
@@ -59,7 +69,9 @@ def test_cfg_prints_the_settings_and_does_nothing(
     run("infer", ENTRIES["infer"], lambda config: pytest.fail("it ran"))
     printed = capsys.readouterr().out
     assert (
-        printed.startswith("model:\n  path: ???\n  adaptive_ids: []\n  L: 0\nprompt: 'a: [b]'\n")
+        printed.startswith(
+            "model:\n  path: ???\n  adaptive_ids: []\n  L: 0\nprompt: 'a: [b]'\n"
+        )
         and "\n  method: plain\n" in printed
     )
 

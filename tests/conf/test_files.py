@@ -68,7 +68,9 @@ def test_what_is_no_regular_file_is_refused_before_any_work(
         if linked:
             Path("link").symlink_to(path)
             path = Path("link")
-        message = f"must be a regular file or a new one, got a {kind}. Give another file."
+        message = (
+            f"must be a regular file or a new one, got a {kind}. Give another file."
+        )
         with pytest.raises(UserError) as early:
             file_to_write("html", str(path))
         assert str(early.value) == f"html={path} {message}"
@@ -82,7 +84,9 @@ def test_what_is_no_regular_file_is_refused_before_any_work(
 def test_a_pipe_by_the_name_of_its_descriptor_is_refused() -> None:
     """`/dev/stdout` is a link to a name that no file has."""
     reader, writer = os.pipe()
-    with pytest.raises(UserError, match="must be a regular file or a new one, got a pipe"):
+    with pytest.raises(
+        UserError, match="must be a regular file or a new one, got a pipe"
+    ):
         file_to_write("html", f"/proc/self/fd/{writer}")
     os.close(reader)
     os.close(writer)
@@ -110,14 +114,19 @@ def test_a_file_that_is_mounted_is_refused_before_any_work(
     path = tmp_path / "page.html"
     path.touch()
     monkeypatch.setattr("conf.files.is_mount_point", lambda place: place == path)
-    with pytest.raises(UserError, match="must be a file that can be replaced, got a mount point"):
+    with pytest.raises(
+        UserError, match="must be a file that can be replaced, got a mount point"
+    ):
         file_to_write("html", str(path))
 
 
-def test_a_name_without_room_for_the_unfinished_file_is_refused_before_any_work(tmp_path: Path) -> None:
+def test_a_name_without_room_for_the_unfinished_file_is_refused_before_any_work(
+    tmp_path: Path,
+) -> None:
     """A name of 250 bytes was refused as too long only when the text had been decoded."""
     with pytest.raises(
-        UserError, match="^html=.* must be a file in a folder that can be written, got 'File name too long'"
+        UserError,
+        match="^html=.* must be a file in a folder that can be written, got 'File name too long'",
     ):
         file_to_write("html", f"{tmp_path}/{'y' * 250}")
     assert not list(tmp_path.iterdir())
@@ -132,7 +141,9 @@ def test_a_new_file_can_be_read_by_whom_the_old_one_could(tmp_path: Path) -> Non
     assert path.read_bytes() == b"new" and path.stat().st_mode & 0o777 == 0o600
 
 
-def test_what_killed_writers_of_a_file_have_left_goes_with_the_next(tmp_path: Path) -> None:
+def test_what_killed_writers_of_a_file_have_left_goes_with_the_next(
+    tmp_path: Path,
+) -> None:
     """Each left a hidden file: they piled up in reports, and were published with the units of a result."""
     here = f".report.json.{platform.node()}"
     dead, living = f"{here}.1", f"{here}.2"
@@ -142,10 +153,16 @@ def test_what_killed_writers_of_a_file_have_left_goes_with_the_next(tmp_path: Pa
     with open(tmp_path / living) as writer:
         fcntl.flock(writer, fcntl.LOCK_EX)
         write_json(tmp_path / "report.json", {"whole": True})
-    assert {path.name for path in tmp_path.iterdir()} == {"report.json", living, *others}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "report.json",
+        living,
+        *others,
+    }
 
 
-def test_a_killed_writer_is_dead_before_its_parent_has_heard_of_it(tmp_path: Path) -> None:
+def test_a_killed_writer_is_dead_before_its_parent_has_heard_of_it(
+    tmp_path: Path,
+) -> None:
     """A rerun right after a kill took the zombie for alive, and a unit's hidden file stayed in the result."""
     left = tmp_path / f".unit.json.{platform.node()}.1"
     with open(left, "w") as writer:
@@ -183,20 +200,31 @@ def test_what_cannot_be_written_leaves_nothing_and_is_named(tmp_path: Path) -> N
     with largest_file(1000), pytest.raises(OSError) as error:
         write_json(path, "x" * 2000)
     assert error.value.filename == str(path) and error.value.errno == errno.EFBIG
-    assert [item.name for item in tmp_path.iterdir()] == ["run.json"] and path.read_text() == '"old"\n'
+    assert [item.name for item in tmp_path.iterdir()] == [
+        "run.json"
+    ] and path.read_text() == '"old"\n'
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_cannot_be_written_is_reported_before_the_work(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported_before_the_work(
+    tmp_path: Path,
+) -> None:
     """A text was decoded, and then its page found no place."""
     tmp_path.chmod(0o555)
-    with pytest.raises(UserError, match=f"^html={tmp_path}/x.html must be a file in a folder that can be"):
+    with pytest.raises(
+        UserError,
+        match=f"^html={tmp_path}/x.html must be a file in a folder that can be",
+    ):
         file_to_write("html", f"{tmp_path}/x.html")
     tmp_path.chmod(0o755)
     assert file_to_write("html", f"{tmp_path}/x.html") == tmp_path / "x.html"
 
 
-VALUE: dict[str, Any] = {"a": [1, 2.5, None], "b": {10: "x", 9: "y"}, "half of a pair": "\udcff\ud800"}
+VALUE: dict[str, Any] = {
+    "a": [1, 2.5, None],
+    "b": {10: "x", 9: "y"},
+    "half of a pair": "\udcff\ud800",
+}
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
@@ -212,7 +240,9 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 
 @given(st.data())
-def test_no_change_of_a_byte_goes_unseen(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_no_change_of_a_byte_goes_unseen(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     path = tmp_path_factory.mktemp("files") / "x.json"
     write_json(path, with_checksum(VALUE))
     whole, expected = path.read_bytes(), read_checksummed(path)
@@ -224,7 +254,9 @@ def test_no_change_of_a_byte_goes_unseen(tmp_path_factory: pytest.TempPathFactor
         assert read_checksummed(path) == expected  # a space, or a letter of an escape
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"a": 1}', '{"crc32": 1}', "[" * 100_000, "\ufeff{}"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "3", '{"a": 1}', '{"crc32": 1}', "[" * 100_000, "\ufeff{}"]
+)
 def test_what_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text, encoding="utf-8")
     with pytest.raises(Corrupt, match="cannot be read|has another checksum"):
@@ -237,7 +269,9 @@ def test_a_manifest_that_was_changed_is_refused(tmp_path: Path) -> None:
     assert read_manifest(tmp_path, "shards", "data.path")["seq_len"] == 128
     path = tmp_path / "manifest.json"
     path.write_text(path.read_text().replace("128", "129"))
-    with pytest.raises(UserError, match="manifest.json must be as it was written, got it changed since"):
+    with pytest.raises(
+        UserError, match="manifest.json must be as it was written, got it changed since"
+    ):
         read_manifest(tmp_path, "shards", "data.path")
     path.write_text('{"kind": "shards"}')  # of an earlier version
     assert read_manifest(tmp_path, "shards", "data.path") == {"kind": "shards"}

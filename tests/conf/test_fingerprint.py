@@ -26,8 +26,12 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("manifest", [False, True])
-@pytest.mark.parametrize("name", ["model.safetensors", "adapter/adapter_model.safetensors"])
-def test_other_weights_are_another_model(model: Path, manifest: bool, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "adapter/adapter_model.safetensors"]
+)
+def test_other_weights_are_another_model(
+    model: Path, manifest: bool, name: str
+) -> None:
     """A model without a manifest was known by its path, one with a manifest by that alone: with other weights
     in the files, of the same size and time, the result of the old ones was called finished.
     """
@@ -61,7 +65,11 @@ def test_a_copy_and_links_are_the_same_model(model: Path, tmp_path: Path) -> Non
     (tmp_path / "linked").mkdir()
     for path in model.iterdir():
         (tmp_path / "linked" / path.name).symlink_to(path)
-    assert fingerprint(tmp_path / "copy") == fingerprint(tmp_path / "linked") == fingerprint(model)
+    assert (
+        fingerprint(tmp_path / "copy")
+        == fingerprint(tmp_path / "linked")
+        == fingerprint(model)
+    )
 
 
 def test_files_count_by_name_and_every_block(tmp_path: Path) -> None:
@@ -78,12 +86,19 @@ def test_files_count_by_name_and_every_block(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"absent must be readable, got No such file or directory\. Repair"):
+    with pytest.raises(
+        UserError,
+        match=r"absent must be readable, got No such file or directory\. Repair",
+    ):
         fingerprint_files([("absent", tmp_path / "absent")])
 
 
-@pytest.mark.parametrize("place", ["weights/part.safetensors", ".part.safetensors", "../part.safetensors"])
-def test_weights_that_an_index_names_count_wherever_they_lie(model: Path, place: str) -> None:
+@pytest.mark.parametrize(
+    "place", ["weights/part.safetensors", ".part.safetensors", "../part.safetensors"]
+)
+def test_weights_that_an_index_names_count_wherever_they_lie(
+    model: Path, place: str
+) -> None:
     """Transformers reads them, but a result of other weights in such files was called finished."""
     (model / place).parent.mkdir(exist_ok=True)
     (model / "model.safetensors").rename(model / place)
@@ -95,7 +110,11 @@ def test_weights_that_an_index_names_count_wherever_they_lie(model: Path, place:
     assert fingerprint(model) != before
 
 
-@pytest.mark.parametrize("text", ["[]", "{", '{"weight_map": 3}', '{"weight_map": {"a": 5, "b": "gone"}}'])
-def test_an_index_that_is_none_is_left_to_who_loads_the_model(model: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["[]", "{", '{"weight_map": 3}', '{"weight_map": {"a": 5, "b": "gone"}}']
+)
+def test_an_index_that_is_none_is_left_to_who_loads_the_model(
+    model: Path, text: str
+) -> None:
     (model / "model.safetensors.index.json").write_text(text)
     fingerprint(model)

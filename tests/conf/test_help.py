@@ -40,17 +40,39 @@ class Derived(Base):
 
 def test_a_setting_means_what_stands_beside_and_above_its_field() -> None:
     """A comment of the field before must not be taken for one above."""
-    assert comments(Base) == {"size": "of it", "name": "how it is called: one word not two", "plain": ""}
-    assert comments(Derived) == {**comments(Base), "size": "of this one", "many": "several"}
+    assert comments(Base) == {
+        "size": "of it",
+        "name": "how it is called: one word not two",
+        "plain": "",
+    }
+    assert comments(Derived) == {
+        **comments(Base),
+        "size": "of this one",
+        "many": "several",
+    }
     assert paragraph(Base) == "What it is, over two lines."
 
 
 def test_types_and_defaults_are_in_words() -> None:
     kinds = [int | None, list[str] | None, list[list[float]], dict[str, Any], list[Any]]
-    words = ["whole number", "list of texts", "list of list of numbers", "settings by name", "list of values"]
+    words = [
+        "whole number",
+        "list of texts",
+        "list of list of numbers",
+        "settings by name",
+        "list of values",
+    ]
     assert [in_words(kind) for kind in kinds] == words
     values = [None, True, "", "a b", [1, 0.5, "x"], {}, 5e-05]
-    assert list(map(written, values)) == ["null", "true", '""', "a b", "[1, 0.5, x]", "{}", "5e-05"]
+    assert list(map(written, values)) == [
+        "null",
+        "true",
+        '""',
+        "a b",
+        "[1, 0.5, x]",
+        "{}",
+        "5e-05",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -76,8 +98,13 @@ def test_a_sentence_leads_to_the_setting_that_it_begins_with(
 
 
 def test_a_page_of_its_own_goes_before_the_setting() -> None:
-    assert link("model=x: wanted", None, "infer", InferConfig) == "docs/settings/infer.md#model"
-    assert link("model=x: wanted", "slow.md#x", "infer", InferConfig) == "docs/slow.md#x"
+    assert (
+        link("model=x: wanted", None, "infer", InferConfig)
+        == "docs/settings/infer.md#model"
+    )
+    assert (
+        link("model=x: wanted", "slow.md#x", "infer", InferConfig) == "docs/slow.md#x"
+    )
     assert link("what is this", None, "infer", InferConfig) is None
 
 
@@ -96,10 +123,24 @@ def test_help_fits_the_terminal_and_has_every_setting(name: str) -> None:
         printed = io.StringIO()
         print_help(entry, Console(file=printed, width=width))
         lines = printed.getvalue().splitlines()
-        assert max(len(line.rstrip()) for line in lines if line.strip() not in entry.examples) <= width
-        assert {f"  {example}" for example in entry.examples} <= set(lines), "whole, to be copied"
-        for setting in (setting for section in entry.sections for setting in section.settings):
+        assert (
+            max(
+                len(line.rstrip())
+                for line in lines
+                if line.strip() not in entry.examples
+            )
+            <= width
+        )
+        assert {f"  {example}" for example in entry.examples} <= set(lines), (
+            "whole, to be copied"
+        )
+        for setting in (
+            setting for section in entry.sections for setting in section.settings
+        ):
             assert any(line.startswith(f"  {setting.name}=") for line in lines), setting
         for group in entry.groups:
             for choice in group.choices:
-                assert any(line.split()[:1] == [f"{group.name}={choice.name}"] for line in lines), choice
+                assert any(
+                    line.split()[:1] == [f"{group.name}={choice.name}"]
+                    for line in lines
+                ), choice

@@ -19,7 +19,9 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, of a client that is offline."""
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(
+        huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub")
+    )
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
     return tmp_path / "hub"
@@ -38,23 +40,40 @@ def put(cache: Path, name: str, *files: str) -> str:
 
 
 def test_a_name_in_the_cache_is_its_folder(cache: Path) -> None:
-    model = put(cache, "owner/model-7b.v1", "config.json", "model.safetensors", "tokenizer.json")
+    model = put(
+        cache, "owner/model-7b.v1", "config.json", "model.safetensors", "tokenizer.json"
+    )
     draft = put(cache, "owner/draft", "config.json", "model.safetensors")
     name = "owner/model-7b.v1"
-    bench = settings("bench", BenchConfig, [f"model={name}", f"base={name}", "draft=owner/draft", "out=o"])
+    bench = settings(
+        "bench",
+        BenchConfig,
+        [f"model={name}", f"base={name}", "draft=owner/draft", "out=o"],
+    )
     replace_hub_names(bench)
-    assert (bench.model.path, bench.base, bench.draft.model, bench.out) == (model, model, draft, "o")
-    train = settings("train", TrainConfig, [f"model.path={name}", "data.path=owner/data"])
+    assert (bench.model.path, bench.base, bench.draft.model, bench.out) == (
+        model,
+        model,
+        draft,
+        "o",
+    )
+    train = settings(
+        "train", TrainConfig, [f"model.path={name}", "data.path=owner/data"]
+    )
     replace_hub_names(train)
     assert (train.model.path, train.data.path) == (model, "owner/data")
-    data = settings("data_prep", DataPrepConfig, ["out=o", "data.path=a/b", f"tokenizer={name}"])
+    data = settings(
+        "data_prep", DataPrepConfig, ["out=o", "data.path=a/b", f"tokenizer={name}"]
+    )
     replace_hub_names(data)
     assert (data.tokenizer, data.data.path) == (model, "a/b")
     assert base_model(model)["hub"] == name
 
 
 @pytest.mark.parametrize("files", [(), ("tokenizer.json", "config.json")])
-def test_a_name_that_is_not_cached_is_one_sentence_offline(cache: Path, files: tuple[str, ...]) -> None:
+def test_a_name_that_is_not_cached_is_one_sentence_offline(
+    cache: Path, files: tuple[str, ...]
+) -> None:
     """A name may be in the cache for its tokenizer alone."""
     if files:
         put(cache, "owner/model", *files)
@@ -68,7 +87,9 @@ def test_a_name_that_is_not_cached_is_one_sentence_offline(cache: Path, files: t
     )
 
 
-def test_a_hub_that_does_not_answer_is_asked_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_does_not_answer_is_asked_once(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """huggingface_hub tries again for half a minute, and tells of it in many lines."""
     requested = []
 
@@ -79,14 +100,19 @@ def test_a_hub_that_does_not_answer_is_asked_once(cache: Path, monkeypatch: pyte
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", fail)
     with pytest.raises(
-        UserError, match=r"^draft=owner/draft must .* did not answer \(ConnectionError\). Check"
+        UserError,
+        match=r"^draft=owner/draft must .* did not answer \(ConnectionError\). Check",
     ):
         find_folder("owner/draft", setting="draft")
     assert requested == [("owner/draft", 10.0)]
 
 
-@pytest.mark.parametrize("path", ["../owner/model", "/owner", "runs/demo/model", "model", "runs/model/"])
-def test_a_path_is_never_sent_to_the_hub(path: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "path", ["../owner/model", "/owner", "runs/demo/model", "model", "runs/model/"]
+)
+def test_a_path_is_never_sent_to_the_hub(
+    path: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def ask(*_: Any, **__: Any) -> None:
         raise AssertionError("sent to the hub")
 
@@ -104,14 +130,20 @@ def test_pickled_weights_of_the_hub_are_refused_with_the_way_to_convert_them(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """OPT's files on the hub: the folder came without weights, and the next message did not say why."""
-    folder = Path(put(cache, "facebook/opt-125m", "config.json", "vocab.json", "merges.txt"))
+    folder = Path(
+        put(cache, "facebook/opt-125m", "config.json", "vocab.json", "merges.txt")
+    )
     real = huggingface_hub.snapshot_download
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: None)
     monkeypatch.setattr(
         huggingface_hub,
         "snapshot_download",
-        lambda name, **options: real(name, **options) if options.get("local_files_only") else str(folder),
+        lambda name, **options: (
+            real(name, **options) if options.get("local_files_only") else str(folder)
+        ),
     )
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    with pytest.raises(UserError, match="as safetensors on the hub, .* Convert a model that you trust"):
+    with pytest.raises(
+        UserError, match="as safetensors on the hub, .* Convert a model that you trust"
+    ):
         find_folder("facebook/opt-125m")

@@ -28,16 +28,27 @@ def demo(*overrides: str) -> TrainConfig:
 @hypothesis_settings(max_examples=30)
 def test_a_prompt_reaches_the_code_unchanged(prompt: str) -> None:
     """Hydra's grammar read `prompt=def fib(n):` as a function call, and `${x}` as an interpolation."""
-    config = settings("infer", InferConfig, ["model=a folder/ü (1), 'x'", f"prompt={prompt}"])
+    config = settings(
+        "infer", InferConfig, ["model=a folder/ü (1), 'x'", f"prompt={prompt}"]
+    )
     assert (config.prompt, config.model.path) == (prompt, "a folder/ü (1), 'x'")
 
 
-@pytest.mark.parametrize("path", ["runs/draft", "a folder/ü (1), 'x'", "[${x}]={y: 3}\\", "true"])
+@pytest.mark.parametrize(
+    "path", ["runs/draft", "a folder/ü (1), 'x'", "[${x}]={y: 3}\\", "true"]
+)
 def test_a_bare_value_is_that_of_the_field_marked_for_it(path: str) -> None:
     """`draft=DIR` beside `draft.adaptive=true`, whatever the directory is called."""
-    assert drafting(f"draft={path}") == drafting(f"draft.model={path}") == DraftConfig(path)
+    assert (
+        drafting(f"draft={path}")
+        == drafting(f"draft.model={path}")
+        == DraftConfig(path)
+    )
     config = DraftConfig(path, adaptive=True, dtype="float32")
-    assert drafting("draft.dtype=float32", f"draft={path}", "draft.adaptive=true") == config
+    assert (
+        drafting("draft.dtype=float32", f"draft={path}", "draft.adaptive=true")
+        == config
+    )
 
 
 def test_no_bare_value_is_none_at_all() -> None:
@@ -61,13 +72,21 @@ def test_a_sign_before_what_there_is_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["draft=d", "draft.adaptiv=true"], "unknown setting 'draft.adaptiv': did you mean 'draft.adaptive'?"),
+        (
+            ["draft=d", "draft.adaptiv=true"],
+            "unknown setting 'draft.adaptiv': did you mean 'draft.adaptive'?",
+        ),
         (["draft="], "draft must be a model directory or self:N, got nothing"),
-        (["draft.adaptive=true"], "draft must be a model with draft.adaptive or draft.dtype, got none"),
+        (
+            ["draft.adaptive=true"],
+            "draft must be a model with draft.adaptive or draft.dtype, got none",
+        ),
         (["draft=self:0"], "draft must be self:N with N layers from 1 on, got self:0"),
     ],
 )
-def test_a_mistaken_draft_is_named_in_one_sentence(overrides: list[str], message: str) -> None:
+def test_a_mistaken_draft_is_named_in_one_sentence(
+    overrides: list[str], message: str
+) -> None:
     assert message in refusal("infer", "model=m", "prompt=x", *overrides)
 
 
@@ -75,27 +94,63 @@ def test_a_mistaken_draft_is_named_in_one_sentence(overrides: list[str], message
     ("override", "message"),
     [
         # Hydra's signs: `+verify_sequence=1` was added and ignored, `~dtype` took the setting away.
-        ("+objective.ww=1", "unknown setting 'objective.ww': did you mean 'objective.w'?"),
-        ("+objective=basics", "objective must be one of basic, branch, causal, dual, got basics"),
-        ("hydra.verbose=true", "unknown setting 'hydra.verbose': --help lists the settings"),
+        (
+            "+objective.ww=1",
+            "unknown setting 'objective.ww': did you mean 'objective.w'?",
+        ),
+        (
+            "+objective=basics",
+            "objective must be one of basic, branch, causal, dual, got basics",
+        ),
+        (
+            "hydra.verbose=true",
+            "unknown setting 'hydra.verbose': --help lists the settings",
+        ),
         ("~steps", "steps must have a value, got ~steps. Write steps=VALUE"),
-        ("~objective", "objective must have a value, got ~objective. Write objective=VALUE"),
+        (
+            "~objective",
+            "objective must have a value, got ~objective. Write objective=VALUE",
+        ),
         # These were OmegaConf's words, with its types, and NumPy's error of the first step.
         ("steps=ten", "steps must be a whole number, got 'ten'"),
-        ("out=x/${nothing}", "out must refer to settings as ${NAME}, got ${nothing}, which is none"),
+        (
+            "out=x/${nothing}",
+            "out must refer to settings as ${NAME}, got ${nothing}, which is none",
+        ),
         ("seed=-1", "seed must be at least 0, got -1"),
-        ("experiment=nothing", "experiment must be one of deepseek_coder_1b_l5, demo, "),
-        ("objective=", "objective must be one of basic, branch, causal, dual, got none"),
-        ("objective=null", "objective must be one of basic, branch, causal, dual, got null"),
+        (
+            "experiment=nothing",
+            "experiment must be one of deepseek_coder_1b_l5, demo, ",
+        ),
+        (
+            "objective=",
+            "objective must be one of basic, branch, causal, dual, got none",
+        ),
+        (
+            "objective=null",
+            "objective must be one of basic, branch, causal, dual, got null",
+        ),
         ("steps=[1", "steps must be a value such as 3, true, [1,2] or a word, got [1"),
-        ("tracker.mode=loud", "tracker.mode must be offline, online or disabled, got loud"),
+        (
+            "tracker.mode=loud",
+            "tracker.mode must be offline, online or disabled, got loud",
+        ),
         # All of these were accepted, but for a traceback of OverflowError and Hydra's lines on sweeps.
         ("optimizer.lr=nan", "optimizer.lr must be a finite number, got nan"),
-        ("deepspeed.mine={x:[-inf]}", "deepspeed.mine.x must be a finite number, got -inf"),
+        (
+            "deepspeed.mine={x:[-inf]}",
+            "deepspeed.mine.x must be a finite number, got -inf",
+        ),
         ("steps=1" + 30 * "0", "steps must be a number of up to 63 bits, got 1000"),
-        ("optimizer.clip=1" + 400 * "0", "setting 'optimizer.clip': int too large to convert to float"),
+        (
+            "optimizer.clip=1" + 400 * "0",
+            "setting 'optimizer.clip': int too large to convert to float",
+        ),
         ("model.compile=8", "model.compile must be true or false, got 8"),
-        ("lora.targets=[{a:1}]", "lora.targets must be a list of single values, got {'a': 1} in it"),
+        (
+            "lora.targets=[{a:1}]",
+            "lora.targets must be a list of single values, got {'a': 1} in it",
+        ),
         ("steps=null", "steps must have a value, got null"),
         ("steps=3,4", "steps must be one value, got 3,4"),
         # A value's line end split the sentence, and its escape codes reached the terminal.
@@ -106,27 +161,52 @@ def test_a_wrong_setting_is_named_in_one_sentence(override: str, message: str) -
     assert message in refusal("train", "experiment=demo", override)
 
 
-@pytest.mark.parametrize("name", ["objective@x", "steps.x", "steps@x", "out.", "x" * 300])
+@pytest.mark.parametrize(
+    "name", ["objective@x", "steps.x", "steps@x", "out.", "x" * 300]
+)
 def test_what_is_no_name_of_a_setting_is_reported_so(name: str) -> None:
     """`objective@x=3` was a ValueError of Hydra's, and a long name an OSError: it looked for a file of it."""
-    assert refusal("train", "experiment=demo", f"{name}=3").startswith(f"unknown setting '{name}': ")
+    assert refusal("train", "experiment=demo", f"{name}=3").startswith(
+        f"unknown setting '{name}': "
+    )
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
         ("budget=lots", "budget must be an amount such as 8B or 500M, got lots"),
-        ("executor=slurm", "slurm.partition must be given for executor=slurm, got none"),
+        (
+            "executor=slurm",
+            "slurm.partition must be given for executor=slurm, got none",
+        ),
         ("data.kind=zip", "data.kind must be source, parquet or jsonl, got zip"),
         ("fim_rate=2", "fim_rate must be a share between 0 and 1, got 2.0"),
         ("workers=0", "workers must be at least 1, got 0"),
         # Both were "found both or neither".
-        ("tokenizer=null", "tokenizer must be given, got none. Give tokenizer=DIR, best the model's own, or"),
-        ("vocab.train_size=500", "vocab.train_size must be null with tokenizer=b, got 500. Leave one of"),
-        ("vocab.train_size=9", "vocab.train_size must be at least 300 (256 are bytes), got 9"),
-        ("ngrams.order=9", "ngrams.order must be between 1 and 8, got 9. The default is 4."),
-        ("data.max_bytes=0", "data.max_bytes and data.split_chars must be positive numbers"),
-        ("proportion.table=t.csv", "proportion.table must come with a budget to share out, got none"),
+        (
+            "tokenizer=null",
+            "tokenizer must be given, got none. Give tokenizer=DIR, best the model's own, or",
+        ),
+        (
+            "vocab.train_size=500",
+            "vocab.train_size must be null with tokenizer=b, got 500. Leave one of",
+        ),
+        (
+            "vocab.train_size=9",
+            "vocab.train_size must be at least 300 (256 are bytes), got 9",
+        ),
+        (
+            "ngrams.order=9",
+            "ngrams.order must be between 1 and 8, got 9. The default is 4.",
+        ),
+        (
+            "data.max_bytes=0",
+            "data.max_bytes and data.split_chars must be positive numbers",
+        ),
+        (
+            "proportion.table=t.csv",
+            "proportion.table must come with a budget to share out, got none",
+        ),
         ("shard_tokens=100", "shard_tokens must be at least seq_len=16384, got 100"),
     ],
 )
@@ -137,32 +217,50 @@ def test_impossible_data_settings_die_at_start(override: str, message: str) -> N
 
 def test_a_missing_setting_is_named_whole() -> None:
     """Without data.path it asked for 'path', which it then refused."""
-    assert refusal("data_prep", "out=d") == "setting 'data.path' is required: give it as data.path=VALUE"
-    assert refusal("data_prep", "out=d", "path=code") == "unknown setting 'path': did you mean 'data.path'?"
+    assert (
+        refusal("data_prep", "out=d")
+        == "setting 'data.path' is required: give it as data.path=VALUE"
+    )
+    assert (
+        refusal("data_prep", "out=d", "path=code")
+        == "unknown setting 'path': did you mean 'data.path'?"
+    )
 
 
 def test_no_choice_of_a_group_that_has_none_anyway() -> None:
     """`decode=null` was a traceback of Hydra's: "Config group override must be a string or a list"."""
     given = ["model=m", "prompt=x"]
-    assert settings("infer", InferConfig, [*given, "decode=null"]) == settings("infer", InferConfig, given)
+    assert settings("infer", InferConfig, [*given, "decode=null"]) == settings(
+        "infer", InferConfig, given
+    )
 
 
 @pytest.mark.parametrize(
-    "entry", ["data_prep", "data_prep.inspect", "train", "train.export", "infer", "infer.bench"]
+    "entry",
+    ["data_prep", "data_prep.inspect", "train", "train.export", "infer", "infer.bench"],
 )
 def test_a_mistake_is_one_line_the_page_on_it_and_exit_code_2(entry: str) -> None:
-    ended = subprocess.run([sys.executable, "-m", entry, "nonsense=1"], capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-m", entry, "nonsense=1"], capture_output=True, text=True
+    )
     assert ended.returncode == 2
     page = f"docs/settings/{entry.split('.')[-1]}.md"
-    assert ended.stderr == f"error: unknown setting 'nonsense': --help lists the settings\n  see {page}\n"
+    assert (
+        ended.stderr
+        == f"error: unknown setting 'nonsense': --help lists the settings\n  see {page}\n"
+    )
 
 
-@pytest.mark.parametrize("path", sorted((CONF / "train" / "experiment").glob("*.yaml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", sorted((CONF / "train" / "experiment").glob("*.yaml")), ids=lambda p: p.stem
+)
 def test_every_recipe_composes(path: Path) -> None:
     assert settings("train", TrainConfig, [f"experiment={path.stem}"]).steps > 0
 
 
 def test_out_takes_the_values_of_other_settings() -> None:
     """`out='runs/${objective.L}'` made a folder of that name; a prompt keeps its braces."""
-    assert demo("objective.L=7", "out=runs/${objective.L} a, [b]").out == "runs/7 a, [b]"
+    assert (
+        demo("objective.L=7", "out=runs/${objective.L} a, [b]").out == "runs/7 a, [b]"
+    )
     assert demo("out=it's\\${objective.L}").out == "it's${objective.L}"

@@ -42,19 +42,28 @@ class Settings:
     data: Inner = field(default_factory=Inner)
 
 
-def test_where_an_input_lies_does_not_count_but_what_made_it_does(tmp_path: Path) -> None:
+def test_where_an_input_lies_does_not_count_but_what_made_it_does(
+    tmp_path: Path,
+) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
     write_manifest(first, "shards", {})
     second.mkdir()
     (second / MANIFEST).write_bytes((first / MANIFEST).read_bytes())
-    built = [made_from(Settings(data=Inner(str(p))), {"data.path": p}) for p in (first, second)]
+    built = [
+        made_from(Settings(data=Inner(str(p))), {"data.path": p})
+        for p in (first, second)
+    ]
     assert built[0] == built[1]
     assert built[0]["inputs"] == {"data.path": fingerprint(first)}
     assert built[0]["settings"] == {"steps": 5, "data": {"size": 3}}
     write_manifest(tmp_path / "out", "thing", built[0])
     assert is_finished(tmp_path / "out", "thing", built[1])
     with pytest.raises(UserError, match=r"with data\.size=3; requested data\.size=4"):
-        is_finished(tmp_path / "out", "thing", {**built[1], "settings": {"steps": 5, "data": {"size": 4}}})
+        is_finished(
+            tmp_path / "out",
+            "thing",
+            {**built[1], "settings": {"steps": 5, "data": {"size": 4}}},
+        )
 
 
 @pytest.mark.parametrize(
@@ -62,10 +71,15 @@ def test_where_an_input_lies_does_not_count_but_what_made_it_does(tmp_path: Path
     [
         (None, r"data\.path=.*got no manifest\.json"),
         ("{", "must be a JSON object"),
-        ('{"kind": "model"}', "must be a finished folder of kind 'shards', got kind 'model'"),
+        (
+            '{"kind": "model"}',
+            "must be a finished folder of kind 'shards', got kind 'model'",
+        ),
     ],
 )
-def test_a_folder_that_is_not_finished_is_refused(tmp_path: Path, manifest: str | None, message: str) -> None:
+def test_a_folder_that_is_not_finished_is_refused(
+    tmp_path: Path, manifest: str | None, message: str
+) -> None:
     with pytest.raises(UserError, match="got no such folder"):
         read_manifest(tmp_path / "absent", "shards", "data.path")
     if manifest:
@@ -75,7 +89,9 @@ def test_a_folder_that_is_not_finished_is_refused(tmp_path: Path, manifest: str 
 
 
 @pytest.fixture(params=["new", "mounted"])
-def out(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def out(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """A folder to be made, or an empty one that no rename replaces."""
     out = tmp_path / "out"
     if request.param == "mounted":
@@ -88,7 +104,9 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != "lost+found")
 
 
-def test_a_folder_becomes_visible_whole_by_one_run_alone(out: Path, tmp_path: Path) -> None:
+def test_a_folder_becomes_visible_whole_by_one_run_alone(
+    out: Path, tmp_path: Path
+) -> None:
     """Shards of an interrupted run lay beside those of the next one, and were read with them; a run that was
     still dying and its successor shared the partial folder; `docker -v` on out= ended in "Device or resource
     busy" after all the work.
@@ -113,7 +131,9 @@ def test_a_stage_that_fails_leaves_nothing_behind(out: Path, tmp_path: Path) -> 
     with pytest.raises(RuntimeError), staged(out) as partial:
         (partial / "weights").write_text("half")
         raise RuntimeError
-    assert not [path for path in tmp_path.rglob("*") if path not in (out, out / "lost+found")]
+    assert not [
+        path for path in tmp_path.rglob("*") if path not in (out, out / "lost+found")
+    ]
 
 
 def test_a_refusal_before_any_work_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -133,7 +153,9 @@ def test_what_was_begun_is_kept_for_its_own_settings_alone(out: Path) -> None:
         (partial / "work").write_text("of hours")
         raise KeyboardInterrupt
     check_out(out)
-    other = pytest.raises(UserError, match="contains an unfinished run with seed=0; requested seed=1")
+    other = pytest.raises(
+        UserError, match="contains an unfinished run with seed=0; requested seed=1"
+    )
     with other, begun(out, {"settings": {"seed": 1}}):
         pass
     with begun(out, facts) as partial:
@@ -163,7 +185,9 @@ def test_a_run_that_ends_while_another_begins_is_left_alone(
 @pytest.mark.parametrize("out", ["", ".", "/", "..", "model/.."])
 def test_a_folder_without_a_name_is_refused(out: str) -> None:
     """out= and out=. were tracebacks: "PosixPath('.') has an empty name"."""
-    with pytest.raises(UserError, match=f"^out={out} must be a folder with a name, got"):
+    with pytest.raises(
+        UserError, match=f"^out={out} must be a folder with a name, got"
+    ):
         is_finished(out, "shards", {})
     with pytest.raises(UserError, match="must be a folder with a name"), staged(out):
         pass
@@ -203,7 +227,11 @@ def test_a_folder_made_visible_by_a_run_killed_right_then_is_tidied(
 ) -> None:
     """Its begun.json stayed for ever in a measured result."""
     out, built = tmp_path / "out", {"settings": {"steps": 5}}
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError), begun(out, built) as partial:
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(RuntimeError),
+        begun(out, built) as partial,
+    ):
         write_manifest(partial, "thing", built)
         patch.setattr(Path, "unlink", Mock(side_effect=RuntimeError))
         publish(partial)
@@ -219,7 +247,9 @@ def test_a_machine_without_git_has_no_commit(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("target", ["there", "below/that is not there"])
-def test_a_link_stays_and_its_target_becomes_the_result(target: str, tmp_path: Path) -> None:
+def test_a_link_stays_and_its_target_becomes_the_result(
+    target: str, tmp_path: Path
+) -> None:
     """out= as a link to a folder ended in NotADirectoryError after all the work, and an export was deleted."""
     (tmp_path / "there").mkdir()
     link = tmp_path / "out"
@@ -230,7 +260,10 @@ def test_a_link_stays_and_its_target_becomes_the_result(target: str, tmp_path: P
         (partial / "weights").write_text("large")
         write_manifest(partial, "thing", {})
     assert link.is_symlink() and is_finished(link, "thing", {})
-    assert {path.name for path in (tmp_path / target).iterdir()} == {"weights", MANIFEST}
+    assert {path.name for path in (tmp_path / target).iterdir()} == {
+        "weights",
+        MANIFEST,
+    }
     assert not list(tmp_path.glob("**/.*"))
 
 
@@ -240,7 +273,11 @@ def test_a_publication_that_was_killed_is_completed(
     moves: int, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The manifest is moved last: what a kill leaves is no result until the next run has completed it."""
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), staged(out) as partial:
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(KeyboardInterrupt),
+        staged(out) as partial,
+    ):
         for name in ("a", "b"):
             (partial / name).write_text(name)
         write_manifest(partial, "thing", {})
@@ -274,7 +311,8 @@ def test_a_result_that_cannot_be_made_visible_is_kept_and_named(tmp_path: Path) 
     out = tmp_path / "out"
     with (
         pytest.raises(
-            UserError, match=f"The result is whole in {tmp_path}/.out.partial: move it to another place.$"
+            UserError,
+            match=f"The result is whole in {tmp_path}/.out.partial: move it to another place.$",
         ),
         staged(out) as partial,
     ):
@@ -299,7 +337,10 @@ assert is_finished(sys.argv[1], "thing", {})
     ("mount", "last_line"),
     [
         # A folder that `docker -v` binds may be of the same file system: `os.path.ismount` sees none.
-        *((mount, "manifest.json weights other out") for mount in ("-t tmpfs tmpfs out", "--bind other out")),
+        *(
+            (mount, "manifest.json weights other out")
+            for mount in ("-t tmpfs tmpfs out", "--bind other out")
+        ),
         (
             "-t tmpfs -o ro tmpfs out",
             "conf.errors.UserError: out=out must be a folder that can be created, got 'Read-only file system'. "
@@ -307,23 +348,32 @@ assert is_finished(sys.argv[1], "thing", {})
         ),
     ],
 )
-def test_a_real_mount_point_holds_the_result_or_is_refused(mount: str, last_line: str, tmp_path: Path) -> None:
+def test_a_real_mount_point_holds_the_result_or_is_refused(
+    mount: str, last_line: str, tmp_path: Path
+) -> None:
     for name in ("out", "other"):
         (tmp_path / name).mkdir()
 
     def within(command: str) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, "STAGE": STAGE, "PYTHONPATH": str(ROOT)}
         shell = ["unshare", "-m", "bash", "-c", f"mount {mount} {command}"]
-        return subprocess.run(shell, cwd=tmp_path, env=env, capture_output=True, text=True)
+        return subprocess.run(
+            shell, cwd=tmp_path, env=env, capture_output=True, text=True
+        )
 
     if within("").returncode:
         pytest.skip("this user cannot mount")
-    end = within(f'&& "{sys.executable}" -c "$STAGE" out && echo $(ls -A out) $(umount out && ls -A .)')
+    end = within(
+        f'&& "{sys.executable}" -c "$STAGE" out && echo $(ls -A out) $(umount out && ls -A .)'
+    )
     assert (end.stderr or end.stdout).splitlines()[-1] == last_line
 
 
 def test_a_folder_that_cannot_be_created_is_one_sentence(tmp_path: Path) -> None:
     """`out=/proc/x` was a traceback of every rank."""
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"^out=a must be a folder that can be created, got '.+'. Use another"):
+    with pytest.raises(
+        UserError,
+        match=r"^out=a must be a folder that can be created, got '.+'. Use another",
+    ):
         create_folder(tmp_path / "file" / "x", "a")

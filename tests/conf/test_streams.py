@@ -23,7 +23,10 @@ def test_an_output_that_is_full_is_named_and_one_that_nobody_reads_ends_quietly(
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         code, message = failed(entry, "--help")
-    assert (code, error(message)) == (2, "standard output: disk full (No space left on device)")
+    assert (code, error(message)) == (
+        2,
+        "standard output: disk full (No space left on device)",
+    )
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w") as unread:
@@ -31,12 +34,16 @@ def test_an_output_that_is_full_is_named_and_one_that_nobody_reads_ends_quietly(
         assert failed(entry, "--help") == (1, "")
 
 
-def test_a_result_that_cannot_be_written_is_still_reported_by_its_setting(failed: Callable) -> None:
+def test_a_result_that_cannot_be_written_is_still_reported_by_its_setting(
+    failed: Callable,
+) -> None:
     def fill(config: RegenerateConfig) -> None:
         with open("/dev/full", "wb", buffering=0) as file:
             file.write(b"x")
 
-    code, message = failed("regenerate", "out=there", "model=m", "data.path=d", main=fill)
+    code, message = failed(
+        "regenerate", "out=there", "model=m", "data.path=d", main=fill
+    )
     assert error(message) == "out=there: disk full (No space left on device)"
 
 
@@ -65,11 +72,16 @@ def test_of_a_process_too(how: str, unbuffered: bool, tmp_path: Path) -> None:
     arguments = f"out={out} model=m data.path=d"
     command = f'{python} -c "$PRINT" {arguments} {how}; exit ${{PIPESTATUS[0]}}'
     end = subprocess.run(
-        ["bash", "-c", command], env={**os.environ, "PRINT": PRINT}, capture_output=True, text=True
+        ["bash", "-c", command],
+        env={**os.environ, "PRINT": PRINT},
+        capture_output=True,
+        text=True,
     )
     if how == "> /dev/full":
         assert end.returncode == 2
-        assert "error: standard output: disk full (No space left on device)" in end.stderr
+        assert (
+            "error: standard output: disk full (No space left on device)" in end.stderr
+        )
     elif how != "| true":  # which may end before or after the print
         assert end.returncode == 0 and end.stderr == ""
         assert out.read_text() == "result"

@@ -58,8 +58,12 @@ def args(jsonl: Path, data_folder: Path, tmp_path: Path) -> Callable[..., list[s
         if texts is not None:
             source = tmp_path / "in"
             source.mkdir(exist_ok=True)
-            (source / "a.jsonl").write_text("".join(json.dumps({"content": text}) + "\n" for text in texts))
-        return arguments(source, data_folder / "tokenizer", tmp_path / "out", "workers=1", *more)
+            (source / "a.jsonl").write_text(
+                "".join(json.dumps({"content": text}) + "\n" for text in texts)
+            )
+        return arguments(
+            source, data_folder / "tokenizer", tmp_path / "out", "workers=1", *more
+        )
 
     return build
 
@@ -70,16 +74,26 @@ def run(arguments: list[str]) -> None:
 
 def content(folder: Path) -> dict[str, bytes]:
     """Every file; of the manifest what does not tell of the run."""
-    files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    files = {
+        str(path.relative_to(folder)): path
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
     manifest = read_manifest(folder, "shards", "out")
     for name in ("created", "commit", "seconds", "versions"):
         del manifest[name]
-    result = {name: path.read_bytes() for name, path in files.items() if name != "manifest.json"}
+    result = {
+        name: path.read_bytes()
+        for name, path in files.items()
+        if name != "manifest.json"
+    }
     return {**result, "manifest": json.dumps(manifest, sort_keys=True).encode()}
 
 
 @pytest.fixture(scope="module")
-def expected(jsonl: Path, data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def expected(
+    jsonl: Path, data_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, bytes]:
     """What one worker makes, in one go."""
     out = tmp_path_factory.mktemp("expected") / "out"
     run(arguments(jsonl, data_folder / "tokenizer", out, "workers=1"))
@@ -97,7 +111,9 @@ def texts_of(folder: Path) -> dict[str, str]:
         for sequence in Shards(folder, split):
             for id, span in zip(sequence.ids, sequence.spans, strict=True):
                 ids = sequence.tokens[span["start"] : span["stop"]]
-                parts.setdefault(id, []).append((int(span["offset"]), int(span["mode"]), ids))
+                parts.setdefault(id, []).append(
+                    (int(span["offset"]), int(span["mode"]), ids)
+                )
     texts = {}
     for id, pieces in parts.items():
         pieces.sort(key=lambda piece: piece[0])

@@ -18,11 +18,15 @@ from tests.data_prep.conftest import content, run
 
 Args = Callable[..., list[str]]
 
-needs_ray = pytest.mark.skipif(" " in sys.executable, reason="Ray starts no worker from a path with a space")
+needs_ray = pytest.mark.skipif(
+    " " in sys.executable, reason="Ray starts no worker from a path with a space"
+)
 
 
 @needs_ray
-def test_ray_makes_the_same_bytes(args: Args, expected: dict[str, bytes], tmp_path: Path) -> None:
+def test_ray_makes_the_same_bytes(
+    args: Args, expected: dict[str, bytes], tmp_path: Path
+) -> None:
     pytest.importorskip("ray")
     run(args("executor=ray", "workers=2"))
     assert content(tmp_path / "out") == expected
@@ -32,23 +36,37 @@ def test_ray_makes_the_same_bytes(args: Args, expected: dict[str, bytes], tmp_pa
 def test_a_task_that_fails_on_ray_is_reported(args: Args, tmp_path: Path) -> None:
     """datatrove keeps a task's error in its log and goes on."""
     pytest.importorskip("ray")
-    with pytest.raises(UserError, match=r"1 of 1 tasks of phase 'tally' failed. See .*out\.logs"):
+    with pytest.raises(
+        UserError, match=r"1 of 1 tasks of phase 'tally' failed. See .*out\.logs"
+    ):
         run(args("executor=ray", "max_unreadable=0"))
     assert not (tmp_path / "out").exists()
 
 
-def test_a_cluster_that_ray_start_made_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_ray_start_made_is_joined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Beside `ray start --head`, and without RAY_ADDRESS, it was a ValueError about num_cpus."""
     ray = pytest.importorskip("ray")
     monkeypatch.setattr(sys, "executable", "/usr/bin/python")
-    joined = Mock(side_effect=[ValueError("num_cpus must not be provided"), ConnectionError("here")])
+    joined = Mock(
+        side_effect=[
+            ValueError("num_cpus must not be provided"),
+            ConnectionError("here"),
+        ]
+    )
     monkeypatch.setattr(ray, "init", joined)
     with pytest.raises(UserError, match="got here"):
         run_ray(Job(data_settings("out"), Path("out")))
-    assert "num_cpus" in joined.call_args_list[0].kwargs and "num_cpus" not in joined.call_args_list[1].kwargs
+    assert (
+        "num_cpus" in joined.call_args_list[0].kwargs
+        and "num_cpus" not in joined.call_args_list[1].kwargs
+    )
 
 
-def test_a_python_that_ray_cannot_start_is_refused(args: Args, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_that_ray_cannot_start_is_refused(
+    args: Args, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From a path with a space no worker ever started, and the command waited for ever."""
     monkeypatch.setattr(sys, "executable", "/a b/python")
     with pytest.raises(UserError, match="needs a Python whose path has no space"):
@@ -80,7 +98,12 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("STUB", str(tmp_path))
-    return ["executor=slurm", "workers=2", "slurm.partition=cpu", "slurm.setup=export SET_UP=1"]
+    return [
+        "executor=slurm",
+        "workers=2",
+        "slurm.partition=cpu",
+        "slurm.setup=export SET_UP=1",
+    ]
 
 
 def test_a_folder_of_a_job_in_the_queue_and_a_wrong_partition_are_refused(
@@ -104,11 +127,22 @@ def test_slurm_jobs_make_the_same_bytes(
     run(args(*slurm))
     assert content(tmp_path / "out") == expected
     scripts = {path.stem: path.read_text() for path in tmp_path.glob("*.sh")}
-    encode = next(text for text in scripts.values() if "job-name=data_prep-encode" in text)
-    for line in ("--array=0-1\n", "--partition=cpu", "--mem-per-cpu=2G", "export SET_UP=1"):
+    encode = next(
+        text for text in scripts.values() if "job-name=data_prep-encode" in text
+    )
+    for line in (
+        "--array=0-1\n",
+        "--partition=cpu",
+        "--mem-per-cpu=2G",
+        "export SET_UP=1",
+    ):
         assert line in encode
-    message = {text: (tmp_path / f"{name}.args").read_text() for name, text in scripts.items()}
-    after = [args for text, args in message.items() if "job-name=data_prep-finish" in text]
+    message = {
+        text: (tmp_path / f"{name}.args").read_text() for name, text in scripts.items()
+    }
+    after = [
+        args for text, args in message.items() if "job-name=data_prep-finish" in text
+    ]
     assert any("--dependency=afterok:" in args for args in after)
 
 

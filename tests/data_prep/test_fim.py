@@ -20,7 +20,9 @@ def space(text: str) -> str:
 
 
 @given(st.text(), st.data())
-def test_every_character_stands_once_in_every_mode(text: str, data: st.DataObject) -> None:
+def test_every_character_stands_once_in_every_mode(
+    text: str, data: st.DataObject
+) -> None:
     cuts = tuple(sorted(data.draw(st.tuples(*[st.integers(0, len(text))] * 2))))
     prefix, middle, suffix = text[: cuts[0]], text[cuts[0] : cuts[1]], text[cuts[1] :]
 
@@ -34,15 +36,25 @@ def test_every_character_stands_once_in_every_mode(text: str, data: st.DataObjec
 
 
 def test_infilling_without_its_pieces_is_refused() -> None:
-    bare = Vocab(size=100, bos=1, eos=2, pre=None, suf=None, mid=None, eot=None, adaptive=(7,))
+    bare = Vocab(
+        size=100, bos=1, eos=2, pre=None, suf=None, mid=None, eot=None, adaptive=(7,)
+    )
     assert not bare.infilling
     with pytest.raises(ValueError, match="without infilling pieces"):
         document_segments("text", Mode.PSM, (1, 2), vocab=bare, lead=space)
 
 
 def test_modes_come_at_their_rates() -> None:
-    modes = [choose_mode(generator(0, "mode", i), fim_rate=0.5, spm_rate=0.5) for i in range(20000)]
-    assert stats.chisquare([modes.count(mode) for mode in Mode], [10000, 5000, 5000]).pvalue > 0.001
+    modes = [
+        choose_mode(generator(0, "mode", i), fim_rate=0.5, spm_rate=0.5)
+        for i in range(20000)
+    ]
+    assert (
+        stats.chisquare(
+            [modes.count(mode) for mode in Mode], [10000, 5000, 5000]
+        ).pvalue
+        > 0.001
+    )
 
 
 def test_cuts_are_uniform_over_the_places_between_characters() -> None:
@@ -60,11 +72,23 @@ def test_codellama_golden_vectors(shared_data: Path) -> None:
     tokenizer = load_tokenizer(folder)
     vocab = find_vocab(tokenizer, VocabConfig(adaptive=[32011]))
     encoder = Encoder(tokenizer, vocab)
-    assert (vocab.size, vocab.pre, vocab.suf, vocab.mid, vocab.eot) == (32016, 32007, 32008, 32009, 32010)
+    assert (vocab.size, vocab.pre, vocab.suf, vocab.mid, vocab.eot) == (
+        32016,
+        32007,
+        32008,
+        32009,
+        32010,
+    )
     for case in json.loads((folder / "golden_infilling.json").read_text())["cases"]:
         text = case["prefix"] + case["middle"] + case["suffix"]
         cuts = (len(case["prefix"]), len(case["prefix"] + case["middle"]))
         for mode, key in {Mode.PSM: "psm_train", Mode.SPM: "spm_train"}.items():
-            segments = document_segments(text, mode, cuts, vocab=vocab, lead=encoder.lead, ends=False)
-            ids = [i for s in segments for i in (encoder.encode([s])[0] if isinstance(s, str) else [s])]
+            segments = document_segments(
+                text, mode, cuts, vocab=vocab, lead=encoder.lead, ends=False
+            )
+            ids = [
+                i
+                for s in segments
+                for i in (encoder.encode([s])[0] if isinstance(s, str) else [s])
+            ]
             assert ids == case[key], (mode, text)

@@ -44,7 +44,12 @@ class Hub(BaseHTTPRequestHandler):
     def entries(self) -> list[dict[str, object]]:
         files = sorted(path for path in self.root.rglob("*") if path.is_file())
         return [
-            {"type": "file", "path": str(f.relative_to(self.root)), "size": f.stat().st_size, "oid": "0" * 40}
+            {
+                "type": "file",
+                "path": str(f.relative_to(self.root)),
+                "size": f.stat().st_size,
+                "oid": "0" * 40,
+            }
             for f in files
         ]
 
@@ -56,14 +61,27 @@ class Hub(BaseHTTPRequestHandler):
             data = (self.root / path.split("/", 6)[6]).read_bytes()
             first, last = 0, len(data) - 1
             if requested := self.headers.get("Range"):
-                first, last = (int(part) for part in requested.removeprefix("bytes=").split("-"))
+                first, last = (
+                    int(part) for part in requested.removeprefix("bytes=").split("-")
+                )
             extra = {"ETag": '"1"', "X_Repo_Commit": COMMIT, "Accept_Ranges": "bytes"}
             extra["Content_Range"] = f"bytes {first}-{last}/{len(data)}"
             self.answer(data[first : last + 1], 206 if requested else 200, **extra)
         elif path.startswith(f"/api/datasets/{NAME}/tree/"):
-            self.answer(json.dumps(self.entries()).encode(), Content_Type="application/json")
-        elif path == f"/api/datasets/{NAME}" or path.startswith(f"/api/datasets/{NAME}/revision/"):
-            info = {"id": NAME, "sha": COMMIT, "siblings": [], "private": False, "gated": False, "tags": []}
+            self.answer(
+                json.dumps(self.entries()).encode(), Content_Type="application/json"
+            )
+        elif path == f"/api/datasets/{NAME}" or path.startswith(
+            f"/api/datasets/{NAME}/revision/"
+        ):
+            info = {
+                "id": NAME,
+                "sha": COMMIT,
+                "siblings": [],
+                "private": False,
+                "gated": False,
+                "tags": [],
+            }
             self.answer(json.dumps(info).encode(), Content_Type="application/json")
         elif "gated" in path:
             self.answer(b"{}", 403, X_Error_Code="GatedRepo")
@@ -74,7 +92,9 @@ class Hub(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         requested = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        paths = json.loads(requested)["paths"] if requested.startswith("{") else requested
+        paths = (
+            json.loads(requested)["paths"] if requested.startswith("{") else requested
+        )
         result = [entry for entry in self.entries() if str(entry["path"]) in paths]
         self.answer(json.dumps(result).encode(), Content_Type="application/json")
 
@@ -85,51 +105,89 @@ def run_on_hub(data_folder: Path, tmp_path: Path) -> Iterator[Run]:
     Hub.root, Hub.broken = tmp_path / "hub", "none"
     for language, count in {"python": 12, "go": 5}.items():
         (Hub.root / language).mkdir(parents=True)
-        rows = {"content": [f"<reponame>r\nname_{index} = {index}\n" for index in range(count)]}
+        rows = {
+            "content": [
+                f"<reponame>r\nname_{index} = {index}\n" for index in range(count)
+            ]
+        }
         for key in ("id", "max_stars_repo_name", "max_stars_repo_path"):
             rows[key] = [str(index) for index in range(count)]
-        pq.write_table(pa.table(rows), Hub.root / language / "train-00000-of-00001.parquet")
+        pq.write_table(
+            pa.table(rows), Hub.root / language / "train-00000-of-00001.parquet"
+        )
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    environment = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "home")}
+    environment = {
+        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+        "HF_HOME": str(tmp_path / "home"),
+    }
     environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
 
     def run(name: str = NAME, *more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "data_prep", "experiment=starcoder", f"data.path={name}"]
+        command = [
+            sys.executable,
+            "-m",
+            "data_prep",
+            "experiment=starcoder",
+            f"data.path={name}",
+        ]
         command += [
             f"tokenizer={data_folder / 'tokenizer'}",
             f"out={tmp_path / 'out'}",
             "vocab=demo",
             "seq_len=64",
         ]
-        command += ["seq_len=64", "workers=1", "held_out=0", "filters.alphanumeric=null", *more]
-        options: Any = {"cwd": ROOT, "env": os.environ | environment, "capture_output": True, "text": True}
+        command += [
+            "seq_len=64",
+            "workers=1",
+            "held_out=0",
+            "filters.alphanumeric=null",
+            *more,
+        ]
+        options: Any = {
+            "cwd": ROOT,
+            "env": os.environ | environment,
+            "capture_output": True,
+            "text": True,
+        }
         return subprocess.run(command, timeout=120, **options)
 
     yield run
     server.shutdown()
 
 
-def test_a_dataset_of_the_hub_is_streamed_at_a_pinned_commit(run_on_hub: Run, tmp_path: Path) -> None:
+def test_a_dataset_of_the_hub_is_streamed_at_a_pinned_commit(
+    run_on_hub: Run, tmp_path: Path
+) -> None:
     result = run_on_hub()
     assert result.returncode == 0, result.stderr
     manifest = read_manifest(tmp_path / "out", "shards", "out")
     languages = manifest["train"]["languages"]
-    assert {name: sums["documents"] for name, sums in languages.items()} == {"go": 5, "python": 12}
+    assert {name: sums["documents"] for name, sums in languages.items()} == {
+        "go": 5,
+        "python": 12,
+    }
     assert manifest["inputs"]["commit"] == COMMIT
     assert not list((tmp_path / "home").rglob("*.parquet"))  # nothing is stored
 
 
-def test_a_file_that_the_hub_does_not_give_is_not_passed_over(run_on_hub: Run, tmp_path: Path) -> None:
+def test_a_file_that_the_hub_does_not_give_is_not_passed_over(
+    run_on_hub: Run, tmp_path: Path
+) -> None:
     Hub.broken = "/python/"
     result = run_on_hub()
-    assert result.returncode == 2 and "python/train-00000-of-00001.parquet must be readable" in result.stderr
+    assert (
+        result.returncode == 2
+        and "python/train-00000-of-00001.parquet must be readable" in result.stderr
+    )
     assert not (tmp_path / "out").exists()
     Hub.broken = "none"
     assert run_on_hub().returncode == 0
 
 
-def test_a_broken_file_on_the_hub_is_passed_over_as_one_on_disk(run_on_hub: Run, tmp_path: Path) -> None:
+def test_a_broken_file_on_the_hub_is_passed_over_as_one_on_disk(
+    run_on_hub: Run, tmp_path: Path
+) -> None:
     """Errors of gzip and of Arrow's codecs are OSError, and were taken for the hub's."""
     lines = [json.dumps({"content": f"name_{i} = {i}\n"}).encode() for i in range(500)]
     whole = gzip.compress(b"\n".join(lines))
@@ -140,14 +198,24 @@ def test_a_broken_file_on_the_hub_is_passed_over_as_one_on_disk(run_on_hub: Run,
     result = run_on_hub(NAME, "data=jsonl", "max_unreadable=0.9")
     assert result.returncode == 0, result.stderr
     manifest = read_manifest(tmp_path / "out", "shards", "out")
-    assert manifest["drops"]["unreadable file"] == 2 and manifest["counts"]["documents"] >= 500
+    assert (
+        manifest["drops"]["unreadable file"] == 2
+        and manifest["counts"]["documents"] >= 500
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("someone/gated", "asks for sign-in"), ("someone/absent", "the hub has no such dataset")],
+    [
+        ("someone/gated", "asks for sign-in"),
+        ("someone/absent", "the hub has no such dataset"),
+    ],
 )
-def test_what_the_hub_refuses_is_one_sentence(run_on_hub: Run, name: str, message: str) -> None:
+def test_what_the_hub_refuses_is_one_sentence(
+    run_on_hub: Run, name: str, message: str
+) -> None:
     result = run_on_hub(name)
     assert result.returncode == 2
-    assert f"data.path={name}" in error(result.stderr) and message in error(result.stderr)
+    assert f"data.path={name}" in error(result.stderr) and message in error(
+        result.stderr
+    )

@@ -14,7 +14,9 @@ from data_prep.shards import SPAN, save_array
 from tests.full_disk import largest_file
 
 DOCUMENTS = st.lists(
-    st.tuples(st.sampled_from(Mode), st.integers(1, 40)).filter(lambda d: d[0] is Mode.PLAIN or d[1] <= 16)
+    st.tuples(st.sampled_from(Mode), st.integers(1, 40)).filter(
+        lambda d: d[0] is Mode.PLAIN or d[1] <= 16
+    )
 )
 
 
@@ -22,20 +24,29 @@ DOCUMENTS = st.lists(
 def test_nothing_is_lost_and_no_infilling_document_is_cut(
     shapes: list[tuple[Mode, int]], patience: int
 ) -> None:
-    documents = [Encoded(str(i), 0, mode, np.arange(n) + 1000 * i) for i, (mode, n) in enumerate(shapes)]
+    documents = [
+        Encoded(str(i), 0, mode, np.arange(n) + 1000 * i)
+        for i, (mode, n) in enumerate(shapes)
+    ]
     result: dict[str, list[tuple[int, np.ndarray]]] = {}
     for packed in pack(documents, 16, patience=patience):
         tokens = packed.tokens(16, -1)
         assert len(tokens) == 16
-        assert [span.start for span in packed.spans] == [0] + [span.stop for span in packed.spans[:-1]]
+        assert [span.start for span in packed.spans] == [0] + [
+            span.stop for span in packed.spans[:-1]
+        ]
         assert (tokens[packed.used :] == -1).all()
         for span in packed.spans:
             assert span.stop > span.start
-            result.setdefault(span.document.id, []).append((span.offset, tokens[span.start : span.stop]))
+            result.setdefault(span.document.id, []).append(
+                (span.offset, tokens[span.start : span.stop])
+            )
     for document in documents:
         parts = result[document.id]
         assert np.array_equal(np.concatenate([part for _, part in parts]), document.ids)
-        assert [offset for offset, _ in parts] == list(np.cumsum([0] + [len(p) for _, p in parts[:-1]]))
+        assert [offset for offset, _ in parts] == list(
+            np.cumsum([0] + [len(p) for _, p in parts[:-1]])
+        )
         if document.mode is not Mode.PLAIN:
             assert len(parts) == 1
 
@@ -43,7 +54,10 @@ def test_nothing_is_lost_and_no_infilling_document_is_cut(
 def test_plain_documents_fill_what_infilling_documents_leave() -> None:
     """Half of the documents for infilling, each nearly a sequence long, left 11 % of the slots empty."""
     modes = [Mode.PSM, Mode.PLAIN] * 100
-    documents = [Encoded(str(i), 0, mode, np.zeros(120, dtype=int)) for i, mode in enumerate(modes)]
+    documents = [
+        Encoded(str(i), 0, mode, np.zeros(120, dtype=int))
+        for i, mode in enumerate(modes)
+    ]
     packed = list(pack(documents, 128))
     assert sum(p.used for p in packed) / (128 * len(packed)) > 0.98
 
@@ -60,14 +74,22 @@ def test_why_an_array_cannot_be_written(tmp_path: Path) -> None:
 
 
 KEYED = st.lists(
-    st.tuples(st.integers(0, 2**64 - 1), st.text(max_size=3), st.sampled_from(Mode), st.integers(0, 5)),
+    st.tuples(
+        st.integers(0, 2**64 - 1),
+        st.text(max_size=3),
+        st.sampled_from(Mode),
+        st.integers(0, 5),
+    ),
     max_size=30,
 )
 
 
 @given(KEYED, st.integers(1, 40), st.integers(1, 4), st.sampled_from([100, 2**20]))
 def test_the_ranges_of_keys_hold_every_document_once(
-    shapes: list[tuple[int, str, Mode, int]], run_bytes: int, ranges: int, vocab_size: int
+    shapes: list[tuple[int, str, Mode, int]],
+    run_bytes: int,
+    ranges: int,
+    vocab_size: int,
 ) -> None:
     dtype = token_dtype(vocab_size)
     with tempfile.TemporaryDirectory() as folder:

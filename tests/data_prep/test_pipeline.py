@@ -47,7 +47,9 @@ def test_what_was_killed_goes_on_to_the_same_bytes(
     command = [sys.executable, "-m", "data_prep", *args("workers=2")]
     killed = 0
     for seconds in (0.9, 1.2, 1.5, 1.8):
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True
+        )
         time.sleep(seconds)
         killed += process.poll() is None
         # The command alone: its workers must notice.
@@ -60,14 +62,19 @@ def test_what_was_killed_goes_on_to_the_same_bytes(
 
 
 def test_a_refused_command_leaves_nothing(
-    args: Args, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    args: Args,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A wrong vocab.bos left a hidden folder, which refused the corrected command."""
     before = sorted(tmp_path.iterdir())
     monkeypatch.setattr(sys, "argv", ["data_prep", *args(), "vocab.bos=<start>"])
     with pytest.raises(SystemExit):
         run_command("data_prep", DataPrepConfig, main)
-    assert "vocab.bos must be a piece of the tokenizer" in error(capsys.readouterr().err)
+    assert "vocab.bos must be a piece of the tokenizer" in error(
+        capsys.readouterr().err
+    )
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -91,10 +98,14 @@ def test_a_full_disk_is_reported_in_a_sentence_and_gone_on_with(
         assert (out / path.name).read_bytes() == path.read_bytes()
 
 
-def test_what_killed_tasks_have_left_is_swept_but_not_what_lives(tmp_path: Path) -> None:
+def test_what_killed_tasks_have_left_is_swept_but_not_what_lives(
+    tmp_path: Path,
+) -> None:
     """Every kill left its workers' tasks as far as they had come, and the next run let them lie."""
     job = Job(data_settings(tmp_path / "out"), tmp_path)
-    left, living, done = (job.work / "encode" / name for name in (".00000.aa", ".00001.bb", "00002"))
+    left, living, done = (
+        job.work / "encode" / name for name in (".00000.aa", ".00001.bb", "00002")
+    )
     for folder in (left, living, done):
         folder.mkdir(parents=True)
         (folder / "train.tokens").write_text("half")
@@ -106,7 +117,11 @@ def test_what_killed_tasks_have_left_is_swept_but_not_what_lives(tmp_path: Path)
 
 @pytest.mark.parametrize("limit", [2**34, 0])
 def test_a_second_run_has_nothing_to_do_unless_a_file_has_other_content(
-    args: Args, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], limit: int
+    args: Args,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    limit: int,
 ) -> None:
     """Names and sizes alone were compared: other texts of the same lengths were "finished: nothing to do"."""
     monkeypatch.setattr("data_prep.pipeline.CONTENT_BYTES", limit)
@@ -123,16 +138,25 @@ def test_a_second_run_has_nothing_to_do_unless_a_file_has_other_content(
         run(command)
 
 
-def test_what_is_dropped_is_counted_and_written_aside(expected: dict[str, bytes]) -> None:
+def test_what_is_dropped_is_counted_and_written_aside(
+    expected: dict[str, bytes],
+) -> None:
     manifest = json.loads(expected["manifest"])
     assert manifest["drops"] == {"empty": 1, "malformed row": 3, "missing column": 2}
     rows = [json.loads(line) for line in expected["drops.jsonl"].splitlines()]
-    assert len(rows) == 6 and {row["file"] for row in rows} == {f"lang{i % 3}/{i}.jsonl" for i in range(6)}
+    assert len(rows) == 6 and {row["file"] for row in rows} == {
+        f"lang{i % 3}/{i}.jsonl" for i in range(6)
+    }
     assert manifest["counts"]["rows"] == manifest["counts"]["documents"] + 6
 
 
-def test_too_much_that_is_unreadable_or_nothing_left_is_refused(args: Args, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"at most 1\.0% of rows unreadable \(max_unreadable\), got 5 of"):
+def test_too_much_that_is_unreadable_or_nothing_left_is_refused(
+    args: Args, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        UserError,
+        match=r"at most 1\.0% of rows unreadable \(max_unreadable\), got 5 of",
+    ):
         run(args("workers=2", "max_unreadable=0.01"))
     assert not (tmp_path / "out").exists()
     with pytest.raises(UserError, match="must have documents to train on, got 1 empty"):
@@ -147,9 +171,14 @@ def test_a_budget_takes_its_part_of_every_language(
     (tmp_path / "table.csv").write_text("language,characters\nlang0,3\nlang1,1\n")
     run(args(f"budget={tokens // 2}", f"proportion.table={tmp_path / 'table.csv'}"))
     manifest = read_manifest(tmp_path / "out", "shards", "out")
-    assert manifest["train"]["tokens"] + manifest["held_out"]["tokens"] == pytest.approx(tokens / 2, rel=0.2)
+    assert manifest["train"]["tokens"] + manifest["held_out"][
+        "tokens"
+    ] == pytest.approx(tokens / 2, rel=0.2)
     assert manifest["languages"] == ["lang0", "lang1"]
-    assert manifest["drops"]["unknown language"] > 0 and manifest["counts"]["not chosen"] > 0
+    assert (
+        manifest["drops"]["unknown language"] > 0
+        and manifest["counts"]["not chosen"] > 0
+    )
     assert manifest["chosen"]["lang0"]["share"] == 0.75
 
 
@@ -162,7 +191,10 @@ def test_a_language_with_0_in_the_table_is_left_out_and_a_changed_table_is_notic
     table.write_text("language,bytes\nlang0,3\nlang1,1\nlang2,0\n")
     run(command)
     manifest = read_manifest(tmp_path / "out", "shards", "out")
-    assert manifest["languages"] == ["lang0", "lang1"] and manifest["chosen"]["lang2"]["threshold"] == 0
+    assert (
+        manifest["languages"] == ["lang0", "lang1"]
+        and manifest["chosen"]["lang2"]["threshold"] == 0
+    )
     print_summary(manifest, Console())
     assert "lang2" not in capsys.readouterr().out
     for rows, message in {
@@ -180,7 +212,9 @@ def test_a_table_with_a_long_field(tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     table.write_text("language,bytes,about\npython,5," + "x" * 200_000 + "\n")
     shares = ProportionConfig(table=str(table))
-    config = DataPrepConfig("out", DataConfig(str(tmp_path)), tokenizer="t", budget="1M", proportion=shares)
+    config = DataPrepConfig(
+        "out", DataConfig(str(tmp_path)), tokenizer="t", budget="1M", proportion=shares
+    )
     assert read_table(config) == {"python": 5.0}
 
 
@@ -192,16 +226,23 @@ def test_what_was_begun_with_other_settings_is_kept(
         patch.setattr("data_prep.pipeline.finish", Mock(side_effect=KeyboardInterrupt))
         run(args())
     done = sorted((tmp_path / ".out.partial").rglob("facts.json"))
-    with pytest.raises(UserError, match=r"with seed=0; requested seed=1. Use another out"):
+    with pytest.raises(
+        UserError, match=r"with seed=0; requested seed=1. Use another out"
+    ):
         run(args("seed=1"))
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="requested commit=another"):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(UserError, match="requested commit=another"),
+    ):
         patch.setattr("data_prep.pipeline.commit", lambda: "another")
         run(args())
     assert done and sorted((tmp_path / ".out.partial").rglob("facts.json")) == done
     run(args())
 
 
-def test_a_budget_counts_the_pieces_of_split_documents(args: Args, tmp_path: Path) -> None:
+def test_a_budget_counts_the_pieces_of_split_documents(
+    args: Args, tmp_path: Path
+) -> None:
     """Whole documents were measured, whose pieces take a quarter more tokens."""
     run(args("budget=80K", "data.split_chars=60", "held_out=0"))
     manifest = read_manifest(tmp_path / "out", "shards", "out")
@@ -217,11 +258,15 @@ def test_a_document_larger_than_a_shard(args: Args, tmp_path: Path) -> None:
 
 def test_near_duplicates_are_removed_but_one(args: Args, tmp_path: Path) -> None:
     pytest.importorskip("datatrove")
-    texts = [path.read_text() for path in sorted(Path(sysconfig.get_path("stdlib"), "json").glob("*.py"))]
+    texts = [
+        path.read_text()
+        for path in sorted(Path(sysconfig.get_path("stdlib"), "json").glob("*.py"))
+    ]
     texts = [text for text in texts if len(text) > 2000]
     for index in range(2):
         command = args(
-            "near_duplicates=true", texts=[text.replace("json", f"json{index}", 1) for text in texts]
+            "near_duplicates=true",
+            texts=[text.replace("json", f"json{index}", 1) for text in texts],
         )
         (tmp_path / "in" / "a.jsonl").rename(tmp_path / "in" / f"{index}.jsonl")
     run(command)
@@ -238,7 +283,9 @@ def test_shards_decode_back_to_the_source_text(data_folder: Path) -> None:
         file, _, piece = id.rpartition("#")
         files.setdefault(file, {})[int(piece)] = text
     root = Path(sysconfig.get_path("stdlib"))
-    sources = [p for name in ("json", "email", "logging") for p in (root / name).glob("*.py")]
+    sources = [
+        p for name in ("json", "email", "logging") for p in (root / name).glob("*.py")
+    ]
     remaining = [path for path in sources if path.read_text().strip()]
     assert len(files) == len(remaining) > 20
     for path in remaining:
@@ -247,8 +294,13 @@ def test_shards_decode_back_to_the_source_text(data_folder: Path) -> None:
 
 
 def test_held_out_files_are_never_trained_on(data_folder: Path) -> None:
-    rows = [json.loads(line) for line in (data_folder / "held_out.jsonl").read_text().splitlines()]
-    trained = {id.rpartition("#")[0] for q in Shards(data_folder, "train") for id in q.ids}
+    rows = [
+        json.loads(line)
+        for line in (data_folder / "held_out.jsonl").read_text().splitlines()
+    ]
+    trained = {
+        id.rpartition("#")[0] for q in Shards(data_folder, "train") for id in q.ids
+    }
     held = {id for q in Shards(data_folder, "held_out") for id in q.ids}
     assert rows and {row["id"] for row in rows} == held
     assert not trained & {id.rpartition("#")[0] for id in held}
@@ -260,7 +312,9 @@ def test_modes_padding_and_starts_are_recorded(data_folder: Path) -> None:
     assert min(modes["PSM"], modes["SPM"]) > 0.15 * manifest["train"]["documents"]
     assert manifest["train"]["filled"] > 0.98
     for sequence in Shards(data_folder, "train"):
-        assert not sequence.tokens.flags.owndata and not sequence.spans.flags.owndata  # read in place
+        assert (
+            not sequence.tokens.flags.owndata and not sequence.spans.flags.owndata
+        )  # read in place
         assert (sequence.documents >= 0).sum() == sequence.used
         for span in sequence.spans[sequence.spans["offset"] == 0]:
             assert sequence.tokens[span["start"]] == manifest["vocab"]["bos"]
@@ -270,7 +324,11 @@ def test_a_document_too_long_for_infilling_stays_plain(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for index in range(12):
         (tmp_path / "in" / f"{index}.py").write_text(f"x{index} = 1\n" * 200)
-    overrides = [f"data.path={tmp_path / 'in'}", "data.include=['*.py']", "data.split_chars=null"]
+    overrides = [
+        f"data.path={tmp_path / 'in'}",
+        "data.include=['*.py']",
+        "data.split_chars=null",
+    ]
     prepare(data_settings(tmp_path / "out", *overrides))
     manifest = read_manifest(tmp_path / "out", "shards", "out")
     for name in ("train", "held_out"):
@@ -283,9 +341,21 @@ def test_a_wrong_out_is_reported_before_the_input_is_listed(tmp_path: Path) -> N
     """
     (tmp_path / "mine").write_text("x")
     for out, source, message in (
-        (tmp_path, "no/dataset/here", "^out=.* must be a new or empty folder, got other files there"),
-        (tmp_path / "mine", "no/dataset/here", "^out=.* must be a new or empty folder, got the file"),
-        (tmp_path / "in" / "out", tmp_path / "in", r"must be a folder outside of data\.path"),
+        (
+            tmp_path,
+            "no/dataset/here",
+            "^out=.* must be a new or empty folder, got other files there",
+        ),
+        (
+            tmp_path / "mine",
+            "no/dataset/here",
+            "^out=.* must be a new or empty folder, got the file",
+        ),
+        (
+            tmp_path / "in" / "out",
+            tmp_path / "in",
+            r"must be a folder outside of data\.path",
+        ),
     ):
         with pytest.raises(UserError, match=message):
             prepare(data_settings(out, f"data.path={source}"))
@@ -297,8 +367,16 @@ def repository(tmp_path: Path) -> Path:
     root = tmp_path / "repository"
     files = sorted(Path(sysconfig.get_path("stdlib"), "asyncio").glob("*.py"))[:17]
     texts = {f"src/{path.name}": path.read_text() for path in files}
-    others = (".git/config", ".venv/lib/a.py", "node_modules/m/i.js", "build/x.py", "web/app.min.js")
-    texts |= dict.fromkeys([*others, "a/__pycache__/b.py"], "def never_read():\n    return 1\n" * 9)
+    others = (
+        ".git/config",
+        ".venv/lib/a.py",
+        "node_modules/m/i.js",
+        "build/x.py",
+        "web/app.min.js",
+    )
+    texts |= dict.fromkeys(
+        [*others, "a/__pycache__/b.py"], "def never_read():\n    return 1\n" * 9
+    )
     for name, text in texts.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
@@ -314,14 +392,25 @@ def repository(tmp_path: Path) -> Path:
     ],
 )
 def test_a_repository_is_prepared_without_further_settings(
-    repository: Path, data_folder: Path, tmp_path: Path, more: list[str], warned: list[str]
+    repository: Path,
+    data_folder: Path,
+    tmp_path: Path,
+    more: list[str],
+    warned: list[str],
 ) -> None:
     out = tmp_path / "data"
-    given = [f"data.path={repository}", f"tokenizer={data_folder / 'tokenizer'}", "vocab=demo", "seq_len=512"]
+    given = [
+        f"data.path={repository}",
+        f"tokenizer={data_folder / 'tokenizer'}",
+        "vocab=demo",
+        "seq_len=512",
+    ]
     run([*given, "workers=1", f"out={out}", *more])
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["counts"]["rows"] == 17 and list(manifest["languages"]) == ["py"]
-    files = {json.loads(line)["id"].split("#")[0] for line in (out / "held_out.jsonl").open()}
+    files = {
+        json.loads(line)["id"].split("#")[0] for line in (out / "held_out.jsonl").open()
+    }
     assert len(files) == 3
     assert [warning.split(" must")[0] for warning in warnings(manifest)] == warned
     assert not warned or "smaller seq_len" in next(warnings(manifest))

@@ -14,15 +14,21 @@ def measures(sizes: dict[str, list[int]]) -> dict[str, Measure]:
         for index, size in enumerate(listed):
             place = bin_of(0, f"{language}/{index}")
             sizes_by_bin = np.bincount([place], [size], BINS).astype(int)
-            result[language] += Measure(np.bincount([place], minlength=BINS), sizes_by_bin, size, 3 * size)
+            result[language] += Measure(
+                np.bincount([place], minlength=BINS), sizes_by_bin, size, 3 * size
+            )
     return result
 
 
-def selected(sizes: dict[str, list[int]], thresholds: dict[str, int]) -> dict[str, list[int]]:
+def selected(
+    sizes: dict[str, list[int]], thresholds: dict[str, int]
+) -> dict[str, list[int]]:
     """The sizes of the documents whose own bin lies below their language's threshold."""
     return {
         language: [
-            size for i, size in enumerate(listed) if bin_of(0, f"{language}/{i}") < thresholds.get(language, 0)
+            size
+            for i, size in enumerate(listed)
+            if bin_of(0, f"{language}/{i}") < thresholds.get(language, 0)
         ]
         for language, listed in sizes.items()
     }
@@ -44,10 +50,15 @@ def test_a_budget_is_met_in_the_wanted_proportion(by: str, unit: str) -> None:
     chosen = choose(result, shares, amount=amount, by=by, unit=unit)
     remaining = selected(SIZES, {name: part.threshold for name, part in chosen.items()})
     assert sum(map(sum, remaining.values())) == pytest.approx(6_000_000, rel=0.01)
-    sizes = {name: sum(listed) if by == "bytes" else len(listed) for name, listed in remaining.items()}
+    sizes = {
+        name: sum(listed) if by == "bytes" else len(listed)
+        for name, listed in remaining.items()
+    }
     for name, share in {"python": 5 / 9, "c": 2 / 9, "go": 2 / 9}.items():
         assert sizes[name] / sum(sizes.values()) == pytest.approx(share, rel=0.01)
-        assert chosen[name].bytes == sum(remaining[name]) and chosen[name].files == len(remaining[name])
+        assert chosen[name].bytes == sum(remaining[name]) and chosen[name].files == len(
+            remaining[name]
+        )
         assert not chosen[name].exhausted
 
 
@@ -63,10 +74,18 @@ def test_without_a_table_the_datas_own_proportion_is_kept() -> None:
 
 def test_a_language_with_less_than_its_share_is_taken_whole_and_reported() -> None:
     result = measures({**SIZES, "go": [100]})
-    chosen = choose(result, {"python": 0.5, "c": 0.3, "go": 0.2}, amount=1_000_000, by="bytes", unit="bytes")
+    chosen = choose(
+        result,
+        {"python": 0.5, "c": 0.3, "go": 0.2},
+        amount=1_000_000,
+        by="bytes",
+        unit="bytes",
+    )
     assert chosen["go"].exhausted and chosen["go"].bytes == 100
     assert chosen["python"].bytes / chosen["c"].bytes == pytest.approx(5 / 3, rel=0.02)
-    assert sum(part.bytes for part in chosen.values()) == pytest.approx(1_000_000, rel=0.01)
+    assert sum(part.bytes for part in chosen.values()) == pytest.approx(
+        1_000_000, rel=0.01
+    )
 
 
 @settings(max_examples=20)
@@ -74,7 +93,9 @@ def test_a_language_with_less_than_its_share_is_taken_whole_and_reported() -> No
 def test_more_than_there_is_takes_all_and_never_more_than_a_bin_too_much(
     sizes: list[int], amount: float
 ) -> None:
-    chosen = choose(measures({"c": sizes}), {"c": 1.0}, amount=amount, by="bytes", unit="bytes")["c"]
+    chosen = choose(
+        measures({"c": sizes}), {"c": 1.0}, amount=amount, by="bytes", unit="bytes"
+    )["c"]
     if amount >= sum(sizes):
         assert chosen.bytes == sum(sizes)
     else:
@@ -83,7 +104,15 @@ def test_more_than_there_is_takes_all_and_never_more_than_a_bin_too_much(
 
 def test_of_a_language_whose_share_is_0_nothing_is_taken() -> None:
     """A 0 in the proportion table left it without a threshold: all of it was taken, beyond the budget."""
-    chosen = choose(measures(SIZES), {"python": 1, "c": 1, "go": 0}, amount=2_000_000, by="bytes", unit="bytes")
+    chosen = choose(
+        measures(SIZES),
+        {"python": 1, "c": 1, "go": 0},
+        amount=2_000_000,
+        by="bytes",
+        unit="bytes",
+    )
     assert chosen["go"] == Chosen(0, 0.0, 0, 0, exhausted=False)
     remaining = selected(SIZES, {name: part.threshold for name, part in chosen.items()})
-    assert remaining["go"] == [] and sum(map(sum, remaining.values())) == pytest.approx(2_000_000, rel=0.01)
+    assert remaining["go"] == [] and sum(map(sum, remaining.values())) == pytest.approx(
+        2_000_000, rel=0.01
+    )

@@ -28,7 +28,9 @@ def rewrite_manifest(folder: Path, change: Callable[[dict], object]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tokens", "spans", "names"])
-def test_a_changed_bit_is_found_when_its_sequence_is_read(data_folder: Path, folder: Path, kind: str) -> None:
+def test_a_changed_bit_is_found_when_its_sequence_is_read(
+    data_folder: Path, folder: Path, kind: str
+) -> None:
     """A token that a disk or a copy had changed was trained on without a word."""
     path = folder / f"train-00000.{kind}.npy"
     data = bytearray(path.read_bytes())
@@ -36,41 +38,61 @@ def test_a_changed_bit_is_found_when_its_sequence_is_read(data_folder: Path, fol
     path.write_bytes(data)
     shards = Shards(folder, "train")
     assert shards[0].ids == Shards(data_folder, "train")[0].ids
-    with pytest.raises(UserError, match=rf"tokens\.npy: checksum mismatch of sequence {len(shards) - 1}"):
+    with pytest.raises(
+        UserError,
+        match=rf"tokens\.npy: checksum mismatch of sequence {len(shards) - 1}",
+    ):
         list(shards)
 
 
 def test_shards_are_those_of_the_manifest(folder: Path) -> None:
     """With a shard lost a run trained on the others."""
     for kind in ("tokens", "spans", "names", "sums"):
-        shutil.copy(folder / f"held_out-00000.{kind}.npy", folder / f"train-00000.{kind}.npy")
-    with pytest.raises(UserError, match=r"train-00000\.tokens\.npy must be what its manifest says"):
+        shutil.copy(
+            folder / f"held_out-00000.{kind}.npy", folder / f"train-00000.{kind}.npy"
+        )
+    with pytest.raises(
+        UserError, match=r"train-00000\.tokens\.npy must be what its manifest says"
+    ):
         Shards(folder, "train")
     (folder / "train-00000.tokens.npy").unlink()
-    with pytest.raises(UserError, match="must have the 1 shards of split .train. that its manifest lists"):
+    with pytest.raises(
+        UserError,
+        match="must have the 1 shards of split .train. that its manifest lists",
+    ):
         Shards(folder, "train")
     rewrite_manifest(folder, lambda manifest: manifest["train"].update(shards=[]))
     with pytest.raises(UserError, match="must have shards of split 'train', got none"):
         Shards(folder, "train")
 
 
-@pytest.mark.parametrize("data", [b"", b"\x93NUMPY\x01\x00v\x00{'descr': (" + 106 * b" "])
+@pytest.mark.parametrize(
+    "data", [b"", b"\x93NUMPY\x01\x00v\x00{'descr': (" + 106 * b" "]
+)
 def test_a_file_that_is_none_of_numpys_is_reported(folder: Path, data: bytes) -> None:
     """It was an EOFError, or an error of the tokenizer of Python's own source."""
     (folder / "train-00000.spans.npy").write_bytes(data)
-    with pytest.raises(UserError, match=r"train-00000\.spans\.npy must be a readable shard, got "):
+    with pytest.raises(
+        UserError, match=r"train-00000\.spans\.npy must be a readable shard, got "
+    ):
         Shards(folder, "train")
 
 
-def test_sums_are_those_that_the_manifest_knows_if_any(data_folder: Path, folder: Path) -> None:
+def test_sums_are_those_that_the_manifest_knows_if_any(
+    data_folder: Path, folder: Path
+) -> None:
     """Folders of before there were sums are read."""
     path = folder / "train-00000.sums.npy"
     np.save(path, np.load(path) ^ 1)
     with pytest.raises(UserError, match=r"train-00000\.sums\.npy: checksum mismatch"):
         Shards(folder, "train")
     path.unlink()
-    rewrite_manifest(folder, lambda manifest: manifest["train"]["shards"][0].pop("sums"))
-    assert [s.ids for s in Shards(folder, "train")] == [s.ids for s in Shards(data_folder, "train")]
+    rewrite_manifest(
+        folder, lambda manifest: manifest["train"]["shards"][0].pop("sums")
+    )
+    assert [s.ids for s in Shards(folder, "train")] == [
+        s.ids for s in Shards(data_folder, "train")
+    ]
 
 
 @pytest.fixture
@@ -78,7 +100,9 @@ def few_open_files() -> Iterator[int]:
     """As few more open files as the soft limit gives this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = 40
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + few, hard))
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + few, hard)
+    )
     yield few
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -96,4 +120,6 @@ def test_more_shards_than_a_shell_lets_a_process_open(
     for path in list(folder.glob("train-00000.*.npy")):
         for index in range(1, few_open_files // 2):
             (folder / path.name.replace("00000", f"{index:05d}")).symlink_to(path)
-    assert len(Shards(folder, "train")) == few_open_files // 2 * len(Shards(data_folder, "train"))
+    assert len(Shards(folder, "train")) == few_open_files // 2 * len(
+        Shards(data_folder, "train")
+    )

@@ -45,27 +45,52 @@ def write_parquet(path: Path, **columns: Any) -> None:
     pq.write_table(pa.table(columns), path)
 
 
-def test_source_files_keep_their_line_ends_and_are_counted_when_they_are_no_text(tmp_path: Path) -> None:
+def test_source_files_keep_their_line_ends_and_are_counted_when_they_are_no_text(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "a.py").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "b.py").write_bytes(b"y = 1\r\n")
     (tmp_path / "c.py").write_text("x" * 200)
     (tmp_path / "d").write_text("<filename>kept\n")
-    write(tmp_path, ".git/config", ".github/e.yml")  # the store of a checkout is no source
+    write(
+        tmp_path, ".git/config", ".github/e.yml"
+    )  # the store of a checkout is no source
     data = DataConfig(path=str(tmp_path), max_bytes=100)
-    assert seen(data) == [".github/e.yml", "undecodable", "y = 1\r\n", "too large", "<filename>kept\n"]
+    assert seen(data) == [
+        ".github/e.yml",
+        "undecodable",
+        "y = 1\r\n",
+        "too large",
+        "<filename>kept\n",
+    ]
     documents = [row for row in rows(data) if isinstance(row, Document)][1:]
-    assert [(d.id, d.language, d.file) for d in documents] == [("b.py", "py", "b.py"), ("d", "none", "d")]
+    assert [(d.id, d.language, d.file) for d in documents] == [
+        ("b.py", "py", "b.py"),
+        ("d", "none", "d"),
+    ]
 
 
-def test_small_source_files_are_read_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_source_files_are_read_in_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("data_prep.sources.PART_BYTES", 2)
     write(tmp_path, *"abcde")
     parts, _ = list_parts(DataConfig(path=str(tmp_path)))
-    assert parts == [InputPart(("a", "b"), 2), InputPart(("c", "d"), 2), InputPart(("e",), 1)]
+    assert parts == [
+        InputPart(("a", "b"), 2),
+        InputPart(("c", "d"), 2),
+        InputPart(("e",), 1),
+    ]
 
 
-def test_starcoder_parquet_is_read_and_its_metadata_stripped_once(tmp_path: Path) -> None:
-    texts = ["<reponame>a/b<gh_stars>1\nx = 1\n", "y = 2\n<filename>kept\n", "<filename>a\n<filename>b\n"]
+def test_starcoder_parquet_is_read_and_its_metadata_stripped_once(
+    tmp_path: Path,
+) -> None:
+    texts = [
+        "<reponame>a/b<gh_stars>1\nx = 1\n",
+        "y = 2\n<filename>kept\n",
+        "<filename>a\n<filename>b\n",
+    ]
     columns = {name: ["p", "q", "r"] for name in STARCODER}
     write_parquet(tmp_path / "python" / "train-0.parquet", content=texts, **columns)
     data = DataConfig(path=str(tmp_path), kind="parquet", id=STARCODER)
@@ -83,11 +108,15 @@ def test_parquet_that_cannot_be_read_is_reported_with_its_file(tmp_path: Path) -
     write_parquet(tmp_path / "d.parquet", text=["x"], id=["1"])
     # Arrow verifies no checksum unless it is asked to: the text was another, without a word.
     table = pa.table({"content": ["x = 1\n"], "id": ["1"]})
-    pq.write_table(table, tmp_path / "e.parquet", compression="none", write_page_checksum=True)
+    pq.write_table(
+        table, tmp_path / "e.parquet", compression="none", write_page_checksum=True
+    )
     changed = (tmp_path / "e.parquet").read_bytes().replace(b"x = 1\n", b"x = 3\n", 1)
     (tmp_path / "e.parquet").write_bytes(changed)
     data = DataConfig(path=str(tmp_path), kind="parquet", id=["id"])
-    drops = [(row.file, row.row, row.reason) for row in rows(data) if isinstance(row, Drop)]
+    drops = [
+        (row.file, row.row, row.reason) for row in rows(data) if isinstance(row, Drop)
+    ]
     assert seen(data)[0] == "x = 1\n" and drops == [
         ("a.parquet", 1, "missing column"),
         ("b.parquet", None, "unreadable file"),
@@ -98,7 +127,9 @@ def test_parquet_that_cannot_be_read_is_reported_with_its_file(tmp_path: Path) -
 
 
 PLAIN = ["x = 1", "y = 2", "z = 3"]
-TEXTS = pa.array([b"x = 1", b"\xff", b"z = 3"], pa.binary()).view(pa.string())  # one is no UTF-8
+TEXTS = pa.array([b"x = 1", b"\xff", b"z = 3"], pa.binary()).view(
+    pa.string()
+)  # one is no UTF-8
 LARGE = TEXTS.cast(pa.binary()).cast(pa.large_binary()).view(pa.large_string())
 ONE_BAD = ["x = 1", "undecodable", "z = 3"]
 
@@ -110,13 +141,25 @@ ONE_BAD = ["x = 1", "undecodable", "z = 3"]
         ([TEXTS], ONE_BAD),
         # Only the text's column, and plain strings, were read as bytes: the rest of the file was lost.
         ([PLAIN, TEXTS], ONE_BAD),
-        ([PLAIN, pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), TEXTS)], ONE_BAD),
+        (
+            [
+                PLAIN,
+                pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), TEXTS),
+            ],
+            ONE_BAD,
+        ),
         *(
-            ([pa.DictionaryArray.from_arrays(pa.array([0, 1, 2, None]), texts)], [*ONE_BAD, "missing column"])
+            (
+                [pa.DictionaryArray.from_arrays(pa.array([0, 1, 2, None]), texts)],
+                [*ONE_BAD, "missing column"],
+            )
             for texts in (TEXTS, LARGE)
         ),
         # A date out of range was a traceback, and so was a column twice.
-        ([PLAIN, pa.array([0, 0, 2**60], pa.timestamp("ms"))], ["x = 1", "y = 2", "malformed row"]),
+        (
+            [PLAIN, pa.array([0, 0, 2**60], pa.timestamp("ms"))],
+            ["x = 1", "y = 2", "malformed row"],
+        ),
         ([PLAIN, PLAIN, PLAIN], ["column twice"]),
     ],
 )
@@ -125,7 +168,9 @@ def test_what_parquet_holds_costs_a_row_and_no_more(
 ) -> None:
     names = ["content", "id", "id"][: len(columns)]
     pq.write_table(pa.table(columns, names=names), tmp_path / "a.parquet")
-    assert seen(DataConfig(path=str(tmp_path), kind="parquet", id=names[1:2])) == expected
+    assert (
+        seen(DataConfig(path=str(tmp_path), kind="parquet", id=names[1:2])) == expected
+    )
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst", ".bz2", ".xz"])
@@ -187,16 +232,28 @@ def test_links_to_nothing_and_closed_folders_are_reported(
         ("[!a]/?/*.[ch]", ["x/y/c.c"]),
     ],
 )
-def test_globs_are_those_of_pathlib(tmp_path: Path, pattern: str, target: list[str]) -> None:
+def test_globs_are_those_of_pathlib(
+    tmp_path: Path, pattern: str, target: list[str]
+) -> None:
     write(tmp_path, "a.py", "x/b.py", "x/y/c.c")
     assert seen(DataConfig(path=str(tmp_path), include=[pattern])) == target
-    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.glob(pattern) if p.is_file()) == target
+    assert (
+        sorted(
+            str(p.relative_to(tmp_path)) for p in tmp_path.glob(pattern) if p.is_file()
+        )
+        == target
+    )
 
 
-def test_sizes_are_in_bytes_and_a_byte_order_mark_belongs_to_no_row(tmp_path: Path) -> None:
+def test_sizes_are_in_bytes_and_a_byte_order_mark_belongs_to_no_row(
+    tmp_path: Path,
+) -> None:
     """JSON lines were measured in characters."""
     (tmp_path / "a.jsonl").write_text('\ufeff{"content": "éé"}\n{"content": "ee"}\n')
-    assert seen(DataConfig(path=str(tmp_path), kind="jsonl", max_bytes=3)) == ["too large", "ee"]
+    assert seen(DataConfig(path=str(tmp_path), kind="jsonl", max_bytes=3)) == [
+        "too large",
+        "ee",
+    ]
 
 
 def test_a_file_whose_name_is_no_utf8(tmp_path: Path) -> None:
@@ -217,7 +274,14 @@ LINES = [
     b"[" * 100_000,
     b'{"content": "<gh_stars>1\\ny = 2", "language": "c"}',
 ]
-REASONS = ["x = 1\n", "malformed row", "undecodable", "malformed row", "missing column", "malformed row"]
+REASONS = [
+    "x = 1\n",
+    "malformed row",
+    "undecodable",
+    "malformed row",
+    "missing column",
+    "malformed row",
+]
 REASONS += ["undecodable", "malformed row", "y = 2"]
 
 
@@ -240,7 +304,10 @@ def test_json_lines_are_read_and_bad_ones_reported_with_their_row(
     assert seen(config) == REASONS
     assert [row.row for row in rows(config)] == [0, 1, 3, 4, 5, 6, 7, 8, 9]
     last = rows(config)[-1]
-    assert isinstance(last, Document) and (last.id, last.language) == (f"a{suffix}:9", "c")
+    assert isinstance(last, Document) and (last.id, last.language) == (
+        f"a{suffix}:9",
+        "c",
+    )
 
 
 def test_a_line_of_100_mb_is_passed_over_in_bounded_memory(tmp_path: Path) -> None:
@@ -254,7 +321,9 @@ def test_a_line_of_100_mb_is_passed_over_in_bounded_memory(tmp_path: Path) -> No
     assert rows(data)[1].row == 1
 
 
-def test_what_comes_before_the_broken_place_of_an_archive_is_kept(tmp_path: Path) -> None:
+def test_what_comes_before_the_broken_place_of_an_archive_is_kept(
+    tmp_path: Path,
+) -> None:
     lines = [json.dumps({"content": f"x = {i}"}) for i in range(2000)]
     whole = gzip.compress("\n".join(lines).encode())
     (tmp_path / "a.jsonl.gz").write_bytes(whole[: len(whole) // 2])
@@ -264,7 +333,11 @@ def test_what_comes_before_the_broken_place_of_an_archive_is_kept(tmp_path: Path
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
-VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=4)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=4,
+)
 ROWS = st.dictionaries(st.sampled_from(["content", "language", "id", "x"]), VALUES).map(
     lambda row: json.dumps(row).encode()
 )
@@ -274,7 +347,9 @@ ROWS = st.dictionaries(st.sampled_from(["content", "language", "id", "x"]), VALU
 def test_no_bytes_make_reading_fail(lines: list[bytes]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "a.jsonl").write_bytes(b"\n".join(lines))
-        for row in rows(DataConfig(path=folder, kind="jsonl", language="language", id=["id"])):
+        for row in rows(
+            DataConfig(path=folder, kind="jsonl", language="language", id=["id"])
+        ):
             assert isinstance(row, Drop) or f"{row.text}{row.id}{row.language}".encode()
 
 
@@ -285,7 +360,10 @@ def test_no_damage_to_parquet_makes_reading_fail(damage: bytes, place: int) -> N
         write_parquet(path, content=[f"x = {i}\n" for i in range(50)])
         whole = path.read_bytes()
         path.write_bytes(whole[:place] + damage + whole[place + len(damage) :])
-        assert all(isinstance(row, Document | Drop) for row in rows(DataConfig(path=folder, kind="parquet")))
+        assert all(
+            isinstance(row, Document | Drop)
+            for row in rows(DataConfig(path=folder, kind="parquet"))
+        )
 
 
 @pytest.mark.parametrize(
@@ -296,10 +374,15 @@ def test_no_damage_to_parquet_makes_reading_fail(damage: bytes, place: int) -> N
         ({"path": "/absent"}, "got no such folder"),
         ({"include": [""]}, r"data\.include=.*must be globs below data\.path"),
         ({"include": ["/abs/*.py"]}, r"data\.include=.*must be globs below data\.path"),
-        ({"exclude": ["a*", "c*"]}, r"must have source files \(\*\*/\*, and none of a\*, c\*\), got none"),
+        (
+            {"exclude": ["a*", "c*"]},
+            r"must have source files \(\*\*/\*, and none of a\*, c\*\), got none",
+        ),
     ],
 )
-def test_no_input_at_all_is_refused(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+def test_no_input_at_all_is_refused(
+    tmp_path: Path, config: dict[str, Any], message: str
+) -> None:
     write(tmp_path, "a.py")
     with pytest.raises(UserError, match=message):
         list_parts(DataConfig(**{"path": str(tmp_path), **config}))
@@ -311,12 +394,22 @@ def test_a_file_that_the_machine_cannot_read_is_not_passed_over(
     """Its rows were lost for good: a lack of memory, or of open files, was counted as a broken file."""
     write_parquet(tmp_path / "a.parquet", content=["x = 1\n"])
     data = DataConfig(path=str(tmp_path), kind="parquet")
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="a.parquet must fit into memory"):
-        patch.setattr(pq, "ParquetFile", Mock(side_effect=pa.ArrowMemoryError("malloc of size 8 failed")))
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(UserError, match="a.parquet must fit into memory"),
+    ):
+        patch.setattr(
+            pq,
+            "ParquetFile",
+            Mock(side_effect=pa.ArrowMemoryError("malloc of size 8 failed")),
+        )
         rows(data)
     parts, place = list_parts(data)
     (tmp_path / "a.parquet").unlink()
-    with pytest.raises(UserError, match="a.parquet must be readable, got No such file or directory. Rerun"):
+    with pytest.raises(
+        UserError,
+        match="a.parquet must be readable, got No such file or directory. Rerun",
+    ):
         list(read(parts[0], place, data))
 
 

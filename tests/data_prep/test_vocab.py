@@ -15,22 +15,36 @@ from data_prep.vocab import find_vocab, load_tokenizer, save_tokenizer, train_bp
 from tests.full_disk import largest_file
 
 CONFIG = VocabConfig(train_size=320, adaptive=["<adaptive_1>", "<adaptive_2>"])
-TOKENIZER = train_bpe(["def f(x):\n    return x\n", "class A:\n    pass\n"] * 50, CONFIG)
+TOKENIZER = train_bpe(
+    ["def f(x):\n    return x\n", "class A:\n    pass\n"] * 50, CONFIG
+)
 VOCAB = find_vocab(TOKENIZER, CONFIG)
 ENCODER = Encoder(TOKENIZER, VOCAB)
 
 
-def codellama_encoder(shared_data: Path, *adaptive: int, rows: int | None = None) -> Encoder:
+def codellama_encoder(
+    shared_data: Path, *adaptive: int, rows: int | None = None
+) -> Encoder:
     tokenizer = load_tokenizer(shared_data / "tokenizers" / "codellama-7b")
-    return Encoder(tokenizer, find_vocab(tokenizer, VocabConfig(rows=rows, adaptive=list(adaptive))))
+    return Encoder(
+        tokenizer,
+        find_vocab(tokenizer, VocabConfig(rows=rows, adaptive=list(adaptive))),
+    )
 
 
 @pytest.fixture(scope="module")
 def codellama(shared_data: Path) -> Encoder:
-    return codellama_encoder(shared_data, 32011, 32012, 32013, 32014, 32015, 31864, 31857)
+    return codellama_encoder(
+        shared_data, 32011, 32012, 32013, 32014, 32015, 31864, 31857
+    )
 
 
-@given(st.text() | st.lists(st.sampled_from(["<s>", "▁<PRE>", " <PRE>", "<adaptive_1>", " "])).map("".join))
+@given(
+    st.text()
+    | st.lists(st.sampled_from(["<s>", "▁<PRE>", " <PRE>", "<adaptive_1>", " "])).map(
+        "".join
+    )
+)
 def test_text_survives_encoding_and_yields_no_control_id(text: str) -> None:
     (ids,) = ENCODER.encode([text])
     assert ENCODER.decode(ids) == text and not VOCAB.control & set(ids.tolist())
@@ -49,7 +63,9 @@ def test_text_survives_encoding_and_yields_no_control_id(text: str) -> None:
         ("x = 'কো'  # ਿ", True),
     ],
 )
-def test_codellama_text_survives_and_yields_no_control_id(codellama: Encoder, text: str, spells: bool) -> None:
+def test_codellama_text_survives_and_yields_no_control_id(
+    codellama: Encoder, text: str, spells: bool
+) -> None:
     (ids,) = codellama.encode([text])
     assert not codellama.control & set(ids.tolist())
     assert codellama.decode(ids) == text
@@ -76,7 +92,9 @@ PIECES = [
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12))
-def test_no_fuzz_of_control_strings_yields_a_control_id(codellama: Encoder, parts: list[str]) -> None:
+def test_no_fuzz_of_control_strings_yields_a_control_id(
+    codellama: Encoder, parts: list[str]
+) -> None:
     text = "".join(parts)
     (ids,) = codellama.encode([text])
     assert not codellama.control & set(ids.tolist())
@@ -86,8 +104,14 @@ def test_no_fuzz_of_control_strings_yields_a_control_id(codellama: Encoder, part
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"bos": "<start>", "adaptive": [7]}, "vocab.bos must be a piece of the tokenizer, got <start>"),
-        ({"adaptive": ["<none>"]}, "vocab.adaptive must be pieces or ids of the tokenizer, got '<none>'"),
+        (
+            {"bos": "<start>", "adaptive": [7]},
+            "vocab.bos must be a piece of the tokenizer, got <start>",
+        ),
+        (
+            {"adaptive": ["<none>"]},
+            "vocab.adaptive must be pieces or ids of the tokenizer, got '<none>'",
+        ),
         ({"adaptive": []}, "vocab.adaptive must have at least one id"),
         ({"adaptive": [VOCAB.eos]}, "each once and none of a control piece"),
     ],
@@ -110,16 +134,22 @@ def test_a_piece_without_an_embedding_row_is_none(shared_data: Path) -> None:
     tokenizer = load_tokenizer(shared_data / "tokenizers" / "codellama-34b-hf")
     vocab = find_vocab(tokenizer, VocabConfig(rows=32000, adaptive=[32000]))
     assert not vocab.infilling and vocab.size == 32001
-    with pytest.raises(UserError, match=r"got 32011. Use vocab.adaptive=\[32000\], a row that"):
+    with pytest.raises(
+        UserError, match=r"got 32011. Use vocab.adaptive=\[32000\], a row that"
+    ):
         find_vocab(tokenizer, VocabConfig(rows=32000, adaptive=[32011]))
 
 
 def test_a_model_with_other_ids_beside_the_tokenizer_is_refused(tmp_path: Path) -> None:
     assert find_vocab(TOKENIZER, CONFIG, model=str(tmp_path)) == VOCAB
-    (tmp_path / "config.json").write_text('{"vocab_size": 320, "bos_token_id": 0, "eos_token_id": [5, 1]}')
+    (tmp_path / "config.json").write_text(
+        '{"vocab_size": 320, "bos_token_id": 0, "eos_token_id": [5, 1]}'
+    )
     assert find_vocab(TOKENIZER, CONFIG, model=str(tmp_path)).size == 320
     (tmp_path / "config.json").write_text('{"bos_token_id": 0, "eos_token_id": 5}')
-    with pytest.raises(UserError, match=r"must have the EOS id 5 of .*config\.json, got 1"):
+    with pytest.raises(
+        UserError, match=r"must have the EOS id 5 of .*config\.json, got 1"
+    ):
         find_vocab(TOKENIZER, CONFIG, model=str(tmp_path))
 
 
@@ -165,7 +195,9 @@ def test_why_a_tokenizer_cannot_be_written(tmp_path: Path) -> None:
         save_tokenizer(TOKENIZER, CONFIG, None, tmp_path / "one")
     save_tokenizer(TOKENIZER, CONFIG, None, tmp_path)
     TOKENIZER.save(str(tmp_path / "library.json"))
-    assert (tmp_path / "tokenizer.json").read_bytes() == (tmp_path / "library.json").read_bytes()
+    assert (tmp_path / "tokenizer.json").read_bytes() == (
+        tmp_path / "library.json"
+    ).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -173,11 +205,19 @@ def test_why_a_tokenizer_cannot_be_written(tmp_path: Path) -> None:
     [
         ("[]", "must be a model's JSON, got list"),
         ("[" * 100_000, "must be a model's JSON, got maximum recursion depth exceeded"),
-        ('{"vocab_size": "many"}', "vocab_size must be a number of embedding rows, got 'many'"),
-        ('{"vocab_size": 1e30}', "vocab_size must be a number of embedding rows, got 1e[+]30"),
+        (
+            '{"vocab_size": "many"}',
+            "vocab_size must be a number of embedding rows, got 'many'",
+        ),
+        (
+            '{"vocab_size": 1e30}',
+            "vocab_size must be a number of embedding rows, got 1e[+]30",
+        ),
     ],
 )
-def test_a_config_json_that_is_no_models_is_reported(tmp_path: Path, text: str, result: str) -> None:
+def test_a_config_json_that_is_no_models_is_reported(
+    tmp_path: Path, text: str, result: str
+) -> None:
     """It was a traceback: what JSON holds is not always an object, nor a size a number."""
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(UserError, match=rf"config\.json:? {result}"):
@@ -207,7 +247,10 @@ def test_a_full_cache_forgets_and_learns_again(monkeypatch: pytest.MonkeyPatch) 
 
     cache = WordCache(encode)
     for text in ("a bb", "a bb", "ccc dddd", "a bb"):
-        assert cache([text])[0].tolist() == [len(text.split()[0]), len(text.split()[1]) + 1]
+        assert cache([text])[0].tolist() == [
+            len(text.split()[0]),
+            len(text.split()[1]) + 1,
+        ]
     assert requested == ["a", " bb", "ccc", " dddd", "a", " bb"]
 
 
@@ -224,8 +267,21 @@ def test_codellamas_ids_are_the_librarys(shared_data: Path) -> None:
     reference = load_tokenizer(shared_data / "tokenizers" / "codellama-7b")
     reference.normalizer = normalizers.Replace(" ", "▁")
     reference.encode_special_tokens = True
-    texts = [path.read_text() for path in sorted(Path(__file__).parents[2].glob("*/*.py"))]
-    texts = [text for text in texts if not encoder.spells_control(text) and "▁" not in text]
-    texts += ["", " ", "\n \n", "\t\t x", "a\r\n  b ", "漢字 é😀\u2028\u00a0 ", "List <E>", "x <MIDDLE"]
+    texts = [
+        path.read_text() for path in sorted(Path(__file__).parents[2].glob("*/*.py"))
+    ]
+    texts = [
+        text for text in texts if not encoder.spells_control(text) and "▁" not in text
+    ]
+    texts += [
+        "",
+        " ",
+        "\n \n",
+        "\t\t x",
+        "a\r\n  b ",
+        "漢字 é😀\u2028\u00a0 ",
+        "List <E>",
+        "x <MIDDLE",
+    ]
     for text, ids in zip(texts, encoder.encode(texts), strict=True):
         assert ids.tolist() == reference.encode(text, add_special_tokens=False).ids

@@ -41,7 +41,11 @@ from infer.ngrams import Ngrams, NgramTable
 from infer.trees.growth import Rules
 from infer.trees.tree import Tree
 
-SAMPLINGS = {"greedy": GREEDY, "nucleus": Sampling(0.8, 10, 0.95), "top-p": Sampling(1.0, 0, 0.95)}
+SAMPLINGS = {
+    "greedy": GREEDY,
+    "nucleus": Sampling(0.8, 10, 0.95),
+    "top-p": Sampling(1.0, 0, 0.95),
+}
 # A CPU's costs, fixed so that the drill does the same everywhere.
 COSTS = Costs((1, 8, 16, 32, 64), (10.0, 11.0, 13.0, 17.0, 26.0))
 BATCH, LONGEST = 8, 160
@@ -50,13 +54,17 @@ SOURCES = "adaptive+text+ngrams"
 
 def prompts_of(text: Text, held_out: Path, count: int, vocab: int) -> list[list[int]]:
     rng = random.Random(0)
-    code = [json.loads(line)["content"] for line in held_out.read_text("utf-8").splitlines()]
+    code = [
+        json.loads(line)["content"] for line in held_out.read_text("utf-8").splitlines()
+    ]
     problems = [problem["prompt"] for problem in read_problems().values()]
     prompts = []
     for index in range(count):
         kind = index % 3
         if kind == 2:
-            prompts.append([rng.randrange(vocab) for _ in range(rng.randint(1, LONGEST))])
+            prompts.append(
+                [rng.randrange(vocab) for _ in range(rng.randint(1, LONGEST))]
+            )
             continue
         source = rng.choice(problems if kind else code)
         ids = text.encode(source[rng.randrange(max(1, len(source) - 200)) :])
@@ -65,7 +73,11 @@ def prompts_of(text: Text, held_out: Path, count: int, vocab: int) -> list[list[
 
 
 def decoded(
-    runner, requests: Sequence[Request], drafters: Drafters, limits: Limits, sampling: Sampling
+    runner,
+    requests: Sequence[Request],
+    drafters: Drafters,
+    limits: Limits,
+    sampling: Sampling,
 ) -> list[list[int]]:
     tokens: list[list[int]] = [[] for _ in requests]
     for steps in decode(runner, requests, drafters, limits, sampling):
@@ -74,7 +86,13 @@ def decoded(
     return tokens
 
 
-def gap(lm, request: Request, tokens: Sequence[int], other: Sequence[int], sampling: Sampling) -> float:
+def gap(
+    lm,
+    request: Request,
+    tokens: Sequence[int],
+    other: Sequence[int],
+    sampling: Sampling,
+) -> float:
     """Return how far apart the two picks lie by float64 where the texts differ first."""
     place = next(n for n in range(len(tokens)) if tokens[: n + 1] != other[: n + 1])
     context = [*request.prompt, *tokens[:place]]
@@ -82,10 +100,14 @@ def gap(lm, request: Request, tokens: Sequence[int], other: Sequence[int], sampl
     runner.prefill([context[:-1]])
     logits = runner.forward([Tree.chain(context[-1])], [request], sampling).logits[:1]
     if request.processors:
-        logits = logits.replaced(request.processors(torch.tensor([context]), logits.whole().clone()))
+        logits = logits.replaced(
+            request.processors(torch.tensor([context]), logits.whole().clone())
+        )
     if sampling.temperature:
         values, ids = warped(logits, sampling)
-        values = values + gumbel(torch.tensor([request.seed]), torch.tensor([len(context)]), ids)
+        values = values + gumbel(
+            torch.tensor([request.seed]), torch.tensor([len(context)]), ids
+        )
         whole = torch.full((logits.vocabulary,), float("-inf"), dtype=torch.float64)
         whole[ids[0]] = values[0].double()
     else:
@@ -93,7 +115,9 @@ def gap(lm, request: Request, tokens: Sequence[int], other: Sequence[int], sampl
     return abs(float(whole[tokens[place]] - whole[other[place]]))
 
 
-def by_itself(adaptive: Adaptive, table: NgramTable | None, vocabulary: int) -> dict[str, Drafters]:
+def by_itself(
+    adaptive: Adaptive, table: NgramTable | None, vocabulary: int
+) -> dict[str, Drafters]:
     """Return drafters without a draft model: policies with adaptive tokens alone, subsets of the sources."""
     policies = {
         "two-forward k=5": FixedPolicy(5),
@@ -106,46 +130,99 @@ def by_itself(adaptive: Adaptive, table: NgramTable | None, vocabulary: int) -> 
 
     def each(sources: str, policy: Policy) -> Drafters:
         text, by_table = "text" in sources, table if "ngrams" in sources else None
-        ngrams = Ngrams(by_table, vocabulary, text=text, weights=adaptive.ngrams) if text or by_table else None
-        return Drafters(partial(AdaptiveDrafter, adaptive.ids if "adaptive" in sources else (), policy, ngrams))
+        ngrams = (
+            Ngrams(by_table, vocabulary, text=text, weights=adaptive.ngrams)
+            if text or by_table
+            else None
+        )
+        return Drafters(
+            partial(
+                AdaptiveDrafter,
+                adaptive.ids if "adaptive" in sources else (),
+                policy,
+                ngrams,
+            )
+        )
 
     drafters: dict[str, Drafters] = {"plain in batches": Drafters(Drafter)}
-    drafters |= {f"adaptive, {name}": each("adaptive", policy) for name, policy in policies.items()}
-    for sources in ("text", "ngrams", "text+ngrams", "adaptive+text", "adaptive+ngrams", SOURCES):
-        mixed: dict[str, Policy] = {"chain of 8": FixedPolicy(8), "auto": AutoPolicy(COSTS, 0)}
+    drafters |= {
+        f"adaptive, {name}": each("adaptive", policy)
+        for name, policy in policies.items()
+    }
+    for sources in (
+        "text",
+        "ngrams",
+        "text+ngrams",
+        "adaptive+text",
+        "adaptive+ngrams",
+        SOURCES,
+    ):
+        mixed: dict[str, Policy] = {
+            "chain of 8": FixedPolicy(8),
+            "auto": AutoPolicy(COSTS, 0),
+        }
         if "adaptive" in sources:
-            names = policies if sources == SOURCES else ("one-forward k=3", "tree of 12, k=5")
-            mixed = {name: policies[name] for name in names} | {"auto": AutoPolicy(COSTS, 8)}
+            names = (
+                policies
+                if sources == SOURCES
+                else ("one-forward k=3", "tree of 12, k=5")
+            )
+            mixed = {name: policies[name] for name in names} | {
+                "auto": AutoPolicy(COSTS, 8)
+            }
         if table or "ngrams" not in sources:
-            drafters |= {f"{sources}, {name}": each(sources, policy) for name, policy in mixed.items()}
+            drafters |= {
+                f"{sources}, {name}": each(sources, policy)
+                for name, policy in mixed.items()
+            }
     if table:
-        drafters[f"{SOURCES}, paper's tree"] = each(SOURCES, FixedPolicy(5, "root", None, 4, "paper"))
+        drafters[f"{SOURCES}, paper's tree"] = each(
+            SOURCES, FixedPolicy(5, "root", None, 4, "paper")
+        )
     return drafters
 
 
 def drafting(folder: str, lm: PreTrainedModel, model: str) -> Draft:
     """Return the draft model, with its adaptive tokens if it has any."""
     own, directory = folder.startswith("self:"), ModelDirectory(model)
-    config = DraftConfig(folder, adaptive=own or ModelDirectory(folder).adaptive is not None)
-    return load_draft(config, lm, rows=check_draft(config, directory.text), adaptive=directory.need_adaptive())
+    config = DraftConfig(
+        folder, adaptive=own or ModelDirectory(folder).adaptive is not None
+    )
+    return load_draft(
+        config,
+        lm,
+        rows=check_draft(config, directory.text),
+        adaptive=directory.need_adaptive(),
+    )
 
 
 def by_draft_model(draft: Draft) -> dict[str, Drafters]:
     """Return drafters of sequences, trees, graphs, and of the draft model's own adaptive tokens."""
 
     def take(batch: int) -> Runner:
-        return Runner(draft.lm, capacity=LONGEST + 64, max_rows=256 + UNREAD, batch=batch)
+        return Runner(
+            draft.lm, capacity=LONGEST + 64, max_rows=256 + UNREAD, batch=batch
+        )
 
     lend = {"take": take, "give": lambda runner: None}
     cheap = Costs((1, 64), (1.0, 2.0))
     drafters: dict[str, Drafters] = {}
     for name, rules in RULES.items():
-        for kind, budget in {"fixed": FixedBudget(40), "auto": AutoBudget(COSTS, cheap)}.items():
-            drafters[f"{name} {kind}"] = LevelDrafters(draft, rules, budget, most=256, **lend)
+        for kind, budget in {
+            "fixed": FixedBudget(40),
+            "auto": AutoBudget(COSTS, cheap),
+        }.items():
+            drafters[f"{name} {kind}"] = LevelDrafters(
+                draft, rules, budget, most=256, **lend
+            )
     wide = Rules(theta_prob=0.1, theta_sib=0.1, tau=1)
-    drafters["gsd wide, tau=1"] = LevelDrafters(draft, wide, FixedBudget(40), most=256, **lend)
+    drafters["gsd wide, tau=1"] = LevelDrafters(
+        draft, wide, FixedBudget(40), most=256, **lend
+    )
     if draft.adaptive:
-        drafters["probes fixed"] = ProbeDrafters(draft, FixedBudget(40), k=4, depth=4, **lend)
+        drafters["probes fixed"] = ProbeDrafters(
+            draft, FixedBudget(40), k=4, depth=4, **lend
+        )
     return drafters
 
 
@@ -157,8 +234,14 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--new", type=int, default=32)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"])
-    parser.add_argument("--samplings", nargs="+", default=list(SAMPLINGS), choices=SAMPLINGS)
-    parser.add_argument("--table", type=Path, help="of n-grams; the model directory's where none is given")
+    parser.add_argument(
+        "--samplings", nargs="+", default=list(SAMPLINGS), choices=SAMPLINGS
+    )
+    parser.add_argument(
+        "--table",
+        type=Path,
+        help="of n-grams; the model directory's where none is given",
+    )
     parser.add_argument("--only", nargs="+", help="decoders whose name begins so")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -167,7 +250,10 @@ def main() -> None:
     exact = ModelDirectory(args.model).load(dtype="float64")
     text, vocab = ModelDirectory(args.model).text, exact.config.vocab_size
     limits = Limits(args.new, eos_ids(exact))
-    requests = [Request(p, n) for n, p in enumerate(prompts_of(text, args.held_out, args.count, vocab))]
+    requests = [
+        Request(p, n)
+        for n, p in enumerate(prompts_of(text, args.held_out, args.count, vocab))
+    ]
     results = {}
     for dtype in args.dtypes:
         lm = ModelDirectory(args.model).load(dtype=dtype)
@@ -175,19 +261,33 @@ def main() -> None:
         makers = by_itself(adaptive, table, vocab)
         if args.draft:
             makers = by_draft_model(drafting(args.draft, lm, args.model))
-        makers = {name: maker for name, maker in makers.items() if name.startswith(tuple(args.only or ("",)))}
+        makers = {
+            name: maker
+            for name, maker in makers.items()
+            if name.startswith(tuple(args.only or ("",)))
+        }
         for kind, sampling in ((kind, SAMPLINGS[kind]) for kind in args.samplings):
-            plain = [decoded(runner, [request], Drafters(Drafter), limits, sampling)[0] for request in requests]
+            plain = [
+                decoded(runner, [request], Drafters(Drafter), limits, sampling)[0]
+                for request in requests
+            ]
             for name, drafters in makers.items():
                 began, differ = time.perf_counter(), []
                 for start in range(0, len(requests), BATCH):
                     batch = requests[start : start + BATCH]
                     for request, tokens, expected in zip(
-                        batch, decoded(runner, batch, drafters, limits, sampling), plain[start:]
+                        batch,
+                        decoded(runner, batch, drafters, limits, sampling),
+                        plain[start:],
                     ):
                         if tokens != expected:
-                            differ.append(gap(exact, request, expected, tokens, sampling))
-                results[f"{dtype} {kind} {name}"] = {"prompts": len(requests), "gaps": differ}
+                            differ.append(
+                                gap(exact, request, expected, tokens, sampling)
+                            )
+                results[f"{dtype} {kind} {name}"] = {
+                    "prompts": len(requests),
+                    "gaps": differ,
+                }
                 print(
                     f"{dtype} {kind:8} {name:40} {len(requests) - len(differ)} of {len(requests)} identical, "
                     f"{time.perf_counter() - began:.0f} s {[f'{item:.1e}' for item in differ] or ''}",

@@ -49,7 +49,9 @@ def sample(seconds: float, requests: int) -> Sample:
     process = psutil.Process()
     memory, objects = process.memory_info(), len(gc.get_objects())
     kib = (memory.rss - memory.shared) / 1024
-    return Sample(seconds, requests, kib, objects, process.num_fds(), process.num_threads())
+    return Sample(
+        seconds, requests, kib, objects, process.num_fds(), process.num_threads()
+    )
 
 
 def verdict(samples: list[Sample]) -> dict[str, Any]:
@@ -62,7 +64,24 @@ def verdict(samples: list[Sample]) -> dict[str, Any]:
     slopes, requests = {}, [item.requests for item in warm]
     for name in BOUNDS:
         slope = theilslopes([getattr(item, name) for item in warm], requests, 0.95)
-        slopes[name] = (float(slope.slope), float(slope.low_slope), float(slope.high_slope))
-    grows = [name for name, bound in BOUNDS.items() if slopes[name][1] > 0 and slopes[name][2] > bound]
-    grows += [name for name in ("files", "threads") if len({getattr(item, name) for item in warm}) > 1]
-    return {"samples": len(warm), "kib": [warm[0].kib, warm[-1].kib], "slopes": slopes, "grows": grows}
+        slopes[name] = (
+            float(slope.slope),
+            float(slope.low_slope),
+            float(slope.high_slope),
+        )
+    grows = [
+        name
+        for name, bound in BOUNDS.items()
+        if slopes[name][1] > 0 and slopes[name][2] > bound
+    ]
+    grows += [
+        name
+        for name in ("files", "threads")
+        if len({getattr(item, name) for item in warm}) > 1
+    ]
+    return {
+        "samples": len(warm),
+        "kib": [warm[0].kib, warm[-1].kib],
+        "slopes": slopes,
+        "grows": grows,
+    }

@@ -45,7 +45,16 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from conf import UserError
-from infer import DecodeConfig, DraftConfig, Infill, Model, TextStep, generate, load, ngrams
+from infer import (
+    DecodeConfig,
+    DraftConfig,
+    Infill,
+    Model,
+    TextStep,
+    generate,
+    load,
+    ngrams,
+)
 from infer.drafters import auto
 from infer.engine.output import Request
 from infer.engine.runner import Runners
@@ -56,12 +65,40 @@ from infer.text import Text
 from tests.drills.lossless import gap
 from tests.drills.memory import Sample, sample, separate_large, verdict
 
-SLOTS = {"draft": 40, "adaptive draft": 10, "self": 10, "static": 15, "base": 10, "bfloat16": 15}  # percent
+SLOTS = {
+    "draft": 40,
+    "adaptive draft": 10,
+    "self": 10,
+    "static": 15,
+    "base": 10,
+    "bfloat16": 15,
+}  # percent
 BATCHES = {1: 40, 2: 12, 3: 7, 4: 7, 5: 7, 6: 7, 7: 7, 8: 13}
 MEASURED = (1, 8)  # batches whose costs `auto` may measure: seconds for each size
-STOPS = ("\n\n", "def ", "return", "):\n", "self.", "import", "    ", "never there at all", "é")
-ENDINGS = (*3 * ("whole",), "abandoned", "closed", "thrown", "processor raises", "beside")
-SELF = [{"method": "plain"}, {"method": "prompt_lookup", "k": 8}, {"method": "ngrams", "k": 8}]
+STOPS = (
+    "\n\n",
+    "def ",
+    "return",
+    "):\n",
+    "self.",
+    "import",
+    "    ",
+    "never there at all",
+    "é",
+)
+ENDINGS = (
+    *3 * ("whole",),
+    "abandoned",
+    "closed",
+    "thrown",
+    "processor raises",
+    "beside",
+)
+SELF = [
+    {"method": "plain"},
+    {"method": "prompt_lookup", "k": 8},
+    {"method": "ngrams", "k": 8},
+]
 ADAPTIVE = [
     {"method": "hybrid"},
     {"method": "hybrid", "k": 12},
@@ -75,9 +112,18 @@ ADAPTIVE = [
 DRAFTED = [
     {"method": method, **settings}
     for method in ("ssd", "tsd", "gsd")
-    for settings in ({}, {"nodes": 2}, {"nodes": 20, "depth": 3}, {"nodes": 40, "theta_prob": 0.5, "depth": 12})
+    for settings in (
+        {},
+        {"nodes": 2},
+        {"nodes": 20, "depth": 3},
+        {"nodes": 40, "theta_prob": 0.5, "depth": 12},
+    )
 ]
-PROBED = [{"method": "ssd"}, {"method": "gsd", "nodes": 6}, {"method": "gsd", "nodes": 20, "depth": 3, "k": 2}]
+PROBED = [
+    {"method": "ssd"},
+    {"method": "gsd", "nodes": 6},
+    {"method": "gsd", "nodes": 20, "depth": 3, "k": 2},
+]
 RATIO = {"method": "gsd", "nodes": 20, "verify": "ratio"}
 NEAR_TIE = 1e-4  # by float64, so far may float32 logits of some tens be off
 
@@ -119,13 +165,19 @@ class Output:
 
     def add(self, step: TextStep) -> None:
         assert not self.whole and len(step.texts) == len(step.tokens) > 0
-        self.tokens, self.text, self.whole = self.tokens + step.tokens, self.text + step.text, step.finished
+        self.tokens, self.text, self.whole = (
+            self.tokens + step.tokens,
+            self.text + step.text,
+            step.finished,
+        )
 
     def begins(self, reference: "Output") -> bool:
         """Return whether this is the reference, or its beginning where the caller left."""
         if self.whole:
             return (self.tokens, self.text) == (reference.tokens, reference.text)
-        return reference.tokens[: len(self.tokens)] == self.tokens and reference.text.startswith(self.text)
+        return reference.tokens[
+            : len(self.tokens)
+        ] == self.tokens and reference.text.startswith(self.text)
 
 
 def draw(seed: int, number: int, text: Text, code: Sequence[str], context: int) -> Case:
@@ -134,9 +186,18 @@ def draw(seed: int, number: int, text: Text, code: Sequence[str], context: int) 
     batch = rng.choices(list(BATCHES), list(BATCHES.values()))[0]
     prompts = [_prompt(rng, text, code, infill=slot != "base") for _ in range(batch)]
     left = context - max(len(ids_of(prompt, text)) for prompt in prompts)
-    new = min(left, rng.randint(1, rng.choices([2, 12, 60, 150, 400, left], [8, 12, 40, 25, 12, 1])[0]))
+    new = min(
+        left,
+        rng.randint(
+            1, rng.choices([2, 12, 60, 150, 400, left], [8, 12, 40, 25, 12, 1])[0]
+        ),
+    )
     top_k, top_p = rng.choice([(0, 1.0), (0, 0.95), (0, 0.7), (20, 1.0)])
-    sampling = {"temperature": rng.choice([0.2, 0.5, 0.8, 1.0, 1.5]), "top_k": top_k, "top_p": top_p}
+    sampling = {
+        "temperature": rng.choice([0.2, 0.5, 0.8, 1.0, 1.5]),
+        "top_k": top_k,
+        "top_p": top_p,
+    }
     plain = DecodeConfig(
         "plain",
         **(sampling if rng.random() < 0.6 else {}),
@@ -146,11 +207,22 @@ def draw(seed: int, number: int, text: Text, code: Sequence[str], context: int) 
         no_repeat_ngram_size=rng.choice([0] * 8 + [4]),
         stop=[] if rng.random() < 0.6 else rng.sample(STOPS, rng.randint(1, 3)),
     )
-    decoders = [(_decoder(rng, slot, plain, left, batch), rng.choice(ENDINGS)) for _ in range(3)]
-    return Case(slot, prompts, plain, [rng.randrange(2**63) for _ in prompts], decoders, rng.randint(1, 12))
+    decoders = [
+        (_decoder(rng, slot, plain, left, batch), rng.choice(ENDINGS)) for _ in range(3)
+    ]
+    return Case(
+        slot,
+        prompts,
+        plain,
+        [rng.randrange(2**63) for _ in prompts],
+        decoders,
+        rng.randint(1, 12),
+    )
 
 
-def _prompt(rng: random.Random, text: Text, code: Sequence[str], *, infill: bool) -> Prompt:
+def _prompt(
+    rng: random.Random, text: Text, code: Sequence[str], *, infill: bool
+) -> Prompt:
     source = rng.choice(code)
     start = rng.randrange(max(1, len(source) - 50))
     words = source[start : start + rng.choice([20, 100, 400, 2000])] or source
@@ -166,18 +238,28 @@ def _prompt(rng: random.Random, text: Text, code: Sequence[str], *, infill: bool
 def ids_of(prompt: Prompt, text: Text) -> list[int]:
     if isinstance(prompt, Infill):
         return text.infill(prompt)
-    return text.encode(prompt) if isinstance(prompt, str) else [int(id) for id in prompt]
+    return (
+        text.encode(prompt) if isinstance(prompt, str) else [int(id) for id in prompt]
+    )
 
 
-def _decoder(rng: random.Random, slot: str, plain: DecodeConfig, left: int, batch: int) -> dict[str, Any]:
+def _decoder(
+    rng: random.Random, slot: str, plain: DecodeConfig, left: int, batch: int
+) -> dict[str, Any]:
     own = {"base": SELF, "adaptive draft": PROBED, "self": DRAFTED}
     kinds = own.get(slot, [*SELF, *2 * ADAPTIVE, *DRAFTED])
     ratio = plain.temperature and slot not in ("base", "adaptive draft")
     settings = dict(rng.choice([*kinds, RATIO] if ratio else kinds))
     if batch not in MEASURED:  # a size of its own, where that would be measured
-        settings = {"hybrid": {"k": 4, "probes": "all"}}.get(settings["method"], {}) | settings
-        settings = ({"nodes": 10} if settings["method"] in ("ssd", "tsd", "gsd") else {}) | settings
-    limits = {name: min(settings[name], left) for name in ("k", "depth") if name in settings}
+        settings = {"hybrid": {"k": 4, "probes": "all"}}.get(
+            settings["method"], {}
+        ) | settings
+        settings = (
+            {"nodes": 10} if settings["method"] in ("ssd", "tsd", "gsd") else {}
+        ) | settings
+    limits = {
+        name: min(settings[name], left) for name in ("k", "depth") if name in settings
+    }
     return settings | limits
 
 
@@ -194,7 +276,12 @@ class Models:
             "base": partial(load, base, "float32", "cpu"),
             "bfloat16": partial(load, model, "bfloat16", "cpu", draft=draft),
         }
-        self._rng, self._models, self._texts, self.loaded = rng, dict[str, Model](), dict[str, Text](), 0
+        self._rng, self._models, self._texts, self.loaded = (
+            rng,
+            dict[str, Model](),
+            dict[str, Text](),
+            0,
+        )
         for slot in self._load:
             self._fill(slot)
 
@@ -207,7 +294,11 @@ class Models:
         # `tokenizers` 0.23.3 keeps the ids of 10,000 words, after the tokenizer is gone too: one for each slot.
         if slot not in self._texts:
             rng = random.Random(0)
-            model.text.encode(" ".join("".join(rng.choices(ascii_lowercase, k=8)) for _ in range(10_000)))
+            model.text.encode(
+                " ".join(
+                    "".join(rng.choices(ascii_lowercase, k=8)) for _ in range(10_000)
+                )
+            )
         model = replace(model, text=self._texts.setdefault(slot, model.text))
         if slot == "static":
             model = replace(model, runners=Runners(model.lm, static=True))
@@ -223,10 +314,18 @@ class Models:
         return slot if leaked else None
 
 
-def outputs(model: Model, case: Case, decode: DecodeConfig, ending: str) -> Iterator[list[Output]]:
+def outputs(
+    model: Model, case: Case, decode: DecodeConfig, ending: str
+) -> Iterator[list[Output]]:
     """Decode as this caller does; yield what it heard, of two requests side by side both."""
-    processors = LogitsProcessorList([FailingProcessor(case.after)]) if ending == "processor raises" else None
-    start = partial(generate, model, case.prompts, decode, seeds=case.seeds, processors=processors)
+    processors = (
+        LogitsProcessorList([FailingProcessor(case.after)])
+        if ending == "processor raises"
+        else None
+    )
+    start = partial(
+        generate, model, case.prompts, decode, seeds=case.seeds, processors=processors
+    )
     steps, heard = start(), [Output([]) for _ in case.prompts]
     try:
         if ending == "beside":
@@ -281,10 +380,22 @@ class Soak:
         self._rng = random.Random(args.seed)
         self.models = Models(args.model, args.draft, args.base, self._rng)
         self._exact = ModelDirectory(args.model).load(dtype="float64", device="cpu")
-        rows = [json.loads(line)["content"] for line in args.held_out.read_text("utf-8").splitlines()]
-        self._code = [*rows, *(problem["prompt"] for problem in read_problems().values())]
-        self.counts, self.near_ties, self.errors = Counter[str](), list[float](), list[str]()
-        self._samples = list[tuple[Any, ...]]()  # tuples of numbers, which are no objects of the collector
+        rows = [
+            json.loads(line)["content"]
+            for line in args.held_out.read_text("utf-8").splitlines()
+        ]
+        self._code = [
+            *rows,
+            *(problem["prompt"] for problem in read_problems().values()),
+        ]
+        self.counts, self.near_ties, self.errors = (
+            Counter[str](),
+            list[float](),
+            list[str](),
+        )
+        self._samples = list[
+            tuple[Any, ...]
+        ]()  # tuples of numbers, which are no objects of the collector
 
     @property
     def seconds(self) -> float:
@@ -311,7 +422,9 @@ class Soak:
             name = f"{case.slot}, {settings}, {ending}"
             try:
                 plain = plain or alone(model, case, case.plain)
-                reference = alone(model, case, decode) if decode.verify == "ratio" else plain
+                reference = (
+                    alone(model, case, decode) if decode.verify == "ratio" else plain
+                )
                 for heard in outputs(model, case, decode, ending):
                     self.counts["requests"] += 1
                     self._compare(number, case, model, name, heard, reference)
@@ -319,9 +432,17 @@ class Soak:
                 self.fail(number, f"{name}: {traceback.format_exc()}")
 
     def _compare(
-        self, number: int, case: Case, model: Model, name: str, heard: list[Output], reference: list[Output]
+        self,
+        number: int,
+        case: Case,
+        model: Model,
+        name: str,
+        heard: list[Output],
+        reference: list[Output],
     ) -> None:
-        for prompt, seed, output, expected in zip(case.prompts, case.seeds, heard, reference):
+        for prompt, seed, output, expected in zip(
+            case.prompts, case.seeds, heard, reference
+        ):
             self.counts["texts"] += 1
             self.counts["tokens"] += len(output.tokens)
             if output.begins(expected):
@@ -329,27 +450,55 @@ class Soak:
             if case.slot == "bfloat16":
                 self.counts["other in bfloat16"] += 1
                 continue
-            distance = self._gap(case, model, ids_of(prompt, model.text), seed, output.tokens, expected.tokens)
+            distance = self._gap(
+                case,
+                model,
+                ids_of(prompt, model.text),
+                seed,
+                output.tokens,
+                expected.tokens,
+            )
             if distance < NEAR_TIE and "ratio" not in name:
                 self.near_ties.append(distance)
             else:
-                self.fail(number, f"{name}: gap {distance:.1e}: {output.tokens}, plain {expected.tokens}")
+                self.fail(
+                    number,
+                    f"{name}: gap {distance:.1e}: {output.tokens}, plain {expected.tokens}",
+                )
 
     def _gap(
-        self, case: Case, model: Model, ids: list[int], seed: int, tokens: list[int], expected: list[int]
+        self,
+        case: Case,
+        model: Model,
+        ids: list[int],
+        seed: int,
+        tokens: list[int],
+        expected: list[int],
     ) -> float:
         if all(a == b for a, b in zip(tokens, expected)):
-            return float("inf")  # one ends where the other goes on, or texts of the same tokens differ
+            return float(
+                "inf"
+            )  # one ends where the other goes on, or texts of the same tokens differ
         ends = model.eos | model.text.ends(ids)
-        processors = library_processors(case.plain, prompt=len(ids), ends=ends, device=self._exact.device)
-        return gap(self._exact, Request(ids, seed, processors), expected, tokens, case.plain.sampling)
+        processors = library_processors(
+            case.plain, prompt=len(ids), ends=ends, device=self._exact.device
+        )
+        return gap(
+            self._exact,
+            Request(ids, seed, processors),
+            expected,
+            tokens,
+            case.plain.sampling,
+        )
 
     def between(self, number: int) -> None:
         """Refuse a request now and then, free a model, sample the memory."""
         if self._rng.random() < 0.3:
             self.counts["refused"] += 1
             try:
-                self._rng.choice(invalid_requests(self.models["draft"], self.models["base"]))()
+                self._rng.choice(
+                    invalid_requests(self.models["draft"], self.models["base"])
+                )()
                 self.fail(number, "an invalid request was accepted")
             except (UserError, ValueError):
                 pass
@@ -365,7 +514,10 @@ class Soak:
             self.between(number)
             if self.seconds // 60 > minute:
                 minute = int(self.seconds // 60)
-                figures = dict(self.counts) | {"near-ties": len(self.near_ties), "wrong": len(self.errors)}
+                figures = dict(self.counts) | {
+                    "near-ties": len(self.near_ties),
+                    "wrong": len(self.errors),
+                }
                 print(f"{minute:4} min  {figures}  {self.memory['slopes']}", flush=True)
             if self._ended or self.seconds > 60 * self._args.minutes:
                 return
@@ -398,7 +550,11 @@ def main() -> None:
         "loaded": soak.models.loaded,
         "memory": memory,
     }
-    print(json.dumps({**soak.counts, **figures, "minutes": soak.seconds / 60, "seed": args.seed}))
+    print(
+        json.dumps(
+            {**soak.counts, **figures, "minutes": soak.seconds / 60, "seed": args.seed}
+        )
+    )
     sys.exit(bool(soak.errors or memory["grows"]))
 
 

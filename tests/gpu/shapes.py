@@ -39,7 +39,9 @@ LIVELY: Mapping[str, Any] = {
 }
 
 
-def random_model(shape: Mapping[str, Any], *, dtype: torch.dtype, device: str) -> LlamaForCausalLM:
+def random_model(
+    shape: Mapping[str, Any], *, dtype: torch.dtype, device: str
+) -> LlamaForCausalLM:
     """Return the same weights each time on one kind of device."""
     torch.manual_seed(0)
     with torch.device(device):

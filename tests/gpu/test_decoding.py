@@ -23,7 +23,11 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenaltyLogitsProcessor
+from transformers import (
+    LogitsProcessorList,
+    PreTrainedModel,
+    RepetitionPenaltyLogitsProcessor,
+)
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.engine.output import Request
@@ -37,7 +41,11 @@ from infer.trees.tree import Tree
 from tests.gpu.shapes import CODELLAMA_7B, DEVICE, LIVELY, RANKS, TINY, random_model
 
 NEW = 48  # tokens of every text
-NEAR = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.003}  # below the pick, at most
+NEAR = {
+    torch.float32: 1e-4,
+    torch.bfloat16: 0.02,
+    torch.float16: 0.003,
+}  # below the pick, at most
 ADAPTIVE = 490  # as good as any other id of a random model
 TEXT = Ngrams(None, LIVELY["vocab_size"])
 DECODERS: dict[str, Callable[[], Drafter]] = {
@@ -45,7 +53,9 @@ DECODERS: dict[str, Callable[[], Drafter]] = {
     "prompt lookup": partial(AdaptiveDrafter, (), FixedPolicy(5), TEXT),
     "two-forward": partial(AdaptiveDrafter, [ADAPTIVE], FixedPolicy(5)),
     "one-forward": partial(AdaptiveDrafter, [ADAPTIVE], FixedPolicy(5, "all")),
-    "tree": partial(AdaptiveDrafter, [ADAPTIVE], FixedPolicy(3, 4, nodes=12, width=4), TEXT),
+    "tree": partial(
+        AdaptiveDrafter, [ADAPTIVE], FixedPolicy(3, 4, nodes=12, width=4), TEXT
+    ),
 }
 SAMPLINGS = {
     "greedy": GREEDY,
@@ -63,10 +73,15 @@ def lively(dtype: torch.dtype, device: str = DEVICE) -> PreTrainedModel:
     return copy.deepcopy(lm).to(device=device, dtype=dtype)
 
 
-def requests(n: int = 8, processors: LogitsProcessorList | None = None) -> list[Request]:
+def requests(
+    n: int = 8, processors: LogitsProcessorList | None = None
+) -> list[Request]:
     generator = torch.Generator().manual_seed(1)
     lengths = torch.randint(1, 60, (n,), generator=generator).tolist()
-    prompts = [torch.randint(0, LIVELY["vocab_size"], (n,), generator=generator).tolist() for n in lengths]
+    prompts = [
+        torch.randint(0, LIVELY["vocab_size"], (n,), generator=generator).tolist()
+        for n in lengths
+    ]
     return [Request(prompt, seed, processors) for seed, prompt in enumerate(prompts)]
 
 
@@ -81,10 +96,19 @@ def texts_of(
 ) -> Texts:
     """Return the new tokens of every request, so many side by side."""
     capacity = max(len(request.prompt) for request in asked) + NEW
-    runner = Runner(lm, capacity=capacity, max_rows=new().max_rows, batch=batch, static=True, compile=compile)
+    runner = Runner(
+        lm,
+        capacity=capacity,
+        max_rows=new().max_rows,
+        batch=batch,
+        static=True,
+        compile=compile,
+    )
     texts: Texts = [[] for _ in asked]
     for first in range(0, len(asked), batch):
-        for steps in decode(runner, asked[first : first + batch], Drafters(new), Limits(NEW), sampling):
+        for steps in decode(
+            runner, asked[first : first + batch], Drafters(new), Limits(NEW), sampling
+        ):
             for step in steps:
                 texts[first + step.sequence] += step.tokens
     return texts
@@ -93,16 +117,25 @@ def texts_of(
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_tokens_are_those_of_plain_decoding(decoder: str, sampling: str, batch: int) -> None:
+def test_tokens_are_those_of_plain_decoding(
+    decoder: str, sampling: str, batch: int
+) -> None:
     lm = lively(torch.float32)
     plain = texts_of(lm, Drafter, requests(), SAMPLINGS[sampling])
-    assert texts_of(lm, DECODERS[decoder], requests(), SAMPLINGS[sampling], batch=batch) == plain
+    assert (
+        texts_of(lm, DECODERS[decoder], requests(), SAMPLINGS[sampling], batch=batch)
+        == plain
+    )
 
 
 def test_processors_see_the_text_before_them() -> None:
     lm = lively(torch.float32)
-    penalised = requests(processors=LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.5)]))
-    assert texts_of(lm, DECODERS["tree"], penalised, batch=3) == texts_of(lm, Drafter, penalised)
+    penalised = requests(
+        processors=LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.5)])
+    )
+    assert texts_of(lm, DECODERS["tree"], penalised, batch=3) == texts_of(
+        lm, Drafter, penalised
+    )
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="only a GPU's forward is compiled")
@@ -117,15 +150,21 @@ def test_a_compiled_forward_gives_the_same_tokens() -> None:
 @pytest.mark.parametrize("sampling", ["greedy", "sampled"])
 @pytest.mark.parametrize("decoder", ["plain", "two-forward", "tree"])
 @pytest.mark.parametrize("dtype", NEAR)
-def test_other_tokens_nearly_tie(dtype: torch.dtype, decoder: str, sampling: str, show: Any) -> None:
+def test_other_tokens_nearly_tie(
+    dtype: torch.dtype, decoder: str, sampling: str, show: Any
+) -> None:
     """Float32 is held against the CPU, narrow types against the library's forward on the same device."""
     lm = lively(dtype)
     judge = lively(torch.float32, "cpu") if dtype == torch.float32 else lm
     flips, worst = 0, 0.0
     for request, text in zip(
-        requests(), texts_of(lm, DECODERS[decoder], requests(), SAMPLINGS[sampling]), strict=True
+        requests(),
+        texts_of(lm, DECODERS[decoder], requests(), SAMPLINGS[sampling]),
+        strict=True,
     ):
-        below, extent = distance_from_the_pick(judge, request, text, SAMPLINGS[sampling])
+        below, extent = distance_from_the_pick(
+            judge, request, text, SAMPLINGS[sampling]
+        )
         flips += int((below > 0).sum())
         worst = max(worst, float((below / extent).max()))
     show(flips=flips, worst=worst)
@@ -146,7 +185,9 @@ def distance_from_the_pick(
     if sampling.temperature:
         places = torch.arange(n, n + len(text), device=lm.device)
         every = torch.arange(logits.shape[1], device=lm.device).expand_as(logits)
-        scores = logits / sampling.temperature + gumbel(torch.full_like(places, request.seed), places, every)
+        scores = logits / sampling.temperature + gumbel(
+            torch.full_like(places, request.seed), places, every
+        )
     below = scores.amax(1) - scores.gather(1, ids[0, n:, None])[:, 0]
     return below, logits.amax(1) - logits.amin(1)
 
@@ -156,16 +197,40 @@ def test_a_model_divided_over_all_devices_gives_the_same_text(tmp_path: Path) ->
     if RANKS < 2 or LIVELY["num_key_value_heads"] % RANKS:
         pytest.skip(f"{RANKS} devices")
     lively(torch.float32, "cpu").save_pretrained(tmp_path)
-    words = Tokenizer(WordLevel({str(id): id for id in range(LIVELY["vocab_size"])}, unk_token="0"))
+    words = Tokenizer(
+        WordLevel({str(id): id for id in range(LIVELY["vocab_size"])}, unk_token="0")
+    )
     words.pre_tokenizer = WhitespaceSplit()
     words.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "adaptive.json").write_text(json.dumps({"adaptive_ids": [ADAPTIVE], "L": 3}))
-    arguments = ["-m", "infer", f"model={tmp_path}", "prompt=5 17 3 88 41", "dtype=float32"]
+    (tmp_path / "adaptive.json").write_text(
+        json.dumps({"adaptive_ids": [ADAPTIVE], "L": 3})
+    )
+    arguments = [
+        "-m",
+        "infer",
+        f"model={tmp_path}",
+        "prompt=5 17 3 88 41",
+        "dtype=float32",
+    ]
     arguments += ["decode=hybrid", "decode.max_new_tokens=40"]
-    environment = dict(os.environ) | ({"CUDA_VISIBLE_DEVICES": ""} if DEVICE == "cpu" else {})
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    environment = dict(os.environ) | (
+        {"CUDA_VISIBLE_DEVICES": ""} if DEVICE == "cpu" else {}
+    )
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={RANKS}",
+    ]
     printed = [
-        subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, check=True)
+        subprocess.run(
+            [*command, *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         for command in (torchrun, [sys.executable])
     ]
     assert printed[0].stdout == printed[1].stdout != ""
@@ -177,13 +242,21 @@ def test_the_cost_of_rows(show: Any) -> None:
     lm = random_model(shape, dtype=torch.bfloat16, device=DEVICE)
     runner = Runner(lm, capacity=CONTEXT, max_rows=ROWS[-1], static=True)
     generator = torch.Generator().manual_seed(2)
-    runner.prefill([torch.randint(3, shape["vocab_size"], (CONTEXT - ROWS[-1],), generator=generator).tolist()])
+    runner.prefill(
+        [
+            torch.randint(
+                3, shape["vocab_size"], (CONTEXT - ROWS[-1],), generator=generator
+            ).tolist()
+        ]
+    )
     times: dict[int, list[float]] = {q: [] for q in ROWS}
     for turn in range(WARM_UPS + ROUNDS):
         for q in ROWS:
             began = time.perf_counter()
             tree = Tree.chain(1, [1] * (q - 1))
-            tree.walk(runner.forward([tree], [Request([1])], GREEDY).chooser(0, ()))  # waits for the device
+            tree.walk(
+                runner.forward([tree], [Request([1])], GREEDY).chooser(0, ())
+            )  # waits for the device
             if turn >= WARM_UPS:
                 times[q].append(time.perf_counter() - began)
     medians = {q: statistics.median(values) for q, values in times.items()}

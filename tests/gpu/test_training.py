@@ -31,7 +31,9 @@ CHECKPOINT_LAYERS = 4  # a checkpoint of a whole model takes 19 GB
 @pytest.mark.skipif(DEVICE == "cpu", reason="flex attention has no gradient on a CPU")
 def test_flex_attention_has_the_gradients_of_dense_attention() -> None:
     torch.manual_seed(0)
-    lm = LlamaForCausalLM._from_config(LlamaConfig(**LIVELY), attn_implementation=register("sdpa")).to(DEVICE)
+    lm = LlamaForCausalLM._from_config(
+        LlamaConfig(**LIVELY), attn_implementation=register("sdpa")
+    ).to(DEVICE)
     batch = random_batch(499, 256, ObjectiveConfig(name="branch"), torch.device(DEVICE))
     results: list[list[Tensor]] = []
     for name in (DENSE, FLEX):
@@ -55,10 +57,22 @@ def test_fused_adamw_steps_as_the_plain_loop() -> None:
 
 @pytest.mark.parametrize("objective", ["dual", "branch"])
 @pytest.mark.parametrize("preset", ["zero1", "zero2", "zero3"])
-def test_steps_and_resume(preset: str, objective: str, tmp_path: Path, show: Any) -> None:
+def test_steps_and_resume(
+    preset: str, objective: str, tmp_path: Path, show: Any
+) -> None:
     """On all GPUs: finite losses, the memory of the plan, and the same next step after a resume."""
-    layers = [f"model.shape.num_hidden_layers={CHECKPOINT_LAYERS}"] if DEVICE == "cuda" else []
-    overrides = [f"model={SHAPE}", f"objective={objective}", f"deepspeed={preset}", "dtype=bfloat16", *layers]
+    layers = (
+        [f"model.shape.num_hidden_layers={CHECKPOINT_LAYERS}"]
+        if DEVICE == "cuda"
+        else []
+    )
+    overrides = [
+        f"model={SHAPE}",
+        f"objective={objective}",
+        f"deepspeed={preset}",
+        "dtype=bfloat16",
+        *layers,
+    ]
     figures = train(tmp_path, *overrides)
     show(**figures)
     assert all(map(math.isfinite, [*figures["losses"], figures["gradient_norm"]]))
@@ -68,7 +82,10 @@ def test_steps_and_resume(preset: str, objective: str, tmp_path: Path, show: Any
 def test_zero_stages_agree(tmp_path: Path, show: Any) -> None:
     """In float32, where nothing but the order of sums differs."""
     common = ["model=demo", "objective=branch", "dtype=float32"]
-    losses = [train(tmp_path, *common, f"deepspeed=zero{stage}")["losses"] for stage in (1, 2, 3)]
+    losses = [
+        train(tmp_path, *common, f"deepspeed=zero{stage}")["losses"]
+        for stage in (1, 2, 3)
+    ]
     show(losses=losses)
     for other in losses[1:]:
         assert other == pytest.approx(losses[0], rel=1e-4)
@@ -76,9 +93,17 @@ def test_zero_stages_agree(tmp_path: Path, show: Any) -> None:
 
 def train(folder: Path, *overrides: str) -> dict[str, Any]:
     """Return what the worker printed."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={RANKS}",
+    ]
     command += ["-m", "tests.gpu.training_worker", str(folder), str(TOKENS), *overrides]
-    cpu = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"} if DEVICE == "cpu" else {}
+    cpu = (
+        {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"} if DEVICE == "cpu" else {}
+    )
     run = subprocess.run(command, env=os.environ | cpu, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-4000:]
     return json.loads(run.stdout.splitlines()[-1])

@@ -31,11 +31,24 @@ STEPS = 4
 
 def vocab(size: int) -> Vocab:
     """Return the vocabulary of random tokens: adaptive ids 2 to 8."""
-    return Vocab(size=size, bos=0, eos=1, pre=None, suf=None, mid=None, eot=None, adaptive=tuple(range(2, 9)))
+    return Vocab(
+        size=size,
+        bos=0,
+        eos=1,
+        pre=None,
+        suf=None,
+        mid=None,
+        eot=None,
+        adaptive=tuple(range(2, 9)),
+    )
 
 
 def random_batch(
-    size: int, tokens: int, objective: ObjectiveConfig, device: torch.device, seed: int = 0
+    size: int,
+    tokens: int,
+    objective: ObjectiveConfig,
+    device: torch.device,
+    seed: int = 0,
 ) -> dict[str, Any]:
     """Return one sequence of random ids below `size`, laid out."""
     span = np.zeros(1, dtype=SPAN)
@@ -43,7 +56,12 @@ def random_batch(
     ids = np.random.default_rng(seed).integers(9, size, tokens)
     sequence = PackedSequence(ids, span, np.empty(0, dtype=np.uint8))
     multiple = CUDA_COLUMNS if device.type == "cuda" else COLUMNS
-    return to_tensors(lay_out([sequence], [0], vocab(size), objective, seed=(seed,), multiple=multiple), device)
+    return to_tensors(
+        lay_out(
+            [sequence], [0], vocab(size), objective, seed=(seed,), multiple=multiple
+        ),
+        device,
+    )
 
 
 class Steps:
@@ -51,17 +69,30 @@ class Steps:
 
     def __init__(self, tokens: int, overrides: list[str]) -> None:
         rank, ranks = start()
-        common = ["model.random_init=true", "micro_batch=1", "tracker.mode=disabled", f"global_batch={ranks}"]
+        common = [
+            "model.random_init=true",
+            "micro_batch=1",
+            "tracker.mode=disabled",
+            f"global_batch={ranks}",
+        ]
         common += [f"model.shape.max_position_embeddings={max(tokens, 1024)}"]
         self.settings = settings("train", TrainConfig, [*common, *overrides])
         self.architecture = model_config(self.settings.model)
         self.rank, self.tokens, self.size = rank, tokens, self.architecture.vocab_size
-        self.engine = Engine(assemble(self.settings, vocab(self.size))[0], self.settings)
+        self.engine = Engine(
+            assemble(self.settings, vocab(self.size))[0], self.settings
+        )
 
     def step(self, index: int) -> float:
         """Take a step; return the mean of all ranks' losses, for which it waits."""
         seed = index * world_size() + self.rank
-        batch = random_batch(self.size, self.tokens, self.settings.objective, self.engine.device, seed=seed)
+        batch = random_batch(
+            self.size,
+            self.tokens,
+            self.settings.objective,
+            self.engine.device,
+            seed=seed,
+        )
         loss = self.engine.step([batch], 1e-4, key=(0, index))[0].mean()
         torch.distributed.all_reduce(loss)
         return float(loss) / world_size()
@@ -79,7 +110,9 @@ def main(folder: Path, tokens: int, overrides: list[str]) -> None:
     cuda, ranks = run.engine.device.type == "cuda", world_size()
     flops = step_flops(run.architecture, run.settings, seq_len=tokens).model
     peak = peak_flops(run.engine.device_name(), None)
-    planned = estimate_memory(run.architecture, run.settings, ranks=ranks, seq_len=tokens, cuda=cuda)
+    planned = estimate_memory(
+        run.architecture, run.settings, ranks=ranks, seq_len=tokens, cuda=cuda
+    )
     measured = run.engine.peak_memory() - (0 if cuda else before)
     norm = run.engine.gradient_norm()
     _, failure = run.engine.save(folder, "step")

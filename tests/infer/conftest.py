@@ -25,7 +25,9 @@ def model_dir(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
         # A few tokens make up most of the text, so that drafts come true now and then.
         lm.lm_head.weight[torch.arange(ROWS) % 50 > 0] *= 0.2
     lm.save_pretrained(folder)
-    shutil.copyfile(data_folder / "tokenizer" / "tokenizer.json", folder / "tokenizer.json")
+    shutil.copyfile(
+        data_folder / "tokenizer" / "tokenizer.json", folder / "tokenizer.json"
+    )
     vocab = json.loads((data_folder / "manifest.json").read_text())["vocab"]
     described = {
         "adaptive_ids": vocab["adaptive"][:1],
@@ -46,7 +48,9 @@ def base_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def own_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """What rows cost is never written to the user's home."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 

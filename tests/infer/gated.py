@@ -12,15 +12,24 @@ from transformers import PreTrainedModel
 from tests.conftest import tiny_llama
 
 
-def write_adapter(lm: PreTrainedModel, folder: Path, *, seed: int = 1, **settings: Any) -> Path:
+def write_adapter(
+    lm: PreTrainedModel, folder: Path, *, seed: int = 1, **settings: Any
+) -> Path:
     """Write an adapter of `lm`, which is changed: rank 2 on all linear layers unless `settings` differ."""
     torch.manual_seed(seed)
-    lora = {"r": 2, "target_modules": "all-linear", "init_lora_weights": False, "task_type": "CAUSAL_LM"}
+    lora = {
+        "r": 2,
+        "target_modules": "all-linear",
+        "init_lora_weights": False,
+        "task_type": "CAUSAL_LM",
+    }
     get_peft_model(lm, LoraConfig(**lora | settings)).save_pretrained(folder)  # type: ignore[arg-type]
     return folder
 
 
-def adapted_copy(model_dir: Path, folder: Path, *, gated: bool = True, **settings: Any) -> Path:
+def adapted_copy(
+    model_dir: Path, folder: Path, *, gated: bool = True, **settings: Any
+) -> Path:
     """A copy of the model directory with an adapter of these settings."""
     shutil.copytree(model_dir, folder)
     described = json.loads((folder / "adaptive.json").read_text())

@@ -20,10 +20,15 @@ Generate = Callable[..., Any]
 PROMPT = [20, 30, 40, 51]
 
 
-def collect(decoded: Iterable[Sequence[Step]], sequences: int) -> tuple[list[list[int]], list[Step]]:
+def collect(
+    decoded: Iterable[Sequence[Step]], sequences: int
+) -> tuple[list[list[int]], list[Step]]:
     """The tokens of every sequence, and all steps."""
     steps = [step for forward in decoded for step in forward]
-    return [[t for s in steps if s.sequence == b for t in s.tokens] for b in range(sequences)], steps
+    return [
+        [t for s in steps if s.sequence == b for t in s.tokens]
+        for b in range(sequences)
+    ], steps
 
 
 def logits_of(runner: Runner, trees: Sequence[Tree]) -> list[torch.Tensor]:
@@ -50,7 +55,9 @@ def left_padded(prompts: list[list[int]], fill: int = 1) -> dict[str, Tensor]:
     longest = max(map(len, prompts))
     before = [longest - len(prompt) for prompt in prompts]
     return {
-        "input_ids": torch.tensor([[fill] * n + prompt for n, prompt in zip(before, prompts)]),
+        "input_ids": torch.tensor(
+            [[fill] * n + prompt for n, prompt in zip(before, prompts)]
+        ),
         "attention_mask": torch.tensor([[0] * n + [1] * (longest - n) for n in before]),
     }
 

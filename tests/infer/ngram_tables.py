@@ -22,15 +22,21 @@ def count_ngrams(texts: Sequence[Sequence[int]], contexts: Iterable[int]) -> Cou
     return counts
 
 
-def make_table(path: Path, texts: Sequence[Sequence[int]], *, order: int, vocabulary: int) -> NgramTable:
+def make_table(
+    path: Path, texts: Sequence[Sequence[int]], *, order: int, vocabulary: int
+) -> NgramTable:
     """Write and read the table of all n-grams of these texts."""
     counts = count_ngrams(texts, range(1, order))
-    unigrams = np.bincount([token for text in texts for token in text], minlength=vocabulary).astype(np.uint32)
+    unigrams = np.bincount(
+        [token for text in texts for token in text], minlength=vocabulary
+    ).astype(np.uint32)
     tensors = {"unigrams": unigrams}
     for length in range(1, order):
         rows = sorted(
             (
-                int(hash_contexts([np.array([token]) for token in reversed(context)])[0]),
+                int(
+                    hash_contexts([np.array([token]) for token in reversed(context)])[0]
+                ),
                 successors.most_common(),
             )
             for context, successors in counts.items()
@@ -40,7 +46,9 @@ def make_table(path: Path, texts: Sequence[Sequence[int]], *, order: int, vocabu
         lengths = [len(successors) for _, successors in rows]
         columns = {
             "keys": np.array([key for key, _ in rows], np.uint64),
-            "totals": np.array([sum(n for _, n in successors) for _, successors in rows], np.uint32),
+            "totals": np.array(
+                [sum(n for _, n in successors) for _, successors in rows], np.uint32
+            ),
             "first": np.cumsum([0, *lengths]).astype(np.uint32),
             "ids": np.array([token for token, _ in pairs], id_dtype(vocabulary)),
             "counts": np.array([n for _, n in pairs], np.uint32),
@@ -49,40 +57,63 @@ def make_table(path: Path, texts: Sequence[Sequence[int]], *, order: int, vocabu
     return save(path, tensors, order=order, vocabulary=vocabulary)
 
 
-def make_random_table(path: Path, *, order: int, vocabulary: int, seed: int) -> NgramTable:
+def make_random_table(
+    path: Path, *, order: int, vocabulary: int, seed: int
+) -> NgramTable:
     """Write and read a table of the right form whose contexts, successors and counts are drawn at random."""
     rng = np.random.default_rng(seed)
     tensors = {"unigrams": rng.integers(0, 9, vocabulary).astype(np.uint32)}
     for o in range(2, order + 1):
         tokens = rng.integers(0, vocabulary, (o - 1, 400))
         keys = np.unique(
-            np.concatenate([hash_contexts(list(tokens)), rng.integers(0, 2**63, 99).astype(np.uint64)])
+            np.concatenate(
+                [
+                    hash_contexts(list(tokens)),
+                    rng.integers(0, 2**63, 99).astype(np.uint64),
+                ]
+            )
         )
         sizes = rng.integers(0, 9, len(keys))
         tensors |= {
             f"keys_{o}": keys,
             f"totals_{o}": rng.integers(0, 9, len(keys)).astype(np.uint32),
             f"first_{o}": np.concatenate([[0], np.cumsum(sizes)]).astype(np.uint32),
-            f"ids_{o}": rng.integers(0, vocabulary, sizes.sum()).astype(id_dtype(vocabulary)),
+            f"ids_{o}": rng.integers(0, vocabulary, sizes.sum()).astype(
+                id_dtype(vocabulary)
+            ),
             f"counts_{o}": rng.integers(0, 2**32, sizes.sum()).astype(np.uint32),
         }
     return save(path, tensors, order=order, vocabulary=vocabulary)
 
 
-def save(path: Path, tensors: Mapping[str, np.ndarray], **metadata: object) -> NgramTable:
+def save(
+    path: Path, tensors: Mapping[str, np.ndarray], **metadata: object
+) -> NgramTable:
     """Write and read a table."""
     described = {name: str(value) for name, value in metadata.items()}
-    write_table(path, tensors, {"format": FORMAT, "tokenizer": "0" * 64, "tokens": "0", **described})
+    write_table(
+        path,
+        tensors,
+        {"format": FORMAT, "tokenizer": "0" * 64, "tokens": "0", **described},
+    )
     return NgramTable(path)
 
 
 def interpolate(
-    u_V: np.ndarray, tail: Sequence[int], counts: Counts, lengths: Sequence[int], κ: float
+    u_V: np.ndarray,
+    tail: Sequence[int],
+    counts: Counts,
+    lengths: Sequence[int],
+    κ: float,
 ) -> np.ndarray:
     """Return (V,) what follows a text's last tokens: p_o = (count_o + κ p_{o-1}) / (n_o + κ), from `u_V` on."""
     p_V = u_V
     for length in lengths:
-        successors = counts.get(tuple(tail[len(tail) - length :])) if length <= len(tail) else None
+        successors = (
+            counts.get(tuple(tail[len(tail) - length :]))
+            if length <= len(tail)
+            else None
+        )
         if successors:
             count_V = np.array([successors[token] for token in range(len(u_V))])
             p_V = (count_V + κ * p_V) / (count_V.sum() + κ)
@@ -91,7 +122,9 @@ def interpolate(
 
 def smoothed(texts: Sequence[Sequence[int]], vocabulary: int) -> np.ndarray:
     """Return (V,) the unigrams, each counted once more than it is there."""
-    count_V = 1 + np.bincount([token for text in texts for token in text], minlength=vocabulary)
+    count_V = 1 + np.bincount(
+        [token for text in texts for token in text], minlength=vocabulary
+    )
     return count_V / count_V.sum()
 
 
@@ -109,4 +142,6 @@ def slow_successors(
     u_V = smoothed(data, vocabulary) if data else np.full(vocabulary, 1 / vocabulary)
     by_table = count_ngrams(data, range(1, order))
     p_V = interpolate(u_V, tail, by_table, range(1, order), weights.table)
-    return interpolate(p_V, tail, count_ngrams([text], text_contexts), text_contexts, weights.text)
+    return interpolate(
+        p_V, tail, count_ngrams([text], text_contexts), text_contexts, weights.text
+    )

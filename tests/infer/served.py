@@ -18,11 +18,19 @@ class Drafted(NamedTuple):
 @torch.inference_mode()
 def best(lm: PreTrainedModel, ids: Sequence[int], last: int = 1) -> list[int]:
     """The likeliest token behind each of the last so many ids."""
-    return lm(torch.tensor([ids], device=lm.device)).logits[0, -last:].argmax(-1).tolist()
+    return (
+        lm(torch.tensor([ids], device=lm.device)).logits[0, -last:].argmax(-1).tolist()
+    )
 
 
 def drafted(
-    lm: PreTrainedModel, prompt: Sequence[int], *, mask: int, K: int, new: int, ends: Collection[int] = ()
+    lm: PreTrainedModel,
+    prompt: Sequence[int],
+    *,
+    mask: int,
+    K: int,
+    new: int,
+    ends: Collection[int] = (),
 ) -> Drafted:
     """Greedy, to the first of `ends` or `new` tokens; each step drafts K tokens by K - 1 masks and verifies
     them. Drafts of the last step may lie behind the text's end.
@@ -37,6 +45,8 @@ def drafted(
     done, steps, accepted = 1, 0, 0
     while done < stop:
         drafts = best(lm, [*prompt, *text[:done], *[mask] * (K - 1)], K)
-        right = next((n for n, draft in enumerate(drafts) if draft != text[done + n]), K)
+        right = next(
+            (n for n, draft in enumerate(drafts) if draft != text[done + n]), K
+        )
         steps, accepted, done = steps + 1, accepted + right, done + right + 1
     return Drafted(text[:stop], steps, accepted)

@@ -28,7 +28,9 @@ def standing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def test_a_thread_clock_of_10_ms_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_clock_of_10_ms_measures_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Every step took 0 or 10 ms by it: a ZeroDivisionError at the first text, or a table of noise."""
     assert tick_of(coarse) == pytest.approx(0.01)
     assert fine_clock(coarse, time.perf_counter) is time.perf_counter

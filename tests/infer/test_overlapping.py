@@ -50,10 +50,13 @@ def in_threads(calls: Sequence[Callable[[], Value]]) -> list[Value]:
         return [future.result() for future in [pool.submit(call) for call in calls]]
 
 
-def test_custom_generate_beside_the_librarys_padded_batches(lm: PreTrainedModel, ours: Generate) -> None:
+def test_custom_generate_beside_the_librarys_padded_batches(
+    lm: PreTrainedModel, ours: Generate
+) -> None:
     """custom_generate set the model's attention while it ran, and the library's batches came out wrong."""
     requested = [
-        left_padded(prompts) | {"max_new_tokens": 12, "do_sample": False} for prompts in (PROMPTS, PROMPTS[1:])
+        left_padded(prompts) | {"max_new_tokens": 12, "do_sample": False}
+        for prompts in (PROMPTS, PROMPTS[1:])
     ]
     ways: list[dict[str, Any]] = [{"probes": "root"}, {"probes": "all", "k": 2}, {}]
     calls = [partial(lm.generate, **item) for item in requested]
@@ -72,17 +75,30 @@ def text_of(model: Model, prompt: list[int], decode: DecodeConfig) -> list[int]:
 
 
 @pytest.mark.parametrize("gated", [False, True])
-def test_generate_in_threads(model: Model, model_dir: Path, tmp_path: Path, gated: bool) -> None:
+def test_generate_in_threads(
+    model: Model, model_dir: Path, tmp_path: Path, gated: bool
+) -> None:
     """An adapter's gate belonged to the model: it was opened for the rows of another thread's forward."""
     if gated:
         model = load(adapted_copy(model_dir, tmp_path / "gated"), "float32")
-    methods = [{"method": "plain"}, {}, {"probes": "root", "k": 3}, {"probes": "all", "k": 2}]
+    methods = [
+        {"method": "plain"},
+        {},
+        {"probes": "root", "k": 3},
+        {"probes": "all", "k": 2},
+    ]
     expected, calls = list[list[int]](), list[Callable[[], list[int]]]()
     for prompt in PROMPTS:
         for temperature in (0.0, 1.0):
-            text = text_of(model, prompt, DecodeConfig("plain", max_new_tokens=16, temperature=temperature))
+            text = text_of(
+                model,
+                prompt,
+                DecodeConfig("plain", max_new_tokens=16, temperature=temperature),
+            )
             for method in methods:
-                decode = DecodeConfig(**method, max_new_tokens=16, temperature=temperature)
+                decode = DecodeConfig(
+                    **method, max_new_tokens=16, temperature=temperature
+                )
                 calls.append(partial(text_of, model, prompt, decode))
                 expected.append(text)
     assert in_threads(calls) == expected
@@ -112,12 +128,16 @@ def test_texts_that_begin_together_share_one_policy() -> None:
 
     def begin() -> AutoPolicy:
         together.wait()
-        return policies.auto(3, frozenset(), batch=1, capacity=100, sampling=Sampling(), load=slow)
+        return policies.auto(
+            3, frozenset(), batch=1, capacity=100, sampling=Sampling(), load=slow
+        )
 
     assert len(set(map(id, in_threads([begin] * THREADS)))) == slow.call_count == 1
 
 
-def test_first_calls_that_overlap_keep_one_state_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_calls_that_overlap_keep_one_state_of_a_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Each made its own, and what all but the last had measured and learned was lost."""
     lm, together = tiny("llama"), Barrier(THREADS)
     slow = Mock(side_effect=lambda lm: time.sleep(0.05) or check_tree(lm))
@@ -135,7 +155,12 @@ def test_the_librarys_verbosity_survives_overlapping_loads(
 ) -> None:
     """The second of two loads took the first one's silence for the user's, and restored that."""
     before = logging.get_verbosity()
-    expected = torch.cat([item.flatten() for item in load(model_dir, "float32").lm.parameters()])
+    expected = torch.cat(
+        [item.flatten() for item in load(model_dir, "float32").lm.parameters()]
+    )
     models = in_threads([partial(load, model_dir, "float32")] * THREADS)
     assert logging.get_verbosity() == before
-    assert all(torch.equal(torch.cat([item.flatten() for item in m.lm.parameters()]), expected) for m in models)
+    assert all(
+        torch.equal(torch.cat([item.flatten() for item in m.lm.parameters()]), expected)
+        for m in models
+    )

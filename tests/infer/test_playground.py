@@ -13,11 +13,18 @@ from infer.playground import Racer, build, race
 def test_both_texts_are_plain_decodings(temperature: float, model: Model) -> None:
     decode = DecodeConfig(max_new_tokens=12, temperature=temperature)
     *_, (drafting, plain) = race(model, "def f(x):\n    y", decode)
-    assert drafting.tokens == plain.tokens and plain.forwards == len(plain.tokens) >= drafting.forwards
-    assert "".join(text for text, _ in plain.pieces) == "".join(text for text, _ in drafting.pieces)
+    assert (
+        drafting.tokens == plain.tokens
+        and plain.forwards == len(plain.tokens) >= drafting.forwards
+    )
+    assert "".join(text for text, _ in plain.pieces) == "".join(
+        text for text, _ in drafting.pieces
+    )
 
 
-def test_the_decoder_that_used_less_time_goes_on(monkeypatch: pytest.MonkeyPatch, model: Model) -> None:
+def test_the_decoder_that_used_less_time_goes_on(
+    monkeypatch: pytest.MonkeyPatch, model: Model
+) -> None:
     now = 0.0
     order = []
 
@@ -42,12 +49,18 @@ def test_a_prompt_that_cannot_be_decoded_is_refused(model: Model) -> None:
 
 
 def test_figures_are_one_line() -> None:
-    racer = Racer(iter([TextStep(0, [1, 2], 1, 1, True, ["a", "b"], sources=("text",))]))
+    racer = Racer(
+        iter([TextStep(0, [1, 2], 1, 1, True, ["a", "b"], sources=("text",))])
+    )
     racer.advance()
-    assert str(racer).startswith("2 tokens, ") and str(racer).endswith("2.00 tokens per forward")
+    assert str(racer).startswith("2 tokens, ") and str(racer).endswith(
+        "2.00 tokens per forward"
+    )
     assert racer.pieces == [("a", "text"), ("b", None)]
 
 
 def test_the_page_is_built(model: Model) -> None:
-    pytest.importorskip("gradio", reason="gradio is not installed (the extra playground)")
+    pytest.importorskip(
+        "gradio", reason="gradio is not installed (the extra playground)"
+    )
     assert build(model, "tiny").title == "tiny: playground"

@@ -12,7 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor, nn
-from transformers import LogitsProcessorList, PreTrainedModel, SuppressTokensLogitsProcessor
+from transformers import (
+    LogitsProcessorList,
+    PreTrainedModel,
+    SuppressTokensLogitsProcessor,
+)
 
 from conf import UserError
 from infer import load
@@ -45,13 +49,25 @@ SHAPES = {  # of drafts, and how many nodes of one have children
 
 
 def drafters(
-    lm: PreTrainedModel, nodes: int, shape: str = "graph", *, capacity: int = 12, static: bool = False
+    lm: PreTrainedModel,
+    nodes: int,
+    shape: str = "graph",
+    *,
+    capacity: int = 12,
+    static: bool = False,
 ) -> RatioDrafters:
     def take(batch: int) -> Runner:
         return Runner(lm, capacity=capacity, max_rows=130, batch=batch, static=static)
 
     (rules, most), draft = SHAPES[shape], Draft(lm, V, 512)
-    return RatioDrafters(draft, rules, FamilyBudget(nodes), most=most, take=take, give=lambda runner: None)
+    return RatioDrafters(
+        draft,
+        rules,
+        FamilyBudget(nodes),
+        most=most,
+        take=take,
+        give=lambda runner: None,
+    )
 
 
 def tiny(seed: int, vocab: int = V) -> PreTrainedModel:
@@ -62,7 +78,9 @@ def tiny(seed: int, vocab: int = V) -> PreTrainedModel:
     return lm
 
 
-def the_law(lm: PreTrainedModel, suppressed: Sequence[int], sampling: Sampling) -> Tensor:
+def the_law(
+    lm: PreTrainedModel, suppressed: Sequence[int], sampling: Sampling
+) -> Tensor:
     """(V^3,) the probability of every text, by the library's own attention."""
     result, texts = torch.ones(1, dtype=torch.float64), torch.tensor([PROMPT])
     with torch.no_grad():
@@ -71,30 +89,54 @@ def the_law(lm: PreTrainedModel, suppressed: Sequence[int], sampling: Sampling) 
             logits[:, suppressed] = float("-inf")
             shares = probabilities(Logits(nn.Identity(), logits, logits), sampling)
             result = (result[:, None] * shares).flatten()
-            texts = torch.cat([texts.repeat_interleave(V, 0), torch.arange(V).repeat(len(texts))[:, None]], 1)
+            texts = torch.cat(
+                [
+                    texts.repeat_interleave(V, 0),
+                    torch.arange(V).repeat(len(texts))[:, None],
+                ],
+                1,
+            )
     return result
 
 
-def p_value(shape: str, suppressed: Sequence[int] = (), sampling: Sampling = SAMPLING) -> float:
+def p_value(
+    shape: str, suppressed: Sequence[int] = (), sampling: Sampling = SAMPLING
+) -> float:
     """By chi-square over 2,500 texts. The two models differ; drafts are accepted and shared all the same."""
     target, draft, n = tiny(1), tiny(2), 2500
-    processors = LogitsProcessorList([SuppressTokensLogitsProcessor(suppressed)]) if suppressed else None
-    runner, counts = Runner(target, capacity=12, max_rows=121, batch=100), torch.zeros(V**LENGTH)
+    processors = (
+        LogitsProcessorList([SuppressTokensLogitsProcessor(suppressed)])
+        if suppressed
+        else None
+    )
+    runner, counts = (
+        Runner(target, capacity=12, max_rows=121, batch=100),
+        torch.zeros(V**LENGTH),
+    )
     steps = list[Step]()
     for first in range(0, n, 100):
         requests = [Request(PROMPT, first + seed, processors) for seed in range(100)]
         new = drafters(draft, 30 if "graph" in shape else 120, shape)
         # One more, so that a draft has levels enough for the last to lie behind merged nodes.
-        tokens, more = collect(decode(runner, requests, new, Limits(LENGTH + 1), sampling), 100)
-        digits = torch.tensor(tokens)[:, :LENGTH] * V ** torch.arange(LENGTH - 1, -1, -1)
+        tokens, more = collect(
+            decode(runner, requests, new, Limits(LENGTH + 1), sampling), 100
+        )
+        digits = torch.tensor(tokens)[:, :LENGTH] * V ** torch.arange(
+            LENGTH - 1, -1, -1
+        )
         counts += torch.bincount(digits.sum(1), minlength=V**LENGTH)
         steps += more
     assert sum(step.accepted for step in steps) > 0.2 * LENGTH * n
     assert any(step.shared for step in steps) == (shape in ("graph", "wide graph"))
     expected = n * the_law(target, suppressed, sampling)
     assert counts[expected == 0].sum() == 0
-    groups = torch.where(expected < 5, 0, 1 + torch.arange(len(counts)))  # rare texts are counted together
-    rows = [torch.zeros(1 + len(counts)).double().index_add(0, groups, x.double()) for x in (counts, expected)]
+    groups = torch.where(
+        expected < 5, 0, 1 + torch.arange(len(counts))
+    )  # rare texts are counted together
+    rows = [
+        torch.zeros(1 + len(counts)).double().index_add(0, groups, x.double())
+        for x in (counts, expected)
+    ]
     return stats.chisquare(*(row[rows[1] > 0] for row in rows)).pvalue
 
 
@@ -108,7 +150,9 @@ def test_texts_are_distributed_as_the_targets(shape: str) -> None:
     [(SAMPLING, [2]), (Sampling(0.7, 3), []), (Sampling(1.5, 0, 0.9), [])],
     ids=["processors", "top_k", "top_p"],
 )
-def test_what_cuts_the_distribution_cuts_the_texts(sampling: Sampling, suppressed: list[int]) -> None:
+def test_what_cuts_the_distribution_cuts_the_texts(
+    sampling: Sampling, suppressed: list[int]
+) -> None:
     assert p_value("graph", suppressed, sampling) > 0.001
 
 
@@ -117,7 +161,9 @@ def test_the_test_has_teeth(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def no_residual(p: Tensor, q: Tensor, ids: Tensor) -> Tensor:
         law = conditional_distribution(p, q, ids)
-        rejected = 1 - law.gather(1, ids.clamp(min=0)).masked_fill(ids < 0, 0).sum(1, keepdim=True)
+        rejected = 1 - law.gather(1, ids.clamp(min=0)).masked_fill(ids < 0, 0).sum(
+            1, keepdim=True
+        )
         accepted = torch.zeros_like(law).scatter_add(1, ids, law.gather(1, ids))
         return accepted + rejected * p
 
@@ -127,16 +173,25 @@ def test_the_test_has_teeth(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_runs_repeat_whatever_stands_beside_them_and_in_fixed_shapes() -> None:
     """The draws of a sequence are its own: its seed's, from the first level on. In float64."""
-    target, draft = tiny(1, vocab=9).double(), tiny(2).double()  # a draft model that lacks tokens
+    target, draft = (
+        tiny(1, vocab=9).double(),
+        tiny(2).double(),
+    )  # a draft model that lacks tokens
     requests = [Request(PROMPT[: 1 + seed % 3], seed) for seed in range(6)]
 
     def decoded(subset: Sequence[Request], **way: bool) -> list[list[int]]:
         runner = Runner(target, capacity=40, max_rows=16, batch=6, **way)
         new = drafters(draft, 14, capacity=40, **way)
-        return collect(decode(runner, subset, new, Limits(30, [1]), SAMPLING), len(subset))[0]
+        return collect(
+            decode(runner, subset, new, Limits(30, [1]), SAMPLING), len(subset)
+        )[0]
 
     together = decoded(requests)
-    assert together == [decoded([request])[0] for request in requests] == decoded(requests, static=True)
+    assert (
+        together
+        == [decoded([request])[0] for request in requests]
+        == decoded(requests, static=True)
+    )
     assert len({tuple(tokens) for tokens in together}) > 3
 
 
@@ -144,7 +199,11 @@ def test_runs_repeat_whatever_stands_beside_them_and_in_fixed_shapes() -> None:
 def drawn(draw: st.DrawFn) -> tuple[TokenGraph, Rules]:
     """A graph that grew from draws of any order, its tokens few enough to recur."""
     rules = Rules(
-        draw(st.integers(1, 4)), draw(st.integers(1, 5)), 0.05, 0.2, draw(st.sampled_from([None, 1, 2]))
+        draw(st.integers(1, 4)),
+        draw(st.integers(1, 5)),
+        0.05,
+        0.2,
+        draw(st.sampled_from([None, 1, 2])),
     )
     growth = Growth(0, rules, most=draw(st.integers(1, 12)), draws=True)
     chances = st.floats(0.01, 1.0)
@@ -160,16 +219,22 @@ def depth_of(graph: TokenGraph, node: int) -> int:
 
 @settings(max_examples=60)
 @given(drawn())
-def test_a_node_is_merged_before_anything_stands_behind_either(grown: tuple[TokenGraph, Rules]) -> None:
+def test_a_node_is_merged_before_anything_stands_behind_either(
+    grown: tuple[TokenGraph, Rules],
+) -> None:
     graph, _ = grown
     for node, into in graph.merged.items():
-        assert graph.tokens[node] == graph.tokens[into] and depth_of(graph, node) == depth_of(graph, into)
+        assert graph.tokens[node] == graph.tokens[into] and depth_of(
+            graph, node
+        ) == depth_of(graph, into)
         assert all(child > node for child in graph.children[into])
 
 
 @settings(max_examples=60)
 @given(drawn(), st.integers(0, 40), st.integers(0, 5))
-def test_families_stay_together(grown: tuple[TokenGraph, Rules], most: int, depth: int) -> None:
+def test_families_stay_together(
+    grown: tuple[TokenGraph, Rules], most: int, depth: int
+) -> None:
     """All children of a node or none, in their order, likelier parents first; all there are where they fit."""
     graph, _ = grown
     drafts = unroll_levels(graph, most, depth=depth)
@@ -177,7 +242,11 @@ def test_families_stay_together(grown: tuple[TokenGraph, Rules], most: int, dept
     assert drafts.depths == sorted(drafts.depths)
     count = len(drafts.tokens)
     for node in range(count):
-        result = [drafts.nodes[child] for child in range(count) if drafts.parents[child] == node]
+        result = [
+            drafts.nodes[child]
+            for child in range(count)
+            if drafts.parents[child] == node
+        ]
         assert result in ([], graph.children[drafts.nodes[node]])
         if not result and drafts.depths[node] < depth:
             assert (
@@ -186,7 +255,9 @@ def test_families_stay_together(grown: tuple[TokenGraph, Rules], most: int, dept
             )
     whole = unroll_levels(graph, 10**4, depth=depth)
     best_first = unroll(graph, [0.0] * 10**4, depth=depth)
-    assert sorted(zip(whole.nodes, whole.chances)) == sorted(zip(best_first.nodes, best_first.chances))
+    assert sorted(zip(whole.nodes, whole.chances)) == sorted(
+        zip(best_first.nodes, best_first.chances)
+    )
 
 
 def test_by_its_settings(model_dir: Path, base_dir: Path) -> None:
@@ -194,9 +265,19 @@ def test_by_its_settings(model_dir: Path, base_dir: Path) -> None:
     sampled = {"temperature": 0.8, "verify": "ratio", "max_new_tokens": 12}
     for method in ("ssd", "tsd", "gsd"):
         steps = list(generate(model, [5, 6, 7], DecodeConfig(method, **sampled)))
-        assert sum(len(step.tokens) for step in steps) <= 12 and any(step.drafted for step in steps)
-    with pytest.raises(UserError, match=r"decode.verify=ratio needs decode.method=ssd\|tsd\|gsd.*got plain"):
+        assert sum(len(step.tokens) for step in steps) <= 12 and any(
+            step.drafted for step in steps
+        )
+    with pytest.raises(
+        UserError,
+        match=r"decode.verify=ratio needs decode.method=ssd\|tsd\|gsd.*got plain",
+    ):
         list(generate(load(base_dir, "float32"), [5], DecodeConfig(**sampled)))
-    with pytest.raises(UserError, match="decode.verify=ratio needs .* token by token, got draft.adaptive"):
-        adaptive = load(model_dir, "float32", draft=DraftConfig("self:1", adaptive=True))
+    with pytest.raises(
+        UserError,
+        match="decode.verify=ratio needs .* token by token, got draft.adaptive",
+    ):
+        adaptive = load(
+            model_dir, "float32", draft=DraftConfig("self:1", adaptive=True)
+        )
         list(generate(adaptive, [5], DecodeConfig(**sampled)))

@@ -63,11 +63,15 @@ class Run:
         """Train into <folder>/<name>; a sentence for the user, or a stop, is written beside it."""
         chosen = [text.format(data=self.data) for text in VARIANTS[variant]]
         arguments = [*RECIPE, *chosen, f"data.path={self.data}", *overrides]
-        config = settings("train", TrainConfig, [*arguments, f"out={self.folder / name}"])
+        config = settings(
+            "train", TrainConfig, [*arguments, f"out={self.folder / name}"]
+        )
         built = made_from(config, {"data.path": str(self.data)}, CHANGEABLE)
         trainer = None
         try:
-            trainer = Trainer(config, built, read_manifest(self.data, "shards", "data.path"))
+            trainer = Trainer(
+                config, built, read_manifest(self.data, "shards", "data.path")
+            )
             trainer.run()
         except (UserError, Stopped) as message:
             (self.folder / f"{name}.reported.{self.rank}").write_text(str(message))
@@ -82,7 +86,9 @@ class Run:
             (out / "manifest.json").unlink(missing_ok=True)
             for checkpoint in (out / "checkpoints").glob("step-*"):
                 if int(checkpoint.name.removeprefix("step-")) > step:
-                    checkpoint.rename(checkpoint.with_name(f".{checkpoint.name}.partial"))
+                    checkpoint.rename(
+                        checkpoint.with_name(f".{checkpoint.name}.partial")
+                    )
         torch.distributed.barrier()
         return out
 
@@ -100,7 +106,10 @@ def broken(run: Run) -> None:
     for name, steps in {"flipped": [8], "hopeless": [4, 8]}.items():
         out = run.interrupted("zero2", name, 2 * SAVE_EVERY)
         for step in steps if run.rank == 0 else []:
-            path = out / f"checkpoints/step-{step:06d}/zero_pp_rank_1_mp_rank_00_optim_states.pt"
+            path = (
+                out
+                / f"checkpoints/step-{step:06d}/zero_pp_rank_1_mp_rank_00_optim_states.pt"
+            )
             data = bytearray(path.read_bytes())
             data[len(data) // 2] ^= 1
             path.write_bytes(data)
@@ -124,7 +133,9 @@ def failing(run: Run) -> None:
     run.train("full-resumed", "zero2")
     for name, factor in {"nan": float("nan"), "exploded": 1e3}.items():
         with mock.patch.object(
-            engines.Engine, "forward", spoiled(run, step=11 if factor > 1 else 6, by=factor)
+            engines.Engine,
+            "forward",
+            spoiled(run, step=11 if factor > 1 else 6, by=factor),
         ):
             run.train(name, "zero2", "max_loss_ratio=1.5")
 
@@ -173,7 +184,13 @@ def validating(run: Run) -> None:
     with mock.patch.object(engines.Engine, "forward", signalled):
         run.train("validating", "zero2", "validate_sequences=8")
     run.interrupted("validating", "validating-before", 6)
-    run.train("validating", "zero2", "validate_sequences=4", "validate_every=3", "tracker.project=other")
+    run.train(
+        "validating",
+        "zero2",
+        "validate_sequences=4",
+        "validate_every=3",
+        "tracker.project=other",
+    )
 
 
 def refused_late(run: Run) -> None:
@@ -187,7 +204,9 @@ def finishing(run: Run) -> None:
     """Killed after the last save, before older checkpoints were removed and the manifest written."""
     out = run.interrupted("zero2", "finishing", STEPS)
     if run.rank == 0:
-        shutil.copytree(out / "checkpoints/step-000004", out / "checkpoints/step-000002")
+        shutil.copytree(
+            out / "checkpoints/step-000004", out / "checkpoints/step-000002"
+        )
         for left in (".step-000001.removed", ".step-000012.partial"):
             (out / "checkpoints" / left).mkdir()
     torch.distributed.barrier()
@@ -225,13 +244,22 @@ def held(run: Run) -> None:
 
 def lacking(run: Run) -> None:
     """A base model without one of its weights, or with a smaller one, which ZeRO 3 reads in parts."""
-    lacks, changed = "model.layers.0.mlp.up_proj.weight", {"missing": None, "smaller": torch.zeros(47, 32)}
+    lacks, changed = (
+        "model.layers.0.mlp.up_proj.weight",
+        {"missing": None, "smaller": torch.zeros(47, 32)},
+    )
     for name, weight in changed.items():
         base = run.folder / f"{name}.base"
         if run.rank == 0:
-            lm = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(run.folder / "zero3/model"))
-            weights = {key: tensor for key, tensor in lm.state_dict().items() if key != lacks}
-            lm.save_pretrained(base, state_dict=weights | ({} if weight is None else {lacks: weight}))
+            lm = AutoModelForCausalLM.from_config(
+                AutoConfig.from_pretrained(run.folder / "zero3/model")
+            )
+            weights = {
+                key: tensor for key, tensor in lm.state_dict().items() if key != lacks
+            }
+            lm.save_pretrained(
+                base, state_dict=weights | ({} if weight is None else {lacks: weight})
+            )
         torch.distributed.barrier()
         run.train(name, "zero3", "model=pretrained", f"model.path={base}")
 

@@ -8,13 +8,23 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
+from torch.nn.attention.flex_attention import (
+    create_block_mask,
+    create_mask,
+    flex_attention,
+)
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from conf import UserError
 from data_prep.windows import replaceable
 from train import attention
-from train.attention import block_mask, branch_kernel, dense_mask, flex_failure, register
+from train.attention import (
+    block_mask,
+    branch_kernel,
+    dense_mask,
+    flex_failure,
+    register,
+)
 from train.data import to_tensors
 from train.model import AdaptiveLM
 from train.objective import IGNORE, Layout, branch
@@ -42,13 +52,17 @@ def model(attention: str, *, kv_heads: int = 2, hidden: int = 32) -> AdaptiveLM:
     return AdaptiveLM(lm, chunk=7, L=L)
 
 
-def a_layout(*, adaptive: tuple[int, ...] = (45,), seed: int = 0, widest: int = L) -> Layout:
+def a_layout(
+    *, adaptive: tuple[int, ...] = (45,), seed: int = 0, widest: int = L
+) -> Layout:
     generator = np.random.default_rng(seed)
     tokens = generator.integers(0, 40, size=(2, N))
     documents = np.repeat([[0, 1]], 2, axis=0).repeat(N // 2, axis=1)
     starts = [np.flatnonzero(generator.random(N) < 0.2) for _ in range(2)]
     windows = [(s, generator.integers(1, widest + 1, size=len(s))) for s in starts]
-    return branch(tokens, documents, windows, replaceable(tokens, documents, [3]), adaptive, w=0.7)
+    return branch(
+        tokens, documents, windows, replaceable(tokens, documents, [3]), adaptive, w=0.7
+    )
 
 
 def slow_loss(lm: LlamaForCausalLM, layout: Layout) -> torch.Tensor:
@@ -56,7 +70,12 @@ def slow_loss(lm: LlamaForCausalLM, layout: Layout) -> torch.Tensor:
     lm.set_attn_implementation("sdpa")
     loss = torch.zeros(())
     for ids, labels, offsets, weights, positions in zip(
-        layout.ids, layout.labels, layout.offsets, layout.weights, layout.positions, strict=True
+        layout.ids,
+        layout.labels,
+        layout.offsets,
+        layout.weights,
+        layout.positions,
+        strict=True,
     ):
         clean = torch.from_numpy(ids[: layout.trunk])[None]
         pieces = [(lm(clean).logits[0], slice(0, layout.trunk))]
@@ -66,10 +85,15 @@ def slow_loss(lm: LlamaForCausalLM, layout: Layout) -> torch.Tensor:
                 last += 1
             tokens = torch.from_numpy(ids[first:last])[None]
             sequence = torch.cat([clean[:, : positions[first]], tokens], dim=1)
-            pieces.append((lm(sequence).logits[0, positions[first] :], slice(first, last)))
+            pieces.append(
+                (lm(sequence).logits[0, positions[first] :], slice(first, last))
+            )
         for logits, place in pieces:
             losses = F.cross_entropy(
-                logits, torch.from_numpy(labels[place]), reduction="none", ignore_index=IGNORE
+                logits,
+                torch.from_numpy(labels[place]),
+                reduction="none",
+                ignore_index=IGNORE,
             )
             loss = loss + (losses * torch.from_numpy(weights[place])).sum()
     return loss
@@ -92,24 +116,37 @@ def test_value_and_gradient_are_those_of_every_window_alone(
     theirs = torch.autograd.grad(expected, parameters)
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
     for name, a, b in zip(names, ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            a, b, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def test_the_dense_mask_is_the_layouts_picture() -> None:
     positions = torch.tensor([[0, 1, 2, 3, 4, 1, 2, 3]])
     offsets = torch.tensor([[0, 0, 0, 0, 0, 1, 2, 1]])
-    expected = [[1, 0, 0, 0, 0, 1, 0, 0], [1, 0, 0, 0, 0, 1, 1, 0], [1, 1, 1, 0, 0, 0, 0, 1]]
+    expected = [
+        [1, 0, 0, 0, 0, 1, 0, 0],
+        [1, 0, 0, 0, 0, 1, 1, 0],
+        [1, 1, 1, 0, 0, 0, 0, 1],
+    ]
     assert dense_mask(positions, offsets, 5)[0, 0].int().tolist() == expected
 
 
 def test_the_block_mask_is_the_dense_mask() -> None:
     """And flex attention under it gives what dense attention gives (values: a CPU has no gradient of it)."""
     layout = a_layout()
-    positions, offsets = torch.from_numpy(layout.positions.copy()), torch.from_numpy(layout.offsets)
+    positions, offsets = (
+        torch.from_numpy(layout.positions.copy()),
+        torch.from_numpy(layout.offsets),
+    )
     dense, block = (mask(positions, offsets, N) for mask in (dense_mask, block_mask))
     r, _, m, c = dense.shape
     assert torch.equal(create_mask(block.mask_mod, r, 1, m, c, device="cpu"), dense)
-    query, key, value = torch.randn(r, 2, m, 16), torch.randn(r, 2, c, 16), torch.randn(r, 2, c, 16)
+    query, key, value = (
+        torch.randn(r, 2, m, 16),
+        torch.randn(r, 2, c, 16),
+        torch.randn(r, 2, c, 16),
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # uncompiled, as it warns
         result = flex_attention(query, key, value, block_mask=block)
@@ -117,14 +154,23 @@ def test_the_block_mask_is_the_dense_mask() -> None:
     torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("n", "m", "rows"), [(40, 16, 2), (300, 200, 2), (384, 128, 1), (1000, 256, 1)])
-def test_the_block_mask_is_built_without_any_mask_of_all_pairs(n: int, m: int, rows: int) -> None:
+@pytest.mark.parametrize(
+    ("n", "m", "rows"), [(40, 16, 2), (300, 200, 2), (384, 128, 1), (1000, 256, 1)]
+)
+def test_the_block_mask_is_built_without_any_mask_of_all_pairs(
+    n: int, m: int, rows: int
+) -> None:
     """create_block_mask took 0.9 GiB at 16,384 tokens. The blocks must be those that it finds."""
     generator = np.random.default_rng(n)
-    positions, offsets = np.tile(np.arange(n + m), (rows, 1)), np.zeros((rows, n + m), dtype=np.int64)
+    positions, offsets = (
+        np.tile(np.arange(n + m), (rows, 1)),
+        np.zeros((rows, n + m), dtype=np.int64),
+    )
     for row in range(rows):
         start, column = 1, n
-        while column < n + m - 9:  # the rest fills up, as columns that see the first token alone
+        while (
+            column < n + m - 9
+        ):  # the rest fills up, as columns that see the first token alone
             width = int(generator.integers(1, 8))
             positions[row, column : column + width] = start + np.arange(width)
             offsets[row, column : column + width] = 1 + np.arange(width)
@@ -134,14 +180,29 @@ def test_the_block_mask_is_built_without_any_mask_of_all_pairs(n: int, m: int, r
     expected = create_block_mask(result.mask_mod, rows, None, m, n + m, device="cpu")
     assert result.seq_lengths == expected.seq_lengths and result.shape == expected.shape
     assert torch.equal(result.to_dense(), expected.to_dense())
-    for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
+    for name in (
+        "kv_num_blocks",
+        "full_kv_num_blocks",
+        "q_num_blocks",
+        "full_q_num_blocks",
+    ):
         assert torch.equal(getattr(result, name), getattr(expected, name)), name
-    for count, places in (("kv_num_blocks", "kv_indices"), ("full_kv_num_blocks", "full_kv_indices")):
-        valid = torch.arange(getattr(result, places).shape[-1]) < getattr(result, count)[..., None]
-        assert torch.equal(getattr(result, places)[valid], getattr(expected, places)[valid]), places
+    for count, places in (
+        ("kv_num_blocks", "kv_indices"),
+        ("full_kv_num_blocks", "full_kv_indices"),
+    ):
+        valid = (
+            torch.arange(getattr(result, places).shape[-1])
+            < getattr(result, count)[..., None]
+        )
+        assert torch.equal(
+            getattr(result, places)[valid], getattr(expected, places)[valid]
+        ), places
 
 
-def test_the_fused_kernel_is_the_dense_one(module: AdaptiveLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fused_kernel_is_the_dense_one(
+    module: AdaptiveLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """objective.attention=dense on a GPU had no path at all: value and gradient of what it takes there."""
     batch = to_tensors(a_layout(), torch.device("cpu"))
     parameters = list(module.lm.parameters())
@@ -157,20 +218,34 @@ def test_the_fused_kernel_is_the_dense_one(module: AdaptiveLM, monkeypatch: pyte
 HEADS = {"heads": 4, "kv_heads": 2, "width": 16}
 
 
-def test_the_kernel_follows_the_setting_the_device_and_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_follows_the_setting_the_device_and_what_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Step 0 of every adaptive run needs flex attention on CUDA; where it failed, nothing else was tried."""
     branch_kernel.cache_clear()
-    kernel = lambda *args, dropout=0.0: branch_kernel(*args, torch.float32, **HEADS, dropout=dropout)  # noqa: E731
+
+    def kernel(*args, dropout=0.0):
+        return branch_kernel(*args, torch.float32, **HEADS, dropout=dropout)
+
     assert [kernel(name, "cpu") for name in ("auto", "dense")] == ["dense", "dense"]
-    with pytest.raises(UserError, match="must be auto or dense on a CPU, .* got flex. Set it to auto"):
+    with pytest.raises(
+        UserError, match="must be auto or dense on a CPU, .* got flex. Set it to auto"
+    ):
         kernel("flex", "cpu")
     monkeypatch.setattr(attention, "flex_failure", lambda *args, **kwargs: None)
-    assert [kernel(name, "cuda") for name in ("auto", "flex", "dense")] == ["flex", "flex", "dense"]
+    assert [kernel(name, "cuda") for name in ("auto", "flex", "dense")] == [
+        "flex",
+        "flex",
+        "dense",
+    ]
     assert kernel("auto", "cuda", dropout=0.1) == "dense"
     branch_kernel.cache_clear()
-    monkeypatch.setattr(attention, "flex_failure", lambda *args, **kwargs: "LoweringException: no")
+    monkeypatch.setattr(
+        attention, "flex_failure", lambda *args, **kwargs: "LoweringException: no"
+    )
     with pytest.warns(
-        UserWarning, match="flex attention fails on this device .LoweringException: no.: branches"
+        UserWarning,
+        match="flex attention fails on this device .LoweringException: no.: branches",
     ):
         assert kernel("auto", "cuda") == "dense"
     assert kernel("flex", "cuda") == "flex"
@@ -184,11 +259,15 @@ def test_why_flex_attention_fails_is_a_sentence() -> None:
     before = torch.get_rng_state()
     failure = flex_failure("cpu", torch.float32, **HEADS)
     assert failure is not None
-    assert failure.startswith("NotImplementedError: FlexAttention does not support backward on CPU")
+    assert failure.startswith(
+        "NotImplementedError: FlexAttention does not support backward on CPU"
+    )
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="flex attention's gradient needs a GPU")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="flex attention's gradient needs a GPU"
+)
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("kernel", ["flex", "dense"])
 def test_a_gpus_attention_has_the_cpus_gradient(kernel: str, kv_heads: int) -> None:
@@ -227,13 +306,23 @@ def test_flash_attention_runs_the_trunk(monkeypatch: pytest.MonkeyPatch) -> None
     def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False):
         q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
         output = F.scaled_dot_product_attention(
-            q, k, v, dropout_p=dropout_p, scale=softmax_scale, is_causal=causal, enable_gqa=True
+            q,
+            k,
+            v,
+            dropout_p=dropout_p,
+            scale=softmax_scale,
+            is_causal=causal,
+            enable_gqa=True,
         )
         return output.transpose(1, 2)
 
     with pytest.raises(UserError, match="needs the package flash-attn"):
         register("flash_attention_2")
-    monkeypatch.setitem(sys.modules, "flash_attn", types.SimpleNamespace(flash_attn_func=flash_attn_func))
+    monkeypatch.setitem(
+        sys.modules,
+        "flash_attn",
+        types.SimpleNamespace(flash_attn_func=flash_attn_func),
+    )
     monkeypatch.setattr("train.attention.is_flash_attn_2_available", lambda: True)
     batch = to_tensors(a_layout(), torch.device("cpu"))
     expected, *_ = model("sdpa")(**batch)

@@ -35,11 +35,15 @@ from train.model import describe
 
 
 def make(folder: Path, step: int) -> Path:
-    checkpoint = Checkpoint(step, 2, 1, {"validation": [{"loss": 0.1 + 0.2}], "run_id": None}, {})
+    checkpoint = Checkpoint(
+        step, 2, 1, {"validation": [{"loss": 0.1 + 0.2}], "run_id": None}, {}
+    )
     path = folder / checkpoint.name
     path.mkdir(parents=True)
     for name in ("a.pt", "b_optim_states.pt"):
-        checkpoint.files[name] = write_file({"weight": torch.arange(1000.0)}, path / name)
+        checkpoint.files[name] = write_file(
+            {"weight": torch.arange(1000.0)}, path / name
+        )
     write_checkpoint(path, checkpoint)
     return path
 
@@ -70,7 +74,9 @@ def test_every_byte_counts(tmp_path: Path) -> None:
                 read_checkpoint(path)
             (path / name).write_bytes(whole)
         (path / name).write_bytes(whole[:-3])
-        with pytest.raises(BrokenFile, match=r"bytes instead of|cannot be read|not what was written"):
+        with pytest.raises(
+            BrokenFile, match=r"bytes instead of|cannot be read|not what was written"
+        ):
             read_checkpoint(path)
         (path / name).unlink()
         with pytest.raises(BrokenFile, match=name):
@@ -83,18 +89,26 @@ ADDED: dict[str, Callable[[Path], Any]] = {
     "without .pt": lambda folder: (folder / "mp_rank_99").touch(),
     "in a subfolder": lambda folder: (folder / "x").mkdir(),
     "a link": lambda folder: (folder / "x.pt").symlink_to(folder / "a.pt"),
-    "the list as a pipe": lambda folder: ((folder / DESCRIBED).unlink(), os.mkfifo(folder / DESCRIBED)),
+    "the list as a pipe": lambda folder: (
+        (folder / DESCRIBED).unlink(),
+        os.mkfifo(folder / DESCRIBED),
+    ),
 }
 
 
 @pytest.mark.parametrize("added", ADDED)
-def test_a_file_that_is_not_listed_is_refused_by_name(tmp_path: Path, added: str) -> None:
+def test_a_file_that_is_not_listed_is_refused_by_name(
+    tmp_path: Path, added: str
+) -> None:
     """DeepSpeed looks for files by patterns, in subfolders too: an added one was loaded, its pickle run."""
     path = make(tmp_path, 1)
     before = set(path.iterdir())
     ADDED[added](path)
     name = next((entry.name for entry in path.iterdir() if entry not in before), "")
-    with pytest.raises(UserError, match=f"must contain only the regular files that .* lists, got .*{name}"):
+    with pytest.raises(
+        UserError,
+        match=f"must contain only the regular files that .* lists, got .*{name}",
+    ):
         read_checkpoint(path)
 
 
@@ -109,10 +123,14 @@ def test_a_file_that_is_not_listed_is_refused_by_name(tmp_path: Path, added: str
         ({"step": "1"}, "must describe step-000001, got step 1"),
     ],
 )
-def test_a_list_that_no_save_wrote_is_refused(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
+def test_a_list_that_no_save_wrote_is_refused(
+    tmp_path: Path, change: dict[str, Any], sentence: str
+) -> None:
     """A list by anybody, with a sum that fits, named files anywhere, or the folder of another step to load."""
     path = make(tmp_path, 1)
-    write_json(path / DESCRIBED, with_checksum(read_checksummed(path / DESCRIBED) | change))
+    write_json(
+        path / DESCRIBED, with_checksum(read_checksummed(path / DESCRIBED) | change)
+    )
     if "files" in change:
         for file in path.glob("*.pt"):
             file.unlink()
@@ -138,7 +156,10 @@ def test_the_newest_whole_checkpoint_is_found(tmp_path: Path) -> None:
     assert broken == {paths[2]: "a.pt has a checksum mismatch: the file is corrupt"}
     for path in paths[:2]:
         (path / DESCRIBED).unlink()
-    with pytest.raises(UserError, match=r"got none \(step-000006: a\.pt.*; step-000004: .*; step-000002"):
+    with pytest.raises(
+        UserError,
+        match=r"got none \(step-000006: a\.pt.*; step-000004: .*; step-000002",
+    ):
         find_whole(list_checkpoints(tmp_path))
 
 
@@ -146,7 +167,9 @@ def test_the_newest_whole_checkpoint_is_found(tmp_path: Path) -> None:
     ("last", "every", "remaining"),
     [(1, 0, [10]), (2, 0, [8, 10]), (1, 4, [4, 8, 10]), (9, 0, [2, 4, 6, 8, 10])],
 )
-def test_old_checkpoints_go(tmp_path: Path, last: int, every: int, remaining: list[int]) -> None:
+def test_old_checkpoints_go(
+    tmp_path: Path, last: int, every: int, remaining: list[int]
+) -> None:
     for step in (2, 4, 6, 8, 10):
         make(tmp_path, step)
     prune(tmp_path, keep_last=last, keep_every=every)
@@ -212,14 +235,25 @@ except OSError as error:
     print(error.errno, error.strerror)
 """
     assert hasattr(resource, "RLIMIT_FSIZE") and hasattr(signal, "SIGXFSZ")
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert run.stdout.strip() == f"27 {os.strerror(27)}"
 
 
-def test_an_unfinished_run_is_not_gone_on_with_unasked(data_folder: Path, tmp_path: Path) -> None:
+def test_an_unfinished_run_is_not_gone_on_with_unasked(
+    data_folder: Path, tmp_path: Path
+) -> None:
     (tmp_path / "run.json").write_text("{}")
-    arguments = ["model=demo", f"data.path={data_folder}", f"out={tmp_path}", "resume=false"]
-    with pytest.raises(UserError, match=r"must have no run with resume=false, got an unfinished one"):
+    arguments = [
+        "model=demo",
+        f"data.path={data_folder}",
+        f"out={tmp_path}",
+        "resume=false",
+    ]
+    with pytest.raises(
+        UserError, match=r"must have no run with resume=false, got an unfinished one"
+    ):
         main(settings("train", TrainConfig, arguments))
 
 
@@ -233,7 +267,9 @@ def test_a_record_with_other_fields(tmp_path: Path) -> None:
     assert broken == {path: "checkpoint.json has other fields than this version's"}
 
 
-@pytest.mark.parametrize("line", [b"[3]", b"{}", b'{"step": "x"}', b"\xff\xfe", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "line", [b"[3]", b"{}", b'{"step": "x"}', b"\xff\xfe", b"[" * 100_000]
+)
 def test_a_damaged_line_of_the_log(tmp_path: Path, line: bytes) -> None:
     """A run could not go on: TypeError, KeyError, UnicodeDecodeError, RecursionError."""
     path = tmp_path / "log.jsonl"
@@ -249,7 +285,11 @@ def test_what_cannot_be_removed_ends_no_run(
     for step in (1, 2):
         make(tmp_path, step)
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", Mock(side_effect=OSError(errno.ENOTEMPTY, "Directory not empty")))
+        patch.setattr(
+            shutil,
+            "rmtree",
+            Mock(side_effect=OSError(errno.ENOTEMPTY, "Directory not empty")),
+        )
         prune(tmp_path, keep_last=1, keep_every=0)
     assert (
         "step-000001 cannot be removed (Directory not empty): the next save tries again"
@@ -264,4 +304,7 @@ def test_checkpoints_are_ordered_by_step(tmp_path: Path) -> None:
     """
     for name in ("step-999750", "step-1000000", "step-999750.bak", "step-²"):
         (tmp_path / name).mkdir()
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-1000000", "step-999750"]
+    assert [path.name for path in list_checkpoints(tmp_path)] == [
+        "step-1000000",
+        "step-999750",
+    ]

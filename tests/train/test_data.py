@@ -13,13 +13,22 @@ from data_prep.shards import Shards
 from data_prep.vocab import Vocab
 from data_prep.windows import sample_windows
 from train.config import ObjectiveConfig, OptimizerConfig, TrainConfig, TrainDataConfig
-from train.data import TrainingData, draw_windows, global_order, lay_out, load_batch, rank_batches
+from train.data import (
+    TrainingData,
+    draw_windows,
+    global_order,
+    lay_out,
+    load_batch,
+    rank_batches,
+)
 from train.objective import IGNORE, Layout
 from train.trainer import learning_rate
 
 
 @given(st.integers(1, 20), st.integers(0, 50), st.integers(1, 50))
-def test_the_order_is_one_endless_sequence_of_permutations(count: int, start: int, length: int) -> None:
+def test_the_order_is_one_endless_sequence_of_permutations(
+    count: int, start: int, length: int
+) -> None:
     whole = global_order(3, count, 0, start + length)
     assert np.array_equal(global_order(3, count, start, length), whole[start:])
     for epoch in range(len(whole) // count):
@@ -29,21 +38,37 @@ def test_the_order_is_one_endless_sequence_of_permutations(count: int, start: in
 def test_ranks_share_a_global_batch_without_changing_it() -> None:
     order = global_order(0, 100, 0, 12)
     for ranks, micro in [(1, 12), (2, 3), (3, 2), (6, 1)]:
-        parts = [rank_batches(order, rank=r, ranks=ranks, micro_batch=micro) for r in range(ranks)]
-        assert sorted(np.concatenate([b for part in parts for b in part])) == sorted(order)
+        parts = [
+            rank_batches(order, rank=r, ranks=ranks, micro_batch=micro)
+            for r in range(ranks)
+        ]
+        assert sorted(np.concatenate([b for part in parts for b in part])) == sorted(
+            order
+        )
 
 
 @pytest.fixture
 def vocab(data_folder: Path) -> Vocab:
-    return Vocab.from_json(json.loads((data_folder / "manifest.json").read_text())["vocab"])
+    return Vocab.from_json(
+        json.loads((data_folder / "manifest.json").read_text())["vocab"]
+    )
 
 
-def own_text(folder: Path, share: float, *, objective: str = "branch", batch: int = 8) -> TrainConfig:
+def own_text(
+    folder: Path, share: float, *, objective: str = "branch", batch: int = 8
+) -> TrainConfig:
     data = TrainDataConfig(str(folder), own=str(folder), own_share=share)
-    return TrainConfig(data=data, objective=ObjectiveConfig(objective), global_batch=batch)
+    return TrainConfig(
+        data=data, objective=ObjectiveConfig(objective), global_batch=batch
+    )
 
 
-@given(seed=st.integers(0, 9), batch=st.integers(2, 24), share=st.floats(0.01, 0.99), step=st.integers(0, 200))
+@given(
+    seed=st.integers(0, 9),
+    batch=st.integers(2, 24),
+    share=st.floats(0.01, 0.99),
+    step=st.integers(0, 200),
+)
 def test_own_text_has_its_share_of_every_step(
     data_folder: Path, seed: int, batch: int, share: float, step: int
 ) -> None:
@@ -51,18 +76,29 @@ def test_own_text_has_its_share_of_every_step(
     count = round(share * batch)
     if not 0 < count < batch:
         with pytest.raises(
-            ValueError, match=rf"data\.own_share must be a share that gives 1 to {batch - 1} of the {batch} seq"
+            ValueError,
+            match=rf"data\.own_share must be a share that gives 1 to {batch - 1} of the {batch} seq",
         ):
             own_text(data_folder, share, batch=batch)
         return
     data = TrainingData(replace(own_text(data_folder, share, batch=batch), seed=seed))
     size, order = len(data.human), data.order(step)
     assert len(data) == 2 * size and data.human_sequences == batch - count
-    assert np.array_equal(order[:-count], global_order(seed, size, step * (batch - count), batch - count))
-    assert np.array_equal(order[-count:] - size, global_order(seed, size, step * count, count))
-    assert np.array_equal(data[int(order[-1])].tokens, data.human[int(order[-1]) - size].tokens)
+    assert np.array_equal(
+        order[:-count], global_order(seed, size, step * (batch - count), batch - count)
+    )
+    assert np.array_equal(
+        order[-count:] - size, global_order(seed, size, step * count, count)
+    )
+    assert np.array_equal(
+        data[int(order[-1])].tokens, data.human[int(order[-1]) - size].tokens
+    )
     factors = data.standard(order)
-    assert factors is not None and (factors[-count:] == 0).all() and factors.sum() == pytest.approx(batch)
+    assert (
+        factors is not None
+        and (factors[-count:] == 0).all()
+        and factors.sum() == pytest.approx(batch)
+    )
 
 
 def test_own_text_counts_for_drafts_alone(data_folder: Path, vocab: Vocab) -> None:
@@ -70,10 +106,14 @@ def test_own_text_counts_for_drafts_alone(data_folder: Path, vocab: Vocab) -> No
     config = own_text(data_folder, 0.4)
     data = TrainingData(config)
     order, totals = data.order(3), np.zeros(8)
-    for part, rows in zip(rank_batches(order, rank=0, ranks=1, micro_batch=2), np.split(np.arange(8), 4)):
+    for part, rows in zip(
+        rank_batches(order, rank=0, ranks=1, micro_batch=2), np.split(np.arange(8), 4)
+    ):
         sequences = [data[int(index)] for index in part]
         layout, plain = (
-            lay_out(sequences, part, vocab, config.objective, seed=(0,), standard=standard)
+            lay_out(
+                sequences, part, vocab, config.objective, seed=(0,), standard=standard
+            )
             for standard in (data.standard(part), None)
         )
         n = layout.trunk
@@ -81,21 +121,34 @@ def test_own_text_counts_for_drafts_alone(data_folder: Path, vocab: Vocab) -> No
         assert (layout.labels[own, :n] == IGNORE).all()
         assert np.array_equal(layout.labels[~own, :n], plain.labels[~own, :n])
         drafts = layout.offsets[own] > 0
-        assert drafts.any() == own.any() and (layout.labels[own][drafts] != vocab.eos).all()
+        assert (
+            drafts.any() == own.any()
+            and (layout.labels[own][drafts] != vocab.eos).all()
+        )
         assert (layout.teachers[own][drafts] >= 0).all()
         both = min(layout.ids.shape[1], plain.ids.shape[1])
         assert np.array_equal(layout.labels[~own, n:both], plain.labels[~own, n:both])
         assert np.allclose(layout.weights[:, n:], plain.weights[0, n])
         totals[rows] = layout.weights[:, :n].sum(1)
-    expected = [8 / 5 / 2 / 2] * 5 + [0] * 3  # of eq. 9's half, for each of a micro-batch's two rows
+    expected = [8 / 5 / 2 / 2] * 5 + [
+        0
+    ] * 3  # of eq. 9's half, for each of a micro-batch's two rows
     assert totals == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
     ("objective", "share", "message"),
     [
-        ("dual", 0.4, r"data\.own must be null for objective=dual, got .* Use objective=branch"),
-        ("branch", 1.0, r"data\.own_share must be above 0 and below 1, got 1\.0\. For no own text"),
+        (
+            "dual",
+            0.4,
+            r"data\.own must be null for objective=dual, got .* Use objective=branch",
+        ),
+        (
+            "branch",
+            1.0,
+            r"data\.own_share must be above 0 and below 1, got 1\.0\. For no own text",
+        ),
     ],
 )
 def test_own_text_that_cannot_be_trained_on_is_refused(
@@ -105,7 +158,9 @@ def test_own_text_that_cannot_be_trained_on_is_refused(
         own_text(data_folder, share, objective=objective)
 
 
-def test_a_sequences_windows_do_not_depend_on_its_batch(data_folder: Path, vocab: Vocab) -> None:
+def test_a_sequences_windows_do_not_depend_on_its_batch(
+    data_folder: Path, vocab: Vocab
+) -> None:
     shards, objective = Shards(data_folder, "train"), ObjectiveConfig()
     both = lay_out([shards[3], shards[7]], [3, 7], vocab, objective, seed=(0, 0, 5))
     alone = lay_out([shards[7]], [7], vocab, objective, seed=(0, 0, 5))
@@ -123,7 +178,12 @@ def test_windows_stay_off_control_tokens_padding_and_borders(
     rows = list(range(len(shards)))
     layout = lay_out([shards[i] for i in rows], rows, vocab, objective, seed=(0,))
     b = len(rows)
-    Y, M, offsets, labels = layout.ids[:b], layout.ids[b:], layout.offsets[b:], layout.labels[b:]
+    Y, M, offsets, labels = (
+        layout.ids[:b],
+        layout.ids[b:],
+        layout.offsets[b:],
+        layout.labels[b:],
+    )
     documents = np.stack([shards[i].documents for i in rows])
     assert (M[offsets == 0] == Y[offsets == 0]).all()
     assert not np.isin(Y[offsets > 0], list(vocab.control)).any()
@@ -140,9 +200,13 @@ def test_windows_stay_off_control_tokens_padding_and_borders(
 def test_wide_windows_change_no_draw_where_they_are_off() -> None:
     """Old runs must go on with the bytes that they began with."""
     off = draw_windows(5000, ObjectiveConfig(name="branch", L=5), seed=(0, 1))
-    plain = sample_windows(5000, L=5, start_rate=0.1, generator=np.random.default_rng((0, 1)))
+    plain = sample_windows(
+        5000, L=5, start_rate=0.1, generator=np.random.default_rng((0, 1))
+    )
     assert all(np.array_equal(a, b) for a, b in zip(off, plain, strict=True))
-    on = draw_windows(5000, ObjectiveConfig(name="branch", L=5, wide_share=0.2, L_max=9), seed=(0, 1))
+    on = draw_windows(
+        5000, ObjectiveConfig(name="branch", L=5, wide_share=0.2, L_max=9), seed=(0, 1)
+    )
     assert np.array_equal(on[0], plain[0]) and on[1].max() == 9
     assert 0.12 < (on[1] > 5).mean() < 0.28
 
@@ -150,13 +214,24 @@ def test_wide_windows_change_no_draw_where_they_are_off() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"wide_share": 1.5}, r"objective\.wide_share must be a share from 0 to 1, got 1\.5"),
-        ({"name": "dual"}, r"objective\.wide_share must be 0 for objective=dual, got 0\.2.*Use objective="),
-        ({"diverse": True}, r"must be 0 with objective\.diverse=true, got 0\.2\. Set objective\.diverse=false"),
+        (
+            {"wide_share": 1.5},
+            r"objective\.wide_share must be a share from 0 to 1, got 1\.5",
+        ),
+        (
+            {"name": "dual"},
+            r"objective\.wide_share must be 0 for objective=dual, got 0\.2.*Use objective=",
+        ),
+        (
+            {"diverse": True},
+            r"must be 0 with objective\.diverse=true, got 0\.2\. Set objective\.diverse=false",
+        ),
         ({"L_max": 5}, r"objective\.L_max must be above objective\.L=5, got 5"),
     ],
 )
-def test_wide_windows_that_cannot_be_trained_are_refused(settings: dict[str, object], message: str) -> None:
+def test_wide_windows_that_cannot_be_trained_are_refused(
+    settings: dict[str, object], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         ObjectiveConfig(**{"name": "branch", "wide_share": 0.2, **settings})
 
@@ -166,17 +241,31 @@ def test_branches_on_a_gpu_have_few_widths(
 ) -> None:
     """In multiples of 16 there were 43 widths in 400 sequences, and flex attention is compiled for each."""
     seen: list[Layout] = []
-    monkeypatch.setattr("train.data.to_tensors", lambda layout, device: seen.append(layout))
-    shards, objective = Shards(data_folder, "train"), ObjectiveConfig(name="branch", start_rate=0.3)
+    monkeypatch.setattr(
+        "train.data.to_tensors", lambda layout, device: seen.append(layout)
+    )
+    shards, objective = (
+        Shards(data_folder, "train"),
+        ObjectiveConfig(name="branch", start_rate=0.3),
+    )
     for index in range(12):
         for device in ("cpu", "cuda"):
-            load_batch(shards, np.array([index]), vocab, objective, seed=(0,), device=torch.device(device))
+            load_batch(
+                shards,
+                np.array([index]),
+                vocab,
+                objective,
+                seed=(0,),
+                device=torch.device(device),
+            )
     for narrow, rounded in zip(seen[::2], seen[1::2], strict=True):
         n, width = narrow.trunk, narrow.ids.shape[1]
         assert (rounded.ids.shape[1] - n) % 128 == 0 and width <= rounded.ids.shape[1]
         assert np.array_equal(rounded.labels[:, :width], narrow.labels)
         assert (rounded.labels[:, width:] == IGNORE).all()
-    widths = [{layout.ids.shape[1] for layout in subset} for subset in (seen[::2], seen[1::2])]
+    widths = [
+        {layout.ids.shape[1] for layout in subset} for subset in (seen[::2], seen[1::2])
+    ]
     assert len(widths[1]) < len(widths[0])
 
 
@@ -184,7 +273,9 @@ def test_the_adaptive_ids_of_an_objective() -> None:
     """LoRA under `causal` trained a row of the embedding that the manifest did not list, nor the export."""
     assert ObjectiveConfig("causal").adaptive_ids((7, 8)) == ()
     assert ObjectiveConfig(L=2).adaptive_ids((7, 8)) == (7,)
-    with pytest.raises(ValueError, match=r"objective\.L must be at most the 2 diverse ids, got 3"):
+    with pytest.raises(
+        ValueError, match=r"objective\.L must be at most the 2 diverse ids, got 3"
+    ):
         ObjectiveConfig(L=3, diverse=True).adaptive_ids((7, 8))
 
 
@@ -203,5 +294,14 @@ def test_a_sequence_with_an_adaptive_id_is_reported_by_the_rank_that_meets_it(
     """One rank met it, and rank 0 said that another rank was lost; nobody said why."""
     shards = Shards(data_folder, "train")
     vocab = replace(vocab, adaptive=(int(shards[3].tokens[5]),))
-    with pytest.raises(RankLocalError, match="must not occur in text, got one in sequence 3"):
-        load_batch(shards, np.array([3]), vocab, ObjectiveConfig(), seed=(0,), device=torch.device("cpu"))
+    with pytest.raises(
+        RankLocalError, match="must not occur in text, got one in sequence 3"
+    ):
+        load_batch(
+            shards,
+            np.array([3]),
+            vocab,
+            ObjectiveConfig(),
+            seed=(0,),
+            device=torch.device("cpu"),
+        )

@@ -40,7 +40,9 @@ def wait_for(ends: list[str], count: int) -> None:
         time.sleep(0.02)
 
 
-def test_ranks_that_live_or_have_finished_end_nobody(start: Start, ends: list[str]) -> None:
+def test_ranks_that_live_or_have_finished_end_nobody(
+    start: Start, ends: list[str]
+) -> None:
     pulses = start(*[dist.HashStore()] * 3)
     pulses[2].finish()
     time.sleep(1.0)
@@ -69,7 +71,9 @@ class Gone:
         self.store.set(*arguments)
 
 
-def test_the_end_of_the_store_is_the_end_of_rank_0(start: Start, ends: list[str]) -> None:
+def test_the_end_of_the_store_is_the_end_of_rank_0(
+    start: Start, ends: list[str]
+) -> None:
     store = Gone()
     first, _ = start(store, store)
     first.finish()
@@ -112,7 +116,9 @@ def test_the_watch_opens_no_port_of_its_own(
 
 
 @pytest.mark.parametrize("handler", [signal.SIG_DFL, signal.SIG_IGN])
-def test_a_closed_terminal_stops_a_run_unless_it_was_to_outlive_it(handler: signal.Handlers) -> None:
+def test_a_closed_terminal_stops_a_run_unless_it_was_to_outlive_it(
+    handler: signal.Handlers,
+) -> None:
     """SIGHUP killed the ranks unsaved, under nohup too."""
     numbers = (signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
     before = {number: signal.getsignal(number) for number in numbers}

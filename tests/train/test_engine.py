@@ -22,7 +22,14 @@ from train.checkpoint import Checkpoint, write_file
 from train.checkpoints import to_universal
 from train.config import TrainConfig
 from train.data import load_batch
-from train.engine import Abandoned, Engine, count_parameters, deepspeed_config, parameter_groups, start
+from train.engine import (
+    Abandoned,
+    Engine,
+    count_parameters,
+    deepspeed_config,
+    parameter_groups,
+    start,
+)
 from train.model import AdaptiveLM, assemble, describe
 
 LR = 1e-2
@@ -40,9 +47,17 @@ class Setup:
     """A tiny model and its batches under some settings."""
 
     def __init__(self, data: Path, *overrides: str) -> None:
-        arguments = [*RECIPE, f"data.path={data}", "global_batch=4", "micro_batch=1", *overrides]
+        arguments = [
+            *RECIPE,
+            f"data.path={data}",
+            "global_batch=4",
+            "micro_batch=1",
+            *overrides,
+        ]
         self.config = settings("train", TrainConfig, arguments)
-        self.vocab = Vocab.from_json(json.loads((data / "manifest.json").read_text())["vocab"])
+        self.vocab = Vocab.from_json(
+            json.loads((data / "manifest.json").read_text())["vocab"]
+        )
         self._shards = Shards(data, "train")
 
     def module(self) -> AdaptiveLM:
@@ -63,7 +78,10 @@ class Setup:
         ]
 
     def train(self, engine: Engine, steps: int = 3) -> list[float]:
-        return [float(engine.step(self.batches(s), LR, key=(0, s))[0].mean()) for s in range(steps)]
+        return [
+            float(engine.step(self.batches(s), LR, key=(0, s))[0].mean())
+            for s in range(steps)
+        ]
 
 
 def plain(setup: Setup, module: AdaptiveLM, steps: int = 3) -> list[float]:
@@ -86,31 +104,51 @@ def plain(setup: Setup, module: AdaptiveLM, steps: int = 3) -> list[float]:
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_accumulation_and_clipping_are_the_plain_loops(data_folder: Path, stage: int) -> None:
-    setup = Setup(data_folder, f"deepspeed=zero{stage}", "dtype=float32", "optimizer.clip=0.05")
+def test_accumulation_and_clipping_are_the_plain_loops(
+    data_folder: Path, stage: int
+) -> None:
+    setup = Setup(
+        data_folder, f"deepspeed=zero{stage}", "dtype=float32", "optimizer.clip=0.05"
+    )
     module, reference = setup.module(), setup.module()
     engine = Engine(module, setup.config)
-    assert setup.train(engine) == pytest.approx(plain(setup, reference), rel=0, abs=1e-6)
+    assert setup.train(engine) == pytest.approx(
+        plain(setup, reference), rel=0, abs=1e-6
+    )
     assert engine.gradient_norm() > 0.05, "clipped"
     for ours, theirs in zip(module.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(
             ours, theirs, rtol=0, atol=1e-5
         )  # Adam magnifies rounding of small gradients
-    norm = float(sum(p.detach().double().square().sum() for p in module.parameters()) ** 0.5)
+    norm = float(
+        sum(p.detach().double().square().sum() for p in module.parameters()) ** 0.5
+    )
     assert engine.weight_norm() == pytest.approx(norm)
 
 
 @pytest.mark.parametrize("preset", ["zero2", "zero3", "zero2_offload"])
-def test_bfloat16_gradients_are_added_up_in_float32(data_folder: Path, preset: str) -> None:
+def test_bfloat16_gradients_are_added_up_in_float32(
+    data_folder: Path, preset: str
+) -> None:
     """Sixteen micro-batches added up in bfloat16: the gradient's norm was off by 3.6e-4."""
-    pinned = ["deepspeed.zero_optimization.offload_optimizer.pin_memory=false"] if "offload" in preset else []
+    pinned = (
+        ["deepspeed.zero_optimization.offload_optimizer.pin_memory=false"]
+        if "offload" in preset
+        else []
+    )
     common = ["dtype=bfloat16", "global_batch=16", "optimizer.clip=0", *pinned]
     setup = Setup(data_folder, f"deepspeed={preset}", *common)
     batches = [batch for step in range(4) for batch in setup.batches(step)]
     reference, total = setup.module(), 0.0
     for batch in batches:
         (reference(**batch)[0] / 16).backward()
-        total += torch.cat([p.grad.double().flatten() for p in reference.parameters() if p.grad is not None])
+        total += torch.cat(
+            [
+                p.grad.double().flatten()
+                for p in reference.parameters()
+                if p.grad is not None
+            ]
+        )
         reference.zero_grad()
     engine = Engine(setup.module(), setup.config)
     engine.step(batches, 0.0, key=(0, 0))
@@ -130,11 +168,17 @@ def test_bfloat16_gradients_are_added_up_in_float32(data_folder: Path, preset: s
         ("zero2", False, "bf16", "must be fp32 with"),
     ],
 )
-def test_types_that_gradients_cannot_be_added_up_in(preset: str, bf16: bool, dtype: str, message: str) -> None:
+def test_types_that_gradients_cannot_be_added_up_in(
+    preset: str, bf16: bool, dtype: str, message: str
+) -> None:
     """DeepSpeed ended in NotImplementedError at stage 0."""
     given = [f"deepspeed={preset}", f"dtype={'bfloat16' if bf16 else 'float32'}"]
     with pytest.raises(UserError, match=message):
-        settings("train", TrainConfig, [*given, f"++deepspeed.data_types.grad_accum_dtype={dtype}"])
+        settings(
+            "train",
+            TrainConfig,
+            [*given, f"++deepspeed.data_types.grad_accum_dtype={dtype}"],
+        )
 
 
 def test_the_first_step_in_bfloat16_is_adams_first(data_folder: Path) -> None:
@@ -145,7 +189,9 @@ def test_the_first_step_in_bfloat16_is_adams_first(data_folder: Path) -> None:
         module = setup.module()
         engine = Engine(module, setup.config)
         setup.train(engine, steps=1)
-        result.append(torch.cat([p.detach().float().flatten() for p in module.parameters()]))
+        result.append(
+            torch.cat([p.detach().float().flatten() for p in module.parameters()])
+        )
     # Adam's first step moves every weight by the learning rate.
     assert (result[0] - result[1]).abs().max() < LR / 2
 
@@ -158,7 +204,9 @@ def test_rotary_frequencies_stay_exact_in_bfloat16(data_folder: Path) -> None:
     setup = Setup(data_folder, "deepspeed=zero1", "dtype=bfloat16")
     module = setup.module()
     Engine(module, setup.config)
-    assert exact and all(torch.equal(buffer, exact[name]) for name, buffer in module.named_buffers())
+    assert exact and all(
+        torch.equal(buffer, exact[name]) for name, buffer in module.named_buffers()
+    )
 
 
 def test_zero_3_loads_a_directory_in_parts(data_folder: Path, tmp_path: Path) -> None:
@@ -167,11 +215,23 @@ def test_zero_3_loads_a_directory_in_parts(data_folder: Path, tmp_path: Path) ->
     setup = Setup(data_folder, "deepspeed=zero3", single)
     lm = setup.module().lm
     lm.save_pretrained(tmp_path)
-    loaded = Setup(data_folder, "deepspeed=zero3", single, "model=pretrained", f"model.path={tmp_path}")
+    loaded = Setup(
+        data_folder,
+        "deepspeed=zero3",
+        single,
+        "model=pretrained",
+        f"model.path={tmp_path}",
+    )
     module = loaded.module()
     assert all(p.numel() == 0 for p in module.lm.parameters()), "only parts are held"
     assert count_parameters(module.lm) == sum(p.numel() for p in lm.parameters())
-    whole = Setup(data_folder, "deepspeed=zero0", single, "model=pretrained", f"model.path={tmp_path}")
+    whole = Setup(
+        data_folder,
+        "deepspeed=zero0",
+        single,
+        "model=pretrained",
+        f"model.path={tmp_path}",
+    )
     expected = whole.train(Engine(whole.module(), whole.config))
     engine = Engine(module, loaded.config)
     assert loaded.train(engine) == pytest.approx(expected, abs=1e-5)
@@ -179,12 +239,16 @@ def test_zero_3_loads_a_directory_in_parts(data_folder: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("stage", [0, 3])
-def test_a_base_model_without_all_its_weights_is_refused(data_folder: Path, tmp_path: Path, stage: int) -> None:
+def test_a_base_model_without_all_its_weights_is_refused(
+    data_folder: Path, tmp_path: Path, stage: int
+) -> None:
     """The library drew at random what a file lacks: training began from it, after a table of warnings."""
     options = (f"deepspeed=zero{stage}", "dtype=float32")
     lm = Setup(data_folder, "deepspeed=zero0").module().lm
     pretrained = ("model=pretrained", f"model.path={tmp_path}")
-    weights = {name: tensor.detach().clone() for name, tensor in lm.state_dict().items()}
+    weights = {
+        name: tensor.detach().clone() for name, tensor in lm.state_dict().items()
+    }
     name = "model.layers.0.mlp.up_proj.weight"
     for changed, sentence in (
         ({}, f"must have every weight of the model, got none for {name}"),
@@ -193,21 +257,30 @@ def test_a_base_model_without_all_its_weights_is_refused(data_folder: Path, tmp_
             rf"(must have {name} of size \(48, 32\)|size mismatch for {name}).*\(?47, 32",
         ),
     ):
-        lm.save_pretrained(tmp_path, state_dict={n: w for n, w in weights.items() if n != name} | changed)
+        lm.save_pretrained(
+            tmp_path,
+            state_dict={n: w for n, w in weights.items() if n != name} | changed,
+        )
         with pytest.raises(UserError, match=f"model.path={tmp_path} .*{sentence}"):
             Setup(data_folder, *options, *pretrained).module()
     (tmp_path / "model.safetensors").write_bytes(b"no weights")
-    with pytest.raises(UserError, match=f"model.path={tmp_path} must be a causal model with weights"):
+    with pytest.raises(
+        UserError, match=f"model.path={tmp_path} must be a causal model with weights"
+    ):
         Setup(data_folder, *options, *pretrained).module()
 
 
 def test_writers_that_cannot_be_are_refused(data_folder: Path) -> None:
     setup = Setup(data_folder, "+deepspeed.checkpoint.writer.type=python")
-    with pytest.raises(UserError, match=r"deepspeed\.checkpoint\.writer must be left out"):
+    with pytest.raises(
+        UserError, match=r"deepspeed\.checkpoint\.writer must be left out"
+    ):
         deepspeed_config(setup.config, ranks=1)
 
 
-def test_of_read_only_data_what_is_copied_can_be_written_again(data_folder: Path, tmp_path: Path) -> None:
+def test_of_read_only_data_what_is_copied_can_be_written_again(
+    data_folder: Path, tmp_path: Path
+) -> None:
     """The folder took the mode of the data's: on read-only data a training could not go on."""
     data = tmp_path / "data"
     shutil.copytree(data_folder / "tokenizer", data / "tokenizer")
@@ -215,7 +288,9 @@ def test_of_read_only_data_what_is_copied_can_be_written_again(data_folder: Path
         path.chmod(0o555 if path.is_dir() else 0o444)
     out = tmp_path / "model"
     describe(tiny_llama(), data, out)
-    assert {path.name for path in out.iterdir()} > {path.name for path in (data / "tokenizer").iterdir()}
+    assert {path.name for path in out.iterdir()} > {
+        path.name for path in (data / "tokenizer").iterdir()
+    }
     assert all(path.stat().st_mode & 0o200 for path in (out, *out.iterdir()))
     (data / "tokenizer").chmod(0o755)
 
@@ -236,10 +311,15 @@ def test_a_checkpoint_runs_nothing(data_folder: Path, tmp_path: Path) -> None:
     file = next((tmp_path / "step").glob("*model_states.pt"))
     state = torch.load(file, weights_only=False)
     torch.save(state | {"lr_scheduler": Foreign()}, file)
-    with pytest.raises(UserError, match="must have tensors and plain values, got a pickle of posix.putenv"):
+    with pytest.raises(
+        UserError,
+        match="must have tensors and plain values, got a pickle of posix.putenv",
+    ):
         engine.load(tmp_path, "step")
     with pytest.raises(UserError, match="must be a file as DeepSpeed .* got .*putenv"):
-        to_universal(tmp_path / "step", Checkpoint(1, 2, 0, {}, written), tmp_path / "universal")
+        to_universal(
+            tmp_path / "step", Checkpoint(1, 2, 0, {}, written), tmp_path / "universal"
+        )
 
 
 def test_the_name_of_a_weight_is_no_path_for_the_converter(tmp_path: Path) -> None:
@@ -247,8 +327,14 @@ def test_the_name_of_a_weight_is_no_path_for_the_converter(tmp_path: Path) -> No
     tmp_path.joinpath("step").mkdir()
     file = tmp_path / "step/mp_rank_00_model_states.pt"
     written = write_file({"param_shapes": [{"../../elsewhere": torch.Size([1])}]}, file)
-    with pytest.raises(UserError, match=r"names of weights must not be paths, got \.\./\.\./elsewhere"):
-        to_universal(file.parent, Checkpoint(1, 1, 1, {}, {file.name: written}), tmp_path / "universal")
+    with pytest.raises(
+        UserError, match=r"names of weights must not be paths, got \.\./\.\./elsewhere"
+    ):
+        to_universal(
+            file.parent,
+            Checkpoint(1, 1, 1, {}, {file.name: written}),
+            tmp_path / "universal",
+        )
 
 
 def test_pytorch_loads_no_pickle_whatever_a_library_asks_for(tmp_path: Path) -> None:
@@ -260,7 +346,9 @@ def test_pytorch_loads_no_pickle_whatever_a_library_asks_for(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_a_step_that_is_abandoned_changes_nothing(data_folder: Path, tmp_path: Path, stage: int) -> None:
+def test_a_step_that_is_abandoned_changes_nothing(
+    data_folder: Path, tmp_path: Path, stage: int
+) -> None:
     """A signal was looked at between steps alone: before the end of a long one the scheduler killed the run."""
     setup = Setup(data_folder, f"deepspeed=zero{stage}", "dtype=float32")
     whole = setup.train(Engine(setup.module(), setup.config), steps=2)

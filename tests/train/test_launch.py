@@ -47,8 +47,14 @@ def project_of(folder: Path, *scripts: str) -> Path:
     return folder
 
 
-def launch(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    remaining = {key: value for key, value in os.environ.items() if key not in ("NODES", "HEAD", "RUN")}
+def launch(
+    name: str, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    remaining = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("NODES", "HEAD", "RUN")
+    }
     return subprocess.run(
         ["bash", f"launch/{name}", *arguments],
         cwd=ROOT,
@@ -59,29 +65,52 @@ def launch(name: str, *arguments: str, **environment: str) -> subprocess.Complet
 
 
 @pytest.mark.parametrize(
-    "environment", [{}, {"NODES": "2"}, {"NODES": "two", "HEAD": "host"}, {"HEAD": "host:1"}]
+    "environment",
+    [{}, {"NODES": "2"}, {"NODES": "two", "HEAD": "host"}, {"HEAD": "host:1"}],
 )
-def test_several_machines_need_their_number_and_a_meeting_place(environment: dict[str, str]) -> None:
+def test_several_machines_need_their_number_and_a_meeting_place(
+    environment: dict[str, str],
+) -> None:
     run = launch("train_multinode.sh", **environment)
-    assert run.returncode == 2 and run.stderr.startswith("error: wanted NODES") and run.stderr.count("\n") == 1
+    assert (
+        run.returncode == 2
+        and run.stderr.startswith("error: wanted NODES")
+        and run.stderr.count("\n") == 1
+    )
 
 
 @pytest.mark.parametrize(("code", "requeued"), [(0, False), (75, True), (1, False)])
-def test_a_job_that_saved_before_its_limit_is_queued_again(code: int, requeued: bool, tmp_path: Path) -> None:
+def test_a_job_that_saved_before_its_limit_is_queued_again(
+    code: int, requeued: bool, tmp_path: Path
+) -> None:
     stub(
         tmp_path,
         srun='echo "srun $* NODES=$NODES HEAD=$HEAD RUN=$RUN" >>"$CALLS"; exit "$CODE"',
         scontrol='echo "scontrol $*" >>"$CALLS"; [[ $1 != show ]] || printf "node7\\nnode8\\n"',
     )
     calls = tmp_path / "calls"
-    job = {"JOB_ID": "42", "JOB_NUM_NODES": "2", "JOB_NODELIST": "node[7-8]", "SUBMIT_DIR": str(ROOT)}
+    job = {
+        "JOB_ID": "42",
+        "JOB_NUM_NODES": "2",
+        "JOB_NODELIST": "node[7-8]",
+        "SUBMIT_DIR": str(ROOT),
+    }
     job["CPUS_ON_NODE"] = "96"
     slurm = {f"SLURM_{key}": value for key, value in job.items()}
     path = f"{tmp_path}:{os.environ['PATH']}"
-    run = launch("train_slurm.sh", "out=a b", PATH=path, CALLS=str(calls), CODE=str(code), **slurm)
+    run = launch(
+        "train_slurm.sh",
+        "out=a b",
+        PATH=path,
+        CALLS=str(calls),
+        CODE=str(code),
+        **slurm,
+    )
     assert run.returncode == code, run.stderr
     message = calls.read_text()
-    assert "launch/train_multinode.sh out=a b NODES=2 HEAD=node7:29400 RUN=42" in message
+    assert (
+        "launch/train_multinode.sh out=a b NODES=2 HEAD=node7:29400 RUN=42" in message
+    )
     assert "srun --cpus-per-task=96 " in message, "srun gave the task one core"
     assert ("scontrol requeue 42" in message) == requeued
 
@@ -103,10 +132,19 @@ def test_every_rank_gets_its_share_of_the_cores(
     project = project_of(tmp_path / "project", "train.sh")
     gpus = {"nvidia-smi": "echo GPU 0; echo GPU 1"}
     stub(tmp_path, torchrun='echo "threads $OMP_NUM_THREADS"', nproc="echo 32", **gpus)
-    remaining = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "RANKS")}
+    remaining = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("OMP_NUM_THREADS", "RANKS")
+    }
     remaining |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", **environment}
     run = subprocess.run(
-        ["bash", "launch/train.sh"], cwd=project, env=remaining, capture_output=True, text=True, check=True
+        ["bash", "launch/train.sh"],
+        cwd=project,
+        env=remaining,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert run.stdout == f"threads {threads}\n", run.stderr
 
@@ -118,7 +156,8 @@ def test_the_demo_runs_every_stage_with_settings_that_compose(tmp_path: Path) ->
     stub(tmp_path, python=RECORD, torchrun=RECORD)
     run = subprocess.run(
         ["bash", str(project / "launch" / "demo.sh"), str(tmp_path / "out")],
-        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(calls)},
+        env=os.environ
+        | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(calls)},
         capture_output=True,
         text=True,
     )
@@ -128,7 +167,9 @@ def test_the_demo_runs_every_stage_with_settings_that_compose(tmp_path: Path) ->
         words = shlex.split(line)
         at = words.index("-m") + 1
         entry, schema = ENTRIES[words[at]]
-        composed: Any = settings(entry, schema, words[at + 1 :])  # raises for names that do not exist
+        composed: Any = settings(
+            entry, schema, words[at + 1 :]
+        )  # raises for names that do not exist
         assert composed.out.startswith(str(tmp_path / "out"))
         called.append(words[at])
         if words[at] == "data_prep" and len(called) == 1:
@@ -142,25 +183,40 @@ def test_the_demo_runs_every_stage_with_settings_that_compose(tmp_path: Path) ->
     ]
 
 
-@pytest.mark.parametrize("name", ["demo", "pipeline", "evaluate", "gpu_check", "docs", "setup"])
+@pytest.mark.parametrize(
+    "name", ["demo", "pipeline", "evaluate", "gpu_check", "docs", "setup"]
+)
 @pytest.mark.parametrize("option", ["-h", "--help"])
 def test_help_of_a_script_is_its_head(name: str, option: str) -> None:
     """`bash launch/demo.sh --help` began the demo in a folder named --help."""
     run = launch(f"{name}.sh", option)
-    head = (ROOT / "launch" / f"{name}.sh").read_text().splitlines()[1].removeprefix("# ")
-    assert run.returncode == 0 and run.stdout.startswith(head + "\n") and "set -e" not in run.stdout
+    head = (
+        (ROOT / "launch" / f"{name}.sh").read_text().splitlines()[1].removeprefix("# ")
+    )
+    assert (
+        run.returncode == 0
+        and run.stdout.startswith(head + "\n")
+        and "set -e" not in run.stdout
+    )
 
 
 @pytest.mark.parametrize("out", ["--out", "out=x"])
 def test_an_option_is_no_folder_for_the_demo(out: str) -> None:
     run = launch("demo.sh", out)
     assert run.returncode == 2
-    assert run.stderr.startswith(f"error: OUT must be a folder, got {out}. Run launch/demo.sh [OUT]")
+    assert run.stderr.startswith(
+        f"error: OUT must be a folder, got {out}. Run launch/demo.sh [OUT]"
+    )
 
 
-@pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="launch/evaluate.sh wants .venv")
+@pytest.mark.skipif(
+    not (ROOT / ".venv").exists(), reason="launch/evaluate.sh wants .venv"
+)
 def test_a_mistake_in_an_evaluation_is_reported_once() -> None:
     """Each part reported that there is no such model."""
     run = launch("evaluate.sh", "/nowhere", RANKS="1")
     sentence = "error: model=/nowhere must be a Transformers model directory, got no such directory\n"
-    assert run.returncode == 2 and run.stderr == sentence + "  see docs/settings/bench.md#model\n"
+    assert (
+        run.returncode == 2
+        and run.stderr == sentence + "  see docs/settings/bench.md#model\n"
+    )

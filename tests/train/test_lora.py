@@ -36,7 +36,9 @@ def a_branch_layout(*, seed: int = 0) -> Layout:
     return a_layout(adaptive=ADAPTIVE, seed=seed)
 
 
-def adapted(config: LoraSettings, *, dtype: torch.dtype = torch.float32, tied: bool = False) -> AdaptiveLM:
+def adapted(
+    config: LoraSettings, *, dtype: torch.dtype = torch.float32, tied: bool = False
+) -> AdaptiveLM:
     lm = model("sdpa").lm.to(dtype)
     if tied:
         lm.config.tie_word_embeddings = True
@@ -62,14 +64,21 @@ def hidden_and_tally(module: AdaptiveLM, layout: Layout) -> tuple[Tensor, Tensor
     """(r, c, d) last hidden states, and the tally of a forward."""
     batch = to_tensors(layout, CPU)
     with torch.no_grad():
-        hidden = module.encode(batch["ids"], batch["offsets"], batch["positions"], batch["trunk"])
+        hidden = module.encode(
+            batch["ids"], batch["offsets"], batch["positions"], batch["trunk"]
+        )
         return hidden, module(**batch)[1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_gated_the_clean_rows_are_the_base_models_bit_for_bit(dtype: torch.dtype) -> None:
+def test_gated_the_clean_rows_are_the_base_models_bit_for_bit(
+    dtype: torch.dtype,
+) -> None:
     layout = a_branch_layout(seed=5)
-    standard = causal(layout.ids[:, : layout.trunk], np.zeros((len(layout.ids), layout.trunk), dtype=int))
+    standard = causal(
+        layout.ids[:, : layout.trunk],
+        np.zeros((len(layout.ids), layout.trunk), dtype=int),
+    )
     base = AdaptiveLM(model("sdpa").lm.to(dtype), chunk=7, L=L)
     module = adapted(LoraSettings(rank=4, gated=True), dtype=dtype)
     hidden, _ = hidden_and_tally(base, standard)
@@ -78,7 +87,9 @@ def test_gated_the_clean_rows_are_the_base_models_bit_for_bit(dtype: torch.dtype
     trained, tally = hidden_and_tally(module, layout)
     assert torch.equal(untrained[:, : layout.trunk], hidden)
     assert torch.equal(trained[:, : layout.trunk], hidden)
-    assert torch.equal(tally[0], hidden_and_tally(base, layout)[1][0])  # the standard tokens' loss and accuracy
+    assert torch.equal(
+        tally[0], hidden_and_tally(base, layout)[1][0]
+    )  # the standard tokens' loss and accuracy
     adaptive = torch.from_numpy(layout.offsets > 0)
     assert not torch.isclose(trained[adaptive], untrained[adaptive]).any(dim=-1).all()
 
@@ -98,12 +109,17 @@ def test_only_the_adapter_learns(gated: bool) -> None:
 def test_a_gated_gradient_is_that_of_a_mask_on_the_input() -> None:
     """The slow, obvious gate: every row goes through A and B, those of standard tokens as zeros."""
     layout = a_branch_layout()
-    fast, slow = adapted(LoraSettings(rank=4, gated=True)), adapted(LoraSettings(rank=4))
+    fast, slow = (
+        adapted(LoraSettings(rank=4, gated=True)),
+        adapted(LoraSettings(rank=4)),
+    )
     mask = torch.from_numpy(layout.offsets > 0)[..., None]
     for name, module in slow.named_modules():
         if name.endswith("lora_A.default"):
             module.register_forward_pre_hook(lambda module, args: (args[0] * mask,))
-    layout.labels[layout.offsets == 0] = IGNORE  # what frozen weights predict teaches nothing
+    layout.labels[layout.offsets == 0] = (
+        IGNORE  # what frozen weights predict teaches nothing
+    )
     for module in (fast, slow):
         generator = torch.Generator().manual_seed(1)
         for name, parameter in module.named_parameters():
@@ -112,7 +128,9 @@ def test_a_gated_gradient_is_that_of_a_mask_on_the_input() -> None:
         module(**to_tensors(layout, CPU))[0].backward()
     for (name, a), b in zip(fast.named_parameters(), slow.parameters(), strict=True):
         if a.requires_grad:
-            torch.testing.assert_close(a.grad, b.grad, msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close(
+                a.grad, b.grad, msg=lambda text, name=name: f"{name}: {text}"
+            )
 
 
 def test_checkpointed_layers_see_the_same_gate() -> None:
@@ -130,7 +148,10 @@ def test_checkpointed_layers_see_the_same_gate() -> None:
 def test_a_compiled_layer_is_compiled_once_for_every_number_of_adaptive_rows() -> None:
     """A graph for every number of adaptive rows met the limit of graphs, and nothing was compiled."""
     module = adapted(LoraSettings(rank=4, gated=True))
-    layouts = {a_branch_layout(seed=seed).ids.shape[1]: a_branch_layout(seed=seed) for seed in range(12)}
+    layouts = {
+        a_branch_layout(seed=seed).ids.shape[1]: a_branch_layout(seed=seed)
+        for seed in range(12)
+    }
     assert len(layouts) > 1
     graphs, counts = CompileCounter(), []
     expected = [module(**to_tensors(layout, CPU))[0] for layout in layouts.values()]
@@ -156,17 +177,33 @@ def test_weight_decay_spares_the_adaptive_rows() -> None:
     module = adapted(LoraSettings(rank=4))
     names = {id(p): name for name, p in module.named_parameters()}
     decayed, plain = parameter_groups(module, OptimizerConfig())
-    assert all("lora_" in names[id(p)] for p in decayed["params"]) and decayed["weight_decay"]
-    assert [names[id(p)].split(".")[-2] for p in plain["params"]] == ["trainable_tokens_delta"]
-    assert len(parameter_groups(adapted(LoraSettings(rank=4, adaptive_rows=False)), OptimizerConfig())) == 1
+    assert (
+        all("lora_" in names[id(p)] for p in decayed["params"])
+        and decayed["weight_decay"]
+    )
+    assert [names[id(p)].split(".")[-2] for p in plain["params"]] == [
+        "trainable_tokens_delta"
+    ]
+    assert (
+        len(
+            parameter_groups(
+                adapted(LoraSettings(rank=4, adaptive_rows=False)), OptimizerConfig()
+            )
+        )
+        == 1
+    )
 
 
-def plain(module: AdaptiveLM, config: LoraSettings, keep: Path | None) -> LlamaForCausalLM:
+def plain(
+    module: AdaptiveLM, config: LoraSettings, keep: Path | None
+) -> LlamaForCausalLM:
     """The model that an export writes."""
     with torch.device("meta"):
         lm = AutoModelForCausalLM.from_config(module.lm.config)
     trained, merged = module.lm.state_dict(), keep is None
-    weights = PlainWeights(lm, config, trained, adaptive=ADAPTIVE, merged=merged, dtype=torch.float32)
+    weights = PlainWeights(
+        lm, config, trained, adaptive=ADAPTIVE, merged=merged, dtype=torch.float32
+    )
     if keep is not None:
         weights.save_adapter(keep)
     exported = LlamaForCausalLM(module.lm.config)
@@ -176,7 +213,9 @@ def plain(module: AdaptiveLM, config: LoraSettings, keep: Path | None) -> LlamaF
 
 @pytest.mark.parametrize("tied", [False, True], ids=["", "tied"])
 @pytest.mark.parametrize("keeping", [False, True], ids=["merged", "kept"])
-def test_an_export_has_the_logits_of_what_was_trained(tmp_path: Path, tied: bool, keeping: bool) -> None:
+def test_an_export_has_the_logits_of_what_was_trained(
+    tmp_path: Path, tied: bool, keeping: bool
+) -> None:
     config = LoraSettings(rank=4)
     module = adapted(config, tied=tied)
     train(module)
@@ -190,7 +229,9 @@ def test_an_export_has_the_logits_of_what_was_trained(tmp_path: Path, tied: bool
         torch.testing.assert_close(exported(ids).logits, base(ids).logits)
         exported = PeftModel.from_pretrained(exported, str(tmp_path / "adapter"))
     difference = (exported(ids).logits - trained).abs().max()
-    assert difference < 1e-5 * trained.abs().max()  # W + BA rounds once where Wx + BAx rounds per row
+    assert (
+        difference < 1e-5 * trained.abs().max()
+    )  # W + BA rounds once where Wx + BAx rounds per row
 
 
 def test_a_head_that_was_tied_keeps_the_base_models_rows() -> None:
@@ -203,8 +244,12 @@ def test_a_head_that_was_tied_keeps_the_base_models_rows() -> None:
     assert torch.equal(hidden_and_tally(module, a_branch_layout())[1][0], tally[0])
 
 
-@pytest.mark.parametrize("targets", [["nothing"], ["q_proj", "lm_head"], ["embed_tokens"]])
-def test_targets_that_are_no_inner_linear_layers_are_refused(targets: list[str]) -> None:
+@pytest.mark.parametrize(
+    "targets", [["nothing"], ["q_proj", "lm_head"], ["embed_tokens"]]
+)
+def test_targets_that_are_no_inner_linear_layers_are_refused(
+    targets: list[str],
+) -> None:
     with pytest.raises(UserError) as error:
         adapted(LoraSettings(rank=4, targets=targets))
     assert f"lora.targets={','.join(targets)} must be linear layers" in str(error.value)
@@ -214,11 +259,20 @@ def test_targets_that_are_no_inner_linear_layers_are_refused(targets: list[str])
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["lora.gated=true", "objective=branch"], "lora.rank must be at least 1 with lora.gated=true, got 0"),
+        (
+            ["lora.gated=true", "objective=branch"],
+            "lora.rank must be at least 1 with lora.gated=true, got 0",
+        ),
         (["lora.rank=-1"], "lora.rank must be at least 0, got -1"),
         (["lora.dropout=1"], "lora.dropout must be a probability below 1, got 1.0"),
-        (["lora.rank=8", "lora.gated=true", "objective=dual"], "lora.gated must be false with objective=dual"),
-        (["lora.rank=8", "lora.gated=true", "objective=causal"], "must be false with objective=causal"),
+        (
+            ["lora.rank=8", "lora.gated=true", "objective=dual"],
+            "lora.gated must be false with objective=dual",
+        ),
+        (
+            ["lora.rank=8", "lora.gated=true", "objective=causal"],
+            "must be false with objective=causal",
+        ),
     ],
 )
 def test_impossible_settings_are_refused(overrides: list[str], message: str) -> None:
@@ -229,16 +283,27 @@ def test_impossible_settings_are_refused(overrides: list[str], message: str) -> 
 
 def test_what_becomes_of_the_adapter_at_export() -> None:
     plain, gated = LoraSettings(rank=8), LoraSettings(rank=8, gated=True)
-    cases = [(None, plain, False), ("merged", plain, False), ("kept", plain, True), (None, gated, True)]
+    cases = [
+        (None, plain, False),
+        ("merged", plain, False),
+        ("kept", plain, True),
+        (None, gated, True),
+    ]
     for lora, trained, remaining in cases:
         assert keeps_adapter(ExportConfig("c", "o", lora=lora), trained) is remaining
-    with pytest.raises(UserError, match="lora must be kept with a gated adapter, got merged, c"):
+    with pytest.raises(
+        UserError, match="lora must be kept with a gated adapter, got merged, c"
+    ):
         keeps_adapter(ExportConfig("c", "o", lora="merged"), gated)
-    with pytest.raises(UserError, match="lora=kept must have an adapter, got c without LoRA"):
+    with pytest.raises(
+        UserError, match="lora=kept must have an adapter, got c without LoRA"
+    ):
         keeps_adapter(ExportConfig("c", "o", lora="kept"), LoraSettings())
 
 
-def test_an_adapter_is_written_for_all_who_can_enter_or_reported_why_not(tmp_path: Path) -> None:
+def test_an_adapter_is_written_for_all_who_can_enter_or_reported_why_not(
+    tmp_path: Path,
+) -> None:
     """A full disk was safetensors' own error, a traceback; and its owner alone could read the adapter."""
     config = LoraSettings(rank=4)
     module = adapted(config)

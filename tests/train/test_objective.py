@@ -3,7 +3,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.windows import replace, replaceable, sample_windows, widen, window_offsets
+from data_prep.windows import (
+    replace,
+    replaceable,
+    sample_windows,
+    widen,
+    window_offsets,
+)
 from train.objective import COLUMNS, IGNORE, basic, branch, causal, dual, next_tokens
 
 X = IGNORE
@@ -19,7 +25,9 @@ def test_labels_never_cross_a_documents_end() -> None:
 
 def test_control_tokens_padding_and_first_tokens_are_never_replaced() -> None:
     documents = np.array([[0, 0, 0, 1, 1, -1]])
-    assert replaceable(TOKENS, documents, [12]).tolist() == [[False, False, True, False, True, False]]
+    assert replaceable(TOKENS, documents, [12]).tolist() == [
+        [False, False, True, False, True, False]
+    ]
 
 
 def test_causal_is_the_mean_over_n() -> None:
@@ -68,21 +76,31 @@ def test_branch_is_the_docstrings_picture() -> None:
     assert layout.offsets[0, printed].tolist() == [0, 0, 0, 0, 0, 1, 2, 1]
     assert layout.teachers[0, printed].tolist() == [-1] * 5 + [1, 2, 3]
     assert (layout.labels[0, 8:] == X).all() and (layout.offsets[0, 8:] == 0).all()
-    assert layout.weights[0, 0] == pytest.approx(1 / 10) and layout.weights[0, 5] == pytest.approx(2 / 10)
+    assert layout.weights[0, 0] == pytest.approx(1 / 10) and layout.weights[
+        0, 5
+    ] == pytest.approx(2 / 10)
 
 
 def test_a_window_wider_than_L_is_one_branch_on_its_clean_prefix() -> None:
     """The worked row of objective.wide_share: L = 1, a window of width 1 and a wide one of width 3."""
     tokens = np.array([[11, 12, 13, 14, 15]])
     free = replaceable(tokens, np.zeros_like(tokens), [])
-    layout = branch(tokens, np.zeros_like(tokens), [(np.array([1, 1]), np.array([1, 3]))], free, [A])
+    layout = branch(
+        tokens, np.zeros_like(tokens), [(np.array([1, 1]), np.array([1, 3]))], free, [A]
+    )
     row = slice(5, 9)
     assert layout.ids[0, row].tolist() == [A, A, A, A]
     assert layout.positions[0, row].tolist() == [1, 1, 2, 3]
     assert layout.offsets[0, row].tolist() == [1, 1, 2, 3]
     assert layout.labels[0, row].tolist() == [13, 13, 14, 15]
     with pytest.raises(ValueError, match="offset 3 has no adaptive id: there are 2"):
-        branch(tokens, np.zeros_like(tokens), [(np.array([1]), np.array([3]))], free, [A, A + 1])
+        branch(
+            tokens,
+            np.zeros_like(tokens),
+            [(np.array([1]), np.array([3]))],
+            free,
+            [A, A + 1],
+        )
 
 
 @given(st.integers(0, 10**6), st.booleans())
@@ -109,12 +127,24 @@ def test_branches_are_whole_windows_of_their_document(seed: int, diverse: bool) 
                 if not free[row, t] or labels[row, t] == X:
                     break
                 target.append(
-                    (ids[j - 1] if diverse else 90, t, j, labels[row, t], row * layout.ids.shape[1] + t)
+                    (
+                        ids[j - 1] if diverse else 90,
+                        t,
+                        j,
+                        labels[row, t],
+                        row * layout.ids.shape[1] + t,
+                    )
                 )
         columns = zip(
             *(
                 x[row, n:]
-                for x in (layout.ids, layout.positions, layout.offsets, layout.labels, layout.teachers)
+                for x in (
+                    layout.ids,
+                    layout.positions,
+                    layout.offsets,
+                    layout.labels,
+                    layout.teachers,
+                )
             ),
             strict=True,
         )
@@ -125,7 +155,9 @@ def test_branches_are_whole_windows_of_their_document(seed: int, diverse: bool) 
         assert (layout.labels[row, n + len(target) :] == X).all()
 
 
-def reference_offsets(starts: list[int], widths: list[int], replaceable: list[bool]) -> list[int]:
+def reference_offsets(
+    starts: list[int], widths: list[int], replaceable: list[bool]
+) -> list[int]:
     """The slow, obvious version: cover, then count along each run."""
     n = len(replaceable)
     covered = [False] * n
@@ -140,11 +172,17 @@ def reference_offsets(starts: list[int], widths: list[int], replaceable: list[bo
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=40), st.data())
-def test_offsets_equal_the_reference(replaceable: list[bool], data: st.DataObject) -> None:
+def test_offsets_equal_the_reference(
+    replaceable: list[bool], data: st.DataObject
+) -> None:
     n = len(replaceable)
     starts = sorted(data.draw(st.sets(st.integers(0, n - 1))))
-    widths = data.draw(st.lists(st.integers(1, 7), min_size=len(starts), max_size=len(starts)))
-    result = window_offsets(np.array(starts, int), np.array(widths, int), np.array(replaceable))
+    widths = data.draw(
+        st.lists(st.integers(1, 7), min_size=len(starts), max_size=len(starts))
+    )
+    result = window_offsets(
+        np.array(starts, int), np.array(widths, int), np.array(replaceable)
+    )
     assert result.tolist() == reference_offsets(starts, widths, replaceable)
 
 
@@ -154,7 +192,16 @@ def test_the_worked_example() -> None:
     assert offsets.tolist() == [0, 0, 1, 2, 0, 0, 1, 0]
     tokens = np.arange(11, 19)
     assert replace(tokens, offsets, [99]).tolist() == [11, 12, 99, 99, 15, 16, 99, 18]
-    assert replace(tokens, offsets, [91, 92]).tolist() == [11, 12, 91, 92, 15, 16, 91, 18]
+    assert replace(tokens, offsets, [91, 92]).tolist() == [
+        11,
+        12,
+        91,
+        92,
+        15,
+        16,
+        91,
+        18,
+    ]
     with pytest.raises(ValueError, match="offset 3 has no adaptive id"):
         replace(tokens, np.array([0, 1, 2, 3, 0, 0, 0, 0]), [91, 92])
 
@@ -162,7 +209,9 @@ def test_the_worked_example() -> None:
 def test_windows_follow_the_papers_process() -> None:
     """Binomial(n, 0.1) starts, widths uniform on 1..L."""
     n, L = 200_000, 5
-    starts, widths = sample_windows(n, L=L, start_rate=0.1, generator=np.random.default_rng(0))
+    starts, widths = sample_windows(
+        n, L=L, start_rate=0.1, generator=np.random.default_rng(0)
+    )
     assert abs(len(starts) - 0.1 * n) < 3.3 * np.sqrt(n * 0.1 * 0.9)
     for width in range(1, L + 1):
         expected = len(starts) / L

@@ -64,7 +64,10 @@ def message(runs: Path, run: str) -> str:
 def test_a_resumed_run_repeats_every_loss_to_the_bit(runs: Path, variant: str) -> None:
     whole, resumed = losses(runs / variant), losses(runs / f"{variant}-resumed")
     assert len(whole) == STEPS and resumed == whole
-    manifests = [json.loads((runs / n / "manifest.json").read_text()) for n in (variant, f"{variant}-resumed")]
+    manifests = [
+        json.loads((runs / n / "manifest.json").read_text())
+        for n in (variant, f"{variant}-resumed")
+    ]
     assert manifests[0]["validation"] == manifests[1]["validation"]
 
 
@@ -72,9 +75,13 @@ def test_zero_stages_agree(runs: Path) -> None:
     """Stage 0 in float32 reported a gradient norm of 0: PyTorch's own optimizer keeps none."""
     reference = losses(runs / "zero0")
     for stage in (1, 2, 3):
-        assert losses(runs / f"zero{stage}") == pytest.approx(reference, rel=0, abs=1e-5)
+        assert losses(runs / f"zero{stage}") == pytest.approx(
+            reference, rel=0, abs=1e-5
+        )
     norms = [values(runs / f"zero{stage}", "gradient_norm") for stage in range(4)]
-    assert all(row == pytest.approx(norms[0], rel=1e-4) for row in norms), "stage 0 reported none"
+    assert all(row == pytest.approx(norms[0], rel=1e-4) for row in norms), (
+        "stage 0 reported none"
+    )
 
 
 def test_own_text_teaches_no_standard_tokens(runs: Path) -> None:
@@ -94,21 +101,33 @@ def test_one_rank_goes_on_with_what_two_began(runs: Path, data_folder: Path) -> 
     """
     worker("other_ranks", runs, data_folder, ranks=1)
     for variant in ("zero0", "zero1", "zero3", "own"):
-        assert losses(runs / f"{variant}-other") == pytest.approx(losses(runs / variant), rel=0, abs=1e-6)
-        assert all(name.startswith("step-") for name in checkpoints(runs / f"{variant}-other"))
+        assert losses(runs / f"{variant}-other") == pytest.approx(
+            losses(runs / variant), rel=0, abs=1e-6
+        )
+        assert all(
+            name.startswith("step-") for name in checkpoints(runs / f"{variant}-other")
+        )
 
 
 def test_a_broken_checkpoint_is_reported_and_the_one_before_taken(runs: Path) -> None:
     why = "zero_pp_rank_1_mp_rank_00_optim_states.pt has a checksum mismatch: the file is corrupt"
-    lines = [line for line in (runs / "told").read_text().splitlines() if "/flipped/" in line]
+    lines = [
+        line for line in (runs / "told").read_text().splitlines() if "/flipped/" in line
+    ]
     assert len(lines) == 1 and f"step-000008 is broken ({why}" in lines[0]
     assert lines[0].endswith("step-000004 is used")
     assert losses(runs / "flipped") == losses(runs / "zero2")
-    assert checkpoints(runs / "flipped") == ["step-000004", "step-000008", "step-000012"]
+    assert checkpoints(runs / "flipped") == [
+        "step-000004",
+        "step-000008",
+        "step-000012",
+    ]
 
 
 def test_no_whole_checkpoint_is_a_sentence(runs: Path) -> None:
-    assert "must have an intact checkpoint, got none (step-000008: " in message(runs, "hopeless")
+    assert "must have an intact checkpoint, got none (step-000008: " in message(
+        runs, "hopeless"
+    )
 
 
 def test_a_full_disk_leaves_the_checkpoints_that_were(runs: Path) -> None:
@@ -127,7 +146,11 @@ def test_a_diverged_run_stops_with_diagnostics(runs: Path) -> None:
     assert checkpoints(runs / "nan") == ["step-000004"]
     assert checkpoints(runs / "exploded") == ["step-000004", "step-000008"]
     result = json.loads((runs / "nan" / "diagnostics.json").read_text())
-    assert result["step"] == 6 and result["weight_norm"] > 0 and len(result["recent_losses"]) == 5
+    assert (
+        result["step"] == 6
+        and result["weight_norm"] > 0
+        and len(result["recent_losses"]) == 5
+    )
     ranks = result["micro_batches_by_rank"]
     assert [len(rows) for rows in ranks] == [2, 2]
     assert all(len(row["sequences"]) == 2 for rows in ranks for row in rows)
@@ -147,11 +170,18 @@ def test_a_signal_in_a_validation_stops_between_its_batches(runs: Path) -> None:
     of validation, on which no weight depends, were refused on going on.
     """
     assert "stopped by a signal; step 6 is saved" in message(runs, "validating")
-    before = json.loads((runs / "validating-before/checkpoints/step-000006/checkpoint.json").read_text())
+    before = json.loads(
+        (runs / "validating-before/checkpoints/step-000006/checkpoint.json").read_text()
+    )
     assert [row["step"] for row in before["state"]["validation"]] == [0]
     assert losses(runs / "validating") == losses(runs / "zero2")
     rows = json.loads((runs / "validating/manifest.json").read_text())["validation"]
-    assert [(row["step"], row["sequences"]) for row in rows] == [(0, 8), (6, 4), (9, 4), (12, 4)]
+    assert [(row["step"], row["sequences"]) for row in rows] == [
+        (0, 8),
+        (6, 4),
+        (9, 4),
+        (12, 4),
+    ]
 
 
 def test_what_is_refused_late_leaves_no_folder(runs: Path) -> None:
@@ -163,19 +193,37 @@ def test_what_is_refused_late_leaves_no_folder(runs: Path) -> None:
 def test_what_a_kill_after_the_last_save_left_is_cleared_away(runs: Path) -> None:
     """The next run had nothing to save, and so removed neither leftovers nor a checkpoint too many."""
     assert (runs / "finishing" / "manifest.json").is_file()
-    assert checkpoints(runs / "finishing") == ["step-000004", "step-000008", "step-000012"]
+    assert checkpoints(runs / "finishing") == [
+        "step-000004",
+        "step-000008",
+        "step-000012",
+    ]
 
 
 def start(out: Path, data: Path) -> subprocess.Popen[str]:
     """A run by the user's own script, once it has passed two checkpoints and has not ended."""
-    arguments = [*RECIPE, *VARIANTS["zero2"], f"data.path={data}", "steps=4000", f"out={out}"]
+    arguments = [
+        *RECIPE,
+        *VARIANTS["zero2"],
+        f"data.path={data}",
+        "steps=4000",
+        f"out={out}",
+    ]
     environment = os.environ | {"RANKS": "2", "OMP_NUM_THREADS": "1"}
     log = open(f"{out}.log", "w")  # noqa: SIM115
     run = subprocess.Popen(
-        ["bash", "launch/train.sh", *arguments], cwd=ROOT, env=environment, stdout=log, stderr=log, text=True
+        ["bash", "launch/train.sh", *arguments],
+        cwd=ROOT,
+        env=environment,
+        stdout=log,
+        stderr=log,
+        text=True,
     )
     steps, began = out / "log.jsonl", time.time()
-    while not written_since(began, steps) or len(steps.read_text().splitlines()) < 2 * SAVE_EVERY + 1:
+    while (
+        not written_since(began, steps)
+        or len(steps.read_text().splitlines()) < 2 * SAVE_EVERY + 1
+    ):
         assert run.poll() is None, Path(f"{out}.log").read_text()
         time.sleep(0.05)
     return run
@@ -193,13 +241,18 @@ def rank_process(out: Path, rank: int) -> int:
             environment = (process / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if f"out={out}".encode() in arguments and f"RANK={rank}".encode() in environment:
+        if (
+            f"out={out}".encode() in arguments
+            and f"RANK={rank}".encode() in environment
+        ):
             return int(process.name)
     raise AssertionError(f"no rank {rank}")
 
 
 @pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="launch/train.sh wants .venv")
-def test_a_killed_rank_ends_the_run_and_a_signal_ends_it_well(data_folder: Path, tmp_path: Path) -> None:
+def test_a_killed_rank_ends_the_run_and_a_signal_ends_it_well(
+    data_folder: Path, tmp_path: Path
+) -> None:
     """kill -9 of one rank: the others end and it is named. Then the same command goes on from the last
     checkpoint, and ends with code 75 on SIGUSR1.
     """
@@ -216,14 +269,20 @@ def test_a_killed_rank_ends_the_run_and_a_signal_ends_it_well(data_folder: Path,
     run.send_signal(signal.SIGUSR1)
     assert run.wait() == 75, Path(f"{out}.log").read_text()
     assert "stopped by a signal; step" in Path(f"{out}.log").read_text()
-    assert checkpoints(out)[-1] > [name for name in before if name.startswith("step-")][-1]
+    assert (
+        checkpoints(out)[-1] > [name for name in before if name.startswith("step-")][-1]
+    )
     assert len(losses(out)) == int(checkpoints(out)[-1].removeprefix("step-"))
 
 
-def test_a_base_model_without_all_its_weights_is_refused_under_zero_3(runs: Path) -> None:
+def test_a_base_model_without_all_its_weights_is_refused_under_zero_3(
+    runs: Path,
+) -> None:
     """Training began from random weights; of a wrong size rank 0 alone knew, and the others waited for it."""
     name = "model.layers.0.mlp.up_proj.weight"
-    assert f"must have every weight of the model, got none for {name}." in message(runs, "missing")
+    assert f"must have every weight of the model, got none for {name}." in message(
+        runs, "missing"
+    )
     assert f"size mismatch for {name}" in message(runs, "smaller")
 
 
@@ -236,26 +295,34 @@ def test_two_runs_never_write_one_folder(runs: Path) -> None:
 def test_a_run_goes_on_with_more_steps(runs: Path) -> None:
     """A finished run of 12 steps refused steps=16. The learning rate is the new length's from there on."""
     assert (
-        losses(runs / "longer")[:STEPS] == losses(runs / "zero2") and len(losses(runs / "longer")) == STEPS + 4
+        losses(runs / "longer")[:STEPS] == losses(runs / "zero2")
+        and len(losses(runs / "longer")) == STEPS + 4
     )
     optimizer = settings("train", TrainConfig, RECIPE).optimizer
     expected = [
-        learning_rate(step, STEPS if step < STEPS else STEPS + 4, optimizer) for step in range(STEPS + 4)
+        learning_rate(step, STEPS if step < STEPS else STEPS + 4, optimizer)
+        for step in range(STEPS + 4)
     ]
     assert values(runs / "longer", "lr") == pytest.approx(expected)
     manifest = json.loads((runs / "longer" / "manifest.json").read_text())
     assert manifest["settings"]["steps"] == manifest["step"] == STEPS + 4
     assert manifest["schedules"] == [[0, STEPS], [STEPS, STEPS + 4]]
-    assert f"steps={STEPS} must be at least the {STEPS + 4} steps that out=" in message(runs, "longer")
+    assert f"steps={STEPS} must be at least the {STEPS + 4} steps that out=" in message(
+        runs, "longer"
+    )
 
 
 def test_an_unfinished_run_may_be_given_other_steps(runs: Path) -> None:
     manifest = json.loads((runs / "shorter" / "manifest.json").read_text())
-    assert manifest["schedules"] == [[0, STEPS], [SAVE_EVERY, 8]] and len(losses(runs / "shorter")) == 8
+    assert (
+        manifest["schedules"] == [[0, STEPS], [SAVE_EVERY, 8]]
+        and len(losses(runs / "shorter")) == 8
+    )
 
 
 def test_a_folder_that_cannot_be_created_is_one_sentence(runs: Path) -> None:
     """`out=/proc/x` was a traceback of every rank."""
-    assert "refused must be a folder that can be created, got 'No such file or directory'" in message(
-        runs, "refused"
+    assert (
+        "refused must be a folder that can be created, got 'No such file or directory'"
+        in message(runs, "refused")
     )

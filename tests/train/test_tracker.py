@@ -52,22 +52,41 @@ assert time.monotonic() - began < 20, "the end of W&B delayed the run"
 def environment(url: str) -> dict[str, str]:
     """Of a user who is signed in at the server, without the settings of W&B that the tests have."""
     rest = {name: value for name, value in os.environ.items() if "WANDB" not in name}
-    return rest | {"WANDB_API_KEY": "a" * 40, "WANDB_ERROR_REPORTING": "false", "WANDB_BASE_URL": url}
+    return rest | {
+        "WANDB_API_KEY": "a" * 40,
+        "WANDB_ERROR_REPORTING": "false",
+        "WANDB_BASE_URL": url,
+    }
 
 
-def track(out: Path, url: str = NOWHERE, *, mode: str = "online", disk: str = "free") -> list[str]:
+def track(
+    out: Path, url: str = NOWHERE, *, mode: str = "online", disk: str = "free"
+) -> list[str]:
     """Return the lines that a tracked run prints."""
     command = [sys.executable, "-c", SCRIPT, mode, disk, str(out)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment(url))
+    run = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=environment(url)
+    )
     assert run.returncode == 0, run.stdout + run.stderr
     assert "Traceback" not in run.stderr
     return run.stdout.splitlines()
 
 
 def sync(out: Path, url: str) -> None:
-    command = [Path(sys.executable).with_name("wandb"), "sync", *out.glob("wandb/offline-run-*")]
+    command = [
+        Path(sys.executable).with_name("wandb"),
+        "sync",
+        *out.glob("wandb/offline-run-*"),
+    ]
     # In its own folder: it makes one for its logs.
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment(url), cwd=out)
+    run = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment(url),
+        cwd=out,
+    )
     assert run.returncode == 0, run.stdout + run.stderr
 
 
@@ -87,9 +106,15 @@ def test_a_server_that_fails_leaves_an_offline_run(
     with stub_server(status=status, delay=delay) as server:
         (line,) = track(tmp_path, server.url if status else NOWHERE)
     assert line.startswith("tracker.mode=online: ") and reason in line
-    assert f"the run goes on offline. Send it later: wandb sync {tmp_path}/wandb/offline-run-*" in line
+    assert (
+        f"the run goes on offline. Send it later: wandb sync {tmp_path}/wandb/offline-run-*"
+        in line
+    )
     ((run_id, run),) = read_runs(tmp_path).items()
-    assert [row["item"]["loss"] for row in run["history"] if "loss" in row["item"]] == [2.0, 1.0]
+    assert [row["item"]["loss"] for row in run["history"] if "loss" in row["item"]] == [
+        2.0,
+        1.0,
+    ]
     # A resumed run goes on with the id that it has online: what it does next does not overwrite this part.
     assert json.loads((tmp_path / "wandb" / "run.json").read_text())["id"] != run_id
 
@@ -100,7 +125,10 @@ def test_an_offline_run_is_sent_later(tmp_path: Path) -> None:
     with stub_server() as server:
         sync(tmp_path, server.url)
         (run_id,) = server.runs
-        assert [row["loss"] for row in server.history[run_id] if "loss" in row] == [2.0, 1.0]
+        assert [row["loss"] for row in server.history[run_id] if "loss" in row] == [
+            2.0,
+            1.0,
+        ]
         assert any("drafts" in row for row in server.history[run_id])
         assert server.runs[run_id]["groupName"].startswith("x-")
         assert json.loads(server.runs[run_id]["config"])["a"] == {"value": 1}
@@ -111,7 +139,10 @@ def test_an_online_run_is_sent_at_once(tmp_path: Path) -> None:
     with stub_server() as server:
         assert track(tmp_path, server.url) == []
         (run_id,) = server.runs
-        assert [row["loss"] for row in server.history[run_id] if "loss" in row] == [2.0, 1.0]
+        assert [row["loss"] for row in server.history[run_id] if "loss" in row] == [
+            2.0,
+            1.0,
+        ]
         assert json.loads((tmp_path / "wandb" / "run.json").read_text())["id"] == run_id
 
 
@@ -126,11 +157,21 @@ def test_a_slow_start_ends_no_other_rank(data_folder: Path, tmp_path: Path) -> N
     """Rank 0 waited for W&B before its first sign of life: rank 1 took it for dead, and exited."""
     with stub_server(delay=60) as server:
         run = warm.run_ranks(
-            "tests.train.tracker_worker", tmp_path / "out", data_folder, ranks=2, env=environment(server.url)
+            "tests.train.tracker_worker",
+            tmp_path / "out",
+            data_folder,
+            ranks=2,
+            env=environment(server.url),
         )
     assert run.returncode == 0, run.stdout + run.stderr
     lines = run.stdout.splitlines()
-    (offline,) = (number for number, line in enumerate(lines) if "goes on offline" in line)
-    (trained,) = (number for number, line in enumerate(lines) if line.startswith("step 2 held-out"))
+    (offline,) = (
+        number for number, line in enumerate(lines) if "goes on offline" in line
+    )
+    (trained,) = (
+        number
+        for number, line in enumerate(lines)
+        if line.startswith("step 2 held-out")
+    )
     assert trained < offline, "the training waited for W&B"
     assert (tmp_path / "out" / "manifest.json").is_file()

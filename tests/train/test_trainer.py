@@ -20,7 +20,9 @@ def test_memory_that_runs_out_is_reported(monkeypatch: pytest.MonkeyPatch) -> No
     """Every rank showed a traceback, though a batch that is too large is the user's setting."""
 
     def step() -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore.")
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB.\nMore."
+        )
 
     monkeypatch.setattr("train.trainer.Pulse", lambda *_, **__: None)
     monkeypatch.setattr("train.trainer.shared_store", lambda: None)
@@ -34,7 +36,10 @@ def test_memory_that_runs_out_is_reported(monkeypatch: pytest.MonkeyPatch) -> No
         checkpoints=SimpleNamespace(release=lambda: released.append(True)),
         _run=step,
     )
-    with pytest.raises(RankLocalError, match=r"in step 7 with micro_batch=2: CUDA out of .* Step 4 is saved"):
+    with pytest.raises(
+        RankLocalError,
+        match=r"in step 7 with micro_batch=2: CUDA out of .* Step 4 is saved",
+    ):
         Trainer.run(trainer)
     assert released
 
@@ -47,10 +52,17 @@ def test_memory_that_runs_out_is_reported(monkeypatch: pytest.MonkeyPatch) -> No
         (2.9, 1.0, [1.0] * WINDOW, None),
         *((loss, 1.0, [], "the loss is") for loss in (math.nan, math.inf, -math.inf)),
         (2.0, math.inf, [], "the gradient is not finite at a loss of 2"),
-        (3.1, 1.0, [9.0] * 100 + [1.0] * WINDOW, "the loss is 3.1, above 3 times the last 50 steps' mean of 1"),
+        (
+            3.1,
+            1.0,
+            [9.0] * 100 + [1.0] * WINDOW,
+            "the loss is 3.1, above 3 times the last 50 steps' mean of 1",
+        ),
     ],
 )
-def test_what_has_diverged(loss: float, gradient: float, before: list[float], reason: str | None) -> None:
+def test_what_has_diverged(
+    loss: float, gradient: float, before: list[float], reason: str | None
+) -> None:
     result = why_diverged(loss, gradient, before, 3.0)
     assert result is None if reason is None else reason in str(result)
 
@@ -64,14 +76,20 @@ def test_the_log_is_cut_to_where_the_run_stands(tmp_path: Path) -> None:
     path.write_text(path.read_text() + '{"step": 5, "lo')
     StepLog(path, step=2).append(3, {"loss": 1.0})
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert rows == [{"step": 1, "loss": 1 / 3}, {"step": 2, "loss": 2 / 3}, {"step": 3, "loss": 1.0}]
+    assert rows == [
+        {"step": 1, "loss": 1 / 3},
+        {"step": 2, "loss": 2 / 3},
+        {"step": 3, "loss": 1.0},
+    ]
 
 
 @pytest.mark.parametrize(
     ("steps", "batch", "every", "sequences"),
     [(2000, 128, 250, 64), (1150, 4, 500, 34), (100, 8, 100, 12), (10, 4, 5, 0)],
 )
-def test_validations_take_a_hundredth_of_the_time(steps: int, batch: int, every: int, sequences: int) -> None:
+def test_validations_take_a_hundredth_of_the_time(
+    steps: int, batch: int, every: int, sequences: int
+) -> None:
     """A held-out sequence costs a forward pass, a third of a training sequence; the default was always 64."""
     config = TrainConfig(steps=steps, global_batch=batch, validate_every=every)
     assert affordable_sequences(config) == sequences

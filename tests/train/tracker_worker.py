@@ -19,7 +19,13 @@ if __name__ == "__main__":
     out, data = sys.argv[1:]
     conf.tracker.ONLINE_SECONDS = 12.0
     Pulse.__init__.__kwdefaults__.update(interval=0.5, patience=3.0)
-    overrides = ["steps=2", "save_every=2", "deepspeed=zero2", "tracker.mode=online", f"data.path={data}"]
+    overrides = [
+        "steps=2",
+        "save_every=2",
+        "deepspeed=zero2",
+        "tracker.mode=online",
+        f"data.path={data}",
+    ]
     config = settings("train", TrainConfig, [*RECIPE, *overrides, f"out={out}"])
     provenance = made_from(config, {"data.path": data}, CHANGEABLE)
     train(config, provenance, read_manifest(Path(data), "shards", "data.path"))

@@ -21,20 +21,44 @@ from conf import UserError, run
 from conf.console import print_line
 from conf.errors import Refusing
 from conf.fingerprint import fingerprint_file
-from conf.stage import MANIFEST, is_finished, made_from, read_manifest, staged, write_manifest
+from conf.stage import (
+    MANIFEST,
+    is_finished,
+    made_from,
+    read_manifest,
+    staged,
+    write_manifest,
+)
 from data_prep.ngrams import TABLE
 from data_prep.vocab import Vocab
 from train.export import ExportConfig, keeps_adapter, trained_lora
 
-FACTS = ("adaptive", "L", "validation", "inputs", "step", "commit")  # further ones that an export reads
+FACTS = (
+    "adaptive",
+    "L",
+    "validation",
+    "inputs",
+    "step",
+    "commit",
+)  # further ones that an export reads
 # Settings that do not change what the directory contains.
-CHANGEABLE = ("data", "verify_sequences", "report", "push", "private", "tracker", "artifact")
+CHANGEABLE = (
+    "data",
+    "verify_sequences",
+    "report",
+    "push",
+    "private",
+    "tracker",
+    "artifact",
+)
 
 
 def main(config: ExportConfig) -> None:
     """Export, unless `out` already holds the result, and publish it as the settings ask."""
     manifest = read_manifest(config.checkpoint, "checkpoint", "checkpoint")
-    with Refusing(f"checkpoint={config.checkpoint}: {MANIFEST} must be as train writes it, got an error at"):
+    with Refusing(
+        f"checkpoint={config.checkpoint}: {MANIFEST} must be as train writes it, got an error at"
+    ):
         lora = trained_lora(manifest)
         Vocab.from_json(manifest["vocab"])
         _ = [manifest[name] for name in FACTS]
@@ -59,7 +83,9 @@ def main(config: ExportConfig) -> None:
         track(config)
 
 
-def write(config: ExportConfig, origin: Mapping[str, Any], *, keep_adapter: bool) -> None:
+def write(
+    config: ExportConfig, origin: Mapping[str, Any], *, keep_adapter: bool
+) -> None:
     """Write the model directory, complete and verified, or nothing."""
     import torch
 
@@ -86,23 +112,44 @@ def write(config: ExportConfig, origin: Mapping[str, Any], *, keep_adapter: bool
     windows: list[Any] = []
     with staged(config.out) as out:
         template = config.chat_template
-        write_sidecars(trained.folder, out, manifest, step=step, dtype=dtype, chat_template=template)
+        write_sidecars(
+            trained.folder,
+            out,
+            manifest,
+            step=step,
+            dtype=dtype,
+            chat_template=template,
+        )
         weights = trained.served_weights(dtype)
         indexed = trained.table is not None
         if isinstance(weights, PlainWeights) and keep_adapter:
             weights.save_adapter(out / "adapter")
-        write_weights(trained.config, weights, out, dtype=dtype, shard_size=config.shard_size, indexed=indexed)
+        write_weights(
+            trained.config,
+            weights,
+            out,
+            dtype=dtype,
+            shard_size=config.shard_size,
+            indexed=indexed,
+        )
         if trained.table:
             shutil.copyfile(trained.table, out / TABLE)
         if data:
-            verified, windows = verify(out, trained, data, dtype=dtype, sequences=config.verify_sequences)
+            verified, windows = verify(
+                out, trained, data, dtype=dtype, sequences=config.verify_sequences
+            )
         if (out / ADAPTIVE).is_file():
             fit = fit_directory(out, windows)
         write_custom_generate(out)
         if verified and fit:
             verified = replace(verified, drafts=fit.accepted)
         comparison = asdict(verified) if verified else None
-        write_card(out, render_card(out, manifest, step=step, verified=comparison, push=config.push))
+        write_card(
+            out,
+            render_card(
+                out, manifest, step=step, verified=comparison, push=config.push
+            ),
+        )
         write_manifest(
             out,
             "model",
@@ -113,7 +160,9 @@ def write(config: ExportConfig, origin: Mapping[str, Any], *, keep_adapter: bool
             ngrams=fingerprint_file(out / TABLE) if trained.table else None,
             decontaminated=(manifest.get("data") or {}).get("decontaminated"),
         )
-    print_line(f"export: wrote {config.out} ({manifest['parameters'] / 1e6:.1f}M parameters, {config.dtype})")
+    print_line(
+        f"export: wrote {config.out} ({manifest['parameters'] / 1e6:.1f}M parameters, {config.dtype})"
+    )
     print_line(f"export: {verified.describe() if verified else 'not verified'}")
     if fit:
         print_line(f"export: {fit.describe()}")
@@ -121,7 +170,9 @@ def write(config: ExportConfig, origin: Mapping[str, Any], *, keep_adapter: bool
 
 def _template_hash(path: str | None) -> str | None:
     if path is not None and not Path(path).is_file():
-        raise UserError(f"chat_template must be a file, got {path}. Give the path of a Jinja template.")
+        raise UserError(
+            f"chat_template must be a file, got {path}. Give the path of a Jinja template."
+        )
     return fingerprint_file(Path(path)) if path else None
 
 

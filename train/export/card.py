@@ -81,7 +81,9 @@ def render_card(
         step=step,
         held_out=_held_out(manifest["validation"], step, verified),
         verified=verified,
-        drafts=(verified or {}).get("drafts"),  # absent from exports of earlier versions
+        drafts=(verified or {}).get(
+            "drafts"
+        ),  # absent from exports of earlier versions
         report=figures,
         speed=_speed_rows(figures) if figures and figures["speed"] else [],
         scores=_scores(figures) if figures and figures["quality"] else [],
@@ -105,13 +107,17 @@ def read_report(folder: str | Path, model: Path) -> dict[str, Any]:
     """Return the finished report in `folder`. Raise UserError unless it is of the model directory `model`."""
     path = Path(folder) / "report.json"
     if not path.is_file():
-        raise UserError(f"report={folder} must be a folder that infer.bench wrote, got no {path.name} in it.")
+        raise UserError(
+            f"report={folder} must be a folder that infer.bench wrote, got no {path.name} in it."
+        )
     report = read_result(path)
     for kind in ("speed", "quality"):
         if report[kind]:
             measured = read_manifest(Path(folder) / kind, kind, "report")
             if measured["inputs"].get("model.path") != fingerprint(model):
-                raise UserError(f"report={folder} must be of {model}, got a report of another model.")
+                raise UserError(
+                    f"report={folder} must be of {model}, got a report of another model."
+                )
     return report
 
 
@@ -122,7 +128,11 @@ def _speed_rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
         groups.setdefault((row["prompt_set"], row["temperature"]), []).append(row)
     best_rows = []
     for rows in groups.values():
-        ours = [row for row in rows if row["verifications"] and not row["decoder"].startswith("hf ")]
+        ours = [
+            row
+            for row in rows
+            if row["verifications"] and not row["decoder"].startswith("hf ")
+        ]
         if ours:
             best = max(ours, key=lambda row: row["speedup"])
             best_rows.append(best | {"plain": rows[0]["output_tokens_per_second"]})
@@ -131,8 +141,15 @@ def _speed_rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _scores(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the model's scores by plain decoding, each with the base's."""
-    rows = [row for row in report["quality"]["rows"] if row["decoder"] == "plain" and row["value"] is not None]
-    named = {(row["who"], row["benchmark"], row["temperature"], row["metric"]): row for row in rows}
+    rows = [
+        row
+        for row in report["quality"]["rows"]
+        if row["decoder"] == "plain" and row["value"] is not None
+    ]
+    named = {
+        (row["who"], row["benchmark"], row["temperature"], row["metric"]): row
+        for row in rows
+    }
     return [
         row | {"base": named.get(("base", *key[1:]), {}).get("value")}
         for key, row in named.items()
@@ -145,7 +162,11 @@ def _measured_on(part: Mapping[str, Any]) -> str:
     machine = part["hardware"]
     versions = part["versions"]
     device = machine["gpu"] or f"{machine['cpu']}, {machine['threads']} thread(s)"
-    libraries = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers") if name in versions)
+    libraries = ", ".join(
+        f"{name} {versions[name]}"
+        for name in ("torch", "transformers")
+        if name in versions
+    )
     return f"{device}; {libraries}; {part['date'][:10]}"
 
 
@@ -158,7 +179,12 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"share": _share, "span": _span, "measured_on": _measured_on, "plain": markdown}
+    environment.filters |= {
+        "share": _share,
+        "span": _span,
+        "measured_on": _measured_on,
+        "plain": markdown,
+    }
     return environment
 
 
@@ -182,7 +208,10 @@ def _metadata(manifest: Mapping[str, Any], base: Mapping[str, Any]) -> str:
 
 
 def _title(
-    manifest: Mapping[str, Any], base: Mapping[str, Any], config: Mapping[str, Any], push: str | None
+    manifest: Mapping[str, Any],
+    base: Mapping[str, Any],
+    config: Mapping[str, Any],
+    push: str | None,
 ) -> str:
     if push:
         return push.rpartition("/")[2]
@@ -193,7 +222,9 @@ def _title(
     return f"{name}, fine-tuned" if "name" in base else name
 
 
-def _facts(manifest: dict[str, Any], config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _facts(
+    manifest: dict[str, Any], config: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
     """Yield the rows of the card's first table."""
     adaptive = manifest["adaptive"]
     vocab = Vocab.from_json(manifest["vocab"])
@@ -204,36 +235,63 @@ def _facts(manifest: dict[str, Any], config: Mapping[str, Any]) -> Iterator[tupl
     if adaptive:
         kind = "identical, id" if len(adaptive) == 1 else "diverse, ids by place"
         ids = ", ".join(map(str, adaptive))
-        yield "adaptive tokens", f"{kind} {ids}; trained to draft up to {manifest['L']} tokens"
+        yield (
+            "adaptive tokens",
+            f"{kind} {ids}; trained to draft up to {manifest['L']} tokens",
+        )
     if orders := infilling_orders(manifest):
         ids = ", ".join(f"{name} {getattr(vocab, name)}" for name in INFILLING)
         yield "infilling", f"{' and '.join(map(str.upper, orders))}; ids: {ids}"
     if data := manifest.get("data"):
         languages = _list(data["languages"])
-        yield "trained on", f"{data['documents']:,} documents, {data['tokens']:,} tokens: {languages}"
+        yield (
+            "trained on",
+            f"{data['documents']:,} documents, {data['tokens']:,} tokens: {languages}",
+        )
         if own := data.get("own"):
             size = f"{own['documents']:,} documents, {own['tokens']:,} tokens"
-            yield "own text", f"{100 * own['share']:g} % of the sequences, for the drafts alone: {size}"
+            yield (
+                "own text",
+                f"{100 * own['share']:g} % of the sequences, for the drafts alone: {size}",
+            )
         if data.get("decontaminated"):
             yield "decontaminated against", ", ".join(data["decontaminated"])
 
 
 def _held_out(
-    validation: Sequence[Mapping[str, float]], step: int, verified: Mapping[str, Any] | None
+    validation: Sequence[Mapping[str, float]],
+    step: int,
+    verified: Mapping[str, Any] | None,
 ) -> dict[str, list[Any]]:
     """Return the held-out table: before, after if this step was validated, and again by the directory."""
     before = validation[0]
     after = [row for row in validation if row["step"] == step]
-    offsets = sorted(int(name.removeprefix("accuracy_")) for name in before if name.startswith("accuracy_"))
+    offsets = sorted(
+        int(name.removeprefix("accuracy_"))
+        for name in before
+        if name.startswith("accuracy_")
+    )
     names = ["standard_loss", *(f"accuracy_{offset}" for offset in offsets), "accepted"]
     rows = []
     for name in filter(before.__contains__, names):
-        label = METRICS.get(name) or f"draft of adaptive token {name.removeprefix('accuracy_')} right"
+        label = (
+            METRICS.get(name)
+            or f"draft of adaptive token {name.removeprefix('accuracy_')} right"
+        )
         row = [label, *(_figure(name, metrics[name]) for metrics in (before, *after))]
         if verified:
-            row.append(_figure(name, verified["measured"][name], verified["intervals"].get(name)))
+            row.append(
+                _figure(
+                    name, verified["measured"][name], verified["intervals"].get(name)
+                )
+            )
         rows.append(row)
-    head = ["", "before", *(["after"] if after else []), *(["this directory (95 %)"] if verified else [])]
+    head = [
+        "",
+        "before",
+        *(["after"] if after else []),
+        *(["this directory (95 %)"] if verified else []),
+    ]
     return {"head": head, "after": after, "rows": rows}
 
 
@@ -241,7 +299,11 @@ def _figure(name: str, value: float, interval: Sequence[float] | None = None) ->
     """Return a metric with its interval, accuracies in percent."""
     if name.startswith("accuracy_"):
         return _share(value, interval)
-    return f"{value:.3f}" if interval is None else f"{value:.3f} ({_span(interval, '.3f')})"
+    return (
+        f"{value:.3f}"
+        if interval is None
+        else f"{value:.3f} ({_span(interval, '.3f')})"
+    )
 
 
 def _recipe(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -250,11 +312,20 @@ def _recipe(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     objective = dict(settings["objective"])
     lora = settings.get("lora") or {}
     name = objective.pop("name")
-    yield "objective", f"{name}: {_settings(objective)}" if manifest["adaptive"] else name
-    yield "steps", f"{settings['steps']:,} of {settings['global_batch']:,} sequences; seed {settings['seed']}"
+    yield (
+        "objective",
+        f"{name}: {_settings(objective)}" if manifest["adaptive"] else name,
+    )
+    yield (
+        "steps",
+        f"{settings['steps']:,} of {settings['global_batch']:,} sequences; seed {settings['seed']}",
+    )
     yield "optimizer", f"AdamW: {_settings(settings['optimizer'])}"
     if lora.get("rank"):
-        yield "LoRA", _settings({name: value for name, value in lora.items() if value != []})
+        yield (
+            "LoRA",
+            _settings({name: value for name, value in lora.items() if value != []}),
+        )
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
@@ -262,7 +333,9 @@ def _settings(settings: Mapping[str, Any]) -> str:
 
 
 def _size(count: int) -> str:
-    return f"{count / 1e9:.3g} billion" if count >= 1e9 else f"{count / 1e6:.3g} million"
+    return (
+        f"{count / 1e9:.3g} billion" if count >= 1e9 else f"{count / 1e6:.3g} million"
+    )
 
 
 def _list(names: Sequence[str], most: int = 12) -> str:
@@ -275,7 +348,11 @@ def _share(value: float | None, interval: Sequence[float] | None = None) -> str:
     if value is None:
         return ""
     text = f"{100 * value:.1f} %"
-    return text if interval is None else f"{text} ({_span([100 * end for end in interval], '.1f')})"
+    return (
+        text
+        if interval is None
+        else f"{text} ({_span([100 * end for end in interval], '.1f')})"
+    )
 
 
 def _span(interval: Sequence[float] | None, form: str = ".2f") -> str:

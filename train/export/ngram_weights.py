@@ -67,14 +67,24 @@ def fit_directory(out: Path, windows: Sequence[Window]) -> NgramFit | None:
     `table` is null there if the directory has no table.
     """
     table = NgramTable(out / TABLE) if (out / TABLE).is_file() else None
-    fit = fit_ngrams(windows, table, read_json(out / "config.json")["vocab_size"]) if windows else None
+    fit = (
+        fit_ngrams(windows, table, read_json(out / "config.json")["vocab_size"])
+        if windows
+        else None
+    )
     weights = fit.weights if fit else DEFAULT
-    ngrams = {"table": weights.table if table else None, "text": weights.text, "places": list(weights.places)}
+    ngrams = {
+        "table": weights.table if table else None,
+        "text": weights.text,
+        "places": list(weights.places),
+    }
     write_json(out / ADAPTIVE, {**read_json(out / ADAPTIVE), "ngrams": ngrams})
     return fit
 
 
-def fit_ngrams(windows: Sequence[Window], table: NgramTable | None, vocabulary: int) -> NgramFit:
+def fit_ngrams(
+    windows: Sequence[Window], table: NgramTable | None, vocabulary: int
+) -> NgramFit:
     """Return the weights that accept the most drafts of the windows; the model has `vocabulary` ids.
 
     Candidates are the defaults, then κ and one λ of all places, then κ and a λ_j of each place. A later one is
@@ -82,9 +92,13 @@ def fit_ngrams(windows: Sequence[Window], table: NgramTable | None, vocabulary: 
     """
     ngrams = Ngrams(table, vocabulary)
     sequences = np.array([window.sequence for window in windows])
-    pairs = [NgramWeights(*pair) for pair in product(TABLES if table else TABLES[:1], TEXTS)]
+    pairs = [
+        NgramWeights(*pair) for pair in product(TABLES if table else TABLES[:1], TEXTS)
+    ]
     hits_PΛWL, known_WL = _hits(windows, ngrams, pairs)
-    counts = np.array([[count(hits, known_WL, sequences) for hits in row] for row in hits_PΛWL])
+    counts = np.array(
+        [[count(hits, known_WL, sequences) for hits in row] for row in hits_PΛWL]
+    )
     values = expected(counts.sum(3))
     pair, place = divmod(int(values.argmax()), len(PLACES))
     weights = DEFAULT
@@ -92,11 +106,16 @@ def fit_ngrams(windows: Sequence[Window], table: NgramTable | None, vocabulary: 
     if is_gain(before, counts[pair, place], tries=len(pairs) * len(PLACES)):
         weights = replace(pairs[pair], places=(PLACES[place],))
         before = counts[pair, place]
-    by_place = [_fit_places(hits, known_WL, int(λ)) for hits, λ in zip(hits_PΛWL, values.argmax(1))]
+    by_place = [
+        _fit_places(hits, known_WL, int(λ))
+        for hits, λ in zip(hits_PΛWL, values.argmax(1))
+    ]
     chains = [_chain(hits, λs) for hits, λs in zip(hits_PΛWL, by_place)]
     counts = np.array([count(hits, known_WL, sequences) for hits in chains])
     pair = int(expected(counts.sum(2)).argmax())
-    if is_gain(before, counts[pair], tries=len(pairs) * len(PLACES) * known_WL.shape[1]):
+    if is_gain(
+        before, counts[pair], tries=len(pairs) * len(PLACES) * known_WL.shape[1]
+    ):
         weights = replace(pairs[pair], places=tuple(PLACES[λ] for λ in by_place[pair]))
     best = Ngrams(table, vocabulary, weights=weights)
     accepted = {
@@ -107,7 +126,9 @@ def fit_ngrams(windows: Sequence[Window], table: NgramTable | None, vocabulary: 
     return NgramFit(weights, len(windows), known_WL.shape[1], accepted)
 
 
-def accepted_drafts(windows: Sequence[Window], ngrams: Ngrams | None, *, adaptive: bool = True) -> float:
+def accepted_drafts(
+    windows: Sequence[Window], ngrams: Ngrams | None, *, adaptive: bool = True
+) -> float:
     """Return the expected accepted drafts of a chain, drafted by decoding's own drafter."""
     L = max(len(window.choices) for window in windows)
     hits_WL = np.zeros((len(windows), L), dtype=bool)
@@ -118,11 +139,17 @@ def accepted_drafts(windows: Sequence[Window], ngrams: Ngrams | None, *, adaptiv
         places = Places(window.document[: window.root + 1], answers, text, 1)
         drafts = places.grow([0.0] * w, depth=w).tokens[1:]
         known[:w] = True
-        hits[: len(drafts)] = [draft == choice for draft, choice in zip(drafts, window.choices)]
-    return float(expected(count(hits_WL, known_WL, np.zeros(len(windows), dtype=int)).sum(1)))
+        hits[: len(drafts)] = [
+            draft == choice for draft, choice in zip(drafts, window.choices)
+        ]
+    return float(
+        expected(count(hits_WL, known_WL, np.zeros(len(windows), dtype=int)).sum(1))
+    )
 
 
-def _texts(windows: Sequence[Window], ngrams: Ngrams | None) -> Iterator[tuple[Window, TextNgrams | None]]:
+def _texts(
+    windows: Sequence[Window], ngrams: Ngrams | None
+) -> Iterator[tuple[Window, TextNgrams | None]]:
     """Yield each window with the n-grams of its text; windows of a document are adjacent, in order."""
     document = None
     text = None
@@ -144,7 +171,9 @@ def _hits(
     widths = np.array([len(window.choices) for window in windows])
     known = np.arange(widths.max()) < widths[:, None]
     hits = np.zeros((len(pairs), len(PLACES), *known.shape), dtype=bool)
-    shares_QC, right_Q, question, column, tokens, chances = _candidates(windows, ngrams, pairs)
+    shares_QC, right_Q, question, column, tokens, chances = _candidates(
+        windows, ngrams, pairs
+    )
     frequencies = np.log(np.array(ngrams.unigrams)[tokens])
     for p in range(len(pairs)):
         evidence_QC = np.zeros_like(shares_QC)
@@ -154,7 +183,9 @@ def _hits(
     return hits, known
 
 
-def _candidates(windows: Sequence[Window], ngrams: Ngrams, pairs: Sequence[NgramWeights]) -> tuple[Any, ...]:
+def _candidates(
+    windows: Sequence[Window], ngrams: Ngrams, pairs: Sequence[NgramWeights]
+) -> tuple[Any, ...]:
     """Return the candidates of all Q places of all windows, as _hits reads them.
 
     (Q, C) log shares of the answers of adaptive tokens and of other successors by n-grams; (Q,) the column of
@@ -179,7 +210,10 @@ def _candidates(windows: Sequence[Window], ngrams: Ngrams, pairs: Sequence[Ngram
             rows += [len(shares)] * len(successors)
             columns += [places.setdefault(token, len(places)) for token in successors]
             tokens += successors
-            shares.append(window.shares[j] + [UNREAD * window.shares[j][-1]] * (len(places) - answered))
+            shares.append(
+                window.shares[j]
+                + [UNREAD * window.shares[j][-1]] * (len(places) - answered)
+            )
             right.append(places.get(choice, -1))
     shares_QC = np.zeros((len(shares), max(map(len, shares))))
     for padded, answers in zip(shares_QC, shares):
@@ -187,10 +221,17 @@ def _candidates(windows: Sequence[Window], ngrams: Ngrams, pairs: Sequence[Ngram
     with np.errstate(divide="ignore"):
         shares_QC = np.log(shares_QC)
     indices = (np.array(values, dtype=int) for values in (rows, columns, tokens))
-    return shares_QC, np.array(right), *indices, [np.frombuffer(values) for values in chances]
+    return (
+        shares_QC,
+        np.array(right),
+        *indices,
+        [np.frombuffer(values) for values in chances],
+    )
 
 
-def count(hits_WL: np.ndarray, known_WL: np.ndarray, sequences_W: np.ndarray) -> np.ndarray:
+def count(
+    hits_WL: np.ndarray, known_WL: np.ndarray, sequences_W: np.ndarray
+) -> np.ndarray:
     """Return (2, S, L) counts by sequence and place: windows that reach the place, and that are right there."""
     alive = np.logical_and.accumulate(hits_WL & known_WL, axis=1)
     reached = known_WL.copy()
@@ -213,7 +254,9 @@ def is_gain(before: np.ndarray, after: np.ndarray, *, tries: int) -> bool:
     """
     n = before.shape[1]
     gain = expected(after.sum(1)) - expected(before.sum(1))
-    before, after = (np.moveaxis(c.sum(1, keepdims=True) - c, 1, 0) for c in (before, after))  # one left out
+    before, after = (
+        np.moveaxis(c.sum(1, keepdims=True) - c, 1, 0) for c in (before, after)
+    )  # one left out
     without = expected(after) - expected(before)
     return n > 1 and bool(gain > jackknife(without, 1 - (1 - LEVEL) / tries))
 
@@ -235,7 +278,9 @@ def _fit_places(hits_ΛWL: np.ndarray, known_WL: np.ndarray, start: int) -> list
         before = list(chosen)
         for j, own in enumerate(before):
             order = [own, *range(len(PLACES))]  # of equals the first
-            chosen[j] = max(order, key=lambda λ: value([*chosen[:j], λ, *chosen[j + 1 :]]))
+            chosen[j] = max(
+                order, key=lambda λ: value([*chosen[:j], λ, *chosen[j + 1 :]])
+            )
         if chosen == before:
             break
     return chosen

@@ -43,16 +43,22 @@ def publish(config: ExportConfig, manifest: dict[str, Any]) -> None:
     out = Path(config.out)
     if config.report:
         exported = read_manifest(out, "model", "out")
-        step = exported.get("step", manifest["step"])  # earlier versions took the last step
+        step = exported.get(
+            "step", manifest["step"]
+        )  # earlier versions took the last step
         verified = exported.get("verified")
         report = config.report
-        card = render_card(out, manifest, step=step, verified=verified, report=report, push=config.push)
+        card = render_card(
+            out, manifest, step=step, verified=verified, report=report, push=config.push
+        )
         write_card(out, card)
         print_line(f"export: wrote {out / CARD} with the figures of {config.report}")
     elif config.push and rename_card(out, config.push):
         print_line(f"export: wrote {out / CARD} with the name {config.push}")
     if config.push:
-        print_line(f"export: pushed to {push(out, config.push, private=config.private)}")
+        print_line(
+            f"export: pushed to {push(out, config.push, private=config.private)}"
+        )
 
 
 def check_push(repo: str, *, private: bool) -> None:
@@ -61,11 +67,15 @@ def check_push(repo: str, *, private: bool) -> None:
     user = _request(repo, api.whoami)
     token = (user.get("auth") or {}).get("accessToken") or {}
     if token.get("role") == "read":
-        raise UserError(f"push={repo} must have a token with write access, got a read-only one. Use another.")
+        raise UserError(
+            f"push={repo} must have a token with write access, got a read-only one. Use another."
+        )
     owner = repo.partition("/")[0]
     names = [user["name"], *(org["name"] for org in user.get("orgs", []))]
     if owner.lower() not in map(str.lower, names):
-        raise UserError(f"push={repo} must begin with one of {', '.join(names)}, got {owner}.")
+        raise UserError(
+            f"push={repo} must begin with one of {', '.join(names)}, got {owner}."
+        )
     _check_visibility(api, repo, private=private)
 
 
@@ -83,11 +93,23 @@ def push(out: Path, repo: str, *, private: bool) -> str:
     api = HfApi()
     _request(repo, lambda: api.create_repo(repo, private=private, exist_ok=True))
     _check_visibility(api, repo, private=private)
-    files = {path.relative_to(out).as_posix(): path for path in sorted(out.rglob("*")) if path.is_file()}
-    old = [name for name in _request(repo, lambda: api.list_repo_files(repo)) if name not in files]
+    files = {
+        path.relative_to(out).as_posix(): path
+        for path in sorted(out.rglob("*"))
+        if path.is_file()
+    }
+    old = [
+        name
+        for name in _request(repo, lambda: api.list_repo_files(repo))
+        if name not in files
+    ]
     changes: list[CommitOperationAdd | CommitOperationDelete] = [
         *(CommitOperationDelete(name) for name in old if OWN.fullmatch(name)),
-        *(CommitOperationAdd(name, path) for name, path in files.items() if not name.startswith(".")),
+        *(
+            CommitOperationAdd(name, path)
+            for name, path in files.items()
+            if not name.startswith(".")
+        ),
     ]
     # Not upload_folder: it makes several commits of many or large files.
     message = f"{out.name}, by adaptive-tokens"
@@ -103,7 +125,9 @@ def _check_visibility(api: HfApi, repo: str, *, private: bool) -> None:
             return None
 
     if private and _request(repo, is_private) is False:
-        raise UserError(f"push={repo} must be a private repository, got a public one. Use private=false.")
+        raise UserError(
+            f"push={repo} must be a private repository, got a public one. Use private=false."
+        )
 
 
 def _request(repo: str, request: Callable[[], T]) -> T:
@@ -116,8 +140,12 @@ def _request(repo: str, request: Callable[[], T]) -> T:
         ) from error
     except Exception as error:  # the client's and its HTTP library's
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
-        raise UserError(f"push={repo} must be accepted by the hub, got {reason}") from error
+        reason = (
+            f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
+        )
+        raise UserError(
+            f"push={repo} must be accepted by the hub, got {reason}"
+        ) from error
 
 
 def track(config: ExportConfig) -> None:
@@ -143,9 +171,17 @@ def track(config: ExportConfig) -> None:
         {
             "parameters": manifest["parameters"],
             "step": manifest["step"],
-            **{f"verified/{name}": verified[name] for name in names if name in verified},
-            **{f"verified/{name}": value for name, value in verified.get("measured", {}).items()},
-            **{f"drafts/{name}": value for name, value in verified.get("drafts", {}).items()},
+            **{
+                f"verified/{name}": verified[name] for name in names if name in verified
+            },
+            **{
+                f"verified/{name}": value
+                for name, value in verified.get("measured", {}).items()
+            },
+            **{
+                f"drafts/{name}": value
+                for name, value in verified.get("drafts", {}).items()
+            },
         }
     )
     if config.artifact:

@@ -37,14 +37,19 @@ from train.config import DESCRIBED
 from train.export import trained_lora
 
 ADAPTIVE = "adaptive.json"
-MASK_KEYS = ("pard_token", "ptd_token_id")  # of parallel drafting: TensorRT-LLM's and vLLM's
+MASK_KEYS = (
+    "pard_token",
+    "ptd_token_id",
+)  # of parallel drafting: TensorRT-LLM's and vLLM's
 # Prompts of infilling: SDSAT §3.1; Code Llama §2.3. In SPM, prefix and middle are encoded as one.
 ORDERS = {
     "psm": ["bos", "pre", "PREFIX", "suf", "SUFFIX", "mid"],
     "spm": ["bos", "pre", "suf", "SUFFIX", "mid", "PREFIX"],
 }
 CHAT = "chat_template.jinja"  # as Transformers names it
-COMPLETION = Path(__file__).with_name("chat_template.j2")  # for a model that completes text
+COMPLETION = Path(__file__).with_name(
+    "chat_template.j2"
+)  # for a model that completes text
 PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
 
@@ -63,13 +68,17 @@ def write_sidecars(
     """
     described = checkpoint / DESCRIBED
     vocab = Vocab.from_json(manifest["vocab"])
-    for name in FILES:  # nothing else: a published directory holds only what an export wrote
+    for (
+        name
+    ) in FILES:  # nothing else: a published directory holds only what an export wrote
         if (described / name).is_file():
             shutil.copyfile(described / name, out / name)
     adaptive = adaptive_json(checkpoint, manifest, step=step)
     # Servers know a single mask token for all places, and no adapter that acts on it alone.
     served = adaptive and adaptive["identical"] and not adaptive["gated"]
-    architecture = AutoConfig.from_pretrained(described, local_files_only=True, trust_remote_code=False)
+    architecture = AutoConfig.from_pretrained(
+        described, local_files_only=True, trust_remote_code=False
+    )
     config = served_config(
         read_json(described / "config.json"),
         architecture=MODEL_FOR_CAUSAL_LM_MAPPING[type(architecture)].__name__,  # type: ignore[attr-defined]
@@ -79,14 +88,18 @@ def write_sidecars(
     write_json(out / "config.json", config)
     file = described / "generation_config.json"
     generation = read_json(file) if file.is_file() else {}
-    write_json(out / file.name, served_generation(generation, bos=vocab.bos, eos=vocab.eos))
+    write_json(
+        out / file.name, served_generation(generation, bos=vocab.bos, eos=vocab.eos)
+    )
     write_tokenizer(out, vocab, manifest["adaptive"])
     write_chat_template(out, chat_template)
     if adaptive:
         write_json(out / ADAPTIVE, adaptive)
 
 
-def adaptive_json(checkpoint: Path, manifest: dict[str, Any], *, step: int) -> dict[str, Any] | None:
+def adaptive_json(
+    checkpoint: Path, manifest: dict[str, Any], *, step: int
+) -> dict[str, Any] | None:
     """Return the content of adaptive.json; None for a model without adaptive tokens."""
     if not manifest["adaptive"]:
         return None
@@ -124,7 +137,11 @@ def infilling_orders(manifest: dict[str, Any]) -> dict[str, list[str]]:
 
 def _recipe(manifest: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of training without the model's path, which is of one machine."""
-    model = {name: value for name, value in manifest["settings"]["model"].items() if name != "path"}
+    model = {
+        name: value
+        for name, value in manifest["settings"]["model"].items()
+        if name != "path"
+    }
     return {**manifest["settings"], "model": model}
 
 
@@ -135,10 +152,16 @@ def served_config(
 
     Without `auto_map`: the weights are of Transformers' own class.
     """
-    config = {name: value for name, value in described.items() if name not in ("auto_map", *MASK_KEYS)}
+    config = {
+        name: value
+        for name, value in described.items()
+        if name not in ("auto_map", *MASK_KEYS)
+    }
     config |= {"architectures": [architecture], "dtype": dtype, "torch_dtype": dtype}
     config |= _rope_of_transformers_4(described.get("rope_parameters") or {})
-    return config if mask_id is None else {**config, **dict.fromkeys(MASK_KEYS, mask_id)}
+    return (
+        config if mask_id is None else {**config, **dict.fromkeys(MASK_KEYS, mask_id)}
+    )
 
 
 def _rope_of_transformers_4(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,14 +169,27 @@ def _rope_of_transformers_4(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
     Without them Transformers 4, and servers built on it, use rope_theta=10,000 and no draft is accepted.
     """
-    if not parameters or any(isinstance(value, Mapping) for value in parameters.values()):
+    if not parameters or any(
+        isinstance(value, Mapping) for value in parameters.values()
+    ):
         return {}
-    lifted = {name: parameters[name] for name in ("rope_theta", "partial_rotary_factor") if name in parameters}
+    lifted = {
+        name: parameters[name]
+        for name in ("rope_theta", "partial_rotary_factor")
+        if name in parameters
+    }
     scaling = {name: value for name, value in parameters.items() if name not in lifted}
-    return {**lifted, "rope_scaling": None if scaling.get("rope_type", "default") == "default" else scaling}
+    return {
+        **lifted,
+        "rope_scaling": None
+        if scaling.get("rope_type", "default") == "default"
+        else scaling,
+    }
 
 
-def served_generation(described: Mapping[str, Any], *, bos: int, eos: int) -> dict[str, Any]:
+def served_generation(
+    described: Mapping[str, Any], *, bos: int, eos: int
+) -> dict[str, Any]:
     """Return generation_config.json, with the BOS and EOS of training where the base model sets none."""
     own = {name: value for name, value in described.items() if value is not None}
     return {**described, "bos_token_id": bos, "eos_token_id": eos, **own}
@@ -168,9 +204,17 @@ def write_tokenizer(folder: Path, vocab: Vocab, adaptive: Collection[int]) -> No
     file = folder / "tokenizer.json"
     config_file = folder / "tokenizer_config.json"
     value = json.loads(file.read_text(encoding="utf-8"))
-    config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
+    config = (
+        json.loads(config_file.read_text(encoding="utf-8"))
+        if config_file.is_file()
+        else {}
+    )
     ids = vocab.control - (set(vocab.adaptive) - set(adaptive))
-    pieces = {id: piece for id in sorted(ids) if (piece := tokenizer.id_to_token(id)) is not None}
+    pieces = {
+        id: piece
+        for id in sorted(ids)
+        if (piece := tokenizer.id_to_token(id)) is not None
+    }
     write_json(config_file, _tokenizer_config(config, vocab, pieces))
     value["added_tokens"] = mark_special(value["added_tokens"], pieces)
     with TOKENIZING:
@@ -178,21 +222,35 @@ def write_tokenizer(folder: Path, vocab: Vocab, adaptive: Collection[int]) -> No
     if opening != [vocab.bos]:
         bos = pieces[vocab.bos]
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=[bos, "$A"], pair=[bos, "$A", bos, "$B"], special_tokens=[(bos, vocab.bos)]
+            single=[bos, "$A"],
+            pair=[bos, "$A", bos, "$B"],
+            special_tokens=[(bos, vocab.bos)],
         )
         value["post_processor"] = json.loads(tokenizer.to_str())["post_processor"]
-    write_bytes(file, json.dumps(value, ensure_ascii=False).encode())  # one line: merges are many
+    write_bytes(
+        file, json.dumps(value, ensure_ascii=False).encode()
+    )  # one line: merges are many
 
 
-def mark_special(added: Collection[dict[str, Any]], pieces: dict[int, str]) -> list[dict[str, Any]]:
+def mark_special(
+    added: Collection[dict[str, Any]], pieces: dict[int, str]
+) -> list[dict[str, Any]]:
     """Return `added_tokens` of a tokenizer.json with these ids as special ones, which decoders skip."""
     tokens = {token["id"]: token for token in added}
     for id, piece in pieces.items():
-        tokens[id] = {"id": id, "content": piece, **PLAIN, **tokens.get(id, {}), "special": True}
+        tokens[id] = {
+            "id": id,
+            "content": piece,
+            **PLAIN,
+            **tokens.get(id, {}),
+            "special": True,
+        }
     return [tokens[id] for id in sorted(tokens)]
 
 
-def _tokenizer_config(described: dict[str, Any], vocab: Vocab, pieces: dict[int, str]) -> dict[str, Any]:
+def _tokenizer_config(
+    described: dict[str, Any], vocab: Vocab, pieces: dict[int, str]
+) -> dict[str, Any]:
     """Return a tokenizer_config.json by which Transformers encodes as training did.
 
     PreTrainedTokenizerFast reads tokenizer.json literally. Classes of architectures build their own tokenizer
@@ -225,12 +283,21 @@ def write_chat_template(folder: Path, path: str | None) -> None:
     config = json.loads(config_file.read_text(encoding="utf-8"))
     if path is None and ((folder / CHAT).is_file() or "chat_template" in config):
         return
-    write_json(config_file, {name: value for name, value in config.items() if name != "chat_template"})
+    write_json(
+        config_file,
+        {name: value for name, value in config.items() if name != "chat_template"},
+    )
     try:
-        write_bytes(folder / CHAT, Path(path or COMPLETION).read_text(encoding="utf-8").encode())
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+        write_bytes(
+            folder / CHAT, Path(path or COMPLETION).read_text(encoding="utf-8").encode()
+        )
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(
+            folder, local_files_only=True
+        )
         message = {"role": "user", "content": "x"}
-        text = tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(
+            [message], tokenize=False, add_generation_prompt=True
+        )
         if "x" not in text:
             raise ValueError(f"{text!r} for the message 'x'")
     except Exception as error:  # of the file system, Jinja or the template itself
@@ -243,7 +310,10 @@ def write_chat_template(folder: Path, path: str | None) -> None:
 ENTRY = "infer.portable.custom_generate"
 # The only form of import that is rewritten.
 OURS = re.compile(r"^( *)from ((?:infer|conf)\.[\w.]+) import\b", re.MULTILINE)
-REQUIREMENTS = ("torch>=2.13,<3", "transformers>=5.23,<6")  # which need NumPy and safetensors
+REQUIREMENTS = (
+    "torch>=2.13,<3",
+    "transformers>=5.23,<6",
+)  # which need NumPy and safetensors
 
 MADE_FROM = """\
 # Made from {path} of adaptive-tokens by python -m train.export, commit {commit}.
@@ -302,7 +372,9 @@ def bundle(entry: str, *, commit: str, root: Path = ROOT) -> dict[str, str]:
         if name not in files:
             text = (root / path).read_text(encoding="utf-8")
             modules += [match[2] for match in OURS.finditer(text)]
-            relative = OURS.sub(lambda match: f"{match[1]}from .{flat(match[2])} import", text)
+            relative = OURS.sub(
+                lambda match: f"{match[1]}from .{flat(match[2])} import", text
+            )
             files[name] = MADE_FROM.format(path=path, commit=commit) + relative
     return files
 

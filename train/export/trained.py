@@ -52,12 +52,18 @@ class Trained:
     @property
     def config(self) -> PretrainedConfig:
         """The architecture, read anew."""
-        return AutoConfig.from_pretrained(self.described, local_files_only=True, trust_remote_code=False)
+        return AutoConfig.from_pretrained(
+            self.described, local_files_only=True, trust_remote_code=False
+        )
 
     @property
     def validation(self) -> dict[str, float]:
         """The metrics of the checkpoint's own validation. Raise UserError if there was none."""
-        return {name: value for name, value in self._validation.items() if name not in ("step", "sequences")}
+        return {
+            name: value
+            for name, value in self._validation.items()
+            if name not in ("step", "sequences")
+        }
 
     @property
     def validated_sequences(self) -> int:
@@ -77,7 +83,9 @@ class Trained:
 
     def weights(self, dtype: torch.dtype) -> CheckpointWeights:
         """Return the trained weights, those of LoRA among them."""
-        return CheckpointWeights(self.folder / CHECKPOINTS / self.checkpoint.name, dtype)
+        return CheckpointWeights(
+            self.folder / CHECKPOINTS / self.checkpoint.name, dtype
+        )
 
     def served_weights(self, dtype: torch.dtype) -> Mapping[str, Tensor]:
         """Return the plain model's weights: the base model's, with the adapter merged unless it is kept."""
@@ -97,7 +105,9 @@ class Trained:
 
         Raise UserError if they are missing or have changed.
         """
-        place = override or self.manifest.get("places", {}).get("data.path")  # absent from earlier versions
+        place = override or self.manifest.get("places", {}).get(
+            "data.path"
+        )  # absent from earlier versions
         if not place or not (override or Path(place).is_dir()):
             raise UserError(
                 f"data.path must be the shards that {self.folder} was trained on, got nothing at "
@@ -138,17 +148,30 @@ def check_trained(trained: Trained) -> None:
     described = trained.described
     tokenizer = tokenizer_file(trained.described)
     for path in (described, *sorted(described.glob("*")), trained.folder / TABLE):
-        if path.is_symlink():  # may lead to any file of this machine, which an export would publish
-            raise UserError(f"{path} must be a file, got a link to {path.readlink()}. Copy the file here.")
+        if (
+            path.is_symlink()
+        ):  # may lead to any file of this machine, which an export would publish
+            raise UserError(
+                f"{path} must be a file, got a link to {path.readlink()}. Copy the file here."
+            )
     file = described / "config.json"
     config = read_json(file, "a model's config.json")
     kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:  # code beside the model is never run
+    if (
+        not isinstance(kind, str) or kind not in CONFIG_MAPPING
+    ):  # code beside the model is never run
         code = f" with auto_map={config['auto_map']}" if "auto_map" in config else ""
-        raise UserError(f"{file} must have a model_type of Transformers, got {kind}{code}.")
+        raise UserError(
+            f"{file} must have a model_type of Transformers, got {kind}{code}."
+        )
     for path, name in ((file, "architecture"), (tokenizer, "tokenizer")):
-        if trained.manifest.get(name) not in (None, fingerprint_file(path)):  # None: an earlier version
-            raise UserError(f"{path} must be the {name} of the training, got a changed file. Restore it.")
+        if trained.manifest.get(name) not in (
+            None,
+            fingerprint_file(path),
+        ):  # None: an earlier version
+            raise UserError(
+                f"{path} must be the {name} of the training, got a changed file. Restore it."
+            )
     find_table(trained.folder, vocabulary=trained.vocab.text_size, tokenizer=tokenizer)
     _check_shapes(trained, file)
 

@@ -21,7 +21,12 @@ from accelerate.utils import align_module_device
 from scipy.special import stdtrit
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging
 
 from conf import UserError
@@ -124,7 +129,12 @@ class Window:
 
 
 def verify(
-    out: Path, trained: Trained, data: Path, *, dtype: torch.dtype, sequences: int | None
+    out: Path,
+    trained: Trained,
+    data: Path,
+    *,
+    dtype: torch.dtype,
+    sequences: int | None,
 ) -> tuple[Verification, list[Window]]:
     """Compare the directory `out` with its training; return the comparison, and windows for the n-grams.
 
@@ -151,14 +161,20 @@ def verify(
                 _logits(ours, ids), _logits(theirs, ids), dtype, merged=merged
             )
             # Weights are the written ones in either type; on many CPUs narrow types are far slower.
-            slow = device.type == "cpu" and dtype != torch.float32 and bfloat16_cost() > 1
+            slow = (
+                device.type == "cpu" and dtype != torch.float32 and bfloat16_cost() > 1
+            )
             lm = _read_model(out, written, torch.float32 if slow else dtype, device)
             gate = Gate(lm) if trained.lora.gated else None
             module = AdaptiveLM(lm, chunk=CHUNK, L=trained.objective.L, gate=gate)
-            count, every, sentence = plan_measurement(trained, shards, sequences, device)
+            count, every, sentence = plan_measurement(
+                trained, shards, sequences, device
+            )
             print_line(f"export: {sentence}")
             with _resident(lm):
-                measured, windows = measure(module, trained, shards, count=count, device=device)
+                measured, windows = measure(
+                    module, trained, shards, count=count, device=device
+                )
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"verify must have {device.type} memory for a layer and a sequence, got too little "
@@ -183,7 +199,9 @@ class DirectoryWeights(Mapping[str, Tensor]):
 
     def __init__(self, folder: Path, dtype: torch.dtype, offload: Path) -> None:
         logging.disable_progress_bar()
-        getLogger("accelerate").setLevel(ERROR)  # it warns that the weights stay on the disk
+        getLogger("accelerate").setLevel(
+            ERROR
+        )  # it warns that the weights stay on the disk
         self._lm = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
@@ -208,18 +226,28 @@ class DirectoryWeights(Mapping[str, Tensor]):
         return len(self._names)
 
 
-def _trained_model(trained: Trained, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+def _trained_model(
+    trained: Trained, dtype: torch.dtype, device: torch.device
+) -> PreTrainedModel:
     """Return the model as it was trained, weights rounded to `dtype`, computing in float32."""
     weights: Mapping[str, Tensor] = trained.weights(dtype)
     if not trained.lora.rank:
         return _offloaded(trained.config, weights, torch.float32, device)
     adaptive = trained.manifest["adaptive"]
     base = PlainWeights(
-        skeleton(trained.config), trained.lora, weights, adaptive=adaptive, merged=False, dtype=dtype
+        skeleton(trained.config),
+        trained.lora,
+        weights,
+        adaptive=adaptive,
+        merged=False,
+        dtype=dtype,
     )
     lm = _offloaded(trained.config, base, torch.float32, device)
     adapt(lm, trained.lora, adaptive=adaptive)
-    adapter = {name: tensor.float().to(device) for name, tensor in adapter_weights(weights).items()}
+    adapter = {
+        name: tensor.float().to(device)
+        for name, tensor in adapter_weights(weights).items()
+    }
     lm.load_state_dict(adapter, strict=False, assign=True)
     return lm.eval()
 
@@ -228,7 +256,9 @@ def _read_model(
     out: Path, weights: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
 ) -> PreTrainedModel:
     """Return the directory's model as a server would load it, computing in `dtype`."""
-    config = AutoConfig.from_pretrained(out, local_files_only=True, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(
+        out, local_files_only=True, trust_remote_code=False
+    )
     lm = _offloaded(config, weights, dtype, device)
     if (out / "adapter").is_dir():
         read_adapter(lm, out / "adapter", dtype=dtype, device=device)
@@ -236,12 +266,18 @@ def _read_model(
 
 
 def _offloaded(
-    config: PretrainedConfig, weights: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
+    config: PretrainedConfig,
+    weights: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> PreTrainedModel:
     """Return a model whose layers take their `weights` whenever they compute, and hold none in between."""
     with init_empty_weights():
         lm = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=register("sdpa"), trust_remote_code=False
+            config,
+            dtype=dtype,
+            attn_implementation=register("sdpa"),
+            trust_remote_code=False,
         )
     cpu_offload(lm, execution_device=device, state_dict=weights)
     return lm.eval()
@@ -264,7 +300,9 @@ def _compare_weights(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -
     for name in sorted(ours.keys() | theirs.keys()):
         if name not in ours or name not in theirs:
             got = "no such weight" if name not in ours else "one that was not trained"
-            raise UserError(f"verify: {name} must be a trained weight, got {got}. Nothing was written.")
+            raise UserError(
+                f"verify: {name} must be a trained weight, got {got}. Nothing was written."
+            )
         weight = ours[name]
         if not torch.equal(weight, theirs[name].to(weight.device, weight.dtype)):
             raise UserError(
@@ -278,7 +316,9 @@ def _token_ids(trained: Trained, shards: Shards) -> Tensor:
     """Return (1, n) ids: a held-out text, and the adaptive tokens."""
     sequence = shards[0]
     adaptive = trained.manifest["adaptive"]
-    text = sequence.tokens[: min(sequence.used, POSITIONS - len(adaptive))].astype("int64")
+    text = sequence.tokens[: min(sequence.used, POSITIONS - len(adaptive))].astype(
+        "int64"
+    )
     return torch.tensor([*text.tolist(), *adaptive])[None]
 
 
@@ -288,7 +328,9 @@ def _logits(lm: PreTrainedModel, ids: Tensor) -> Tensor:
         return lm(input_ids=ids, use_cache=False).logits[0]
 
 
-def _compare_logits(ours: Tensor, theirs: Tensor, dtype: torch.dtype, *, merged: bool) -> tuple[float, float]:
+def _compare_logits(
+    ours: Tensor, theirs: Tensor, dtype: torch.dtype, *, merged: bool
+) -> tuple[float, float]:
     """Return the largest difference of (n, V) logits, and the share of rows with the same likeliest token.
 
     Raise UserError for a difference beyond rounding.
@@ -313,7 +355,9 @@ def plan_measurement(
     # Of one sequence: 2 FLOP per parameter and token, about one adaptive token beside each token of text, and
     # all weights from the disk in float32.
     seconds = 4 * parameters * (shards[0].tokens.size / SPEED[device.type] + 1 / READ)
-    count = min(max(int(SECONDS / seconds), FEWEST) if requested is None else requested, every)
+    count = min(
+        max(int(SECONDS / seconds), FEWEST) if requested is None else requested, every
+    )
     sentence = f"measuring acceptance again on {count} of {every} held-out sequences"
     if count * seconds > 2 * SECONDS:
         sentence += (
@@ -325,7 +369,12 @@ def plan_measurement(
 
 @torch.no_grad()
 def measure(
-    module: AdaptiveLM, trained: Trained, shards: Shards, *, count: int, device: torch.device
+    module: AdaptiveLM,
+    trained: Trained,
+    shards: Shards,
+    *,
+    count: int,
+    device: torch.device,
 ) -> tuple[HeldOutFigures, list[Window]]:
     """Return the metrics of the first `count` held-out sequences, and windows of some of them.
 
@@ -340,27 +389,49 @@ def measure(
     windows: list[Window] = []
     for index in range(count):
         batch: dict[str, Any] = load_batch(
-            shards, np.array([index]), trained.vocab, objective, seed=seed, device=device
+            shards,
+            np.array([index]),
+            trained.vocab,
+            objective,
+            seed=seed,
+            device=device,
         )
-        hidden = module.encode(batch["ids"], batch["offsets"], batch["positions"], batch["trunk"])
+        hidden = module.encode(
+            batch["ids"], batch["offsets"], batch["positions"], batch["trunk"]
+        )
         rest = (batch[name] for name in ("labels", "offsets", "weights", "teachers"))
         _, tally, predicted = module.score(hidden, *rest)
         tallies.append(tally.cpu())
         if index % stride == 0:
-            offsets, positions = (batch[name][0].cpu().numpy() for name in ("offsets", "positions"))
+            offsets, positions = (
+                batch[name][0].cpu().numpy() for name in ("offsets", "positions")
+            )
             chosen = choose_windows(offsets, positions, most=most)
-            windows += _read_windows(index, shards[index], chosen, predicted[0].cpu().numpy(), hidden[0], head)
+            windows += _read_windows(
+                index,
+                shards[index],
+                chosen,
+                predicted[0].cpu().numpy(),
+                hidden[0],
+                head,
+            )
     return summarise_clusters(torch.stack(tallies)), windows
 
 
-def choose_windows(offsets: np.ndarray, positions: np.ndarray, *, most: int) -> list[tuple[int, np.ndarray]]:
+def choose_windows(
+    offsets: np.ndarray, positions: np.ndarray, *, most: int
+) -> list[tuple[int, np.ndarray]]:
     """Return roots and columns of up to `most` windows of a (c,) layout, evenly spaced.
 
     offsets     0 0 0 1 2 1 1 2 3    windows   1: (3 4), 0: (5), 2: (6 7 8)
     positions   0 1 2 1 2 0 2 3 4
     """
     columns = np.flatnonzero(offsets)
-    windows = np.split(columns, np.flatnonzero(offsets[columns] == 1)[1:]) if len(columns) else []
+    windows = (
+        np.split(columns, np.flatnonzero(offsets[columns] == 1)[1:])
+        if len(columns)
+        else []
+    )
     count = min(most, len(windows))
     chosen = (windows[i * len(windows) // count] for i in range(count))
     return [(int(positions[window[0]]), window) for window in chosen]
@@ -379,7 +450,9 @@ def _read_windows(
     texts: dict[int, tuple[int, list[int]]] = {}
     for root, columns in windows:
         choices = predicted[root : root + len(columns)]
-        own = np.logical_and.accumulate(choices == sequence.tokens[root + 1 : root + 1 + len(columns)])
+        own = np.logical_and.accumulate(
+            choices == sequence.tokens[root + 1 : root + 1 + len(columns)]
+        )
         known = min(len(columns), int(own.sum()) + 1)
         # Not head(rows): an offloaded head would drop the weights that `_resident` holds.
         logits = linear(hidden[columns[:known]], head.weight, head.bias).float()
@@ -390,7 +463,9 @@ def _read_windows(
             texts[document] = int(places[0]), sequence.tokens[places].tolist()
         first, text = texts[document]
         shares = values.softmax(-1).tolist()
-        yield Window(index, text, root - first, choices[:known].tolist(), ids.tolist(), shares)
+        yield Window(
+            index, text, root - first, choices[:known].tolist(), ids.tolist(), shares
+        )
 
 
 def summarise_clusters(tallies: Tensor) -> HeldOutFigures:
@@ -421,14 +496,18 @@ def summarise_clusters(tallies: Tensor) -> HeldOutFigures:
             roundings[name] = RIGHT_SHARE * mean + max(flips[name], least[name])
         else:
             count = float(counts[0] if name == "standard_loss" else counts[1:].sum())
-            roundings[name] = LOSS_SHARE * mean + DEVIATIONS * LOSS_NOISE / math.sqrt(count)
+            roundings[name] = LOSS_SHARE * mean + DEVIATIONS * LOSS_NOISE / math.sqrt(
+                count
+            )
     return HeldOutFigures(n, means, intervals, roundings)
 
 
 def _share_errors(by_offset: Tensor) -> dict[str, float]:
     """Return errors of shares of right tokens, given as (L + 1), by metric; `accepted` sums those of drafts."""
     errors = by_offset.tolist()
-    return {f"accuracy_{offset}": error for offset, error in enumerate(errors)} | {"accepted": sum(errors[1:])}
+    return {f"accuracy_{offset}": error for offset, error in enumerate(errors)} | {
+        "accepted": sum(errors[1:])
+    }
 
 
 def jackknife(values: np.ndarray, level: float) -> float:
@@ -438,7 +517,9 @@ def jackknife(values: np.ndarray, level: float) -> float:
     return student * math.sqrt((n - 1) / n * ((values - values.mean()) ** 2).sum())
 
 
-def check_acceptance(measured: HeldOutFigures, validation: Mapping[str, float], *, every: int) -> None:
+def check_acceptance(
+    measured: HeldOutFigures, validation: Mapping[str, float], *, every: int
+) -> None:
     """Raise UserError for a metric that differs from the validation's, on `every` sequences, beyond chance.
 
     On all of them only rounding may differ. On n of N, chance drew the sequences: intervals are narrower by

@@ -33,7 +33,15 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 from conf import UserError
 from conf.errors import Refusing
 from conf.files import write_json
-from train.checkpoint import SHARD, ByteRange, cut, index, locate, read, write_safetensors
+from train.checkpoint import (
+    SHARD,
+    ByteRange,
+    cut,
+    index,
+    locate,
+    read,
+    write_safetensors,
+)
 from train.pretrained import skeleton
 
 MODEL = "model_states.pt"  # suffix of the files with the model's own copy, or a rank's share of it
@@ -58,9 +66,14 @@ class CheckpointWeights(Mapping[str, Tensor]):
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         self._dtype = dtype
-        with Refusing(f"{folder} must hold files as train writes them, got", ". Use another checkpoint."):
+        with Refusing(
+            f"{folder} must hold files as train writes them, got",
+            ". Use another checkpoint.",
+        ):
             stored = _find_stored(folder, copies=dtype == torch.bfloat16)
-        self._stored = {name.removeprefix(PREFIX): weight for name, weight in stored.items()}
+        self._stored = {
+            name.removeprefix(PREFIX): weight for name, weight in stored.items()
+        }
 
     def __getitem__(self, name: str) -> Tensor:
         weight = self._stored[name]
@@ -80,12 +93,18 @@ class CheckpointWeights(Mapping[str, Tensor]):
 
 def _find_stored(folder: Path, *, copies: bool) -> dict[str, Stored]:
     models = {path: index(path) for path in _by_rank(folder, MODEL)}
-    optimizers = {path: index(path)["optimizer_state_dict"] for path in _by_rank(folder, SHARD)}
+    optimizers = {
+        path: index(path)["optimizer_state_dict"] for path in _by_rank(folder, SHARD)
+    }
     if not models:
         raise ValueError(f"no file that ends in {MODEL}")
     path, model = next(iter(models.items()))
     # Stage 3 leaves empty tensors in place of the weights.
-    own = {name: _whole(path, tensor) for name, tensor in model["module"].items() if tensor.numel()}
+    own = {
+        name: _whole(path, tensor)
+        for name, tensor in model["module"].items()
+        if tensor.numel()
+    }
     if not optimizers:
         trained = _stage_0(path, model, copies=copies)
     elif "fp32_flat_groups" in next(iter(optimizers.values())):
@@ -95,19 +114,32 @@ def _find_stored(folder: Path, *, copies: bool) -> dict[str, Stored]:
     # A weight that two modules share is trained under one of its names.
     shared = dict(model["shared_params"] or {})
     first = {own[name].ranges[0]: name for name in trained if name in own}
-    shared |= {name: first[weight.ranges[0]] for name, weight in own.items() if weight.ranges[0] in first}
-    return own | trained | {alias: trained[name] for alias, name in shared.items() if name in trained}
+    shared |= {
+        name: first[weight.ranges[0]]
+        for name, weight in own.items()
+        if weight.ranges[0] in first
+    }
+    return (
+        own
+        | trained
+        | {alias: trained[name] for alias, name in shared.items() if name in trained}
+    )
 
 
 def _by_rank(folder: Path, suffix: str) -> list[Path]:
-    return sorted(folder.glob(f"*{suffix}"), key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)])
+    return sorted(
+        folder.glob(f"*{suffix}"),
+        key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)],
+    )
 
 
 def _whole(path: Path, tensor: Tensor) -> Stored:
     return Stored(tuple(tensor.shape), [locate(path, tensor)])
 
 
-def _stage_0(path: Path, model: Mapping[str, Any], *, copies: bool) -> dict[str, Stored]:
+def _stage_0(
+    path: Path, model: Mapping[str, Any], *, copies: bool
+) -> dict[str, Stored]:
     """Return the float32 copies; none if the names are missing and the model's own copies are enough."""
     groups = (model["optimizer"] or {}).get("fp32_groups", [])
     if groups and "trained" not in model:
@@ -124,11 +156,16 @@ def _stage_0(path: Path, model: Mapping[str, Any], *, copies: bool) -> dict[str,
     }
 
 
-def _stages_1_2(groups: Sequence[Mapping[str, Any]], ranks: Mapping[Path, Any]) -> dict[str, Stored]:
+def _stages_1_2(
+    groups: Sequence[Mapping[str, Any]], ranks: Mapping[Path, Any]
+) -> dict[str, Stored]:
     stored: dict[str, Stored] = {}
     paddings = next(iter(ranks.values())).get("param_alignment_paddings")
     for number, shapes in enumerate(groups):
-        vector = [locate(path, rank["single_partition_of_fp32_groups"][number]) for path, rank in ranks.items()]
+        vector = [
+            locate(path, rank["single_partition_of_fp32_groups"][number])
+            for path, rank in ranks.items()
+        ]
         start = 0
         for position, (name, shape) in enumerate(shapes.items()):
             count = math.prod(shape)
@@ -137,8 +174,13 @@ def _stages_1_2(groups: Sequence[Mapping[str, Any]], ranks: Mapping[Path, Any]) 
     return stored
 
 
-def _stage_3(groups: Sequence[Mapping[str, Any]], ranks: Mapping[Path, Any]) -> dict[str, Stored]:
-    vectors = [[locate(path, group) for group in rank["fp32_flat_groups"]] for path, rank in ranks.items()]
+def _stage_3(
+    groups: Sequence[Mapping[str, Any]], ranks: Mapping[Path, Any]
+) -> dict[str, Stored]:
+    vectors = [
+        [locate(path, group) for group in rank["fp32_flat_groups"]]
+        for path, rank in ranks.items()
+    ]
     stored: dict[str, Stored] = {}
     start = 0
     for name, shape in (item for shapes in groups for item in shapes.items()):
@@ -154,7 +196,10 @@ def _frozen(models: Mapping[Path, Any]) -> dict[str, Stored]:
     shapes = next(iter(models.values()))["frozen_param_shapes"] or {}
     stored: dict[str, Stored] = {}
     for name, shape in shapes.items():
-        parts = [locate(path, model["frozen_param_fragments"][name]) for path, model in models.items()]
+        parts = [
+            locate(path, model["frozen_param_fragments"][name])
+            for path, model in models.items()
+        ]
         stored[name] = Stored(tuple(shape), cut(parts, 0, math.prod(shape)))
     return stored
 
@@ -188,8 +233,13 @@ def write_weights(
         files |= dict.fromkeys(shard, file)
         del shard  # before the next one is read
     if plan.is_sharded or indexed:
-        metadata = {"total_parameters": sum(tensor.numel() for tensor in shapes.values()), **plan.metadata}
-        write_json(out / SAFE_WEIGHTS_INDEX_NAME, {"metadata": metadata, "weight_map": files})
+        metadata = {
+            "total_parameters": sum(tensor.numel() for tensor in shapes.values()),
+            **plan.metadata,
+        }
+        write_json(
+            out / SAFE_WEIGHTS_INDEX_NAME, {"metadata": metadata, "weight_map": files}
+        )
 
 
 def return_large_blocks() -> None:

@@ -25,38 +25,102 @@ PROGRAMS = [
     ("another function", "def g(x): return 2", "failed", "NameError"),
     ("sys.exit", "import sys; sys.exit(0)", "failed", "before the end"),
     ("os._exit", "import os; os._exit(0)", "failed", "before the end"),
-    ("os._exit when called", "import os\ndef f(x): os._exit(0)", "failed", "before the end"),
-    ("a printed passed", "import os; print('passed', flush=True); os._exit(0)", "failed", "before the end"),
+    (
+        "os._exit when called",
+        "import os\ndef f(x): os._exit(0)",
+        "failed",
+        "before the end",
+    ),
+    (
+        "a printed passed",
+        "import os; print('passed', flush=True); os._exit(0)",
+        "failed",
+        "before the end",
+    ),
     ("kill all", "import os; os.kill(-1, 9)", "failed", ""),
     ("endless loop", "while True: pass", "timed out", "1 s of CPU time"),
-    ("loop that catches all", "while True:\n try:\n  while True: pass\n except: pass", "timed out", "CPU time"),
+    (
+        "loop that catches all",
+        "while True:\n try:\n  while True: pass\n except: pass",
+        "timed out",
+        "CPU time",
+    ),
     ("sleep", "import time; time.sleep(60)", "timed out", "after 3 s"),
-    ("fork bomb", "import os\nwhile True:\n try: os.fork()\n except OSError: pass", "timed out", ""),
-    ("daemon", "import os, time\nif os.fork() == 0:\n os.setsid(); time.sleep(60)", "failed", "NameError"),
+    (
+        "fork bomb",
+        "import os\nwhile True:\n try: os.fork()\n except OSError: pass",
+        "timed out",
+        "",
+    ),
+    (
+        "daemon",
+        "import os, time\nif os.fork() == 0:\n os.setsid(); time.sleep(60)",
+        "failed",
+        "NameError",
+    ),
     ("memory", "x = bytearray(1 << 30)", "out of memory", "MemoryError"),
     ("large file", "open('x', 'wb').write(bytes(1 << 21))", "failed", "File too large"),
-    ("many files", "for n in range(9): open(str(n), 'wb').write(bytes(1 << 20))", "failed", "No space left"),
+    (
+        "many files",
+        "for n in range(9): open(str(n), 'wb').write(bytes(1 << 20))",
+        "failed",
+        "No space left",
+    ),
     ("much output", "print('x' * (1 << 22))", "failed", "File too large"),
     ("stdin is empty", "def f(x): return x + 1 + len(open(0).read())", "passed", ""),
-    ("reads our file", ATTEMPT.format("open('{outside}/secret').read()"), "failed", "AssertionError"),
-    ("reads /etc", ATTEMPT.format("open('/etc/passwd').read()"), "failed", "AssertionError"),
-    ("writes /usr", ATTEMPT.format("open('/usr/mine', 'w')"), "failed", "AssertionError"),
+    (
+        "reads our file",
+        ATTEMPT.format("open('{outside}/secret').read()"),
+        "failed",
+        "AssertionError",
+    ),
+    (
+        "reads /etc",
+        ATTEMPT.format("open('/etc/passwd').read()"),
+        "failed",
+        "AssertionError",
+    ),
+    (
+        "writes /usr",
+        ATTEMPT.format("open('/usr/mine', 'w')"),
+        "failed",
+        "AssertionError",
+    ),
     ("writes /", ATTEMPT.format("open('/mine', 'w')"), "failed", "AssertionError"),
-    ("environment", ATTEMPT.format("__import__('os').environ['BENCH_SECRET']"), "failed", "AssertionError"),
-    ("processes", ATTEMPT.format("__import__('os').kill({process}, 0)"), "failed", "AssertionError"),
+    (
+        "environment",
+        ATTEMPT.format("__import__('os').environ['BENCH_SECRET']"),
+        "failed",
+        "AssertionError",
+    ),
+    (
+        "processes",
+        ATTEMPT.format("__import__('os').kill({process}, 0)"),
+        "failed",
+        "AssertionError",
+    ),
     (
         "network",
-        ATTEMPT.format("__import__('socket').create_connection(('127.0.0.1', {port}), 1)"),
+        ATTEMPT.format(
+            "__import__('socket').create_connection(('127.0.0.1', {port}), 1)"
+        ),
         "failed",
         "AssertionError",
     ),
     (
         "higher limits",
-        ATTEMPT.format("r = __import__('resource'); r.setrlimit(r.RLIMIT_AS, (-1, -1))"),
+        ATTEMPT.format(
+            "r = __import__('resource'); r.setrlimit(r.RLIMIT_AS, (-1, -1))"
+        ),
         "failed",
         "AssertionError",
     ),
-    ("becomes root", ATTEMPT.format("__import__('os').setgroups([0])"), "failed", "AssertionError"),
+    (
+        "becomes root",
+        ATTEMPT.format("__import__('os').setgroups([0])"),
+        "failed",
+        "AssertionError",
+    ),
 ]
 
 
@@ -75,9 +139,13 @@ def marks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("source", "result", "message"), [row[1:] for row in PROGRAMS], ids=[row[0] for row in PROGRAMS]
+    ("source", "result", "message"),
+    [row[1:] for row in PROGRAMS],
+    ids=[row[0] for row in PROGRAMS],
 )
-def test_each_program_gets_its_verdict(marks: dict[str, str], source: str, result: str, message: str) -> None:
+def test_each_program_gets_its_verdict(
+    marks: dict[str, str], source: str, result: str, message: str
+) -> None:
     for mark, value in marks.items():
         source = source.replace(mark, value)
     verdict = judge(source, TESTS, LIMITS)
@@ -89,7 +157,9 @@ def test_no_process_is_left(marks: dict[str, str]) -> None:
     """A daemon and a program that the wall clock ended die with their namespace."""
     mark = f"time.sleep(60 + {os.getpid()})"
     python = "/python/bin/python3"
-    source = f"import os\nos.execv('{python}', ['{python}', '-c', 'import time; {mark}'])"
+    source = (
+        f"import os\nos.execv('{python}', ['{python}', '-c', 'import time; {mark}'])"
+    )
     assert judge(source, "", LIMITS).result == "timed out"
     deadline = time.monotonic() + 5
     while any(mark in _command(entry) for entry in Path("/proc").glob("[0-9]*")):
@@ -104,11 +174,20 @@ def _command(entry: Path) -> str:
         return ""
 
 
-def test_without_bwrap_or_namespaces_the_reason_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_bwrap_or_namespaces_the_reason_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     unavailable.cache_clear()
-    monkeypatch.setattr(sandbox, "judge", lambda source, tests: Verdict("failed", "bwrap: No permissions"))
+    monkeypatch.setattr(
+        sandbox,
+        "judge",
+        lambda source, tests: Verdict("failed", "bwrap: No permissions"),
+    )
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    assert "bwrap must create namespaces here, got 'bwrap: No permissions'" in unavailable()
+    assert (
+        "bwrap must create namespaces here, got 'bwrap: No permissions'"
+        in unavailable()
+    )
     unavailable.cache_clear()
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert unavailable().endswith("Install bubblewrap (apt-get install bubblewrap).")

@@ -17,8 +17,12 @@ from infer.trees.tree import Tree, extent
 FLAT = Costs((1, 64), (10.0, 10.0))  # a GPU: rows cost nothing
 STEEP = Costs((1, 64), (10.0, 640.0))  # rows cost as much as forwards
 CPU = Costs((1, 2, 4, 8, 16, 32, 64), (10.0, 10.0, 10.5, 11.5, 14.0, 19.0, 30.0))
-RISING = Costs((1, 2, 4, 8, 16, 32, 64), (10.0, 11.5, 13.0, 17.0, 25.0, 41.0, 73.0))  # float32 on a CPU
-JUMP = Costs((1, 2, 4, 8, 16, 32, 64), (10.0, 20.0, 20.5, 22.0, 25.0, 35.0, 60.0))  # 1.1B of the same
+RISING = Costs(
+    (1, 2, 4, 8, 16, 32, 64), (10.0, 11.5, 13.0, 17.0, 25.0, 41.0, 73.0)
+)  # float32 on a CPU
+JUMP = Costs(
+    (1, 2, 4, 8, 16, 32, 64), (10.0, 20.0, 20.5, 22.0, 25.0, 35.0, 60.0)
+)  # 1.1B of the same
 DIES = Costs((1, 2, 4, 8, 16, 32, 64), (10.0, 30.0, 60.0, 90.0, 160.0, 300.0, 600.0))
 ADAPTIVE, WRONG = 2, 3
 TEXT = Ngrams(None, 10**6)
@@ -38,10 +42,17 @@ class Text:
     """A text that is drafted, whose adaptive tokens answer right with a chance that may change."""
 
     def __init__(
-        self, policy: Policy, token: Callable[[int], int], *, ngrams: Ngrams | None = TEXT, seed: int = 1
+        self,
+        policy: Policy,
+        token: Callable[[int], int],
+        *,
+        ngrams: Ngrams | None = TEXT,
+        seed: int = 1,
     ) -> None:
         self._rng, self._token = random.Random(seed), token
-        self._drafter = AdaptiveDrafter([ADAPTIVE] if policy.most else (), policy, ngrams)
+        self._drafter = AdaptiveDrafter(
+            [ADAPTIVE] if policy.most else (), policy, ngrams
+        )
         self._drafter.start(Request([token(0)]), GREEDY)
         self.tokens, self.ms = [token(0)], 0.0
 
@@ -55,12 +66,19 @@ class Text:
         path, choice = self.tree.walk(lambda node: next(following))
         self.tokens += [*(self.tree.tokens[node] for node in path[1:]), choice]
         self.ms += ms
-        first, answers = len(self.tokens) + 1, None  # the place behind the next draft's root
+        first, answers = (
+            len(self.tokens) + 1,
+            None,
+        )  # the place behind the next draft's root
         if k := len(self.tree.probes_of(path[-1])):
             right = [self._rng.random() < accepted for _ in range(k)]
-            ids = [[self._token(first - 1 + j) if right[j] else WRONG, 4] for j in range(k)]
+            ids = [
+                [self._token(first - 1 + j) if right[j] else WRONG, 4] for j in range(k)
+            ]
             answers = Candidates(ids, [[0.7, 0.1]] * k)
-        self._drafter.observe(Verified(self.tree, path, choice, answers, rows, ms / 1e3))
+        self._drafter.observe(
+            Verified(self.tree, path, choice, answers, rows, ms / 1e3)
+        )
 
     def write(self, n: int, costs: Costs, accepted: float) -> float:
         """The text's next n tokens; return their number per plain forward's time."""
@@ -71,13 +89,21 @@ class Text:
         return n * costs(1) / (self.ms - begun)
 
 
-def speedup(policy: Policy, costs: Costs, accepted: float, n: int, **text: Ngrams | None) -> float:
+def speedup(
+    policy: Policy, costs: Costs, accepted: float, n: int, **text: Ngrams | None
+) -> float:
     return Text(policy, distinct, **text).write(n, costs, accepted)
 
 
 def test_a_weight_means_what_it_was_found_to_mean() -> None:
     calibration = Calibration()
-    assert calibration.chance(0.95) > 0.9 > 0.6 > calibration.chance(0.5) > calibration.chance(0.01)
+    assert (
+        calibration.chance(0.95)
+        > 0.9
+        > 0.6
+        > calibration.chance(0.5)
+        > calibration.chance(0.01)
+    )
     for index in range(300):
         calibration.record(0.95, index % 4 == 0)
     assert calibration.chance(0.99) == pytest.approx(0.25, abs=0.02)
@@ -89,44 +115,68 @@ def test_a_weight_means_what_it_was_found_to_mean() -> None:
 @pytest.mark.parametrize("ngrams", [None, TEXT], ids=["adaptive", "and text"])
 @pytest.mark.parametrize(
     ("table", "costs", "accepted"),
-    [(STEEP, STEEP, 0.8), (CPU, CPU, 0.0), (CPU, CPU, 0.02), (STEEP, STEEP, 0.0), (FLAT, DIES, 0.8)],
+    [
+        (STEEP, STEEP, 0.8),
+        (CPU, CPU, 0.0),
+        (CPU, CPU, 0.02),
+        (STEEP, STEEP, 0.0),
+        (FLAT, DIES, 0.8),
+    ],
 )
 def test_drafting_that_does_not_pay_costs_little(
     table: Costs, costs: Costs, accepted: float, ngrams: Ngrams | None
 ) -> None:
     """Also where the table of costs says that rows are free, and the clock that they are dear."""
-    least = 0.9 if costs is DIES else 0.97  # a step counts four times its expected cost, at most
+    least = (
+        0.9 if costs is DIES else 0.97
+    )  # a step counts four times its expected cost, at most
     assert speedup(AutoPolicy(table, 5), costs, accepted, 2000, ngrams=ngrams) > least
 
 
-@pytest.mark.parametrize("costs", [FLAT, CPU, RISING, JUMP], ids=["flat", "cpu", "rising", "jump"])
+@pytest.mark.parametrize(
+    "costs", [FLAT, CPU, RISING, JUMP], ids=["flat", "cpu", "rising", "jump"]
+)
 @pytest.mark.parametrize("accepted", [0.6, 0.8, 0.9, 0.99])
 def test_no_fixed_policy_is_much_better(costs: Costs, accepted: float) -> None:
     """k was bounded by the first plan's, and never grew."""
-    policies = [FixedPolicy(k, probes) for k in (1, 2, 3, 5) for probes in ("root", "all")]
+    policies = [
+        FixedPolicy(k, probes) for k in (1, 2, 3, 5) for probes in ("root", "all")
+    ]
     fixed = [speedup(policy, costs, accepted, 2000) for policy in policies]
     # The best of eight runs of 2,000 tokens is itself some hundredths above its own mean.
-    assert speedup(AutoPolicy(costs, 5), costs, accepted, 4000) > 0.91 * max(*fixed, 1.0)
+    assert speedup(AutoPolicy(costs, 5), costs, accepted, 4000) > 0.91 * max(
+        *fixed, 1.0
+    )
 
 
 @pytest.mark.parametrize(
-    "costs", [FLAT, CPU, RISING, JUMP, STEEP, DIES], ids=["flat", "cpu", "rising", "jump", "steep", "dies"]
+    "costs",
+    [FLAT, CPU, RISING, JUMP, STEEP, DIES],
+    ids=["flat", "cpu", "rising", "jump", "steep", "dies"],
 )
 @pytest.mark.parametrize("accepted", [0.0, 0.8])
 def test_a_prior_costs_the_first_text_little_and_later_ones_next_to_nothing(
     costs: Costs, accepted: float
 ) -> None:
     """L(q) was measured before the first text, by more forwards than the text had itself."""
-    learned, known = (Text(AutoPolicy(start, 5), distinct) for start in (prior_costs("cpu"), costs))
+    learned, known = (
+        Text(AutoPolicy(start, 5), distinct) for start in (prior_costs("cpu"), costs)
+    )
     first = learned.write(60, costs, accepted)
     assert first > 1 / 1.5 and first > 0.75 * known.write(60, costs, accepted)
     for text in (learned, known):
         text.write(1500, costs, accepted)
-    assert learned.write(2500, costs, accepted) > 0.9 * known.write(2500, costs, accepted)
+    assert learned.write(2500, costs, accepted) > 0.9 * known.write(
+        2500, costs, accepted
+    )
 
 
-@pytest.mark.parametrize(("costs", "least"), [(FLAT, 15.0), (CPU, 10.0)], ids=["flat", "cpu"])
-def test_a_text_that_repeats_itself_is_drafted_in_long_chains(costs: Costs, least: float) -> None:
+@pytest.mark.parametrize(
+    ("costs", "least"), [(FLAT, 15.0), (CPU, 10.0)], ids=["flat", "cpu"]
+)
+def test_a_text_that_repeats_itself_is_drafted_in_long_chains(
+    costs: Costs, least: float
+) -> None:
     """17 tokens a forward at most, with adaptive tokens and without."""
     for policy in (AutoPolicy(costs, 0), AutoPolicy(costs, 5)):
         text = Text(policy, periodic)
@@ -140,9 +190,12 @@ def test_the_price_of_a_row_is_that_on_the_way_to_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "then", "least"), [([(0.0, 8)], 60, 1.3), ([(0.0, 500), (0.8, 1000)], 1000, 1.6)]
+    ("before", "then", "least"),
+    [([(0.0, 8)], 60, 1.3), ([(0.0, 500), (0.8, 1000)], 1000, 1.6)],
 )
-def test_a_bad_start_does_not_end_drafting(before: list[tuple[float, int]], then: int, least: float) -> None:
+def test_a_bad_start_does_not_end_drafting(
+    before: list[tuple[float, int]], then: int, least: float
+) -> None:
     """After six drafts of which none was right, a text of 60 tokens was decoded plainly to its end."""
     policy = AutoPolicy(CPU, 5)
     for accepted, n in before:

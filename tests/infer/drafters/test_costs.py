@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infer.drafters.costs import LEARNED, ROWS, CostCurve, Costs, LoopCosts, clipped, prior_costs, rising
+from infer.drafters.costs import (
+    LEARNED,
+    ROWS,
+    CostCurve,
+    Costs,
+    LoopCosts,
+    clipped,
+    prior_costs,
+    rising,
+)
 
 CPU = Costs((1, 2, 4, 8, 16, 32, 64), (10.0, 10.0, 10.5, 11.5, 14.0, 19.0, 30.0))
 
@@ -12,7 +21,13 @@ CPU = Costs((1, 2, 4, 8, 16, 32, 64), (10.0, 10.0, 10.5, 11.5, 14.0, 19.0, 30.0)
 @given(st.integers(1, 80))
 def test_costs_lie_on_straight_lines(q: int) -> None:
     assert CPU(q) == pytest.approx(
-        10.0 if q <= 2 else 9.5 + q / 4 if q <= 8 else 9.0 + 5 * q / 16 if q <= 32 else 8.0 + 11 * q / 32
+        10.0
+        if q <= 2
+        else 9.5 + q / 4
+        if q <= 8
+        else 9.0 + 5 * q / 16
+        if q <= 32
+        else 8.0 + 11 * q / 32
     )
 
 
@@ -42,10 +57,14 @@ def test_a_slow_first_step_makes_no_row_dear_for_good() -> None:
         curve.learn(q, 0.0)
     curve.learn(8, 1.0)
     assert list(curve.costs.ms) == sorted(curve.costs.ms)
-    assert curve.costs(8) < 1.3 * prior_costs("cpu")(8) and curve.costs(64) > 1.5 * curve.costs(16)
+    assert curve.costs(8) < 1.3 * prior_costs("cpu")(8) and curve.costs(
+        64
+    ) > 1.5 * curve.costs(16)
 
 
-@given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 9)), min_size=1, max_size=9))
+@given(
+    st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 9)), min_size=1, max_size=9)
+)
 def test_costs_never_fall(points: list[tuple[float, float]]) -> None:
     """Isotonic regression: no other rising sequence lies nearer, weighted."""
     values, weights = zip(*points)
@@ -54,7 +73,10 @@ def test_costs_never_fall(points: list[tuple[float, float]]) -> None:
     def mean(i: int, j: int) -> float:
         return sum(v * w for v, w in points[i : j + 1]) / sum(weights[i : j + 1])
 
-    expected = [max(min(mean(i, j) for j in range(x, n)) for i in range(x + 1)) for x in range(n)]
+    expected = [
+        max(min(mean(i, j) for j in range(x, n)) for i in range(x + 1))
+        for x in range(n)
+    ]
     assert rising(values, weights) == pytest.approx(expected)
 
 

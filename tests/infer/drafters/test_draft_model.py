@@ -14,7 +14,12 @@ from transformers import PreTrainedModel
 
 from infer.drafters.budget import AutoBudget, Budget, FixedBudget
 from infer.drafters.costs import Costs
-from infer.drafters.draft_model import UNREAD, DraftModelDrafters, LevelDrafters, ProbeDrafters
+from infer.drafters.draft_model import (
+    UNREAD,
+    DraftModelDrafters,
+    LevelDrafters,
+    ProbeDrafters,
+)
 from infer.engine.output import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
@@ -38,7 +43,10 @@ COSTS = Costs((1, 2, 4, 8, 16, 32), (10.0, 10.0, 10.5, 11.0, 12.0, 14.0))
 
 
 def a_draft_of(
-    lm: PreTrainedModel, noise: float | str, adaptive: Adaptive | None = None, context: int = CONTEXT
+    lm: PreTrainedModel,
+    noise: float | str,
+    adaptive: Adaptive | None = None,
+    context: int = CONTEXT,
 ) -> Draft:
     """A model that is often right about another: its weights, a little off; its first layer; one of 50 ids."""
     if noise == "first layer":
@@ -52,9 +60,13 @@ def a_draft_of(
     return Draft(off, lm.config.vocab_size, context, adaptive)
 
 
-def drafters_of(draft: Draft, method: str, budget: Budget, **runner: bool) -> DraftModelDrafters:
+def drafters_of(
+    draft: Draft, method: str, budget: Budget, **runner: bool
+) -> DraftModelDrafters:
     def take(batch: int) -> Runner:
-        return Runner(draft.lm, capacity=80, max_rows=ROWS + UNREAD, batch=batch, **runner)
+        return Runner(
+            draft.lm, capacity=80, max_rows=ROWS + UNREAD, batch=batch, **runner
+        )
 
     lend = {"take": take, "give": lambda runner: None}
     if draft.adaptive:
@@ -62,38 +74,62 @@ def drafters_of(draft: Draft, method: str, budget: Budget, **runner: bool) -> Dr
     return LevelDrafters(draft, RULES[method], budget, most=ROWS, **lend)
 
 
-def texts(lm, requests: Sequence[Request], drafters: Drafters, limits: Limits, sampling: Sampling = GREEDY):
+def texts(
+    lm,
+    requests: Sequence[Request],
+    drafters: Drafters,
+    limits: Limits,
+    sampling: Sampling = GREEDY,
+):
     """The tokens of each, and how many were accepted drafts."""
     runner = Runner(lm, capacity=80, max_rows=drafters.max_rows, batch=len(requests))
-    actual, steps = collect(decode(runner, requests, drafters, limits, sampling), len(requests))
+    actual, steps = collect(
+        decode(runner, requests, drafters, limits, sampling), len(requests)
+    )
     return actual, sum(step.accepted for step in steps)
 
 
 @settings(max_examples=60)
 @given(
-    st.lists(st.lists(st.integers(2, 96), min_size=1, max_size=12), min_size=1, max_size=3),
+    st.lists(
+        st.lists(st.integers(2, 96), min_size=1, max_size=12), min_size=1, max_size=3
+    ),
     st.sampled_from([*RULES, "probes"]),
     st.sampled_from(["fixed", "auto"]),
-    st.sampled_from([GREEDY, Sampling(1.0), Sampling(0.7, 10, 0.95), Sampling(1.5, 0, 0.9)]),
+    st.sampled_from(
+        [GREEDY, Sampling(1.0), Sampling(0.7, 10, 0.95), Sampling(1.5, 0, 0.9)]
+    ),
     st.sampled_from([0.0, 0.1, 3.0, "first layer", "fewer ids"]),
     st.sampled_from([1, 2, 7, 40]),
     st.integers(0, 2),
     st.sampled_from([CONTEXT, 20]),
 )
-def test_drafting_changes_no_token(prompts, method, budget, sampling, noise, n, seed, context) -> None:
+def test_drafting_changes_no_token(
+    prompts, method, budget, sampling, noise, n, seed, context
+) -> None:
     """Random models in float64, greedy and sampled: each sequence of a batch is what plain decoding gives
     it alone, whether the draft model is right always, often or never, lacks ids, or has a shorter context.
     """
     lm = tiny_llama(seed=seed).double()
-    draft = a_draft_of(lm, noise, Adaptive((45,), 3) if method == "probes" else None, context)
-    drafters = drafters_of(draft, method, FixedBudget(12) if budget == "fixed" else AutoBudget(COSTS, COSTS))
+    draft = a_draft_of(
+        lm, noise, Adaptive((45,), 3) if method == "probes" else None, context
+    )
+    drafters = drafters_of(
+        draft,
+        method,
+        FixedBudget(12) if budget == "fixed" else AutoBudget(COSTS, COSTS),
+    )
     requests = [Request(prompt, seed + b) for b, prompt in enumerate(prompts)]
     actual, _ = texts(lm, requests, drafters, Limits(n, [1]), sampling)
     for request, tokens in zip(requests, actual):
-        assert [tokens] == texts(lm, [request], Drafters(Drafter), Limits(n, [1]), sampling)[0]
+        assert [tokens] == texts(
+            lm, [request], Drafters(Drafter), Limits(n, [1]), sampling
+        )[0]
 
 
-def recorded(drafters: DraftModelDrafters, record: Callable[[list[int], int], None]) -> DraftModelDrafters:
+def recorded(
+    drafters: DraftModelDrafters, record: Callable[[list[int], int], None]
+) -> DraftModelDrafters:
     """The drafters, which call `record` with every text and its number, behind each of its drafts."""
     propose = drafters.propose
 
@@ -113,7 +149,10 @@ def test_drafts_are_those_of_the_paper_word_for_word(method: str, static: bool) 
     """Node for node, from the draft model's cache, what a model without a cache makes of §4 and §5."""
     lm = tiny_llama(seed=1).double()
     draft = a_draft_of(lm, 0.1)
-    drafters, graphs = drafters_of(draft, method, FixedBudget(12), static=static), list[Any]()
+    drafters, graphs = (
+        drafters_of(draft, method, FixedBudget(12), static=static),
+        list[Any](),
+    )
 
     def record(context: list[int], b: int) -> None:
         if (pending := drafters._pending[b]) and len(context) < 25:
@@ -123,7 +162,9 @@ def test_drafts_are_those_of_the_paper_word_for_word(method: str, static: bool) 
     _, accepted = texts(lm, requests, recorded(drafters, record), Limits(30, [1]))
     assert accepted > 10 and len(graphs) > 10
     for context, graph in graphs[::2]:
-        nodes = literal.draw(context[-1], model_behind(draft.lm, context[:-1]), **vars(RULES[method]))
+        nodes = literal.draw(
+            context[-1], model_behind(draft.lm, context[:-1]), **vars(RULES[method])
+        )
         assert graph.tokens == [node.token for node in nodes]
         assert len(graph.merged) == sum(node.into is not None for node in nodes)
     if method == "gsd":
@@ -145,14 +186,20 @@ def test_the_cache_keeps_what_was_accepted_and_is_never_rebuilt(
     """Every token of a text is a row of the draft model once, but for drafts that were not accepted: where the
     target itself drafts trees, a step reads the target's own token, and a leaf before it.
     """
-    lm, rows, read = tiny_llama(seed=1).double(), list[int](), Mock(side_effect=Runner.read, autospec=True)
+    lm, rows, read = (
+        tiny_llama(seed=1).double(),
+        list[int](),
+        Mock(side_effect=Runner.read, autospec=True),
+    )
     monkeypatch.setattr(Runner, "read", lambda self, texts: read(self, texts))
     drafters = drafters_of(a_draft_of(lm, 0.0), "tsd", FixedBudget(16))
     recorded(drafters, lambda context, b: rows.extend(drafters._forwards[:1]))
     _, accepted = texts(lm, [Request(prompt)], drafters, Limits(38, []))
     assert accepted > 25 and len(rows) > 7
     # Both models prefill; a long prompt is read by itself, up to its last token.
-    assert (rows[0], read.call_count) == ((1, 3) if len(prompt) > UNREAD else (len(prompt), 2))
+    assert (rows[0], read.call_count) == (
+        (1, 3) if len(prompt) > UNREAD else (len(prompt), 2)
+    )
     assert set(rows[1:]) == {1, 2}
 
 
@@ -177,14 +224,18 @@ def test_a_draft_model_that_rested_reads_on_and_drafts_as_if_it_had_not() -> Non
     drafters._budget = FixedBudget(12)
     (tree,) = drafters.propose([context], [9])
     graph = drafters._pending[0].graph
-    nodes = literal.draw(context[-1], model_behind(draft.lm, context[:-1]), **vars(RULES["gsd"]))
+    nodes = literal.draw(
+        context[-1], model_behind(draft.lm, context[:-1]), **vars(RULES["gsd"])
+    )
     assert tree.drafted and graph.tokens == [node.token for node in nodes]
 
 
 def test_the_probes_of_a_draft_model_draw_its_candidates_for_each_place() -> None:
     """One forward: the model's own next token, and what its probes say of the places behind."""
     lm = tiny_llama(seed=1).double()
-    drafters = drafters_of(Draft(lm, 97, CONTEXT, Adaptive((90,), 3)), "probes", FixedBudget(40))
+    drafters = drafters_of(
+        Draft(lm, 97, CONTEXT, Adaptive((90,), 3)), "probes", FixedBudget(40)
+    )
     context = [5, 17, 3, 60]
     drafters.start([Request(context)], GREEDY)
     drafters.propose([context], [9])
@@ -199,19 +250,26 @@ def test_the_probes_of_a_draft_model_draw_its_candidates_for_each_place() -> Non
 
 @pytest.mark.parametrize("method", ["gsd", "probes"])
 @pytest.mark.parametrize("static", [False, True])
-def test_no_learned_position_beyond_the_context_is_asked_for(method: str, static: bool) -> None:
+def test_no_learned_position_beyond_the_context_is_asked_for(
+    method: str, static: bool
+) -> None:
     """The probes for a short text stood behind a text at the context's end too: an IndexError."""
     from tests.infer.engine.test_families import tiny  # which imports this module
 
     lm = tiny("opt").double()
     short = deepcopy(lm)
     positions = short.model.decoder.embed_positions
-    positions.weight = nn.Parameter(positions.weight[: 2 + 40].detach())  # two rows for padding come first
+    positions.weight = nn.Parameter(
+        positions.weight[: 2 + 40].detach()
+    )  # two rows for padding come first
     short.config.max_position_embeddings = 40
     draft = Draft(short, 97, 40, Adaptive((90,), 3) if method == "probes" else None)
     requests = [Request([5, 17, 3]), Request(list(range(2, 36)))]
     result, accepted = texts(
-        lm, requests, drafters_of(draft, method, FixedBudget(12), static=static), Limits(45, [])
+        lm,
+        requests,
+        drafters_of(draft, method, FixedBudget(12), static=static),
+        Limits(45, []),
     )
     assert accepted > 5
     for request, tokens in zip(requests, result):

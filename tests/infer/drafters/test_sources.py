@@ -9,7 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenaltyLogitsProcessor
+from transformers import (
+    LogitsProcessorList,
+    PreTrainedModel,
+    RepetitionPenaltyLogitsProcessor,
+)
 
 from infer.config import DecodeConfig
 from infer.engine.output import Request
@@ -35,9 +39,17 @@ PROBES: list[dict[str, Any]] = [
     {},
 ]
 SAMPLINGS = st.sampled_from(
-    [Sampling(), Sampling(0.8), Sampling(0.8, 10, 0.95), Sampling(1.5, 0, 0.9), Sampling(0.2, 5)]
+    [
+        Sampling(),
+        Sampling(0.8),
+        Sampling(0.8, 10, 0.95),
+        Sampling(1.5, 0, 0.9),
+        Sampling(0.2, 5),
+    ]
 )
-PROMPTS = st.lists(st.lists(st.integers(2, V - 1), min_size=1, max_size=12), min_size=1, max_size=3)
+PROMPTS = st.lists(
+    st.lists(st.integers(2, V - 1), min_size=1, max_size=12), min_size=1, max_size=3
+)
 
 
 @cache
@@ -57,8 +69,12 @@ def texts_of(
     new: int = 24,
     **runner: Any,
 ) -> tuple[list[list[int]], list[Step]]:
-    running = Runner(lm, capacity=12 + new, max_rows=drafters.max_rows, batch=len(requests), **runner)
-    return collect(decode(running, requests, drafters, Limits(new, [1]), sampling), len(requests))
+    running = Runner(
+        lm, capacity=12 + new, max_rows=drafters.max_rows, batch=len(requests), **runner
+    )
+    return collect(
+        decode(running, requests, drafters, Limits(new, [1]), sampling), len(requests)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +83,9 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, NgramTable]:
     folder, own = tmp_path_factory.mktemp("tables"), list[list[int]]()
     for seed in (0, 1):
         for first in range(2, 40):
-            (text,), _ = texts_of(model_of(seed), [Request([first])], Drafters(Drafter), Sampling())
+            (text,), _ = texts_of(
+                model_of(seed), [Request([first])], Drafters(Drafter), Sampling()
+            )
             own.append([first, *text])
     return {
         "own": make_table(folder / "own", own, order=4, vocabulary=V),
@@ -105,17 +123,31 @@ def test_no_source_of_drafts_changes_a_token(
     given: dict[str, Any] = {"method": method, "temperature": sampling.temperature}
     given |= {"top_k": sampling.top_k, "top_p": sampling.top_p}
     if method == "hybrid":
-        given |= {"sources": data.draw(st.sampled_from(SUBSETS)), **data.draw(st.sampled_from(PROBES))}
+        given |= {
+            "sources": data.draw(st.sampled_from(SUBSETS)),
+            **data.draw(st.sampled_from(PROBES)),
+        }
     elif data.draw(st.booleans()):
         given |= {"k": data.draw(st.integers(1, 9))}
-    methods = Methods(lm, Adaptive(tuple(range(80, 80 + diverse)), 3), table=tables[table])
-    drafters = methods.drafters(DecodeConfig(**given), batch=len(prompts), capacity=12 + new, left=99)
-    processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(penalty)]) if penalty > 1 else None
+    methods = Methods(
+        lm, Adaptive(tuple(range(80, 80 + diverse)), 3), table=tables[table]
+    )
+    drafters = methods.drafters(
+        DecodeConfig(**given), batch=len(prompts), capacity=12 + new, left=99
+    )
+    processors = (
+        LogitsProcessorList([RepetitionPenaltyLogitsProcessor(penalty)])
+        if penalty > 1
+        else None
+    )
     requests = [Request(prompt, n, processors) for n, prompt in enumerate(prompts)]
     texts, steps = texts_of(lm, requests, drafters, sampling, new, static=static)
     for request, text in zip(requests, texts):
         assert texts_of(lm, [request], Drafters(Drafter), sampling, new)[0] == [text]
-    allowed = set(given.get("sources") or {"ngrams": SOURCES[1:], "prompt_lookup": SOURCES[1:2]}[method])
+    allowed = set(
+        given.get("sources")
+        or {"ngrams": SOURCES[1:], "prompt_lookup": SOURCES[1:2]}[method]
+    )
     for step in steps:
         assert len(step.proposed) == step.drafted and len(step.sources) == step.accepted
         assert {*step.proposed, *step.sources} <= allowed

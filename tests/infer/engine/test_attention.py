@@ -24,7 +24,10 @@ IDS = torch.tensor([[5, 17, 3, 88, 41, 22, 60, 9]])
 def attributes_of(lm: PreTrainedModel) -> list[dict[str, Any]]:
     """Every module's attributes, and a copy of what is in its dictionaries."""
     return [
-        {name: dict(value) if isinstance(value, dict) else value for name, value in vars(module).items()}
+        {
+            name: dict(value) if isinstance(value, dict) else value
+            for name, value in vars(module).items()
+        }
         for module in lm.modules()
     ]
 
@@ -43,7 +46,10 @@ def test_a_view_computes_the_same_and_leaves_the_model_alone(family: str) -> Non
     assert attributes_of(lm) == before and lm.config.to_dict() == said
     assert view.config._attn_implementation == "tree" != lm.config._attn_implementation
     for tensors in (nn.Module.parameters, nn.Module.buffers):
-        assert all(mine is theirs for mine, theirs in zip(tensors(view), tensors(lm), strict=True))
+        assert all(
+            mine is theirs
+            for mine, theirs in zip(tensors(view), tensors(lm), strict=True)
+        )
 
 
 class Doubled(nn.Module):
@@ -55,11 +61,17 @@ class Doubled(nn.Module):
     "change",
     [
         lambda lm: lm.double(),
-        lambda lm: lm.load_state_dict({name: 2 * value for name, value in lm.state_dict().items()}),
+        lambda lm: lm.load_state_dict(
+            {name: 2 * value for name, value in lm.state_dict().items()}
+        ),
         lambda lm: setattr(lm.lm_head, "weight", nn.Parameter(2 * lm.lm_head.weight)),
         lambda lm: setattr(lm.model.norm.weight, "data", 2 * lm.model.norm.weight.data),
-        lambda lm: register_parametrization(lm.model.layers[0].mlp.up_proj, "weight", Doubled()),
-        lambda lm: lm.model.layers[0].register_forward_hook(lambda module, args, output: 2 * output),
+        lambda lm: register_parametrization(
+            lm.model.layers[0].mlp.up_proj, "weight", Doubled()
+        ),
+        lambda lm: lm.model.layers[0].register_forward_hook(
+            lambda module, args, output: 2 * output
+        ),
     ],
     ids=["cast", "loaded", "a new parameter", "new data", "parametrized", "hooked"],
 )
@@ -76,13 +88,19 @@ def test_every_view_has_a_gate_of_its_own() -> None:
     """Two texts at once on a gated model opened one gate, for each other's rows."""
     lm, gate = tiny("llama"), ProbeGate()
     for layer in lm.model.layers:
-        up, a, b = layer.mlp.up_proj, nn.Linear(32, 2, bias=False), nn.Linear(2, 64, bias=False)
+        up, a, b = (
+            layer.mlp.up_proj,
+            nn.Linear(32, 2, bias=False),
+            nn.Linear(2, 64, bias=False),
+        )
         layer.mlp.up_proj = GatedLinear(up, a.weight, b.weight, 1.0, gate)
     views = [view_of(lm) for _ in range(2)]
     gates = [ProbeGate.of(item) for item in (lm, *views)]
     assert len(set(map(id, gates))) == 3
     for item, own in zip((lm, *views), gates):
-        layers = [module for module in item.modules() if isinstance(module, GatedLinear)]
+        layers = [
+            module for module in item.modules() if isinstance(module, GatedLinear)
+        ]
         assert len(layers) == 2 and all(layer.gate is own for layer in layers)
     plain = lm(IDS).logits
     with gates[1].open(0, IDS.shape[1]):
@@ -104,7 +122,9 @@ class Timer:
 
 
 @pytest.mark.parametrize(
-    "bound", [lambda timer: timer.timed, lambda timer: partial(Timer.timed, timer)], ids=["method", "partial"]
+    "bound",
+    [lambda timer: timer.timed, lambda timer: partial(Timer.timed, timer)],
+    ids=["method", "partial"],
 )
 def test_a_wrapped_forward_is_the_views_own_and_shares_the_rest(bound: Any) -> None:
     """The model's own module would have been called; what it was bound to was copied, so a lock was refused."""

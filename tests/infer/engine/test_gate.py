@@ -28,36 +28,53 @@ RANKS = pytest.mark.parametrize("rank", [2, 24], ids=["low rank", "dense"])
 
 @RANKS
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(("sequences", "first", "rows"), [(1, 1, 2), (1, 4, 9), (1, 0, 3), (3, 2, 7)])
+@pytest.mark.parametrize(
+    ("sequences", "first", "rows"), [(1, 1, 2), (1, 4, 9), (1, 0, 3), (3, 2, 7)]
+)
 def test_a_layer_is_the_base_models_before_the_gate_and_adapted_behind(
     rank: int, bias: bool, sequences: int, first: int, rows: int
 ) -> None:
     torch.manual_seed(0)
     base, gate = nn.Linear(32, 40, bias=bias), ProbeGate()
-    a, b, x = torch.randn(rank, 32), torch.randn(40, rank), torch.randn(sequences, rows, 32)
+    a, b, x = (
+        torch.randn(rank, 32),
+        torch.randn(40, rank),
+        torch.randn(sequences, rows, 32),
+    )
     layer = GatedLinear(base, a, b, 0.5, gate)
-    assert (layer.dense is None) == (a.numel() + b.numel() < DENSE * base.weight.numel())
+    assert (layer.dense is None) == (
+        a.numel() + b.numel() < DENSE * base.weight.numel()
+    )
     with torch.inference_mode():
         assert torch.equal(layer(x), base(x))
         with gate.open(first, rows):
             y, flat = layer(x), layer(x.flatten(0, 1))
         assert torch.equal(layer(x), base(x))
         # Which rows share a product decides how it is rounded, and nothing else does.
-        drafts = base(x)[:, :first] if layer.dense is None else base(x[:, :first].flatten(0, 1))
+        drafts = (
+            base(x)[:, :first]
+            if layer.dense is None
+            else base(x[:, :first].flatten(0, 1))
+        )
         slow = base(x) + 0.5 * (x @ a.T @ b.T)
-    assert torch.equal(y[:, :first], drafts.reshape(sequences, first, 40)) and torch.equal(
-        y.flatten(0, 1), flat
-    )
+    assert torch.equal(
+        y[:, :first], drafts.reshape(sequences, first, 40)
+    ) and torch.equal(y.flatten(0, 1), flat)
     torch.testing.assert_close(y[:, first:], slow[:, first:], rtol=1e-4, atol=1e-4)
 
 
 def test_an_embeddings_own_rows_are_for_probes_alone() -> None:
     base, gate, rows = nn.Embedding(10, 4), ProbeGate(), torch.randn(2, 4)
-    layer, ids = GatedEmbedding(base, torch.tensor([7, 3]), rows, gate), torch.tensor([[7, 3, 5], [3, 7, 3]])
+    layer, ids = (
+        GatedEmbedding(base, torch.tensor([7, 3]), rows, gate),
+        torch.tensor([[7, 3, 5], [3, 7, 3]]),
+    )
     assert torch.equal(layer(ids), base(ids))
     with gate.open(1, 3):
         y = layer(ids)
-    assert torch.equal(y[:, 0], base(ids[:, 0])) and torch.equal(y[0, 2], base.weight[5])
+    assert torch.equal(y[:, 0], base(ids[:, 0])) and torch.equal(
+        y[0, 2], base.weight[5]
+    )
     assert torch.equal(y[0, 1], rows[1]) and torch.equal(y[1, 1:], rows)
 
 
@@ -74,7 +91,9 @@ def test_no_draft_reads_the_adapter(family: str, rank: int, tmp_path: Path) -> N
         runner.prefill(PROMPTS)
         return torch.stack(logits_of(runner, [tree] * 3))
 
-    adapters = [write_adapter(new(), tmp_path / str(seed), seed=seed, r=rank) for seed in (1, 2)]
+    adapters = [
+        write_adapter(new(), tmp_path / str(seed), seed=seed, r=rank) for seed in (1, 2)
+    ]
     base, (item, other) = new(), [gate_model(new(), adapter) for adapter in adapters]
     bare = Tree.chain(7, [8, 9, 3])
     assert torch.equal(logits(item, bare), logits(base, bare))
@@ -85,20 +104,43 @@ def test_no_draft_reads_the_adapter(family: str, rank: int, tmp_path: Path) -> N
 
 
 @RANKS
-def test_every_way_of_drafting_writes_the_base_models_text(rank: int, tmp_path: Path) -> None:
+def test_every_way_of_drafting_writes_the_base_models_text(
+    rank: int, tmp_path: Path
+) -> None:
     """Greedy, alone and side by side, however many nodes are probed; in fixed shapes step by step the same."""
-    adapter = write_adapter(tiny("llama"), tmp_path, r=rank, trainable_token_indices=[90])
+    adapter = write_adapter(
+        tiny("llama"), tmp_path, r=rank, trainable_token_indices=[90]
+    )
     base, gated = tiny("llama"), gate_model(tiny("llama"), adapter)
 
-    def decoded(lm: PreTrainedModel, prompts: list[list[int]], new: Callable[[], Drafter], static: bool) -> Any:
+    def decoded(
+        lm: PreTrainedModel,
+        prompts: list[list[int]],
+        new: Callable[[], Drafter],
+        static: bool,
+    ) -> Any:
         runner = Runner(lm, capacity=64, max_rows=64, batch=len(prompts), static=static)
         requests = [Request(prompt) for prompt in prompts]
-        return collect(decode(runner, requests, Drafters(new), Limits(30)), len(prompts))
+        return collect(
+            decode(runner, requests, Drafters(new), Limits(30)), len(prompts)
+        )
 
     plain = [decoded(base, [prompt], Drafter, False)[0][0] for prompt in PROMPTS]
-    policies = [FixedPolicy(3), FixedPolicy(3, "all"), FixedPolicy(3, 2), FixedPolicy(3, "all", 6, 2)]
-    for new in (Drafter, *(partial(AdaptiveDrafter, [90], policy) for policy in policies)):
+    policies = [
+        FixedPolicy(3),
+        FixedPolicy(3, "all"),
+        FixedPolicy(3, 2),
+        FixedPolicy(3, "all", 6, 2),
+    ]
+    for new in (
+        Drafter,
+        *(partial(AdaptiveDrafter, [90], policy) for policy in policies),
+    ):
         for static in (False, True):
-            assert [decoded(gated, [prompt], new, static)[0][0] for prompt in PROMPTS] == plain
+            assert [
+                decoded(gated, [prompt], new, static)[0][0] for prompt in PROMPTS
+            ] == plain
         side_by_side = decoded(gated, PROMPTS, new, False)
-        assert side_by_side[0] == plain and side_by_side == decoded(gated, PROMPTS, new, True)
+        assert side_by_side[0] == plain and side_by_side == decoded(
+            gated, PROMPTS, new, True
+        )

@@ -6,9 +6,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
-from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
-from infer.engine.pick import Logits, _hashed, candidates, gumbel, likeliest, pick, probabilities, top
+from infer.engine.pick import (
+    Logits,
+    _hashed,
+    candidates,
+    gumbel,
+    likeliest,
+    pick,
+    probabilities,
+    top,
+)
 from infer.engine.sampling import Sampling
 
 HEAD = nn.Identity()
@@ -43,8 +57,12 @@ def test_the_target_distribution_is_the_librarys(
     seed: int, temperature: float, top_k: int, top_p: float, V: int
 ) -> None:
     sampling = Sampling(temperature, top_k, top_p)
-    values = 2 * torch.randn(4, V, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    torch.testing.assert_close(probabilities(rows(values), sampling), by_library(values, sampling))
+    values = 2 * torch.randn(
+        4, V, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
+    torch.testing.assert_close(
+        probabilities(rows(values), sampling), by_library(values, sampling)
+    )
 
 
 def test_draws_follow_the_distribution() -> None:
@@ -56,14 +74,20 @@ def test_draws_follow_the_distribution() -> None:
     counts = torch.bincount(drawn, minlength=6)
     assert counts[target == 0].sum() == 0
     expected = n * target[target > 0].double()
-    assert stats.chisquare(counts[target > 0], expected * n / expected.sum()).pvalue > 0.01
+    assert (
+        stats.chisquare(counts[target > 0], expected * n / expected.sum()).pvalue > 0.01
+    )
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**31), st.integers(0, 2**20))
-def test_noise_on_a_cpu_is_that_of_other_devices(seed: int, position: int, id: int) -> None:
+def test_noise_on_a_cpu_is_that_of_other_devices(
+    seed: int, position: int, id: int
+) -> None:
     """The one by NumPy, the other by PyTorch: wrapping and shifting are the same to the last bit."""
     keys = torch.tensor([seed]), torch.tensor([position]), torch.tensor([[id, id + 1]])
-    assert torch.equal(torch.from_numpy(_hashed(*(key.numpy() for key in keys))), _hashed(*keys))
+    assert torch.equal(
+        torch.from_numpy(_hashed(*(key.numpy() for key in keys))), _hashed(*keys)
+    )
 
 
 def test_noise_is_a_standard_gumbel_and_differs_by_seed_position_and_token() -> None:
@@ -72,24 +96,33 @@ def test_noise_is_a_standard_gumbel_and_differs_by_seed_position_and_token() -> 
     assert stats.kstest(noise.flatten().numpy(), stats.gumbel_r.cdf).pvalue > 0.01
     for a, b in ((0, 1), (0, 2), (1, 2)):
         assert abs(stats.pearsonr(noise[a].numpy(), noise[b].numpy())[0]) < 0.08
-    assert torch.equal(gumbel(torch.tensor([2]), torch.tensor([8]), ids[:1, 5:9])[0], noise[2, 5:9])
+    assert torch.equal(
+        gumbel(torch.tensor([2]), torch.tensor([8]), ids[:1, 5:9])[0], noise[2, 5:9]
+    )
 
 
 def test_of_scores_beyond_all_numbers_no_chance_is_known() -> None:
     """NaN, which a draft model's budget could not weigh: a traceback at a temperature near 0."""
-    result, _ = likeliest(rows(1e10 * torch.randn(3, 300)), Sampling(1e-30), *keys(3), 4)
+    result, _ = likeliest(
+        rows(1e10 * torch.randn(3, 300)), Sampling(1e-30), *keys(3), 4
+    )
     assert result.isfinite().all()
 
 
 @pytest.mark.parametrize(
-    "sampling", [Sampling(), Sampling(1.0), Sampling(0.7, 10, 0.95), Sampling(2.0, 0, 0.9)]
+    "sampling",
+    [Sampling(), Sampling(1.0), Sampling(0.7, 10, 0.95), Sampling(2.0, 0, 0.9)],
 )
 def test_the_first_candidate_is_what_would_be_picked(sampling: Sampling) -> None:
     """Drafts and verdicts see the same distribution and the same noise."""
     values = 2 * torch.randn(50, 100, generator=torch.Generator().manual_seed(1))
     ids, weights = candidates(rows(values), sampling, *keys(50), 4)
     assert torch.equal(ids[:, 0], pick(rows(values), sampling, *keys(50)))
-    assert (weights.diff(dim=1) <= 0).all() and (weights >= 0).all() and (weights.sum(1) <= 1.0001).all()
+    assert (
+        (weights.diff(dim=1) <= 0).all()
+        and (weights >= 0).all()
+        and (weights.sum(1) <= 1.0001).all()
+    )
 
 
 @given(st.integers(1, 4), st.integers(1, 2000), st.integers(1, 9), st.integers(0, 99))
@@ -105,9 +138,14 @@ def test_top_is_topk(n: int, V: int, m: int, seed: int) -> None:
 def test_in_a_narrow_type_the_top_logits_are_exact(bias: bool) -> None:
     """A near-tie must not depend on how the kernel rounds the logits of so many rows."""
     torch.manual_seed(0)
-    head, hidden = nn.Linear(32, 300, bias=bias).bfloat16(), torch.randn(40, 32).bfloat16()
+    head, hidden = (
+        nn.Linear(32, 300, bias=bias).bfloat16(),
+        torch.randn(40, 32).bfloat16(),
+    )
     logits = Logits(head, hidden, head(hidden).detach())
     exact = hidden.float() @ head.weight.float().T + (head.bias.float() if bias else 0)
     values, ids = logits.top(4)
     torch.testing.assert_close(values, exact.gather(1, ids), rtol=1e-6, atol=1e-5)
-    assert torch.equal(ids[:, 0], exact.argmax(-1)) and torch.equal(logits.whole().argmax(-1), ids[:, 0])
+    assert torch.equal(ids[:, 0], exact.argmax(-1)) and torch.equal(
+        logits.whole().argmax(-1), ids[:, 0]
+    )

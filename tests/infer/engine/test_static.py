@@ -10,7 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenaltyLogitsProcessor
+from transformers import (
+    LogitsProcessorList,
+    PreTrainedModel,
+    RepetitionPenaltyLogitsProcessor,
+)
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.auto import AutoPolicy
@@ -36,9 +40,15 @@ PENALTY = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(9.0)])
 
 
 def steps(
-    lm: PreTrainedModel, new: Maker, requests: Sequence[Request], sampling: Sampling, **way: bool
+    lm: PreTrainedModel,
+    new: Maker,
+    requests: Sequence[Request],
+    sampling: Sampling,
+    **way: bool,
 ) -> list[list[Step]]:
-    runner = Runner(lm, capacity=75, max_rows=new().max_rows, batch=len(requests), **way)
+    runner = Runner(
+        lm, capacity=75, max_rows=new().max_rows, batch=len(requests), **way
+    )
     return list(decode(runner, requests, Drafters(new), Limits(70, eos=[1]), sampling))
 
 
@@ -52,13 +62,19 @@ def test_a_policy_that_draws_many_trees_needs_few_graphs() -> None:
     runner = Runner(tiny_llama(seed=1), capacity=400, max_rows=64, static=True)
     drafters = Drafters(partial(AdaptiveDrafter, [90], policy))
     for seed in range(2):
-        list(decode(runner, [Request(PROMPT, seed)], drafters, Limits(380), Sampling(0.7)))
+        list(
+            decode(
+                runner, [Request(PROMPT, seed)], drafters, Limits(380), Sampling(0.7)
+            )
+        )
     assert len(runner._forward._graphs) < 40
 
 
 @settings(max_examples=60)
 @given(st.lists(trees(), min_size=1, max_size=3), st.data())
-def test_the_mask_made_on_the_device_is_the_layouts(drawn: list[Tree], data: st.DataObject) -> None:
+def test_the_mask_made_on_the_device_is_the_layouts(
+    drawn: list[Tree], data: st.DataObject
+) -> None:
     lengths = [data.draw(st.integers(0, 20)) for _ in drawn]
     window = data.draw(st.sampled_from([None, 1, 3, 8]))
     fed = [data.draw(st.integers(0, tree.probes_from - 1)) for tree in drawn]
@@ -74,18 +90,32 @@ def test_the_mask_made_on_the_device_is_the_layouts(drawn: list[Tree], data: st.
     slopes = torch.tensor([0.25, 0.0625])
     at = torch.from_numpy(key_positions(flat, lengths, 64))
     built = additive_mask(given_, 64, window, torch.float32, slopes)
-    assert torch.equal(built, biased(torch.from_numpy(expected), at, slopes, torch.float32))
-    assert torch.equal(given_.ids, torch.from_numpy(flat.ids)) and given_.seeds.tolist() == [7] * B
+    assert torch.equal(
+        built, biased(torch.from_numpy(expected), at, slopes, torch.float32)
+    )
+    assert (
+        torch.equal(given_.ids, torch.from_numpy(flat.ids))
+        and given_.seeds.tolist() == [7] * B
+    )
 
 
 @pytest.mark.parametrize(
     "sampling",
-    [Sampling(), Sampling(0.8, top_k=10, top_p=0.95), Sampling(1.0, top_p=0.9), Sampling(0.7, top_k=3)],
+    [
+        Sampling(),
+        Sampling(0.8, top_k=10, top_p=0.95),
+        Sampling(1.0, top_p=0.9),
+        Sampling(0.7, top_k=3),
+    ],
     ids=["greedy", "top_k", "top_p", "few"],
 )
-@pytest.mark.parametrize("new", [Drafter, TWO_FORWARDS, A_TREE], ids=["plain", "two forwards", "tree"])
+@pytest.mark.parametrize(
+    "new", [Drafter, TWO_FORWARDS, A_TREE], ids=["plain", "two forwards", "tree"]
+)
 @pytest.mark.parametrize("n", [1, 3])
-def test_step_by_step_both_ways_do_the_same(n: int, new: Callable[[], Drafter], sampling: Sampling) -> None:
+def test_step_by_step_both_ways_do_the_same(
+    n: int, new: Callable[[], Drafter], sampling: Sampling
+) -> None:
     """Batches that shrink, caches that outgrow a bucket, rows that fill up."""
     lm = tiny_llama()
     result = steps(lm, new, requests(n), sampling, static=True)
@@ -96,17 +126,30 @@ def test_step_by_step_both_ways_do_the_same(n: int, new: Callable[[], Drafter], 
 def test_in_other_types_a_draft_changes_no_token(dtype: torch.dtype) -> None:
     """In bfloat16 on logits far apart: near-ties are another matter."""
     lm = tiny_llama(seed=3).to(dtype)
-    plain, drafted = (steps(lm, new, requests(1), Sampling(), static=True) for new in (Drafter, TWO_FORWARDS))
+    plain, drafted = (
+        steps(lm, new, requests(1), Sampling(), static=True)
+        for new in (Drafter, TWO_FORWARDS)
+    )
     assert collect(plain, 1)[0] == collect(drafted, 1)[0]
 
 
-def test_the_graphs_of_every_temperature_are_not_kept_for_good(llama: PreTrainedModel) -> None:
+def test_the_graphs_of_every_temperature_are_not_kept_for_good(
+    llama: PreTrainedModel,
+) -> None:
     """The runner that is kept between texts got more graphs with each temperature that it had not met."""
     runner = Runner(llama, capacity=75, max_rows=6, static=True)
     graphs = runner._forward._graphs  # type: ignore[attr-defined]
 
     def text(temperature: float) -> list[list[Step]]:
-        return list(decode(runner, requests(1), Drafters(TWO_FORWARDS), Limits(9), Sampling(temperature)))
+        return list(
+            decode(
+                runner,
+                requests(1),
+                Drafters(TWO_FORWARDS),
+                Limits(9),
+                Sampling(temperature),
+            )
+        )
 
     first = text(0.5)
     for number in range(SAMPLINGS + 3):
@@ -122,7 +165,9 @@ def test_an_overflow_does_not_outlive_its_text(llama: PreTrainedModel) -> None:
         runner = Runner(llama, capacity=75, max_rows=6, batch=3, static=static)
 
         def picked(n: int, runner: Runner = runner) -> list[int]:
-            output = runner.forward([Tree.chain(11)] * n, [Request(PROMPT)] * n, Sampling())
+            output = runner.forward(
+                [Tree.chain(11)] * n, [Request(PROMPT)] * n, Sampling()
+            )
             return [output.chooser(b, ())(0) for b in range(n)]
 
         runner.prefill(second)
@@ -145,7 +190,9 @@ def test_processors_read_the_same_logits() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 2, 16], ids=["no adapter", "low rank", "dense"])
-def test_the_decoder_compiles_whole(rank: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_decoder_compiles_whole(
+    rank: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Without a graph break, once for all shapes of a sequence."""
     traced = []
 
@@ -171,5 +218,11 @@ def test_a_batchs_trees_fit_behind_the_longest_text() -> None:
         runner = Runner(tiny_llama(), capacity=10, max_rows=6, batch=3, static=static)
         runner.prefill([[1] * 9, [1] * 3, [1] * 3])
         output = runner.forward(trees, requests(3), Sampling())
-        picks.append([output.chooser(b, [1])(node) for b in range(3) for node in range(trees[b].probes_from)])
+        picks.append(
+            [
+                output.chooser(b, [1])(node)
+                for b in range(3)
+                for node in range(trees[b].probes_from)
+            ]
+        )
     assert picks[0] == picks[1]

@@ -29,7 +29,9 @@ DRAFTING = {
     "ssd": DecodeConfig(method="ssd", **DRAFTED),
     "gsd": DecodeConfig(method="gsd", **DRAFTED),
     "gsd sampled": DecodeConfig(method="gsd", temperature=0.8, **DRAFTED),
-    "gsd by ratio": DecodeConfig(method="gsd", temperature=0.8, verify="ratio", **DRAFTED),
+    "gsd by ratio": DecodeConfig(
+        method="gsd", temperature=0.8, verify="ratio", **DRAFTED
+    ),
     "gsd, measured": DecodeConfig(method="gsd", max_new_tokens=MEASURED),
 }
 
@@ -47,12 +49,16 @@ def texts(lm, policy, *, static: bool, sampling: Sampling) -> list[list[int]]:
 
 def outputs(folder: str) -> dict[str, object]:
     ranks = parallel.processes()
-    lm = ModelDirectory(folder).load(dtype="float32", device="cpu" if ranks == 1 else None)
+    lm = ModelDirectory(folder).load(
+        dtype="float32", device="cpu" if ranks == 1 else None
+    )
     runner = Runner(lm, capacity=8, max_rows=1)
     assert runner._target.cache._kv.shape[3] == lm.config.num_key_value_heads // ranks
     tree, sampled = FixedPolicy(3, "all", nodes=6, width=3), Sampling(0.8, top_k=10)
     auto = AutoPolicy(prior_costs("cpu"), 3)
-    drafted = {draft: drafted_texts(folder, draft) for draft in (f"{folder}/draft", "self:1")}
+    drafted = {
+        draft: drafted_texts(folder, draft) for draft in (f"{folder}/draft", "self:1")
+    }
     return {
         "greedy": texts(lm, tree, static=False, sampling=Sampling()),
         "sampled": texts(lm, tree, static=False, sampling=sampled),
@@ -67,9 +73,16 @@ def gated_texts(folder: str) -> list[object]:
     """The texts of a model with a gated adapter, and the accepted drafts of each step."""
     model = load(folder, "float32", "cpu" if parallel.processes() == 1 else None)
     steps = list(
-        generate(model, PROMPTS, DecodeConfig(probes="all", k=3, sources=["adaptive"], max_new_tokens=24))
+        generate(
+            model,
+            PROMPTS,
+            DecodeConfig(probes="all", k=3, sources=["adaptive"], max_new_tokens=24),
+        )
     )
-    tokens = [[token for step in steps if step.sequence == b for token in step.tokens] for b in (0, 1)]
+    tokens = [
+        [token for step in steps if step.sequence == b for token in step.tokens]
+        for b in (0, 1)
+    ]
     return [tokens, [step.accepted for step in steps]]
 
 
@@ -84,8 +97,14 @@ def drafted_texts(folder: str, draft: str) -> dict[str, object]:
     result = {}
     for name, config in DRAFTING.items():
         steps = list(generate(model, PROMPTS, config))
-        tokens = [[token for step in steps if step.sequence == b for token in step.tokens] for b in (0, 1)]
-        result[name] = [tokens, [step.accepted for step in steps] if config.nodes else None]
+        tokens = [
+            [token for step in steps if step.sequence == b for token in step.tokens]
+            for b in (0, 1)
+        ]
+        result[name] = [
+            tokens,
+            [step.accepted for step in steps] if config.nodes else None,
+        ]
     return result
 
 

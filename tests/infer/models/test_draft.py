@@ -28,13 +28,20 @@ PIECES = st.text("ab", min_size=1, max_size=2)
 PROMPT = [5, 17, 3, 88, 41]
 
 
-@given(st.dictionaries(st.integers(0, 12), PIECES), st.dictionaries(st.integers(0, 12), PIECES))
-def test_ids_are_compared_piece_by_piece(target: dict[int, str], draft: dict[int, str]) -> None:
+@given(
+    st.dictionaries(st.integers(0, 12), PIECES),
+    st.dictionaries(st.integers(0, 12), PIECES),
+)
+def test_ids_are_compared_piece_by_piece(
+    target: dict[int, str], draft: dict[int, str]
+) -> None:
     shared = [id for id in range(13) if id in target and id in draft]
     differing = [id for id in shared if target[id] != draft[id]]
     if differing:
         id = differing[0]
-        with pytest.raises(ValueError, match=f"whose id {id} is '{target[id]}', got '{draft[id]}'"):
+        with pytest.raises(
+            ValueError, match=f"whose id {id} is '{target[id]}', got '{draft[id]}'"
+        ):
             rows_of_both(target, draft)
     elif not shared:
         with pytest.raises(ValueError, match="got none of them"):
@@ -63,16 +70,26 @@ def with_pieces(folder: Path, *pieces: str) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def test_what_only_one_of_the_two_knows_is_neither_read_nor_proposed(base_dir: Path, tmp_path: Path) -> None:
+def test_what_only_one_of_the_two_knows_is_neither_read_nor_proposed(
+    base_dir: Path, tmp_path: Path
+) -> None:
     """The target has two pieces more, the draft another one in their place and rows of padding behind it."""
-    target, draft = copied(base_dir, tmp_path / "target"), copied(base_dir, tmp_path / "draft")
+    target, draft = (
+        copied(base_dir, tmp_path / "target"),
+        copied(base_dir, tmp_path / "draft"),
+    )
     other_rows(target, ROWS + 2)
     with_pieces(target, "<adaptive>", "<other>")
     other_rows(draft, 480, tie_word_embeddings=True, max_position_embeddings=64)
     result = load(target, "float32", draft=draft).draft
     assert isinstance(result, Draft)
     assert (result.rows, result.context, result.adaptive) == (ROWS, 64, None)
-    assert result.read([5, ROWS, ROWS - 1, ROWS + 1]) == [5, STAND_IN, ROWS - 1, STAND_IN]
+    assert result.read([5, ROWS, ROWS - 1, ROWS + 1]) == [
+        5,
+        STAND_IN,
+        ROWS - 1,
+        STAND_IN,
+    ]
 
     whole = AutoModelForCausalLM.from_pretrained(draft, dtype=torch.float32)
     runner = Runner(result.lm, capacity=16, max_rows=1)
@@ -81,25 +98,36 @@ def test_what_only_one_of_the_two_knows_is_neither_read_nor_proposed(base_dir: P
     logits = whole(torch.tensor([[*PROMPT, 7]])).logits[0, -1]
     assert logits.shape == (480,)
     torch.testing.assert_close(found_logits[0], logits[:ROWS])
-    table, head = result.lm.get_input_embeddings().weight, result.lm.get_output_embeddings().weight
+    table, head = (
+        result.lm.get_input_embeddings().weight,
+        result.lm.get_output_embeddings().weight,
+    )
     assert table.shape[0] == 480 and head.data_ptr() == table.data_ptr()
     with_pieces(draft, "<mine>")
     with pytest.raises(
-        UserError, match=rf"^draft={draft} must have .*, whose id 400 is '<adaptive>', got '<mine>'$"
+        UserError,
+        match=rf"^draft={draft} must have .*, whose id 400 is '<adaptive>', got '<mine>'$",
     ):
         load(target, "float32", draft=draft)
 
 
-def test_a_larger_draft_is_warned_of(model_dir: Path, base_dir: Path, tmp_path: Path, caplog) -> None:
+def test_a_larger_draft_is_warned_of(
+    model_dir: Path, base_dir: Path, tmp_path: Path, caplog
+) -> None:
     same = load(model_dir, "bfloat16", draft=base_dir)
     assert not caplog.text and same.draft and same.draft.lm.dtype == torch.bfloat16
     draft = copied(base_dir, tmp_path / "draft")
     other_rows(draft, ROWS, num_hidden_layers=4)
     model = load(model_dir, "bfloat16", draft=DraftConfig(str(draft), dtype="float32"))
     (message,) = caplog.messages
-    assert model.draft and (model.draft.lm.dtype, model.lm.dtype) == (torch.float32, torch.bfloat16)
+    assert model.draft and (model.draft.lm.dtype, model.lm.dtype) == (
+        torch.float32,
+        torch.bfloat16,
+    )
     sizes = f"{model.lm.num_parameters():,}, got {model.draft.lm.num_parameters():,}"
-    assert message.startswith(f"draft={draft} must have fewer parameters than the model's {sizes}, ")
+    assert message.startswith(
+        f"draft={draft} must have fewer parameters than the model's {sizes}, "
+    )
 
 
 def test_a_directory_that_cannot_draft_is_reported_as_the_draft(
@@ -111,9 +139,9 @@ def test_a_directory_that_cannot_draft_is_reported_as_the_draft(
     def refused(sentence: str, **more: Any) -> None:
         with pytest.raises(UserError) as message:
             load(model_dir, "float32", draft=DraftConfig(str(draft), **more))
-        assert str(message.value).startswith(f"draft={draft} must {sentence}") and "\n" not in str(
-            message.value
-        )
+        assert str(message.value).startswith(
+            f"draft={draft} must {sentence}"
+        ) and "\n" not in str(message.value)
 
     refused("be fine-tuned with adaptive tokens, got no adaptive.json", adaptive=True)
     (draft / "model.safetensors").unlink()
@@ -129,17 +157,41 @@ def test_a_directory_that_cannot_draft_is_reported_as_the_draft(
 @pytest.mark.parametrize(
     ("adaptive", "chosen", "sentence"),
     [
-        (False, {"method": "gsd", "k": 17}, "decode.k must be at most the 16 children .* got 17"),
-        (False, {"nodes": 513}, "decode.nodes must be at most the 512 positions of the model, got 513"),
+        (
+            False,
+            {"method": "gsd", "k": 17},
+            "decode.k must be at most the 16 children .* got 17",
+        ),
+        (
+            False,
+            {"nodes": 513},
+            "decode.nodes must be at most the 512 positions of the model, got 513",
+        ),
         (
             False,
             {"nodes": 3, "temperature": 1.0, "verify": "ratio"},
             "decode.nodes must be at least decode.k=4 with decode.verify=ratio, .* got 3",
         ),
-        (True, {"method": "tsd"}, "decode.method must be gsd or ssd with draft.adaptive=true, .* got tsd"),
-        (True, {"theta_prob": 0.4}, "decode.theta_prob must be unset with draft.adaptive=true, .* got 0.4"),
-        (True, {"theta_sib": 0.0}, "decode.theta_sib must be unset with draft.adaptive=true, .* got 0.0"),
-        (True, {"draft_rows": 9}, "decode.draft_rows must be unset with draft.adaptive=true, .* got 9"),
+        (
+            True,
+            {"method": "tsd"},
+            "decode.method must be gsd or ssd with draft.adaptive=true, .* got tsd",
+        ),
+        (
+            True,
+            {"theta_prob": 0.4},
+            "decode.theta_prob must be unset with draft.adaptive=true, .* got 0.4",
+        ),
+        (
+            True,
+            {"theta_sib": 0.0},
+            "decode.theta_sib must be unset with draft.adaptive=true, .* got 0.0",
+        ),
+        (
+            True,
+            {"draft_rows": 9},
+            "decode.draft_rows must be unset with draft.adaptive=true, .* got 9",
+        ),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else None,
 )
@@ -157,7 +209,10 @@ def test_the_draft_models_rows_are_no_positions(model_dir: Path) -> None:
     """They were bounded by the target's 512 positions, of which siblings share one."""
     model = load(model_dir, "float32", draft="self:1")
     for chosen in ({"draft_rows": 1000}, {"nodes": 16}):
-        assert any(s.drafted for s in generate(model, [5, 6], DecodeConfig(max_new_tokens=8, **chosen)))  # type: ignore[arg-type]
+        assert any(
+            s.drafted
+            for s in generate(model, [5, 6], DecodeConfig(max_new_tokens=8, **chosen))
+        )  # type: ignore[arg-type]
     assert (UNREAD + ROWS_IN_A_STEP).bit_count() == 1
 
 
@@ -166,4 +221,6 @@ def test_the_presets_suit_adaptive_tokens_too(model_dir: Path, method: str) -> N
     """They gave settings of the levels, which a draft by adaptive tokens does not have."""
     model = load(model_dir, "float32", draft=DraftConfig("self:1", adaptive=True))
     given = ["model=m", "prompt=x", f"decode={method}", "decode.max_new_tokens=4"]
-    assert list(generate(model, [5, 6, 7], settings("infer", InferConfig, given).decode))
+    assert list(
+        generate(model, [5, 6, 7], settings("infer", InferConfig, given).decode)
+    )

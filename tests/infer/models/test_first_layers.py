@@ -58,26 +58,42 @@ def addresses(lm: PreTrainedModel) -> set[int]:
 def test_the_model_itself_drafts(model: Model, model_dir: Path) -> None:
     result = load(model_dir, "float32", draft="self:1")
     assert result.draft and result.draft.lm.config.num_hidden_layers == 1
-    assert (result.draft.rows, result.draft.context, result.draft.adaptive) == (ROWS, result.context, None)
+    assert (result.draft.rows, result.draft.context, result.draft.adaptive) == (
+        ROWS,
+        result.context,
+        None,
+    )
     assert addresses(result.draft.lm) <= addresses(result.lm)
     probing = load(model_dir, "float32", draft=DraftConfig("self:1", adaptive=True))
     assert probing.draft and probing.draft.adaptive == model.adaptive
 
 
-def test_as_many_layers_as_the_model_has_are_no_draft(model_dir: Path, base_dir: Path) -> None:
+def test_as_many_layers_as_the_model_has_are_no_draft(
+    model_dir: Path, base_dir: Path
+) -> None:
     for layers in (2, 80):
-        with pytest.raises(UserError, match=f"draft must have fewer layers .* 2, got self:{layers}"):
+        with pytest.raises(
+            UserError, match=f"draft must have fewer layers .* 2, got self:{layers}"
+        ):
             load(model_dir, "float32", draft=f"self:{layers}")
     with pytest.raises(UserError, match="draft must be self:N .* got self:half"):
         load(model_dir, "float32", draft="self:half")
-    with pytest.raises(UserError, match=r"draft\.adaptive=true needs a model .* got no adaptive.json"):
+    with pytest.raises(
+        UserError, match=r"draft\.adaptive=true needs a model .* got no adaptive.json"
+    ):
         load(base_dir, "float32", draft=DraftConfig("self:1", adaptive=True))
 
 
-def test_the_first_layers_of_a_gated_model_have_a_gate_of_their_own(model_dir: Path, tmp_path: Path) -> None:
+def test_the_first_layers_of_a_gated_model_have_a_gate_of_their_own(
+    model_dir: Path, tmp_path: Path
+) -> None:
     """One gate for both would open the target's adapter with the draft's. On probes alone it acts here too."""
-    base = said(first_layers(ModelDirectory(model_dir).load(dtype="float32", device="cpu"), 1))
-    lm = ModelDirectory(adapted_copy(model_dir, tmp_path / "gated")).load(dtype="float32", device="cpu")
+    base = said(
+        first_layers(ModelDirectory(model_dir).load(dtype="float32", device="cpu"), 1)
+    )
+    lm = ModelDirectory(adapted_copy(model_dir, tmp_path / "gated")).load(
+        dtype="float32", device="cpu"
+    )
     short = first_layers(lm, 1)
     assert addresses(short) <= addresses(lm)
     assert len({m.gate for m in short.modules() if isinstance(m, GatedLinear)}) == 1

@@ -23,7 +23,9 @@ def test_a_directory_without_adaptive_json_drafts_by_the_ids_that_are_given(
 ) -> None:
     """The authors' published weights have no adaptive.json: they could be decoded plainly alone."""
     given = settings(
-        "infer", InferConfig, [f"model={base_dir}", f"model.adaptive_ids=[{ROWS - 1}]", "model.L=3"]
+        "infer",
+        InferConfig,
+        [f"model={base_dir}", f"model.adaptive_ids=[{ROWS - 1}]", "model.L=3"],
     ).model
     assert (given.path, given.adaptive_ids, given.L) == (str(base_dir), [ROWS - 1], 3)
     ids = ModelDirectory(model_dir).need_adaptive().ids
@@ -34,20 +36,34 @@ def test_a_directory_without_adaptive_json_drafts_by_the_ids_that_are_given(
     assert told.adaptive.infilling == described.adaptive.infilling is not None
     for prompt in (PROMPT, Infill(PROMPT, "\n")):
         texts = [
-            [token for step in generate(model, prompt, DecodeConfig("hybrid", k=3)) for token in step.tokens]
+            [
+                token
+                for step in generate(model, prompt, DecodeConfig("hybrid", k=3))
+                for token in step.tokens
+            ]
             for model in (described, told)
         ]
         assert texts[0] == texts[1]
 
 
 def test_given_ids_must_fit_the_directory(model_dir: Path, base_dir: Path) -> None:
-    with pytest.raises(UserError, match="model.adaptive_ids must be unset for a directory that has adaptive"):
+    with pytest.raises(
+        UserError,
+        match="model.adaptive_ids must be unset for a directory that has adaptive",
+    ):
         load(model_dir, "float32", adaptive_ids=[ROWS - 1], L=3)
-    with pytest.raises(UserError, match=f"adaptive_ids must be among the model's {ROWS} rows, got {ROWS}"):
+    with pytest.raises(
+        UserError,
+        match=f"adaptive_ids must be among the model's {ROWS} rows, got {ROWS}",
+    ):
         load(base_dir, "float32", adaptive_ids=[ROWS], L=3)
-    with pytest.raises(UserError, match="model.L must be at least 1 with model.adaptive_ids, got 0"):
+    with pytest.raises(
+        UserError, match="model.L must be at least 1 with model.adaptive_ids, got 0"
+    ):
         settings("infer", InferConfig, [f"model={base_dir}", "model.adaptive_ids=[7]"])
-    with pytest.raises(UserError, match="model.adaptive_ids must be given with model.L=5"):
+    with pytest.raises(
+        UserError, match="model.adaptive_ids must be given with model.L=5"
+    ):
         settings("infer", InferConfig, [f"model={base_dir}", "model.L=5"])
 
 
@@ -58,14 +74,30 @@ def opt(tmp_path: Path) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     special = ["<s>", "<pad>", "</s>", "<unk>"]
     trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        vocab_size=300,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     tokenizer.train_from_iterator([PROMPT], trainer)
     tokenizer.model.save(str(tmp_path))
-    config = {"tokenizer_class": "GPT2Tokenizer", "add_bos_token": True, "add_prefix_space": False}
-    config |= {"bos_token": "</s>", "eos_token": "</s>", "unk_token": "</s>", "pad_token": "<pad>"}
+    config = {
+        "tokenizer_class": "GPT2Tokenizer",
+        "add_bos_token": True,
+        "add_prefix_space": False,
+    }
+    config |= {
+        "bos_token": "</s>",
+        "eos_token": "</s>",
+        "unk_token": "</s>",
+        "pad_token": "<pad>",
+    }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    shape = {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 64, "num_hidden_layers": 1}
+    shape = {
+        "hidden_size": 32,
+        "word_embed_proj_dim": 32,
+        "ffn_dim": 64,
+        "num_hidden_layers": 1,
+    }
     shape |= {"num_attention_heads": 2, "max_position_embeddings": 128}
     lm = OPTForCausalLM(OPTConfig(vocab_size=tokenizer.get_vocab_size(), **shape))
     lm.config.save_pretrained(tmp_path)
@@ -80,10 +112,14 @@ def test_pickled_weights_and_a_slow_tokenizer_load(opt: Path) -> None:
     assert list(generate(model, PROMPT, DecodeConfig("plain", max_new_tokens=4)))
 
 
-def test_a_tokenizer_that_the_library_cannot_convert_is_a_sentence(opt: Path, base_dir: Path) -> None:
+def test_a_tokenizer_that_the_library_cannot_convert_is_a_sentence(
+    opt: Path, base_dir: Path
+) -> None:
     (opt / "merges.txt").unlink()
     (opt / "vocab.json").write_text("no JSON")
-    with pytest.raises(UserError, match=r"not converted .*AutoTokenizer.from_pretrained\(DIR\)"):
+    with pytest.raises(
+        UserError, match=r"not converted .*AutoTokenizer.from_pretrained\(DIR\)"
+    ):
         load(opt, "float32")
     shutil.copyfile(base_dir / "tokenizer.json", opt / "tokenizer.json")
     (opt / "pytorch_model.bin").write_bytes(b"no pickle")

@@ -19,7 +19,9 @@ from tests.infer.gated import write_adapter
 from tests.infer.models.parallel_worker import MEASURED, outputs
 
 
-def test_two_ranks_emit_the_tokens_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_emit_the_tokens_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Greedy and sampled, by both ways through the model, and where each rank has its own clock."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "costs"))
     lm = tiny_llama()
@@ -31,8 +33,12 @@ def test_two_ranks_emit_the_tokens_of_one(tmp_path: Path, monkeypatch: pytest.Mo
     words = Tokenizer(WordLevel({str(id): id for id in range(97)}, unk_token="0"))
     words.pre_tokenizer = WhitespaceSplit()
     tiny_llama().save_pretrained(tmp_path / "gated")
-    write_adapter(tiny_llama(), tmp_path / "gated" / "adapter", r=16, trainable_token_indices=[90])
-    (tmp_path / "gated" / "adaptive.json").write_text(json.dumps({"adaptive_ids": [90], "L": 3, "gated": True}))
+    write_adapter(
+        tiny_llama(), tmp_path / "gated" / "adapter", r=16, trainable_token_indices=[90]
+    )
+    (tmp_path / "gated" / "adaptive.json").write_text(
+        json.dumps({"adaptive_ids": [90], "L": 3, "gated": True})
+    )
     for folder in (tmp_path, tmp_path / "draft", tmp_path / "gated"):
         words.save(str(folder / "tokenizer.json"))
     answer = warm.run_ranks(outputs.__module__, tmp_path, ranks=2)
@@ -40,19 +46,28 @@ def test_two_ranks_emit_the_tokens_of_one(tmp_path: Path, monkeypatch: pytest.Mo
     line, text = answer.stdout.splitlines()  # one rank prints
     assert len(text.split()) == 4 and answer.stderr.count("tokens/s") == 1
     result = json.loads(line)
-    refused = result.pop("refused")  # rank 1 alone ran out of memory, and rank 0 says so
+    refused = result.pop(
+        "refused"
+    )  # rank 1 alone ran out of memory, and rank 0 says so
     assert refused.startswith(f"out of memory for the weights of {tmp_path / 'draft'},")
     assert result == outputs(str(tmp_path))
-    assert result["sampled"] == result["fixed shapes"] and result["auto"] == result["greedy"]
+    assert (
+        result["sampled"] == result["fixed shapes"]
+        and result["auto"] == result["greedy"]
+    )
     assert any(result["gated"][1])
     for drafted in result["drafted"].values():
         plain = drafted["ssd"][0]
         assert drafted["gsd"][0] == plain
         assert drafted["gsd, measured"][0] == [text[:MEASURED] for text in plain]
-        assert all(sum(accepted) for _, accepted in drafted.values() if accepted is not None)
+        assert all(
+            sum(accepted) for _, accepted in drafted.values() if accepted is not None
+        )
 
 
-def test_a_schedulers_world_is_not_torchruns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_schedulers_world_is_not_torchruns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A stray WORLD_SIZE=2 was taken for torchrun's, and the library was made to divide the model."""
     for name in ("TORCHELASTIC_RUN_ID", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
@@ -62,7 +77,10 @@ def test_a_schedulers_world_is_not_torchruns(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert (processes(), is_first()) == (2, False)
     (tmp_path / "config.json").touch()
-    with pytest.raises(UserError, match="device must be unset under torchrun, .* 2 processes one, got cpu"):
+    with pytest.raises(
+        UserError,
+        match="device must be unset under torchrun, .* 2 processes one, got cpu",
+    ):
         ModelDirectory(tmp_path).load(dtype="float32", device="cpu")
 
 

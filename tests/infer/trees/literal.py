@@ -7,7 +7,9 @@ the graph to see whether a merge would close a circle.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-Model = Callable[[tuple[int, ...]], Sequence[tuple[int, float]]]  # a path's likeliest next tokens, chances
+Model = Callable[
+    [tuple[int, ...]], Sequence[tuple[int, float]]
+]  # a path's likeliest next tokens, chances
 
 
 @dataclass(eq=False)
@@ -34,7 +36,14 @@ class Node:
 
 
 def draw(
-    root: int, model: Model, *, k: int, depth: int, theta_prob: float, theta_sib: float, tau: int | None
+    root: int,
+    model: Model,
+    *,
+    k: int,
+    depth: int,
+    theta_prob: float,
+    theta_sib: float,
+    tau: int | None,
 ) -> list[Node]:
     """All nodes in the order in which they were drafted."""
     nodes = [Node(root, None)]
@@ -45,7 +54,9 @@ def draw(
             likeliest = list(model(node.path))[:k]
             best = max(chance for _, chance in likeliest)
             for token, chance in likeliest:
-                if chance < theta_sib * best:  # sibling pruning as in the authors' code: it is no draft
+                if (
+                    chance < theta_sib * best
+                ):  # sibling pruning as in the authors' code: it is no draft
                     continue
                 child = Node(token, node, chance)
                 node.children.append(child)
@@ -72,7 +83,9 @@ def first_occurrence(node: Node, nodes: Sequence[Node], tau: int) -> Node | None
     return None
 
 
-def hypotheses(node: Node, depth: int, chance: float = 1.0) -> Iterator[tuple[tuple[int, ...], float]]:
+def hypotheses(
+    node: Node, depth: int, chance: float = 1.0
+) -> Iterator[tuple[tuple[int, ...], float]]:
     """§5.4: every path of the unmerged tree below a node, down to a depth, with its chance."""
     for child in node.successors if depth else ():
         yield (child.token,), chance * child.chance

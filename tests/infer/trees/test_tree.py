@@ -31,7 +31,9 @@ def test_rows_of_the_mask_are_paths_from_the_root(tree: Tree) -> None:
 
 
 @given(trees(), st.data())
-def test_walk_follows_the_choices_and_never_enters_a_probe(tree: Tree, data: st.DataObject) -> None:
+def test_walk_follows_the_choices_and_never_enters_a_probe(
+    tree: Tree, data: st.DataObject
+) -> None:
     choices = [data.draw(st.integers(0, 3)) for _ in tree.tokens]
     requested: list[int] = []
 
@@ -49,12 +51,16 @@ def test_walk_follows_the_choices_and_never_enters_a_probe(tree: Tree, data: st.
 
 
 @given(trees())
-def test_probes_are_chains_under_their_nodes_and_stand_behind_all_drafts(tree: Tree) -> None:
+def test_probes_are_chains_under_their_nodes_and_stand_behind_all_drafts(
+    tree: Tree,
+) -> None:
     printed = [list(tree.probes_of(node)) for node in range(tree.probes_from)]
     assert sorted(sum(printed, [])) == list(range(tree.probes_from, len(tree.tokens)))
     for node, probes in enumerate(printed):
         assert bool(probes) == (node in tree.probed)
-        assert [tree.parents[probe] for probe in probes] == [node, *probes][: len(probes)]
+        assert [tree.parents[probe] for probe in probes] == [node, *probes][
+            : len(probes)
+        ]
 
 
 def test_two_rivals_one_of_them_probed() -> None:

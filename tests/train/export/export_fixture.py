@@ -33,7 +33,12 @@ AFTER = {
     "accepted": 0.9,
 }
 AFTER |= {"accuracy_1": 0.5, "accuracy_2": 0.4}
-BASE = {"name": "CodeLlama-7b-hf", "hub": "codellama/CodeLlama-7b-hf", "commit": "0" * 40, "license": "llama2"}
+BASE = {
+    "name": "CodeLlama-7b-hf",
+    "hub": "codellama/CodeLlama-7b-hf",
+    "commit": "0" * 40,
+    "license": "llama2",
+}
 VERIFIED = {
     "weights": 21,
     "positions": 128,
@@ -42,19 +47,36 @@ VERIFIED = {
     "sequences": 64,
     "validation": AFTER,
     "measured": AFTER,
-    "intervals": {"standard_loss": (1.3, 1.5), "accuracy_1": (0.45, 0.55), "accepted": (0.8, 1.0)},
+    "intervals": {
+        "standard_loss": (1.3, 1.5),
+        "accuracy_1": (0.45, 0.55),
+        "accepted": (0.8, 1.0),
+    },
 }
 
 
-def training(folder: Path, *, adaptive: int = 1, **facts: Any) -> tuple[Path, dict[str, Any]]:
+def training(
+    folder: Path, *, adaptive: int = 1, **facts: Any
+) -> tuple[Path, dict[str, Any]]:
     """Return the folder and its manifest, with `adaptive` ids."""
     tokenizer = train_bpe(["def f(x):\n    return x\n"] * 50, CONFIG)
     vocab = find_vocab(tokenizer, CONFIG)
     described = folder / "model"
     save_tokenizer(tokenizer, CONFIG, None, described)
-    shape = {"vocab_size": vocab.size, "bos_token_id": vocab.bos, "eos_token_id": vocab.eos}
-    shape |= {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 48}
-    config = AutoConfig.for_model("llama", **shape, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
+    shape = {
+        "vocab_size": vocab.size,
+        "bos_token_id": vocab.bos,
+        "eos_token_id": vocab.eos,
+    }
+    shape |= {
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+        "intermediate_size": 48,
+    }
+    config = AutoConfig.for_model(
+        "llama", **shape, rope_parameters={"rope_type": "default", "rope_theta": 1e6}
+    )
     config.save_pretrained(described)
     GenerationConfig.from_model_config(config).save_pretrained(described)
     settings = {
@@ -79,7 +101,12 @@ def training(folder: Path, *, adaptive: int = 1, **facts: Any) -> tuple[Path, di
         "L": 2,
         "validation": [BEFORE, AFTER],
         "base": BASE,
-        "data": {"documents": 12, "tokens": 3456, "modes": {"PLAIN": 6, "PSM": 6}, "languages": ["py", "go"]},
+        "data": {
+            "documents": 12,
+            "tokens": 3456,
+            "modes": {"PLAIN": 6, "PSM": 6},
+            "languages": ["py", "go"],
+        },
         "tokenizer": fingerprint_file(described / "tokenizer.json"),
         "versions": {"python": "3.11.7", "torch": "2.13.0"},
         "commit": "c" * 40,
@@ -88,6 +115,8 @@ def training(folder: Path, *, adaptive: int = 1, **facts: Any) -> tuple[Path, di
     }
     if not adaptive:
         metrics = ("step", "standard_loss", "accuracy_0")
-        manifest["validation"] = [{name: row[name] for name in metrics} for row in (BEFORE, AFTER)]
+        manifest["validation"] = [
+            {name: row[name] for name in metrics} for row in (BEFORE, AFTER)
+        ]
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder, read_manifest(folder, "checkpoint", "checkpoint")

@@ -25,18 +25,32 @@ from train.__main__ import CHANGEABLE
 from train.config import TrainConfig
 from train.trainer import Trainer
 
-SHORT = ["steps=3", "save_every=3", "validate_every=3", "global_batch=4", "optimizer.warmup_steps=1"]
+SHORT = [
+    "steps=3",
+    "save_every=3",
+    "validate_every=3",
+    "global_batch=4",
+    "optimizer.warmup_steps=1",
+]
 STAGES = {f"zero{stage}": [f"deepspeed=zero{stage}"] for stage in range(4)}
 BFLOAT16 = "dtype=bfloat16"
 
 
 def train(out: Path, data: Path, overrides: list[str]) -> Trainer:
     """Return a finished run with its engine."""
-    config = settings("train", TrainConfig, [*RECIPE, *SHORT, f"data.path={data}", f"out={out}", *overrides])
+    config = settings(
+        "train",
+        TrainConfig,
+        [*RECIPE, *SHORT, f"data.path={data}", f"out={out}", *overrides],
+    )
     inputs = {"data.path": str(data)}
     if config.model.path is not None:
         inputs["model.path"] = config.model.path
-    trainer = Trainer(config, made_from(config, inputs, CHANGEABLE), read_manifest(data, "shards", "data.path"))
+    trainer = Trainer(
+        config,
+        made_from(config, inputs, CHANGEABLE),
+        read_manifest(data, "shards", "data.path"),
+    )
     trainer.run()
     return trainer
 
@@ -45,12 +59,20 @@ def masters(engine: Any) -> dict[str, torch.Tensor]:
     """Return whole copies of the optimizer's weights; frozen ones as the model has them."""
     copies = {}
     if isinstance(engine.optimizer, FP16_UnfusedOptimizer):
-        groups = zip(engine.optimizer.fp16_groups, engine.optimizer.fp32_groups, strict=True)
-        copies = {id(own): copy for group in groups for own, copy in zip(*group, strict=True)}
+        groups = zip(
+            engine.optimizer.fp16_groups, engine.optimizer.fp32_groups, strict=True
+        )
+        copies = {
+            id(own): copy for group in groups for own, copy in zip(*group, strict=True)
+        }
     weights = {}
     for name, parameter in engine.module.named_parameters():
-        master = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
-        with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
+        master = (
+            safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
+        )
+        with deepspeed.zero.GatheredParameters(
+            [parameter], enabled=hasattr(parameter, "ds_id")
+        ):
             weight = copies.get(id(parameter), parameter) if master is None else master
             weights[name.removeprefix("lm.")] = weight.detach().float().clone()
     return weights
@@ -64,7 +86,9 @@ def report(trainer: Trainer, path: Path) -> None:
     with (
         torch.no_grad(),
         nullcontext() if gate is None else gate.closed(),  # none of them is adaptive
-        deepspeed.zero.GatheredParameters(list(engine.module.parameters()), enabled=trainer.engine.stage == 3),
+        deepspeed.zero.GatheredParameters(
+            list(engine.module.parameters()), enabled=trainer.engine.stage == 3
+        ),
     ):
         logits = engine.module.lm.eval()(input_ids=ids, use_cache=False).logits
     value = {"ids": ids, "logits": logits, "masters": masters(engine)}
@@ -77,4 +101,7 @@ if __name__ == "__main__":
     engines.start()
     for run in runs:
         name, _, overrides = run.partition("=")
-        report(train(Path(folder) / name, Path(data), overrides.split(",")), Path(folder) / f"{name}.live")
+        report(
+            train(Path(folder) / name, Path(data), overrides.split(",")),
+            Path(folder) / f"{name}.live",
+        )

@@ -18,13 +18,19 @@ def vllm_mask_id(config: Mapping[str, Any]) -> int:
     for name in ("dspark_noise_token_id", "pard_token", "ptd_token_id"):
         if name in config:
             return int(config[name])
-    raise ValueError("config.json must have a mask token for parallel drafting, got none")
+    raise ValueError(
+        "config.json must have a mask token for parallel drafting, got none"
+    )
 
 
-def tensorrt_mask_id(config: Mapping[str, Any], mask_token_id: int | None = None) -> int:
+def tensorrt_mask_id(
+    config: Mapping[str, Any], mask_token_id: int | None = None
+) -> int:
     """Follow tensorrt_llm/_torch/speculative/pard.py, prepare_1st_drafter_inputs (PARDDecodingConfig's value),
     then tensorrt_llm/_torch/models/modeling_speculative.py, PARDForCausalLM. Its last resort is no row.
     """
     if mask_token_id is not None:
         return mask_token_id
-    return int(config.get("pard_token", config.get("mask_token_id", config["vocab_size"])))
+    return int(
+        config.get("pard_token", config.get("mask_token_id", config["vocab_size"]))
+    )

@@ -37,20 +37,29 @@ ADAPTED = [name for name in RUNS if name not in PLAIN]
 
 def train(folder: Path, data: Path, runs: dict[str, list[str]], *, ranks: int) -> Path:
     args = [f"{name}={','.join(overrides)}" for name, overrides in runs.items()]
-    run = warm.run_ranks("tests.train.export.live_worker", folder, data, *args, ranks=ranks)
+    run = warm.run_ranks(
+        "tests.train.export.live_worker", folder, data, *args, ranks=ranks
+    )
     assert run.returncode == 0, run.stdout + run.stderr
     return folder
 
 
 def export(checkpoint: Path, out: Path, *overrides: str) -> Path:
-    args = [f"checkpoint={checkpoint}", f"out={out}", "tracker.mode=disabled", *overrides]
+    args = [
+        f"checkpoint={checkpoint}",
+        f"out={out}",
+        "tracker.mode=disabled",
+        *overrides,
+    ]
     main(settings("export", ExportConfig, args))
     return out
 
 
 def logits(model: Path, ids: torch.Tensor) -> torch.Tensor:
     """Return the logits of Transformers' model, with the kernel of the training."""
-    lm = AutoModelForCausalLM.from_pretrained(model, attn_implementation=register("eager"))
+    lm = AutoModelForCausalLM.from_pretrained(
+        model, attn_implementation=register("eager")
+    )
     with torch.no_grad():
         return lm.eval()(input_ids=ids, use_cache=False).logits
 
@@ -71,4 +80,8 @@ def refused(run: Path, out: Path, *overrides: str) -> str:
 def change(file: Path, **changed: Any) -> None:
     """Change values of a JSON file; None removes one."""
     content = {**read_result(file), **changed}
-    file.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
+    file.write_text(
+        json.dumps(
+            {name: value for name, value in content.items() if value is not None}
+        )
+    )

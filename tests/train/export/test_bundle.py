@@ -10,7 +10,13 @@ import pytest
 from transformers.dynamic_module_utils import get_imports, get_relative_import_files
 
 from conf.stage import ROOT
-from train.export.sidecars import MADE_FROM, REQUIREMENTS, bundle, flat, write_custom_generate
+from train.export.sidecars import (
+    MADE_FROM,
+    REQUIREMENTS,
+    bundle,
+    flat,
+    write_custom_generate,
+)
 
 INSTALLED = {"torch", "transformers", "numpy", "safetensors", *sys.stdlib_module_names}
 SOURCES = {
@@ -27,7 +33,9 @@ NGRAMS = {"table": None, "text": 2.0, "places": [0.4, 0.3]}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("model")
-    (out / "adaptive.json").write_text(json.dumps({"adaptive_ids": [7, 8, 9], "L": 3, "ngrams": NGRAMS}))
+    (out / "adaptive.json").write_text(
+        json.dumps({"adaptive_ids": [7, 8, 9], "L": 3, "ngrams": NGRAMS})
+    )
     write_custom_generate(out)
     return out / "custom_generate"
 
@@ -39,7 +47,9 @@ def test_modules_are_side_by_side_and_import_each_other_there(tmp_path: Path) ->
         (tmp_path / name).write_text(text)
     head = "# Made from {} of adaptive-tokens by python -m train.export, commit 0a1b.\n"
     head += "# SPDX-License-Identifier: Apache-2.0\n"
-    entry, leaf, errors = (head.format(name) + SOURCES[name] for name in list(SOURCES)[:3])
+    entry, leaf, errors = (
+        head.format(name) + SOURCES[name] for name in list(SOURCES)[:3]
+    )
     assert bundle("infer.entry", commit="0a1b", root=tmp_path) == {
         "entry.py": entry.replace("from infer.deep.leaf", "from .deep_leaf"),
         "deep_leaf.py": leaf.replace("from conf.errors", "from .conf_errors").replace(
@@ -51,7 +61,9 @@ def test_modules_are_side_by_side_and_import_each_other_there(tmp_path: Path) ->
 
 def test_every_file_is_needed_and_imports_only_what_is_installed(folder: Path) -> None:
     """By Transformers' own reading of imports, which is of text, not of syntax."""
-    imported = {Path(file).name for file in get_relative_import_files(folder / "generate.py")}
+    imported = {
+        Path(file).name for file in get_relative_import_files(folder / "generate.py")
+    }
     assert {*imported, "generate.py"} == {path.name for path in folder.glob("*.py")}
     for path in folder.glob("*.py"):
         compile(path.read_text(), str(path), "exec")
@@ -75,7 +87,9 @@ def test_files_are_the_projects_own_text(folder: Path) -> None:
         if path.name == "generate.py":
             continue
         source = modules[path.name]
-        assert f"Made from {source.relative_to(ROOT)} of" in bundled[0]  # no two modules have one name there
+        assert (
+            f"Made from {source.relative_to(ROOT)} of" in bundled[0]
+        )  # no two modules have one name there
         original = source.read_text().splitlines()
         assert len(original) == len(bundled) - lines
         for ours, theirs in zip(original, bundled[lines:]):
@@ -87,7 +101,11 @@ def test_only_what_it_decodes_with_is_bundled(folder: Path) -> None:
     names = {path.stem for path in folder.glob("*.py")}
     assert len(names) <= 36
     assert not names & {"config", "api", "methods"}
-    assert not [name for name in names if name.startswith(("drafters_draft", "measure_", "view_"))]
+    assert not [
+        name
+        for name in names
+        if name.startswith(("drafters_draft", "measure_", "view_"))
+    ]
     assert [name for name in names if name.startswith("models_")] == ["models_gated"]
 
 

@@ -33,8 +33,15 @@ def export(folder: Path, **facts: Any) -> Exported:
     out = folder / "model"
     out.mkdir()
     write_sidecars(checkpoint, out, manifest, step=9, dtype=torch.bfloat16)
-    write_card(out, render_card(out, manifest, step=9, verified=VERIFIED if manifest["adaptive"] else None))
-    write_manifest(out, "model", {"settings": {}, "inputs": {}}, step=9, verified=VERIFIED)
+    write_card(
+        out,
+        render_card(
+            out, manifest, step=9, verified=VERIFIED if manifest["adaptive"] else None
+        ),
+    )
+    write_manifest(
+        out, "model", {"settings": {}, "inputs": {}}, step=9, verified=VERIFIED
+    )
     return out, manifest
 
 
@@ -62,12 +69,22 @@ def row(decoder: str, speedup: float, **figures: Any) -> dict[str, Any]:
 
 
 def speed() -> dict[str, Any]:
-    rows = [row("plain", 1.0, verifications=0), row("hybrid", 2.0), row("ngrams", 1.5), row("hf assisted", 3.0)]
+    rows = [
+        row("plain", 1.0, verifications=0),
+        row("hybrid", 2.0),
+        row("ngrams", 1.5),
+        row("hf assisted", 3.0),
+    ]
     return {**MEASURED, "rows": rows}
 
 
 def quality() -> dict[str, Any]:
-    shared = {"benchmark": "humaneval", "decoder": "plain", "temperature": 0.0, "metric": "pass@1"}
+    shared = {
+        "benchmark": "humaneval",
+        "decoder": "plain",
+        "temperature": 0.0,
+        "metric": "pass@1",
+    }
     scores = [("model", 0.5, [0.45, 0.55]), ("base", 0.48, [0.43, 0.53])]
     rows = [
         {**shared, "who": who, "value": value, "interval": interval, "problems": 164}
@@ -80,7 +97,11 @@ def report_of(out: Path, folder: Path, **parts: Any) -> Path:
     """A finished report of a model directory."""
     for kind in parts:
         (folder / kind).mkdir(parents=True)
-        manifest = {"schema": 1, "kind": kind, "inputs": {"model.path": fingerprint(out)}}
+        manifest = {
+            "schema": 1,
+            "kind": kind,
+            "inputs": {"model.path": fingerprint(out)},
+        }
         (folder / kind / "manifest.json").write_text(json.dumps(manifest))
     report = {"name": "report", "speed": None, "quality": None, "gsd": None} | parts
     (folder / "report.json").write_text(json.dumps(with_checksum(report)))
@@ -99,12 +120,24 @@ def test_the_front_matter_is_the_hubs(exported: Exported) -> None:
 
 def test_the_table_has_before_after_and_again(exported: Exported) -> None:
     card = (exported[0] / "README.md").read_text()
-    assert "| loss of a standard token, nats | 1.500 | 1.400 | 1.400 (1.300–1.500) |" in card
-    assert "| draft of adaptive token 1 right | 8.0 % | 50.0 % | 50.0 % (45.0–55.0) |" in card
+    assert (
+        "| loss of a standard token, nats | 1.500 | 1.400 | 1.400 (1.300–1.500) |"
+        in card
+    )
+    assert (
+        "| draft of adaptive token 1 right | 8.0 % | 50.0 % | 50.0 % (45.0–55.0) |"
+        in card
+    )
     assert "| draft of adaptive token 2 right | 5.0 % | 40.0 % | 40.0 % |" in card
-    assert "weights equal the training's, and on 128 positions its logits do, to the last bit." in card
+    assert (
+        "weights equal the training's, and on 128 positions its logits do, to the last bit."
+        in card
+    )
     assert "model=MODEL" in card and "someone" not in card  # no path of this machine
-    assert "| infilling | PSM; ids:" in card and "| trained on | 12 documents, 3,456 tokens: py, go |" in card
+    assert (
+        "| infilling | PSM; ids:" in card
+        and "| trained on | 12 documents, 3,456 tokens: py, go |" in card
+    )
 
 
 def test_a_model_without_adaptive_tokens_of_random_weights(tmp_path: Path) -> None:
@@ -112,7 +145,11 @@ def test_a_model_without_adaptive_tokens_of_random_weights(tmp_path: Path) -> No
     out, manifest = export(tmp_path, adaptive=0, base={}, data=data)
     manifest["settings"]["model"]["random_init"] = True
     card = render_card(out, manifest, step=9, verified=None)
-    assert "without adaptive tokens" in card and "not read back" in card and "license" not in card
+    assert (
+        "without adaptive tokens" in card
+        and "not read back" in card
+        and "license" not in card
+    )
     assert "| next token right | 60.0 % | 70.0 % |" in card
     absent = ("SDSAT", "sdsat", "accepted", "### Speed", "infilling", "Fine-tuned")
     assert not any(word in card for word in absent)
@@ -123,21 +160,35 @@ def test_a_base_model_without_a_name(tmp_path: Path) -> None:
     out, _ = export(tmp_path, base={})
     card = (out / "README.md").read_text()
     assert "\n# Llama of 2.67 million parameters with adaptive tokens\n" in card
-    assert "one by one.\n\nFine-tuned from a model whose folder states no name.\n\n| model |" in card
+    assert (
+        "one by one.\n\nFine-tuned from a model whose folder states no name.\n\n| model |"
+        in card
+    )
     assert "- The folder of the base model stated no license" in card
 
 
 @pytest.mark.parametrize(
     ("step", "row", "trained"),
-    [(9, " 1.400 |\n", "step 9 of 18 on"), (18, " 1.200 |\n", "step 18 on"), (12, "\n", "step 12 of 18 on")],
+    [
+        (9, " 1.400 |\n", "step 9 of 18 on"),
+        (18, " 1.200 |\n", "step 18 on"),
+        (12, "\n", "step 12 of 18 on"),
+    ],
 )
-def test_figures_are_of_the_exported_checkpoint(exported: Exported, step: int, row: str, trained: str) -> None:
+def test_figures_are_of_the_exported_checkpoint(
+    exported: Exported, step: int, row: str, trained: str
+) -> None:
     """Those of the last step were shown when its checkpoint was broken and an older one was exported."""
     out, manifest = exported
     manifest |= {"step": 18, "validation": [BEFORE, AFTER, LATER]}
     card = render_card(out, manifest, step=step, verified=None)
-    assert f"| loss of a standard token, nats | 1.500 |{row}" in card and f"| trained | {trained}" in card
-    assert ("before training alone, since this step's checkpoint was not validated." in card) == (step == 12)
+    assert (
+        f"| loss of a standard token, nats | 1.500 |{row}" in card
+        and f"| trained | {trained}" in card
+    )
+    assert (
+        "before training alone, since this step's checkpoint was not validated." in card
+    ) == (step == 12)
 
 
 def test_a_report_does_not_change_the_step(exported: Exported, tmp_path: Path) -> None:
@@ -150,13 +201,18 @@ def test_a_report_does_not_change_the_step(exported: Exported, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("gated", [True, False])
-def test_an_adapter_beside_the_weights_is_mentioned(exported: Exported, gated: bool) -> None:
+def test_an_adapter_beside_the_weights_is_mentioned(
+    exported: Exported, gated: bool
+) -> None:
     """Without it the weights are the base model's, which is all that a server reads."""
     out, manifest = exported
     (out / "adapter").mkdir()
     manifest["settings"]["lora"] = {"rank": 4, "gated": gated}
     card = render_card(out, manifest, step=9, verified=None)
-    assert ("acts on adaptive tokens alone" in card, "export with `lora=merged`" in card) == (gated, not gated)
+    assert (
+        "acts on adaptive tokens alone" in card,
+        "export with `lora=merged`" in card,
+    ) == (gated, not gated)
     assert "| LoRA | rank 4" in card
 
 
@@ -166,7 +222,10 @@ def test_the_hubs_name_is_in_the_commands(exported: Exported) -> None:
     card = render_card(out, manifest, step=9, verified=None, push="someone/fast-7b")
     assert "# fast-7b\n" in card and "MODEL" not in card
     assert 'custom_generate="someone/fast-7b", trust_remote_code=True' in card
-    assert 'from_pretrained("someone/fast-7b", dtype="auto", trust_remote_code=True)' in card
+    assert (
+        'from_pretrained("someone/fast-7b", dtype="auto", trust_remote_code=True)'
+        in card
+    )
 
 
 def test_logits_that_differ_are_mentioned(exported: Exported) -> None:
@@ -183,17 +242,26 @@ def test_a_report_goes_into_the_card(exported: Exported, tmp_path: Path) -> None
     before = (out / "manifest.json").read_bytes()
     publish(config, manifest)
     card = (out / "README.md").read_text()
-    assert "| humaneval | 0 | hybrid | 100 | 200 | 2.00 (1.90–2.10) | 2.50 | 6/6 |" in card
+    assert (
+        "| humaneval | 0 | hybrid | 100 | 200 | 2.00 (1.90–2.10) | 2.50 | 6/6 |" in card
+    )
     assert "NVIDIA H200; torch 2.13.0, transformers 5.23.0; 2026-11-21" in card
     assert "| humaneval | pass@1 | 0 | 164 | 48.0 % | 50.0 % (45.0–55.0) |" in card
     assert (out / "manifest.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("parts", [{"speed": speed()}, {"quality": quality()}])
-def test_half_a_report_is_enough(exported: Exported, tmp_path: Path, parts: dict[str, Any]) -> None:
+def test_half_a_report_is_enough(
+    exported: Exported, tmp_path: Path, parts: dict[str, Any]
+) -> None:
     report = report_of(exported[0], tmp_path / "report", **parts)
-    card = render_card(exported[0], exported[1], step=9, verified=None, report=str(report))
-    assert ("### Speed" in card, "### Quality" in card) == ("speed" in parts, "quality" in parts)
+    card = render_card(
+        exported[0], exported[1], step=9, verified=None, report=str(report)
+    )
+    assert ("### Speed" in card, "### Quality" in card) == (
+        "speed" in parts,
+        "quality" in parts,
+    )
 
 
 def test_another_models_report_is_refused(exported: Exported, tmp_path: Path) -> None:
@@ -203,11 +271,18 @@ def test_another_models_report_is_refused(exported: Exported, tmp_path: Path) ->
 
     def check(folder: Path, message: str, *, finished: bool = True) -> None:
         with pytest.raises(UserError, match=message):
-            check_publication(ExportConfig("t", str(out), report=str(folder)), finished=finished)
+            check_publication(
+                ExportConfig("t", str(out), report=str(folder)), finished=finished
+            )
 
     check(report, "must be of the finished directory", finished=False)
-    check(tmp_path / "absent", r"must be a folder that infer\.bench wrote, got no report\.json")
-    (report / "speed" / "manifest.json").write_text('{"kind": "speed", "inputs": {"model.path": "0"}}')
+    check(
+        tmp_path / "absent",
+        r"must be a folder that infer\.bench wrote, got no report\.json",
+    )
+    (report / "speed" / "manifest.json").write_text(
+        '{"kind": "speed", "inputs": {"model.path": "0"}}'
+    )
     check(report, "got a report of another model")
     (report / "speed" / "manifest.json").unlink()
     check(report, "finished folder of kind 'speed'")

@@ -7,7 +7,14 @@ from infer.drafters.places import Places
 from infer.engine.output import Candidates
 from infer.ngrams import Ngrams, NgramTable, NgramWeights, TextNgrams
 from tests.infer.ngram_tables import make_table
-from train.export.ngram_weights import PLACES, _hits, accepted_drafts, count, expected, fit_ngrams
+from train.export.ngram_weights import (
+    PLACES,
+    _hits,
+    accepted_drafts,
+    count,
+    expected,
+    fit_ngrams,
+)
 from train.export.verify import Window, choose_windows
 
 V, L = 12, 3
@@ -20,12 +27,20 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> NgramTable:
     texts = [[0]]
     for _ in range(3000):
         texts[0].append(int(texts[0][-1] * 5 + rng.integers(4)) % V)
-    return make_table(tmp_path_factory.mktemp("tables") / "table", texts, order=3, vocabulary=V)
+    return make_table(
+        tmp_path_factory.mktemp("tables") / "table", texts, order=3, vocabulary=V
+    )
 
 
-def plant(table: NgramTable | None, weights: NgramWeights, *, wrong: float, windows: int = 40) -> list[Window]:
+def plant(
+    table: NgramTable | None, weights: NgramWeights, *, wrong: float, windows: int = 40
+) -> list[Window]:
     """Return windows of 24 texts that continue with the drafts of these weights, a share `wrong` at random."""
-    rng, planted, ngrams = np.random.default_rng(1), list[Window](), Ngrams(table, V, weights=weights)
+    rng, planted, ngrams = (
+        np.random.default_rng(1),
+        list[Window](),
+        Ngrams(table, V, weights=weights),
+    )
     for sequence in range(24):
         document, text = rng.integers(0, V, 5).tolist(), TextNgrams(ngrams)
         for _ in range(windows):
@@ -50,7 +65,9 @@ def plant(table: NgramTable | None, weights: NgramWeights, *, wrong: float, wind
         (NgramWeights(2.0, 0.25, (1.4,)), False),
     ],
 )
-def test_a_planted_optimum_is_recovered(table: NgramTable, weights: NgramWeights, tabled: bool) -> None:
+def test_a_planted_optimum_is_recovered(
+    table: NgramTable, weights: NgramWeights, tabled: bool
+) -> None:
     windows = plant(table if tabled else None, weights, wrong=0.0)
     fit = fit_ngrams(windows, table if tabled else None, V)
     assert fit.weights == weights and (fit.L, fit.windows) == (L, len(windows))
@@ -71,12 +88,26 @@ def test_the_fit_drafts_as_decoding_does(table: NgramTable) -> None:
 
 def test_defaults_stay_without_a_gain_beyond_noise(table: NgramTable) -> None:
     """For noise, for a single sequence, and where n-grams propose nothing."""
-    assert fit_ngrams(plant(table, NgramWeights(), wrong=1.0), table, V).weights == NgramWeights()
-    alone = [w for w in plant(table, NgramWeights(0.25, 4.0, (1.4,)), wrong=0.0) if not w.sequence]
+    assert (
+        fit_ngrams(plant(table, NgramWeights(), wrong=1.0), table, V).weights
+        == NgramWeights()
+    )
+    alone = [
+        w
+        for w in plant(table, NgramWeights(0.25, 4.0, (1.4,)), wrong=0.0)
+        if not w.sequence
+    ]
     assert fit_ngrams(alone, table, V).weights == NgramWeights()
-    silent = [Window(s, [*range(9)], 0, [1, 2], [[1, 5], [3, 2]], [[0.6, 0.4]] * 2) for s in range(4)]
+    silent = [
+        Window(s, [*range(9)], 0, [1, 2], [[1, 5], [3, 2]], [[0.6, 0.4]] * 2)
+        for s in range(4)
+    ]
     fit = fit_ngrams(silent, None, V)
-    assert fit.weights == NgramWeights() and fit.accepted == {"adaptive": 1.0, "ngrams": 0.0, "all": 1.0}
+    assert fit.weights == NgramWeights() and fit.accepted == {
+        "adaptive": 1.0,
+        "ngrams": 0.0,
+        "all": 1.0,
+    }
 
 
 def test_windows_that_end_early_count_as_far_as_they_go() -> None:
@@ -89,10 +120,16 @@ def test_windows_that_end_early_count_as_far_as_they_go() -> None:
 
 
 def test_windows_of_a_layout() -> None:
-    offsets, positions = np.array([0, 0, 0, 1, 2, 1, 1, 2, 3, 0]), np.array([0, 1, 2, 1, 2, 0, 2, 3, 4, 0])
+    offsets, positions = (
+        np.array([0, 0, 0, 1, 2, 1, 1, 2, 3, 0]),
+        np.array([0, 1, 2, 1, 2, 0, 2, 3, 4, 0]),
+    )
 
     def chosen(most: int) -> list[tuple[int, list[int]]]:
-        return [(root, columns.tolist()) for root, columns in choose_windows(offsets, positions, most=most)]
+        return [
+            (root, columns.tolist())
+            for root, columns in choose_windows(offsets, positions, most=most)
+        ]
 
     assert chosen(9) == [(1, [3, 4]), (0, [5]), (2, [6, 7, 8])]
     assert chosen(2) == [(1, [3, 4]), (0, [5])]

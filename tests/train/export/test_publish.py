@@ -30,11 +30,17 @@ class Hub:
         self.commits = 0
 
     def whoami(self) -> dict[str, Any]:
-        return {"name": "someone", "orgs": [{"name": "Org"}], "auth": {"accessToken": {"role": self.role}}}
+        return {
+            "name": "someone",
+            "orgs": [{"name": "Org"}],
+            "auth": {"accessToken": {"role": self.role}},
+        }
 
     def model_info(self, repo: str) -> SimpleNamespace:
         if repo not in self.repos:
-            raise RepositoryNotFoundError("none", response=SimpleNamespace(headers={}, request=None))  # type: ignore[arg-type]
+            raise RepositoryNotFoundError(
+                "none", response=SimpleNamespace(headers={}, request=None)
+            )  # type: ignore[arg-type]
         return SimpleNamespace(private=self.repos[repo])
 
     def create_repo(self, repo: str, *, private: bool, exist_ok: bool) -> None:
@@ -44,11 +50,15 @@ class Hub:
     def list_repo_files(self, repo: str) -> list[str]:
         return list(self.files)
 
-    def create_commit(self, repo: str, changes: list[Any], *, commit_message: str) -> None:
+    def create_commit(
+        self, repo: str, changes: list[Any], *, commit_message: str
+    ) -> None:
         self.commits += 1
         for change in changes:
             if isinstance(change, CommitOperationAdd):
-                self.files[change.path_in_repo] = Path(change.path_or_fileobj).read_bytes()  # type: ignore[arg-type]
+                self.files[change.path_in_repo] = Path(
+                    change.path_or_fileobj
+                ).read_bytes()  # type: ignore[arg-type]
             else:
                 del self.files[change.path_in_repo]
 
@@ -69,14 +79,22 @@ def exported(tmp_path: Path) -> Path:
     (out / "model.safetensors").write_bytes(bytes(1000))
     (out / "README.md").write_text("# Model, with a word of its author\n")
     origin = made_from(
-        ExportConfig(str(tuned), str(out)), {"checkpoint": tuned}, ignore=("report", "push", "private")
+        ExportConfig(str(tuned), str(out)),
+        {"checkpoint": tuned},
+        ignore=("report", "push", "private"),
     )
     write_manifest(out, "model", origin)
     return out
 
 
 def export(out: Path, *overrides: str) -> None:
-    main(settings("export", ExportConfig, [f"checkpoint={out.with_name('tuned')}", f"out={out}", *overrides]))
+    main(
+        settings(
+            "export",
+            ExportConfig,
+            [f"checkpoint={out.with_name('tuned')}", f"out={out}", *overrides],
+        )
+    )
 
 
 def test_a_finished_directory_is_pushed_whole(
@@ -85,7 +103,9 @@ def test_a_finished_directory_is_pushed_whole(
     """Nothing is exported again or changed: the card may have been edited, the checkpoints may be gone."""
     before = {path.name: path.read_bytes() for path in exported.iterdir()}
     export(exported, "push=org/model")
-    assert capsys.readouterr().out.splitlines() == ["export: pushed to http://hub/org/model"]
+    assert capsys.readouterr().out.splitlines() == [
+        "export: pushed to http://hub/org/model"
+    ]
     assert hub.repos == {"org/model": True} and hub.commits == 1
     assert {name: hub.files[name] for name in before} == before
     export(exported, "push=org/model")  # over what is there
@@ -97,12 +117,18 @@ def test_a_finished_directory_is_pushed_whole(
     [
         ({"HF_TOKEN": ""}, "got no token. Set HF_TOKEN, or use `hf auth login`"),
         ({"ENDPOINT": "http://127.0.0.1:9"}, "must be accepted by the hub, got Con"),
-        ({"HF_HUB_OFFLINE": True}, "must be accepted by the hub, got OfflineModeIsEnabled"),
+        (
+            {"HF_HUB_OFFLINE": True},
+            "must be accepted by the hub, got OfflineModeIsEnabled",
+        ),
     ],
     ids=["no token", "no network", "offline"],
 )
 def test_errors_of_the_hubs_client_are_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, Any], message: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, Any],
+    message: str,
 ) -> None:
     """And precede the export itself, which would fail later here, without checkpoints."""
     training(tmp_path / "tuned")
@@ -135,17 +161,24 @@ def test_a_place_that_cannot_be_written_is_refused_at_the_start(
     assert not (tmp_path / "model").exists() and hub.repos == {"someone/open": False}
 
 
-def test_a_public_repository_is_pushed_to_with_private_false(hub: Hub, exported: Path) -> None:
+def test_a_public_repository_is_pushed_to_with_private_false(
+    hub: Hub, exported: Path
+) -> None:
     hub.repos["someone/open"] = False
     export(exported, "push=someone/open", "private=false")
     assert "manifest.json" in hub.files
 
 
-def test_an_upload_that_failed_is_repeated(hub: Hub, exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_that_failed_is_repeated(
+    hub: Hub, exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise ValueError("HTTP error\n\nstorage quota exceeded\n")
 
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="ValueError: storage quota exceeded"):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(UserError, match="ValueError: storage quota exceeded"),
+    ):
         patch.setattr(hub, "create_commit", fail)
         export(exported, "push=someone/model")
     export(exported, "push=someone/model")
@@ -160,9 +193,15 @@ def test_a_finished_directory_without_its_checkpoints_is_skipped(
     assert capsys.readouterr().out == f"export: {exported} is finished: nothing to do\n"
 
 
-@pytest.mark.parametrize(("gated", "same", "other"), [(False, "merged", "kept"), (True, "kept", "merged")])
+@pytest.mark.parametrize(
+    ("gated", "same", "other"), [(False, "merged", "kept"), (True, "kept", "merged")]
+)
 def test_lora_may_name_its_default(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], gated: bool, same: str, other: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    gated: bool,
+    same: str,
+    other: str,
 ) -> None:
     """A directory exported without the setting was refused with the same value given."""
     tuned, manifest = training(tmp_path / "tuned")
@@ -170,7 +209,9 @@ def test_lora_may_name_its_default(
     (tuned / "manifest.json").write_text(json.dumps(manifest))
     out = tmp_path / "model"
     write_manifest(
-        out, "model", made_from(ExportConfig(str(tuned), str(out), lora=same), {"checkpoint": tuned})
+        out,
+        "model",
+        made_from(ExportConfig(str(tuned), str(out), lora=same), {"checkpoint": tuned}),
     )
     export(out)
     export(out, f"lora={same}")
@@ -179,10 +220,21 @@ def test_lora_may_name_its_default(
         export(out, f"lora={other}")
 
 
-def test_nothing_of_an_older_export_stays_beside_a_newer(hub: Hub, exported: Path) -> None:
+def test_nothing_of_an_older_export_stays_beside_a_newer(
+    hub: Hub, exported: Path
+) -> None:
     """The single file of an older push stayed beside the shards of a newer, and Transformers loaded it."""
-    older = ["adapter/adapter_config.json", "custom_generate/generate.py", "adaptive.json"]
-    theirs = ["model-Q4.gguf", "assets/model.safetensors", "onnx/config.json", ".gitattributes"]
+    older = [
+        "adapter/adapter_config.json",
+        "custom_generate/generate.py",
+        "adaptive.json",
+    ]
+    theirs = [
+        "model-Q4.gguf",
+        "assets/model.safetensors",
+        "onnx/config.json",
+        ".gitattributes",
+    ]
     common = {"README.md", "manifest.json", *theirs}
     for name in older:
         path = exported / name
@@ -216,10 +268,15 @@ def test_a_second_name_on_the_hub_goes_into_the_card(hub: Hub, exported: Path) -
     manifest = json.loads((exported.with_name("tuned") / "manifest.json").read_text())
     card = exported / "README.md"
     facts: dict[str, Any] = {"step": 9, "verified": None}
-    named = [render_card(exported, manifest, **facts, push=name) for name in ("org/x", "org/y")]
+    named = [
+        render_card(exported, manifest, **facts, push=name)
+        for name in ("org/x", "org/y")
+    ]
     write_card(exported, render_card(exported, manifest, step=9, verified=None))
     export(exported, "push=org/first")
-    assert "model=org/first prompt" in card.read_text() and "MODEL" not in card.read_text()
+    assert (
+        "model=org/first prompt" in card.read_text() and "MODEL" not in card.read_text()
+    )
     edited = [text.replace("## Limits", "Own words.\n\n## Limits") for text in named]
     write_card(exported, edited[0])
     export(exported, "push=org/y")
@@ -231,5 +288,7 @@ def test_a_link_is_not_pushed(hub: Hub, exported: Path) -> None:
     """The target of a link was uploaded."""
     (exported.parent / "secret").write_text("x")
     (exported / "notes.txt").symlink_to(exported.parent / "secret")
-    with pytest.raises(UserError, match="must be a directory without links, got .*notes.txt"):
+    with pytest.raises(
+        UserError, match="must be a directory without links, got .*notes.txt"
+    ):
         export(exported, "push=someone/model")

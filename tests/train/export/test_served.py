@@ -47,13 +47,17 @@ def plain(model: Path, prompt: str) -> str:
     tokenizer = AutoTokenizer.from_pretrained(model)
     lm = AutoModelForCausalLM.from_pretrained(model)
     inputs = tokenizer(prompt, return_tensors="pt")
-    ids = lm.generate(**inputs, max_new_tokens=24, do_sample=False)[0, inputs.input_ids.shape[1] :]
+    ids = lm.generate(**inputs, max_new_tokens=24, do_sample=False)[
+        0, inputs.input_ids.shape[1] :
+    ]
     return tokenizer.decode(ids, skip_special_tokens=True)
 
 
 def test_two_streams_at_once_are_plain_decodings(api: Any, model: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
-        texts = list(pool.map(lambda prompt: stream(api, model, prompt, **GREEDY), PROMPTS))
+        texts = list(
+            pool.map(lambda prompt: stream(api, model, prompt, **GREEDY), PROMPTS)
+        )
     assert texts == [plain(model, prompt) for prompt in PROMPTS] and all(texts)
 
 
@@ -64,9 +68,22 @@ def test_a_chat_of_one_message_is_its_completion(api: Any, model: Path) -> None:
     message = {"role": "user", "content": prompt}
     chat = api.chat.completions.create(model=name, messages=[message], **GREEDY)
     assert chat.choices[0].message.content == expected
-    chunks = list(api.chat.completions.create(model=name, messages=[message], stream=True, **GREEDY))
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == expected
-    args = {"temperature": 0, "max_output_tokens": 24, "stream": False}  # it streams by default
+    chunks = list(
+        api.chat.completions.create(
+            model=name, messages=[message], stream=True, **GREEDY
+        )
+    )
+    assert (
+        "".join(
+            chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices
+        )
+        == expected
+    )
+    args = {
+        "temperature": 0,
+        "max_output_tokens": 24,
+        "stream": False,
+    }  # it streams by default
     response = api.responses.create(model=name, input=prompt, **args)
     assert response.output_text == expected
 
@@ -85,11 +102,16 @@ def test_stop_ends_a_text_behind_the_string(api: Any, model: Path) -> None:
     assert expected.startswith(text) and stop in text and len(text) < len(expected)
 
 
-def test_without_max_tokens_a_text_ends_at_the_context(api: Any, model: Path, place: Path) -> None:
+def test_without_max_tokens_a_text_ends_at_the_context(
+    api: Any, model: Path, place: Path
+) -> None:
     """The server then asks for 1,024 tokens, and each such request to a model of that context was refused."""
     prompt = PROMPTS[0] * 40
     answer = api.completions.create(model=str(model), prompt=prompt, temperature=0)
     context = AutoModelForCausalLM.from_pretrained(model).config.max_position_embeddings
     assert answer.usage.total_tokens <= context
     if answer.usage.total_tokens == context:
-        assert f"exceeds the model's context of {context}" in (place / "serve.log").read_text()
+        assert (
+            f"exceeds the model's context of {context}"
+            in (place / "serve.log").read_text()
+        )

@@ -23,9 +23,18 @@ MASKS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 def rendered(**changes: Any) -> str:
     """Return the part of the model card."""
     environment = Environment(
-        loader=FileSystemLoader(FOLDER), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(FOLDER),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    known = {"path": "ORG/NAME", "identical": True, "mask_token_id": 6, "k": 5, "gated": False}
+    known = {
+        "path": "ORG/NAME",
+        "identical": True,
+        "mask_token_id": 6,
+        "k": 5,
+        "gated": False,
+    }
     return environment.get_template("serving.md.j2").render(
         **{**known, "exported": {"dtype": "bfloat16"}, **changes}
     )
@@ -49,12 +58,16 @@ def called(block: str) -> dict[str, Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             arguments[name] = (args, kwargs)
             answer = SimpleNamespace(outputs=[SimpleNamespace(text="")])
-            return SimpleNamespace(generate=lambda *_: [answer] if "vllm" in block else answer)
+            return SimpleNamespace(
+                generate=lambda *_: [answer] if "vllm" in block else answer
+            )
 
         return call
 
     names = ("LLM", "SamplingParams", "PARDDecodingConfig")
-    body = "\n".join(line for line in block.splitlines() if not line.startswith("from "))
+    body = "\n".join(
+        line for line in block.splitlines() if not line.startswith("from ")
+    )
     known = {"__name__": "__main__", "print": lambda text: None}
     exec(body, {**known, **{name: stand_in(name) for name in names}})
     return arguments
@@ -87,18 +100,33 @@ def test_the_model_drafts_for_itself_one_token_more_than_k() -> None:
     ],
     ids=["diverse", "gated", "no adaptive tokens"],
 )
-def test_what_cannot_be_drafted_there_is_served_plainly(changes: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_drafted_there_is_served_plainly(
+    changes: dict[str, Any], said: str
+) -> None:
     text = rendered(**changes)
     assert said in text and "draft_model" not in text and "PARD" not in text
-    assert [command[0] for command in commands(text)] == ["vllm", "trtllm-serve", "python"]
-    assert ("so nothing is drafted" in " ".join(text.split())) == ("plain model" not in said)
+    assert [command[0] for command in commands(text)] == [
+        "vllm",
+        "trtllm-serve",
+        "python",
+    ]
+    assert ("so nothing is drafted" in " ".join(text.split())) == (
+        "plain model" not in said
+    )
 
 
 def test_float32_is_requested() -> None:
     """By default vLLM and SGLang serve float32 weights in 16 bits."""
     assert "float32" not in rendered() and "float32" not in rendered(gated=True)
-    for text in (rendered(exported={"dtype": "float32"}), rendered(exported={"dtype": "float32"}, gated=True)):
-        assert all("float32" in command for command in commands(text) if command[0] != "trtllm-serve")
+    for text in (
+        rendered(exported={"dtype": "float32"}),
+        rendered(exported={"dtype": "float32"}, gated=True),
+    ):
+        assert all(
+            "float32" in command
+            for command in commands(text)
+            if command[0] != "trtllm-serve"
+        )
     llm = called(blocks(rendered(exported={"dtype": "float32"}), "python")[0])["LLM"]
     assert llm[1]["dtype"] == "float32"
 
@@ -127,4 +155,6 @@ def test_the_rule_is_vllms_own(config: dict[str, Any], dflash: int | None) -> No
         with pytest.raises(ValueError, match="must specify"):
             get_parallel_drafting_token_id(SimpleNamespace())
         return
-    assert get_parallel_drafting_token_id(SimpleNamespace(**config)) == vllm_mask_id(config)
+    assert get_parallel_drafting_token_id(SimpleNamespace(**config)) == vllm_mask_id(
+        config
+    )

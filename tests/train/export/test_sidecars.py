@@ -14,7 +14,12 @@ from train.export.sidecars import served_config, served_generation, write_sideca
 
 # config.json as their authors published it, without what the export ignores. stablelm's shape is not published.
 LONG = {"max_position_embeddings": 16384}
-LLAMA_3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_type": "llama3"}
+LLAMA_3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "rope_type": "llama3",
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "codellama-7b": {
         **LONG,
@@ -75,13 +80,25 @@ def test_an_export_says_what_training_knew(adaptive: int, tmp_path: Path) -> Non
     out = exported(tmp_path, adaptive=adaptive)
     manifest = json.loads((tmp_path / "tuned" / "manifest.json").read_text())
     config, ours = AutoConfig.from_pretrained(out), manifest["adaptive"]
-    assert (config.vocab_size, config.dtype) == (manifest["vocab"]["size"], torch.bfloat16)
-    assert config.architectures == ["LlamaForCausalLM"] and config.rope_parameters["rope_theta"] == 1e6
+    assert (config.vocab_size, config.dtype) == (
+        manifest["vocab"]["size"],
+        torch.bfloat16,
+    )
+    assert (
+        config.architectures == ["LlamaForCausalLM"]
+        and config.rope_parameters["rope_theta"] == 1e6
+    )
     mask = ours[0] if adaptive == 1 else None  # readers of these keys know a single id
-    assert (getattr(config, "pard_token", None), getattr(config, "ptd_token_id", None)) == (mask, mask)
+    assert (
+        getattr(config, "pard_token", None),
+        getattr(config, "ptd_token_id", None),
+    ) == (mask, mask)
     generation = GenerationConfig.from_pretrained(out)
     vocab = manifest["vocab"]
-    assert (generation.bos_token_id, generation.eos_token_id) == (vocab["bos"], vocab["eos"])
+    assert (generation.bos_token_id, generation.eos_token_id) == (
+        vocab["bos"],
+        vocab["eos"],
+    )
     tokenizer = AutoTokenizer.from_pretrained(out)
     ids = tokenizer("def f(x):").input_ids
     assert ids == ModelDirectory(out).text.encode("def f(x):")
@@ -90,7 +107,12 @@ def test_an_export_says_what_training_knew(adaptive: int, tmp_path: Path) -> Non
         assert not (out / "adaptive.json").exists()
         return
     loaded = ModelDirectory(out).need_adaptive()
-    assert (list(loaded.ids), loaded.L, loaded.bos, loaded.gated) == (ours, 2, vocab["bos"], False)
+    assert (list(loaded.ids), loaded.L, loaded.bos, loaded.gated) == (
+        ours,
+        2,
+        vocab["bos"],
+        False,
+    )
     assert loaded.control == {
         *vocab["adaptive"],
         *(vocab[n] for n in ("bos", "eos", "pre", "suf", "mid", "eot")),
@@ -109,10 +131,18 @@ def test_a_gated_adapter_offers_servers_no_mask_token(tmp_path: Path) -> None:
 def test_adaptive_json_has_the_provenance_and_no_path(tmp_path: Path) -> None:
     out = exported(tmp_path)
     value = json.loads((out / "adaptive.json").read_text())
-    assert list(value["infilling_orders"]) == ["psm"]  # the data had no document in the other order
+    assert list(value["infilling_orders"]) == [
+        "psm"
+    ]  # the data had no document in the other order
     made_of = value["provenance"]
-    assert (made_of["data"], made_of["step"], made_of["commit"]) == ("d" * 64, 9, "c" * 40)
-    assert made_of["recipe"]["objective"]["name"] == "branch" and made_of["recipe"]["optimizer"] == {"lr": 1e-4}
+    assert (made_of["data"], made_of["step"], made_of["commit"]) == (
+        "d" * 64,
+        9,
+        "c" * 40,
+    )
+    assert made_of["recipe"]["objective"]["name"] == "branch" and made_of["recipe"][
+        "optimizer"
+    ] == {"lr": 1e-4}
     assert "someone" not in (out / "adaptive.json").read_text()
 
 
@@ -123,7 +153,9 @@ def test_a_training_of_an_earlier_version_is_exported(tmp_path: Path) -> None:
     out = tmp_path / "model"
     out.mkdir()
     write_sidecars(checkpoint, out, manifest, step=9, dtype=torch.float32)
-    assert list(json.loads((out / "adaptive.json").read_text())["infilling_orders"]) == ["psm", "spm"]
+    assert list(
+        json.loads((out / "adaptive.json").read_text())["infilling_orders"]
+    ) == ["psm", "spm"]
 
 
 def test_only_the_tokenizers_files_are_copied(tmp_path: Path) -> None:
@@ -154,51 +186,97 @@ def trained(folder: Path, shape: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_library_reads_of_an_export_what_it_read_of_the_base_model(name: str, tmp_path: Path) -> None:
+def test_the_library_reads_of_an_export_what_it_read_of_the_base_model(
+    name: str, tmp_path: Path
+) -> None:
     """Positions, rope, windows, ids, ties and rows."""
     described = trained(tmp_path, SHAPES[name])
     base = AutoConfig.from_pretrained(tmp_path).to_dict()
-    served = served_config(described, architecture="ItsForCausalLM", dtype="float16", mask_id=7)
+    served = served_config(
+        described, architecture="ItsForCausalLM", dtype="float16", mask_id=7
+    )
     (tmp_path / "config.json").write_text(json.dumps(served))
     read = AutoConfig.from_pretrained(tmp_path).to_dict()
-    assert read.pop("architectures") == ["ItsForCausalLM"] and read.pop("dtype") == "float16"
+    assert (
+        read.pop("architectures") == ["ItsForCausalLM"]
+        and read.pop("dtype") == "float16"
+    )
     assert (read.pop("pard_token"), read.pop("ptd_token_id")) == (7, 7)
-    assert {name: value for name, value in base.items() if name not in ("architectures", "dtype")} == read
-    for setting in ("max_position_embeddings", "vocab_size", "sliding_window", "tie_word_embeddings"):
+    assert {
+        name: value
+        for name, value in base.items()
+        if name not in ("architectures", "dtype")
+    } == read
+    for setting in (
+        "max_position_embeddings",
+        "vocab_size",
+        "sliding_window",
+        "tie_word_embeddings",
+    ):
         if SHAPES[name].get(setting) and SHAPES[name].get("use_sliding_window", True):
             assert read[setting] == SHAPES[name][setting]
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_readers_of_the_older_names_find_the_same_rope(name: str, tmp_path: Path) -> None:
+def test_readers_of_the_older_names_find_the_same_rope(
+    name: str, tmp_path: Path
+) -> None:
     """Transformers 5 writes only rope_parameters: Transformers 4 took CodeLlama's rope_theta for 10,000."""
     shape = SHAPES[name]
-    served = served_config(trained(tmp_path, shape), architecture="", dtype="float32", mask_id=None)
-    assert served["rope_theta"] == shape["rope_theta"] and served["torch_dtype"] == "float32"
+    served = served_config(
+        trained(tmp_path, shape), architecture="", dtype="float32", mask_id=None
+    )
+    assert (
+        served["rope_theta"] == shape["rope_theta"]
+        and served["torch_dtype"] == "float32"
+    )
     expected = dict(shape.get("rope_scaling") or {})
     if expected:
         expected.setdefault("rope_type", expected.pop("type", None))
     scaling = served["rope_scaling"]
-    assert bool(scaling) == bool(expected) and (not scaling or expected.items() <= scaling.items())
+    assert bool(scaling) == bool(expected) and (
+        not scaling or expected.items() <= scaling.items()
+    )
     assert served.get("partial_rotary_factor") == shape.get("partial_rotary_factor")
 
 
 def test_keys_of_another_export_are_not_inherited() -> None:
     """A base model may be an export of ours, or have code of its own."""
-    described = {"pard_token": 3, "ptd_token_id": 3, "auto_map": {"AutoModel": "modeling.Own"}, "own": 1}
+    described = {
+        "pard_token": 3,
+        "ptd_token_id": 3,
+        "auto_map": {"AutoModel": "modeling.Own"},
+        "own": 1,
+    }
     served = served_config(described, architecture="A", dtype="float32", mask_id=None)
-    assert served == {"own": 1, "architectures": ["A"], "dtype": "float32", "torch_dtype": "float32"}
+    assert served == {
+        "own": 1,
+        "architectures": ["A"],
+        "dtype": "float32",
+        "torch_dtype": "float32",
+    }
 
 
 def test_rope_by_layer_type_keeps_its_only_spelling() -> None:
-    kinds = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+    kinds = {
+        "full_attention": {"rope_theta": 1e6},
+        "sliding_attention": {"rope_theta": 1e4},
+    }
     rope = {"rope_parameters": kinds}
     served = served_config(rope, architecture="A", dtype="float32", mask_id=None)
-    assert "rope_theta" not in served and served["rope_parameters"] == rope["rope_parameters"]
+    assert (
+        "rope_theta" not in served
+        and served["rope_parameters"] == rope["rope_parameters"]
+    )
 
 
 def test_a_generation_ends_where_texts_ended() -> None:
     """A generation_config.json without an end, as some base models have it, would go on for ever."""
     assert served_generation({}, bos=1, eos=2) == {"bos_token_id": 1, "eos_token_id": 2}
-    own = {"eos_token_id": [5, 2], "temperature": 0.2, "do_sample": True, "bos_token_id": None}
+    own = {
+        "eos_token_id": [5, 2],
+        "temperature": 0.2,
+        "do_sample": True,
+        "bos_token_id": None,
+    }
     assert served_generation(own, bos=1, eos=2) == {**own, "bos_token_id": 1}

@@ -19,19 +19,41 @@ from infer.text import Infilling, Text
 from train.export.sidecars import mark_special, write_chat_template, write_tokenizer
 
 CONFIG = VocabConfig(train_size=320, adaptive=["<adaptive_1>", "<adaptive_2>"])
-PIECES = [*" ▁ox\n", "  ", "ো", "<EOT>", "</s>", "▁<EOT>", "▁<EOT><EOT>", " <EOT><EOT>", "def f(x): ."]
+PIECES = [
+    *" ▁ox\n",
+    "  ",
+    "ো",
+    "<EOT>",
+    "</s>",
+    "▁<EOT>",
+    "▁<EOT><EOT>",
+    " <EOT><EOT>",
+    "def f(x): .",
+]
 Codellama = tuple[Path, Vocab, Text, Text, Encoder]
 DIVERSE = [32011, 32012, 32013, 32014, 32015, 31864, 31857]
 
 
-def exported(source: Path, folder: Path, config: VocabConfig, used: int) -> tuple[Vocab, Text, Text]:
+def exported(
+    source: Path, folder: Path, config: VocabConfig, used: int
+) -> tuple[Vocab, Text, Text]:
     """Export a tokenizer for a model with the first adaptive ids; return decoding's Text before and after."""
     shutil.copytree(source, folder)
     vocab = find_vocab(load_tokenizer(source), config)
     write_tokenizer(folder, vocab, vocab.adaptive[:used])
-    infilling = Infilling(vocab.pre, vocab.suf, vocab.mid, vocab.eot) if vocab.infilling else None
+    infilling = (
+        Infilling(vocab.pre, vocab.suf, vocab.mid, vocab.eot)
+        if vocab.infilling
+        else None
+    )
     before, after = (
-        Text(load_tokenizer(at), control=vocab.control, rows=vocab.size, bos=vocab.bos, infilling=infilling)
+        Text(
+            load_tokenizer(at),
+            control=vocab.control,
+            rows=vocab.size,
+            bos=vocab.bos,
+            infilling=infilling,
+        )
         for at in (source, folder)
     )
     return vocab, before, after
@@ -44,7 +66,9 @@ def library(folder: Path) -> PreTrainedTokenizerBase:
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer") / "demo"
-    save_tokenizer(train_bpe(["def f(x):\n    return x\n"] * 50, CONFIG), CONFIG, None, folder)
+    save_tokenizer(
+        train_bpe(["def f(x):\n    return x\n"] * 50, CONFIG), CONFIG, None, folder
+    )
     return folder
 
 
@@ -63,13 +87,19 @@ def test_text_skips_adaptive_ids(codellama: Codellama) -> None:
     tokenizer = library(folder)
     ids = tokenizer("def f(x):").input_ids
     noisy = [id for token in ids for id in (token, *vocab.adaptive)]
-    assert tokenizer.decode(noisy, skip_special_tokens=True) == "def f(x):" == after.decode(noisy)
+    assert (
+        tokenizer.decode(noisy, skip_special_tokens=True)
+        == "def f(x):"
+        == after.decode(noisy)
+    )
     assert set(vocab.control) <= set(tokenizer.all_special_ids)
     assert len(tokenizer) == vocab.size == 32016  # no row is added
 
 
 @given(parts=st.lists(st.sampled_from(PIECES), max_size=8))
-def test_no_text_becomes_an_adaptive_id_by_our_encoders(codellama: Codellama, parts: list[str]) -> None:
+def test_no_text_becomes_an_adaptive_id_by_our_encoders(
+    codellama: Codellama, parts: list[str]
+) -> None:
     """Special tokens are matched in raw text by a plain encoder."""
     _, vocab, before, after, encoder = codellama
     text = "".join(parts)
@@ -79,14 +109,18 @@ def test_no_text_becomes_an_adaptive_id_by_our_encoders(codellama: Codellama, pa
 
 
 @pytest.mark.parametrize(
-    "text", ["  lead", " def f():", "    return 1\n\n\n   x", "é漢😀\n", "\t\n \n", " ", "x ."]
+    "text",
+    ["  lead", " def f():", "    return 1\n\n\n   x", "é漢😀\n", "\t\n \n", " ", "x ."],
 )
 def test_transformers_encodes_as_training_did(codellama: Codellama, text: str) -> None:
     """Transformers 5's class for CodeLlama dropped a space: "  lead" came back as " lead"."""
     folder, _, _, after, _ = codellama
     tokenizer = library(folder)
     ids = tokenizer(text).input_ids
-    assert ids == after.encode(text) and tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert (
+        ids == after.encode(text)
+        and tokenizer.decode(ids, skip_special_tokens=True) == text
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,21 +130,43 @@ def test_transformers_encodes_as_training_did(codellama: Codellama, text: str) -
         ("codellama-7b", VocabConfig(adaptive=DIVERSE), [32011, 31864], "ো"),
         # A row without a piece, and one that training adds
         ("codellama-7b", VocabConfig(rows=32100, adaptive=[32050]), [921, 32050], "x"),
-        ("codellama-34b-hf", VocabConfig(rows=32000, adaptive=[32000]), [921, 32000], "x"),
+        (
+            "codellama-34b-hf",
+            VocabConfig(rows=32000, adaptive=[32000]),
+            [921, 32000],
+            "x",
+        ),
     ],
 )
 def test_decoding_skips_only_the_adaptive_ids_of_the_model(
-    shared_data: Path, tmp_path: Path, name: str, config: VocabConfig, ids: list[int], text: str
+    shared_data: Path,
+    tmp_path: Path,
+    name: str,
+    config: VocabConfig,
+    ids: list[int],
+    text: str,
 ) -> None:
-    vocab, _, after = exported(shared_data / "tokenizers" / name, tmp_path / "model", config, 1)
+    vocab, _, after = exported(
+        shared_data / "tokenizers" / name, tmp_path / "model", config, 1
+    )
     tokenizer = library(tmp_path / "model")
-    assert tokenizer.decode([vocab.bos, *ids], skip_special_tokens=True) == text == after.decode(ids)
+    assert (
+        tokenizer.decode([vocab.bos, *ids], skip_special_tokens=True)
+        == text
+        == after.decode(ids)
+    )
     assert (vocab.adaptive[0] in tokenizer.all_special_ids) == (config.rows != 32100)
-    assert len(tokenizer) == (32016 if name == "codellama-7b" else 32005)  # no piece is added
+    assert len(tokenizer) == (
+        32016 if name == "codellama-7b" else 32005
+    )  # no piece is added
 
 
-@pytest.mark.parametrize("described", [True, False], ids=["described", "tokenizer.json alone"])
-def test_every_text_begins_with_bos_as_documents_did(demo: Path, tmp_path: Path, described: bool) -> None:
+@pytest.mark.parametrize(
+    "described", [True, False], ids=["described", "tokenizer.json alone"]
+)
+def test_every_text_begins_with_bos_as_documents_did(
+    demo: Path, tmp_path: Path, described: bool
+) -> None:
     """deepseek-coder's tokenizer.json adds no BOS; its class did in Transformers 4, not in 5."""
     source = tmp_path / "source"
     shutil.copytree(demo, source)
@@ -118,16 +174,22 @@ def test_every_text_begins_with_bos_as_documents_did(demo: Path, tmp_path: Path,
     flags = {"add_prefix_space": True, "trim_offsets": False, "use_regex": True}
     value["post_processor"] = {"type": "ByteLevel", **flags}
     decoder = {}
-    for token in value["added_tokens"]:  # Qwen's pieces of infilling are added, and not special
+    for token in value[
+        "added_tokens"
+    ]:  # Qwen's pieces of infilling are added, and not special
         token["special"] = token["id"] < 2
-        decoder[token["id"]] = {name: flag for name, flag in token.items() if name != "id"}
+        decoder[token["id"]] = {
+            name: flag for name, flag in token.items() if name != "id"
+        }
     (source / "tokenizer.json").write_text(json.dumps(value))
     config = {
         "added_tokens_decoder": decoder,
         "tokenizer_class": "LlamaTokenizerFast",
         "bos_token": {"__type": "AddedToken", "content": "<s>", "normalized": True},
         "add_bos_token": False,
-        "additional_special_tokens": [{"__type": "AddedToken", "content": "<adaptive_2>"}],
+        "additional_special_tokens": [
+            {"__type": "AddedToken", "content": "<adaptive_2>"}
+        ],
         "auto_map": {"AutoTokenizer": ["own.Tokenizer", None]},
         "clean_up_tokenization_spaces": True,
     }
@@ -154,7 +216,12 @@ def test_the_chat_template_is_exported(demo: Path, tmp_path: Path) -> None:
     save_tokenizer(load_tokenizer(source), CONFIG, str(source), tmp_path / "data")
     exported(tmp_path / "data", tmp_path / "model", CONFIG, 1)
     tokenizer: Any = library(tmp_path / "model")
-    assert tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False) == "x!"
+    assert (
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": "x"}], tokenize=False
+        )
+        == "x!"
+    )
 
 
 def test_a_completion_model_gets_a_template(demo: Path, tmp_path: Path) -> None:
@@ -162,23 +229,39 @@ def test_a_completion_model_gets_a_template(demo: Path, tmp_path: Path) -> None:
     exported(demo, tmp_path / "model", CONFIG, 1)
     write_chat_template(tmp_path / "model", None)
     tokenizer: Any = library(tmp_path / "model")
-    user, answer = {"role": "user", "content": " def f(x):\n"}, {"role": "assistant", "content": "    return x"}
-    chat = tokenizer.apply_chat_template([user], add_generation_prompt=True, return_dict=True)
+    user, answer = (
+        {"role": "user", "content": " def f(x):\n"},
+        {"role": "assistant", "content": "    return x"},
+    )
+    chat = tokenizer.apply_chat_template(
+        [user], add_generation_prompt=True, return_dict=True
+    )
     assert chat["input_ids"] == tokenizer(" def f(x):\n").input_ids
     text = tokenizer.apply_chat_template([user, answer, user], tokenize=False)
     assert text == "<s> def f(x):\n    return x\n def f(x):\n"
 
 
-def test_one_message_is_its_completion_with_codellamas_tokenizer(shared_data: Path, tmp_path: Path) -> None:
-    exported(shared_data / "tokenizers" / "codellama-7b", tmp_path / "model", VocabConfig(adaptive=DIVERSE), 1)
+def test_one_message_is_its_completion_with_codellamas_tokenizer(
+    shared_data: Path, tmp_path: Path
+) -> None:
+    exported(
+        shared_data / "tokenizers" / "codellama-7b",
+        tmp_path / "model",
+        VocabConfig(adaptive=DIVERSE),
+        1,
+    )
     write_chat_template(tmp_path / "model", None)
     tokenizer: Any = library(tmp_path / "model")
     for text in ("def f(x):\n", "  x = 1", "<s>x"):
-        chat = tokenizer.apply_chat_template([{"role": "user", "content": text}], return_dict=True)
+        chat = tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], return_dict=True
+        )
         assert chat["input_ids"] == tokenizer(text).input_ids
 
 
-def test_a_template_is_the_files_then_the_tokenizers(demo: Path, tmp_path: Path) -> None:
+def test_a_template_is_the_files_then_the_tokenizers(
+    demo: Path, tmp_path: Path
+) -> None:
     folder, template = tmp_path / "model", tmp_path / "chat.jinja"
     exported(demo, folder, CONFIG, 1)
     config = json.loads((folder / "tokenizer_config.json").read_text())
@@ -188,7 +271,9 @@ def test_a_template_is_the_files_then_the_tokenizers(demo: Path, tmp_path: Path)
 
     def rendered() -> str:
         tokenizer: Any = library(folder)
-        return tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
+        return tokenizer.apply_chat_template(
+            [{"role": "user", "content": "x"}], tokenize=False
+        )
 
     write_chat_template(folder, None)
     assert rendered() == "x!"
@@ -197,13 +282,20 @@ def test_a_template_is_the_files_then_the_tokenizers(demo: Path, tmp_path: Path)
     assert rendered() == "x?"
     for text in ("{% for", "{{ messages[0].content.absent() }}", "always the same"):
         template.write_text(text)
-        with pytest.raises(UserError, match=r"chat_template=.*chat\.jinja must be a Jinja template"):
+        with pytest.raises(
+            UserError, match=r"chat_template=.*chat\.jinja must be a Jinja template"
+        ):
             write_chat_template(folder, str(template))
 
 
 def test_special_tokens_keep_their_flags() -> None:
     added = [{"id": 5, "content": "b", "special": False, "lstrip": True}]
-    flags = {"single_word": False, "rstrip": False, "normalized": False, "special": True}
+    flags = {
+        "single_word": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
     assert mark_special(added, {3: "a", 5: "b"}) == [
         {"id": 3, "content": "a", "lstrip": False, **flags},
         {"id": 5, "content": "b", "lstrip": True, **flags},
@@ -216,4 +308,7 @@ def test_an_export_of_an_export_changes_nothing(demo: Path, tmp_path: Path) -> N
     before = [(tmp_path / "model" / name).read_bytes() for name in names]
     write_tokenizer(tmp_path / "model", vocab, vocab.adaptive[:1])
     assert [(tmp_path / "model" / name).read_bytes() for name in names] == before
-    assert Tokenizer.from_file(str(tmp_path / "model" / "tokenizer.json")).get_vocab_size() == vocab.size
+    assert (
+        Tokenizer.from_file(str(tmp_path / "model" / "tokenizer.json")).get_vocab_size()
+        == vocab.size
+    )
