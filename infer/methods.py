@@ -108,7 +108,7 @@ class DraftMethods:
             )
         except ValueError as error:
             raise UserError(
-                f"decode.depth={depth}: with draft.adaptive, {error}"
+                f"decode.depth={depth}: with draft_adaptive, {error}"
             ) from error
 
     def _check(self, decode: DecodeConfig, rules: Rules, left: int) -> None:
@@ -151,11 +151,11 @@ class DraftMethods:
 
 
 def _check_adaptive(decode: DecodeConfig) -> None:
-    drawn = "draft.adaptive=true, which draws"
+    drawn = "draft_adaptive=true, which draws"
     if decode.verify == "ratio":
         by_token = "a draft model that draws token by token"
         raise UserError(
-            f"decode.verify=ratio needs {by_token}, got draft.adaptive=true"
+            f"decode.verify=ratio needs {by_token}, got draft_adaptive=true"
         )
     if decode.method == "tsd":
         raise UserError(

@@ -12,14 +12,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from conf import UserError, run
-from conf.schema import MODEL
-from infer.config import (
-    DecodeConfig,
-    DraftConfig,
-    check_at_least,
-    check_directory,
-    check_dtype,
-)
+from conf.schema import check_settings, setting
+from infer.config import DTYPES, DecodeConfig, check_directory
 
 if TYPE_CHECKING:
     from infer.api import Model, TextStep
@@ -31,17 +25,19 @@ REFRESH = 0.05  # seconds between two refreshes of the page
 class PlaygroundConfig:
     """python -m infer.playground: a page to try a model on, on this machine."""
 
-    model: str = field(
-        metadata=MODEL
-    )  # a Transformers directory, best an export, or a hub name
-    draft: DraftConfig = field(default_factory=DraftConfig)
-    dtype: str = "auto"  # of the weights: float32, bfloat16, float16, or auto: by measurement (conf/dtype.py)
-    threads: int | None = None  # of the CPU; null: the library's choice
-    port: int = 7860  # the port to listen on, at 127.0.0.1
+    #: a Transformers directory, best an export, or a hub name
+    model: str = setting(hub="model")
+    #: a model that drafts, as that of python -m infer
+    draft: str | None = setting(None, hub="model")
+    #: of the weights; auto: bfloat16 where the device computes in it as fast as in float32
+    dtype: str = setting("auto", choices=DTYPES)
+    #: of the CPU; null: the library's choice
+    threads: int | None = setting(None, least=1)
+    #: the port to listen on, at 127.0.0.1
+    port: int = setting(7860, least=0, most=65535)
 
     def __post_init__(self) -> None:
-        check_dtype(self.dtype)
-        check_at_least(self, {"threads": 1})
+        check_settings(self)
 
 
 @dataclass

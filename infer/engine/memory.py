@@ -21,16 +21,12 @@ def enough_memory(needed: str, remedy: str) -> Iterator[None]:
 
 
 def enough_for_weights(
-    folder: str | Path,
-    dtype: str,
-    device: str | None,
-    *,
-    narrow: str = "dtype=bfloat16",
+    folder: str | Path, dtype: str, device: str | None
 ) -> AbstractContextManager[None]:
-    """Guard the reading of a directory's weights; `narrow` is the setting that makes them smaller."""
+    """Guard the reading of a directory's weights."""
     stored = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
     needed = f"the weights of {folder}, {gib(stored)} on disk, in {dtype} on {device or 'the device'}"
-    return enough_memory(needed, f"take {narrow} or a smaller model")
+    return enough_memory(needed, "take dtype=bfloat16 or a smaller model")
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -83,7 +83,7 @@ class ModelDirectory:
         self._given_L = L
         if self._given_ids and (self.path / ADAPTIVE).is_file():
             raise UserError(
-                f"{setting}.adaptive_ids must be unset for a directory that has {ADAPTIVE}, got "
+                f"adaptive.ids must be unset for a directory that has {ADAPTIVE}, got "
                 f"{list(adaptive_ids)}. Leave it out"
             )
 
@@ -120,7 +120,7 @@ class ModelDirectory:
             return None
         _check_adaptive(
             adaptive,
-            f"{self.setting}.adaptive_ids" if self._given_ids else str(path),
+            "adaptive.ids" if self._given_ids else str(path),
             self.rows,
         )
         return adaptive
@@ -130,7 +130,7 @@ class ModelDirectory:
         if self.adaptive is None:
             raise UserError(
                 f"{self.name} must be fine-tuned with adaptive tokens, got no {ADAPTIVE} in it. For one "
-                f"without that file give {self.setting}.adaptive_ids=[ID] {self.setting}.L=L"
+                f"without that file give adaptive.ids=[ID] adaptive.L=L"
             )
         return self.adaptive
 

@@ -21,7 +21,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from conf import UserError
-from conf.dtype import AUTO, choose_dtype
 from infer.config import DraftConfig
 from infer.engine.forward import context_length, shares
 from infer.engine.memory import enough_for_weights
@@ -41,7 +40,7 @@ class Draft:
     rows: int  # one more than the last id that both models have
     context: int  # positions, perhaps fewer than the target's
     adaptive: Adaptive | None = (
-        None  # what it drafts with under draft.adaptive; None: token by token
+        None  # what it drafts with under draft_adaptive; None: token by token
     )
 
     def read(self, ids: Sequence[int]) -> list[int]:
@@ -98,12 +97,9 @@ def load_draft(
     """
     if config.layers is None:
         directory = ModelDirectory(str(config.model), setting="draft")
-        dtype = config.dtype or str(target.dtype).removeprefix("torch.")
-        if dtype == AUTO:
-            dtype = choose_dtype(AUTO, target.device.type)
-        narrow = "draft.dtype=bfloat16"
+        dtype = str(target.dtype).removeprefix("torch.")
         device = str(target.device)
-        fits = enough_for_weights(directory.path, dtype, device, narrow=narrow)
+        fits = enough_for_weights(directory.path, dtype, device)
         with failing_together(target), fits:
             lm = directory.load(dtype=dtype, device=device, whole=True)
             adaptive = directory.need_adaptive() if config.adaptive else None
@@ -121,7 +117,7 @@ def load_draft(
         lm = first_layers(target, config.layers)
     if config.adaptive and adaptive is None:
         tuned = "a model fine-tuned with adaptive tokens"
-        raise UserError(f"draft.adaptive=true needs {tuned}, got no adaptive.json")
+        raise UserError(f"draft_adaptive=true needs {tuned}, got no adaptive.json")
     _narrow_head(lm, rows)
     return Draft(
         lm, rows, context_length(lm.config), adaptive if config.adaptive else None
