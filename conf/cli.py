@@ -28,6 +28,7 @@ FILE_ERRORS = {
     errno.EROFS,
     errno.ENOSPC,
     errno.EDQUOT,
+    errno.EFBIG,
     errno.EIO,
     errno.ENAMETOOLONG,
     errno.ENOTDIR,
@@ -47,7 +48,6 @@ def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
             values = to_dataclass(config, entry, schema)
             replace_hub_names(values)
             main(values)
-            sys.stdout.flush()
 
     register(schema)
     multirun = not MULTIRUN.isdisjoint(sys.argv)
@@ -63,6 +63,8 @@ def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
             compose(task)()
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             raise UserError(explain(error, entry, schema)) from error
+        finally:
+            sys.stdout.flush()
 
 
 @contextmanager
