@@ -275,7 +275,7 @@ def test_by_its_settings(model_dir: Path, base_dir: Path) -> None:
         list(generate(load(base_dir, "float32"), [5], DecodeConfig(**sampled)))
     with pytest.raises(
         UserError,
-        match="decode.verify=ratio needs .* token by token, got draft.adaptive",
+        match="decode.verify=ratio needs .* token by token, got draft_adaptive",
     ):
         adaptive = load(
             model_dir, "float32", draft=DraftConfig("self:1", adaptive=True)

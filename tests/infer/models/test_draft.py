@@ -118,12 +118,9 @@ def test_a_larger_draft_is_warned_of(
     assert not caplog.text and same.draft and same.draft.lm.dtype == torch.bfloat16
     draft = copied(base_dir, tmp_path / "draft")
     other_rows(draft, ROWS, num_hidden_layers=4)
-    model = load(model_dir, "bfloat16", draft=DraftConfig(str(draft), dtype="float32"))
+    model = load(model_dir, "bfloat16", draft=draft)
     (message,) = caplog.messages
-    assert model.draft and (model.draft.lm.dtype, model.lm.dtype) == (
-        torch.float32,
-        torch.bfloat16,
-    )
+    assert model.draft
     sizes = f"{model.lm.num_parameters():,}, got {model.draft.lm.num_parameters():,}"
     assert message.startswith(
         f"draft={draft} must have fewer parameters than the model's {sizes}, "
@@ -175,22 +172,22 @@ def test_a_directory_that_cannot_draft_is_reported_as_the_draft(
         (
             True,
             {"method": "tsd"},
-            "decode.method must be gsd or ssd with draft.adaptive=true, .* got tsd",
+            "decode.method must be gsd or ssd with draft_adaptive=true, .* got tsd",
         ),
         (
             True,
             {"theta_prob": 0.4},
-            "decode.theta_prob must be unset with draft.adaptive=true, .* got 0.4",
+            "decode.theta_prob must be unset with draft_adaptive=true, .* got 0.4",
         ),
         (
             True,
             {"theta_sib": 0.0},
-            "decode.theta_sib must be unset with draft.adaptive=true, .* got 0.0",
+            "decode.theta_sib must be unset with draft_adaptive=true, .* got 0.0",
         ),
         (
             True,
             {"draft_rows": 9},
-            "decode.draft_rows must be unset with draft.adaptive=true, .* got 9",
+            "decode.draft_rows must be unset with draft_adaptive=true, .* got 9",
         ),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else None,

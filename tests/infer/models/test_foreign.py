@@ -11,7 +11,7 @@ from transformers import OPTConfig, OPTForCausalLM
 
 from conf import UserError, settings
 from infer import DecodeConfig, Infill, generate, load
-from infer.config import InferConfig
+from infer.config import AdaptiveConfig, InferConfig
 from infer.models.checkpoint import ModelDirectory
 from tests.infer.conftest import ROWS
 
@@ -25,9 +25,10 @@ def test_a_directory_without_adaptive_json_drafts_by_the_ids_that_are_given(
     given = settings(
         "infer",
         InferConfig,
-        [f"model={base_dir}", f"model.adaptive_ids=[{ROWS - 1}]", "model.L=3"],
-    ).model
-    assert (given.path, given.adaptive_ids, given.L) == (str(base_dir), [ROWS - 1], 3)
+        [f"model={base_dir}", f"adaptive.ids=[{ROWS - 1}]", "adaptive.L=3"],
+    )
+    adaptive = AdaptiveConfig([ROWS - 1], 3)
+    assert (given.model, given.adaptive) == (str(base_dir), adaptive)
     ids = ModelDirectory(model_dir).need_adaptive().ids
     described = load(model_dir, "float32")
     told = load(base_dir, "float32", adaptive_ids=ids, L=3)
@@ -49,7 +50,7 @@ def test_a_directory_without_adaptive_json_drafts_by_the_ids_that_are_given(
 def test_given_ids_must_fit_the_directory(model_dir: Path, base_dir: Path) -> None:
     with pytest.raises(
         UserError,
-        match="model.adaptive_ids must be unset for a directory that has adaptive",
+        match="adaptive.ids must be unset for a directory that has adaptive",
     ):
         load(model_dir, "float32", adaptive_ids=[ROWS - 1], L=3)
     with pytest.raises(
@@ -57,14 +58,9 @@ def test_given_ids_must_fit_the_directory(model_dir: Path, base_dir: Path) -> No
         match=f"adaptive_ids must be among the model's {ROWS} rows, got {ROWS}",
     ):
         load(base_dir, "float32", adaptive_ids=[ROWS], L=3)
-    with pytest.raises(
-        UserError, match="model.L must be at least 1 with model.adaptive_ids, got 0"
-    ):
-        settings("infer", InferConfig, [f"model={base_dir}", "model.adaptive_ids=[7]"])
-    with pytest.raises(
-        UserError, match="model.adaptive_ids must be given with model.L=5"
-    ):
-        settings("infer", InferConfig, [f"model={base_dir}", "model.L=5"])
+    for given in ("adaptive.ids=[7]", "adaptive.L=5"):
+        with pytest.raises(UserError, match="must be given together, got"):
+            settings("infer", InferConfig, [f"model={base_dir}", given])
 
 
 @pytest.fixture
