@@ -35,6 +35,7 @@ from infer.drafters.policy import (
 )
 from infer.drafters.stopwatch import Stopwatch
 from infer.engine.runner import Runners
+from infer.engine.static import WIDTH
 from infer.loop import Drafters
 from infer.models.checkpoint import Adaptive
 from infer.models.draft import Draft
@@ -81,6 +82,8 @@ class DraftMethods:
     ) -> Drafters:
         """Return drafters as Methods.drafters does, for a method with a draft model."""
         rules = rules_of(decode)
+        if rules.k > WIDTH:
+            raise UserError(f"decode.k must be at most {WIDTH} children, got {rules.k}")
         draft = self._draft
         setup = DraftSetup(
             draft,
@@ -200,7 +203,7 @@ class Methods:
         sources = self._sources(decode, method)
         ids = self._adaptive.ids if self._adaptive and "adaptive" in sources else ()
         k = decode.k or (self._adaptive.L if self._adaptive and ids else LOOKED_UP)
-        k = min(k, left)
+        k = min(k, max(1, left))
         if ids:
             try:
                 check_probes(ids, k)

@@ -98,9 +98,7 @@ class SpeedConfig:
         for name in self.decoders:
             chosen = replace(plain, **DECODERS[name])
             if name == "sdsat":
-                paper: dict[str, Any] = (
-                    {"tree": "paper"} if temperature else {}
-                )
+                paper: dict[str, Any] = {"tree": "paper"} if temperature else {}
                 decodes |= {
                     f"sdsat k={k}": replace(chosen, k=k, **paper) for k in self.k
                 }

@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from infer.drafters.auto import AutoPolicy
+from infer.drafters.costs import Costs, prior_costs
 from transformers import PreTrainedModel
 
 from infer.bench import statistics
 from infer.bench.prompts import Prompt
 from infer.bench.speed import blocks
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
-from infer.drafters.auto import AutoPolicy
-from infer.drafters.costs import Costs, prior_costs
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
 from infer.loop import Drafter, Drafters, Limits
