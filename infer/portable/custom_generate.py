@@ -33,9 +33,9 @@ from transformers.utils.hub import cached_file
 
 from conf.errors import UserError
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy, check_probes
-from infer.drafters.auto import Policies
-from infer.drafters.costs import prior_costs
 from infer.drafters.places import SOURCES
+from infer.drafters.policy import Policies
+from infer.drafters.stopwatch import Stopwatch
 from infer.engine.attention import view_of
 from infer.engine.families import check_family, check_tree
 from infer.engine.forward import context_length, places_of, shares
@@ -173,21 +173,19 @@ class Drafting:
         if self.probes != "auto":
             return FixedPolicy(self.k, self.probes)
         k = self.k if "adaptive" in self.sources else 0
-        prior = prior_costs(state.lm.device.type)
-        return state.policies.auto(
+        return state.policies.find(
+            state.lm.device.type,
             k,
             self.sources,
             batch=batch,
             capacity=capacity,
             sampling=sampling,
-            load=lambda: [prior],
         )
 
-    def drafters(
-        self, policy: Policy, table: NgramTable | None, vocabulary: int
-    ) -> Drafters:
+    def drafters(self, policy: Policy, state: ModelState) -> Drafters:
         """Return the drafters of all sequences."""
-        table = table if "ngrams" in self.sources else None
+        table = state.table if "ngrams" in self.sources else None
+        vocabulary = state.lm.config.get_text_config().vocab_size
         text = "text" in self.sources
         ngrams = (
             Ngrams(table, vocabulary, text=text, weights=self.weights)
@@ -195,7 +193,10 @@ class Drafting:
             else None
         )
         ids = self.ids if "adaptive" in self.sources else ()
-        return Drafters(partial(AdaptiveDrafter, ids, policy, ngrams))
+        stopwatch = Stopwatch(state.lm)
+        return Drafters(
+            partial(AdaptiveDrafter, ids, policy, ngrams, stopwatch=stopwatch)
+        )
 
     def within(self, left: int) -> "Drafting":
         """Limit k to the room `left` in the context. Raise ValueError if the call itself gave more."""
@@ -402,9 +403,7 @@ def _texts(
     policy = drafting.policy(
         state, batch=len(requests), capacity=capacity, sampling=sampling
     )
-    drafters = drafting.drafters(
-        policy, state.table, state.lm.config.get_text_config().vocab_size
-    )
+    drafters = drafting.drafters(policy, state)
     runner = state.runners.take(
         batch=len(requests), capacity=capacity, max_rows=drafters.max_rows
     )

@@ -20,8 +20,7 @@ from conf import UserError
 from infer import DecodeConfig, Infill, Model, generate, load
 from infer.api import check_compile
 from infer.drafters.adaptive import FixedPolicy
-from infer.drafters.cost_tables import CostTables
-from infer.drafters.costs import Costs, LoopCosts
+from infer.drafters.policy import StepCosts
 from infer.engine.forward import context_length
 from infer.methods import Methods
 from infer.requests import Prompt
@@ -38,7 +37,7 @@ METHODS = {
     },
     "two forwards": {"method": "hybrid", "k": 3, "probes": "root"},
     "one forward": {"method": "hybrid", "k": 2, "probes": "all"},
-    "tree": {"method": "hybrid", "k": 4, "probes": "2", "nodes": 8, "width": 3},
+    "tree": {"method": "sdsat", "k": 4, "probes": "2", "tree": "paper"},
     "auto": {"method": "hybrid"},
 }
 IDS = st.lists(st.integers(13, 399), min_size=1, max_size=12)
@@ -109,12 +108,7 @@ def test_a_stop_string_within_an_accepted_draft_ends_the_text(
     model: Model, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Drafts come true in these tests, and what was accepted behind the end is not emitted."""
-    monkeypatch.setattr(
-        LoopCosts, "observe", lambda self, q, ms, answered=False: self(q) / self(1)
-    )
-    monkeypatch.setattr(
-        CostTables, "load", lambda self: [Costs((1, 64), (10.0, 11.0))] * 2
-    )
+    monkeypatch.setattr(StepCosts, "observe", lambda self, q, seconds: 1.0)
     model = replace(
         model, methods=Methods(model.lm, model.adaptive, model.methods._draft_methods)
     )
@@ -285,10 +279,8 @@ def test_out_of_memory_says_how_much_and_what_to_lower(
     )
     steps = generate(model, "x", DecodeConfig("plain"))
     monkeypatch.setattr("infer.engine.runner.Runner.forward", full)
-    tree = DecodeConfig(
-        "hybrid", k=3, probes="root", nodes=2**22, width=2, max_new_tokens=8
-    )
-    sentence = r"for [1-9]\.\d\d GiB .* 1 x 10 tokens and 4194305 rows of drafts .* decode.nodes"
+    tree = DecodeConfig("ngrams", k=2**22, max_new_tokens=8)
+    sentence = r"for [1-9]\.\d\d GiB .* 1 x 10 tokens and [\d,]+ rows of drafts .* decode.nodes"
     with pytest.raises(UserError, match=sentence):
         next(generate(model, "x", tree))
     with pytest.raises(

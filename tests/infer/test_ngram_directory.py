@@ -73,7 +73,7 @@ def test_a_table_changes_no_text(
     assert any("ngrams" in step.sources for step in steps)
     (base := with_table.parent / "base").exists() or shutil.copytree(base_dir, base)
     shutil.copyfile(with_table / FILE, base / FILE)
-    assert load(base, "float32").methods.settled(DecodeConfig()).method == "ngrams"
+    assert load(base, "float32").methods.resolve(DecodeConfig()).method == "ngrams"
     decode = DecodeConfig(temperature=temperature, seed=3, max_new_tokens=NEW)
     assert tokens_of(load(base, "float32"), prompts[:2], decode) == texts[:2]
 

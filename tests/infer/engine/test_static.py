@@ -17,8 +17,8 @@ from transformers import (
 )
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.drafters.auto import AutoPolicy
-from infer.drafters.costs import Costs
+from infer.drafters.policy import MeasuredPolicy, prior_costs
+from infer.drafters.stopwatch import Stopwatch
 from infer.engine.attention import biased
 from infer.engine.output import Request
 from infer.engine.runner import Runner
@@ -58,9 +58,11 @@ def requests(n: int, processors: LogitsProcessorList | None = None) -> list[Requ
 
 def test_a_policy_that_draws_many_trees_needs_few_graphs() -> None:
     """Every fifth forward was of a new shape, and would have been captured in the middle of a text."""
-    policy = AutoPolicy(Costs((1, 64), (1.0, 1.2)), 5)
-    runner = Runner(tiny_llama(seed=1), capacity=400, max_rows=64, static=True)
-    drafters = Drafters(partial(AdaptiveDrafter, [90], policy))
+    lm = tiny_llama(seed=1)
+    policy = MeasuredPolicy(prior_costs("cuda"), 5)
+    runner = Runner(lm, capacity=400, max_rows=64, static=True)
+    stopwatch = Stopwatch(lm)
+    drafters = Drafters(partial(AdaptiveDrafter, [90], policy, stopwatch=stopwatch))
     for seed in range(2):
         list(
             decode(
