@@ -35,7 +35,6 @@ from infer.bench.roofline import measure_roofline
 from infer.config import DecodeConfig, ModelSource, decontaminated
 from infer.models.checkpoint import ModelDirectory
 from infer.models.draft import base_pieces, lacking
-from infer.text import in_pieces
 
 BY_ADAPTIVE = ("adaptive", "sdsat")  # decoders of a model with adaptive tokens alone
 GROUPS = ("speed", "quality", "gsd")
@@ -221,7 +220,7 @@ def sample(
         **DECODERS["hybrid"], max_new_tokens=config.speed.max_new_tokens
     )
     steps = list(generate(model, [prompt.ids], decode))
-    pieces = in_pieces(piece for step in steps for piece in zip(step.kinds, step.texts))
+    pieces = [piece for step in steps for piece in zip(step.kinds, step.texts)]
     return {
         "prompt_set": prompt_set,
         "prompt": model.text.decode(prompt.ids),

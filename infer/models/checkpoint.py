@@ -31,7 +31,7 @@ from infer.engine.families import check_family, check_tree
 from infer.engine.memory import is_out_of_memory
 from infer.models import parallel
 from infer.models.gated import gate_model
-from infer.ngrams import ABSENT, FILE, NgramTable, NgramWeights, open_table
+from infer.ngrams import ABSENT, FILE, NgramTable, NgramWeights
 from infer.text import Infilling, Text
 
 T = TypeVar("T")
@@ -194,7 +194,7 @@ class ModelDirectory:
                 getLogger(__name__).warning(ABSENT, path)
             return None
         try:
-            return open_table(path, self.rows)
+            return NgramTable(path, self.rows)
         except ValueError as error:
             raise UserError(str(error)) from error
 

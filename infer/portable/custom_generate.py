@@ -44,7 +44,7 @@ from infer.engine.runner import Runners
 from infer.engine.sampling import SEEDS, Sampling
 from infer.loop import Drafters, Limits, decode
 from infer.models.gated import CONFIG, FOLDER, WEIGHTS, gated_layers
-from infer.ngrams import ABSENT, FILE, Ngrams, NgramTable, NgramWeights, open_table
+from infer.ngrams import ABSENT, FILE, Ngrams, NgramTable, NgramWeights
 from infer.portable.generate_args import (
     LENGTHS,
     RowProcessor,
@@ -123,7 +123,7 @@ def state_of(
 def _find_table(lm: PreTrainedModel, *, expected: bool) -> NgramTable | None:
     path = _file_of(lm, FILE)
     if path is not None:
-        return open_table(path, lm.config.get_text_config().vocab_size)
+        return NgramTable(path, lm.config.get_text_config().vocab_size)
     if expected:
         getLogger(__name__).warning(ABSENT, Path(lm.name_or_path or "") / FILE)
     return None
