@@ -8,10 +8,8 @@ Knows the order of things and refuses what cannot be done; what is done is the l
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
-from math import prod
 from pathlib import Path
 
 import torch
@@ -22,20 +20,24 @@ from conf.dtype import AUTO, choose_dtype
 from conf.hub import find_folder
 from infer import loop
 from infer.config import DTYPES, DecodeConfig, DraftConfig, Infill
-from infer.engine.cache import shape
 from infer.engine.forward import context_length, shares
-from infer.engine.memory import enough_for_weights, enough_memory, gib
+from infer.engine.memory import enough_memory
 from infer.engine.output import Request
 from infer.engine.runner import Runners
 from infer.engine.static import fixed_shapes
 from infer.loop import Limits, Step
 from infer.methods import DraftMethods, Methods, library_processors
 from infer.models.checkpoint import Adaptive, ModelDirectory, eos_ids
-from infer.models.draft import Draft, check_draft, load_draft
+from infer.models.draft import Draft, DraftSource
 from infer.models.parallel import processes
 from infer.requests import Prompt, Taken, batch_of, check_lengths, ids_of, seeds_of
 from infer.text import Output, Text
 from infer.trees.token_graph import Watch
+
+SMALLER = (
+    "Lower decode.max_new_tokens, the prompt's length, the number of prompts, or the "
+    "tree's size by decode.k, decode.probes or decode.nodes"
+)
 
 
 @dataclass(frozen=True)
@@ -73,16 +75,13 @@ def load(
     dtype: str = "auto",
     device: str | None = None,
     *,
-    adaptive_ids: Sequence[int] = (),
-    L: int = 0,
     draft: DraftConfig | str | Path | None = None,
     compile: bool = False,
 ) -> Model:
     """Load a model directory, or a model of the hub by its name, on a GPU where there is one.
 
     `dtype` is float32, bfloat16, float16, or "auto": bfloat16 where the device computes in it as fast as in
-    float32. `adaptive_ids` and `L` are those of a fine-tuned directory without adaptive.json. `draft` is a
-    smaller model with the same token ids, or "self:N" for the model's own first N layers.
+    float32. `draft` is a smaller model with the same token ids, or "self:N" for the model's own first N layers.
     `compile` has torch.compile fuse the kernels of a GPU's forward, in about a minute of the first text.
     Raises UserError for what cannot be loaded, drafted with or compiled so, and for too little memory.
     """
@@ -96,7 +95,7 @@ def load(
     directory = (
         model_dir
         if isinstance(model_dir, ModelDirectory)
-        else ModelDirectory(find_folder(model_dir), adaptive_ids=adaptive_ids, L=L)
+        else ModelDirectory(find_folder(model_dir))
     )
     text = directory.text
     adaptive = directory.adaptive
@@ -112,7 +111,7 @@ def load(
         draft_config = replace(
             draft_config, model=str(find_folder(draft_config.model, setting="draft"))
         )
-    rows = check_draft(draft_config, text) if draft_config.model else 0
+    source = DraftSource(draft_config, text) if draft_config.model else None
     if (
         dtype == AUTO
         and processes() > 1
@@ -121,14 +120,9 @@ def load(
     ):
         dtype = "float32"  # ranks that share a model must not choose each for itself
     dtype = choose_dtype(dtype, device)
-    with enough_for_weights(directory.path, dtype, device):
-        lm = directory.load(dtype=dtype, device=device)
+    lm = directory.load(dtype=dtype, device=device)
     check_compile(lm, compile)
-    drafting = (
-        load_draft(draft_config, lm, rows=rows, adaptive=adaptive)
-        if draft_config.model
-        else None
-    )
+    drafting = source.load(lm, adaptive) if source else None
     draft_methods = DraftMethods(lm, drafting, compile=compile) if drafting else None
     methods = Methods(lm, adaptive, draft_methods, directory.ngrams)
     runners = Runners(lm, compile=compile)
@@ -197,7 +191,7 @@ def generate(
     longest = max(map(len, ids))
     batch_size = len(ids)
     capacity = longest + decode.max_new_tokens
-    with _memory(model, batch=batch_size, capacity=capacity, max_rows=0):
+    with enough_memory(SMALLER):
         drafters = model.methods.drafters(
             decode,
             batch=batch_size,
@@ -206,7 +200,7 @@ def generate(
             watch=watch,
         )
     max_rows = drafters.max_rows
-    with _memory(model, batch=batch_size, capacity=capacity, max_rows=max_rows):
+    with enough_memory(SMALLER):
         runner = model.runners.take(
             batch=batch_size, capacity=capacity, max_rows=max_rows
         )
@@ -214,7 +208,7 @@ def generate(
     decoded = loop.decode(runner, requests, drafters, limits, decode.sampling)
 
     def steps() -> Iterator[TextStep]:
-        with _memory(model, batch=batch_size, capacity=capacity, max_rows=max_rows):
+        with enough_memory(SMALLER):
             for step in chain.from_iterable(decoded):
                 values = {
                     field.name: getattr(step, field.name) for field in fields(Step)
@@ -259,15 +253,3 @@ def _output(
         stop=decode.stop,
         ends=model.text.ends(ids) | model.text.unseen(decode.stop),
     )
-
-
-def _memory(
-    model: Model, *, batch: int, capacity: int, max_rows: int
-) -> AbstractContextManager[None]:
-    """Guard a block that needs a cache of so many tokens, and of so many rows of a tree behind them."""
-    lm = model.lm
-    tokens = f"{batch} x {capacity} tokens and {max_rows} rows of drafts"
-    size = lm.dtype.itemsize * prod(shape(lm.config, batch, capacity + max_rows))
-    needed = f"{gib(size)} for the cache of {tokens} in {lm.dtype} on {lm.device}"
-    remedy = "lower decode.max_new_tokens, the prompt's length, the number of prompts, or the tree's size by "
-    return enough_memory(needed, f"{remedy}decode.k, decode.probes or decode.nodes")

@@ -272,9 +272,7 @@ def _decoded(
     ]
     texts: list[list[int]] = [[] for _ in prompts]
     forwards = 0
-    with enough_memory(
-        f"room for {len(prompts)} texts of {capacity} tokens", "lower batch"
-    ):
+    with enough_memory("Lower batch"):
         drafters = model.methods.drafters(
             settings,
             batch=len(prompts),
