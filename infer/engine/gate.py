@@ -80,10 +80,9 @@ class GatedLinear(nn.Module):
         B = len(rows)
         if self.dense is not None:
             bias: Any = self.base.bias
-            parts = (
-                self.base(rows[:, :first].flatten(0, 1)).view(B, first, -1),
-                F.linear(probes, self.dense, bias).view(B, q - first, -1),
-            )
+            ours = self.base(rows[:, :first].flatten(0, 1))
+            theirs = F.linear(probes, self.dense, bias)
+            parts = ours.unflatten(0, (B, first)), theirs.unflatten(0, (B, q - first))
             y = torch.cat(parts, dim=1)
         else:
             y = self.base(rows.flatten(0, 1)).view(B, q, -1)
