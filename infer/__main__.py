@@ -30,8 +30,6 @@ def main(config: InferConfig) -> None:
         config.model.path,
         config.dtype,
         config.device,
-        adaptive_ids=config.model.adaptive_ids,
-        L=config.model.L,
         draft=config.draft,
         compile=config.compile,
     )

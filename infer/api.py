@@ -6,7 +6,6 @@ for step in generate(model, "def fib(n):", DecodeConfig(k=5)):
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -20,14 +19,14 @@ from conf.hub import find_folder
 from infer import loop
 from infer.config import DecodeConfig, DraftConfig, Infill
 from infer.engine.forward import context_length
-from infer.engine.memory import enough_for_weights, enough_memory
+from infer.engine.memory import enough_memory
 from infer.engine.output import Request
 from infer.engine.runner import Runners
 from infer.engine.static import fixed_shapes
 from infer.loop import Limits, Step
 from infer.methods import DraftMethods, Methods, library_processors
 from infer.models.checkpoint import Adaptive, ModelDirectory, eos_ids
-from infer.models.draft import Draft, check_draft, load_draft
+from infer.models.draft import Draft, DraftSource
 from infer.models.parallel import processes
 from infer.requests import Prompt, batch_of, check_length, ids_of, seeds_of
 from infer.text import Output, Text
@@ -73,41 +72,39 @@ def load(
     dtype: str = AUTO,
     device: str | None = None,
     *,
-    adaptive_ids: Sequence[int] = (),
-    L: int = 0,
     draft: DraftConfig | str | None = None,
     compile: bool = False,
 ) -> Model:
     """Load a model directory, or a model of the hub by its name, by default on a GPU.
 
     `dtype` is float32, bfloat16, float16, or "auto": bfloat16 where the device computes
-    in it as fast as in float32. `adaptive_ids` and `L` are those of a fine-tuned
-    directory without adaptive.json. `draft` is a smaller model with the same token ids,
-    or "self:N" for the model's own first N layers. `compile` has torch.compile fuse the
-    kernels of a GPU's forward, which takes a minute of the first text. Raise UserError
-    for a directory, draft model or device that does not fit, and for too little memory.
+    in it as fast as in float32. `draft` is a smaller model with
+    the same token ids, or "self:N" for the model's own first N layers. `compile` has
+    torch.compile fuse the kernels of a GPU's forward, which takes a minute of the first
+    text. Raise UserError for a directory, draft model or device that does not fit, and
+    for too little memory.
     """
     check_device(device)
     directory = (
         model_dir
         if isinstance(model_dir, ModelDirectory)
-        else ModelDirectory(find_folder(model_dir), adaptive_ids=adaptive_ids, L=L)
+        else ModelDirectory(find_folder(model_dir))
     )
     if not isinstance(draft, DraftConfig):
         draft = DraftConfig(draft)
+    source = None
     if draft.model:
         draft = replace(draft, model=str(find_folder(draft.model, setting="draft")))
-        rows = check_draft(draft, directory.text)
+        source = DraftSource(draft, directory.text)
     if dtype == AUTO and processes() > 1 and not torch.cuda.is_available():
         dtype = "float32"  # ranks that share a model must not each choose
     dtype = choose_dtype(dtype, device)
-    with enough_for_weights(directory.path, dtype, device):
-        lm = directory.load(dtype=dtype, device=device)
+    lm = directory.load(dtype=dtype, device=device)
     check_compile(lm, compile)
     drafting = None
     draft_methods = None
-    if draft.model:
-        drafting = load_draft(draft, lm, rows=rows, adaptive=directory.adaptive)
+    if source:
+        drafting = source.load(lm, directory.adaptive)
         draft_methods = DraftMethods(lm, drafting, compile=compile)
     return Model(
         lm,
@@ -184,7 +181,7 @@ def generate(
     ]
     longest = max(map(len, ids))
     capacity = longest + decode.max_new_tokens
-    with _enough_memory(len(ids), capacity):
+    with enough_memory(REMEDY):
         drafters = model.methods.drafters(
             decode,
             batch=len(ids),
@@ -199,7 +196,7 @@ def generate(
     decoded = loop.decode(runner, requests, drafters, limits, decode.sampling)
 
     def steps() -> Iterator[TextStep]:
-        with _enough_memory(len(ids), capacity):
+        with enough_memory(REMEDY):
             for step in chain.from_iterable(decoded):
                 texts = outputs[step.sequence].take(finished=step.finished)
                 yield _with_texts(step, texts)
@@ -252,7 +249,3 @@ def _output(
         stop=decode.stop,
         ends=model.text.ends(ids) | model.text.special_stops(decode.stop),
     )
-
-
-def _enough_memory(batch: int, capacity: int) -> AbstractContextManager[None]:
-    return enough_memory(f"the cache of {batch} x {capacity} tokens", REMEDY)

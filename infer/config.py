@@ -365,27 +365,10 @@ def _check_used(draft: DraftConfig, decode: DecodeConfig) -> None:
 
 @dataclass
 class ModelSource:
-    """A model directory or hub name, and the adaptive tokens of one that does not say them itself.
-
-    Raises ValueError for ids without a window, and a window without ids.
-    """
+    """A model directory or hub name."""
 
     # a Transformers directory, best an export, or a hub name
     path: str = field(default=MISSING, metadata={"bare": True, **MODEL})
-    adaptive_ids: list[int] = field(
-        default_factory=list
-    )  # of a directory without adaptive.json
-    L: int = 0  # the widest window that these ids were trained with
-
-    def __post_init__(self) -> None:
-        if self.adaptive_ids and self.L < 1:
-            raise ValueError(
-                f"model.L must be at least 1 with model.adaptive_ids, got {self.L}"
-            )
-        if self.L and not self.adaptive_ids:
-            raise ValueError(
-                f"model.adaptive_ids must be given with model.L={self.L}, got none"
-            )
 
 
 @dataclass

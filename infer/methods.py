@@ -72,7 +72,7 @@ class DraftMethods:
     ) -> None:
         self._lm = lm
         self._draft = draft
-        self._runners = Runners(draft.lm, compile=compile, beside=lm)
+        self._runners = Runners(draft.lm, compile=compile, target=lm)
         self._learners = Learners()
 
     def drafters(

@@ -44,7 +44,9 @@ def ids_of(prompt: Prompt, name: str, *, text: Text, rows: int) -> list[int]:
     """Return (n,) token ids below `rows`. Raise UserError for none, or others."""
     if isinstance(prompt, Infill):
         return text.infill(prompt)
-    ids = text.encode(prompt) if prompt and isinstance(prompt, str) else list(prompt)
+    ids: Sequence[int] = []
+    if prompt:
+        ids = text.encode(prompt) if isinstance(prompt, str) else prompt
     if not ids:
         raise UserError(f"{name} must have at least one token, got {prompt!r}")
     strange = [id for id in ids if not _is_below(rows, id)]

@@ -134,7 +134,7 @@ def read_all_prompts(
 
 def directory_of(source: ModelSource) -> ModelDirectory:
     """Return the model directory of the settings."""
-    return ModelDirectory(source.path, adaptive_ids=source.adaptive_ids, L=source.L)
+    return ModelDirectory(source.path)
 
 
 def for_model(config: BenchConfig, directory: ModelDirectory) -> BenchConfig:

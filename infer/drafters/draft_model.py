@@ -23,7 +23,7 @@ from torch import Tensor
 
 from infer.drafters.adaptive import probe_ids
 from infer.drafters.budget import Budget
-from infer.engine.output import Candidates, ForwardOutput, Request
+from infer.engine.output import Candidates, ForwardOutput, LazyOutput, Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Drafters, Verified
@@ -378,6 +378,7 @@ class RatioDrafters(LevelDrafters):
     def _behind(
         self, b: int, nodes: Sequence[int], rows: range, output: ForwardOutput
     ) -> Candidates:
+        assert isinstance(output, LazyOutput)  # draws are made on the host
         candidates, q_nV = output.draws(b, rows, self._rules.k, self._generators[b])
         self._pending[b].drawn.update(zip(nodes, q_nV))  # type: ignore[union-attr]
         return candidates

@@ -38,7 +38,7 @@ from infer.drafters.costs import prior_costs
 from infer.drafters.places import SOURCES
 from infer.engine.attention import view_of
 from infer.engine.families import check_family, check_tree
-from infer.engine.forward import context_length, places_of, shares
+from infer.engine.forward import addresses_of, context_length, shares
 from infer.engine.output import Request
 from infer.engine.runner import Runners
 from infer.engine.sampling import SEEDS, Sampling
@@ -69,7 +69,7 @@ class ModelState:
     It may refer to the model only weakly: `lm` is a proxy or, with a gated adapter, a view of the same weights.
     """
 
-    places: Hashable  # of the model's tensors
+    addresses: Hashable  # of the model's tensors
     lm: PreTrainedModel
     runners: Runners
     table: NgramTable | None
@@ -93,10 +93,10 @@ def state_of(
         raise ValueError(
             f"model must be in evaluation, got {strange}. Call model.eval() first."
         )
-    places = places_of(lm)
+    addresses = addresses_of(lm)
     with _lock:
         state = _states.get(lm)
-        if state is None or state.places != places:
+        if state is None or state.addresses != addresses:
             devices = sorted({str(parameter.device) for parameter in lm.parameters()})
             if len(devices) > 1 or "meta" in devices:
                 raise ValueError(
@@ -116,7 +116,7 @@ def state_of(
                 static=None if set(modules) <= {"torch", "transformers"} else False,
             )
             table = state.table if state else _find_table(lm, expected=has_table)
-            state = _states[lm] = ModelState(places, decoding, runners, table)
+            state = _states[lm] = ModelState(addresses, decoding, runners, table)
         return state
 
 

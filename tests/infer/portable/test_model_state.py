@@ -68,7 +68,7 @@ def test_a_runner_of_fixed_shapes_serves_the_next_call(
         }
         assert torch.equal(ours(**args, probes="root"), lm.generate(**args))
         assert torch.equal(other.generate(**args), lm.generate(**args))
-        runners.add(id(state.runners._kept))
+        runners.add(id(state.runners._idle))
     assert state_of(other) is state and len(runners) == 1
 
 
