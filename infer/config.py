@@ -2,16 +2,15 @@
 them are reported before its import.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conf import UserError
-from conf.files import read_json
+from conf.errors import UserError
 from conf.schema import MISSING, MODEL, PATH, take_types
-from conf.stage import MANIFEST
 from infer.engine.sampling import SEEDS, Sampling
 from infer.trees.lattice import DEEPEST, RANKS
 
@@ -423,10 +422,10 @@ def check_directory(folder: str | Path, setting: str = "model") -> Path:
 def decontaminated(folder: str | Path) -> list[str] | None:
     """Return the benchmarks that the training data were decontaminated against.
 
-    None for a directory that this project did not export. Raises UserError for a manifest that is no JSON.
+    None for a directory that this project did not export.
     """
-    path = Path(folder) / MANIFEST
-    manifest = read_json(path, "a manifest") if path.is_file() else {}
+    path = Path(folder) / "manifest.json"
+    manifest = json.loads(path.read_text()) if path.is_file() else {}
     return (
         manifest.get("decontaminated") or []
         if manifest.get("kind") == "model"
