@@ -18,6 +18,7 @@ from conf.dtype import AUTO, choose_dtype
 from conf.hub import find_folder
 from infer import loop
 from infer.config import DecodeConfig, DraftConfig, Infill
+from infer.drafters.source_methods import SourceMethods
 from infer.engine.forward import context_length
 from infer.engine.memory import enough_memory
 from infer.engine.output import Request
@@ -101,19 +102,25 @@ def load(
     dtype = choose_dtype(dtype, device)
     lm = directory.load(dtype=dtype, device=device)
     check_compile(lm, compile)
+    adaptive = directory.adaptive
+    sources = SourceMethods(lm, table=directory.ngrams)
+    if adaptive:
+        sources = SourceMethods(
+            lm, adaptive.ids, adaptive.L, adaptive.ngrams, directory.ngrams
+        )
     drafting = None
     draft_methods = None
     if source:
-        drafting = source.load(lm, directory.adaptive)
+        drafting = source.load(lm, adaptive)
         draft_methods = DraftMethods(lm, drafting, compile=compile)
     return Model(
         lm,
         directory.text,
-        directory.adaptive,
+        adaptive,
         eos_ids(lm),
         context_length(lm.config),
         drafting,
-        Methods(lm, directory.adaptive, draft_methods, directory.ngrams),
+        Methods(sources, draft_methods),
         Runners(lm, compile=compile),
     )
 

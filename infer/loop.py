@@ -69,8 +69,7 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Verified:
     """What one forward made of a sequence's tree: the accepted `path` from the root, the `choice` behind it,
-    the probes' `answers` for the places behind that, each sequence's `rows` in the forward, and the step's
-    `seconds`.
+    the probes' `answers` for the places behind that, and each sequence's `rows` in the forward.
     """
 
     tree: Tree
@@ -78,7 +77,6 @@ class Verified:
     choice: int
     answers: Candidates | None
     rows: int
-    seconds: float
 
     @property
     def tokens(self) -> list[int]:
@@ -205,10 +203,7 @@ def decode(
         for index, request in enumerate(requests)
     ]
     drafters.start(requests, sampling)
-    clock = runner.clock
-    observing = 0.0
     while live:
-        began = clock()
         trees = drafters.propose(
             [sequence.context for sequence in live],
             [sequence.left for sequence in live],
@@ -221,18 +216,13 @@ def decode(
             for b, tree in enumerate(trees)
         ]
         runner.commit([path for path, _ in walks])
-        seconds = runner.agreed(clock() - began + observing)
         steps = []
         rows = sum(extent(trees))
-        began = clock()
         for b, (sequence, tree, (path, choice)) in enumerate(zip(live, trees, walks)):
             steps.append(sequence.advance(tree, path, choice))
             if not steps[-1].finished:
                 answers = output.drafts(b, path[-1], drafters.width)
-                drafters.observe(
-                    b, Verified(tree, path, choice, answers, rows, seconds)
-                )
-        observing = clock() - began  # of this step: a part of the next one's time
+                drafters.observe(b, Verified(tree, path, choice, answers, rows))
         yield steps
         for b in reversed(range(len(live))):
             if steps[b].finished:

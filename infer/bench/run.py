@@ -350,7 +350,6 @@ def measure_gsd(config: BenchConfig, workers: WorkerGroup) -> None:
         theta_prob=config.gsd.theta_prob,
         theta_sib=config.gsd.theta_sib,
         tau=config.gsd.tau,
-        tau_reading=config.gsd.tau_reading,
         max_new_tokens=config.speed.max_new_tokens,
     )
     tasks = {

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from infer.drafters.places import Places
+from infer.drafters.stopwatch import Stopwatch
 from infer.engine.output import Candidates, Request
 from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Drafter, Verified
@@ -28,7 +29,7 @@ class Policy(Protocol):
     """How much is drafted, and where the probes hang."""
 
     @property
-    def most(self) -> int:
+    def max_probes(self) -> int:
         """The most probes under a node."""
 
     @property
@@ -46,8 +47,8 @@ class Policy(Protocol):
     def shape(self, places: Places, left: int) -> tuple[Drafts, Sequence[int], int]:
         """Return the drafts, at most `left` - 1 deep, the nodes to probe, and the probes under each."""
 
-    def learn(self, places: Places | None, result: Verified) -> None:
-        """Learn from a step and the candidates that it had; None in a plain step."""
+    def learn(self, places: Places | None, result: Verified, seconds: float) -> None:
+        """Learn from a step, its candidates (None in a plain step), and its time."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class FixedPolicy(Policy):
     resting = False
 
     @property
-    def most(self) -> int:
+    def max_probes(self) -> int:
         """See Policy."""
         return self.k
 
@@ -98,7 +99,7 @@ class FixedPolicy(Policy):
         sites = likely_ends(drafts, count if self.probes == "all" else int(self.probes))
         return drafts, sorted(sites), self.k
 
-    def learn(self, places: Places | None, result: Verified) -> None:
+    def learn(self, places: Places | None, result: Verified, seconds: float) -> None:
         """Do nothing: the shape is fixed."""
 
 
@@ -130,8 +131,10 @@ class AdaptiveDrafter(Drafter):
         policy: Policy,
         ngrams: Ngrams | None = None,
         watch: Watch | None = None,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
-        self._probes = probe_ids(ids, policy.most) if ids else ()
+        self._stopwatch = stopwatch
+        self._probes = probe_ids(ids, policy.max_probes) if ids else ()
         self._policy = policy
         self._watch = watch
         self._ngrams = TextNgrams(ngrams) if ngrams else None
@@ -146,9 +149,13 @@ class AdaptiveDrafter(Drafter):
         """See Drafter. The noise of the request's draws is known."""
         self._sampling = sampling
         self._seed = request.seed
+        if self._stopwatch:
+            self._stopwatch.reset()
 
     def propose(self, context: Sequence[int], left: int) -> Tree:
         """Return the drafts at hand, with probes for the next ones as far as the text goes on."""
+        if self._stopwatch:
+            self._stopwatch.start()
         if self._policy.resting:
             self._places = None
             return Tree.chain(context[-1])
@@ -176,7 +183,9 @@ class AdaptiveDrafter(Drafter):
 
     def observe(self, result: Verified) -> None:
         """See Drafter. The answers behind the accepted path draft the next step."""
-        self._policy.learn(self._places, result)
+        if self._stopwatch:
+            with self._stopwatch.observing() as seconds:
+                self._policy.learn(self._places, result, seconds)
         if self._watch and self._places:
             self._watch(
                 Outcome(

@@ -10,7 +10,7 @@ NumPy.
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from logging import getLogger
 from pathlib import Path
@@ -34,19 +34,18 @@ from transformers.utils.hub import cached_file
 
 from conf.errors import UserError
 from infer.config import DecodeConfig
-from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy, check_probes
-from infer.drafters.auto import Policies
-from infer.drafters.costs import prior_costs
-from infer.drafters.places import SOURCES
+from infer.drafters.adaptive import check_probes
+from infer.drafters.policy import Policies
+from infer.drafters.source_methods import SourceMethods
 from infer.engine.attention import view_of
 from infer.engine.families import check_family, check_tree
 from infer.engine.forward import addresses_of, context_length, shares
 from infer.engine.output import Request
 from infer.engine.runner import Runners
 from infer.engine.sampling import SEEDS, Sampling
-from infer.loop import Drafters, Limits, decode
+from infer.loop import Limits, decode
 from infer.models.gated import CONFIG, FOLDER, WEIGHTS, gated_layers
-from infer.ngrams import ABSENT, FILE, Ngrams, NgramTable, NgramWeights
+from infer.ngrams import ABSENT, FILE, NgramTable, NgramWeights
 from infer.portable.generate_args import (
     RowProcessor,
     check_supported,
@@ -160,47 +159,10 @@ class Drafting:
     """
 
     ids: Sequence[int]
-    k: int
+    L: int
     decode: DecodeConfig
     weights: NgramWeights
     seed: int | None
-
-    def drafters(
-        self,
-        state: ModelState,
-        *,
-        batch: int,
-        capacity: int,
-        left: int,
-        sampling: Sampling,
-    ) -> Drafters:
-        """Return the drafters of `batch` sequences of up to `capacity` tokens.
-
-        The context has `left` positions after the prompts.
-        """
-        sources = frozenset(self.decode.sources or SOURCES)
-        ids = self.ids if "adaptive" in sources else ()
-        k = min(self.k, left)
-        policy: Policy
-        if self.decode.probes == "auto":
-            prior = prior_costs(state.lm.device.type)
-            policy = state.policies.auto(
-                k if ids else 0,
-                sources,
-                batch=batch,
-                capacity=capacity,
-                sampling=sampling,
-                load=lambda: [prior],
-            )
-        else:
-            policy = FixedPolicy(k, self.decode.probes)
-        table = state.table if "ngrams" in sources else None
-        text = "text" in sources
-        rows = state.lm.config.get_text_config().vocab_size
-        ngrams = None
-        if table or text:
-            ngrams = Ngrams(table, rows, text=text, weights=self.weights)
-        return Drafters(partial(AdaptiveDrafter, ids, policy, ngrams))
 
     def seeds(self, sampling: Sampling, sequences: int) -> list[int]:
         """Return a seed per sequence."""
@@ -228,10 +190,9 @@ def drafting_of(
         probes="auto" if probes is None else str(probes),
         seed=0 if seed is None else seed,
     )
-    k = settings.k or L
-    check_probes(ids, k)
+    check_probes(ids, settings.k or L)
     weights = NgramWeights() if ngrams is None else NgramWeights.from_json(ngrams)
-    return Drafting(ids, k, settings, weights, None if seed is None else settings.seed)
+    return Drafting(ids, L, settings, weights, None if seed is None else settings.seed)
 
 
 def generate(
@@ -366,12 +327,25 @@ def _texts(
     """Return the new tokens of each request, and give them to the streamer."""
     longest = max(len(request.prompt) for request in requests)
     capacity = longest + limits.max_new_tokens
-    drafters = drafting.drafters(
-        state,
+    methods = SourceMethods(
+        state.lm,
+        drafting.ids,
+        drafting.L,
+        drafting.weights,
+        state.table,
+        state.policies,
+    )
+    settings = replace(
+        drafting.decode,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+    )
+    drafters = methods.drafters(
+        settings,
         batch=len(requests),
         capacity=capacity,
         left=context_length(state.lm.config) - longest,
-        sampling=sampling,
     )
     runner = state.runners.take(
         batch=len(requests), capacity=capacity, max_rows=drafters.max_rows

@@ -19,6 +19,7 @@ from transformers import (
 from conf import UserError
 from infer import DecodeConfig, Infill, Model, generate, load
 from infer.api import check_compile
+from infer.drafters.source_methods import SourceMethods
 from infer.engine.forward import context_length
 from infer.methods import Methods
 from infer.requests import Prompt
@@ -36,7 +37,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "the paper": {"method": "sdsat", "k": 3},
     "two forwards": {"method": "hybrid", "k": 3, "probes": "root"},
     "one forward": {"method": "hybrid", "k": 2, "probes": "all"},
-    "some probes": {"method": "hybrid", "k": 4, "probes": "2"},
+    "some probes": {"method": "hybrid", "k": 4, "probes": 2},
     "measured": {"method": "hybrid"},
 }
 IDS = st.lists(st.integers(13, 399), min_size=1, max_size=12)
@@ -200,8 +201,8 @@ def test_without_adaptive_json_the_other_methods_work(base_dir, model: Model) ->
 
 
 def test_k_fits_the_diverse_ids_and_the_context(model: Model) -> None:
-    diverse = replace(model.adaptive, ids=(6, 7))  # type: ignore[type-var]
-    other = replace(model, adaptive=diverse, methods=Methods(model.lm, diverse))
+    diverse = Methods(SourceMethods(model.lm, (6, 7), 3))
+    other = replace(model, methods=diverse)
     with pytest.raises(UserError, match="decode.k must be 1 to 2 adaptive tokens"):
         generate(other, "x", DecodeConfig(k=3))
     near = [13 + id % 300 for id in range(context_length(model.lm.config) - 2)]

@@ -1,29 +1,47 @@
-"""The policy that buys rows, on devices whose costs are chosen and texts whose next tokens are known."""
+"""The measured policies on simulated devices and texts: costs and next tokens are chosen."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
+import numpy as np
 import pytest
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
-from infer.drafters.auto import AutoPolicy, Calibration
-from infer.drafters.costs import Costs, prior_costs, slopes
+from infer.drafters.policy import (
+    ROWS,
+    Calibration,
+    MeasuredPolicy,
+    prior_costs,
+)
+from infer.drafters.stopwatch import Stopwatch
 from infer.engine.output import Candidates, Request
 from infer.engine.sampling import GREEDY
 from infer.loop import Verified
 from infer.ngrams import Ngrams
 from infer.trees.tree import Tree, extent
 
-FLAT = Costs((1, 64), (10.0, 10.0))  # a GPU: rows cost nothing
-STEEP = Costs((1, 64), (10.0, 640.0))  # rows cost as much as forwards
-CPU = Costs((1, 2, 4, 8, 16, 32, 64), (10.0, 10.0, 10.5, 11.5, 14.0, 19.0, 30.0))
-RISING = Costs(
-    (1, 2, 4, 8, 16, 32, 64), (10.0, 11.5, 13.0, 17.0, 25.0, 41.0, 73.0)
-)  # float32 on a CPU
-JUMP = Costs(
-    (1, 2, 4, 8, 16, 32, 64), (10.0, 20.0, 20.5, 22.0, 25.0, 35.0, 60.0)
-)  # 1.1B of the same
-DIES = Costs((1, 2, 4, 8, 16, 32, 64), (10.0, 30.0, 60.0, 90.0, 160.0, 300.0, 600.0))
+
+class Costs:
+    """A device: milliseconds of a step by its rows, linear between points."""
+
+    def __init__(self, *ms: float) -> None:
+        self._ms = [*ms, 2 * ms[-1] - ms[-2] / 2 - ms[-2] / 2]
+
+    def __call__(self, q: int) -> float:
+        return float(np.interp(q, (1, 2, 4, 8, 16, 32, 64, 128), self._ms))
+
+    @property
+    def prior(self) -> list[float]:
+        return [self(q) / self(1) for q in ROWS]
+
+
+FLAT = Costs(10, 10, 10, 10, 10, 10, 10)  # a GPU: rows cost nothing
+STEEP = Costs(10, 20, 40, 80, 160, 320, 640)  # rows cost as much as forwards
+CPU = Costs(10, 10, 10.5, 11.5, 14, 19, 30)
+RISING = Costs(10, 11.5, 13, 17, 25, 41, 73)  # float32 on a CPU
+JUMP = Costs(10, 20, 20.5, 22, 25, 35, 60)  # a model of 1.1B in float32
+DIES = Costs(10, 30, 60, 90, 160, 300, 600)
 ADAPTIVE, WRONG = 2, 3
 TEXT = Ngrams(None, 10**6)
 
@@ -38,6 +56,23 @@ def periodic(position: int) -> int:
     return 10 + position % 30
 
 
+class FakeStopwatch(Stopwatch):
+    """Reads the simulated time of a step."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def start(self) -> None:
+        pass
+
+    def reset(self) -> None:
+        pass
+
+    @contextmanager
+    def observing(self) -> Iterator[float]:
+        yield self.seconds
+
+
 class Text:
     """A text that is drafted, whose adaptive tokens answer right with a chance that may change."""
 
@@ -50,9 +85,9 @@ class Text:
         seed: int = 1,
     ) -> None:
         self._rng, self._token = random.Random(seed), token
-        self._drafter = AdaptiveDrafter(
-            [ADAPTIVE] if policy.most else (), policy, ngrams
-        )
+        self._stopwatch = FakeStopwatch()
+        ids = [ADAPTIVE] if policy.max_probes else ()
+        self._drafter = AdaptiveDrafter(ids, policy, ngrams, stopwatch=self._stopwatch)
         self._drafter.start(Request([token(0)]), GREEDY)
         self.tokens, self.ms = [token(0)], 0.0
 
@@ -76,9 +111,8 @@ class Text:
                 [self._token(first - 1 + j) if right[j] else WRONG, 4] for j in range(k)
             ]
             answers = Candidates(ids, [[0.7, 0.1]] * k)
-        self._drafter.observe(
-            Verified(self.tree, path, choice, answers, rows, ms / 1e3)
-        )
+        self._stopwatch.seconds = ms / 1e3
+        self._drafter.observe(Verified(self.tree, path, choice, answers, rows))
 
     def write(self, n: int, costs: Costs, accepted: float) -> float:
         """The text's next n tokens; return their number per plain forward's time."""
@@ -114,23 +148,25 @@ def test_a_weight_means_what_it_was_found_to_mean() -> None:
 
 @pytest.mark.parametrize("ngrams", [None, TEXT], ids=["adaptive", "and text"])
 @pytest.mark.parametrize(
-    ("table", "costs", "accepted"),
+    ("prior", "costs", "accepted"),
     [
-        (STEEP, STEEP, 0.8),
-        (CPU, CPU, 0.0),
-        (CPU, CPU, 0.02),
-        (STEEP, STEEP, 0.0),
-        (FLAT, DIES, 0.8),
+        (STEEP.prior, STEEP, 0.8),
+        (CPU.prior, CPU, 0.0),
+        (CPU.prior, CPU, 0.02),
+        (STEEP.prior, STEEP, 0.0),
+        (prior_costs("cuda"), DIES, 0.8),
     ],
 )
 def test_drafting_that_does_not_pay_costs_little(
-    table: Costs, costs: Costs, accepted: float, ngrams: Ngrams | None
+    prior: Sequence[float], costs: Costs, accepted: float, ngrams: Ngrams | None
 ) -> None:
     """Also where the table of costs says that rows are free, and the clock that they are dear."""
     least = (
         0.9 if costs is DIES else 0.97
     )  # a step counts four times its expected cost, at most
-    assert speedup(AutoPolicy(table, 5), costs, accepted, 2000, ngrams=ngrams) > least
+    assert (
+        speedup(MeasuredPolicy(prior, 5), costs, accepted, 2000, ngrams=ngrams) > least
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,7 +180,7 @@ def test_no_fixed_policy_is_much_better(costs: Costs, accepted: float) -> None:
     ]
     fixed = [speedup(policy, costs, accepted, 2000) for policy in policies]
     # The best of eight runs of 2,000 tokens is itself some hundredths above its own mean.
-    assert speedup(AutoPolicy(costs, 5), costs, accepted, 4000) > 0.91 * max(
+    assert speedup(MeasuredPolicy(costs.prior, 5), costs, accepted, 4000) > 0.91 * max(
         *fixed, 1.0
     )
 
@@ -160,7 +196,8 @@ def test_a_prior_costs_the_first_text_little_and_later_ones_next_to_nothing(
 ) -> None:
     """L(q) was measured before the first text, by more forwards than the text had itself."""
     learned, known = (
-        Text(AutoPolicy(start, 5), distinct) for start in (prior_costs("cpu"), costs)
+        Text(MeasuredPolicy(prior, 5), distinct)
+        for prior in (prior_costs("cpu"), costs.prior)
     )
     first = learned.write(60, costs, accepted)
     assert first > 1 / 1.5 and first > 0.75 * known.write(60, costs, accepted)
@@ -178,15 +215,10 @@ def test_a_text_that_repeats_itself_is_drafted_in_long_chains(
     costs: Costs, least: float
 ) -> None:
     """17 tokens a forward at most, with adaptive tokens and without."""
-    for policy in (AutoPolicy(costs, 0), AutoPolicy(costs, 5)):
+    for policy in (MeasuredPolicy(costs.prior, 0), MeasuredPolicy(costs.prior, 5)):
         text = Text(policy, periodic)
         text.write(600, costs, 0.5)
         assert text.write(1200, costs, 0.5) > least
-
-
-def test_the_price_of_a_row_is_that_on_the_way_to_more() -> None:
-    assert slopes([10, 20, 20, 20, 25]) == pytest.approx([10 / 3, 0, 0, 5])
-    assert slopes([1.0, 2.0, 4.0]) == [1.0, 2.0] and slopes([3.0]) == []
 
 
 @pytest.mark.parametrize(
@@ -197,7 +229,7 @@ def test_a_bad_start_does_not_end_drafting(
     before: list[tuple[float, int]], then: int, least: float
 ) -> None:
     """After six drafts of which none was right, a text of 60 tokens was decoded plainly to its end."""
-    policy = AutoPolicy(CPU, 5)
+    policy = MeasuredPolicy(CPU.prior, 5)
     for accepted, n in before:
         speedup(policy, CPU, accepted, n)
     assert speedup(policy, CPU, 0.8, then) > least
@@ -206,7 +238,7 @@ def test_a_bad_start_does_not_end_drafting(
 @pytest.mark.parametrize("accepted", [0.1, 0.3, 0.5])
 def test_in_a_batch_every_sequence_pays_for_the_rows_of_all(accepted: float) -> None:
     """Each was charged its own tree, but one's drafts and another's probes add up."""
-    policy = AutoPolicy(RISING, 5)
+    policy = MeasuredPolicy(RISING.prior, 5)
     texts, ms = [Text(policy, distinct, seed=seed) for seed in range(8)], 0.0
     for _ in range(400):
         rows = sum(extent([text.propose(99) for text in texts]))
@@ -216,24 +248,13 @@ def test_in_a_batch_every_sequence_pays_for_the_rows_of_all(accepted: float) -> 
     assert ms < 1.03 * sum(len(text.tokens) - 1 for text in texts) / 8 * RISING(1)
 
 
-def test_a_batch_may_have_more_rows_than_any_tree() -> None:
-    """One tree had the most drafts and another the most probes."""
-    policy = AutoPolicy(CPU, 5)
-    text = Text(policy, distinct)
-    before = policy._credit._left
-    text.propose(99)
-    text.observe(2 * policy.max_rows, CPU(2 * policy.max_rows), 0.0)
-    spent = CPU(2 * policy.max_rows) / CPU(1)
-    assert policy._credit._left == pytest.approx(before + 1 - spent, rel=0.05)
-
-
 def test_probes_that_are_tried_fit_the_tree() -> None:
     """They came on top of a tree that had all its rows: more rows than the cache has room for."""
-    policy = AutoPolicy(FLAT, 5)
+    policy = MeasuredPolicy(FLAT.prior, 5)
     text = Text(policy, periodic)
     rows = [0]
     for _ in range(200):
-        policy._unprobed = 10**6
+        policy._since_trial = 10**6
         rows.append(len(text.propose(99).tokens))
         text.observe(rows[-1], FLAT(rows[-1]), 0.99)
     assert 32 < max(rows) <= policy.max_rows
@@ -241,7 +262,7 @@ def test_probes_that_are_tried_fit_the_tree() -> None:
 
 def test_a_slow_first_shape_does_not_end_drafting() -> None:
     """The first step of new shapes took thirty times as long, and drafting rested for 5,000 tokens."""
-    policy = AutoPolicy(CPU, 5)
+    policy = MeasuredPolicy(CPU.prior, 5)
     text = Text(policy, periodic)
     for _ in range(6):
         rows = len(text.propose(99).tokens)
@@ -252,8 +273,9 @@ def test_a_slow_first_shape_does_not_end_drafting() -> None:
 
 def test_trials_of_probes_are_paid_from_a_budget() -> None:
     """Where n-grams drafted well and eight probes cost two tokens, they were tried 49 times in 1,000 tokens."""
-    costs, tried = Costs((1, 2, 64), (10.0, 10.0, 165.0)), 0
-    text = Text(AutoPolicy(costs, 8), periodic)
+    costs = Costs(*(10 + 2.5 * max(0, q - 2) for q in (1, 2, 4, 8, 16, 32, 64)))
+    tried = 0
+    text = Text(MeasuredPolicy(costs.prior, 8), periodic)
     while len(text.tokens) < 1000:
         tree = text.propose(99)
         tried += bool(tree.probed)
