@@ -31,7 +31,9 @@ STEPS = [
 def test_a_terminal_colours_drafts_and_their_white_space() -> None:
     """A coloured line end would colour the whole next line."""
     file = io.StringIO()
-    console = Console(file=file, force_terminal=True, color_system="standard")
+    console = Console(
+        file=file, force_terminal=True, color_system="standard", width=200
+    )
     show(STEPS, console, "")
     printed = file.getvalue()
     text = "\x1b[30;43m"

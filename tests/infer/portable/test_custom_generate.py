@@ -239,7 +239,10 @@ def test_a_requests_temperature_samples(ours: Generate, lm: PreTrainedModel) -> 
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, "at least one token"),
     ({"attention_mask": torch.tensor([[1, 1, 1, 0]])}, "padding_side='left'"),
-    ({"input_ids": torch.full((1, 512), 7)}, "context of 512 tokens, got 512"),
+    (
+        {"input_ids": torch.full((1, 512), 7), "max_new_tokens": 5},
+        "context of 512 tokens, got 512",
+    ),
     ({"num_beams": 2}, "without decoding by beam_search"),
     ({"prompt_lookup_num_tokens": 3}, "without decoding by assisted_generation"),
     ({"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
