@@ -33,6 +33,7 @@ from infer.drafters.policy import (
 from infer.drafters.source_methods import SourceMethods
 from infer.drafters.stopwatch import Stopwatch
 from infer.engine.runner import Runners
+from infer.engine.static import WIDTH
 from infer.loop import Drafters
 from infer.models.draft import Draft
 from infer.trees.growth import Rules
@@ -74,6 +75,8 @@ class DraftMethods:
     ) -> Drafters:
         """Return drafters as Methods.drafters does, for a method with a draft model."""
         rules = rules_of(decode)
+        if rules.k > WIDTH:
+            raise UserError(f"decode.k must be at most {WIDTH} children, got {rules.k}")
         draft = self._draft
         setup = DraftSetup(
             draft,

@@ -1,11 +1,13 @@
 """Drafts without a draft model: by adaptive tokens (SDSAT §2.1) and n-grams.
 
-k adaptive tokens as probes under y_n say what comes at n+2 .. n+k+1, while the model itself says
-y_{n+1}. When these drafts are verified y_{n+1} is known, and n-grams add what its last tokens say
-(places.py). Where the probes hang is a policy:
+k adaptive tokens as probes under y_n predict the tokens n+2 .. n+k+1, while the model
+itself predicts y_{n+1}. When these drafts are verified y_{n+1} is known, and n-grams
+that end there are combined with them (places.py). A policy decides where probes hang:
 
-- under a node of drafts that had no adaptive answers, else nowhere: the paper's two forwards in turn (eq. 1-3);
-- under every node, or some: the next draft is made while this one is verified, with (k + 1) as many rows.
+- under a node of drafts that had no adaptive answers, else nowhere: the paper's two
+  forwards in turn (eq. 1-3);
+- under every node, or some: the next draft is made while this one is verified, with
+  (k + 1) times the rows.
 """
 
 from collections.abc import Sequence
@@ -22,7 +24,8 @@ from infer.trees.lattice import nucleus_shape, nucleus_tree
 from infer.trees.token_graph import Drafts, Outcome, Watch
 from infer.trees.tree import Tree
 
-ANSWERS = 16  # likeliest tokens of an adaptive token that are read; of fewer n-grams have too little to choose
+#: Likeliest tokens of an adaptive token that are read: n-grams choose among them.
+ANSWERS = 16
 
 
 class Policy(Protocol):
@@ -53,15 +56,16 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class FixedPolicy(Policy):
-    """How much is drafted, and where the probes hang: up to `nodes` drafts of `width` candidates for k places.
+    """A fixed tree: up to `nodes` drafts (by default k) of `width` candidates a place.
 
-    `probes`: "root", after the paper; "all"; or the number of nodes, those likeliest to end the path.
-    `tree`: "lattice", unrolled from the candidates' lattice by their weights, or "paper", the published shape.
+    `probes`: "root" (the paper's two forwards), "all", or the number of nodes to probe,
+    those likeliest to end the path. `tree`: "lattice", unrolled from the candidates'
+    lattice by their weights, or "paper", the published shape.
     """
 
     k: int
     probes: str | int = "root"
-    nodes: int | None = None  # k where not given
+    nodes: int | None = None
     width: int = 1
     tree: str = "lattice"
 
@@ -88,7 +92,7 @@ class FixedPolicy(Policy):
         )
 
     def shape(self, places: Places, left: int) -> tuple[Drafts, Sequence[int], int]:
-        """Return the likeliest paths; drafts without adaptive answers are always probed."""
+        """Return the likeliest paths. Drafts without adaptive answers are probed."""
         if self.tree == "paper":
             drafts = nucleus_tree(places.graph, min(self.k, left - 1), places.expand)
         else:
@@ -104,7 +108,7 @@ class FixedPolicy(Policy):
 
 
 def likely_ends(drafts: Drafts, count: int) -> list[int]:
-    """Return the nodes at which the accepted path ends most probably, likeliest first."""
+    """Return the likeliest ends of the accepted path, the likeliest first."""
     endings = drafts.endings()
     return sorted(range(len(endings)), key=endings.__getitem__, reverse=True)[:count]
 
@@ -117,13 +121,20 @@ def check_probes(adaptive_ids: Sequence[int], k: int) -> None:
 
 
 def probe_ids(adaptive_ids: Sequence[int], k: int) -> tuple[int, ...]:
-    """Return the ids of k probes: one id serves any k; of several (diverse) the first k. Raises ValueError."""
+    """Return the ids of k probes: k times the only id, or the first k diverse ones.
+
+    Raises ValueError as check_probes does.
+    """
     check_probes(adaptive_ids, k)
     return tuple(adaptive_ids[:k]) if len(adaptive_ids) > 1 else (adaptive_ids[0],) * k
 
 
 class AdaptiveDrafter(Drafter):
-    """One sequence's drafts; without `ids` by n-grams alone. The policy may serve and learn from several."""
+    """One sequence's drafts; without `ids` by n-grams alone.
+
+    Sequences may share a policy. A policy that measures needs the batch's `stopwatch`;
+    without one the policy learns nothing.
+    """
 
     def __init__(
         self,
@@ -153,7 +164,7 @@ class AdaptiveDrafter(Drafter):
             self._stopwatch.reset()
 
     def propose(self, context: Sequence[int], left: int) -> Tree:
-        """Return the drafts at hand, with probes for the next ones as far as the text goes on."""
+        """See Drafter. Probes hang under the drafts if the text goes on behind them."""
         if self._stopwatch:
             self._stopwatch.start()
         if self._policy.resting:
@@ -176,7 +187,7 @@ class AdaptiveDrafter(Drafter):
             len(drafts.tokens),
             sources=sources,
         )
-        # Nothing is deeper than the last token that may be fed: no position beyond the text's end.
+        # No row is deeper than the last token that may be fed: positions end somewhere.
         k = min(k, left - 2, len(self._probes))
         sites = [node for node in sites if drafts.depths[node] + k < left]
         return tree.probe(sites, self._probes[:k]) if k > 0 and sites else tree

@@ -50,7 +50,7 @@ class SourceMethods:
         """Return drafters as Methods.drafters does, for a method with sources."""
         sources = self._sources(decode)
         ids = self.ids if "adaptive" in sources else ()
-        k = min(decode.k or (self.L if ids else LOOKED_UP), left)
+        k = min(decode.k or (self.L if ids else LOOKED_UP), max(1, left))
         if ids:
             try:
                 check_probes(ids, k)

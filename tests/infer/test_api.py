@@ -38,6 +38,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "two forwards": {"method": "hybrid", "k": 3, "probes": "root"},
     "one forward": {"method": "hybrid", "k": 2, "probes": "all"},
     "some probes": {"method": "hybrid", "k": 4, "probes": 2},
+    "tree": {"method": "sdsat", "k": 4, "probes": 2, "tree": "paper"},
     "measured": {"method": "hybrid"},
 }
 IDS = st.lists(st.integers(13, 399), min_size=1, max_size=12)

@@ -3,22 +3,31 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
 from infer.drafters.policy import (
+    CONSTANTS,
     ROWS,
     Calibration,
+    MeasuredBudget,
     MeasuredPolicy,
+    Policies,
+    StepCosts,
     prior_costs,
 )
 from infer.drafters.stopwatch import Stopwatch
 from infer.engine.output import Candidates, Request
-from infer.engine.sampling import GREEDY
+from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Verified
 from infer.ngrams import Ngrams
+from infer.trees.growth import Growth, Rules
 from infer.trees.tree import Tree, extent
 
 
@@ -281,3 +290,133 @@ def test_trials_of_probes_are_paid_from_a_budget() -> None:
         tried += bool(tree.probed)
         text.observe(len(tree.tokens), costs(len(tree.tokens)), 0.0)
     assert 4 <= tried <= 16
+
+
+@given(st.sampled_from(ROWS[1:-1]), st.floats(0.2, 5))
+def test_rows_without_a_step_follow_the_measured_ones(q: int, factor: float) -> None:
+    """The device is the prior with another price of rows; one number of rows is timed."""
+    prior = prior_costs("cpu")
+    costs = StepCosts(prior)
+    truth = [1 + factor * (steps - 1) for steps in prior]
+    for _ in range(4):
+        costs.observe(1, 0.01)
+    for _ in range(60):
+        costs.observe(q, 0.01 * truth[ROWS.index(q)])
+    assert costs(1) == 1
+    assert [costs(q) for q in ROWS[:-1]] == pytest.approx(truth[:-1], rel=0.3)
+
+
+@given(st.lists(st.tuples(st.integers(1, 99), st.floats(1e-4, 1)), max_size=60))
+def test_rows_never_cost_less_than_fewer(steps: list[tuple[int, float]]) -> None:
+    costs = StepCosts(CPU.prior)
+    for q, seconds in steps:
+        costs.observe(q, seconds)
+    assert costs.curve == sorted(costs.curve) and costs.curve[1] == 1
+    assert min(costs.prices) >= 0
+    assert all(
+        price <= more - less + 1e-9
+        for price, less, more in zip(costs.prices, costs.curve, costs.curve[1:])
+    )
+
+
+def test_a_machine_that_is_slower_has_the_same_costs() -> None:
+    costs = StepCosts(CPU.prior)
+    assert costs.in_plain_steps(5.0) is None
+    for _ in range(5):
+        assert costs.observe(1, 30.0) == 1.0
+    assert costs.in_plain_steps(60.0) == pytest.approx(2.0)
+    for _ in range(100):
+        assert costs.observe(16, 42.0) == pytest.approx(1.4)
+    assert costs(16) == pytest.approx(1.4)
+
+
+def test_policies_are_kept_by_texts_and_sampling_up_to_a_limit() -> None:
+    policies = Policies()
+
+    def find(temperature: float, k: int = 3, batch: int = 1, capacity: int = 100):
+        return policies.find(
+            "cpu",
+            k,
+            frozenset({"text"}),
+            batch=batch,
+            capacity=capacity,
+            sampling=Sampling(temperature),
+        )
+
+    kinds = list(product((0.0, 1.0), (2, 3), (1, 2), (100, 2000)))
+    found = [[find(*kind) for kind in kinds] for _ in range(2)]
+    assert found[0] == found[1] and len(set(map(id, found[0]))) == len(kinds)
+    assert find(0.0, capacity=120) is find(0.0, capacity=100)
+    first = find(0.0)
+    for number in range(64):
+        find(2.0 + number)
+    assert find(0.0) is not first
+
+
+# A draft model's budget, on simulated chains.
+DEPTH = 10
+CHAIN = Rules(k=1, depth=DEPTH, theta_prob=0.0, tau=None)
+TARGET = Costs(10, 10, 10.1, 10.2, 10.5, 11, 12)
+DRAFTED = 1  # the token of every draft
+OTHER = 2
+
+
+def fixed_rate(right: float, depth: int, ms: float) -> float:
+    """Tokens per millisecond of chains of drafts, each right with this chance."""
+    tokens = sum(right**n for n in range(depth + 1))
+    return tokens / (TARGET(1 + depth) + depth * ms)
+
+
+def simulated(said: float, right: float, ms: float) -> tuple[int, float, float]:
+    """Return tokens and milliseconds, and tokens per millisecond of the later half."""
+    rng = random.Random(0)
+    budget = MeasuredBudget(TARGET.prior, 0.1)
+    emitted = [0]
+    spent = [0.0]
+    for _ in range(1500):
+        growth = Growth(0, CHAIN, most=DEPTH, calibrated=budget.chance)
+        levels = 0
+        rows = 1
+        if budget.drafting:
+            while levels < DEPTH and budget.deepens(levels, growth.reach):
+                growth.grow([[DRAFTED]], [[said]])
+                levels += 1
+            rows = len(budget.verified(growth.graph, depth=DEPTH).tokens)
+        accepted = 0
+        while accepted < rows - 1 and rng.random() < right:
+            accepted += 1
+        tree = Tree.chain(0, [DRAFTED] * accepted)
+        result = Verified(tree, range(accepted + 1), OTHER, None, rows)
+        if accepted == rows - 1 and rng.random() < right:
+            result = replace(result, choice=DRAFTED)
+        step = TARGET(rows) + levels * ms
+        graph = growth.graph if levels else None
+        budget.learn(graph, result, 1e-3 * step, levels, 1e-3 * levels * ms)
+        emitted.append(emitted[-1] + accepted + 1)
+        spent.append(spent[-1] + step)
+    later = (emitted[-1] - emitted[750]) / (spent[-1] - spent[750])
+    return emitted[-1], spent[-1], later
+
+
+CHANCES = pytest.mark.parametrize(
+    ("said", "right"), [(0.5, 0.9), (0.95, 0.5), (0.99, 0.3), (0.9, 0.9), (0.99, 0.02)]
+)
+
+
+@CHANCES
+def test_a_draft_model_drafts_as_deep_as_pays(said: float, right: float) -> None:
+    """Whatever chances it gives its drafts: within 6 % of the best fixed depth."""
+    best = max(fixed_rate(right, depth, 1.0) for depth in range(DEPTH + 1))
+    assert simulated(said, right, 1.0)[2] > 0.94 * best
+
+
+@CHANCES
+@pytest.mark.parametrize("ms", [1.0, 5.0, 12.0])
+def test_a_draft_model_loses_no_more_than_its_allowance(
+    said: float, right: float, ms: float
+) -> None:
+    """Against plain decoding; one step may exceed it, and its forwards are capped."""
+    tokens, spent, _ = simulated(said, right, ms)
+    plain = TARGET(1)
+    allowed = CONSTANTS.first_allowance * plain + 2 * (TARGET(11) + DEPTH * ms)
+    assert spent < (1 + CONSTANTS.saved_share) * tokens * plain + allowed

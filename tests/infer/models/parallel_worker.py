@@ -13,8 +13,8 @@ from infer import DecodeConfig, generate, load
 from infer.__main__ import main
 from infer.config import InferConfig
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.drafters.auto import AutoPolicy
-from infer.drafters.costs import prior_costs
+from infer.drafters.policy import MeasuredPolicy, prior_costs
+from infer.drafters.stopwatch import Stopwatch
 from infer.engine.output import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
@@ -40,7 +40,7 @@ def texts(lm, policy, *, static: bool, sampling: Sampling) -> list[list[int]]:
     runner = Runner(lm, capacity=64, max_rows=policy.max_rows, batch=2, static=static)
     result: list[list[int]] = [[] for _ in PROMPTS]
     requests = [Request(prompt, seed) for seed, prompt in enumerate(PROMPTS)]
-    new = partial(AdaptiveDrafter, [90], policy)
+    new = partial(AdaptiveDrafter, [90], policy, stopwatch=Stopwatch(lm))
     for steps in decode(runner, requests, Drafters(new), Limits(24, eos=[1]), sampling):
         for step in steps:
             result[step.sequence] += step.tokens
@@ -55,7 +55,7 @@ def outputs(folder: str) -> dict[str, object]:
     runner = Runner(lm, capacity=8, max_rows=1)
     assert runner._target.cache._kv.shape[3] == lm.config.num_key_value_heads // ranks
     tree, sampled = FixedPolicy(3, "all", nodes=6, width=3), Sampling(0.8, top_k=10)
-    auto = AutoPolicy(prior_costs("cpu"), 3)
+    auto = MeasuredPolicy(prior_costs("cpu"), 3)
     drafted = {
         draft: drafted_texts(folder, draft) for draft in (f"{folder}/draft", "self:1")
     }

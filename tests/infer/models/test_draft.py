@@ -157,62 +157,32 @@ def test_a_directory_that_cannot_draft_is_reported_as_the_draft(
 @pytest.mark.parametrize(
     ("adaptive", "chosen", "sentence"),
     [
-        (
-            False,
-            {"method": "gsd", "k": 17},
-            "decode.k must be at most the 16 children .* got 17",
-        ),
-        (
-            False,
-            {"nodes": 513},
-            "decode.nodes must be at most the 512 positions of the model, got 513",
-        ),
-        (
-            False,
-            {"nodes": 3, "temperature": 1.0, "verify": "ratio"},
-            "decode.nodes must be at least decode.k=4 with decode.verify=ratio, .* got 3",
-        ),
-        (
-            True,
-            {"method": "tsd"},
-            "decode.method must be gsd or ssd with draft.adaptive=true, .* got tsd",
-        ),
+        (False, {"k": 17}, "decode.k must be at most 16 children, got 17"),
         (
             True,
             {"theta_prob": 0.4},
-            "decode.theta_prob must be unset with draft.adaptive=true, .* got 0.4",
+            "decode.theta_prob must be left out with draft_adaptive=true, got 0.4",
         ),
         (
             True,
-            {"theta_sib": 0.0},
-            "decode.theta_sib must be unset with draft.adaptive=true, .* got 0.0",
-        ),
-        (
-            True,
-            {"draft_rows": 9},
-            "decode.draft_rows must be unset with draft.adaptive=true, .* got 9",
+            {"verify": "ratio", "temperature": 1.0},
+            "decode.verify must be left out with draft_adaptive=true, got ratio",
         ),
     ],
-    ids=lambda value: value[:40] if isinstance(value, str) else None,
 )
 def test_settings_that_would_do_nothing_are_refused(
     model_dir: Path, adaptive: bool, chosen: dict[str, Any], sentence: str
 ) -> None:
-    """All were taken, and nothing was drafted, or not what had been asked for."""
     model = load(model_dir, "float32", draft=DraftConfig("self:1", adaptive=adaptive))
-    with pytest.raises(UserError, match=sentence) as message:
-        generate(model, [5, 6, 7], DecodeConfig(**chosen))
-    assert "\n" not in str(message.value)
+    with pytest.raises(UserError, match=sentence):
+        generate(model, [5, 6, 7], DecodeConfig(method="gsd", **chosen))
 
 
 def test_the_draft_models_rows_are_no_positions(model_dir: Path) -> None:
     """They were bounded by the target's 512 positions, of which siblings share one."""
     model = load(model_dir, "float32", draft="self:1")
-    for chosen in ({"draft_rows": 1000}, {"nodes": 16}):
-        assert any(
-            s.drafted
-            for s in generate(model, [5, 6], DecodeConfig(max_new_tokens=8, **chosen))
-        )  # type: ignore[arg-type]
+    decode = DecodeConfig(max_new_tokens=8, nodes=16)
+    assert any(step.drafted for step in generate(model, [5, 6], decode))
     assert (UNREAD + ROWS_IN_A_STEP).bit_count() == 1
 
 
