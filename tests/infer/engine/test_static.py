@@ -22,7 +22,7 @@ from infer.drafters.costs import Costs
 from infer.engine.output import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
-from infer.engine.static import SAMPLINGS, Inputs, Shape, additive_mask
+from infer.engine.static import Inputs, Shape, additive_mask
 from infer.loop import Drafter, Drafters, Limits, Step, decode
 from infer.models.gated import gate_model
 from infer.trees.tree import Tree, flatten, mask
@@ -112,7 +112,11 @@ def test_a_policy_that_draws_many_trees_needs_few_graphs() -> None:
     assert len(runner._forward._graphs) < 40
 
 
-def test_graphs_of_old_temperatures_are_freed(llama: PreTrainedModel) -> None:
+def test_old_graphs_are_freed(
+    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server meets any number of temperatures."""
+    monkeypatch.setattr("infer.engine.static.GRAPHS", 8)
     runner = Runner(llama, capacity=75, max_rows=6, static=True)
 
     def text(temperature: float) -> list[list[Step]]:
@@ -121,10 +125,9 @@ def test_graphs_of_old_temperatures_are_freed(llama: PreTrainedModel) -> None:
         return list(decode(runner, requests(1), drafters, Limits(9), sampling))
 
     first = text(0.5)
-    for number in range(SAMPLINGS + 3):
+    for number in range(9):
         text(1 + number / 10)
-    graphs = runner._forward._graphs  # type: ignore[union-attr]
-    assert len(graphs) == SAMPLINGS and Sampling(0.5) not in graphs
+    assert len(runner._forward._graphs) == 8
     assert text(0.5) == first
 
 
