@@ -36,7 +36,7 @@ COLUMNS = 256  # of cache, the smallest bucket
 WIDTH = 16  # candidates per row that are copied to the host
 WARM_UPS = 3
 CAPTURES = Lock()  # a capture synchronizes the device, which would end another capture
-SAMPLINGS = 8  # samplings whose graphs are kept: a graph contains its temperature
+GRAPHS = 256  # kept at most: a policy needs about 40 for each temperature
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class StaticForward:
         cuda = target.device.type == "cuda"
         self.stream = torch.cuda.Stream(target.device) if cuda else None
         self.pool = torch.cuda.graph_pool_handle() if cuda else None
-        self._graphs: dict[Sampling, dict[Shape, Graph]] = {}
+        self._graphs: dict[Shape, Graph] = {}  # the last one was used last
 
     @staticmethod
     def cache_rows(capacity: int, max_rows: int, batch: int) -> int:
@@ -115,7 +115,10 @@ class StaticForward:
             keeps_logits=any(map(needs_logits, trees, requests)),
             draft_model=fed is not None,
         )
-        graph = self._graph(shape)
+        graph = self._graphs.pop(shape, None) or Graph(shape, self)
+        self._graphs[shape] = graph
+        if len(self._graphs) > GRAPHS:
+            del self._graphs[next(iter(self._graphs))]
         seeds = [*(request.seed for request in requests), *[0] * padding]
         packed = graph.run(flat, lengths, seeds)
         if shape.keeps_logits:
@@ -123,16 +126,6 @@ class StaticForward:
             assert logits is not None
             return LazyOutput(logits, flat, trees, requests, sampling, target.agree)
         return unpack(target.agree(packed), shape, flat, trees)
-
-    def _graph(self, shape: Shape) -> "Graph":
-        """Return the graph of a shape; forget those of the least recent sampling."""
-        graphs = self._graphs.pop(shape.sampling, {})
-        self._graphs[shape.sampling] = graphs
-        if len(self._graphs) > SAMPLINGS:
-            del self._graphs[next(iter(self._graphs))]
-        if shape not in graphs:
-            graphs[shape] = Graph(shape, self)
-        return graphs[shape]
 
 
 class Graph:
@@ -194,7 +187,7 @@ class Graph:
         }
         with target.gate.open(shape.drafts, q):
             hidden = self._hidden(inputs.ids, inputs.positions, masks)
-        logits = target.head(hidden)
+        logits: Tensor = target.head(hidden)
         if shape.keeps_logits:
             self.logits = Logits(
                 target.head, hidden.flatten(0, 1), logits.flatten(0, 1)

@@ -17,12 +17,12 @@ from transformers import (
 )
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.drafters.auto import AutoPolicy
-from infer.drafters.costs import Costs
+from infer.drafters.policy import MeasuredPolicy, prior_costs
+from infer.drafters.stopwatch import Stopwatch
 from infer.engine.output import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
-from infer.engine.static import SAMPLINGS, Inputs, Shape, additive_mask
+from infer.engine.static import Inputs, Shape, additive_mask
 from infer.loop import Drafter, Drafters, Limits, Step, decode
 from infer.models.gated import gate_model
 from infer.trees.tree import Tree, flatten, mask
@@ -103,16 +103,22 @@ def test_in_other_types_a_draft_changes_no_token(dtype: torch.dtype) -> None:
 
 
 def test_a_policy_that_draws_many_trees_needs_few_graphs() -> None:
-    policy = AutoPolicy(Costs((1, 64), (1.0, 1.2)), 5)
-    runner = Runner(tiny_llama(seed=1), capacity=400, max_rows=64, static=True)
-    drafters = Drafters(partial(AdaptiveDrafter, [90], policy))
+    lm = tiny_llama(seed=1)
+    policy = MeasuredPolicy(prior_costs("cuda"), 5)
+    runner = Runner(lm, capacity=400, max_rows=64, static=True)
+    stopwatch = Stopwatch(lm)
+    drafters = Drafters(partial(AdaptiveDrafter, [90], policy, stopwatch=stopwatch))
     for seed in range(2):
         request = [Request(PROMPT, seed)]
         list(decode(runner, request, drafters, Limits(380), Sampling(0.7)))
     assert len(runner._forward._graphs) < 40
 
 
-def test_graphs_of_old_temperatures_are_freed(llama: PreTrainedModel) -> None:
+def test_old_graphs_are_freed(
+    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server meets any number of temperatures."""
+    monkeypatch.setattr("infer.engine.static.GRAPHS", 8)
     runner = Runner(llama, capacity=75, max_rows=6, static=True)
 
     def text(temperature: float) -> list[list[Step]]:
@@ -121,10 +127,9 @@ def test_graphs_of_old_temperatures_are_freed(llama: PreTrainedModel) -> None:
         return list(decode(runner, requests(1), drafters, Limits(9), sampling))
 
     first = text(0.5)
-    for number in range(SAMPLINGS + 3):
+    for number in range(9):
         text(1 + number / 10)
-    graphs = runner._forward._graphs  # type: ignore[union-attr]
-    assert len(graphs) == SAMPLINGS and Sampling(0.5) not in graphs
+    assert len(runner._forward._graphs) == 8
     assert text(0.5) == first
 
 
