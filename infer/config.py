@@ -2,15 +2,14 @@
 them are reported before its import.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from conf import UserError
-from conf.files import read_json
+from conf.errors import UserError
 from conf.schema import check_settings, setting, take_types
-from conf.stage import MANIFEST
 from infer.engine.sampling import SEEDS, Sampling
 from infer.trees.growth import Rules
 
@@ -211,23 +210,6 @@ class DraftConfig:
 
 
 @dataclass
-class AdaptiveConfig:
-    """The adaptive tokens of a model directory without adaptive.json."""
-
-    #: their ids
-    ids: list[int] = setting([], least=0)
-    #: widest window that these ids were trained with
-    L: int = setting(0, least=0)
-
-    def __post_init__(self) -> None:
-        check_settings(self, "adaptive")
-        if bool(self.ids) != bool(self.L):
-            raise ValueError(
-                f"adaptive.ids and adaptive.L must be given together, got {self.ids} and {self.L}"
-            )
-
-
-@dataclass
 class InferConfig:
     """python -m infer: continue a prompt, or write what is missing between a prefix and a suffix.
 
@@ -236,7 +218,6 @@ class InferConfig:
 
     #: a Transformers directory, best an export, or a hub name
     model: str = setting(hub="model")
-    adaptive: AdaptiveConfig = field(default_factory=AdaptiveConfig)
     #: the text to continue; -: standard input
     prompt: str = ""
     #: the text to continue, in a file
@@ -290,10 +271,10 @@ def check_directory(folder: str | Path, setting: str = "model") -> Path:
 def decontaminated(folder: str | Path) -> list[str] | None:
     """Return the benchmarks that the training data were decontaminated against.
 
-    None for a directory that this project did not export. Raises UserError for a manifest that is no JSON.
+    None for a directory that this project did not export.
     """
-    path = Path(folder) / MANIFEST
-    manifest = read_json(path, "a manifest") if path.is_file() else {}
+    path = Path(folder) / "manifest.json"
+    manifest = json.loads(path.read_text()) if path.is_file() else {}
     return (
         manifest.get("decontaminated") or []
         if manifest.get("kind") == "model"

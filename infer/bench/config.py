@@ -8,7 +8,6 @@ from conf.tracker import TrackerConfig
 from infer.config import (
     BY_DRAFT_MODEL,
     ORDERS,
-    AdaptiveConfig,
     DecodeConfig,
     DraftConfig,
     check_at_least,
@@ -204,7 +203,6 @@ class BenchConfig:
     out: str = setting(path=True)
     #: a Transformers directory, best an export, or a hub name
     model: str = setting(hub="model")
-    adaptive: AdaptiveConfig = field(default_factory=AdaptiveConfig)
     #: the model before fine-tuning: its speed and answers beside the model's; null: none
     base: str | None = setting(None, hub="model")
     #: the model that drafts: a model directory or hub name with the same token ids, or
