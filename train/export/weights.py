@@ -1,6 +1,8 @@
 """Weights of a checkpoint, read one at a time, and a model's weights in Transformers' files.
 
-Trained weights are read in float32, as the optimizer holds them, frozen ones as the model holds them:
+DeepSpeed's zero_to_fp32 holds all of a model in memory (ZeRO 2: twice, in float32) and
+knows no stage 0. Trained weights are read from the optimizer's float32 copies, frozen
+ones from the model's:
 
     stage 0      by name in the model's file; of a bfloat16 model the optimizer's float32 copies, by group
     stages 1, 2  a group of weights is one vector, divided among the ranks:
@@ -30,7 +32,6 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
-from conf import UserError
 from conf.errors import Refusing
 from conf.files import write_json
 from train.checkpoint import (
@@ -58,10 +59,9 @@ class Stored(NamedTuple):
 
 
 class CheckpointWeights(Mapping[str, Tensor]):
-    """Tensors of a checkpoint folder in `dtype`, by the parameter's name in the library's model.
+    """Tensors of a checkpoint folder in `dtype`, by their names in the library's model.
 
-    Raise UserError for files that training did not write, and for float32 weights without names (of an earlier
-    version) unless `dtype` is bfloat16, of which the model itself has copies.
+    Raise UserError for files that training did not write.
     """
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
@@ -70,7 +70,7 @@ class CheckpointWeights(Mapping[str, Tensor]):
             f"{folder} must hold files as train writes them, got",
             ". Use another checkpoint.",
         ):
-            stored = _find_stored(folder, copies=dtype == torch.bfloat16)
+            stored = _find_stored(folder)
         self._stored = {
             name.removeprefix(PREFIX): weight for name, weight in stored.items()
         }
@@ -85,13 +85,8 @@ class CheckpointWeights(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._stored)
 
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes by name, without reading the weights."""
-        return {name: weight.shape for name, weight in self._stored.items()}
 
-
-def _find_stored(folder: Path, *, copies: bool) -> dict[str, Stored]:
+def _find_stored(folder: Path) -> dict[str, Stored]:
     models = {path: index(path) for path in _by_rank(folder, MODEL)}
     optimizers = {
         path: index(path)["optimizer_state_dict"] for path in _by_rank(folder, SHARD)
@@ -100,30 +95,28 @@ def _find_stored(folder: Path, *, copies: bool) -> dict[str, Stored]:
         raise ValueError(f"no file that ends in {MODEL}")
     path, model = next(iter(models.items()))
     # Stage 3 leaves empty tensors in place of the weights.
-    own = {
+    stored = {
         name: _whole(path, tensor)
         for name, tensor in model["module"].items()
         if tensor.numel()
     }
     if not optimizers:
-        trained = _stage_0(path, model, copies=copies)
+        trained = _stage_0(path, model)
     elif "fp32_flat_groups" in next(iter(optimizers.values())):
         trained = _frozen(models) | _stage_3(model["param_shapes"], optimizers)
     else:
         trained = _stages_1_2(model["param_shapes"], optimizers)
     # A weight that two modules share is trained under one of its names.
-    shared = dict(model["shared_params"] or {})
-    first = {own[name].ranges[0]: name for name in trained if name in own}
-    shared |= {
-        name: first[weight.ranges[0]]
-        for name, weight in own.items()
-        if weight.ranges[0] in first
-    }
-    return (
-        own
-        | trained
-        | {alias: trained[name] for alias, name in shared.items() if name in trained}
-    )
+    aliases = dict(model["shared_params"] or {})
+    names = {stored[name].ranges[0]: name for name in trained if name in stored}
+    for name, weight in stored.items():
+        if weight.ranges[0] in names:
+            aliases[name] = names[weight.ranges[0]]
+    stored |= trained
+    for alias, name in aliases.items():
+        if name in trained:
+            stored[alias] = trained[name]
+    return stored
 
 
 def _by_rank(folder: Path, suffix: str) -> list[Path]:
@@ -137,21 +130,12 @@ def _whole(path: Path, tensor: Tensor) -> Stored:
     return Stored(tuple(tensor.shape), [locate(path, tensor)])
 
 
-def _stage_0(
-    path: Path, model: Mapping[str, Any], *, copies: bool
-) -> dict[str, Stored]:
-    """Return the float32 copies; none if the names are missing and the model's own copies are enough."""
+def _stage_0(path: Path, model: Mapping[str, Any]) -> dict[str, Stored]:
+    """Return the float32 copies of a 16-bit model's weights; none of a float32 model."""
     groups = (model["optimizer"] or {}).get("fp32_groups", [])
-    if groups and "trained" not in model:
-        if copies:
-            return {}
-        raise UserError(
-            f"{path} must name its float32 weights, got no names (written by an earlier version). "
-            "Export it with dtype=bfloat16, an adapter with lora=kept."
-        )
     return {
         name: _whole(path, tensor)
-        for names, tensors in zip(model.get("trained", []), groups, strict=bool(groups))
+        for names, tensors in zip(model["trained"], groups, strict=bool(groups))
         for name, tensor in zip(names, tensors, strict=True)
     }
 
@@ -213,10 +197,11 @@ def write_weights(
     shard_size: str,
     indexed: bool = False,
 ) -> None:
-    """Write model.safetensors, or its shards and their index, as `save_pretrained` does, a shard at a time.
+    """Write the weights as `save_pretrained` does, with one file of them in memory.
 
-    `weights` have `dtype` and the names of the library's model. With `indexed` a single file gets an index too:
-    from it vLLM and SGLang know which *.safetensors are weights. Raise OSError if the disk cannot take them.
+    `weights` have `dtype` and the names of the library's model. With `indexed` a single
+    file gets an index too, from which vLLM and SGLang know which *.safetensors are
+    weights. Raise OSError if they cannot be written.
     """
     lm = skeleton(config)
     shapes = remove_tied_weights_from_state_dict(lm.state_dict(), lm)
@@ -243,9 +228,10 @@ def write_weights(
 
 
 def return_large_blocks() -> None:
-    """Make glibc return blocks of 1 MiB and more to the system when they are freed.
+    """Make glibc return freed blocks of 1 MiB and more to the system.
 
-    By default it keeps blocks of up to 32 MB, and weights of many sizes fragment the heap to the model's size.
+    By default it keeps blocks of up to 32 MB, and weights of many sizes fragment the
+    heap to the size of the model.
     """
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**20)
