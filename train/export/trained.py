@@ -51,15 +51,17 @@ class Trained:
     @property
     def config(self) -> PretrainedConfig:
         """The architecture, read anew."""
-        return AutoConfig.from_pretrained(
+        config: PretrainedConfig = AutoConfig.from_pretrained(
             self.described, local_files_only=True, trust_remote_code=False
         )
+        return config
 
     @property
     def validation(self) -> dict[str, float]:
         """The row of the checkpoint's validation. Raise UserError if there was none."""
         step = self.checkpoint.step
-        for row in self.manifest["validation"]:
+        rows: list[dict[str, float]] = self.manifest["validation"]
+        for row in rows:
             if row["step"] == step:
                 return row
         raise UserError(
@@ -93,11 +95,12 @@ class Trained:
         weights = self.weights(dtype if self.keep_adapter else torch.float32)
         return self.plain_weights(weights, dtype, merged=not self.keep_adapter)
 
-    def shards(self, override: str) -> Path:
+    def validated_shards(self, override: str) -> Path:
         """Return the folder of the training data: `override`, or where it was.
 
-        Raise UserError if it is missing or another.
+        Raise UserError if it is missing or another, or if the checkpoint was not validated.
         """
+        _ = self.validation
         path = override or self.manifest["places"]["data.path"]
         read_manifest(path, "shards", "data.path")
         if fingerprint(path) != self.manifest["inputs"]["data.path"]:

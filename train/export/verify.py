@@ -160,7 +160,7 @@ class DirectoryWeights(Mapping[str, Tensor]):
     """A model directory's weights as Transformers reads them, from the disk on access."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, offload: Path) -> None:
-        logging.disable_progress_bar()
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         # It warns that the weights stay on the disk.
         getLogger("accelerate").setLevel(ERROR)
         self._lm = AutoModelForCausalLM.from_pretrained(
@@ -178,7 +178,8 @@ class DirectoryWeights(Mapping[str, Tensor]):
         module = self._lm.get_submodule(place)
         with align_module_device(module):
             # A copy: the mapped file would stay in memory, and is not aligned.
-            return getattr(module, kind).detach().clone()
+            weight: Tensor = getattr(module, kind)
+            return weight.detach().clone()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -202,7 +203,8 @@ def _trained_model(
         for name, tensor in adapter_weights(weights).items()
     }
     lm.load_state_dict(adapter, strict=False, assign=True)
-    return lm.eval()
+    lm.train(False)
+    return lm
 
 
 def _read_model(
@@ -215,7 +217,8 @@ def _read_model(
     lm = _offloaded(config, weights, dtype, device)
     if (out / "adapter").is_dir():
         read_adapter(lm, out / "adapter", dtype=dtype, device=device)
-    return lm.eval()
+        lm.train(False)
+    return lm
 
 
 def _offloaded(
@@ -226,20 +229,22 @@ def _offloaded(
 ) -> PreTrainedModel:
     """Return a model whose layers hold their `weights` only while they compute."""
     with init_empty_weights():
-        lm = AutoModelForCausalLM.from_config(
+        lm: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config,
             dtype=dtype,
             attn_implementation=register("sdpa"),
             trust_remote_code=False,
         )
     cpu_offload(lm, execution_device=device, state_dict=weights)
-    return lm.eval()
+    lm.train(False)
+    return lm
 
 
 def _resident(lm: PreTrainedModel) -> ExitStack:
     """Return a context in which head and embedding hold their weights for readers."""
     stack = ExitStack()
-    for module in (lm.get_output_embeddings(), lm.get_input_embeddings()):
+    head: nn.Linear = lm.get_output_embeddings()  # type: ignore[no-untyped-call]
+    for module in (head, lm.get_input_embeddings()):
         for part in module.modules():
             stack.enter_context(align_module_device(part))
     return stack
@@ -296,7 +301,8 @@ def _compare_logits(
 def _logits(lm: PreTrainedModel, ids: Tensor) -> Tensor:
     """Return (n, V) logits of (1, n) ids."""
     with _resident(lm):
-        return lm(input_ids=ids, use_cache=False).logits[0]
+        logits: Tensor = lm(input_ids=ids, use_cache=False).logits
+        return logits[0]
 
 
 def _affordable(trained: Trained, shards: Shards, device: torch.device) -> int:
@@ -331,7 +337,7 @@ def measure(
     """
     objective = laid_out(trained.objective)
     seed = window_seed(trained.manifest["settings"]["seed"])
-    head = module.lm.get_output_embeddings()
+    head: nn.Linear = module.lm.get_output_embeddings()  # type: ignore[no-untyped-call]
     stride = -(-count // MAX_WINDOW_SEQUENCES)
     most = MAX_WINDOWS // len(range(0, count, stride))
     tallies = []
