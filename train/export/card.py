@@ -36,6 +36,7 @@ def write_card(
     base = manifest["base"] or {}
     adaptive = manifest["adaptive"]
     gated = trained_lora(manifest).gated
+    adapter = (out / "adapter").is_dir()
     metadata = ModelCardData(
         base_model=base.get("hub"),
         library_name="transformers",
@@ -54,10 +55,10 @@ def write_card(
         base=base,
         adaptive=adaptive,
         gated=gated,
-        parallel=len(adaptive) == 1 and not gated,
+        parallel=len(adaptive) == 1 and not adapter,
         infilling=infilling_orders(manifest),
         config=read_json(out / "config.json"),
-        adapter=(out / "adapter").is_dir(),
+        adapter=adapter,
         custom_generate=(out / "custom_generate").is_dir(),
         table=(out / TABLE).is_file(),
         step=step,
