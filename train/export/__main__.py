@@ -117,7 +117,7 @@ def write(
     for sentence in sentences:
         print_line(f"export: {sentence}")
     if config.tracker.mode != "disabled":
-        track(config, {"step": step, **(verified or {})})
+        track(config, {"step": step, "verified": verified})
 
 
 def write_model(

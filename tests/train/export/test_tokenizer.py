@@ -31,6 +31,7 @@ TEXTS = [
 ]
 CHAT = "{{ messages[0].content }}!"
 Exported = tuple[Path, Vocab, Text, Text]
+Codellama = tuple[Path, Vocab, Text, Text, Encoder]
 
 
 def export(source: Path, folder: Path, config: VocabConfig, used: int) -> Exported:
@@ -70,28 +71,28 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def codellama(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+def codellama(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Codellama:
     source = shared_data / "tokenizers" / "codellama-7b"
     folder = tmp_path_factory.mktemp("tokenizer") / "codellama"
-    return export(source, folder, DIVERSE, 7)
+    exported = export(source, folder, DIVERSE, 7)
+    return *exported, Encoder(load_tokenizer(folder), exported[1])
 
 
 @given(parts=st.lists(st.sampled_from(PIECES), max_size=8))
 def test_no_text_becomes_an_adaptive_id_by_our_encoders(
-    codellama: Exported, parts: list[str]
+    codellama: Codellama, parts: list[str]
 ) -> None:
     """Special tokens are matched in raw text by a plain encoder."""
-    folder, vocab, before, after = codellama
-    encoder = Encoder(load_tokenizer(folder), vocab)
+    _, vocab, before, after, encoder = codellama
     text = "".join(parts)
     ids = after.encode(text)
     assert ids == before.encode(text) and vocab.control.isdisjoint(ids[1:])
     assert ids[1:] == encoder.encode([encoder.lead(text)])[0].tolist()
 
 
-def test_transformers_encodes_as_training_did(codellama: Exported) -> None:
+def test_transformers_encodes_as_training_did(codellama: Codellama) -> None:
     """Transformers 5's class for CodeLlama drops one of the spaces that begin a text."""
-    folder, vocab, _, after = codellama
+    folder, vocab, _, after, _ = codellama
     tokenizer = library(folder)
     assert len(tokenizer) == vocab.size == 32016  # no row is added
     assert set(vocab.control) <= set(tokenizer.all_special_ids)
