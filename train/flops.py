@@ -32,32 +32,22 @@ PEAKS = {
 }
 
 
-class Flops(NamedTuple):
-    """Operations of one step."""
-
-    model: float  # what the step needs, MFU's count
-    hardware: float  # what is computed, with the layers' forward again under activation checkpointing (HFU's)
-
-
-def peak_flops(device: str, override: float | None = None) -> float | None:
-    """Return the operations per second of a device by torch.cuda.get_device_name; None if unknown.
-
-    `override` are TFLOP/s from the settings.
-    """
-    if override is not None:
-        return override * 1e12
-    return next(
-        (peak for pattern, peak in PEAKS.items() if re.search(pattern, device)), None
-    )
+def peak_flops(device: str) -> float | None:
+    """Return the operations per second of a device; None if unknown."""
+    for pattern, peak in PEAKS.items():
+        if re.search(pattern, device):
+            return peak
+    return None
 
 
 def step_flops(
     architecture: PretrainedConfig, config: TrainConfig, *, seq_len: int
-) -> Flops:
-    """Return the operations of a step over all ranks.
+) -> float:
+    """Return the operations that a step needs over all ranks (MFU's count).
 
-    Frozen weights (LoRA) need no gradient; what the adapter itself computes is left out. With a gated adapter
-    the trunk has no backward pass, and predicts nothing.
+    Layers that activation checkpointing computes again are left out. Frozen weights
+    (LoRA) need no gradient; the adapter's own operations are left out. With a gated
+    adapter the trunk has no backward pass, and predicts nothing.
     """
     layers, head = matrix_parameters(architecture)
     work = expected_work(config.objective, seq_len)
@@ -67,13 +57,10 @@ def step_flops(
     products = of_row * work.rows + 2 * head * work.predicted
     scores = of_pair * work.pairs
     needed = (2 if config.lora.rank else 3) * products + 3 * scores
-    again = of_row * work.rows + scores
     if config.lora.gated:
         trunk_scores = of_pair * seq_len * (seq_len + 1) / 2
         needed -= of_row * seq_len + 2 * trunk_scores + 2 * 2 * head * seq_len
-        again -= of_row * seq_len + trunk_scores
-    computed = needed + config.model.activation_checkpointing * again
-    return Flops(config.global_batch * needed, config.global_batch * computed)
+    return float(config.global_batch * needed)
 
 
 class ExpectedRows(NamedTuple):
@@ -128,10 +115,8 @@ def retained(objective: ObjectiveConfig) -> list[float]:
 
 def head_width(config: PretrainedConfig) -> int:
     """Return the width of one attention head."""
-    return (
-        getattr(config, "head_dim", None)
-        or config.hidden_size // config.num_attention_heads
-    )
+    width = getattr(config, "head_dim", None)
+    return int(width or config.hidden_size // config.num_attention_heads)
 
 
 def matrix_parameters(config: PretrainedConfig) -> tuple[int, int]:
@@ -140,10 +125,8 @@ def matrix_parameters(config: PretrainedConfig) -> tuple[int, int]:
     A lookup in the embedding is no product; of experts, those count that a token is routed to.
     """
     lm = skeleton(config)
-    apart = {
-        id(lm.get_input_embeddings().weight),
-        id(lm.get_output_embeddings().weight),
-    }
+    embeddings = (lm.get_input_embeddings(), lm.get_output_embeddings())
+    apart = {id(module.weight) for module in embeddings}
     experts = (
         getattr(config, "num_local_experts", None)
         or getattr(config, "num_experts", None)
@@ -153,9 +136,6 @@ def matrix_parameters(config: PretrainedConfig) -> tuple[int, int]:
     layers = 0
     for name, parameter in lm.named_parameters():
         if parameter.ndim >= 2 and id(parameter) not in apart:
-            layers += (
-                parameter.numel() * routed // experts
-                if ".experts." in name
-                else parameter.numel()
-            )
+            count = parameter.numel()
+            layers += count * routed // experts if ".experts." in name else count
     return layers, lm.get_output_embeddings().weight.numel()

@@ -131,7 +131,8 @@ class PlainWeights(Mapping[str, Tensor]):
         }
         layer.load_state_dict(own, assign=True)
         layer.merge()
-        return getattr(layer.get_base_layer(), kind).detach().to(self._dtype)
+        merged: Tensor = getattr(layer.get_base_layer(), kind)
+        return merged.detach().to(self._dtype)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

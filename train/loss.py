@@ -20,6 +20,7 @@ the j-th of a window weighs what it adds to the expected accepted length,
     w_j = Σ_{m ≥ j} Π_{i ≤ m} ã_i    with ã = ½ + ½ a,    a = q(label) for ce, α for lk
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,17 +59,20 @@ def draft_loss(
     teachers_T: Tensor | None = None,
     draft: DraftLoss = DraftLoss(),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the loss, a scalar with gradient, and for each position, without gradient, its cross-entropy (T,)
-    and its likeliest token (T,) int64.
+    """Return the loss, and each position's cross-entropy (T,) and likeliest token (T,).
 
-    Positions labelled IGNORE cost nothing; their entries are 0 and IGNORE. `teachers_T` is the position that
-    teaches, -1 for none: such a position learns its label. `offsets_T`, j where a window's j-th token
-    predicts, is needed for weights by place. A chunk ends with a window, so it may be longer by one.
+    The loss is a scalar with gradient; the others have none. Positions labelled IGNORE cost
+    nothing; their entries are 0 and IGNORE. `teachers_T` is the position that teaches, -1
+    for none: such a position learns its label. `offsets_T`, j where a window's j-th token
+    predicts, is needed for weights by place. A chunk ends with a window, so it may be
+    longer by one.
     """
     absent = torch.full_like(labels_T, -1)
     teachers = teachers_T if teachers_T is not None and draft.taught else absent
     offsets = offsets_T if offsets_T is not None and draft.by_place else absent
-    return _DraftLoss.apply(
+    grad = torch.is_grad_enabled()
+    apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _DraftLoss.apply
+    return apply(
         hidden_Td,
         weight_Vd,
         labels_T,
@@ -77,7 +81,7 @@ def draft_loss(
         offsets,
         draft,
         chunk,
-        torch.is_grad_enabled(),
+        grad,
     )
 
 

@@ -1,7 +1,7 @@
 """The training loop: steps, validation, checkpoints, in that order.
 
-What happens in a step: data.py (batches), objective.py (layouts), model.py and loss.py (forward), engine.py
-(backward, optimizer).
+A step uses data.py (batches), objective.py (layouts), model.py, attention.py and loss.py
+(forward), engine.py (backward, optimizer).
 """
 
 import math
@@ -25,7 +25,7 @@ from conf.fingerprint import MANIFEST, fingerprint_file
 from conf.stage import write_manifest
 from data_prep.ngrams import TABLE, link_table
 from data_prep.vocab import Vocab
-from train.checkpoints import Checkpoints
+from train.checkpoint import Checkpoints
 from train.checks import check_ranks
 from train.config import DESCRIBED, DIAGNOSTICS, LOG, OptimizerConfig, TrainConfig
 from train.data import (
@@ -36,15 +36,7 @@ from train.data import (
     rank_batches,
     trained_on,
 )
-from train.distributed import (
-    Abandoned,
-    Pulse,
-    StopSignals,
-    broadcast,
-    gather,
-    is_lost_rank,
-    shared_store,
-)
+from train.distributed import Abandoned, StopSignals, broadcast, gather, is_lost_rank
 from train.engine import Engine, check_settings, start
 from train.flops import peak_flops, step_flops
 from train.loss import DraftLoss, summarise
@@ -71,21 +63,20 @@ class Stopped(Exception):
 def train(
     config: TrainConfig, provenance: dict[str, Any], data: dict[str, Any]
 ) -> list[dict[str, float]]:
-    """Run one rank, from the start or the newest checkpoint; return the validations, oldest first.
+    """Run one rank, from the start or the newest checkpoint; return the validations.
 
-    Raises Stopped as `Trainer.run` does, and UserError where the device is too small, or for settings that
-    DeepSpeed does not take.
+    Raises Stopped as `Trainer.run` does, and UserError when memory runs out, or for
+    settings that DeepSpeed refuses.
     """
     check_settings(config.deepspeed)
     try:
-        trainer = Trainer(config, provenance, data)
+        return Trainer(config, provenance, data).run()
     except torch.OutOfMemoryError as error:
         raise RankLocalError(
-            f"out of memory while loading weights, gradients and optimizer: {in_one_line(error)}. plan=true "
-            "shows what each takes",
+            f"out of memory with micro_batch={config.micro_batch}: {in_one_line(error)}. "
+            "plan=true shows the parts. Start again to continue from the last checkpoint.",
             page=MEMORY,
         ) from error
-    return trainer.run()
 
 
 def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
@@ -104,7 +95,9 @@ def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
 def why_diverged(
     loss: float, gradient_norm: float, recent: Sequence[float], ratio: float
 ) -> str | None:
-    """Return what is wrong with a step, or None: a loss or a gradient that is not finite, or a loss above
+    """Return why a step has diverged, or None.
+
+    A step has diverged if its loss or gradient is not finite, or its loss is above
     `ratio` times the mean of the last WINDOW steps, once there are SETTLED.
     """
     if not math.isfinite(loss):
@@ -112,8 +105,11 @@ def why_diverged(
     if not math.isfinite(gradient_norm):
         return f"the gradient is not finite at a loss of {loss:.4g}"
     before = recent[-WINDOW:]
-    if len(before) >= SETTLED and loss > ratio * (mean := sum(before) / len(before)):
-        return f"the loss is {loss:.4g}, above {ratio:g} times the last {len(before)} steps' mean of {mean:.4g}"
+    if len(before) < SETTLED:
+        return None
+    mean = sum(before) / len(before)
+    if loss > ratio * mean:
+        return f"the loss is {loss:.4g}, above {ratio:g} times the recent mean of {mean:.4g}"
     return None
 
 
@@ -125,9 +121,6 @@ class Trainer:
     ) -> None:
         self.provenance = provenance
         self.rank, self.ranks = start()
-        config.accumulations(
-            self.ranks
-        )  # report a batch that does not divide before anything else
         check_ranks(gather(asdict(config)))
         self.out = Path(config.out)
         self.vocab = Vocab.from_json(data["vocab"])
@@ -136,12 +129,7 @@ class Trainer:
             self.trained_on["own"] = own_text(config)
         self.data = TrainingData(config)
         self.stop = StopSignals()
-        self.checkpoints = Checkpoints(
-            self.out,
-            provenance,
-            keep_last=config.keep_last,
-            keep_every=config.keep_every,
-        )
+        self.checkpoints = Checkpoints(self.out, provenance, keep_last=config.keep_last)
         try:
             self._prepare(config, data)
         except BaseException:
@@ -149,25 +137,20 @@ class Trainer:
             raise
 
     def _prepare(self, config: TrainConfig, data: dict[str, Any]) -> None:
-        """Load the newest checkpoint, or the base model; then write what a new run's folder begins with."""
+        """Load the newest checkpoint, or the base model; write a new run's first files."""
         checkpoint = self.checkpoints.newest()
         if checkpoint is not None:
             config.check_steps(checkpoint.step)
-        # A run goes on in the type that it began in, also on another machine.
-        chosen = (
-            choose_dtype(config.dtype)
-            if checkpoint is None
-            else checkpoint.state["dtype"]
-        )
-        self.config = config = replace(config, dtype=broadcast(chosen))
+        # A run continues in its first type, also on another machine.
+        dtype = checkpoint.state["dtype"] if checkpoint else choose_dtype(config.dtype)
+        self.config = config = replace(config, dtype=broadcast(dtype))
         self.module, self.parameters = assemble(config, self.vocab)
         universal = checkpoint is not None and not checkpoint.fits(self.ranks)
         self.engine = Engine(self.module, config, universal=universal)
-        self.peak = peak_flops(self.engine.device_name(), config.peak_tflops)
+        self.peak = peak_flops(self.engine.device_name())
         self.seq_len: int = data["seq_len"]
-        self.flops = step_flops(
-            self.module.lm.config, config, seq_len=self.seq_len
-        ).model
+        architecture = self.module.lm.config
+        self.flops = step_flops(architecture, config, seq_len=self.seq_len)
         self.held_out = Validation(
             config,
             self.vocab,
@@ -177,15 +160,14 @@ class Trainer:
         )
         if checkpoint is not None:
             self.checkpoints.load(checkpoint, self.engine)
-        state = (
-            checkpoint.state
-            if checkpoint
-            else {"validation": [], "recent": [], "run_id": None}
-        )
-        self.step = self.saved = checkpoint.step if checkpoint else 0
+        state: dict[str, Any] = {"validation": [], "recent": [], "run_id": None}
+        if checkpoint is not None:
+            state = checkpoint.state
+        self.step = checkpoint.step if checkpoint else 0
+        self.saved = self.step
         self.validation: list[dict[str, float]] = state["validation"]
         self.recent: list[float] = state["recent"]  # losses of the last steps
-        # [first step, steps]: from that step on the learning rate followed a schedule of so many steps
+        # [first step, steps]: the schedule of the learning rate from that step on
         self.schedules: list[list[int]] = state.get("schedules", [])
         if not self.schedules or self.schedules[-1][1] != config.steps:
             self.schedules.append([self.step, config.steps])
@@ -206,31 +188,22 @@ class Trainer:
         self.tracker.define_axis("tokens_seen")
 
     def run(self) -> list[dict[str, float]]:
-        """Train to the last step and finish the folder; return the validations, oldest first.
+        """Train to the last step and finish the folder; return the validations.
 
-        Raises Stopped, after saving, when a signal came, and UserError when memory ran out or another rank
+        Raises Stopped, after saving, when a signal came, and UserError when another rank
         died.
         """
-        # Started after all slow reads of files, which would delay its beats.
-        pulse = Pulse(shared_store(), rank=self.rank, ranks=self.ranks)
         try:
             self._run()
-        except torch.OutOfMemoryError as error:
-            raise RankLocalError(
-                f"out of memory in step {self.step + 1} with micro_batch={self.config.micro_batch}: "
-                f"{in_one_line(error)}. Step {self.saved} is saved",
-                page=MEMORY,
-            ) from error
         except RuntimeError as error:
             if not is_lost_rank(error):
                 raise
             raise UserError(
-                f"rank {self.rank} lost another rank in step {self.step + 1}: the launcher names the one that "
-                f"failed first. Start it again to continue from step {self.saved}"
+                f"rank {self.rank} lost another rank in step {self.step + 1}. "
+                f"Start the run again to continue from step {self.saved}."
             ) from error
         finally:
             self.checkpoints.release()
-        pulse.finish()
         return self.validation
 
     def _run(self) -> None:
@@ -238,7 +211,8 @@ class Trainer:
         warmup = config.optimizer.warmup_steps
         if config.steps <= warmup:
             self.tracker.tell(
-                f"warning: in steps={config.steps} the learning rate only rises: its warm-up is {warmup}"
+                f"warning: steps={config.steps} end within the learning rate's warm-up "
+                f"of {warmup} steps"
             )
         if self.rank == 0 and self.step < config.steps:
             (self.out / MANIFEST).unlink(missing_ok=True)  # left by fewer steps
@@ -255,15 +229,12 @@ class Trainer:
         self.tracker.finish()
         dist.barrier()
         if not finished:
-            saved = (
-                f"step {self.saved} is saved"
-                if self.saved
-                else "before the first step was saved"
+            raise Stopped(
+                f"stopped by a signal; step {self.saved} is saved: start again to continue"
             )
-            raise Stopped(f"stopped by a signal; {saved}: start it again to continue")
 
     def _train(self, show: Callable[[int, str], None]) -> None:
-        """Take the steps that are left, validate and save. Raises Abandoned when a signal came."""
+        """Take the remaining steps, validate and save. Raises Abandoned after a signal."""
         config = self.config
         if self._validation_is_due():  # the first, or one that a signal ended
             self._validate(show)
@@ -291,7 +262,7 @@ class Trainer:
     def train_step(self) -> dict[str, float]:
         """Take one step of the optimizer; return its metrics by name, as means over all ranks.
 
-        Raises UserError when the loss has diverged, and Abandoned when a signal came between micro-batches.
+        Raises UserError when the loss has diverged, and Abandoned after a signal.
         """
         config = self.config
         began = time.perf_counter()
@@ -322,7 +293,7 @@ class Trainer:
             by_place=objective.place_weights == "dynamic",
         )
         lr = learning_rate(self.step, config.steps, config.optimizer)
-        # Signals are also checked between micro-batches: a step may take longer than a scheduler waits.
+        # A step may take longer than a scheduler waits: micro-batches also check for signals.
         losses, tally = self.engine.step(
             batches,
             lr,
@@ -368,15 +339,14 @@ class Trainer:
             "why": why,
             "step": self.step + 1,
             "metrics": metrics,
-            "weight_norm": self.engine.weight_norm(),
             "recent_losses": self.recent,
             "micro_batches_by_rank": gather(micro_batches),
         }
         if self.rank == 0:
             write_json(self.out / DIAGNOSTICS, diagnostics)
         raise UserError(
-            f"step {self.step + 1}: {why}. See {self.out / DIAGNOSTICS}; the last checkpoint is that of step "
-            f"{self.saved}",
+            f"step {self.step + 1}: {why}. See {self.out / DIAGNOSTICS}; "
+            f"the last checkpoint is that of step {self.saved}.",
             page=DIVERGED,
         )
 
@@ -388,7 +358,7 @@ class Trainer:
         )
         self.validation.append({"step": self.step, **metrics})
         self._track("validation", metrics)
-        # Not by W&B's own min and max, which in offline files forget what was before a resume.
+        # W&B's own min and max forget the values before a resume in offline files.
         self.tracker.summarise(
             {f"best/{name}": value for name, value in best(self.validation).items()}
         )

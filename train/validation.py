@@ -1,5 +1,6 @@
-"""Validation on held-out sequences: always the same sequences and windows, all windows on clean prefixes, as
-decoding meets them. All objectives are validated alike, so that their figures compare.
+"""Validation on held-out sequences: the same sequences and windows each time.
+
+All windows have clean prefixes, as in decoding, whatever the objective.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from train.data import HELD_OUT, load_batch
 from train.distributed import Abandoned
 from train.loss import summarise
 
-MOST_SEQUENCES = 64  # of a validation, unless the settings say more
+MAX_SEQUENCES = 64  # of a validation, without the setting validate_sequences
 TIME_SHARE = 0.01  # of a run's time, for all its validations
 FORWARD_SHARE = (
     1 / 3
@@ -69,8 +70,8 @@ class Validation:
     ) -> tuple[dict[str, float], list[SampleDraft]]:
         """Return metrics over all ranks, by name, and this rank's sample drafts.
 
-        `show` receives a line before each batch. Raises Abandoned if `stop` returns True: it is called before
-        each batch and must return the same on every rank.
+        `show` receives a line before each batch. Raises Abandoned if `stop` returns True:
+        it is called before each batch and must return the same on every rank.
         """
         total = torch.zeros(
             self._objective.L + 1, 4, dtype=torch.float64, device=self._device
@@ -100,24 +101,22 @@ class Validation:
 
 
 def affordable_sequences(config: TrainConfig) -> int:
-    """Return the held-out sequences of each validation that take TIME_SHARE of the run's time in all."""
+    """Return the sequences of a validation: all take TIME_SHARE of the run's time."""
     validations = 1 + -(-config.steps // config.validate_every)
     trained = config.steps * config.global_batch
-    return min(
-        MOST_SEQUENCES, int(TIME_SHARE * trained / (FORWARD_SHARE * validations))
-    )
+    return min(MAX_SEQUENCES, int(TIME_SHARE * trained / (FORWARD_SHARE * validations)))
 
 
 def validated(sequences: int, *, available: int, per_round: int) -> int:
-    """Return how many held-out sequences are validated on: whole rounds of micro_batch x ranks.
+    """Return the number of held-out sequences, whole rounds of micro_batch x ranks.
 
     Raises UserError when they make no round.
     """
     count = min(sequences, available)
     if count < per_round:
         raise UserError(
-            f"validate_sequences must give at least micro_batch x ranks = {per_round} held-out sequences, got "
-            f"{count}. Raise it, lower micro_batch, or prepare more held-out data"
+            f"validate_sequences must be at least micro_batch x ranks = {per_round}, got "
+            f"{count}. Raise it, lower micro_batch, or prepare more held-out data."
         )
     return count // per_round * per_round
 
@@ -128,7 +127,7 @@ def window_seed(seed: int) -> tuple[int, int]:
 
 
 def laid_out(objective: ObjectiveConfig) -> ObjectiveConfig:
-    """Return the objective that lays out held-out windows as decoding meets them."""
+    """Return the objective that lays out held-out windows: branch, or causal."""
     if objective.name == "causal":
         return objective
     return replace(objective, name="branch", wide_share=0.0)
@@ -143,8 +142,8 @@ def sample_drafts(
 ) -> list[SampleDraft]:
     """Return up to `count` of the widest windows of a batch of `branch`, by COLUMNS.
 
-    `predicted` (r, c) is the likeliest token of each column. The prefix ends with the token at the position of
-    a_1, which decoding knows when it meets the drafts.
+    `predicted` (r, c) is the likeliest token of each column. The prefix ends with the
+    token at the position of a_1, which decoding knows before it drafts.
     """
     ids, labels, offsets, positions = (
         batch[name].tolist() for name in ("ids", "labels", "offsets", "positions")

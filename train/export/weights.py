@@ -34,15 +34,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from conf.errors import Refusing
 from conf.files import write_json
-from train.checkpoint import (
-    SHARD,
-    ByteRange,
-    cut,
-    index,
-    locate,
-    read,
-    write_safetensors,
-)
+from train.checkpoint import SHARD, cut, index, read, write_safetensors
 from train.pretrained import skeleton
 
 MODEL = "model_states.pt"  # suffix of the files with the model's own copy, or a rank's share of it
@@ -52,10 +44,10 @@ M_MMAP_THRESHOLD = -3  # of malloc.h
 
 
 class Stored(NamedTuple):
-    """A weight's shape, and the byte ranges that hold its numbers in order."""
+    """A weight's shape, and the vectors of a file that hold its numbers in order."""
 
     shape: tuple[int, ...]
-    ranges: list[ByteRange]
+    parts: list[Tensor]
 
 
 class CheckpointWeights(Mapping[str, Tensor]):
@@ -77,7 +69,7 @@ class CheckpointWeights(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         weight = self._stored[name]
-        return read(weight.ranges, weight.shape, self._dtype)
+        return read(weight.parts, weight.shape, self._dtype)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._stored)
@@ -87,31 +79,30 @@ class CheckpointWeights(Mapping[str, Tensor]):
 
 
 def _find_stored(folder: Path) -> dict[str, Stored]:
-    models = {path: index(path) for path in _by_rank(folder, MODEL)}
-    optimizers = {
-        path: index(path)["optimizer_state_dict"] for path in _by_rank(folder, SHARD)
-    }
+    models = _by_rank(folder, MODEL)
+    optimizers = [rank["optimizer_state_dict"] for rank in _by_rank(folder, SHARD)]
     if not models:
         raise ValueError(f"no file that ends in {MODEL}")
-    path, model = next(iter(models.items()))
+    model = models[0]
     # Stage 3 leaves empty tensors in place of the weights.
     stored = {
-        name: _whole(path, tensor)
+        name: _whole(tensor)
         for name, tensor in model["module"].items()
         if tensor.numel()
     }
     if not optimizers:
-        trained = _stage_0(path, model)
-    elif "fp32_flat_groups" in next(iter(optimizers.values())):
+        trained = _stage_0(model)
+    elif "fp32_flat_groups" in optimizers[0]:
         trained = _frozen(models) | _stage_3(model["param_shapes"], optimizers)
     else:
         trained = _stages_1_2(model["param_shapes"], optimizers)
     # A weight that two modules share is trained under one of its names.
     aliases = dict(model["shared_params"] or {})
-    names = {stored[name].ranges[0]: name for name in trained if name in stored}
-    for name, weight in stored.items():
-        if weight.ranges[0] in names:
-            aliases[name] = names[weight.ranges[0]]
+    addresses = {name: weight.parts[0].data_ptr() for name, weight in stored.items()}
+    names = {addresses[name]: name for name in trained if name in stored}
+    for name, address in addresses.items():
+        if address in names:
+            aliases[name] = names[address]
     stored |= trained
     for alias, name in aliases.items():
         if name in trained:
@@ -119,37 +110,35 @@ def _find_stored(folder: Path) -> dict[str, Stored]:
     return stored
 
 
-def _by_rank(folder: Path, suffix: str) -> list[Path]:
-    return sorted(
+def _by_rank(folder: Path, suffix: str) -> list[Any]:
+    paths = sorted(
         folder.glob(f"*{suffix}"),
         key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)],
     )
+    return [index(path) for path in paths]
 
 
-def _whole(path: Path, tensor: Tensor) -> Stored:
-    return Stored(tuple(tensor.shape), [locate(path, tensor)])
+def _whole(tensor: Tensor) -> Stored:
+    return Stored(tuple(tensor.shape), [tensor.flatten()])
 
 
-def _stage_0(path: Path, model: Mapping[str, Any]) -> dict[str, Stored]:
+def _stage_0(model: Mapping[str, Any]) -> dict[str, Stored]:
     """Return the float32 copies of a 16-bit model's weights; none of a float32 model."""
     groups = (model["optimizer"] or {}).get("fp32_groups", [])
     return {
-        name: _whole(path, tensor)
+        name: _whole(tensor)
         for names, tensors in zip(model["trained"], groups, strict=bool(groups))
         for name, tensor in zip(names, tensors, strict=True)
     }
 
 
 def _stages_1_2(
-    groups: Sequence[Mapping[str, Any]], ranks: Mapping[Path, Any]
+    groups: Sequence[Mapping[str, Any]], ranks: Sequence[Mapping[str, Any]]
 ) -> dict[str, Stored]:
     stored: dict[str, Stored] = {}
-    paddings = next(iter(ranks.values())).get("param_alignment_paddings")
+    paddings = ranks[0].get("param_alignment_paddings")
     for number, shapes in enumerate(groups):
-        vector = [
-            locate(path, rank["single_partition_of_fp32_groups"][number])
-            for path, rank in ranks.items()
-        ]
+        vector = [rank["single_partition_of_fp32_groups"][number] for rank in ranks]
         start = 0
         for position, (name, shape) in enumerate(shapes.items()):
             count = math.prod(shape)
@@ -159,31 +148,25 @@ def _stages_1_2(
 
 
 def _stage_3(
-    groups: Sequence[Mapping[str, Any]], ranks: Mapping[Path, Any]
+    groups: Sequence[Mapping[str, Any]], ranks: Sequence[Mapping[str, Any]]
 ) -> dict[str, Stored]:
-    vectors = [
-        [locate(path, group) for group in rank["fp32_flat_groups"]]
-        for path, rank in ranks.items()
-    ]
     stored: dict[str, Stored] = {}
     start = 0
     for name, shape in (item for shapes in groups for item in shapes.items()):
         share = -(-math.prod(shape) // len(ranks))
-        parts = [part for vector in vectors for part in cut(vector, start, share)]
+        parts = []
+        for rank in ranks:
+            parts += cut(rank["fp32_flat_groups"], start, share)
         stored[name] = Stored(tuple(shape), cut(parts, 0, math.prod(shape)))
         start += share
     return stored
 
 
-def _frozen(models: Mapping[Path, Any]) -> dict[str, Stored]:
+def _frozen(models: Sequence[Mapping[str, Any]]) -> dict[str, Stored]:
     """Return the frozen weights of stage 3, which no optimizer holds."""
-    shapes = next(iter(models.values()))["frozen_param_shapes"] or {}
     stored: dict[str, Stored] = {}
-    for name, shape in shapes.items():
-        parts = [
-            locate(path, model["frozen_param_fragments"][name])
-            for path, model in models.items()
-        ]
+    for name, shape in (models[0]["frozen_param_shapes"] or {}).items():
+        parts = [model["frozen_param_fragments"][name].flatten() for model in models]
         stored[name] = Stored(tuple(shape), cut(parts, 0, math.prod(shape)))
     return stored
 
