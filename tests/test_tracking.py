@@ -112,7 +112,7 @@ def test_the_best_validation_is_in_the_summary(runs: dict[str, dict[str, Any]]) 
 def test_an_export_has_its_figures(runs: dict[str, dict[str, Any]]) -> None:
     summary = of(runs, "export")["summary"]
     assert summary["step"] == 2
-    assert {"measured", "drafts", "agreement"} <= summary["verified"].keys()
+    assert {"measured", "drafts", "logit_difference"} <= summary["verified"].keys()
 
 
 def test_a_report_s_figures_are_in_the_summary(runs: dict[str, dict[str, Any]]) -> None:

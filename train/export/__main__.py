@@ -124,10 +124,9 @@ def write_model(
     trained: "Trained", out: Path, dtype: "torch.dtype", shard_size: str
 ) -> None:
     """Write the weights, a kept adapter and the n-gram table into `out`."""
-    from train.export.weights import return_large_blocks, write_weights
+    from train.export.weights import write_weights
     from train.lora import PlainWeights
 
-    return_large_blocks()
     weights = trained.served_weights(dtype)
     if isinstance(weights, PlainWeights) and trained.keep_adapter:
         weights.save_adapter(out / "adapter")

@@ -12,7 +12,6 @@ from conf.fingerprint import fingerprint
 from conf.stage import read_manifest
 from data_prep.ngrams import TABLE
 from train.export import trained_lora
-from train.export.sidecars import infilling_orders
 
 CARD = "README.md"
 TEMPLATE = Path(__file__).with_name("card.md.j2")
@@ -56,7 +55,6 @@ def write_card(
         adaptive=adaptive,
         gated=gated,
         parallel=len(adaptive) == 1 and not adapter,
-        infilling=infilling_orders(manifest),
         config=read_json(out / "config.json"),
         adapter=adapter,
         custom_generate=(out / "custom_generate").is_dir(),

@@ -1,19 +1,21 @@
 """The weights of n-grams beside adaptive tokens, fitted on held-out windows.
 
-Decoding accepts a draft that is the model's own choice y_j if all drafts before it were accepted. A window of
-held-out text has these choices up to the first that is not the text's next token: behind that one the model
-would write another text. (The next tokens themselves are no good measure: where the model did not expect them,
-n-grams would weigh too much.) All places of a window follow the text's own tokens, so whether a draft is right,
+Decoding accepts a draft that is the model's own choice y_j if all drafts before it were
+accepted. A window of held-out text has these choices up to the first one that is not the
+text's next token: behind it the model would write another text. (The next tokens themselves
+are no good target: where the model did not expect them, n-grams would weigh too much.) All
+places of a window follow the text's own tokens, so that the draft of a place,
 
-    argmax_c (log p_j(c) + λ_j log s_j(c)) = y_j          with s of infer/ngrams.py,
+    argmax_c (log p_j(c) + λ_j log s_j(c))          with s of infer/ngrams.py,
 
-does not depend on the other places' weights. The expected accepted drafts of a chain of L places, from windows
-that end at different places (Kaplan and Meier, JASA 1958), are
+does not depend on the weights of other places. Windows end at different places, so the
+expected accepted drafts of a chain of L places are (Kaplan and Meier, JASA 1958)
 
-    accepted = Σ_j Π_{i <= j} r_i        r_i: the share of right drafts among windows that have a place i and
-                                             whose drafts before it are right
+    accepted = Σ_j Π_{i <= j} r_i
 
-All values of small grids are tried. Each grid is in order of preference: of equals the first is chosen.
+where r_i is the share of right drafts among the windows that have a place i and whose drafts
+before it are right. All values of small grids are tried. Each grid is in order of preference:
+of equal values the first is chosen.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,7 +42,7 @@ SWEEPS = 3  # over the places, at most
 
 @dataclass(frozen=True)
 class NgramFit:
-    """The weights, and the expected accepted drafts of a chain by source: adaptive, ngrams, all."""
+    """The weights, and expected accepted drafts by source: adaptive, ngrams, all."""
 
     weights: NgramWeights
     windows: int
@@ -53,17 +55,18 @@ class NgramFit:
         accepted = self.accepted
         places = " ".join(f"{λ:g}" for λ in weights.places)
         return (
-            f"drafts accepted of {self.L}, on {self.windows} held-out windows: by adaptive tokens "
-            f"{accepted['adaptive']:.2f}, by n-grams {accepted['ngrams']:.2f}, by both {accepted['all']:.2f} "
+            f"drafts accepted of {self.L}, on {self.windows} held-out windows: "
+            f"by adaptive tokens {accepted['adaptive']:.2f}, "
+            f"by n-grams {accepted['ngrams']:.2f}, by both {accepted['all']:.2f} "
             f"(κ {weights.table:g} of the table, {weights.text:g} of the text, λ {places})"
         )
 
 
 def fit_directory(out: Path, windows: Sequence[Window]) -> NgramFit | None:
-    """Fit the weights and write them into adaptive.json; without windows the defaults.
+    """Write fitted weights into adaptive.json, or the defaults if there are no windows.
 
-    `table` is null there if the directory has no table. Return None without windows, or
-    for a model without adaptive tokens.
+    `table` is null there if the directory has no table. Return None if nothing was fitted:
+    without windows, or for a model without adaptive tokens.
     """
     if not (out / ADAPTIVE).is_file():
         return None
@@ -157,11 +160,11 @@ def _texts(
 def find_hits(
     windows: Sequence[Window], ngrams: Ngrams, pairs: Sequence[NgramWeights]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return which drafts are right, and which places are known.
+    """Return which drafts are right (P, Λ, W, L), and which places are known (W, L).
 
-    (P, Λ, W, L) bool: whether window w's draft for place j is the model's choice, by pair p
-    of κ and λ of PLACES; and (W, L) bool. Candidates of a place are the answers of adaptive
-    tokens and their successors by n-grams, with UNREAD of the last answer's share.
+    A draft of window w at place j is right if it is the model's choice, by pair p of κ and
+    one λ of PLACES. The candidates of a place are the answers of adaptive tokens, and the
+    successors by n-grams with the share UNREAD of the last answer's.
     """
     hits_WL, known_WL = _empty(windows)
     hits_PΛWL = np.zeros((len(pairs), len(PLACES), *hits_WL.shape), dtype=bool)
@@ -195,7 +198,7 @@ def find_hits(
 def count(
     hits_WL: np.ndarray, known_WL: np.ndarray, sequences_W: np.ndarray
 ) -> np.ndarray:
-    """Return (2, S, L) counts by sequence and place: windows that reach it, and right ones."""
+    """Return (2, S, L) counts of windows by sequence: those that reach place j, and right ones."""
     alive = np.logical_and.accumulate(hits_WL & known_WL, axis=1)
     reached = known_WL.copy()
     reached[:, 1:] &= alive[:, :-1]

@@ -47,12 +47,6 @@ CHAT = "chat_template.jinja"  # as Transformers names it
 COMPLETION = Path(__file__).with_name("chat_template.j2")
 # The mask token of parallel drafting in config.json: TensorRT-LLM's and vLLM's name.
 MASK_KEYS = ("pard_token", "ptd_token_id")
-# Prompts of infilling: SDSAT §3.1; Code Llama §2.3. In SPM, prefix and middle are encoded as
-# one. Names in capitals stand for texts.
-ORDERS = {
-    "psm": ["bos", "pre", "PREFIX", "suf", "SUFFIX", "mid"],
-    "spm": ["bos", "pre", "suf", "SUFFIX", "mid", "PREFIX"],
-}
 PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
 
@@ -112,7 +106,6 @@ def adaptive_json(
         "gated": trained_lora(manifest).gated,
         "bos": vocab["bos"],
         "infilling": {name: vocab[name] for name in INFILLING},
-        "infilling_orders": infilling_orders(manifest),
         "control": sorted(Vocab.from_json(vocab).control),
         "provenance": {
             "checkpoint": fingerprint(checkpoint),
@@ -122,14 +115,6 @@ def adaptive_json(
             "commit": manifest["commit"],
         },
     }
-
-
-def infilling_orders(manifest: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the infilling prompts that the model was trained on."""
-    if not Vocab.from_json(manifest["vocab"]).infilling:
-        return {}
-    modes = manifest["data"]["modes"]
-    return {name: order for name, order in ORDERS.items() if modes.get(name.upper())}
 
 
 def served_config(

@@ -1,10 +1,11 @@
-"""Weights of a checkpoint, read one at a time, and a model's weights in Transformers' files.
+"""A checkpoint's weights, read one at a time, and a model's weights, written by files.
 
 DeepSpeed's zero_to_fp32 holds all of a model in memory (ZeRO 2: twice, in float32) and
 knows no stage 0. Trained weights are read from the optimizer's float32 copies, frozen
 ones from the model's:
 
-    stage 0      by name in the model's file; of a bfloat16 model the optimizer's float32 copies, by group
+    stage 0      by name in the model's file; of a bfloat16 model the optimizer's float32
+                 copies, by group
     stages 1, 2  a group of weights is one vector, divided among the ranks:
 
                      group 0   |a a a b b|b c c · ·|       · is padding
@@ -16,9 +17,7 @@ ones from the model's:
                      rank 1    |a ·|b ·|c|                 · is padding
 """
 
-import ctypes
 import math
-import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,10 +36,11 @@ from conf.files import write_json
 from train.checkpoint import SHARD, cut, index, read, write_safetensors
 from train.pretrained import skeleton
 
-MODEL = "model_states.pt"  # suffix of the files with the model's own copy, or a rank's share of it
+MODEL = (
+    "model_states.pt"  # suffix of the files with the model's copy, or a rank's share
+)
 PREFIX = "lm."  # of the library's model within train.model.AdaptiveLM
 PATTERN = "model{suffix}.safetensors"
-M_MMAP_THRESHOLD = -3  # of malloc.h
 
 
 class Stored(NamedTuple):
@@ -208,13 +208,3 @@ def write_weights(
         write_json(
             out / SAFE_WEIGHTS_INDEX_NAME, {"metadata": metadata, "weight_map": files}
         )
-
-
-def return_large_blocks() -> None:
-    """Make glibc return freed blocks of 1 MiB and more to the system.
-
-    By default it keeps blocks of up to 32 MB, and weights of many sizes fragment the
-    heap to the size of the model.
-    """
-    if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**20)

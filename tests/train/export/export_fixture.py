@@ -23,9 +23,7 @@ BASE = {
 }
 VERIFIED = {
     "weights": 21,
-    "positions": 128,
     "logit_difference": 0.0,
-    "agreement": 1.0,
     "sequences": 64,
     "validation": AFTER,
     "measured": AFTER,

@@ -30,8 +30,6 @@ def export(folder: Path, **facts: Any) -> tuple[Path, dict[str, Any]]:
     verified = VERIFIED if manifest["adaptive"] else None
     write_card(out, manifest, step=9, verified=verified)
     config = ExportConfig(str(checkpoint), str(out))
-    if manifest["settings"]["lora"]["rank"]:
-        config.lora = "merged"
     origin = made_from(config, {"checkpoint": checkpoint}, ignore=CHANGEABLE)
     write_manifest(out, "model", origin, step=9, verified=verified)
     return out, manifest

@@ -105,8 +105,7 @@ def test_the_directory_is_verified(
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["decontaminated"] == ["humaneval"]  # which infer.bench reads
     verified = manifest["verified"]
-    assert (verified["positions"], verified["sequences"]) == (128, 4)
-    assert verified["agreement"] > 0.9 and verified["weights"] >= 12
+    assert verified["sequences"] == 4 and verified["weights"] >= 12
     assert (verified["logit_difference"] == 0) == (name != "zero3-lora")
     measured = verified["measured"]
     assert measured.get("masked") == verified["validation"].get("masked")
@@ -245,22 +244,6 @@ def test_shards_that_moved_are_given(
     overrides = (f"data.path={data_folder}", "verify_sequences=2")
     out = export(run, tmp_path / "model", *overrides)
     assert read_result(out / "manifest.json")["verified"]["sequences"] == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "same", "other"),
-    [("zero2-lora", "merged", None), ("zero3-gated", "kept", "merged")],
-)
-def test_lora_may_name_its_default(
-    runs: Path, tmp_path: Path, name: str, same: str, other: str | None
-) -> None:
-    out = export(runs / name, tmp_path / "model", "verify=false")
-    written = (out / "manifest.json").read_bytes()
-    export(runs / name, out, "verify=false", f"lora={same}")
-    assert (out / "manifest.json").read_bytes() == written
-    if other:
-        with pytest.raises(UserError, match=f"lora={other} must suit the adapter"):
-            export(runs / name, out, "verify=false", f"lora={other}")
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,14 @@ SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 24}
 def model(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An export in float32."""
     overrides = ("dtype=float32", "verify_sequences=2")
-    make = lambda folder: export(runs / "zero1", folder / "model", *overrides)  # noqa: E731
-    return make_once(tmp_path_factory, "served", make) / "model"
+    return (
+        make_once(
+            tmp_path_factory,
+            "served",
+            lambda folder: export(runs / "zero1", folder / "model", *overrides),
+        )
+        / "model"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -37,13 +37,6 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_scaling": LLAMA_3,
         "eos_token_id": [128001, 128008, 128009],
     },
-    "qwen2.5-coder": {
-        "model_type": "qwen2",
-        "rope_theta": 1000000.0,
-        "sliding_window": 131072,
-        "use_sliding_window": False,
-        "tie_word_embeddings": True,
-    },
     "stablelm": {
         "model_type": "stablelm",
         "partial_rotary_factor": 0.25,
@@ -110,8 +103,6 @@ def test_adaptive_json_has_the_provenance_and_no_path(tmp_path: Path) -> None:
     out = exported(tmp_path)
     text = (out / "adaptive.json").read_text()
     value = json.loads(text)
-    # The data had no document in the other order.
-    assert list(value["infilling_orders"]) == ["psm"]
     provenance = value["provenance"]
     assert provenance["data"] == "d" * 64 and provenance["commit"] == "c" * 40
     assert provenance["step"] == 9

@@ -90,7 +90,6 @@ def test_a_full_disk_is_an_os_error_that_names_the_file(tmp_path: Path) -> None:
     with largest_file(10_000), pytest.raises(OSError) as error:
         write_weights(config, weights, tmp_path, dtype=torch.float32, shard_size="1GB")
     assert error.value.filename == str(tmp_path / "model.safetensors")
-    assert error.value.errno == 27
 
 
 class Stranger:
