@@ -19,7 +19,7 @@ from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
-from rich.progress import track
+from rich.progress import Progress
 
 from conf import UserError
 from conf.errors import MEMORY
@@ -62,11 +62,12 @@ def run_local(job: Job) -> None:
 
 def _run_phases(job: Job, run: Any) -> None:
     """Run all phases by `run`, a function like `map`."""
-    for phase in PHASES:
-        tasks = phase.open_tasks(job)
-        results = run(partial(_run_task, phase.name), tasks)
-        for _ in track(results, phase.name, len(tasks), transient=True):
-            pass
+    with Progress(transient=True) as progress:
+        for phase in PHASES:
+            tasks = phase.open_tasks(job)
+            results = run(partial(_run_task, phase.name), tasks)
+            for _ in progress.track(results, len(tasks), description=phase.name):
+                pass
 
 
 def _run_task(phase: str, task: int) -> None:

@@ -260,14 +260,13 @@ def read_table(config: DataPrepConfig) -> dict[str, float]:
         f"proportion.table={config.proportion.table} must be a CSV file with languages "
         f"and a column {columns[0]} or {columns[1]} of sizes from 0 on, got"
     )
-    sizes: dict[str, float] = {}
     with refusing, open(str(config.proportion.table), encoding="utf-8-sig") as file:
-        for row in csv.DictReader(file):
-            language, *_ = row.values()
-            column = columns[0] if columns[0] in row else columns[1]
-            sizes[language] = float(row[column])
-            if not 0 <= sizes[language] < math.inf:
-                raise ValueError(f"{column}={row[column]} of {language}")
+        rows = list(csv.DictReader(file))
+        column = next(name for name in columns if rows and name in rows[0])
+        sizes = {next(iter(row.values())): float(row[column]) for row in rows}
+        wrong = {name: size for name, size in sizes.items() if not 0 <= size < math.inf}
+        if wrong:
+            raise ValueError(str(wrong))
     return sizes
 
 
