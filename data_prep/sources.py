@@ -56,14 +56,7 @@ SUFFIXES = {
     ),
 }
 # Errors of libraries about damaged files.
-FORMAT_ERRORS = (
-    pa.ArrowException,
-    ValueError,
-    EOFError,
-    zlib.error,
-    lzma.LZMAError,
-    gzip.BadGzipFile,
-)
+FORMAT_ERRORS = (pa.ArrowException, ValueError, EOFError, zlib.error, lzma.LZMAError)
 UNREADABLE = frozenset(
     {
         "unreadable file",
@@ -196,11 +189,7 @@ def read(part: InputPart, place: str, data: DataConfig) -> Iterator[Document | D
         try:
             yield from readers[data.kind](f"{place}/{file}", file, data)
         except Exception as error:
-            # Codecs raise a plain OSError without a number for damaged data.
-            damaged = isinstance(error, FORMAT_ERRORS) or (
-                type(error) is OSError and error.errno is None
-            )
-            if damaged and not isinstance(error, MemoryError):
+            if _is_damage(error):
                 yield Drop("unreadable file", file, detail=in_one_line(error, 200))
                 continue
             raise UserError(
@@ -208,6 +197,18 @@ def read(part: InputPart, place: str, data: DataConfig) -> Iterator[Document | D
                 "the command to go on from there, with fewer workers for want of memory",
                 page=MEMORY if isinstance(error, MemoryError) else None,
             ) from error
+
+
+def _is_damage(error: Exception) -> bool:
+    """Return True for a damaged file, False for one that could not be read.
+
+    Codecs raise a plain OSError without a number; the hub's errors are OSErrors of other
+    classes, of which some are ValueErrors too.
+    """
+    if isinstance(error, OSError):
+        plain = type(error) in (OSError, gzip.BadGzipFile)
+        return plain and error.errno is None
+    return isinstance(error, FORMAT_ERRORS) and not isinstance(error, MemoryError)
 
 
 def _open(path: str) -> io.BufferedReader:
