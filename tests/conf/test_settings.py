@@ -171,50 +171,6 @@ def test_what_is_no_name_of_a_setting_is_reported_so(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("budget=lots", "budget must be an amount such as 8B or 500M, got lots"),
-        (
-            "executor=slurm",
-            "slurm.partition must be given for executor=slurm, got none",
-        ),
-        ("data.kind=zip", "data.kind must be source, parquet or jsonl, got zip"),
-        ("fim_rate=2", "fim_rate must be a share between 0 and 1, got 2.0"),
-        ("workers=0", "workers must be at least 1, got 0"),
-        # Both were "found both or neither".
-        (
-            "tokenizer=null",
-            "tokenizer must be given, got none. Give tokenizer=DIR, best the model's own, or",
-        ),
-        (
-            "vocab.train_size=500",
-            "vocab.train_size must be null with tokenizer=b, got 500. Leave one of",
-        ),
-        (
-            "vocab.train_size=9",
-            "vocab.train_size must be at least 300 (256 are bytes), got 9",
-        ),
-        (
-            "ngrams.order=9",
-            "ngrams.order must be between 1 and 8, got 9. The default is 4.",
-        ),
-        (
-            "data.max_bytes=0",
-            "data.max_bytes and data.split_chars must be positive numbers",
-        ),
-        (
-            "proportion.table=t.csv",
-            "proportion.table must come with a budget to share out, got none",
-        ),
-        ("shard_tokens=100", "shard_tokens must be at least seq_len=16384, got 100"),
-    ],
-)
-def test_impossible_data_settings_die_at_start(override: str, message: str) -> None:
-    given = ["experiment=starcoder", "data.path=a", "tokenizer=b", "out=c", override]
-    assert message in refusal("data_prep", *given)
-
-
 def test_a_missing_setting_is_named_whole() -> None:
     """Without data.path it asked for 'path', which it then refused."""
     assert (
