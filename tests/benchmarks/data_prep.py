@@ -1,21 +1,18 @@
-"""Data preparation against the bare tokenizer and against a plain `datasets.map`, in one run.
+"""Data preparation beside the bare tokenizer and beside a plain `datasets.map`, in one run.
 
-    python -m tests.benchmarks.data_prep SAMPLE TOKENIZER [--workers 2] [--rounds 3] [--copies 1]
+    python -m tests.benchmarks.data_prep SAMPLE TOKENIZER [--workers 2] [--rounds 3]
 
 SAMPLE is a folder in StarCoder's layout (a folder of parquet files per language), TOKENIZER
-one with tokenizer.json. All take turns on the same text and cores, each in processes of its
-own, and print MB/s of text (metadata stripped):
+one with tokenizer.json. All take turns on the same text and cores, in processes of their own,
+and print MB/s of text without metadata:
 
-    tokenizers      the tokenizer as it comes, encode_batch_fast on texts in memory, nothing else
-    encoder         this project's encoder alone, on texts in memory
-    sentencepiece   the same by sentencepiece, where it is installed and there is a tokenizer.model
-    datasets.map    the same job as a plain script: read, filter, decontaminate, infilling layout,
-                    the tokenizer as it comes, pack, save; with this project's pure functions
-    data_prep       python -m data_prep as a function call: worker processes started, shards written
+    tokenizers      encode_batch_fast of the tokenizer on texts in memory, nothing else
+    datasets.map    the same job as a plain script: read, filter, decontaminate, infilling
+                    layout, tokenizer, packing, saving; with this project's pure functions
+    data_prep       python -m data_prep as a function call, with its worker processes
 
-With --copies each document is read that often under other names, for sizes beyond the sample.
-The last line is JSON: median speeds, medians of the rounds' ratios, and the highest resident
-memory that any process of data_prep had.
+The last line is JSON: median speeds, medians of the rounds' ratios, and the peak resident
+memory of any process of data_prep.
 """
 
 import argparse
@@ -35,14 +32,11 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from conf import settings
-from data_prep.config import DataPrepConfig, VocabConfig
+from data_prep.config import DataPrepConfig
 from data_prep.sources import METADATA
-
-ADAPTIVE = [32011]
 
 
 def read_texts(sample: Path) -> list[str]:
@@ -62,25 +56,7 @@ def library(tokenizer: Path) -> Any:
     return lambda texts: loaded.encode_batch_fast(texts, add_special_tokens=False)
 
 
-def encoder(tokenizer: Path) -> Any:
-    from data_prep.encode import Encoder
-    from data_prep.vocab import find_vocab, load_tokenizer
-
-    loaded = load_tokenizer(tokenizer)
-    return Encoder(loaded, find_vocab(loaded, VocabConfig(adaptive=ADAPTIVE))).encode
-
-
-def sentencepiece(tokenizer: Path) -> Any:
-    from sentencepiece import SentencePieceProcessor
-
-    return SentencePieceProcessor(str(tokenizer / "tokenizer.model")).encode
-
-
-BARE = {"tokenizers": library, "encoder": encoder, "sentencepiece": sentencepiece}
-
-
 def encode_texts(
-    name: str,
     sample: Path,
     tokenizer: Path,
     rank: int,
@@ -90,17 +66,17 @@ def encode_texts(
 ) -> None:
     """One process of a bare tokenizer: its share of the texts, between two barriers."""
     texts = read_texts(sample)[rank::workers]
-    encode = BARE[name](tokenizer)
+    encode = library(tokenizer)
     start.wait()
     for first in range(0, len(texts), 256):
         encode(texts[first : first + 256])
     end.wait()
 
 
-def time_bare(name: str, sample: Path, tokenizer: Path, workers: int) -> float:
+def time_bare(sample: Path, tokenizer: Path, workers: int) -> float:
     context = multiprocessing.get_context("spawn")
     start, end = context.Barrier(workers + 1), context.Barrier(workers + 1)
-    arguments = (name, sample, tokenizer)
+    arguments = (sample, tokenizer)
     processes = [
         context.Process(
             target=encode_texts, args=(*arguments, rank, workers, start, end)
@@ -285,108 +261,36 @@ def run_job(name: str, sample: Path, tokenizer: Path, workers: int, out: Path) -
     print(time.perf_counter() - begun)
 
 
-def copy_sample(sample: Path, copies: int, out: Path) -> Path:
-    """The sample with each document `copies` times, every copy with its own id and a word changed."""
-    for path in sorted(sample.glob("*/*.parquet")):
-        table = pq.read_table(path)
-        for copy in range(copies):
-            texts = [
-                text.replace("e", f"e{copy}", 20)
-                for text in table["content"].to_pylist()
-            ]
-            ids = [f"{id}-{copy}" for id in table["id"].to_pylist()]
-            changed = table.set_column(
-                table.schema.get_field_index("content"), "content", pa.array(texts)
-            )
-            changed = changed.set_column(
-                table.schema.get_field_index("id"), "id", pa.array(ids)
-            )
-            target = out / path.parent.name / f"{copy:03d}-{path.name}"
-            target.parent.mkdir(parents=True, exist_ok=True)
-            pq.write_table(changed, target)
-    return out
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser()
     parser.add_argument("sample", type=Path)
     parser.add_argument("tokenizer", type=Path)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--copies", type=int, default=1)
-    parser.add_argument("--job", choices=JOBS)
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    if given.job:
-        run_job(given.job, given.sample, given.tokenizer, given.workers, given.out)
+    parser.add_argument("--job", choices=JOBS, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    shared = (args.sample, args.tokenizer, args.workers)
+    if args.job:
+        run_job(args.job, *shared, args.out)
         return
-    with tempfile.TemporaryDirectory() as folder:
-        sample = (
-            given.sample
-            if given.copies == 1
-            else copy_sample(given.sample, given.copies, Path(folder))
-        )
-        size = sum(len(text.encode()) for text in read_texts(sample)) / 1e6
-        names = [
-            name
-            for name in BARE
-            if name != "sentencepiece" or _has_sentencepiece(given.tokenizer)
-        ]
-        seconds: dict[str, list[float]] = {name: [] for name in [*names, *JOBS]}
-        memory = 0.0
-        for _ in range(given.rounds):
-            for name in names:
-                seconds[name].append(
-                    time_bare(name, sample, given.tokenizer, given.workers)
-                )
-            for name in JOBS:
-                spent, largest = time_job(name, sample, given.tokenizer, given.workers)
-                seconds[name].append(spent)
-                memory = max(memory, largest) if name == "data_prep" else memory
-    print(
-        f"{size:.1f} MB of text, {given.workers} processes, {given.rounds} rounds; MB/s, median (least, most)"
-    )
-    speeds = {
-        name: sorted(size / value for value in values)
-        for name, values in seconds.items()
-    }
-    for name, result in speeds.items():
-        print(
-            f"  {name:14} {statistics.median(result):6.2f} ({result[0]:.2f}, {result[-1]:.2f})"
-        )
-    ratios = {
-        f"data_prep / {name}": round(
-            statistics.median(
-                other / own for other, own in zip(seconds[name], seconds["data_prep"])
-            ),
-            3,
-        )
-        for name in seconds
-        if name != "data_prep"
-    }
-    medians = {
-        name: round(statistics.median(result), 3) for name, result in speeds.items()
-    }
-    print(
-        json.dumps(
-            {
-                "mb_per_s": medians,
-                "ratios": ratios,
-                "largest_process_gb": round(memory, 3),
-            }
-        )
-    )
-
-
-def _has_sentencepiece(tokenizer: Path) -> bool:
-    import importlib.util
-
-    return (
-        importlib.util.find_spec("sentencepiece") is not None
-        and (tokenizer / "tokenizer.model").is_file()
-    )
+    size = sum(len(text.encode()) for text in read_texts(args.sample)) / 1e6
+    seconds: dict[str, list[float]] = {name: [] for name in ("tokenizers", *JOBS)}
+    peak = 0.0
+    for _ in range(args.rounds):
+        seconds["tokenizers"].append(time_bare(*shared))
+        for name in JOBS:
+            spent, memory = time_job(name, *shared)
+            seconds[name].append(spent)
+            peak = max(peak, memory) if name == "data_prep" else peak
+    own = seconds["data_prep"]
+    result: dict[str, Any] = {"peak_gb": round(peak, 3)}
+    for name, values in seconds.items():
+        rate = size / statistics.median(values)
+        ratio = statistics.median(a / b for a, b in zip(values, own))
+        result[name] = {"mb_per_s": rate, "data_prep is faster by": ratio}
+        print(f"{name:14} {rate:6.2f} MB/s, data_prep is {ratio:.2f} times as fast")
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":
