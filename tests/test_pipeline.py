@@ -2,7 +2,6 @@
 
 import json
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 
 from tests import warm
-from tests.messages import error
 from tests.train.export.readers import tensorrt_mask_id, vllm_mask_id
 
 ROOT = Path(__file__).parents[1]
@@ -58,45 +56,22 @@ def folders(
     root = tmp_path_factory.mktemp("runs")
     names = ("base", "base_model", "tuned", "model", "draft_training", "draft")
     result = {name: root / name for name in names} | {"data": data_folder}
-    data = f"data.path={data_folder}"
-    recipe = ["experiment=demo_base", data, f"out={result['base']}"]
-    command("train", *recipe, *TINY, *SHORT, *BATCH, ranks=2)
-    command(
-        "train.export",
-        f"checkpoint={result['base']}",
-        f"out={result['base_model']}",
-        QUIET,
-    )
-    recipe = [
-        "experiment=demo",
-        data,
-        f"model.path={result['base_model']}",
-        f"out={result['tuned']}",
-    ]
-    command("train", *recipe, *SHORT, *BATCH, ranks=2)
-    command(
-        "train.export",
-        f"checkpoint={result['tuned']}",
-        f"out={result['model']}",
-        "dtype=float32",
-        QUIET,
-    )
-    command(
-        "train",
-        "experiment=demo_draft",
-        data,
-        f"out={result['draft_training']}",
-        *TINY,
-        *SHORT,
-        *BATCH,
-    )
-    draft = [
-        f"checkpoint={result['draft_training']}",
-        f"out={result['draft']}",
-        "dtype=float32",
-        QUIET,
-    ]
-    command("train.export", *draft, cold=True)
+
+    def train(experiment: str, out: str, *settings: str, ranks: int = 1) -> None:
+        recipe = [f"experiment={experiment}", f"data.path={data_folder}"]
+        place = f"out={result[out]}"
+        command("train", *recipe, place, *settings, *SHORT, *BATCH, ranks=ranks)
+
+    def export(checkpoint: str, out: str, *settings: str, cold: bool = False) -> None:
+        places = [f"checkpoint={result[checkpoint]}", f"out={result[out]}"]
+        command("train.export", *places, *settings, QUIET, cold=cold)
+
+    train("demo_base", "base", *TINY, ranks=2)
+    export("base", "base_model")
+    train("demo", "tuned", f"model.path={result['base_model']}", ranks=2)
+    export("tuned", "model", "dtype=float32")
+    train("demo_draft", "draft_training", *TINY)
+    export("draft_training", "draft", "dtype=float32", cold=True)
     return result
 
 
@@ -268,35 +243,6 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(
         for p in (out, whole)
     ]
     assert result[0] == result[1]
-
-
-def test_bad_inputs_are_one_sentence(
-    folders: dict[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """In this process, since each start takes seconds."""
-    shards = f"data.path={folders['data']}"
-    model = f"model.path={folders['base_model']}"
-    (tmp_path / "empty").mkdir()
-    empty = f"data.path={tmp_path / 'empty'}"
-    out = f"out={tmp_path / 'out'}"
-    base = [f"model={folders['base_model']}", "dtype=float32"]
-    cases = [
-        (["train", shards, "model.path=absent/model", out], "must be a folder or"),
-        (["train", shards, model, out, "global_batch=3"], "must be a multiple"),
-        (["train", empty, model, out], "got no manifest.json"),
-        (["train.export", "checkpoint=absent", out], "must be a finished folder"),
-        (["infer", *base, "prompt=x", "decode=hybrid"], "got no adaptive.json"),
-        (["infer.bench", *base, out, "prompts=[absent]"], "must be humaneval, a"),
-    ]
-    for arguments, message in cases:
-        monkeypatch.setattr(sys, "argv", list(map(str, arguments)))
-        with pytest.raises(SystemExit, match="^2$"):
-            runpy.run_module(str(arguments[0]), run_name="__main__")
-        assert message in error("".join(capsys.readouterr())), arguments
-    assert not (tmp_path / "out").exists()
 
 
 def test_infer_completes_a_prompt(folders: dict[str, Path]) -> None:

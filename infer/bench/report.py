@@ -25,7 +25,6 @@ from conf.files import read_result, with_checksum, write_bytes, write_json
 from conf.tracker import TrackerConfig, WandbRun, run_file
 from infer.bench.config import PARTS
 from infer.bench.speed import BASE, PEER, PLAIN
-from infer.view import KINDS
 
 matplotlib.use("Agg")
 RESULT = "result.json"  # of a part, in its folder
@@ -60,6 +59,11 @@ QUALITY_HEADS = (
     "of",
     "same",
 )
+SOURCE_HEADS = {  # by the name of the source
+    "adaptive": "adaptive\ntokens",
+    "text": "text's\nn-grams",
+    "ngrams": "training\nn-grams",
+}
 SCALARS = (
     "speedup",
     "output_tokens_per_second",
@@ -140,7 +144,7 @@ def header(part: Row) -> str:
             f"k={', '.join(map(str, speed['k']))}",
             f"T={temperatures} (top_k={speed['top_k']}, top_p={speed['top_p']:g})",
             "chat template" if part["chat"] else "no chat template",
-            f"{settings['count']} prompts a set, {speed['rounds']} rounds",
+            f"{settings['count']} prompts a set x {speed['rounds']} rounds",
             f"up to {speed['max_new_tokens']} new tokens, texts stop at EOS",
         ]
     elif part["kind"] == "quality":
@@ -215,14 +219,12 @@ def position_table(rows: Sequence[Row]) -> Table:
 def source_table(rows: Sequence[Row]) -> Table:
     """Return who earns the gain: each source's share of the accepted drafts."""
     drafting = [row for row in rows if row["sources"]]
-    sources = list(dict.fromkeys(name for row in drafting for name in row["sources"]))
     cells = []
     for row in drafting:
-        shares = [number(row["sources"].get(name), 0, 100) for name in sources]
+        shares = [number(row["sources"].get(name), 0, 100) for name in SOURCE_HEADS]
         length = number(row["mean_acceptance_length"])
         cells.append([row["decoder"], f"{row['speedup']:.2f}", length, *shares])
-    names = [KINDS[name].meaning.replace(" of ", "\nof ") for name in sources]
-    heads = ["decoder", "speed-\nup", "length", *names]
+    heads = ["decoder", "speed-\nup", "length", *SOURCE_HEADS.values()]
     return Table("who earns it: accepted drafts by source, in %", heads, cells)
 
 
@@ -336,7 +338,7 @@ def draw_speedups(rows: Sequence[Row], figure: Figure) -> None:
     drafting = [row for row in rows if row["decoder"] != PLAIN]
     panels = grouped(drafting, "prompt_set", "temperature")
     tallest = max((len(group) for _, group in panels), default=1)
-    axes = panels_of(figure, len(panels), height=0.6 + 0.25 * tallest)
+    axes = panels_of(figure, len(panels), height=0.9 + 0.25 * tallest)
     for axis, ((prompt_set, temperature), group) in zip(axes, panels):
         for row in reversed(group):
             peer = row["decoder"].startswith((PEER, BASE))
@@ -366,7 +368,7 @@ def draw_survival(rows: Sequence[Row], figure: Figure) -> None:
             axis.plot(
                 range(1, len(survival) + 1),
                 survival,
-                "--" if row["decoder"].startswith(PEER) else "-",
+                "-" if at < len(COLORS) else ":",
                 color=COLORS[at % len(COLORS)],
                 marker=".",
                 label=label(row["decoder"]),
