@@ -72,16 +72,8 @@ class GsdPart(Part):
             for table, name, setting in settings(decode)
             if table in config.gsd.parts
         }
-
-    @property
-    def content(self) -> Any:
-        """The token ids of the prompts."""
-        return [[prompt.ids for prompt in prompts] for prompts in self._sets.values()]
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the settings, by prompt set."""
-        return list(self._settings)
+        self.names = list(self._settings)
+        self.content = [[prompt.ids for prompt in sets[name]] for name in sets]
 
     def measure(self, name: str) -> Row:
         """Return the row of a setting."""

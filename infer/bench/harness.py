@@ -182,22 +182,14 @@ class Part(ABC):
     """A part of the report: speed, quality or GSD's tables, measured in records."""
 
     title: str  # of the progress bar
+    content: Any  # JSON that identifies the prompts or problems
+    names: list[str]  # of the records
 
     def __init__(self, config: BenchConfig, directory: ModelDirectory) -> None:
         self.config = config
         self.directory = directory
         self.model: Model
         self.base: Model | None = None
-
-    @property
-    @abstractmethod
-    def content(self) -> Any:
-        """JSON that identifies the prompts or problems."""
-
-    @property
-    @abstractmethod
-    def names(self) -> list[str]:
-        """The names of the records."""
 
     @abstractmethod
     def measure(self, name: str) -> Any:

@@ -47,6 +47,11 @@ class QualityPart(Part):
     def __init__(self, config: BenchConfig, directory: ModelDirectory) -> None:
         super().__init__(replace(config, draft=DraftConfig()), directory)
         self._benchmarks, self._warnings = read_benchmarks(config, directory.text)
+        self._judged = [
+            name
+            for name, problems in self._benchmarks.items()
+            if name in EXACT or (problems[0].tests and not sandbox.unavailable())
+        ]
         answering = [
             ("model", name)
             for name in config.quality.decoders
@@ -62,20 +67,12 @@ class QualityPart(Part):
             for name, problems in self._benchmarks.items()
             for start in range(0, len(problems), SIDE_BY_SIDE)
         }
-
-    @property
-    def content(self) -> Any:
-        """The problems: their names, prompts and tests."""
-        return [
+        self.names = list(self._batches)
+        self.content = [
             [problem.id, str(problem.prompt), problem.tests]
             for problems in self._benchmarks.values()
             for problem in problems
         ]
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the batches."""
-        return list(self._batches)
 
     def measure(self, name: str) -> Row:
         """Return the answers of a batch."""
@@ -99,7 +96,7 @@ class QualityPart(Part):
             item["key"]: (problems[item["benchmark"], item["id"]], item["text"])
             for record in answers.values()
             for item in record["answers"]
-            if item["benchmark"] in EXACT or self._is_judged(item["benchmark"])
+            if item["benchmark"] in self._judged
         }
         records = Records(folder / "verdicts", list(cases))
         cores = max(1, len(os.sched_getaffinity(0)) // workers.world)
@@ -118,10 +115,6 @@ class QualityPart(Part):
         answers = [item for record in records.values() for item in record]
         write_answers(folder / "solutions", answers, self._benchmarks)
         return {"rows": rows_of(answers), "warnings": self._warnings}
-
-    def _is_judged(self, benchmark: str) -> bool:
-        has_tests = bool(self._benchmarks[benchmark][0].tests)
-        return has_tests and not sandbox.unavailable()
 
 
 def read_benchmarks(

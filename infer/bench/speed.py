@@ -51,32 +51,19 @@ class SpeedPart(Part):
         super().__init__(config, directory)
         self._sets = sets
         self._decoders: dict[float, dict[str, Decoder]] = {}
-        self._is_warm = False
         self._turns = {
             f"{name}-{round_:03}-{index:05}": (name, round_, index)
             for name, prompts in sets.items()
             for round_ in range(config.speed.rounds)
             for index in range(len(prompts))
         }
-
-    @property
-    def content(self) -> Any:
-        """The token ids of the prompts."""
-        return [[prompt.ids for prompt in prompts] for prompts in self._sets.values()]
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the turns."""
-        return list(self._turns)
+        self.names = list(self._turns)
+        self.content = [[prompt.ids for prompt in sets[name]] for name in sets]
 
     def load(self, workers: WorkerGroup) -> None:
-        """Load the models and make the decoders."""
+        """Load the models, and decode the longest prompt once by each decoder."""
         super().load(workers)
         self._decoders = decoders_of(self.config, self.model, self.base)
-
-    def warm_up(self) -> None:
-        """Decode the longest prompt once by each decoder, uncounted."""
-        self._is_warm = True
         prompts = [prompt for prompts in self._sets.values() for prompt in prompts]
         longest = max(prompts, key=lambda prompt: len(prompt.ids))
         for decoders in self._decoders.values():
@@ -85,8 +72,6 @@ class SpeedPart(Part):
 
     def measure(self, name: str) -> Row:
         """Return the runs of a turn."""
-        if not self._is_warm:
-            self.warm_up()
         prompt_set, round_, index = self._turns[name]
         prompt = self._sets[prompt_set][index]
         runs = measure_turn(self._decoders, prompt, round_ + index)
