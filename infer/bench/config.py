@@ -12,9 +12,7 @@ from infer.config import (
     DTYPES,
     DecodeConfig,
     DraftConfig,
-    ModelSource,
 )
-from infer.trees.lattice import RANKS
 
 PARTS = ("speed", "quality", "gsd")
 DECODERS = (
@@ -92,7 +90,7 @@ class SpeedConfig:
                 configs[name] = config
                 continue
             if temperature:  # the paper's trees of nucleus sampling
-                config = replace(config, width=RANKS, tree="paper")
+                config = replace(config, tree="paper")
             for k in self.k:
                 if k <= max_k:
                     configs[f"sdsat k={k}"] = replace(config, k=k)
@@ -147,8 +145,9 @@ class GsdConfig:
     theta_prob: float = setting(0.2, least=0, most=1)
     #: a child is drafted if it has at least this share of its best sibling's probability
     theta_sib: float = setting(0.3, least=0, most=1)
-    #: tokens before a node that must recur for it to be merged, as the authors' code counts
-    tau: int = setting(2, least=0)
+    #: tokens that must recur for a node to be merged, its own included; the authors' code
+    #: does not count it and has 2
+    tau: int = setting(3, least=1)
 
     def __post_init__(self) -> None:
         check_settings(self, "gsd")
@@ -163,10 +162,15 @@ class BenchConfig:
 
     #: folder of the report
     out: str = setting(path=True)
-    model: ModelSource = field(default_factory=ModelSource)
+    #: a Transformers directory, best an export, or a hub name
+    model: str = setting(hub="model")
     #: the model before fine-tuning, to compare with; null: none
     base: str | None = setting(None, hub="model")
-    draft: DraftConfig = field(default_factory=DraftConfig)
+    #: the draft model: a model directory or hub name with the same token ids, or self:N for
+    #: the model's own first N layers; null: none
+    draft: str | None = setting(None, hub="model")
+    #: draft by the draft model's own adaptive tokens, in one forward
+    draft_adaptive: bool = False
     #: speed, quality or gsd alone; null: speed and quality
     part: str | None = setting(None, choices=PARTS)
     #: prompt sets of speed and gsd: humaneval, JSON-lines files, or data sets of the hub;
@@ -191,7 +195,8 @@ class BenchConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if self.part == "gsd" and not self.draft.model:
+        DraftConfig(self.draft, self.draft_adaptive)  # raises for a wrong one
+        if self.part == "gsd" and not self.draft:
             raise ValueError(
                 "part=gsd needs a draft model, got none. Give draft=DIR or draft=self:N."
             )

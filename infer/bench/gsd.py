@@ -33,7 +33,7 @@ from infer.trees.token_graph import Outcome
 
 RANKS = 4  # whose shares are reported (Figures 7 and 8)
 ABLATED_K = (1, 2, 3, 4, 5, 6)  # Figure 5
-ABLATED_TAU = (0, 1, 2, 3, 4)
+ABLATED_TAU = (1, 2, 3, 4, 5)
 ABLATED_THETA_PROB = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 ABLATED_THETA_SIB = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 Row = dict[str, Any]
@@ -58,7 +58,6 @@ class GsdPart(Part):
             theta_prob=config.gsd.theta_prob,
             theta_sib=config.gsd.theta_sib,
             tau=config.gsd.tau,
-            tau_reading="preceding",
             max_new_tokens=config.speed.max_new_tokens,
         )
         self._settings = {
@@ -151,7 +150,7 @@ def settings(gsd: DecodeConfig) -> Iterator[tuple[str, str, DecodeConfig]]:
     `gsd` has the settings of Appendix A, with the user's changes. Figures 7 and 8 are the ranks
     of the greedy methods and of the ablation of theta_sib.
     """
-    tsd = replace(gsd, method="tsd", tau=None, tau_reading="gram")  # without merging
+    tsd = replace(gsd, method="tsd", tau=None)  # without merging
     ssd = replace(tsd, method="ssd", k=None, theta_sib=None)
     for decode in (ssd, tsd, gsd):
         sampled = replace(decode, temperature=0.7, top_p=0.7)

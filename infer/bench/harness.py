@@ -29,14 +29,15 @@ from rich.progress import Progress
 from conf import RankLocalError, UserError
 from conf.files import (
     Corrupt,
-    load_checksummed,
     read_checksummed,
+    read_result,
     with_checksum,
     write_json,
 )
 from conf.stage import begun, commit, partial_of, publish, versions
 from infer.api import Model, load
 from infer.bench.config import BenchConfig
+from infer.config import DraftConfig
 from infer.models import parallel
 from infer.models.checkpoint import ModelDirectory
 
@@ -163,9 +164,7 @@ class Records:
 
     def load(self, name: str) -> Any:
         """Return one record. Raises UserError for a damaged one."""
-        return load_checksummed(
-            self._file(name), "the run makes it again when it is started again"
-        )
+        return read_result(self._file(name))
 
     def _is_done(self, name: str) -> bool:
         try:
@@ -207,7 +206,8 @@ class Part(ABC):
             device=workers.device(),
             compile=self.config.compile,
         )
-        self.model = load_on_device(self.directory, draft=self.config.draft)
+        draft = DraftConfig(self.config.draft, self.config.draft_adaptive)
+        self.model = load_on_device(self.directory, draft=draft)
         if self.config.base:
             base = ModelDirectory(self.config.base, setting="base")
             self.base = load_on_device(base)

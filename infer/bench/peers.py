@@ -24,8 +24,8 @@ from infer.api import Model
 from infer.bench.prompts import Prompt
 from infer.bench.runs import Decoder, Run, seed_of
 from infer.config import DecodeConfig
+from infer.drafters.source_methods import LOOKED_UP
 from infer.engine.runner import duration
-from infer.methods import LOOKED_UP
 
 
 def peer_decoders(

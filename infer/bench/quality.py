@@ -20,7 +20,7 @@ from infer.bench import sandbox, statistics
 from infer.bench.config import ADAPTIVE_ALONE, BenchConfig, decoder_config
 from infer.bench.harness import Part, Records, WorkerGroup
 from infer.bench.problems import Problem, read_problems
-from infer.config import SIDE_BY_SIDE, DecodeConfig, DraftConfig, Infill
+from infer.config import SIDE_BY_SIDE, DecodeConfig, Infill
 from infer.models.checkpoint import ModelDirectory
 from infer.text import NoInfilling, Text
 
@@ -45,7 +45,7 @@ class QualityPart(Part):
     title = "answers"
 
     def __init__(self, config: BenchConfig, directory: ModelDirectory) -> None:
-        super().__init__(replace(config, draft=DraftConfig()), directory)
+        super().__init__(replace(config, draft=None, draft_adaptive=False), directory)
         self._benchmarks, self._warnings = read_benchmarks(config, directory.text)
         self._judged = [
             name

@@ -132,7 +132,7 @@ def header(part: Row) -> str:
     settings = part["settings"]
     machine = part["hardware"]
     speed = settings["speed"]
-    model = Path(settings["model"]["path"]).resolve().name
+    model = Path(settings["model"]).resolve().name
     facts = [
         f"{model} (gated)" if part["gated"] else model,
         settings["dtype"],
@@ -434,7 +434,7 @@ def log(tracker: TrackerConfig, folder: Path, report: Row) -> None:
     if tracker.mode == "disabled":
         return
     settings = {part: report[part]["settings"] for part in PARTS if report[part]}
-    model = Path(next(iter(settings.values()))["model"]["path"])
+    model = Path(next(iter(settings.values()))["model"])
     run = WandbRun(
         tracker,
         folder,

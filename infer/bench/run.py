@@ -44,9 +44,7 @@ def bench(config: BenchConfig) -> None:
         torch.set_num_threads(config.threads)
     workers = init_workers()
     config = replace(config, dtype=workers.agreed(choose_dtype(config.dtype)))
-    directory = ModelDirectory(
-        config.model.path, adaptive_ids=config.model.adaptive_ids, L=config.model.L
-    )
+    directory = ModelDirectory(config.model)
     for name in config.parts:
         measure_part(name, config, directory, workers)
     if workers.first:
@@ -66,9 +64,9 @@ def measure_part(
         sets = read_prompt_sets(config, directory)
         part = (SpeedPart if name == "speed" else GsdPart)(config, directory, sets)
     inputs = {
-        "model.path": config.model.path,
+        "model": config.model,
         "base": config.base,
-        "draft.model": config.draft.model,
+        "draft": config.draft,
     }
     ignored = ("tracker", "part", *(group for group in PARTS if group != name))
     content = hashlib.sha256(json.dumps(part.content).encode()).hexdigest()[:16]
@@ -85,7 +83,7 @@ def measure_part(
         if workers.first:
             result = part.result(records, partial)
             warnings = result.get("warnings", [])
-            warnings += contamination(config.model.path, result["rows"])
+            warnings += contamination(config.model, result["rows"])
             shared = {"kind": name, "gated": directory.gated, "warnings": warnings}
             result = {**shared, **circumstances(config), **result}
             write_json(partial / RESULT, with_checksum(result))

@@ -31,8 +31,8 @@ import torch
 from infer.bench.prompts import Prompt
 from infer.bench.statistics import speedup
 from infer.drafters.adaptive import AdaptiveDrafter
-from infer.drafters.auto import AutoPolicy
-from infer.drafters.costs import prior_costs
+from infer.drafters.policy import MeasuredPolicy, prior_costs
+from infer.drafters.stopwatch import Stopwatch
 from infer.engine.runner import Runner
 from infer.loop import Drafter, Drafters, Limits
 from infer.models.checkpoint import ModelDirectory
@@ -111,15 +111,16 @@ def our_decoders(model: str, dtype: str, new: int, longest: int) -> dict[str, De
     adaptive = directory.need_adaptive()
     costs = prior_costs(lm.device.type)
     table = Ngrams(directory.ngrams, lm.config.vocab_size, weights=adaptive.ngrams)
+
+    def measured(ids: Sequence[int], ngrams: Ngrams | None) -> Any:
+        policy = MeasuredPolicy(costs, adaptive.L if ids else 0)
+        return partial(AdaptiveDrafter, ids, policy, ngrams, stopwatch=Stopwatch(lm))
+
     makers: dict[str, Any] = {
         "plain": Drafter,
-        "adaptive": partial(
-            AdaptiveDrafter, adaptive.ids, AutoPolicy(costs, adaptive.L)
-        ),
-        "ngrams": partial(AdaptiveDrafter, (), AutoPolicy(costs, 0), table),
-        "hybrid": partial(
-            AdaptiveDrafter, adaptive.ids, AutoPolicy(costs, adaptive.L), table
-        ),
+        "adaptive": measured(adaptive.ids, None),
+        "ngrams": measured((), table),
+        "hybrid": measured(adaptive.ids, table),
     }
     runner = Runner(lm, capacity=longest + new, max_rows=64)
     timer = time.thread_time if lm.device.type == "cpu" else clock

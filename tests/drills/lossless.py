@@ -42,9 +42,6 @@ SHAPES = {  # of drafts by adaptive tokens, by name
     "two forwards, k=5": DecodeConfig("hybrid", k=5, probes="root"),
     "one forward, k=3": DecodeConfig("hybrid", k=3, probes="all"),
     "two sites, k=4": DecodeConfig("hybrid", k=4, probes="2"),
-    "tree of 12, k=5": DecodeConfig("hybrid", k=5, probes="root", nodes=12, width=4),
-    "one-forward tree": DecodeConfig("hybrid", k=4, probes="all", nodes=6, width=3),
-    "paper's tree": DecodeConfig("hybrid", k=5, probes="root", width=4, tree="paper"),
 }
 SOURCES = (
     ["adaptive"],
@@ -52,8 +49,10 @@ SOURCES = (
     ["adaptive", "ngrams"],
     ["adaptive", "text", "ngrams"],
 )
-WITHOUT_ADAPTIVE = {
+OTHERS = {
     "plain in batches": DecodeConfig("plain"),
+    "sdsat, k=5": DecodeConfig("sdsat", k=5),
+    "sdsat, paper's tree": DecodeConfig("sdsat", k=5, tree="paper"),
     "text": DecodeConfig("prompt_lookup", k=8),
     "ngrams": DecodeConfig("ngrams", sources=["ngrams"]),
     "text+ngrams": DecodeConfig("ngrams"),
@@ -74,7 +73,7 @@ def decoders_of(model: Model) -> dict[str, DecodeConfig]:
     """Return the drafting decoders that the model has."""
     if model.draft:
         return DRAFTED
-    decoders = dict(WITHOUT_ADAPTIVE)
+    decoders = dict(OTHERS)
     for sources in SOURCES:
         for name, shape in SHAPES.items():
             config = replace(shape, sources=sources)

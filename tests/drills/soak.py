@@ -38,7 +38,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from infer import DecodeConfig, DraftConfig, Model, generate, load
 from infer.engine.output import Request
 from infer.methods import library_processors
-from tests.drills.lossless import DRAFTED, SHAPES, WITHOUT_ADAPTIVE, gap
+from tests.drills.lossless import DRAFTED, OTHERS, SHAPES, gap
 
 NEAR_TIE = 1e-4  # in float64; float32 logits of some tens are off by as much
 MAX_GROWTH = 2.0  # KiB a request
@@ -48,7 +48,7 @@ STOPS = ("\n\n", "def ", "return", "):\n", "self.", "    ", "never there at all"
 ENDINGS = ("whole", "whole", "whole", "abandoned", "closed", "processor raises")
 PROBED = {"ssd": DecodeConfig("ssd"), "gsd": DecodeConfig("gsd", nodes=20, k=2)}
 DECODERS = {  # by model
-    "draft": [*SHAPES.values(), *WITHOUT_ADAPTIVE.values(), *DRAFTED.values()],
+    "draft": [*SHAPES.values(), *OTHERS.values(), *DRAFTED.values()],
     "adaptive draft": list(PROBED.values()),
     "self": list(DRAFTED.values()),
     "base": [DecodeConfig("plain"), DecodeConfig("prompt_lookup", k=8)],

@@ -17,7 +17,6 @@ from data_prep.shards import SPAN, PackedSequence
 from data_prep.vocab import Vocab
 from train.config import ObjectiveConfig, TrainConfig
 from train.data import COLUMNS, CUDA_COLUMNS, lay_out, to_tensors
-from train.distributed import world_size
 from train.engine import Engine, start
 from train.model import assemble
 from train.pretrained import model_config
@@ -82,7 +81,7 @@ class Steps:
 
     def step(self, index: int) -> float:
         """Take a step; return the mean of all ranks' losses, for which it waits."""
-        seed = index * world_size() + self.rank
+        seed = index * torch.distributed.get_world_size() + self.rank
         batch = random_batch(
             self.size,
             self.tokens,
@@ -92,7 +91,7 @@ class Steps:
         )
         loss = self.engine.step([batch], 1e-4, key=(0, index))[0].mean()
         torch.distributed.all_reduce(loss)
-        return float(loss) / world_size()
+        return float(loss) / torch.distributed.get_world_size()
 
 
 def main(folder: Path, tokens: int, overrides: list[str]) -> None:
