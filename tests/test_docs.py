@@ -210,7 +210,7 @@ Run `python -m train plan=true`, or
 ```bash
 source .venv/bin/activate && python -m infer.bench model=DIR oops=1
 python -m tests.drills.lossless MODEL HELD_OUT --nonsense 3
-bash launch/evaluate.sh MODEL BASE speed.k=[1,3] quality.samples=10 out=DIR
+bash launch/evaluate.sh MODEL BASE speed.k=[1,3] quality.problems=10 out=DIR
 bash launch/nothing.sh
 ```
 """
