@@ -22,7 +22,7 @@ def main(config: InferConfig) -> None:
 
     from infer.api import generate, load
     from infer.models import parallel
-    from infer.view import complete
+    from infer.view import show
 
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -30,8 +30,6 @@ def main(config: InferConfig) -> None:
         config.model,
         config.dtype,
         config.device,
-        adaptive_ids=config.adaptive.ids,
-        L=config.adaptive.L,
         draft=DraftConfig(config.draft, config.draft_adaptive),
         compile=config.compile,
     )
@@ -39,7 +37,7 @@ def main(config: InferConfig) -> None:
     before = prompt or config.infill.prefix
     after = config.infill.suffix
     steps = generate(model, config.infill if infill else prompt, config.decode)
-    complete(steps, console, before, after)
+    show(steps, console, before, after)
 
 
 def read_prompt(config: InferConfig) -> str:

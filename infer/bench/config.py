@@ -8,14 +8,12 @@ from conf.tracker import TrackerConfig
 from infer.config import (
     BY_DRAFT_MODEL,
     ORDERS,
-    AdaptiveConfig,
     DecodeConfig,
     DraftConfig,
     check_at_least,
     check_dtype,
 )
 from infer.engine.sampling import Sampling
-from infer.trees.lattice import RANKS
 
 PARTS = ("speed", "quality", "gsd")
 # Decoders beside plain decoding, by the settings of `decode` that make them.
@@ -99,9 +97,7 @@ class SpeedConfig:
         for name in self.decoders:
             chosen = replace(plain, **DECODERS[name])
             if name == "sdsat":
-                paper: dict[str, Any] = (
-                    {"width": RANKS, "tree": "paper"} if temperature else {}
-                )
+                paper: dict[str, Any] = {"tree": "paper"} if temperature else {}
                 decodes |= {
                     f"sdsat k={k}": replace(chosen, k=k, **paper) for k in self.k
                 }
@@ -185,8 +181,8 @@ class GsdConfig:
     theta_sib: float = (
         0.3  # least chance of a child as a share of its likeliest sibling's
     )
-    tau: int = 2  # tokens that must recur for a node to be merged
-    tau_reading: str = "preceding"  # gram or preceding (the authors' code)
+    # tokens that must recur for a node to be merged, itself included; 2 of the authors' code
+    tau: int = 3
 
     def __post_init__(self) -> None:
         for value in self.parts or ["none"]:
@@ -207,7 +203,6 @@ class BenchConfig:
     out: str = setting(path=True)
     #: a Transformers directory, best an export, or a hub name
     model: str = setting(hub="model")
-    adaptive: AdaptiveConfig = field(default_factory=AdaptiveConfig)
     #: the model before fine-tuning: its speed and answers beside the model's; null: none
     base: str | None = setting(None, hub="model")
     #: the model that drafts: a model directory or hub name with the same token ids, or

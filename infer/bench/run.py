@@ -35,7 +35,6 @@ from infer.bench.roofline import measure_roofline
 from infer.config import DecodeConfig, DraftConfig, decontaminated
 from infer.models.checkpoint import ModelDirectory
 from infer.models.draft import base_pieces, lacking
-from infer.text import in_pieces
 
 BY_ADAPTIVE = ("adaptive", "sdsat")  # decoders of a model with adaptive tokens alone
 GROUPS = ("speed", "quality", "gsd")
@@ -136,8 +135,7 @@ def read_all_prompts(
 
 def directory_of(config: BenchConfig) -> ModelDirectory:
     """Return the model directory of the settings."""
-    adaptive = config.adaptive
-    return ModelDirectory(config.model, adaptive_ids=adaptive.ids, L=adaptive.L)
+    return ModelDirectory(config.model)
 
 
 def for_model(config: BenchConfig, directory: ModelDirectory) -> BenchConfig:
@@ -223,7 +221,7 @@ def sample(
         **DECODERS["hybrid"], max_new_tokens=config.speed.max_new_tokens
     )
     steps = list(generate(model, [prompt.ids], decode))
-    pieces = in_pieces(piece for step in steps for piece in zip(step.kinds, step.texts))
+    pieces = [piece for step in steps for piece in zip(step.kinds, step.texts)]
     return {
         "prompt_set": prompt_set,
         "prompt": model.text.decode(prompt.ids),
@@ -353,7 +351,6 @@ def measure_gsd(config: BenchConfig, workers: WorkerGroup) -> None:
         theta_prob=config.gsd.theta_prob,
         theta_sib=config.gsd.theta_sib,
         tau=config.gsd.tau,
-        tau_reading=config.gsd.tau_reading,
         max_new_tokens=config.speed.max_new_tokens,
     )
     tasks = {

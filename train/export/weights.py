@@ -33,15 +33,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 from conf import UserError
 from conf.errors import Refusing
 from conf.files import write_json
-from train.checkpoint import (
-    SHARD,
-    ByteRange,
-    cut,
-    index,
-    locate,
-    read,
-    write_safetensors,
-)
+from train.checkpoint import SHARD, cut, index, read, write_safetensors
 from train.pretrained import skeleton
 
 MODEL = "model_states.pt"  # suffix of the files with the model's own copy, or a rank's share of it
@@ -51,10 +43,15 @@ M_MMAP_THRESHOLD = -3  # of malloc.h
 
 
 class Stored(NamedTuple):
-    """A weight's shape, and the byte ranges that hold its numbers in order."""
+    """A weight's shape, and vectors mapped from files that hold its numbers in order."""
 
     shape: tuple[int, ...]
-    ranges: list[ByteRange]
+    parts: list[Tensor]
+
+    @property
+    def address(self) -> int:
+        """The address of its first number, which weights that are shared have in common."""
+        return self.parts[0].data_ptr()
 
 
 class CheckpointWeights(Mapping[str, Tensor]):
@@ -77,7 +74,7 @@ class CheckpointWeights(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         weight = self._stored[name]
-        return read(weight.ranges, weight.shape, self._dtype)
+        return read(weight.parts, weight.shape, self._dtype)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._stored)
@@ -101,7 +98,7 @@ def _find_stored(folder: Path, *, copies: bool) -> dict[str, Stored]:
     path, model = next(iter(models.items()))
     # Stage 3 leaves empty tensors in place of the weights.
     own = {
-        name: _whole(path, tensor)
+        name: _whole(tensor)
         for name, tensor in model["module"].items()
         if tensor.numel()
     }
@@ -113,11 +110,11 @@ def _find_stored(folder: Path, *, copies: bool) -> dict[str, Stored]:
         trained = _stages_1_2(model["param_shapes"], optimizers)
     # A weight that two modules share is trained under one of its names.
     shared = dict(model["shared_params"] or {})
-    first = {own[name].ranges[0]: name for name in trained if name in own}
+    first = {own[name].address: name for name in trained if name in own}
     shared |= {
-        name: first[weight.ranges[0]]
+        name: first[weight.address]
         for name, weight in own.items()
-        if weight.ranges[0] in first
+        if weight.address in first
     }
     return (
         own
@@ -133,8 +130,8 @@ def _by_rank(folder: Path, suffix: str) -> list[Path]:
     )
 
 
-def _whole(path: Path, tensor: Tensor) -> Stored:
-    return Stored(tuple(tensor.shape), [locate(path, tensor)])
+def _whole(tensor: Tensor) -> Stored:
+    return Stored(tuple(tensor.shape), [tensor.flatten()])
 
 
 def _stage_0(
@@ -150,7 +147,7 @@ def _stage_0(
             "Export it with dtype=bfloat16, an adapter with lora=kept."
         )
     return {
-        name: _whole(path, tensor)
+        name: _whole(tensor)
         for names, tensors in zip(model.get("trained", []), groups, strict=bool(groups))
         for name, tensor in zip(names, tensors, strict=True)
     }
@@ -163,8 +160,7 @@ def _stages_1_2(
     paddings = next(iter(ranks.values())).get("param_alignment_paddings")
     for number, shapes in enumerate(groups):
         vector = [
-            locate(path, rank["single_partition_of_fp32_groups"][number])
-            for path, rank in ranks.items()
+            rank["single_partition_of_fp32_groups"][number] for rank in ranks.values()
         ]
         start = 0
         for position, (name, shape) in enumerate(shapes.items()):
@@ -177,10 +173,7 @@ def _stages_1_2(
 def _stage_3(
     groups: Sequence[Mapping[str, Any]], ranks: Mapping[Path, Any]
 ) -> dict[str, Stored]:
-    vectors = [
-        [locate(path, group) for group in rank["fp32_flat_groups"]]
-        for path, rank in ranks.items()
-    ]
+    vectors = [rank["fp32_flat_groups"] for rank in ranks.values()]
     stored: dict[str, Stored] = {}
     start = 0
     for name, shape in (item for shapes in groups for item in shapes.items()):
@@ -197,8 +190,7 @@ def _frozen(models: Mapping[Path, Any]) -> dict[str, Stored]:
     stored: dict[str, Stored] = {}
     for name, shape in shapes.items():
         parts = [
-            locate(path, model["frozen_param_fragments"][name])
-            for path, model in models.items()
+            model["frozen_param_fragments"][name].flatten() for model in models.values()
         ]
         stored[name] = Stored(tuple(shape), cut(parts, 0, math.prod(shape)))
     return stored
