@@ -6,7 +6,9 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import is_dataclass
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 from wandb.sdk.launch.sweeps import utils as sweep_utils
@@ -25,6 +27,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 PAGES = [page for page in PAGES if "_build" not in page.parts]
+PACKAGES = ("data_prep", "train", "infer")
 RUN = re.compile(r'\brun\("(\w+)", (\w+), main\)')
 # Entries behind launch scripts: what the scripts hand their settings to.
 SCRIPTS = dict.fromkeys(("train", "train_multinode", "train_slurm"), "train") | {
@@ -187,3 +190,17 @@ def _of_entry(module: str, given: list[str], *, multirun: bool = False) -> str |
     except UserError as error:
         return None if "is required" in str(error) else str(error)
     return None
+
+
+def test_the_page_of_settings_has_every_dataclass() -> None:
+    page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"autoclass:: ([\w.]+)", page))
+    pending: list[type] = []
+    for file in (path for name in PACKAGES for path in (ROOT / name).rglob("*.py")):
+        if result := RUN.search(file.read_text(encoding="utf-8")):
+            module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+            pending.append(getattr(importlib.import_module(module), result[2]))
+    assert len(pending) == 8
+    for schema in pending:
+        assert f"{schema.__module__}.{schema.__name__}" in listed
+        pending += filter(is_dataclass, get_type_hints(schema).values())
