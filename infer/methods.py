@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Hashable
 from dataclasses import replace
-from functools import partial
 
 import torch
 from transformers import (
@@ -15,8 +14,7 @@ from transformers import (
 )
 
 from conf import UserError
-from infer.config import METHODS, DecodeConfig, Method
-from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy, check_probes
+from infer.config import METHODS, DecodeConfig
 from infer.drafters.draft_model import (
     UNREAD,
     DraftSetup,
@@ -28,28 +26,23 @@ from infer.drafters.policy import (
     FamilyBudget,
     FixedBudget,
     MeasuredBudget,
-    Policies,
     length_class,
     prior_costs,
     remembered,
 )
+from infer.drafters.source_methods import SourceMethods
 from infer.drafters.stopwatch import Stopwatch
 from infer.engine.runner import Runners
 from infer.engine.static import WIDTH
 from infer.loop import Drafters
-from infer.models.checkpoint import Adaptive
 from infer.models.draft import Draft
-from infer.ngrams import FILE, Ngrams, NgramTable, NgramWeights
 from infer.trees.growth import Rules
-from infer.trees.lattice import DEEPEST, RANKS
 from infer.trees.token_graph import Watch
 
 #: Rows of the draft model in a step; with the text's a power of two, as fixed shapes are
 ROWS = 1024 - UNREAD
 #: Drafts that are verified by ratio, where nothing is measured
 NODES = 64
-#: Tokens in a row that n-grams draft by default
-LOOKED_UP = 10
 
 
 def rules_of(decode: DecodeConfig) -> Rules:
@@ -69,7 +62,7 @@ class DraftMethods:
     ) -> None:
         self._lm = lm
         self._draft = draft
-        self._runners = Runners(draft.lm, compile=compile, beside=lm)
+        self._runners = Runners(draft.lm, compile=compile, target=lm)
         self._budget = remembered(self._new_budget)
 
     def drafters(
@@ -135,23 +128,13 @@ class DraftMethods:
 
 
 class Methods:
-    """Drafters for one model. The policy learns from one text to the next.
-
-    `table` are the n-grams of the training data, if there are some.
-    """
+    """Drafters for one model, from sources or a draft model."""
 
     def __init__(
-        self,
-        lm: PreTrainedModel,
-        adaptive: Adaptive | None,
-        draft_methods: DraftMethods | None = None,
-        table: NgramTable | None = None,
+        self, sources: SourceMethods, draft_methods: DraftMethods | None = None
     ) -> None:
-        self._lm = lm
-        self._adaptive = adaptive
+        self._sources = sources
         self._draft_methods = draft_methods
-        self._table = table
-        self._policies = Policies()
 
     def resolve(self, decode: DecodeConfig) -> DecodeConfig:
         """Return the settings with a method: by default the best that the models have.
@@ -163,9 +146,9 @@ class Methods:
         method = "plain"
         if self._draft_methods:
             method = "gsd"
-        elif self._adaptive:
+        elif self._sources.ids:
             method = "hybrid"
-        elif self._table or decode.sources:
+        elif self._sources.table or decode.sources:
             method = "ngrams"
         try:
             return replace(decode, method=method)
@@ -200,67 +183,9 @@ class Methods:
             )
         if not method.sources:
             return Drafters()
-        sources = self._sources(decode, method)
-        ids = self._adaptive.ids if self._adaptive and "adaptive" in sources else ()
-        k = decode.k or (self._adaptive.L if self._adaptive and ids else LOOKED_UP)
-        k = min(k, max(1, left))
-        if ids:
-            try:
-                check_probes(ids, k)
-            except ValueError as error:
-                raise UserError(f"decode.{error}") from error
-        stopwatch = None
-        policy: Policy
-        if (
-            decode.method == "hybrid"
-            and decode.probes == "auto"
-            or not (ids or decode.k)
-        ):
-            stopwatch = Stopwatch(self._lm)
-            policy = self._policies.find(
-                self._lm.device.type,
-                k if ids else 0,
-                sources,
-                batch=batch,
-                capacity=capacity,
-                sampling=decode.sampling,
-            )
-        else:
-            policy = _fixed_policy(decode, k)
-        ngrams = None if sources == {"adaptive"} else self._ngrams(sources)
-        return Drafters(partial(AdaptiveDrafter, ids, policy, ngrams, watch, stopwatch))
-
-    def _sources(self, decode: DecodeConfig, method: Method) -> frozenset[str]:
-        """Return the sources, by default all that the method and the model have."""
-        if "adaptive" in (decode.sources or method.sources) and not self._adaptive:
-            raise UserError(
-                f"decode.method={decode.method} needs a model with adaptive.json, got none. "
-                "Use decode=plain, ngrams or prompt_lookup."
-            )
-        if "ngrams" in (decode.sources or ()) and self._table is None:
-            raise UserError(
-                f"decode.sources=ngrams needs {FILE} in the model directory, got none. "
-                "Use decode.sources=[text]."
-            )
-        sources = frozenset(decode.sources or method.sources)
-        return sources if self._table else sources - {"ngrams"}
-
-    def _ngrams(self, sources: Collection[str]) -> Ngrams:
-        weights = self._adaptive.ngrams if self._adaptive else NgramWeights()
-        table = self._table if "ngrams" in sources else None
-        vocabulary = self._lm.config.get_text_config().vocab_size
-        return Ngrams(table, vocabulary, text="text" in sources, weights=weights)
-
-
-def _fixed_policy(decode: DecodeConfig, k: int) -> FixedPolicy:
-    probes = "root" if decode.probes == "auto" else decode.probes
-    if decode.tree == "chain":
-        return FixedPolicy(k, probes)
-    if k > DEEPEST:
-        raise UserError(
-            f"decode.k must be 1 to {DEEPEST} with decode.tree=paper, got {k}"
+        return self._sources.drafters(
+            decode, batch=batch, capacity=capacity, left=left, watch=watch
         )
-    return FixedPolicy(k, probes, width=RANKS, tree="paper")
 
 
 def library_processors(

@@ -23,7 +23,7 @@ from torch import Tensor
 from infer.drafters.adaptive import probe_ids
 from infer.drafters.policy import FixedBudget
 from infer.drafters.stopwatch import Stopwatch
-from infer.engine.output import Candidates, ForwardOutput, Request
+from infer.engine.output import Candidates, ForwardOutput, LazyOutput, Request
 from infer.engine.runner import Runner, Runners
 from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Drafters, Verified
@@ -377,6 +377,7 @@ class RatioDrafters(LevelDrafters):
     def _candidates(
         self, b: int, nodes: Sequence[int], rows: range, output: ForwardOutput
     ) -> Candidates:
+        assert isinstance(output, LazyOutput)  # draws are made on the host
         sequence = self._sequences[b]
         assert sequence.pending and sequence.generator
         assert sequence.pending.drawn is not None

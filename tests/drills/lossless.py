@@ -39,7 +39,7 @@ from infer.engine.runner import Runner, Runners
 from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Drafter, Drafters, Limits, decode
 from infer.models.checkpoint import Adaptive, ModelDirectory, Text, eos_ids
-from infer.models.draft import Draft, check_draft, load_draft
+from infer.models.draft import Draft, DraftSource
 from infer.ngrams import Ngrams, NgramTable
 from infer.trees.growth import Rules
 from infer.trees.tree import Tree
@@ -192,12 +192,7 @@ def drafting(folder: str, lm: PreTrainedModel, model: str) -> Draft:
     config = DraftConfig(
         folder, adaptive=own or ModelDirectory(folder).adaptive is not None
     )
-    return load_draft(
-        config,
-        lm,
-        rows=check_draft(config, directory.text),
-        adaptive=directory.need_adaptive(),
-    )
+    return DraftSource(config, directory.text).load(lm, directory.need_adaptive())
 
 
 def by_draft_model(draft: Draft) -> dict[str, Drafters]:
