@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from conf.errors import UserError
-from conf.schema import MISSING, MODEL, PATH, check_settings, setting, take_types
+from conf.schema import check_settings, setting, take_types
 from infer.engine.sampling import SEEDS, Sampling
 from infer.trees.growth import Rules
 
@@ -183,55 +183,30 @@ class Infill:
 
 @dataclass
 class DraftConfig:
-    """The model that drafts: `draft=DIR`, or `draft=self:N` for the model's own first N layers.
+    """The model that drafts: a model directory, or self:N for the model's own first N layers.
 
-    Raises ValueError for what can be neither, and for settings that contradict each other.
+    `adaptive` has it draft by its own adaptive tokens, in one forward. Raises ValueError for a `model` that can
+    be neither, and for `adaptive` without one.
     """
 
-    # a model directory or hub name, or self:N; null: no draft model
-    model: str | None = field(default=None, metadata={"bare": True, **MODEL})
-    adaptive: bool = False  # it drafts by its own adaptive tokens, in one forward
-    dtype: str | None = None  # of its weights; null: the target's
+    model: str | None = None
+    adaptive: bool = False
 
     def __post_init__(self) -> None:
-        take_types(self, "draft")
-        if self.model is None and (self.adaptive or self.dtype):
-            raise ValueError(
-                "draft must be a model with draft.adaptive or draft.dtype, got none"
-            )
+        if self.model is None and self.adaptive:
+            raise ValueError("draft must be a model with draft_adaptive=true, got none")
         if self.model == "":
             raise ValueError("draft must be a model directory or self:N, got nothing")
-        own = self.model is not None and self.model.startswith(SELF)
-        if own and not self.layers:
+        if (self.model or "").startswith(SELF) and not self.layers:
             raise ValueError(
                 f"draft must be self:N with N layers from 1 on, got {self.model}"
             )
-        if self.dtype is not None:
-            check_dtype(self.dtype, name="draft.dtype")
-        if own and self.dtype:
-            why = f"draft={self.model}, which has the target's own weights"
-            raise ValueError(f"draft.dtype must be unset with {why}, got {self.dtype}")
 
     @property
     def layers(self) -> int | None:
         """N of self:N; None for a directory."""
         match = re.fullmatch(f"{SELF}0*([1-9][0-9]*)", self.model or "")
         return int(match[1]) if match else None
-
-
-def _check_used(draft: DraftConfig, decode: DecodeConfig) -> None:
-    if draft.model and decode.method not in (None, *BY_DRAFT_MODEL):
-        raise ValueError(
-            f"draft={draft.model} needs decode={'|'.join(BY_DRAFT_MODEL)}, got {decode.method}"
-        )
-
-
-@dataclass
-class ModelSource:
-    """A model directory or hub name."""
-
-    # a Transformers directory, best an export, or a hub name
-    path: str = field(default=MISSING, metadata={"bare": True, **MODEL})
 
 
 @dataclass
@@ -241,25 +216,35 @@ class InferConfig:
     Without a prompt it reads standard input.
     """
 
-    model: ModelSource = field(default_factory=ModelSource)
-    prompt: str = ""  # the text to continue; -: standard input
-    prompt_file: str | None = field(
-        default=None, metadata=PATH
-    )  # the text to continue, in a file
+    #: a Transformers directory, best an export, or a hub name
+    model: str = setting(hub="model")
+    #: the text to continue; -: standard input
+    prompt: str = ""
+    #: the text to continue, in a file
+    prompt_file: str | None = None
     infill: Infill = field(default_factory=Infill)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
-    draft: DraftConfig = field(default_factory=DraftConfig)
-    dtype: str = "auto"  # of the weights: float32, bfloat16, float16, or auto: by measurement (conf/dtype.py)
-    device: str | None = None  # cpu or cuda:N; null: a GPU where there is one
-    compile: bool = (
-        False  # a GPU's forward by torch.compile: a minute first, then faster
-    )
-    threads: int | None = None  # of the CPU; null: the library's choice
+    #: the model that drafts: a model directory or hub name with the same token ids, or
+    #: self:N for the model's own first N layers
+    draft: str | None = setting(None, hub="model")
+    #: the draft model drafts by its own adaptive tokens, in one forward
+    draft_adaptive: bool = False
+    #: of the weights; auto: bfloat16 where the device computes in it as fast as in float32
+    dtype: str = setting("auto", choices=DTYPES)
+    #: cpu or cuda:N; null: a GPU where there is one
+    device: str | None = None
+    #: a GPU's forward by torch.compile: a minute first, then faster
+    compile: bool = False
+    #: of the CPU; null: the library's choice
+    threads: int | None = setting(None, least=1)
 
     def __post_init__(self) -> None:
-        check_dtype(self.dtype)
-        check_at_least(self, {"threads": 1})
-        _check_used(self.draft, self.decode)
+        check_settings(self)
+        draft = DraftConfig(self.draft, self.draft_adaptive)
+        if draft.model and self.decode.method not in (None, *BY_DRAFT_MODEL):
+            raise ValueError(
+                f"draft={draft.model} needs decode={'|'.join(BY_DRAFT_MODEL)}, got {self.decode.method}"
+            )
         texts = {
             "prompt": self.prompt,
             "prompt_file": self.prompt_file,

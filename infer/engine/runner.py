@@ -78,16 +78,7 @@ class Runner:
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Start over with these tokens in the cache.
-
-        Raises ValueError if they do not fit.
-        """
-        longest = max(map(len, prompts))
-        if len(prompts) > self._batch or longest > self._capacity:
-            raise ValueError(
-                f"{len(prompts)} prompts of up to {longest} tokens do not fit a cache of "
-                f"{self._batch} x {self._capacity}"
-            )
+        """Start over with these tokens in the cache."""
         self._target.cache.clear(len(prompts))
         self.read(prompts)
 

@@ -18,7 +18,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from conf import UserError
-from conf.dtype import AUTO, choose_dtype
 from infer.config import DraftConfig
 from infer.engine.forward import context_length
 from infer.models.checkpoint import Adaptive, ModelDirectory
@@ -72,9 +71,7 @@ class DraftSource:
         """
         config = self._config
         if self._directory:
-            dtype = config.dtype or str(target.dtype).removeprefix("torch.")
-            if dtype == AUTO:
-                dtype = choose_dtype(AUTO, target.device.type)
+            dtype = str(target.dtype).removeprefix("torch.")
             device = str(target.device)
             lm = self._directory.load(dtype=dtype, device=device, whole=True)
             adaptive = self._directory.adaptive
@@ -88,7 +85,7 @@ class DraftSource:
             lm = first_layers(target, config.layers)
         if config.adaptive and adaptive is None:
             raise UserError(
-                "draft.adaptive=true needs a model fine-tuned with adaptive tokens, "
+                "draft_adaptive=true needs a model fine-tuned with adaptive tokens, "
                 "got no adaptive.json"
             )
         _narrow_head(lm, self._rows)

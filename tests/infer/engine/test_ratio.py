@@ -87,22 +87,6 @@ def test_over_all_draws_the_token_is_the_targets(pair: tuple[Row, Row, int]) -> 
     torch.testing.assert_close(result, tensor(expected), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("p", "q", "ids", "expected"),
-    [
-        ([0.2, 0.3, 0.5], [0.2, 0.3, 0.5], [2, 0, 1], [0.0, 0.0, 1.0]),
-        ([0.0, 0.0, 1.0], [0.5, 0.5, 0.0], [1, 0, -1], [0.0, 0.0, 1.0]),
-        ([0.25, 0.75, 0.0], [0.75, 0.25, 0.0], [0, 1, -1], [1 / 3, 2 / 3, 0.0]),
-    ],
-)
-def test_equal_and_exhausted_distributions_are_defined(
-    p: list[float], q: list[float], ids: list[int], expected: list[float]
-) -> None:
-    rows = [torch.tensor([row], dtype=torch.float64) for row in (p, q, expected)]
-    result = conditional_distribution(rows[0], rows[1], torch.tensor([ids]))
-    torch.testing.assert_close(result, rows[2], rtol=0, atol=1e-15)
-
-
 @pytest.mark.parametrize("q", [[0.6, 0.3, 0.1], [0.0, 0.9, 0.0, 0.1], [1.0, 0.0]])
 @pytest.mark.parametrize("k", [1, 2, 4])
 def test_draws_are_without_replacement_in_their_order(q: list[float], k: int) -> None:

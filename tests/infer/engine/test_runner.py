@@ -126,12 +126,6 @@ def test_a_single_row_runs_twice_in_a_narrow_type_on_a_cpu() -> None:
     assert runner.lengths == [9]
 
 
-@pytest.mark.parametrize("prompts", [[list(range(9))], [[1], [2]]])
-def test_prompts_that_do_not_fit_are_refused(llama, prompts: list[list[int]]) -> None:
-    with pytest.raises(ValueError, match="prompts .* do not fit a cache of 1 x 4"):
-        Runner(llama, capacity=4, max_rows=1).prefill(prompts)
-
-
 def test_a_runner_with_graphs_serves_the_next_text_that_fits() -> None:
     lm = tiny_llama()
     runners = Runners(lm, static=True)
