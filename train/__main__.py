@@ -1,4 +1,6 @@
-"""torchrun -m train: settings in, a finished training folder out; with plan=true, a plan."""
+"""torchrun -m train: settings in, a finished training folder out; with plan=true, a
+plan.
+"""
 
 import os
 import sys
@@ -9,7 +11,8 @@ from conf.console import print_line
 from conf.stage import existing, is_finished, made_from, read_manifest
 from train.config import TrainConfig
 
-# Settings that may differ when a run continues: the weights do not depend on them. The manifest has `steps`.
+# Settings that may differ when a run continues: the weights do not depend on them. The
+# manifest has `steps`.
 CHANGEABLE = (
     "steps",
     "tracker",
@@ -58,7 +61,8 @@ def main(config: TrainConfig) -> None:
     if done == config.steps:
         _print(f"{config.out} is finished: nothing to do")
     else:
-        # Imported late: a mistake in the settings is reported without waiting for PyTorch and DeepSpeed.
+        # Imported late: a mistake in the settings is reported without waiting for
+        # PyTorch and DeepSpeed.
         from train.checks import check_start
 
         check_start(config, data)

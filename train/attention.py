@@ -1,8 +1,10 @@
-"""Attention of a layout's columns: the trunk by a plain causal kernel, the branches by a mask.
+"""Attention of a layout's columns: the trunk by a plain causal kernel, the branches by
+a mask.
 
-The trunk never sees a branch, so only the branch rows need a mask. Shape legend: r rows, n trunk columns,
-m branch columns, c = n + m. A branch column of offset j at position t sees the t - j + 1 first
-columns of the trunk, the j - 1 columns before it and itself (drawn in train/objective.py).
+The trunk never sees a branch, so only the branch rows need a mask. Shape legend: r
+rows, n trunk columns, m branch columns, c = n + m. A branch column of offset j at
+position t sees the t - j + 1 first columns of the trunk, the j - 1 columns before it
+and itself (drawn in train/objective.py).
 """
 
 from collections.abc import Callable
@@ -111,7 +113,8 @@ def _bounds(
 def register(attention: str) -> str:
     """Register the library's `attention` (sdpa, eager) as one that takes branches.
 
-    Returns its name for attn_implementation. The library then passes our mask on, or none.
+    Returns its name for attn_implementation. The library then passes our mask on, or
+    none.
     """
     name = f"branch_{attention}"
     trunk = _trunk_eager if attention == "eager" else sdpa_attention_forward
@@ -135,10 +138,11 @@ def _attention(
     position_ids: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attend with (r, heads, c, d) queries to (r, kv_heads, c, d) keys; return (r, c, heads, d).
+    """Attend with (r, heads, c, d) queries to (r, kv_heads, c, d) keys; return (r, c,
+    heads, d).
 
-    With `trunk_keys` the columns are either the trunk's, whose keys and values are stored,
-    or the branches', which attend to the stored ones too.
+    With `trunk_keys` the columns are either the trunk's, whose keys and values are
+    stored, or the branches', which attend to the stored ones too.
     """
     if attention_mask is None:
         if trunk_keys is not None:

@@ -1,4 +1,5 @@
-"""The checkpoints of a run: written, verified, pruned, resumed; their tensors, mapped into memory.
+"""The checkpoints of a run: written, verified, pruned, resumed; their tensors, mapped
+into memory.
 
     <out>/checkpoints/step-000123/                the engine's files
     <out>/checkpoints/step-000123/checkpoint.json step, ranks, state, size and CRC-32 of every file
@@ -111,7 +112,8 @@ def find_whole(
 ) -> tuple[Checkpoint | None, dict[Path, str]]:
     """Return the first intact checkpoint, and the damage of those before it.
 
-    `read` raises BrokenFile. Raises UserError when there are checkpoints and none is intact.
+    `read` raises BrokenFile. Raises UserError when there are checkpoints and none is
+    intact.
     """
     broken: dict[Path, str] = {}
     for folder in folders:
@@ -208,7 +210,8 @@ KNOWN: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
 
 
 def index(path: Path) -> Any:
-    """Return the content of a file of `torch.save`, with its tensors mapped into memory.
+    """Return the content of a file of `torch.save`, with its tensors mapped into
+    memory.
 
     The system reads pages when they are used and may drop them again. Raises UserError
     for a file with more than tensors and the classes of KNOWN.
@@ -229,7 +232,8 @@ def why_unread(error: Exception) -> str:
 
 
 def cut(parts: Sequence[Tensor], start: int, count: int) -> list[Tensor]:
-    """Return views of the numbers `start` to `start + count` of vectors laid end to end.
+    """Return views of the numbers `start` to `start + count` of vectors laid end to
+    end.
 
     Raises ValueError when the vectors are shorter.
     """
@@ -428,10 +432,11 @@ def _sync(folder: Path) -> None:
 
 
 def to_universal(folder: Path, checkpoint: Checkpoint, out: Path) -> None:
-    """Convert the verified files of a checkpoint's folder into `out`. Called by every rank.
+    """Convert the verified files of a checkpoint's folder into `out`. Called by every
+    rank.
 
-    Raises UserError with the converter's last line, and for files with more than tensors
-    and plain values.
+    Raises UserError with the converter's last line, and for files with more than
+    tensors and plain values.
     """
     for name in sorted(checkpoint.files):
         index(folder / name)

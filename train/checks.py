@@ -100,7 +100,9 @@ def check_ranks(settings: Sequence[Mapping[str, Any]]) -> None:
 
 
 def check_memory(memory: Memory) -> None:
-    """Raise UserError if the rank's GPU, or the machine of all local ranks, is too small."""
+    """Raise UserError if the rank's GPU, or the machine of all local ranks, is too
+    small.
+    """
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     machine = machine_memory()
     needs = [("a step", ranks * (memory.total + memory.host), machine, "machine")]

@@ -56,7 +56,8 @@ class ModelConfig:
     path: str | None = setting(None, hub="model")
     #: random weights of `shape`, in place of a directory's
     random_init: bool = False
-    #: of random weights, and of plan: model_type (llama) and fields of its configuration
+    #: of random weights, and of plan: model_type (llama) and fields of its
+    #: configuration
     shape: dict[str, Any] = field(default_factory=dict)
     #: attention of Transformers; eager is faster for tiny models on a CPU
     attention: str = setting("sdpa", choices=("sdpa", "eager"))
@@ -225,8 +226,8 @@ class TrainConfig:
     max_loss_ratio: float = setting(3.0, above=1)
     #: steps between validations
     validate_every: int = setting(250, least=1)
-    #: held-out sequences of a validation, at most; null: up to 64, by a hundredth of the
-    #: run's time for all
+    #: held-out sequences of a validation, at most; null: up to 64, by a hundredth of
+    #: the run's time for all
     validate_sequences: int | None = setting(None, least=1)
     #: warn if the held-out standard loss is above the base model's by this share
     max_loss_rise: float = 0.01
@@ -262,7 +263,9 @@ class TrainConfig:
 
     @property
     def bf16(self) -> bool:
-        """Whether the weights are bfloat16; auto counts as bfloat16 until a run chooses."""
+        """Whether the weights are bfloat16; auto counts as bfloat16 until a run
+        chooses.
+        """
         return self.dtype != "float32"
 
     @property

@@ -44,8 +44,8 @@ class Abandoned(Exception):
 class StopSignals:
     """Remembers signals to stop: the step ends, and all ranks agree to stop.
 
-    SIGTERM is a scheduler's, SIGUSR1 is Slurm's ahead of a time limit (--signal), SIGINT
-    is Ctrl-C, and SIGHUP a closed terminal, which is ignored under nohup.
+    SIGTERM is a scheduler's, SIGUSR1 is Slurm's ahead of a time limit (--signal),
+    SIGINT is Ctrl-C, and SIGHUP a closed terminal, which is ignored under nohup.
     """
 
     def __init__(self) -> None:

@@ -194,7 +194,8 @@ def count_parameters(module: nn.Module) -> int:
 
 
 def reseed(*key: int) -> None:
-    """Seed PyTorch on every device, NumPy and Python from the numbers of `key`, each from 0.
+    """Seed PyTorch on every device, NumPy and Python from the numbers of `key`, each
+    from 0.
 
     Random states are a function of the step, so that no checkpoint has to contain them.
     """
@@ -207,7 +208,8 @@ def reseed(*key: int) -> None:
 class Engine:
     """One rank's share of the training engine.
 
-    With `universal`, `load` reads what `train.checkpoint.to_universal` wrote, on any number of ranks.
+    With `universal`, `load` reads what `train.checkpoint.to_universal` wrote, on any
+    number of ranks.
     """
 
     def __init__(
@@ -336,7 +338,9 @@ class Engine:
         return self._files.written, self._files.failure
 
     def load(self, folder: Path, tag: str) -> None:
-        """Continue from the weights and the optimizer in `folder`/`tag`. Called by every rank."""
+        """Continue from the weights and the optimizer in `folder`/`tag`. Called by
+        every rank.
+        """
         optimizer = self._engine.basic_optimizer
         settings = [
             {k: v for k, v in group.items() if k != "params"}
@@ -345,8 +349,9 @@ class Engine:
         path, _ = self._engine.load_checkpoint(str(folder), tag=tag)
         if path is None:
             raise FileNotFoundError(f"{folder / tag}: no checkpoint of this engine")
-        # From a universal checkpoint ZeRO 3 gives every group the first group's settings
-        # and all parameters one count of steps, which each of them then increments.
+        # From a universal checkpoint ZeRO 3 gives every group the first group's
+        # settings and all parameters one count of steps, which each of them then
+        # increments.
         for group, setting in zip(optimizer.param_groups, settings, strict=True):
             group.update(setting)
         for parameter, state in optimizer.state.items():

@@ -1,8 +1,10 @@
-"""Floating-point operations of a training step, and what a device can do: the arithmetic of MFU.
+"""Floating-point operations of a training step, and what a device can do: the
+arithmetic of MFU.
 
-A product with a matrix of p parameters costs 2 p operations per row. Attention costs 4 d per query, key and
-layer (scores and values over d = heads x head width), for the pairs that the causal mask leaves. The backward
-pass costs twice the forward (Kaplan et al. 2020, §2.1; Chowdhery et al. 2022, App. B).
+A product with a matrix of p parameters costs 2 p operations per row. Attention costs 4
+d per query, key and layer (scores and values over d = heads x head width), for the
+pairs that the causal mask leaves. The backward pass costs twice the forward (Kaplan et
+al. 2020, §2.1; Chowdhery et al. 2022, App. B).
 """
 
 import math
@@ -14,7 +16,8 @@ from transformers import PretrainedConfig
 from train.config import ObjectiveConfig, TrainConfig
 from train.pretrained import skeleton
 
-# Dense bfloat16, from the makers' datasheets; the first pattern that matches torch.cuda.get_device_name.
+# Dense bfloat16, from the makers' datasheets; the first pattern that matches
+# torch.cuda.get_device_name.
 PEAKS = {
     r"\bB200\b": 2250e12,
     r"\b(GH200|H200|H800|H100.*HBM3|H100 SXM)\b": 989e12,
@@ -72,7 +75,9 @@ class ExpectedRows(NamedTuple):
 
 
 def expected_work(objective: ObjectiveConfig, n: int) -> ExpectedRows:
-    """Return an objective's average layout over n tokens, without documents' borders and control tokens."""
+    """Return an objective's average layout over n tokens, without documents' borders
+    and control tokens.
+    """
     causal = n * (n + 1) / 2
     if objective.name == "dual":
         # No window covers a position that has no start within reach, for each distance.
@@ -85,7 +90,8 @@ def expected_work(objective: ObjectiveConfig, n: int) -> ExpectedRows:
     if objective.name == "branch":
         widths = retained(objective)
         branches = n * objective.start_rate * sum(widths)
-        # A window starts anywhere with equal chance; its j-th token sees its prefix and j of the window.
+        # A window starts anywhere with equal chance; its j-th token sees its prefix and
+        # j of the window.
         own = (
             n
             * objective.start_rate
@@ -102,7 +108,8 @@ def expected_work(objective: ObjectiveConfig, n: int) -> ExpectedRows:
 def retained(objective: ObjectiveConfig) -> list[float]:
     """Return the share of windows with a j-th token, for j = 1, 2, ...
 
-    Widths are uniform on 1..L (eq. 4), those of a share of wide windows on L + 1..L_max.
+    Widths are uniform on 1..L (eq. 4), those of a share of wide windows on L +
+    1..L_max.
     """
     L = objective.L
     reached = [(L - j + 1) / L for j in range(1, L + 1)]
@@ -120,9 +127,11 @@ def head_width(config: PretrainedConfig) -> int:
 
 
 def matrix_parameters(config: PretrainedConfig) -> tuple[int, int]:
-    """Count the parameters that a row is multiplied with, in all layers and in the head.
+    """Count the parameters that a row is multiplied with, in all layers and in the
+    head.
 
-    A lookup in the embedding is no product; of experts, those count that a token is routed to.
+    A lookup in the embedding is no product; of experts, those count that a token is
+    routed to.
     """
     lm = skeleton(config)
     embeddings = (lm.get_input_embeddings(), lm.get_output_embeddings())

@@ -27,7 +27,9 @@ LINE_SECONDS = 30  # between two lines in a log file, which shows no bar
 
 
 def best(validation: list[dict[str, float]]) -> dict[str, float]:
-    """Return the least of each loss and the most of each other metric over the validations."""
+    """Return the least of each loss and the most of each other metric over the
+    validations.
+    """
     names = [
         name
         for name in validation[0]
@@ -93,7 +95,9 @@ def describe_change(validation: list[dict[str, float]]) -> str:
 
 
 class StepLog:
-    """The log of a run that has taken `step` steps; later and damaged lines are removed."""
+    """The log of a run that has taken `step` steps; later and damaged lines are
+    removed.
+    """
 
     def __init__(self, path: Path, *, step: int) -> None:
         self._path = path
@@ -119,8 +123,8 @@ def _step_of(line: str) -> float:
 class Tracker:
     """Logs metrics by step to the console and W&B; silent on every rank but the first.
 
-    `file` has W&B's run id, so that a resumed run stays one run; `linked` is the file of
-    a run in the same group.
+    `file` has W&B's run id, so that a resumed run stays one run; `linked` is the file
+    of a run in the same group.
     """
 
     def __init__(
@@ -164,7 +168,9 @@ class Tracker:
         self._send(lambda run: run.summary.update(dict(values)))
 
     def log_folder(self, folder: Path, name: str) -> None:
-        """Record a folder as an artifact of the type model; its files are read where they are."""
+        """Record a folder as an artifact of the type model; its files are read where
+        they are.
+        """
 
         def send(run: Any) -> None:
             artifact = wandb.Artifact(re.sub(r"[^\w.-]", "-", name), type="model")
@@ -176,22 +182,6 @@ class Tracker:
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Record metrics of a step."""
         self._send(lambda run: run.log(metrics, step=step))
-
-    def log_table(
-        self,
-        step: int,
-        name: str,
-        columns: Sequence[str],
-        rows: Sequence[Sequence[Any]],
-    ) -> None:
-        """Record a table of a step."""
-        if rows:
-            values = [list(row) for row in rows]
-            self._send(
-                lambda run: run.log(
-                    {name: wandb.Table(list(columns), values)}, step=step
-                )
-            )
 
     def tell(self, sentence: str) -> None:
         """Print a line on the console."""

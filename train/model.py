@@ -22,10 +22,11 @@ from train.pretrained import load_trainable
 class AdaptiveLM(nn.Module):
     """The library's model, `lm`, under the loss.
 
-    `chunk` positions have logits at once. `attention` is objective.attention; `draft` is
-    the loss of adaptive tokens while gradients are enabled. With a `gate` the adapter acts
-    on the branches alone: the trunk is a pass of its own, without gradient and adapter,
-    whose keys and values the branches attend to, as decoding's cache holds them.
+    `chunk` positions have logits at once. `attention` is objective.attention; `draft`
+    is the loss of adaptive tokens while gradients are enabled. With a `gate` the
+    adapter acts on the branches alone: the trunk is a pass of its own, without gradient
+    and adapter, whose keys and values the branches attend to, as decoding's cache holds
+    them.
     """
 
     def __init__(
@@ -159,16 +160,16 @@ def assemble(config: TrainConfig, vocab: Vocab) -> tuple[AdaptiveLM, int]:
 
 
 def describe(lm: Any, data: Path, out: Path) -> None:
-    """Write the files of an export beside the weights: architecture and tokenizer."""
+    """Write architecture and tokenizer, for an export, unless a run has written them."""
+    if out.is_dir():
+        return
     partial = partial_of(out)
     shutil.rmtree(partial, ignore_errors=True)
+    # Without the files' modes: the data may be read-only.
+    partial.mkdir()
+    for path in (data / TOKENIZER).iterdir():
+        shutil.copyfile(path, partial / path.name)
     lm.config.save_pretrained(partial)
     if lm.generation_config is not None:
         lm.generation_config.save_pretrained(partial)
-    for path in (data / TOKENIZER).iterdir():
-        # Without its mode: the data may be read-only.
-        shutil.copyfile(path, partial / path.name)
-    out.mkdir(exist_ok=True)
-    for path in partial.iterdir():  # file by file: a resumed run has them already
-        os.replace(path, out / path.name)
-    partial.rmdir()
+    os.rename(partial, out)

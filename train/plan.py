@@ -1,4 +1,6 @@
-"""Estimated memory of a run, and plan=true: operations, hours and memory, without weights."""
+"""Estimated memory of a run, and plan=true: operations, hours and memory, without
+weights.
+"""
 
 import os
 from dataclasses import dataclass
@@ -21,10 +23,10 @@ from train.pretrained import check_architecture, model_config, skeleton
 
 GIB = 2**30
 RESERVED = 1.0 * GIB  # of a GPU: CUDA's context and the workspaces of its libraries
-# Numbers that a decoder layer stores for its backward pass, for each row and each unit of
-# width (hidden_size + intermediate_size). Measured by saved-tensor hooks: 6.17 on the
-# shapes of CodeLlama 7B and 13B and deepseek-coder 1.3B, 5.70 on 34B (grouped queries),
-# 6.15 on the demo's, all in bfloat16; 5.2 to 5.6 in float32.
+# Numbers that a decoder layer stores for its backward pass, for each row and each unit
+# of width (hidden_size + intermediate_size). Measured by saved-tensor hooks: 6.17 on
+# the shapes of CodeLlama 7B and 13B and deepseek-coder 1.3B, 5.70 on 34B (grouped
+# queries), 6.15 on the demo's, all in bfloat16; 5.2 to 5.6 in float32.
 STORED = 6.2
 # The name by torch.cuda.get_device_name, and the GiB that a process can allocate.
 DEVICES = {

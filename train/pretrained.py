@@ -83,7 +83,9 @@ def _config_of_shape(shape: dict[str, Any]) -> PretrainedConfig:
 
 
 def skeleton(config: PretrainedConfig) -> PreTrainedModel:
-    """Return the library's model of this architecture on the meta device: shapes without weights."""
+    """Return the library's model of this architecture on the meta device: shapes
+    without weights.
+    """
     with torch.device("meta"):
         lm: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     return lm
@@ -131,8 +133,8 @@ def _why_unsupported(config: PretrainedConfig, seq_len: int) -> str:
 def _has_plain_head(config: PretrainedConfig) -> bool:
     """Return whether logits are the head's weight times the hidden states.
 
-    The library's own forward gets a small head and random hidden states; scaling, a cap or
-    a bias shows in its logits.
+    The library's own forward gets a small head and random hidden states; scaling, a cap
+    or a bias shows in its logits.
     """
     lm: Any = skeleton(config)
     head: nn.Linear = lm.get_output_embeddings()
@@ -214,9 +216,9 @@ def _read_model(path: str, *, dtype: torch.dtype, attention: str) -> tuple[Any, 
 def _add_adaptive_rows(lm: Any, config: ModelConfig, vocab: Vocab) -> None:
     """Add the embedding rows of adaptive ids that the model does not have.
 
-    Each is the mean of the others: then the head gives none of them an outstanding logit
-    (Hewitt 2021, "Initializing New Word Embeddings"). The library's mean_resizing would
-    compute a covariance, which takes minutes at the width of 34B.
+    Each is the mean of the others: then the head gives none of them an outstanding
+    logit (Hewitt 2021, "Initializing New Word Embeddings"). The library's mean_resizing
+    would compute a covariance, which takes minutes at the width of 34B.
     """
     rows = lm.get_input_embeddings().num_embeddings
     if not set(range(rows, vocab.size)) <= set(vocab.adaptive):
@@ -257,8 +259,9 @@ def _vocabulary(folder: Path) -> Any:
 def base_model(folder: str | None) -> dict[str, Any]:
     """Return name, license, hub repository and commit of a base model, as far as known.
 
-    The hub's cache has the last two in a folder's path. Elsewhere the folder's model card
-    names the model: config.json often has the name of a fine-tuned model's own base.
+    The hub's cache has the last two in a folder's path. Elsewhere the folder's model
+    card names the model: config.json often has the name of a fine-tuned model's own
+    base.
     """
     if folder is None:
         return {}

@@ -1,7 +1,7 @@
 """The training loop: steps, validation, checkpoints, in that order.
 
-A step uses data.py (batches), objective.py (layouts), model.py, attention.py and loss.py
-(forward), engine.py (backward, optimizer).
+A step uses data.py (batches), objective.py (layouts), model.py, attention.py and
+loss.py (forward), engine.py (backward, optimizer).
 """
 
 import math
@@ -50,7 +50,7 @@ from train.metrics import (
 )
 from train.model import assemble, describe
 from train.pretrained import base_model
-from train.validation import COLUMNS, Validation
+from train.validation import Validation
 
 WINDOW = 50  # steps whose mean loss a step is compared with
 SETTLED = 10  # fewest steps to compare with
@@ -82,7 +82,8 @@ def train(
 def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
     """Return the learning rate (SDSAT §3.2).
 
-    Linear warm-up to `lr` over `warmup_steps`, then a cosine to `min_lr` at the last step.
+    Linear warm-up to `lr` over `warmup_steps`, then a cosine to `min_lr` at the last
+    step.
     """
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
@@ -167,10 +168,6 @@ class Trainer:
         self.saved = self.step
         self.validation: list[dict[str, float]] = state["validation"]
         self.recent: list[float] = state["recent"]  # losses of the last steps
-        # [first step, steps]: the schedule of the learning rate from that step on
-        self.schedules: list[list[int]] = state.get("schedules", [])
-        if not self.schedules or self.schedules[-1][1] != config.steps:
-            self.schedules.append([self.step, config.steps])
         self.checkpoints.record()
         if self.rank == 0:
             describe(self.module.lm, Path(config.data.path), self.out / DESCRIBED)
@@ -190,8 +187,8 @@ class Trainer:
     def run(self) -> list[dict[str, float]]:
         """Train to the last step and finish the folder; return the validations.
 
-        Raises Stopped, after saving, when a signal came, and UserError when another rank
-        died.
+        Raises Stopped, after saving, when a signal came, and UserError when another
+        rank died.
         """
         try:
             self._run()
@@ -208,12 +205,6 @@ class Trainer:
 
     def _run(self) -> None:
         config = self.config
-        warmup = config.optimizer.warmup_steps
-        if config.steps <= warmup:
-            self.tracker.tell(
-                f"warning: steps={config.steps} end within the learning rate's warm-up "
-                f"of {warmup} steps"
-            )
         if self.rank == 0 and self.step < config.steps:
             (self.out / MANIFEST).unlink(missing_ok=True)  # left by fewer steps
         progress = self.tracker.progress(
@@ -260,7 +251,8 @@ class Trainer:
         )
 
     def train_step(self) -> dict[str, float]:
-        """Take one step of the optimizer; return its metrics by name, as means over all ranks.
+        """Take one step of the optimizer; return its metrics by name, as means over all
+        ranks.
 
         Raises UserError when the loss has diverged, and Abandoned after a signal.
         """
@@ -293,7 +285,8 @@ class Trainer:
             by_place=objective.place_weights == "dynamic",
         )
         lr = learning_rate(self.step, config.steps, config.optimizer)
-        # A step may take longer than a scheduler waits: micro-batches also check for signals.
+        # A step may take longer than a scheduler waits: micro-batches also check for
+        # signals.
         losses, tally = self.engine.step(
             batches,
             lr,
@@ -323,7 +316,9 @@ class Trainer:
     def _check(
         self, metrics: dict[str, float], parts: list[np.ndarray], losses: Tensor
     ) -> None:
-        """Raise UserError, after writing diagnostics, if the step has diverged; nothing is saved."""
+        """Raise UserError, after writing diagnostics, if the step has diverged; nothing
+        is saved.
+        """
         loss = metrics["loss"]
         why = why_diverged(
             loss, metrics["gradient_norm"], self.recent, self.config.max_loss_ratio
@@ -351,7 +346,7 @@ class Trainer:
         )
 
     def _validate(self, show: Callable[[int, str], None]) -> None:
-        metrics, drafts = self.held_out.run(
+        metrics = self.held_out.run(
             self.engine.forward,
             stop=lambda: self.stop.agreed(self.engine.device),
             show=lambda line: show(self.step, line),
@@ -362,7 +357,6 @@ class Trainer:
         self.tracker.summarise(
             {f"best/{name}": value for name, value in best(self.validation).items()}
         )
-        self.tracker.log_table(self.step, "validation/drafts", COLUMNS, drafts)
         self.tracker.tell(f"step {self.step} held-out: {describe_validation(metrics)}")
         rise = metrics["standard_loss"] / baseline(self.validation)["standard_loss"] - 1
         if rise > self.config.max_loss_rise:
@@ -380,7 +374,6 @@ class Trainer:
         state = {
             "validation": self.validation,
             "recent": self.recent,
-            "schedules": self.schedules,
             "dtype": self.config.dtype,
             "run_id": self.tracker.run_id,
             "sequences": self.step
@@ -398,7 +391,6 @@ class Trainer:
             # Not in `provenance`: a finished run may continue with more steps.
             self.provenance
             | {"settings": self.provenance["settings"] | {"steps": self.step}},
-            schedules=self.schedules,
             step=self.step,
             ranks=self.ranks,
             parameters=self.parameters,

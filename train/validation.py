@@ -3,9 +3,8 @@
 All windows have clean prefixes, as in decoding, whatever the objective.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conf import UserError
-from conf.errors import TOKENIZING
 from data_prep.shards import Shards
-from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
+from data_prep.vocab import Vocab
 from train.config import ObjectiveConfig, TrainConfig
 from train.data import HELD_OUT, load_batch
 from train.distributed import Abandoned
@@ -27,16 +25,14 @@ TIME_SHARE = 0.01  # of a run's time, for all its validations
 FORWARD_SHARE = (
     1 / 3
 )  # of a training sequence's time, for a validated one: no backward pass
-DRAFTS = 8  # windows that are shown as text
-PREFIX = 16  # tokens shown before a window
-COLUMNS = ("prefix", "drafts", "text", "accepted")
 
-SampleDraft = tuple[str, str, str, int]
 Forward = Callable[[dict[str, Any]], tuple[Tensor, Tensor, Tensor]]
 
 
 class Validation:
-    """One rank's share of the held-out sequences. Raises UserError when they are too few for all ranks."""
+    """One rank's share of the held-out sequences. Raises UserError when they are too
+    few for all ranks.
+    """
 
     def __init__(
         self,
@@ -60,23 +56,19 @@ class Validation:
         self._vocab = vocab
         self._device = device
         self._seed = window_seed(config.seed)
-        self._decode = TOKENIZING(
-            load_tokenizer(Path(config.data.path) / TOKENIZER).decode
-        )
 
     @torch.no_grad()
     def run(
         self, forward: Forward, *, stop: Callable[[], bool], show: Callable[[str], None]
-    ) -> tuple[dict[str, float], list[SampleDraft]]:
-        """Return metrics over all ranks, by name, and this rank's sample drafts.
+    ) -> dict[str, float]:
+        """Return metrics over all ranks, by name.
 
-        `show` receives a line before each batch. Raises Abandoned if `stop` returns True:
-        it is called before each batch and must return the same on every rank.
+        `show` receives a line before each batch. Raises Abandoned if `stop` returns
+        True: it is called before each batch and must return the same on every rank.
         """
         total = torch.zeros(
             self._objective.L + 1, 4, dtype=torch.float64, device=self._device
         )
-        drafts: list[SampleDraft] = []
         for index, part in enumerate(self._parts):
             if stop():
                 raise Abandoned
@@ -91,13 +83,10 @@ class Validation:
                 seed=self._seed,
                 device=self._device,
             )
-            _, tally, predicted = forward(batch)
+            _, tally, _ = forward(batch)
             total += tally
-            drafts = drafts or sample_drafts(
-                batch, predicted, count=DRAFTS, decode=self._decode
-            )
         dist.all_reduce(total)
-        return {"sequences": self._count} | summarise(total), drafts
+        return {"sequences": self._count} | summarise(total)
 
 
 def affordable_sequences(config: TrainConfig) -> int:
@@ -131,43 +120,3 @@ def laid_out(objective: ObjectiveConfig) -> ObjectiveConfig:
     if objective.name == "causal":
         return objective
     return replace(objective, name="branch", wide_share=0.0)
-
-
-def sample_drafts(
-    batch: dict[str, Tensor],
-    predicted: Tensor,
-    *,
-    count: int,
-    decode: Callable[[Sequence[int]], str],
-) -> list[SampleDraft]:
-    """Return up to `count` of the widest windows of a batch of `branch`, by COLUMNS.
-
-    `predicted` (r, c) is the likeliest token of each column. The prefix ends with the
-    token at the position of a_1, which decoding knows before it drafts.
-    """
-    ids, labels, offsets, positions = (
-        batch[name].tolist() for name in ("ids", "labels", "offsets", "positions")
-    )
-    windows = []
-    for row, column in (batch["offsets"] == 1).nonzero().tolist():
-        end = column + 1
-        while end < len(ids[row]) and offsets[row][end] > 1:
-            end += 1
-        windows.append((column - end, row, column, end))
-    rows = []
-    for _, row, column, end in sorted(windows)[:count]:
-        known = positions[row][column] + 1
-        drafts = predicted[row, column:end].tolist()
-        text = labels[row][column:end]
-        accepted = next(
-            (n for n, (a, b) in enumerate(zip(drafts, text)) if a != b), len(text)
-        )
-        rows.append(
-            (
-                decode(ids[row][max(0, known - PREFIX) : known]),
-                decode(drafts),
-                decode(text),
-                accepted,
-            )
-        )
-    return rows

@@ -151,7 +151,7 @@ def train(config: "TrainConfig", *, tokens: int) -> int:
     generator = np.random.default_rng(torch.distributed.get_rank())
     for step in range(STEPS):
         batches = []
-        for _ in range(config.accumulations(engines.world_size())):
+        for _ in range(config.accumulations(torch.distributed.get_world_size())):
             sequences = [
                 SimpleNamespace(
                     tokens=generator.integers(9, size, tokens),
@@ -194,7 +194,7 @@ def measure(number: int) -> dict[str, int]:
 def main(numbers: list[int]) -> None:
     from conf import settings
     from train.config import TrainConfig
-    from train.memory import estimate_memory
+    from train.plan import estimate_memory
     from train.pretrained import model_config
 
     result = []
@@ -209,7 +209,7 @@ def main(numbers: list[int]) -> None:
         "plan",
         "ratio",
     )
-    print(LINE.format("", *titles, "fullest moment"))
+    print(LINE.format("", *titles, "settings"))
     for number in numbers:
         name, tokens, ranks, stage, kind, checkpointing, *more = ROWS[number]
         config = settings("train", TrainConfig, overrides(ROWS[number]))
@@ -218,22 +218,14 @@ def main(numbers: list[int]) -> None:
             config,
             ranks=ranks,
             seq_len=tokens,
-            cuda=torch.cuda.is_available(),
         )
         peak, total = measure(number)["peak"], plan.total
         if not torch.cuda.is_available():
             total += plan.host  # the same memory here
-        result.append(
-            {
-                "row": ROWS[number],
-                "measured": peak,
-                "plan": total,
-                "moment": plan.moment,
-            }
-        )
+        result.append({"row": ROWS[number], "measured": peak, "plan": total})
         figures = (f"{peak / MIB:.0f}", f"{total / MIB:.0f}", f"{total / peak:.2f}")
         remaining = "yes" if checkpointing else "no"
-        message = " ".join([plan.moment, *more])
+        message = " ".join(more)
         print(
             LINE.format(
                 number, name, tokens, ranks, stage, kind, remaining, *figures, message

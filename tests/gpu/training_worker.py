@@ -19,11 +19,10 @@ from data_prep.shards import SPAN, PackedSequence
 from data_prep.vocab import Vocab
 from train.config import ObjectiveConfig, TrainConfig
 from train.data import COLUMNS, CUDA_COLUMNS, lay_out, to_tensors
-from train.distributed import world_size
 from train.engine import Engine, start
 from train.flops import peak_flops, step_flops
-from train.memory import estimate_memory
 from train.model import assemble
+from train.plan import estimate_memory
 from train.pretrained import model_config
 
 STEPS = 4
@@ -85,7 +84,7 @@ class Steps:
 
     def step(self, index: int) -> float:
         """Take a step; return the mean of all ranks' losses, for which it waits."""
-        seed = index * world_size() + self.rank
+        seed = index * torch.distributed.get_world_size() + self.rank
         batch = random_batch(
             self.size,
             self.tokens,
@@ -95,7 +94,7 @@ class Steps:
         )
         loss = self.engine.step([batch], 1e-4, key=(0, index))[0].mean()
         torch.distributed.all_reduce(loss)
-        return float(loss) / world_size()
+        return float(loss) / torch.distributed.get_world_size()
 
 
 def main(folder: Path, tokens: int, overrides: list[str]) -> None:
@@ -107,11 +106,11 @@ def main(folder: Path, tokens: int, overrides: list[str]) -> None:
         losses.append(run.step(index))
         seconds.append(time.perf_counter() - began)
     step = sorted(seconds[1:])[STEPS // 2 - 1]
-    cuda, ranks = run.engine.device.type == "cuda", world_size()
-    flops = step_flops(run.architecture, run.settings, seq_len=tokens).model
-    peak = peak_flops(run.engine.device_name(), None)
+    cuda, ranks = run.engine.device.type == "cuda", torch.distributed.get_world_size()
+    flops = step_flops(run.architecture, run.settings, seq_len=tokens)
+    peak = peak_flops(run.engine.device_name())
     planned = estimate_memory(
-        run.architecture, run.settings, ranks=ranks, seq_len=tokens, cuda=cuda
+        run.architecture, run.settings, ranks=ranks, seq_len=tokens
     )
     measured = run.engine.peak_memory() - (0 if cuda else before)
     norm = run.engine.gradient_norm()

@@ -156,7 +156,7 @@ class DirectoryWeights(Mapping[str, Tensor]):
     """A model directory's weights as Transformers reads them, from the disk on access."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, offload: Path) -> None:
-        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        logging.disable_progress_bar()
         # It warns that the weights stay on the disk.
         getLogger("accelerate").setLevel(ERROR)
         self._lm = AutoModelForCausalLM.from_pretrained(
@@ -225,7 +225,7 @@ def _offloaded(
 ) -> PreTrainedModel:
     """Return a model whose layers hold their `weights` only while they compute."""
     with init_empty_weights():
-        lm: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        lm: PreTrainedModel = AutoModelForCausalLM.from_config(
             config,
             dtype=dtype,
             attn_implementation=register("sdpa"),
@@ -239,7 +239,7 @@ def _offloaded(
 def _resident(lm: PreTrainedModel) -> ExitStack:
     """Return a context in which head and embedding hold their weights for readers."""
     stack = ExitStack()
-    head: nn.Linear = lm.get_output_embeddings()  # type: ignore[no-untyped-call]
+    head: nn.Linear = lm.get_output_embeddings()
     for module in (head, lm.get_input_embeddings()):
         for part in module.modules():
             stack.enter_context(align_module_device(part))
@@ -303,7 +303,7 @@ def measure(
     """
     objective = laid_out(trained.objective)
     seed = window_seed(trained.manifest["settings"]["seed"])
-    head: nn.Linear = module.lm.get_output_embeddings()  # type: ignore[no-untyped-call]
+    head: nn.Linear = module.lm.get_output_embeddings()
     stride = -(-count // MAX_WINDOW_SEQUENCES)
     most = MAX_WINDOWS // len(range(0, count, stride))
     tallies = []
