@@ -112,7 +112,7 @@ OTHERS = [
     (
         "lfm2",
         SHAPE | {"layer_types": ["conv", "full_attention"]},
-        "layers other than attention: conv",
+        "layers other than attention",
     ),
 ]
 
