@@ -1,28 +1,18 @@
-"""What a stage's dataclass holds: the names and types of its settings, and which values they may have.
+"""What a stage's dataclass says of its settings: the values that a field may have, and the check of them.
 
-A nested dataclass makes names with a dot. A dict of Any is a library's own: what lies in it has any name. A
-field's metadata may be
-
-    bare   a bare value of its dataclass is for this field: `draft=DIR` is `draft.model=DIR`
-    path   it names a file, a folder or a list of them; True, or the name of the property that lists them
-    hub    model or tokenizer: a hub name is taken as well (conf/hub.py)
+A nested dataclass makes names with a dot. A dict of Any holds a library's own settings, which have any name.
 """
 
 import math
-import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import Field, field, fields, is_dataclass
+from dataclasses import field, fields, is_dataclass
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from omegaconf import MISSING as MISSING
-
-from conf.errors import UserError, in_one_line
-
+MISSING: Any = "???"  # as in OmegaConf, which an export does not have
 PATH = {"path": True}
 MODEL = {**PATH, "hub": "model"}
 TOKENIZER = {**PATH, "hub": "tokenizer"}
@@ -35,11 +25,6 @@ IN_WORDS: dict[type, str] = {
 IN_WORDS[list] = "a list"
 ACCEPTED: dict[type, Any] = {int: Integral, float: Real, list: (list, tuple)}
 LARGEST = 2**63  # beyond it no array holds a whole number
-# How an error names a setting: at its start, or as a suggestion at its end.
-_NAMED = re.compile(
-    r"(?:unknown )?setting '(?P<quoted>[\w.]+)'|(?P<name>[A-Za-z_][\w.]*)(?=[=:,\[]| must )"
-)
-_MEANT = re.compile(r"did you mean '(?P<meant>[\w.]+)'\?$")
 
 
 def kinds(schema: Any) -> dict[str, Any]:
@@ -54,150 +39,6 @@ _hints = cache(get_type_hints)
 def types_of(kind: Any) -> list[Any]:
     """Return a type and, of a union, what it is of."""
     return [kind, *(get_args(kind) if get_origin(kind) in (Union, UnionType) else ())]
-
-
-def bare(schema: Any) -> str | None:
-    """Return the field that a bare value of a dataclass is for."""
-    return next(
-        (field.name for field in fields(schema) if field.metadata.get("bare")), None
-    )
-
-
-def fields_of(schema: Any, prefix: str = "") -> Iterator[tuple[str, Any, str, Any]]:
-    """Yield every setting: its name, the dataclass and field that it is in, and its type."""
-    for item, kind in zip(fields(schema), kinds(schema).values()):
-        name = prefix + item.name
-        if is_dataclass(kind):
-            yield from fields_of(kind, f"{name}.")
-        else:
-            yield (
-                prefix.removesuffix(".") if item.metadata.get("bare") else name,
-                schema,
-                item.name,
-                kind,
-            )
-
-
-def names(schema: Any) -> list[str]:
-    """Return the names of all settings."""
-    return [name for name, *_ in fields_of(schema)]
-
-
-def place(schema: Any, name: str) -> str | None:
-    """Return the setting, or the group of them, that a name means; None where it means none.
-
-    What lies in a library's own settings is where these are.
-    """
-    kind = schema
-    parts: list[str] = []
-    for part in name.split("."):
-        if get_origin(kind) is dict:
-            break
-        if not is_dataclass(kind) or part not in kinds(kind):
-            return None
-        if part == bare(kind):
-            break
-        parts.append(part)
-        kind = kinds(kind)[part]
-    return ".".join(parts)
-
-
-def kind_of(name: str, schema: Any) -> tuple[Any, bool]:
-    """Return a setting's type, Any in a library's own, and whether it lies directly in a dict."""
-    kind = schema
-    inside = False
-    for part in name.split("."):
-        inside = get_origin(kind) is dict
-        if inside:
-            kind = get_args(kind)[1]
-        elif kind is Any:
-            inside = True
-        else:
-            kind = kinds(kind).get(part) if is_dataclass(kind) else None
-    return kind, inside
-
-
-def named_setting(sentence: str, schema: type, groups: Sequence[str]) -> str | None:
-    """Return the setting or group that a sentence begins with, or suggests at its end; None for neither."""
-    if match := _MEANT.search(sentence) or _NAMED.match(sentence):
-        name = next(filter(None, match.groupdict().values()))
-        return name if name in groups else place(schema, name)
-    return None
-
-
-def check_values(value: Any, kind: Any, name: str = "") -> None:
-    """Raise ValueError for values that OmegaConf accepts and nothing can go on with.
-
-    A number that is not finite (NaN compares as no limit does, and JSON has none) or of more than 63 bits, and
-    containers in a list of single values. `value` is what a dataclass `kind` is made of, as plain values.
-    """
-    if isinstance(value, Mapping):
-        types = kinds(kind) if is_dataclass(kind) else {}
-        inner = get_args(kind)[1] if get_origin(kind) is dict else Any
-        for key, member in value.items():
-            check_values(member, types.get(key, inner), f"{name}.{key}".lstrip("."))
-    elif isinstance(value, list):
-        inner = next(
-            (get_args(type)[0] for type in types_of(kind) if get_origin(type) is list),
-            Any,
-        )
-        for member in value:
-            if isinstance(member, list | Mapping) and inner is not Any:
-                raise ValueError(
-                    f"{name} must be a list of single values, got {member} in it"
-                )
-            check_values(member, inner, name)
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number, got {value}")
-    elif isinstance(value, int) and not -LARGEST <= value < LARGEST:
-        raise ValueError(f"{name} must be a number of up to 63 bits, got {value}")
-
-
-def values_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Field[Any]]]:
-    """Yield every setting of an instance: its name, the dataclass that it is in, and its item there."""
-    for item in fields(config):
-        value = getattr(config, item.name)
-        name = prefix + item.name
-        if is_dataclass(value):
-            yield from values_of(value, f"{name}.")
-        elif not isinstance(value, Mapping):
-            yield (
-                prefix.removesuffix(".") if item.metadata.get("bare") else name,
-                config,
-                item,
-            )
-
-
-def check_paths(config: Any) -> None:
-    """Raise UserError for a path that the operating system refuses, before anything is done.
-
-    What is not there is no mistake yet: it may be made, or be a name on the hub.
-    """
-    for name, owner, item in values_of(config):
-        if listed := item.metadata.get("path"):
-            value = getattr(owner, item.name if listed is True else listed)
-            for path in value if isinstance(value, list) else [value]:
-                _check_path(name, path)
-
-
-def _check_path(name: str, path: str | None) -> None:
-    try:
-        if path:
-            path.encode()
-            os.stat(path)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise UserError(
-            f"{name}={path} must be a path that the system can open, got '{error.strerror}'. Give another path."
-        ) from error
-    except (
-        ValueError
-    ) as error:  # a NUL byte, or half of a surrogate pair: a name that is no UTF-8
-        raise UserError(
-            f"{name}={path} must be a path in UTF-8 without NUL bytes, got '{in_one_line(error)}'. "
-            "Rename the file or folder."
-        ) from error
 
 
 def setting(
@@ -266,7 +107,7 @@ def _checked(value: Any, hint: Any, limits: Mapping[str, Any], name: str) -> Any
         value = kind(value)
     choices = limits.get("choices", ())
     if choices and value not in choices:
-        raise ValueError(f"{name} must be {_any_of(choices)}, got {value or 'nothing'}")
+        raise ValueError(f"{name} must be {any_of(choices)}, got {value or 'nothing'}")
     return value
 
 
@@ -287,7 +128,7 @@ def _range(limits: Mapping[str, Any]) -> str:
     return " and ".join(given) or "a finite number of up to 63 bits"
 
 
-def _any_of(choices: Sequence[Any]) -> str:
+def any_of(choices: Sequence[Any]) -> str:
     """Return choices in words: "a, b or c"."""
     (*others, last) = map(str, choices)
     return f"{', '.join(others)} or {last}" if others else last

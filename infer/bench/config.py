@@ -3,19 +3,17 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from conf.schema import MODEL, PATH
+from conf.schema import PATH, setting
 from conf.tracker import TrackerConfig
 from infer.config import (
     BY_DRAFT_MODEL,
     ORDERS,
     DecodeConfig,
     DraftConfig,
-    ModelSource,
     check_at_least,
     check_dtype,
 )
 from infer.engine.sampling import Sampling
-from infer.trees.lattice import RANKS
 
 PARTS = ("speed", "quality", "gsd")
 # Decoders beside plain decoding, by the settings of `decode` that make them.
@@ -99,9 +97,7 @@ class SpeedConfig:
         for name in self.decoders:
             chosen = replace(plain, **DECODERS[name])
             if name == "sdsat":
-                paper: dict[str, Any] = (
-                    {"width": RANKS, "tree": "paper"} if temperature else {}
-                )
+                paper: dict[str, Any] = {"tree": "paper"} if temperature else {}
                 decodes |= {
                     f"sdsat k={k}": replace(chosen, k=k, **paper) for k in self.k
                 }
@@ -185,8 +181,8 @@ class GsdConfig:
     theta_sib: float = (
         0.3  # least chance of a child as a share of its likeliest sibling's
     )
-    tau: int = 2  # tokens that must recur for a node to be merged
-    tau_reading: str = "preceding"  # gram or preceding (the authors' code)
+    # tokens that must recur for a node to be merged, itself included; 2 of the authors' code
+    tau: int = 3
 
     def __post_init__(self) -> None:
         for value in self.parts or ["none"]:
@@ -203,11 +199,17 @@ class BenchConfig:
     A finished part is not measured again; an interrupted one goes on.
     """
 
-    out: str = field(metadata=PATH)  # the report's folder
-    model: ModelSource = field(default_factory=ModelSource)
-    # the model before fine-tuning: its speed and answers beside the model's; null: none
-    base: str | None = field(default=None, metadata=MODEL)
-    draft: DraftConfig = field(default_factory=DraftConfig)
+    #: the report's folder
+    out: str = setting(path=True)
+    #: a Transformers directory, best an export, or a hub name
+    model: str = setting(hub="model")
+    #: the model before fine-tuning: its speed and answers beside the model's; null: none
+    base: str | None = setting(None, hub="model")
+    #: the model that drafts: a model directory or hub name with the same token ids, or
+    #: self:N for the model's own first N layers
+    draft: str | None = setting(None, hub="model")
+    #: the draft model drafts by its own adaptive tokens, in one forward
+    draft_adaptive: bool = False
     part: str | None = None  # speed, quality or gsd alone; null: speed and quality
     # of speed and gsd: humaneval, files of JSON lines, or data sets of the hub, whose rows have prompt,
     # messages, or a document's content, of which the beginning is the prompt
@@ -235,7 +237,8 @@ class BenchConfig:
             raise ValueError(f"part must be one of {', '.join(PARTS)}, got {self.part}")
         if not self.prompts:
             raise ValueError("prompts must have a set, got none")
-        if self.part == "gsd" and not self.draft.model:
+        DraftConfig(self.draft, self.draft_adaptive)  # raises
+        if self.part == "gsd" and not self.draft:
             raise ValueError(
                 "part=gsd needs a draft model, got none. Give draft=DIR or draft=self:N"
             )

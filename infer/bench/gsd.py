@@ -35,10 +35,10 @@ from infer.trees.tree import Tree
 
 CHILDREN = 4  # ranks whose shares are reported (Figures 7 and 8)
 ABLATED_K = (1, 2, 3, 4, 5, 6)  # Figure 5
-ABLATED_TAU = (0, 1, 2, 3, 4)
+ABLATED_TAU = (1, 2, 3, 4, 5)
 ABLATED_THETA_PROB = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 ABLATED_THETA_SIB = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
-MERGING_TAU = (0, 1, 2, 3, 4)  # Table 5
+MERGING_TAU = (1, 2, 3, 4, 5)  # Table 5
 MERGING_K = (
     3,
     5,
@@ -118,7 +118,7 @@ class Setting:
 
 def tsd_of(gsd: DecodeConfig) -> DecodeConfig:
     """Return the same settings without merging."""
-    return replace(gsd, method="tsd", tau=None, tau_reading="gram")
+    return replace(gsd, method="tsd", tau=None)
 
 
 def settings(gsd: DecodeConfig) -> Iterator[Setting]:
@@ -143,8 +143,7 @@ def settings(gsd: DecodeConfig) -> Iterator[Setting]:
         yield Setting("ablation", f"gsd k={k}", replace(gsd, k=k))
         yield Setting("ablation", f"tsd k={k}", replace(tsd, k=k))
     for tau in ABLATED_TAU:
-        if tau or gsd.tau_reading == "preceding":
-            yield Setting("ablation", f"gsd tau={tau}", replace(gsd, tau=tau))
+        yield Setting("ablation", f"gsd tau={tau}", replace(gsd, tau=tau))
     for theta in ABLATED_THETA_PROB:
         yield Setting(
             "ablation", f"gsd theta_prob={theta}", replace(gsd, theta_prob=theta)

@@ -25,8 +25,8 @@ from transformers.utils import logging
 from infer.api import Model
 from infer.bench.prompts import Prompt
 from infer.config import DecodeConfig
+from infer.drafters.source_methods import LOOKED_UP
 from infer.engine.runner import duration
-from infer.methods import LOOKED_UP
 from infer.models.draft import STAND_IN, Draft
 
 GENERATE = "generate"

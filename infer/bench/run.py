@@ -32,10 +32,9 @@ from infer.bench.problems import READERS
 from infer.bench.prompts import Chat, Prompt, name_of, read_prompts
 from infer.bench.report import RESULT, print_report, write_report
 from infer.bench.roofline import measure_roofline
-from infer.config import DecodeConfig, ModelSource, decontaminated
+from infer.config import DecodeConfig, DraftConfig, decontaminated
 from infer.models.checkpoint import ModelDirectory
 from infer.models.draft import base_pieces, lacking
-from infer.text import in_pieces
 
 BY_ADAPTIVE = ("adaptive", "sdsat")  # decoders of a model with adaptive tokens alone
 GROUPS = ("speed", "quality", "gsd")
@@ -71,7 +70,8 @@ def load_models(
         "device": workers.device(),
         "compile": config.compile,
     }
-    model = load(directory, draft=config.draft if draft else None, **shared)
+    drafting = DraftConfig(config.draft, config.draft_adaptive) if draft else None
+    model = load(directory, draft=drafting, **shared)
     base = (
         load(ModelDirectory(config.base, setting="base"), **shared)
         if config.base
@@ -85,9 +85,9 @@ def facts_of(config: BenchConfig, part: str, **content: Any) -> dict[str, Any]:
     others = [group for group in GROUPS if group != part]
     inputs = existing(
         {
-            "model.path": config.model.path,
+            "model": config.model,
             "base": config.base,
-            "draft.model": config.draft.model,
+            "draft": config.draft,
         }
     )
     facts = made_from(config, inputs, ignore=("tracker", "part", *others))
@@ -133,9 +133,9 @@ def read_all_prompts(
     return sets
 
 
-def directory_of(source: ModelSource) -> ModelDirectory:
+def directory_of(config: BenchConfig) -> ModelDirectory:
     """Return the model directory of the settings."""
-    return ModelDirectory(source.path, adaptive_ids=source.adaptive_ids, L=source.L)
+    return ModelDirectory(config.model)
 
 
 def for_model(config: BenchConfig, directory: ModelDirectory) -> BenchConfig:
@@ -155,7 +155,7 @@ def for_model(config: BenchConfig, directory: ModelDirectory) -> BenchConfig:
 
 def measure_speed(config: BenchConfig, workers: WorkerGroup) -> None:
     """Measure speed into out/speed."""
-    directory = directory_of(config.model)
+    directory = directory_of(config)
     config = for_model(config, directory)
     sets = read_all_prompts(config, directory)
     facts = facts_of(config, "speed", prompt_ids=digest_of_prompts(sets))
@@ -221,7 +221,7 @@ def sample(
         **DECODERS["hybrid"], max_new_tokens=config.speed.max_new_tokens
     )
     steps = list(generate(model, [prompt.ids], decode))
-    pieces = in_pieces(piece for step in steps for piece in zip(step.kinds, step.texts))
+    pieces = [piece for step in steps for piece in zip(step.kinds, step.texts)]
     return {
         "prompt_set": prompt_set,
         "prompt": model.text.decode(prompt.ids),
@@ -231,7 +231,7 @@ def sample(
 
 def contamination(config: BenchConfig, names: Sequence[str]) -> list[str]:
     """Return a sentence for each benchmark that the model's data was not decontaminated against."""
-    known = decontaminated(config.model.path)
+    known = decontaminated(config.model)
     return [
         f"{name}: the training data was not decontaminated against it (data_prep: benchmarks=all)"
         for name in names
@@ -244,7 +244,7 @@ def contamination(config: BenchConfig, names: Sequence[str]) -> list[str]:
 
 def measure_quality(config: BenchConfig, workers: WorkerGroup) -> None:
     """Answer the benchmarks, judge the answers and write them, into out/quality."""
-    directory = directory_of(config.model)
+    directory = directory_of(config)
     benchmarks, skipped = quality.read_benchmarks(config, directory.text)
     content = digest(
         [[p.id, p.tests, p.expected] for rows in benchmarks.values() for p in rows]
@@ -337,7 +337,7 @@ def not_judged(benchmarks: quality.Benchmarks) -> list[str]:
 
 def measure_gsd(config: BenchConfig, workers: WorkerGroup) -> None:
     """Measure GSD's tables into out/gsd; each row is a record."""
-    directory = directory_of(config.model)
+    directory = directory_of(config)
     sets = read_all_prompts(config, directory)
     facts = facts_of(config, "gsd", prompt_ids=digest_of_prompts(sets))
     out = Path(config.out) / "gsd"
@@ -351,7 +351,6 @@ def measure_gsd(config: BenchConfig, workers: WorkerGroup) -> None:
         theta_prob=config.gsd.theta_prob,
         theta_sib=config.gsd.theta_sib,
         tau=config.gsd.tau,
-        tau_reading=config.gsd.tau_reading,
         max_new_tokens=config.speed.max_new_tokens,
     )
     tasks = {

@@ -282,7 +282,7 @@ def _by_source(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]
     """Return by source its share of the accepted drafts, and the share of its drafts that was accepted."""
     result = {}
     accepted = sum(sum(run["sources"].values()) for run in runs)
-    for source in SOURCES["hybrid"]:
+    for source in SOURCES:
         proposed = sum(run["proposed"].get(source, 0) for run in runs)
         own = sum(run["sources"].get(source, 0) for run in runs)
         if proposed:

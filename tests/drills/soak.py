@@ -107,7 +107,7 @@ ADAPTIVE = [
     {"method": "hybrid", "k": 4, "probes": "2", "nodes": 9},
     {"method": "hybrid", "k": 5, "probes": "all", "sources": ["adaptive"]},
     {"method": "hybrid", "k": 5, "probes": "root", "sources": ["adaptive", "text"]},
-    {"method": "hybrid", "k": 5, "probes": "root", "width": 4, "tree": "paper"},
+    {"method": "sdsat", "k": 5, "tree": "paper"},
 ]
 DRAFTED = [
     {"method": method, **settings}

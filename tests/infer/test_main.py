@@ -106,7 +106,7 @@ def test_every_group_continues_a_prompt(model_dir: Path, monkeypatch, capsys) ->
         ),
         (
             ["prompt=x", "decode=tree"],
-            "decode must be one of gsd, hybrid, ngrams, nucleus, ",
+            "decode must be gsd, hybrid, ngrams, nucleus, ",
         ),
         (["prompt=x", "decode.temprature=1"], "did you mean 'decode.temperature'?"),
         (["prompt=x", "threads=0"], "threads must be at least 1, got 0"),
@@ -117,7 +117,7 @@ def test_every_group_continues_a_prompt(model_dir: Path, monkeypatch, capsys) ->
         (["prompt=\udcff"], "prompt must be text in UTF-8"),
         (
             ["prompt=x", "dtype=int8"],
-            "dtype must be one of auto, float32, bfloat16, float16, got int8",
+            "dtype must be auto, float32, bfloat16 or float16, got int8",
         ),
         (["prompt=x", "device=tpu"], "device must be one of cpu, got tpu"),
         (

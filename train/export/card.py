@@ -114,7 +114,7 @@ def read_report(folder: str | Path, model: Path) -> dict[str, Any]:
     for kind in ("speed", "quality"):
         if report[kind]:
             measured = read_manifest(Path(folder) / kind, kind, "report")
-            if measured["inputs"].get("model.path") != fingerprint(model):
+            if measured["inputs"].get("model") != fingerprint(model):
                 raise UserError(
                     f"report={folder} must be of {model}, got a report of another model."
                 )

@@ -163,7 +163,6 @@ def test_every_setting_is_measured_losslessly(
         theta_prob=0.2,
         theta_sib=0.3,
         tau=2,
-        tau_reading="preceding",
         nodes=12,
         max_new_tokens=8,
     )
