@@ -218,7 +218,7 @@ def load_batch(
 
 
 def trained_on(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a model card says of a data manifest.
+    """Return the facts of a data manifest that a model card has.
 
     Documents, tokens, documents by layout (plain and the orders of infilling),
     languages with the most tokens first, and the benchmarks that the data is
