@@ -40,7 +40,6 @@ REFUSED = [
     ([*WIDE, "objective.L_max=5"], "objective.L_max must be above objective.L=5"),
     (["objective=basic", "objective.soft=0.5"], "need objective=dual or branch"),
     (["objective.soft=0.5", "objective.draft_loss=lk"], "must be 0 with draft_loss=lk"),
-    (["tracker.project=a/b"], "tracker.project must be a name"),
     (["global_batch=9"], "global_batch must be a multiple of micro_batch=1 x 8 ranks"),
     (["plan_device=b17"], "plan_device must be a100_40gb, .* got b17"),
     (["++model.shape.model_type=lama"], "model.shape must be valid for lama"),
