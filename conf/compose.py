@@ -1,333 +1,233 @@
-"""YAML and overrides composed into a stage's dataclass. `DictConfig` never leaves this file.
+"""Compose a stage's settings: YAML of `conf/<entry>` and overrides -> its dataclass.
 
-Hydra composes the chosen files; the values of the command line are then set one by one, each as its type asks:
-a prompt or a path is text, whatever brackets it has; a list needs none; settings by name may have any name.
-
-A stage's YAML also holds groups of files, of which one or several are chosen. The comment at the head of a
-choice says what it is for, in a sentence on its first line and more below; that of config.yaml has the command,
-and below it examples of it.
+The command line is Hydra's, https://hydra.cc/docs/advanced/override_grammar/basic/,
+with one exception. A setting that holds text takes as it stands any value that is no
+single value of Hydra's grammar, so `prompt="def f(a, b):"` and `out="runs/a (1)"` need
+no second pair of quotes. `prompt=null`, `vocab.bos='<x>'` and `out='runs/${seed}'` mean
+what Hydra's documentation says. `DictConfig` never leaves this file and cli.py.
 """
 
+import atexit
 import difflib
 import re
+import shutil
+import sys
 import sysconfig
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
-from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin
+from tempfile import mkdtemp
+from typing import Any, TypeVar, get_origin
 
-import yaml
 from hydra import compose, initialize_config_dir
+from hydra.conf import HelpConf, HydraConf, RunDir, SweepDir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict
+from hydra.core.override_parser.types import QuotedString
+from hydra.errors import (
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+)
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from conf.errors import UserError
-from conf.schema import (
-    bare,
-    check_paths,
-    check_values,
-    kind_of,
-    kinds,
-    named_setting,
-    names,
-    place,
-    types_of,
-)
-
-FOLDER = Path(__file__).parent
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One file of a group: `lines` are its comment."""
-
-    name: str
-    lines: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Group:
-    """Files of settings, of which one is chosen by name, or several.
-
-    `default` are the names chosen where nothing is said; `otherwise` says what happens where these are none.
-    """
-
-    name: str
-    several: bool
-    default: tuple[str, ...]
-    otherwise: str
-    choices: tuple[Choice, ...]
-
-
-def command(entry: str) -> tuple[str, ...]:
-    """Return how a stage is called, and examples, as the head of its config.yaml has them."""
-    return _head(FOLDER / entry / "config.yaml")
-
-
-def config_groups(entry: str) -> list[Group]:
-    """Return all groups of a stage, with their choices in the order of their names."""
-    text = (FOLDER / entry / "config.yaml").read_text(encoding="utf-8")
-    defaults: dict[str, Any] = {}
-    for item in yaml.safe_load(text)["defaults"]:
-        defaults |= item if isinstance(item, dict) else {}
-    groups = []
-    for folder in sorted(path for path in (FOLDER / entry).iterdir() if path.is_dir()):
-        default: Any = defaults.get(folder.name)
-        several = isinstance(default, list)
-        otherwise = re.search(rf"^ *- {folder.name}: null +# (.+)$", text, re.MULTILINE)
-        groups.append(
-            Group(
-                name=folder.name,
-                several=several,
-                default=tuple(default) if several else (default,) if default else (),
-                otherwise=otherwise[1] if otherwise else "",
-                choices=tuple(
-                    Choice(path.stem, _head(path))
-                    for path in sorted(folder.glob("*.yaml"))
-                ),
-            )
-        )
-    return groups
-
-
-def _head(path: Path) -> tuple[str, ...]:
-    """Return the comment that a file begins with, without Hydra's `@package`."""
-    comment = re.match(r"(?:#.*\n)*", path.read_text(encoding="utf-8"))
-    lines = (
-        [line.removeprefix("#").strip() for line in comment[0].splitlines()]
-        if comment
-        else []
-    )
-    return tuple(line for line in lines if not line.startswith("@package"))
-
+from conf.errors import UserError, in_one_line
+from conf.schema import any_of, kinds, types_of
 
 T = TypeVar("T")
-OUT = "out"  # the setting of a text in which ${NAME} is another setting's value
-_UNCONVERTED = re.compile(
-    r"Value '(?P<value>.*)' "
-    r"(?:of type '\w+' could not be converted to (?P<kind>\w+)|is not a valid bool)"
-)
-_KINDS = {
-    "Integer": "a whole number",
-    "Float": "a number",
-    None: "true or false",
-}  # by OmegaConf's words
+FOLDER = Path(__file__).parent
+HELP = """${hydra.help.header}
+Groups of settings: GROUP=CHOICE
+$APP_CONFIG_GROUPS
+Settings: NAME=VALUE, here with their defaults; ??? is required
+$CONFIG
+--cfg job prints the settings as they would be; -m runs every combination of values with commas;
+--config-dir DIR adds YAML files of your own. docs/settings.md says what each setting means.
+"""
+
+
+def register(schema: type) -> None:
+    """Store a stage's dataclass, its YAML's first default, and Hydra's own settings.
+
+    Hydra writes no files and sets up no logging. Its sweeper needs a folder, which is a
+    temporary one.
+    """
+    OmegaConf.register_new_resolver("sysconfig", sysconfig.get_path, replace=True)
+    OmegaConf.register_new_resolver(
+        "temporary_folder", _temporary_folder, replace=True, use_cache=True
+    )
+    store = ConfigStore.instance()
+    store.store(name="schema", node=schema)
+    hydra = HydraConf(
+        defaults=[
+            {"launcher": "basic"},
+            {"sweeper": "basic"},
+            {"hydra_help": "default"},
+            {"hydra_logging": "none"},
+            {"job_logging": "none"},
+            {"callbacks": None},
+            {"env": "default"},
+        ],
+        run=RunDir("."),
+        sweep=SweepDir("${temporary_folder:}", "."),
+        output_subdir=None,
+        help=HelpConf(app_name="", header="", footer="", template=HELP),
+    )
+    store.store(group="hydra", name="config", node=hydra, provider="hydra")
+
+
+def _temporary_folder() -> str:
+    folder = mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def settings(entry: str, schema: type[T], overrides: Sequence[str] = ()) -> T:
     """Compose `conf/<entry>/config.yaml` with `overrides` into an instance of `schema`.
 
-    Raises UserError for an unknown setting, a value of the wrong type, a missing value or a combination that
-    the dataclass refuses.
+    Raises UserError for an unknown setting, a value of the wrong type, a missing value or
+    a combination that the dataclass refuses.
     """
-    config = _compose(entry, schema, overrides)
-    chosen = [group.name for group in config_groups(entry)]
-    try:
-        check_values(OmegaConf.to_container(config), schema)
-        result: T = OmegaConf.to_object(config)  # type: ignore[assignment]
-    except OmegaConfBaseException as error:
-        raise UserError(_explain(error, schema, chosen)) from error
-    except (ValueError, TypeError) as error:
-        start = (
-            ""
-            if named_setting(str(error), schema, chosen)
-            else f"settings of {entry}: "
-        )
-        raise UserError(f"{start}{error}") from error
-    check_paths(result)
-    return result
-
-
-def composed(entry: str, schema: type) -> dict[str, Any]:
-    """Return the defaults as plain values: what is required and missing is "???"."""
-    return OmegaConf.to_container(_compose(entry, schema, ()), resolve=False)  # type: ignore[return-value]
-
-
-def as_yaml(entry: str, schema: type, overrides: Sequence[str] = ()) -> str:
-    """Return the settings as YAML. Raises UserError as `settings`."""
-    return OmegaConf.to_yaml(_compose(entry, schema, overrides), resolve=False)
-
-
-def _compose(entry: str, schema: type, overrides: Sequence[str]) -> DictConfig:
-    OmegaConf.register_new_resolver("sysconfig", sysconfig.get_path, replace=True)
-    # The dataclass is the first of the YAML's defaults: it gives every setting its type.
-    ConfigStore.instance().store(name="schema", node=schema)
-    known = {group.name: group for group in config_groups(entry)}
-    overrides = [unsigned(text) for text in overrides]
-    choices: list[str] = []
-    for text in overrides:
-        _check_override(text, overrides, schema, known)
-        name, _, value = text.partition("=")
-        if group := known.get(name):
-            # Hydra cannot read null for a group that has no choice by default.
-            if group.several or group.default or value != "null":
-                choices.append(f"{name}={_bracketed(value)}" if group.several else text)
-        elif name[:1] == "~" and name[1:] in known:
-            choices.append(text)
+    register(schema)
+    overrides = [as_text(override, schema) for override in overrides]
     try:
         with initialize_config_dir(str(FOLDER / entry), version_base=None):
-            config = compose("config", overrides=choices)
-        for text in overrides:
-            if text.removeprefix("~").partition("=")[0] not in known:
-                _set(config, text, schema)
-    except (
-        HydraException,
-        OmegaConfBaseException,
-        OverflowError,
-    ) as error:  # the last: no float is so large
-        raise UserError(_explain(error, schema, [*known])) from error
-    return config
+            config = compose("config", overrides=overrides)
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise UserError(explain(error, entry, schema)) from error
+    return to_dataclass(config, entry, schema)
 
 
-def unsigned(override: str) -> str:
-    """Return an override without Hydra's `+` and `++`: no setting can be added."""
-    return override.lstrip("+")
+def to_dataclass(config: DictConfig, entry: str, schema: type[T]) -> T:
+    """Return the dataclass of a composed configuration.
 
-
-def _check_override(
-    override: str, overrides: Sequence[str], schema: type, groups: Mapping[str, Group]
-) -> None:
-    """Raise UserError for what is no setting, for a choice that its group lacks, and for `~name` of what must
-    be there.
+    Raises UserError for names that it lacks and values that it refuses.
     """
-    known = [*names(schema), *groups]
-    name, equals, value = override.partition("=")
-    if override.startswith(("-", "=")) or not (equals or override.startswith("~")):
-        name, equals, value = override.lstrip("-").replace("-", "_").partition("=")
-        advice = "--help lists the settings"
-        if override.startswith("-") and name in known:  # --model X or --model=X
-            following = overrides[list(overrides).index(override) + 1 :][:1]
-            value = (
-                override.partition("=")[2] if equals else "".join(following) or "VALUE"
-            )
-            advice = f"Write {name}={value}"
-        raise UserError(
-            f"settings must be given as name=value, got '{override}'. {advice}"
-        )
-    removed = name.startswith("~")
-    name = name.removeprefix("~")
-    group = groups.get(name)
-    if group is None and place(schema, name) is None:
-        raise UserError(_unknown(name, known))
-    if removed:
-        may_go = (
-            group.several or not group.default if group else kind_of(name, schema)[1]
-        )
-        if not may_go:
-            raise UserError(
-                f"{name} must have a value, got ~{name}. Write {name}=VALUE"
-            )
-    elif group:
-        # No choice at all is one, where there may be several.
-        chosen = re.findall(r"[^\s,\[\]]+", value) or ["none"]
-        none = (
-            chosen in (["none"], ["null"])
-            if group.several
-            else value == "null" and not group.default
-        )
-        choices = [choice.name for choice in group.choices]
-        wrong = [choice for choice in chosen if choice not in choices]
-        if wrong and not none:
-            quantity = "some" if group.several else "one"
-            raise UserError(
-                f"{name} must be {quantity} of {', '.join(choices)}, got {wrong[0]}"
-            )
-
-
-def _set(config: DictConfig, override: str, schema: type) -> None:
-    name, _, value = override.partition("=")
-    if name.startswith("~"):
-        parent, _, last = name[1:].rpartition(".")
-        with open_dict(config):
-            del OmegaConf.select(config, parent)[last]
-        return
-    kind, _ = kind_of(name, schema)
-    if is_dataclass(kind) and (field := bare(kind)):
-        name = f"{name}.{field}"
-        kind = kinds(kind)[field]
-    own = kind is Any or (get_origin(kind) is dict and get_args(kind)[1] is Any)
-    OmegaConf.update(
-        config, name, _parsed(name, value, types_of(kind)), merge=True, force_add=own
-    )
-
-
-def _parsed(name: str, value: str, types: Sequence[Any]) -> Any:
-    """Return a value of the command line as OmegaConf takes it for these types."""
-    if str in types and (value != "null" or NoneType not in types):
-        # `${objective.L}` in a text is no other setting's value, but in `out`.
-        return value if name == OUT else re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
-    if any(get_origin(kind) is list for kind in types) and not (
-        value == "null" and NoneType in types
-    ):
-        value = _bracketed(value)
+    for name in _names_in(config):
+        if name not in _names(schema):
+            raise UserError(_unknown(name, entry, schema))
+    for name in _names(schema):
+        parent, _, last = name.rpartition(".")
+        values = OmegaConf.select(config, parent) if parent else config
+        if last not in values or OmegaConf.is_missing(values, last):
+            raise UserError(f"setting '{name}' is required: give it as {name}=VALUE")
     try:
-        override = OverridesParser.create().parse_override(f"{OUT}={value}")
-    except HydraException as error:
-        raise UserError(
-            f"{name} must be a value such as 3, true, [1,2] or a word, got {value}"
-        ) from error
-    if override.is_sweep_override():  # Hydra's, for a run with each
-        raise UserError(f"{name} must be one value, got {value}")
-    parsed = override.value()
-    # OmegaConf takes every number but 0 for true: `compile=8`.
-    if bool in types and isinstance(parsed, int | float) and parsed not in (0, 1):
-        raise UserError(f"{name} must be true or false, got {value}")
-    return parsed
+        return OmegaConf.to_object(config)  # type: ignore[return-value]
+    except (OmegaConfBaseException, ValueError, TypeError) as error:
+        raise UserError(explain(error, entry, schema)) from error
 
 
-def _bracketed(value: str) -> str:
-    """Return a list of Hydra's grammar, from one or from values with commas between them."""
-    return (
-        value
-        if value.startswith(("[", "$"))
-        else f"[{'' if value == 'null' else value}]"
-    )
+def as_text(override: str, schema: type, *, multirun: bool = False) -> str:
+    """Quote the value of a text setting if it is no single value to Hydra.
+
+    Any other override is returned as it is, under `multirun` also values with commas.
+    """
+    name, equals, value = override.partition("=")
+    if not equals or str not in types_of(_kind(name.lstrip("+"), schema)):
+        return override
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+        single = isinstance(parsed.value(), str | int | float | QuotedString | None)
+        if single or (multirun and parsed.is_sweep_override()):
+            return override
+    except HydraException:
+        pass
+    # Within quotes, backslashes before a quote, before ${ and at the end count twice.
+    value = re.sub(r"(\\*)('|\$\{)", r"\1\1\\\2", value)
+    value = re.sub(r"(\\+)\Z", r"\1\1", value)
+    return f"{name}='{value}'"
 
 
-def _explain(error: Exception, schema: type, groups: Collection[str]) -> str:
-    """Return Hydra's and OmegaConf's many-line messages as one sentence."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    key = next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in lines
-            if line.startswith("full_key:")
-        ),
-        "",
-    )
-    details = (
-        "full_key:",
-        "object_type=",
-        "reference_type=",
-        "Config search path",
-        "provider=",
-    )
-    text = " ".join(line for line in lines if not line.startswith(details))
-    if text.startswith("Key '"):
-        return _unknown(key, [*names(schema), *groups])
-    if text.endswith("is not Optional"):
-        return f"{key} must have a value, got null"
-    if key and (value := _UNCONVERTED.match(text)) and value["kind"] in _KINDS:
-        return f"{key} must be {_KINDS[value['kind']]}, got '{value['value']}'"
-    if dangling := re.match(r"Interpolation key '(.*)' not found", text):
-        return f"{key} must refer to settings as ${{NAME}}, got ${{{dangling[1]}}}, which is none"
-    if "missing mandatory value" in text.lower():
-        missing = text.rsplit(":", 1)[-1].strip()
-        key = (
-            key if key.endswith(f".{missing}") else missing
-        )  # of a dataclass within another: with its group
-        return f"setting '{key}' is required: give it as {key}=VALUE"
-    text = text.partition(" See https://hydra.cc")[0]
-    return text if not key or key in text else f"setting '{key}': {text}"
+def _kind(name: str, schema: Any) -> Any:
+    """Return the type of a setting, Any within a library's own, None for no setting."""
+    kind = schema
+    for part in name.split("."):
+        if get_origin(kind) is dict:
+            return Any
+        kind = kinds(kind).get(part) if is_dataclass(kind) else None
+    return kind
 
 
-def _unknown(key: str, known: Collection[str]) -> str:
-    """Say that `key` is no setting, with the nearest of the `known` names."""
-    close = difflib.get_close_matches(key, known, n=1)
-    return f"unknown setting '{key}': " + (
-        f"did you mean '{close[0]}'?" if close else "--help lists the settings"
-    )
+def _names_in(config: DictConfig, prefix: str = "") -> list[str]:
+    """Return the names of a composed configuration, none within a library's own settings."""
+    names: list[str] = []
+    for name in map(str, config):
+        value = config._get_node(name)
+        names.append(f"{prefix}{name}")
+        if isinstance(value, DictConfig) and is_dataclass(OmegaConf.get_type(value)):
+            names += _names_in(value, f"{prefix}{name}.")
+    return names
+
+
+def _names(schema: Any, prefix: str = "") -> list[str]:
+    """Return the names of all settings."""
+    names: list[str] = []
+    for name, kind in kinds(schema).items():
+        nested = _names(kind, f"{prefix}{name}.") if is_dataclass(kind) else []
+        names += [prefix + name, *nested]
+    return names
+
+
+# What Hydra and OmegaConf say, on one line, and what a user reads instead; `key` is the setting.
+_WORDING = {
+    r"Value '(.*)' of type '\w+' could not be converted to Integer": (
+        "{key} must be a whole number, got {0}"
+    ),
+    r"Value '(.*)' of type '\w+' could not be converted to Float": (
+        "{key} must be a number, got {0}"
+    ),
+    r"Value '(.*)' is not a valid bool": "{key} must be true or false, got {0}",
+    r"(.*) Invalid value assigned: \w+ is not a ListConfig": (
+        "{key} must be a list, got {0}. Write {key}=[{0}]"
+    ),
+    r"field '\w+' is not Optional": "{key} must have a value, got null",
+    r"Interpolation key '(.*)' not found": (
+        "{key} must refer to settings as ${{NAME}}, got ${{{0}}}, which is none"
+    ),
+    r"Ambiguous value for argument '(.*?)=(.*)' 1\.": (
+        "{0} must be one value, got {1}. Write {0}=[{1}] for a list, or -m to run each"
+    ),
+}
+
+
+def explain(error: Exception, entry: str, schema: type) -> str:
+    """Return an error of Hydra, OmegaConf or a dataclass as one sentence.
+
+    A name that is no setting is reported with the nearest one.
+    """
+    if isinstance(error, OverrideParseException):
+        reason = str(error).partition("\n")[0]
+        return (
+            f"settings must be NAME=VALUE in Hydra's grammar, got {error.override}: {reason}. Quote the value "
+            "twice: 'NAME=\"VALUE\"'"
+        )
+    if isinstance(error, MissingConfigException) and error.options:
+        group, _, choice = (error.missing_cfg_file or "").rpartition("/")
+        return f"{group} must be {any_of(error.options)}, got {choice or 'nothing'}"
+    message = in_one_line(error, most=sys.maxsize)
+    if isinstance(error.__cause__, OmegaConfBaseException):
+        message += f" {in_one_line(error.__cause__, most=sys.maxsize)}"
+    message, _, details = message.partition(" full_key: ")
+    key = details.partition(" ")[0]
+    if match := re.search(r"Could not override '(.*?)'\.", message):
+        return _unknown(match[1], entry, schema)
+    if match := re.match(r"Error merging override \+*(.*?)=", message):
+        key = match[1]
+        message = message.removeprefix(match[0])
+    if key and _kind(key, schema) is None:
+        return _unknown(key, entry, schema)
+    for pattern, wording in _WORDING.items():
+        if match := re.search(pattern, message):
+            return wording.format(*match.groups(), key=key)
+    return message
+
+
+def _unknown(name: str, entry: str, schema: type) -> str:
+    """Return a sentence on a name that is no setting, with the nearest one."""
+    if _kind(name, schema) is Any:
+        return f"setting '{name}' is new: write +{name}=VALUE to add it"
+    groups = [path.name for path in (FOLDER / entry).iterdir() if path.is_dir()]
+    near = difflib.get_close_matches(name, [*_names(schema), *groups], n=1)
+    advice = f"did you mean '{near[0]}'?" if near else "--help lists the settings"
+    return f"unknown setting '{name}': {advice}"

@@ -8,9 +8,6 @@ import sys
 import time
 from functools import cache
 
-import torch
-from torch.nn import functional
-
 AUTO = "auto"
 SLOW = (
     10  # a given bfloat16 is warned of where it takes so many times as long as float32
@@ -27,6 +24,8 @@ def choose_dtype(requested: str, device: str | None = None) -> str:
     `device` is None for a GPU where there is one. The first rank prints what auto took, and warns of a given
     bfloat16 that the CPU computes ten times more slowly.
     """
+    import torch  # late: settings are read without it
+
     on_cpu = not torch.cuda.is_available() if device is None else device == "cpu"
     if not on_cpu:
         if requested != AUTO:
@@ -55,10 +54,14 @@ def choose_dtype(requested: str, device: str | None = None) -> str:
 @cache
 def bfloat16_cost() -> float:
     """Return how many times as long as in float32 this CPU takes for a product of matrices in bfloat16."""
-    return _seconds(torch.bfloat16) / _seconds(torch.float32)
+    return _seconds("bfloat16") / _seconds("float32")
 
 
-def _seconds(dtype: torch.dtype) -> float:
+def _seconds(name: str) -> float:
+    import torch
+    from torch.nn import functional
+
+    dtype = getattr(torch, name)
     rows = torch.ones(ROWS, WIDTH, dtype=dtype)
     weight = torch.ones(WIDTH, WIDTH, dtype=dtype)
     functional.linear(rows, weight)  # the first call prepares the kernel

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import ANOTHER, UNFINISHED, UserError
-from conf.files import is_mount_point, read_result, with_checksum, write_json
+from conf.files import read_result, with_checksum, write_json
 from conf.fingerprint import MANIFEST, fingerprint
 
 BEGUN = "begun.json"
@@ -32,23 +32,24 @@ ROOT = Path(__file__).parent.parent  # the folder that the project's packages li
 
 
 def read_manifest(folder: str | Path, kind: str, setting: str) -> dict[str, Any]:
-    """Return the manifest of a finished folder of this `kind`; `setting` is what the user gave it as.
+    """Return the manifest of a finished folder of this `kind`.
 
-    Raises UserError when the folder, its manifest or its kind is another.
+    `setting` gave the folder. Raises UserError for any other folder.
     """
     path = Path(folder) / MANIFEST
-    start = f"{setting}={folder} must be a finished folder of kind '{kind}', got"
-    if not Path(folder).is_dir():
-        raise UserError(f"{start} no such folder. Check the path")
-    if not path.is_file():
-        raise UserError(
-            f"{start} no {MANIFEST} in it. Finish it by the command that makes it",
-            page=UNFINISHED,
-        )
-    manifest = read_result(path)
-    if manifest.get("kind") != kind:
-        raise UserError(f"{start} kind '{manifest.get('kind')}'. Give another folder")
-    return manifest
+    if path.is_file():
+        manifest = read_result(path)
+        if manifest.get("kind") == kind:
+            return manifest
+        got = f"kind '{manifest.get('kind')}'. Give another folder"
+    elif path.parent.is_dir():
+        got = f"no {MANIFEST} in it. Finish it by the command that makes it"
+    else:
+        got = "no such folder. Check the path"
+    raise UserError(
+        f"{setting}={folder} must be a finished folder of kind '{kind}', got {got}",
+        page=UNFINISHED if path.parent.is_dir() else None,
+    )
 
 
 def made_from(
@@ -235,18 +236,13 @@ def remove_empty(folders: Iterable[Path]) -> None:
 
 
 def check_place(out: str | Path) -> None:
-    """Raise UserError for what can be no folder: it has no name, or a file is in its place."""
+    """Raise UserError for a path without a name, or with a file in its place or above."""
     path = Path(out)
-    if path.name in ("", ".."):
+    existing = next(place for place in (path, *path.parents) if place.exists())
+    got = "no name" if path.name in ("", "..") else f"the file {existing}"
+    if path.name in ("", "..") or not existing.is_dir():
         raise UserError(
-            f"out={out} must be a folder with a name, got '{out}'. Use another out="
-        )
-    existing = next(
-        (place for place in (path, *path.parents) if os.path.exists(place)), None
-    )
-    if existing is not None and not existing.is_dir():
-        raise UserError(
-            f"out={out} must be a new or empty folder, got the file {existing}. Use another out="
+            f"out={out} must be a new or empty folder with a name, got {got}. Use another out="
         )
 
 
@@ -259,6 +255,17 @@ def _check_empty(out: str | Path) -> None:
         raise UserError(
             f"out={out} must be a new or empty folder, got other files there. Use another out="
         )
+
+
+def is_mount_point(path: Path) -> bool:
+    """Return whether something is mounted at an absolute path without links.
+
+    `docker -v` may bind a folder of the same file system, which os.path.ismount misses.
+    """
+    import psutil  # late: 40 ms
+
+    mounts = {partition.mountpoint for partition in psutil.disk_partitions(all=True)}
+    return os.path.ismount(path) or str(path) in mounts
 
 
 def partial_of(out: str | Path) -> Path:
@@ -316,30 +323,29 @@ def _move_entries(partial: Path) -> None:
 
 
 def lock(folder: Path, out: str | Path) -> int:
-    """Return a descriptor that keeps other runs from `folder` until it is closed, or the process dies.
+    """Return a descriptor that keeps other runs from `folder` until it is closed.
 
-    Those of this machine: on NFS a folder's lock reaches no other, and some file systems have none. There two
-    runs at once are the user's to avoid. Raises UserError, naming `out`, when another run has it.
+    The lock ends with the process. It binds runs of this machine: on NFS a folder's lock
+    reaches no other, and some file systems have none. Raises UserError, naming `out`, if
+    another run has the lock, or has renamed or removed the folder.
     """
     descriptor = -1
     try:
         descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-                raise
-        if not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
-            raise BlockingIOError
-    except BaseException as error:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        busy = not os.path.samestat(os.fstat(descriptor), os.stat(folder))
+    except (BlockingIOError, FileNotFoundError):
+        busy = True
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+        busy = False
+    if busy:
         if descriptor >= 0:
             os.close(descriptor)
-        # The other run may have renamed or removed it just now.
-        if isinstance(error, BlockingIOError | FileNotFoundError):
-            raise UserError(
-                f"out={out}: another run is writing it. Wait for it", page=UNFINISHED
-            ) from error
-        raise
+        raise UserError(
+            f"out={out}: another run is writing it. Wait for it", page=UNFINISHED
+        )
     return descriptor
 
 

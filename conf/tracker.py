@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from tempfile import TemporaryFile
@@ -16,6 +16,7 @@ from typing import Any
 
 from conf.errors import UserError, describe_error, visible
 from conf.files import read_json, write_json
+from conf.schema import check_settings, setting
 
 ONLINE_SECONDS = 30.0  # for W&B to answer, before a run goes on offline
 UPLOAD_SECONDS = 30.0  # at the end of a run, for what was not sent before
@@ -27,32 +28,20 @@ DISK_SECONDS = 10.0  # between two checks for a full disk
 class TrackerConfig:
     """Weights & Biases."""
 
-    mode: str = "offline"  # offline (files alone), online (needs a login) or disabled
-    project: str = "adaptive-tokens"  # that runs are listed in
-    entity: str | None = (
-        None  # user or team that owns the project; null: the account's own choice
-    )
-    # that runs are listed under; null: one group for the training, the export and the report of a model
+    #: offline (files alone), online (needs a login) or disabled
+    mode: str = setting("offline", choices=("offline", "online", "disabled"))
+    #: project that runs are listed in
+    project: str = "adaptive-tokens"
+    #: user or team that owns the project; null: the account's own choice
+    entity: str | None = None
+    #: group that runs are listed under; null: one for the training, the export and the
+    #: report of a model
     group: str | None = None
-    tags: list[str] = field(default_factory=list)  # of the run
+    #: tags of the run
+    tags: list[str] = setting([])
 
     def __post_init__(self) -> None:
-        if self.mode not in ("offline", "online", "disabled"):
-            raise ValueError(
-                f"tracker.mode must be offline, online or disabled, got {self.mode}"
-            )
-        if len(self.project) > 128 or set(self.project) & set(
-            "/\\#?%:"
-        ):  # W&B's own rule
-            raise ValueError(
-                "tracker.project must be a name of at most 128 characters without any of / \\ # ? % :, "
-                f"got {self.project}"
-            )
-        for tag in self.tags:
-            if not 1 <= len(tag) <= 64:  # W&B's own rule
-                raise ValueError(
-                    f"tracker.tags must be of 1 to 64 characters, got '{tag}'. Shorten it."
-                )
+        check_settings(self, "tracker")
 
 
 def run_file(folder: Path, name: str = "run") -> Path:

@@ -6,40 +6,38 @@ from pathlib import Path
 
 from conf import UserError, run
 from conf.console import print_line
-from infer.config import InferConfig, check_directory
+from infer.config import DraftConfig, InferConfig, check_directory
 
 
 def main(config: InferConfig) -> None:
     """Print the text as it comes, then one line of figures; off a terminal the text alone to stdout."""
-    check_directory(config.model.path)
+    check_directory(config.model)
     infill = bool(config.infill.prefix or config.infill.suffix)
     prompt = "" if infill else read_prompt(config)
     if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
-        print_line(f"loading {config.model.path} ...", error=True)
+        print_line(f"loading {config.model} ...", error=True)
     # Imported late: a mistake in the settings is reported without waiting for PyTorch.
     import torch
     from rich.console import Console
 
     from infer.api import generate, load
     from infer.models import parallel
-    from infer.view import complete
+    from infer.view import show
 
     if config.threads:
         torch.set_num_threads(config.threads)
     model = load(
-        config.model.path,
+        config.model,
         config.dtype,
         config.device,
-        adaptive_ids=config.model.adaptive_ids,
-        L=config.model.L,
-        draft=config.draft,
+        draft=DraftConfig(config.draft, config.draft_adaptive),
         compile=config.compile,
     )
     console = Console(quiet=not parallel.is_first())
     before = prompt or config.infill.prefix
     after = config.infill.suffix
     steps = generate(model, config.infill if infill else prompt, config.decode)
-    complete(steps, console, before, after)
+    show(steps, console, before, after)
 
 
 def read_prompt(config: InferConfig) -> str:

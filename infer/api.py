@@ -1,17 +1,13 @@
-"""Decoding for programs: load a model directory, generate from prompts.
+"""Decoding for programs: load a model directory, continue prompts.
 
-    model = load("runs/7b/model")
-    for step in generate(model, "def fib(n):", DecodeConfig(k=5)):
-        print(step.text, end="", flush=True)
-
-Knows the order of things and refuses what cannot be done; what is done is the loop's.
+model = load("runs/7b/model")
+for step in generate(model, "def fib(n):", DecodeConfig(k=5)):
+    print(step.text, end="", flush=True)
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from math import prod
 from pathlib import Path
 
 import torch
@@ -21,21 +17,26 @@ from conf import UserError
 from conf.dtype import AUTO, choose_dtype
 from conf.hub import find_folder
 from infer import loop
-from infer.config import DTYPES, DecodeConfig, DraftConfig, Infill
-from infer.engine.cache import shape
-from infer.engine.forward import context_length, shares
-from infer.engine.memory import enough_for_weights, enough_memory, gib
+from infer.config import DecodeConfig, DraftConfig, Infill
+from infer.drafters.source_methods import SourceMethods
+from infer.engine.forward import context_length
+from infer.engine.memory import enough_memory
 from infer.engine.output import Request
 from infer.engine.runner import Runners
 from infer.engine.static import fixed_shapes
 from infer.loop import Limits, Step
 from infer.methods import DraftMethods, Methods, library_processors
 from infer.models.checkpoint import Adaptive, ModelDirectory, eos_ids
-from infer.models.draft import Draft, check_draft, load_draft
+from infer.models.draft import Draft, DraftSource
 from infer.models.parallel import processes
-from infer.requests import Prompt, Taken, batch_of, check_lengths, ids_of, seeds_of
+from infer.requests import Prompt, batch_of, check_length, ids_of, seeds_of
 from infer.text import Output, Text
 from infer.trees.token_graph import Watch
+
+REMEDY = (
+    "Lower decode.max_new_tokens, the prompt's length, the number of prompts, or the "
+    "tree's size by decode.k, decode.probes or decode.nodes."
+)
 
 
 @dataclass(frozen=True)
@@ -44,20 +45,19 @@ class Model:
 
     lm: PreTrainedModel = field(repr=False)
     text: Text
-    adaptive: (
-        Adaptive | None
-    )  # None for a model that was trained without adaptive tokens
+    adaptive: Adaptive | None  # None for a model trained without adaptive tokens
     eos: frozenset[int]
     context: int
-    draft: Draft | None  # what drafts for it, where asked for
+    draft: Draft | None
     methods: Methods = field(repr=False)
     runners: Runners = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class TextStep(Step):
-    """A Step of the prompt with the index `sequence`, and the text that each of its tokens completes: in the
-    middle of a character "".
+    """A Step of the prompt with the index `sequence`, and the text of each token.
+
+    A token that ends in the middle of a character has the text "".
     """
 
     texts: list[str]
@@ -70,92 +70,80 @@ class TextStep(Step):
 
 def load(
     model_dir: str | Path | ModelDirectory,
-    dtype: str = "auto",
+    dtype: str = AUTO,
     device: str | None = None,
     *,
-    adaptive_ids: Sequence[int] = (),
-    L: int = 0,
-    draft: DraftConfig | str | Path | None = None,
+    draft: DraftConfig | str | None = None,
     compile: bool = False,
 ) -> Model:
-    """Load a model directory, or a model of the hub by its name, on a GPU where there is one.
+    """Load a model directory, or a model of the hub by its name, by default on a GPU.
 
-    `dtype` is float32, bfloat16, float16, or "auto": bfloat16 where the device computes in it as fast as in
-    float32. `adaptive_ids` and `L` are those of a fine-tuned directory without adaptive.json. `draft` is a
-    smaller model with the same token ids, or "self:N" for the model's own first N layers.
-    `compile` has torch.compile fuse the kernels of a GPU's forward, in about a minute of the first text.
-    Raises UserError for what cannot be loaded, drafted with or compiled so, and for too little memory.
+    `dtype` is float32, bfloat16, float16, or "auto": bfloat16 where the device computes
+    in it as fast as in float32. `draft` is a smaller model with
+    the same token ids, or "self:N" for the model's own first N layers. `compile` has
+    torch.compile fuse the kernels of a GPU's forward, which takes a minute of the first
+    text. Raise UserError for a directory, draft model or device that does not fit, and
+    for too little memory.
     """
-    if dtype not in DTYPES:
-        raise UserError(
-            f"dtype must be one of {', '.join(DTYPES)}, got {dtype or 'none'}"
-        )
-    devices = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
-    if device not in (None, *devices, *(["cuda"] if len(devices) > 1 else [])):
-        raise UserError(f"device must be one of {', '.join(devices)}, got {device}")
+    check_device(device)
     directory = (
         model_dir
         if isinstance(model_dir, ModelDirectory)
-        else ModelDirectory(find_folder(model_dir), adaptive_ids=adaptive_ids, L=L)
+        else ModelDirectory(find_folder(model_dir))
     )
-    text = directory.text
-    adaptive = directory.adaptive
-    try:
-        draft_config = (
-            draft
-            if isinstance(draft, DraftConfig)
-            else DraftConfig(None if draft is None else str(draft))
-        )
-    except ValueError as error:
-        raise UserError(str(error)) from error
-    if draft_config.model:
-        draft_config = replace(
-            draft_config, model=str(find_folder(draft_config.model, setting="draft"))
-        )
-    rows = check_draft(draft_config, text) if draft_config.model else 0
-    if (
-        dtype == AUTO
-        and processes() > 1
-        and device in (None, "cpu")
-        and not torch.cuda.is_available()
-    ):
-        dtype = "float32"  # ranks that share a model must not choose each for itself
+    if not isinstance(draft, DraftConfig):
+        draft = DraftConfig(draft)
+    source = None
+    if draft.model:
+        draft = replace(draft, model=str(find_folder(draft.model, setting="draft")))
+        source = DraftSource(draft, directory.text)
+    if dtype == AUTO and processes() > 1 and not torch.cuda.is_available():
+        dtype = "float32"  # ranks that share a model must not each choose
     dtype = choose_dtype(dtype, device)
-    with enough_for_weights(directory.path, dtype, device):
-        lm = directory.load(dtype=dtype, device=device)
+    lm = directory.load(dtype=dtype, device=device)
     check_compile(lm, compile)
-    drafting = (
-        load_draft(draft_config, lm, rows=rows, adaptive=adaptive)
-        if draft_config.model
-        else None
-    )
-    draft_methods = DraftMethods(lm, drafting, compile=compile) if drafting else None
-    methods = Methods(lm, adaptive, draft_methods, directory.ngrams)
-    runners = Runners(lm, compile=compile)
+    adaptive = directory.adaptive
+    sources = SourceMethods(lm, table=directory.ngrams)
+    if adaptive:
+        sources = SourceMethods(
+            lm, adaptive.ids, adaptive.L, adaptive.ngrams, directory.ngrams
+        )
+    drafting = None
+    draft_methods = None
+    if source:
+        drafting = source.load(lm, adaptive)
+        draft_methods = DraftMethods(lm, drafting, compile=compile)
     return Model(
         lm,
-        text,
+        directory.text,
         adaptive,
         eos_ids(lm),
         context_length(lm.config),
         drafting,
-        methods,
-        runners,
+        Methods(sources, draft_methods),
+        Runners(lm, compile=compile),
     )
 
 
-def check_compile(lm: PreTrainedModel, compile: bool) -> None:
-    """Raise UserError where forwards have no fixed shapes to compile."""
-    if compile and lm.device.type != "cuda":
-        raise UserError(f"compile=true: the model must be on a GPU, got {lm.device}")
-    if compile and not fixed_shapes(lm):
-        reason = (
-            f"a part of it on each of {shares(lm)} ranks"
-            if shares(lm) > 1
-            else lm.config.model_type
-        )
+def check_device(device: str | None) -> None:
+    """Raise UserError for a device that this machine does not have."""
+    available = ["cpu"]
+    if torch.cuda.is_available():
+        gpus = range(torch.cuda.device_count())
+        available += ["cuda", *(f"cuda:{index}" for index in gpus)]
+    if device is not None and device not in available:
         raise UserError(
-            f"compile=true: the model must be whole and take fixed shapes, got {reason}"
+            f"device must be one of {', '.join(available)}, got {device}. Omit it to "
+            "take the first GPU, or the CPU."
+        )
+
+
+def check_compile(lm: PreTrainedModel, compile: bool) -> None:
+    """Raise UserError if forwards have no fixed shapes to compile."""
+    if compile and not (lm.device.type == "cuda" and fixed_shapes(lm)):
+        raise UserError(
+            "compile=true needs a whole model on one GPU whose forward takes fixed "
+            f"shapes, got {lm.config.model_type} on {lm.device}. Omit it."
         )
 
 
@@ -168,15 +156,18 @@ def generate(
     processors: LogitsProcessorList | None = None,
     watch: Watch | None = None,
 ) -> Iterator[TextStep]:
-    """Continue 1 to 8 prompts side by side; yield the steps as they are made.
+    """Continue one or more prompts side by side; yield the steps as they are made.
 
-    A prompt is a text, an `Infill`, or token ids (n,) of any kind. A sequence's tokens do not depend on
-    `decode.method` nor on the sequences beside it: they are those of plain decoding with the same seed,
-    `decode.seed` for all or one each by `seeds` (in narrow types up to near-ties), or with `decode.verify`
-    "ratio" others, of the same distribution. `processors` are further ones of Transformers': functions of the
-    ids (1, n) before a place and the scores (1, V) alone. `watch` receives each step's draft, where it is a
-    graph, before the step comes. Raises UserError, before anything is decoded, for what cannot be done; later
-    only when the memory does not suffice.
+    A prompt is a text, an `Infill`, or (n,) token ids. The tokens of a sequence are
+    those of plain decoding with the same seed (in narrow types up to near-ties),
+    whatever `decode.method` is and whatever is decoded beside it; with `decode.verify`
+    "ratio" they are others of the same distribution. The seed is `decode.seed` for all,
+    or one for each in `seeds`. `processors` are further ones of Transformers', functions
+    of the (1, n) ids before a place and the (1, V) scores alone. `watch` is called with
+    each step's draft, if it is a graph, before the step is yielded.
+
+    Raise UserError for a request that the model cannot decode, before anything is
+    decoded, and for too little memory.
     """
     decode = decode or DecodeConfig()
     batch, names = batch_of(prompts)
@@ -185,46 +176,56 @@ def generate(
         ids_of(prompt, name, text=model.text, rows=rows)
         for prompt, name in zip(batch, names)
     ]
-    check_lengths(ids, names, new=decode.max_new_tokens, context=model.context)
+    for prompt_ids, name in zip(ids, names):
+        check_length(prompt_ids, name, new=decode.max_new_tokens, context=model.context)
     requests = [
-        Request(prompt, seed, _processors(model, prompt, decode, processors))
-        for prompt, seed in zip(ids, seeds_of(seeds, decode.seed, len(ids)))
+        Request(prompt_ids, seed, _processors(model, prompt_ids, decode, processors))
+        for prompt_ids, seed in zip(ids, seeds_of(seeds, decode.seed, len(ids)))
     ]
     outputs = [
         _output(model, prompt, prompt_ids, decode)
         for prompt, prompt_ids in zip(batch, ids)
     ]
     longest = max(map(len, ids))
-    batch_size = len(ids)
     capacity = longest + decode.max_new_tokens
-    with _memory(model, batch=batch_size, capacity=capacity, max_rows=0):
+    with enough_memory(REMEDY):
         drafters = model.methods.drafters(
             decode,
-            batch=batch_size,
+            batch=len(ids),
             capacity=capacity,
             left=model.context - longest,
             watch=watch,
         )
-    max_rows = drafters.max_rows
-    with _memory(model, batch=batch_size, capacity=capacity, max_rows=max_rows):
         runner = model.runners.take(
-            batch=batch_size, capacity=capacity, max_rows=max_rows
+            batch=len(ids), capacity=capacity, max_rows=drafters.max_rows
         )
     limits = Limits(decode.max_new_tokens, model.eos, outputs.__getitem__)
     decoded = loop.decode(runner, requests, drafters, limits, decode.sampling)
 
     def steps() -> Iterator[TextStep]:
-        with _memory(model, batch=batch_size, capacity=capacity, max_rows=max_rows):
+        with enough_memory(REMEDY):
             for step in chain.from_iterable(decoded):
-                values = {
-                    field.name: getattr(step, field.name) for field in fields(Step)
-                }
-                yield TextStep(
-                    **values, texts=outputs[step.sequence].take(finished=step.finished)
-                )
+                texts = outputs[step.sequence].take(finished=step.finished)
+                yield _with_texts(step, texts)
         model.runners.give(runner)
 
     return steps()
+
+
+def _with_texts(step: Step, texts: list[str]) -> TextStep:
+    return TextStep(
+        step.sequence,
+        step.tokens,
+        step.drafted,
+        step.accepted,
+        step.finished,
+        texts,
+        shared=step.shared,
+        depth=step.depth,
+        rows=step.rows,
+        sources=step.sources,
+        proposed=step.proposed,
+    )
 
 
 def _processors(
@@ -237,37 +238,21 @@ def _processors(
     own = library_processors(
         decode, prompt=len(prompt), ends=ends, device=model.lm.device
     )
-    return (
-        LogitsProcessorList([*(own or ()), *(further or ())])
-        if own or further
-        else None
-    )
+    processors = LogitsProcessorList([*(own or ()), *(further or ())])
+    return processors or None
 
 
 def _output(
-    model: Model, prompt: Taken, ids: Sequence[int], decode: DecodeConfig
+    model: Model, prompt: Prompt, ids: Sequence[int], decode: DecodeConfig
 ) -> Output:
-    # An SPM middle without a prefix begins its text, and so does what follows BOS alone.
+    # An SPM middle without a prefix begins its text, as does a text after BOS alone.
     opens = (
         prompt.order == "spm" and not prompt.prefix
         if isinstance(prompt, Infill)
         else model.text.is_empty(ids)
     )
-    stream = model.text.stream(opens=opens)
     return Output(
-        stream,
+        model.text.stream(opens=opens),
         stop=decode.stop,
-        ends=model.text.ends(ids) | model.text.unseen(decode.stop),
+        ends=model.text.ends(ids) | model.text.special_stops(decode.stop),
     )
-
-
-def _memory(
-    model: Model, *, batch: int, capacity: int, max_rows: int
-) -> AbstractContextManager[None]:
-    """Guard a block that needs a cache of so many tokens, and of so many rows of a tree behind them."""
-    lm = model.lm
-    tokens = f"{batch} x {capacity} tokens and {max_rows} rows of drafts"
-    size = lm.dtype.itemsize * prod(shape(lm.config, batch, capacity + max_rows))
-    needed = f"{gib(size)} for the cache of {tokens} in {lm.dtype} on {lm.device}"
-    remedy = "lower decode.max_new_tokens, the prompt's length, the number of prompts, or the tree's size by "
-    return enough_memory(needed, f"{remedy}decode.k, decode.probes or decode.nodes")

@@ -2,265 +2,148 @@
 them are reported before its import.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from conf import UserError
-from conf.files import read_json
-from conf.schema import MISSING, MODEL, PATH, take_types
-from conf.stage import MANIFEST
+from conf.errors import UserError
+from conf.schema import check_settings, setting
 from infer.engine.sampling import SEEDS, Sampling
-from infer.trees.lattice import DEEPEST, RANKS
+from infer.trees.growth import Rules
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 SELF = "self:"  # the model's own first layers
-BY_DRAFT_MODEL = ("ssd", "tsd", "gsd")  # by a draft model
-GROWN = (
-    "depth",
-    "theta_prob",
-    "theta_sib",
-    "tau",
-    "draft_rows",
-)  # settings of what a draft model draws
-GROWTH = {
-    "ssd": ("theta_prob",),
-    "tsd": ("k", "theta_prob", "theta_sib"),
-}  # of the paper, by method
-GROWTH["gsd"] = (*GROWTH["tsd"], "tau", "tau_reading")
-TAU_READINGS = ("gram", "preceding")
 SIDE_BY_SIDE = 8  # prompts decoded together, at most
-MOST_ROWS = 4096  # of a draft model in a step, whatever is asked for
 ORDERS = ("psm", "spm")  # of an infilling's parts
-TREES = ("lattice", "paper")  # of candidates of adaptive tokens
-SOURCES = {  # of drafts, by method
-    "hybrid": ("adaptive", "text", "ngrams"),
-    "sdsat": ("adaptive",),  # the paper
-    "ngrams": ("text", "ngrams"),
-    "prompt_lookup": ("text",),
+SOURCES = ("adaptive", "text", "ngrams")  # of drafts
+
+
+@dataclass(frozen=True)
+class Method:
+    """A decoding method: the settings that only some methods have, and its sources.
+
+    `growth` is how a draft model's graph grows by default (GSD, Appendix A).
+    """
+
+    settings: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    growth: Rules | None = None
+
+
+_GROWN = ("nodes", "depth", "theta_prob", "verify")
+METHODS = {
+    "plain": Method(),
+    "prompt_lookup": Method(("k", "sources"), ("text",)),
+    "ngrams": Method(("k", "sources"), ("text", "ngrams")),
+    "hybrid": Method(("k", "sources", "probes"), SOURCES),
+    "sdsat": Method(("k", "sources", "probes", "tree"), ("adaptive",)),
+    "ssd": Method(_GROWN, growth=Rules(k=1, tau=None)),
+    "tsd": Method((*_GROWN, "k", "theta_sib"), growth=Rules(tau=None)),
+    "gsd": Method((*_GROWN, "k", "theta_sib", "tau"), growth=Rules()),
 }
-METHODS = ("plain", *SOURCES, *BY_DRAFT_MODEL)
-BY_ADAPTIVE = ("hybrid", "sdsat")  # draft by adaptive tokens
+BY_DRAFT_MODEL = tuple(name for name, method in METHODS.items() if method.growth)
+OWNED = sorted({name for method in METHODS.values() for name in method.settings})
 
 
 @dataclass
 class DecodeConfig:
     """How tokens are drafted and chosen, and when a text ends.
 
-    Raises ValueError for a value out of range, for settings that contradict each other, and for those that
-    the method does not have. Where no method is given the models decide on it: Methods.settled.
+    Raises ValueError for a value out of range and for a setting that the method does
+    not have. Without a method the models decide: see Methods.resolve.
     """
 
-    # plain, prompt_lookup, ngrams, hybrid (all sources of drafts), sdsat (the paper: adaptive tokens alone, two
-    # forwards), ssd, tsd or gsd; null: gsd with a draft model, hybrid with adaptive tokens, ngrams with a table
-    # of n-grams, else plain
-    method: str | None = None
-    # of drafts: adaptive (adaptive tokens), text (n-grams of the text so far), ngrams (of the training data);
-    # null: all that the method and the model have
-    sources: list[str] | None = None
-    # drafts in a row (with probes=auto adaptive tokens in a row: n-grams go on behind them); of tsd and gsd
-    # children of a node; null: L, 10 or 4
-    k: int | None = None
-    # where adaptive tokens draft: auto (by measurement; with sdsat root), root, all, or under a number of nodes
+    #: plain, prompt_lookup, ngrams, hybrid (all sources of drafts), sdsat (the paper:
+    #: adaptive tokens alone, two forwards), ssd, tsd or gsd; null: gsd with a draft
+    #: model, hybrid with adaptive tokens, ngrams with a table of n-grams, else plain
+    method: str | None = setting(None, choices=tuple(METHODS))
+    #: Sources of drafts: adaptive (adaptive tokens), text (n-grams of the text so far),
+    #: ngrams (of the training data); null: all that the method and the model have
+    sources: list[str] | None = setting(None, choices=SOURCES)
+    #: Drafts in a row (with probes=auto adaptive tokens in a row: n-grams go on behind
+    #: them); children of a node of tsd and gsd; null: L, 10 or 4
+    k: int | None = setting(None, least=1)
+    #: Drafts under which adaptive tokens draft the next ones: auto (by measurement; of
+    #: sdsat root), root (the two forwards of the paper), all, or a number of drafts
     probes: str = "auto"
-    nodes: int | None = (
-        None  # drafts in a tree; null: k, or with a draft model by measurement
-    )
-    width: int = 1  # candidates for each place of the tree
-    # shape of a tree with width above 1: lattice (the likeliest paths, as auto has it) or paper (SDSAT 3.4.2)
-    tree: str = "lattice"
-    depth: int | None = None  # levels that a draft model draws; null: 10
-    theta_prob: float | None = (
-        None  # a node less likely than this gets no children; null: 0.2
-    )
-    theta_sib: float | None = (
-        None  # one below this share of its best sibling's chance is dropped; null: 0.3
-    )
-    tau: int | None = (
-        None  # tokens that must recur for nodes to be merged; null: 2 of gsd, never of others
-    )
-    # what tau counts: gram (the merged token and those before it, GSD 5.2) or preceding (those before it
-    # alone, as in the authors' code: there tau=1 is what tau=2 is here, and tau=0 is possible)
-    tau_reading: str = "gram"
-    draft_rows: int | None = (
-        None  # rows of the draft model in a step, at most; null: 992
-    )
-    verify: str = "pick"  # pick (the text without drafts) or ratio (another, of its distribution; GSD 3)
-    temperature: float = 0.0  # of sampling; 0: the likeliest token
-    top_p: float = (
-        1.0  # only the likeliest tokens, of so much probability together; 1: all
-    )
-    top_k: int = 0  # only so many of the likeliest tokens; 0: all
-    seed: int = 0  # of sampling: the same one gives the same text
-    max_new_tokens: int = 256  # tokens to write, at most
-    min_new_tokens: int = 0  # tokens to write at least: the end cannot come before
-    repetition_penalty: float = (
-        1.0  # makes tokens that were there less likely; 1: does not
-    )
-    no_repeat_ngram_size: int = (
-        0  # so many tokens in a row never come twice; 0: they may
-    )
-    stop: list[str] = field(
-        default_factory=list
-    )  # texts that end the text, and are its end
+    #: Drafts of sdsat: chain, or paper (the trees of SDSAT 3.4.2)
+    tree: str = setting("chain", choices=("chain", "paper"))
+    #: Drafts of a draft model that are verified; null: by measurement
+    nodes: int | None = setting(None, least=1)
+    #: Levels that a draft model drafts; null: 10
+    depth: int | None = setting(None, least=1)
+    #: Nodes less likely than this have no children; null: 0.2
+    theta_prob: float | None = setting(None, least=0, most=1)
+    #: Nodes below this share of their likeliest sibling's chance leave; null: 0.3
+    theta_sib: float | None = setting(None, least=0, most=1)
+    #: Tokens that must recur for nodes to be merged, the merged one included (GSD 5.2;
+    #: the authors' code does not count it); null: 2
+    tau: int | None = setting(None, least=1)
+    #: pick (the text without drafts) or ratio (another of its distribution, GSD 3)
+    verify: str = setting("pick", choices=("pick", "ratio"))
+    #: Temperature of sampling; 0: the likeliest token
+    temperature: float = setting(0.0, least=0)
+    #: Sample from the likeliest tokens with this probability in all; 1: from all
+    top_p: float = setting(1.0, above=0, most=1)
+    #: Sample from so many of the likeliest tokens; 0: from all
+    top_k: int = setting(0, least=0)
+    #: Seed of sampling: the same one gives the same text
+    seed: int = setting(0, least=0, below=SEEDS)
+    #: Tokens to write, at most
+    max_new_tokens: int = setting(256, least=1)
+    #: Tokens to write at least: no end comes before
+    min_new_tokens: int = setting(0, least=0)
+    #: Above 1 tokens that were there before are less likely; 1: no penalty
+    repetition_penalty: float = setting(1.0, above=0)
+    #: No n-gram of so many tokens comes twice; 0: any may
+    no_repeat_ngram_size: int = setting(0, least=0)
+    #: Texts that end the text; they are its last part
+    stop: list[str] = setting([])
 
     def __post_init__(self) -> None:
-        self.probes = str(self.probes)  # a number of nodes may come as one
+        self.probes = str(self.probes)  # a number is taken as well
         if self.method == "sdsat" and self.probes == "auto":
-            self.probes = "root"  # the paper measures nothing
-        take_types(self, "decode")
-        self._check_drafts()
-        try:
-            _ = self.sampling
-        except ValueError as error:
-            raise ValueError(f"decode.{error}") from error
+            self.probes = "root"  # as in the paper
+        check_settings(self, "decode")
+        if not re.fullmatch("auto|root|all|[1-9][0-9]*", self.probes):
+            raise ValueError(
+                f"decode.probes must be auto, root, all or a number of drafts from 1 on, got {self.probes}"
+            )
+        if not all(self.stop):
+            raise ValueError("decode.stop must be texts, got an empty one")
         if not self.temperature and (self.top_k or self.top_p < 1):
             raise ValueError(
                 "decode.temperature must be above 0 with decode.top_k or decode.top_p, got 0"
             )
-        if self.verify not in ("pick", "ratio"):
-            raise ValueError(
-                f"decode.verify must be pick or ratio, got {self.verify or 'none'}"
-            )
-        if self.verify == "ratio" and not self.temperature:
+        if not self.temperature and self.verify == "ratio":
             raise ValueError(
                 "decode.temperature must be above 0 with decode.verify=ratio, got 0"
             )
-        if self.method in BY_DRAFT_MODEL:
-            self._check_drawn()
-        elif self.method:
-            self._check_undrawn()
-        if not 0 <= self.seed < SEEDS:
-            raise ValueError(
-                f"decode.seed must be a number of up to 63 bits, got {self.seed}"
-            )
-        if not 0 < self.repetition_penalty < float("inf"):
-            raise ValueError(
-                f"decode.repetition_penalty must be above 0, got {self.repetition_penalty}"
-            )
-        least = {"max_new_tokens": 1, "min_new_tokens": 0, "no_repeat_ngram_size": 0}
-        check_at_least(self, least, group="decode.")
-        if self.min_new_tokens > self.max_new_tokens:
-            most = f"decode.max_new_tokens={self.max_new_tokens}"
-            raise ValueError(
-                f"decode.min_new_tokens must be at most {most}, got {self.min_new_tokens}"
-            )
-        if "" in self.stop:
-            raise ValueError("decode.stop must be texts, got an empty one")
+        if self.method:
+            self._check_method(METHODS[self.method])
 
     @property
     def sampling(self) -> Sampling:
         """The distribution that is drawn from."""
         return Sampling(self.temperature, self.top_k, self.top_p)
 
-    def _check_drafts(self) -> None:
-        if self.method not in (None, *METHODS):
+    def _check_method(self, method: Method) -> None:
+        for name in OWNED:
+            value = getattr(self, name)
+            if value != getattr(DecodeConfig, name) and name not in method.settings:
+                others = [
+                    key for key, other in METHODS.items() if name in other.settings
+                ]
+                raise ValueError(
+                    f"decode.{name} must be left out with decode.method={self.method}, got {value}. "
+                    f"Methods that have it: {', '.join(others)}."
+                )
+        if not set(self.sources or ()) <= set(method.sources):
             raise ValueError(
-                f"decode.method must be one of {', '.join(METHODS)}, got {self.method or 'none'}"
-            )
-        counts = ("k", "nodes", "width", "depth", "draft_rows")
-        check_at_least(self, dict.fromkeys(counts, 1), group="decode.")
-        check_growth(self, group="decode.")
-        if (self.draft_rows or 0) > MOST_ROWS:
-            raise ValueError(
-                f"decode.draft_rows must be at most {MOST_ROWS}, got {self.draft_rows}"
-            )
-        self._check_sources()
-        if self.tree not in TREES:
-            raise ValueError(
-                f"decode.tree must be {' or '.join(TREES)}, got {self.tree or 'nothing'}"
-            )
-        if self.probes not in ("auto", "root", "all") and not re.fullmatch(
-            "[1-9][0-9]*", self.probes
-        ):
-            raise ValueError(
-                f"decode.probes must be auto, root, all or a number of nodes from 1 on, got {self.probes}"
-            )
-
-    def _check_sources(self) -> None:
-        if self.sources is None:
-            return
-        if self.method and self.method not in SOURCES:
-            raise ValueError(
-                f"decode.sources must be unset with decode.method={self.method}, got {self.sources}"
-            )
-        allowed = SOURCES[self.method or "hybrid"]
-        if (
-            not self.sources
-            or len(set(self.sources)) < len(self.sources)
-            or set(self.sources) - set(allowed)
-        ):
-            raise ValueError(
-                f"decode.sources must be some of {', '.join(allowed)}, each once, got {self.sources}"
-            )
-
-    def _check_drawn(self) -> None:
-        if self.width > 1 or self.tree != "lattice" or self.probes != "auto":
-            names = "decode.width, decode.tree and decode.probes"
-            raise ValueError(
-                f"{names} need decode.method=hybrid or sdsat, got {self.method}"
-            )
-        if self.tau_reading != "gram" and self.method != "gsd":
-            raise ValueError(
-                f"decode.tau_reading needs decode.method=gsd, got {self.method}"
-            )
-        if self.tau is not None and self.method != "gsd":
-            raise ValueError(
-                f"decode.tau needs decode.method=gsd, which merges, got {self.method}"
-            )
-        if self.method == "ssd" and self.k not in (None, 1):
-            raise ValueError(
-                f"decode.k must be 1 with decode.method=ssd, a sequence, got {self.k}"
-            )
-        if self.method == "ssd" and self.theta_sib is not None:
-            raise ValueError(
-                "decode.theta_sib needs decode.method=tsd|gsd, which have siblings, got ssd"
-            )
-
-    def _check_undrawn(self) -> None:
-        drawn = f"needs decode.method={'|'.join(BY_DRAFT_MODEL)}"
-        given = [name for name in GROWN if getattr(self, name) is not None]
-        if given:
-            raise ValueError(f"decode.{given[0]} {drawn}, got {self.method}")
-        if self.tau_reading != "gram":
-            raise ValueError(f"decode.tau_reading {drawn}, got {self.method}")
-        if self.verify == "ratio":
-            raise ValueError(
-                f"decode.verify=ratio {drawn}, whose drafts are drawn, got {self.method}"
-            )
-        shaped = self.nodes or self.width > 1
-        if self.method not in BY_ADAPTIVE and (
-            shaped or self.tree != "lattice" or self.probes != "auto"
-        ):
-            names = "decode.nodes, decode.width, decode.tree and decode.probes"
-            raise ValueError(
-                f"{names} need decode.method=hybrid or sdsat, got {self.method}"
-            )
-        if self.probes == "auto" and shaped:
-            why = "got auto, which chooses the tree itself"
-            raise ValueError(
-                f"decode.nodes and decode.width need decode.probes=root, all or a number, {why}"
-            )
-        if self.tree == "paper":
-            self._check_paper_tree()
-
-    def _check_paper_tree(self) -> None:
-        if self.probes == "auto":
-            raise ValueError(
-                "decode.probes must be root, all or a number with decode.tree=paper, got auto"
-            )
-        if self.width < RANKS:
-            raise ValueError(
-                f"decode.width must be at least {RANKS} with decode.tree=paper, got {self.width}"
-            )
-        if self.nodes is not None:
-            why = "decode.tree=paper, whose size follows from k"
-            raise ValueError(f"decode.nodes must be unset with {why}, got {self.nodes}")
-        if self.k is not None and self.k > DEEPEST:
-            raise ValueError(
-                f"decode.k must be 1 to {DEEPEST} with decode.tree=paper, got {self.k}"
+                f"decode.sources must be some of {', '.join(method.sources)} "
+                f"with decode.method={self.method}, got {', '.join(self.sources or ())}"
             )
 
 
@@ -269,26 +152,6 @@ def check_dtype(value: str, *, name: str = "dtype") -> None:
     if value not in DTYPES:
         raise ValueError(
             f"{name} must be one of {', '.join(DTYPES)}, got {value or 'none'}"
-        )
-
-
-def check_growth(config: Any, *, group: str = "") -> None:
-    """Raise ValueError for thresholds or a tau that no graph of a draft model can have."""
-    for name in ("theta_prob", "theta_sib"):
-        value = getattr(config, name)
-        if value is not None and not 0 <= value <= 1:
-            raise ValueError(f"{group}{name} must be between 0 and 1, got {value}")
-    tau = config.tau
-    reading = config.tau_reading
-    if reading not in TAU_READINGS:
-        raise ValueError(
-            f"{group}tau_reading must be {' or '.join(TAU_READINGS)}, got {reading or 'nothing'}"
-        )
-    least = 1 if reading == "gram" else 0
-    if tau is not None and tau < least:
-        cure = f" Set {group}tau_reading=preceding for tau=0." if tau == 0 else ""
-        raise ValueError(
-            f"{group}tau must be at least {least} with {group}tau_reading={reading}, got {tau}.{cure}"
         )
 
 
@@ -306,86 +169,43 @@ def check_at_least(
 class Infill:
     """Wanted: the text between `prefix` and `suffix`, in one of the orders that training has."""
 
-    prefix: str = ""  # what stands before
-    suffix: str = ""  # what stands behind
-    order: str = "psm"  # psm (prefix, suffix, middle) or spm
+    #: text before
+    prefix: str = ""
+    #: text behind
+    suffix: str = ""
+    #: psm (prefix, suffix, middle) or spm
+    order: str = setting("psm", choices=ORDERS)
 
     def __post_init__(self) -> None:
-        take_types(self, "infill")
-        if self.order not in ORDERS:
-            raise ValueError(
-                f"infill.order must be {' or '.join(ORDERS)}, got {self.order}"
-            )
+        check_settings(self, "infill")
 
 
 @dataclass
 class DraftConfig:
-    """The model that drafts: `draft=DIR`, or `draft=self:N` for the model's own first N layers.
+    """The model that drafts: a model directory, or self:N for the model's own first N layers.
 
-    Raises ValueError for what can be neither, and for settings that contradict each other.
+    `adaptive` has it draft by its own adaptive tokens, in one forward. Raises ValueError for a `model` that can
+    be neither, and for `adaptive` without one.
     """
 
-    # a model directory or hub name, or self:N; null: no draft model
-    model: str | None = field(default=None, metadata={"bare": True, **MODEL})
-    adaptive: bool = False  # it drafts by its own adaptive tokens, in one forward
-    dtype: str | None = None  # of its weights; null: the target's
+    model: str | None = None
+    adaptive: bool = False
 
     def __post_init__(self) -> None:
-        take_types(self, "draft")
-        if self.model is None and (self.adaptive or self.dtype):
-            raise ValueError(
-                "draft must be a model with draft.adaptive or draft.dtype, got none"
-            )
+        if self.model is None and self.adaptive:
+            raise ValueError("draft must be a model with draft_adaptive=true, got none")
         if self.model == "":
             raise ValueError("draft must be a model directory or self:N, got nothing")
-        own = self.model is not None and self.model.startswith(SELF)
-        if own and not self.layers:
+        if (self.model or "").startswith(SELF) and not self.layers:
             raise ValueError(
                 f"draft must be self:N with N layers from 1 on, got {self.model}"
             )
-        if self.dtype is not None:
-            check_dtype(self.dtype, name="draft.dtype")
-        if own and self.dtype:
-            why = f"draft={self.model}, which has the target's own weights"
-            raise ValueError(f"draft.dtype must be unset with {why}, got {self.dtype}")
 
     @property
     def layers(self) -> int | None:
         """N of self:N; None for a directory."""
         match = re.fullmatch(f"{SELF}0*([1-9][0-9]*)", self.model or "")
         return int(match[1]) if match else None
-
-
-def _check_used(draft: DraftConfig, decode: DecodeConfig) -> None:
-    if draft.model and decode.method not in (None, *BY_DRAFT_MODEL):
-        raise ValueError(
-            f"draft={draft.model} needs decode={'|'.join(BY_DRAFT_MODEL)}, got {decode.method}"
-        )
-
-
-@dataclass
-class ModelSource:
-    """A model directory or hub name, and the adaptive tokens of one that does not say them itself.
-
-    Raises ValueError for ids without a window, and a window without ids.
-    """
-
-    # a Transformers directory, best an export, or a hub name
-    path: str = field(default=MISSING, metadata={"bare": True, **MODEL})
-    adaptive_ids: list[int] = field(
-        default_factory=list
-    )  # of a directory without adaptive.json
-    L: int = 0  # the widest window that these ids were trained with
-
-    def __post_init__(self) -> None:
-        if self.adaptive_ids and self.L < 1:
-            raise ValueError(
-                f"model.L must be at least 1 with model.adaptive_ids, got {self.L}"
-            )
-        if self.L and not self.adaptive_ids:
-            raise ValueError(
-                f"model.adaptive_ids must be given with model.L={self.L}, got none"
-            )
 
 
 @dataclass
@@ -395,25 +215,35 @@ class InferConfig:
     Without a prompt it reads standard input.
     """
 
-    model: ModelSource = field(default_factory=ModelSource)
-    prompt: str = ""  # the text to continue; -: standard input
-    prompt_file: str | None = field(
-        default=None, metadata=PATH
-    )  # the text to continue, in a file
+    #: a Transformers directory, best an export, or a hub name
+    model: str = setting(hub="model")
+    #: the text to continue; -: standard input
+    prompt: str = ""
+    #: the text to continue, in a file
+    prompt_file: str | None = None
     infill: Infill = field(default_factory=Infill)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
-    draft: DraftConfig = field(default_factory=DraftConfig)
-    dtype: str = "auto"  # of the weights: float32, bfloat16, float16, or auto: by measurement (conf/dtype.py)
-    device: str | None = None  # cpu or cuda:N; null: a GPU where there is one
-    compile: bool = (
-        False  # a GPU's forward by torch.compile: a minute first, then faster
-    )
-    threads: int | None = None  # of the CPU; null: the library's choice
+    #: the model that drafts: a model directory or hub name with the same token ids, or
+    #: self:N for the model's own first N layers
+    draft: str | None = setting(None, hub="model")
+    #: the draft model drafts by its own adaptive tokens, in one forward
+    draft_adaptive: bool = False
+    #: of the weights; auto: bfloat16 where the device computes in it as fast as in float32
+    dtype: str = setting("auto", choices=DTYPES)
+    #: cpu or cuda:N; null: a GPU where there is one
+    device: str | None = None
+    #: a GPU's forward by torch.compile: a minute first, then faster
+    compile: bool = False
+    #: of the CPU; null: the library's choice
+    threads: int | None = setting(None, least=1)
 
     def __post_init__(self) -> None:
-        check_dtype(self.dtype)
-        check_at_least(self, {"threads": 1})
-        _check_used(self.draft, self.decode)
+        check_settings(self)
+        draft = DraftConfig(self.draft, self.draft_adaptive)
+        if draft.model and self.decode.method not in (None, *BY_DRAFT_MODEL):
+            raise ValueError(
+                f"draft={draft.model} needs decode={'|'.join(BY_DRAFT_MODEL)}, got {self.decode.method}"
+            )
         texts = {
             "prompt": self.prompt,
             "prompt_file": self.prompt_file,
@@ -440,10 +270,10 @@ def check_directory(folder: str | Path, setting: str = "model") -> Path:
 def decontaminated(folder: str | Path) -> list[str] | None:
     """Return the benchmarks that the training data were decontaminated against.
 
-    None for a directory that this project did not export. Raises UserError for a manifest that is no JSON.
+    None for a directory that this project did not export.
     """
-    path = Path(folder) / MANIFEST
-    manifest = read_json(path, "a manifest") if path.is_file() else {}
+    path = Path(folder) / "manifest.json"
+    manifest = json.loads(path.read_text()) if path.is_file() else {}
     return (
         manifest.get("decontaminated") or []
         if manifest.get("kind") == "model"

@@ -1,6 +1,6 @@
-"""The decoding loop: one for every method. Plain decoding is this loop with zero drafts.
+"""The decoding loop of every method. Plain decoding is this loop with zero drafts.
 
-Knows the order of the verbs; what they do is the drafter's, the runner's and the pick's.
+It fixes the order of steps; drafters propose, the runner computes, `pick` verifies.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -11,21 +11,23 @@ from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
 from infer.trees.tree import Tree, extent
 
-Stop = Callable[
-    [int], bool
-]  # takes every token of a sequence in turn: does the text end with it?
+#: Takes each token of a sequence in turn; returns True if the text ends with it.
+Stop = Callable[[int], bool]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """When a text ends: with its `max_new_tokens`th token, with an id of `eos`, or where `stop` says."""
+    """Where a text ends: at `max_new_tokens`, at an id of `eos`, or by its `stop`.
+
+    `stop` returns the Stop of a sequence by its index.
+    """
 
     max_new_tokens: int
     eos: Collection[int] = ()
-    stop: Callable[[int], Stop] | None = None  # the one of each sequence, by its index
+    stop: Callable[[int], Stop] | None = None
 
     def of(self, ends: Collection[int], max_new_tokens: int | None = None) -> "Limits":
-        """Return the limits of a text that more ids end, and that may have a number of tokens of its own."""
+        """Return the limits with further ids that end a text, and another length."""
         return replace(
             self,
             eos={*self.eos, *ends},
@@ -35,12 +37,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One forward's yield for one sequence.
+    """The tokens of one sequence from one forward.
 
-    The first `accepted` of the tokens were drafted, the last `shared` of these behind a merged node of a graph;
-    the others are the model's own pick. `drafted` counts the nodes that might have been accepted, `depth` how
-    many at most, `rows` all nodes. `sources` names the source of each accepted draft and `proposed` that of
-    each draft (drafters/places.py); empty where one model drafts.
+    The first `accepted` tokens were drafted, the last `shared` of these behind a merged
+    node of a graph; the others are the model's own. `drafted` counts the drafts of the
+    tree, `depth` its levels, `rows` all of its nodes. `sources` names the source of each
+    accepted draft and `proposed` that of each draft (drafters/places.py); both are
+    empty if a draft model drafts.
     """
 
     sequence: int
@@ -56,8 +59,9 @@ class Step:
 
     @property
     def kinds(self) -> list[str]:
-        """Of each token: the source of an accepted draft, "drafted" where one model drafts, "shared" behind
-        a merged node, or the model's "own".
+        """Each token's kind: the source of an accepted draft, or the model's "own".
+
+        Drafts of a draft model are "drafted", or "shared" behind a merged node.
         """
         drafted = self.accepted - self.shared
         own = len(self.tokens) - self.accepted
@@ -68,9 +72,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What one forward made of a sequence's tree: the accepted `path` from the root, the `choice` behind it,
-    the probes' `answers` for the places behind that, each sequence's `rows` in the forward, and the step's
-    `seconds`.
+    """A sequence's tree after verification.
+
+    `path` is the accepted path from the root, `choice` the token behind it, `answers`
+    the probes' candidates for the places behind that, `rows` each sequence's rows in
+    the forward.
     """
 
     tree: Tree
@@ -78,17 +84,17 @@ class Verified:
     choice: int
     answers: Candidates | None
     rows: int
-    seconds: float
 
     @property
     def tokens(self) -> list[int]:
-        """The emitted tokens, without regard to the text's end."""
+        """The accepted tokens and the choice, also those beyond the text's end."""
         return [*(self.tree.tokens[node] for node in self.path[1:]), self.choice]
 
 
 class Drafter:
-    """Drafts for one sequence; itself it proposes the root alone, which is plain decoding. Trees have up to
-    `max_rows` nodes; `width` candidates are read for each place behind a probed node.
+    """Drafts for one sequence. This class proposes the root alone: plain decoding.
+
+    Trees have up to `max_rows` nodes; each probe's `width` likeliest tokens are read.
     """
 
     max_rows = 1
@@ -98,18 +104,19 @@ class Drafter:
         """Begin a text."""
 
     def propose(self, context: Sequence[int], left: int) -> Tree:
-        """Return the tree to verify next, no deeper than `left` - 1, the tokens that may still be emitted.
+        """Return the tree to verify next, at most `left` - 1 levels deep.
 
-        `context` is the whole text so far; its last token is the tree's root.
+        `left` tokens may still be emitted. `context` is the whole text so far; its last
+        token is the tree's root.
         """
         return Tree.chain(context[-1])
 
     def observe(self, result: Verified) -> None:
-        """Learn from the result. It is not called with a sequence's last step."""
+        """Learn from a result. It is not called after a sequence's last step."""
 
 
 class Drafters:
-    """Drafts for the sequences of a batch; itself each sequence by a `Drafter` of its own."""
+    """Drafts for a batch. This class has a `Drafter` for each sequence."""
 
     def __init__(self, new: Callable[[], Drafter] = Drafter) -> None:
         self._new = new
@@ -119,7 +126,7 @@ class Drafters:
         self.width = first.width
 
     def start(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        """Begin new texts, and forget all others."""
+        """Begin new texts; forget all others."""
         self._drafters = [self._new() for _ in requests]
         for drafter, request in zip(self._drafters, requests):
             drafter.start(request, sampling)
@@ -157,7 +164,7 @@ class Live:
         self.stop = self.limits.stop(self.index) if self.limits.stop else None
 
     def advance(self, tree: Tree, path: Sequence[int], choice: int) -> Step:
-        """Emit the path's tokens and the choice, as far as the text goes."""
+        """Emit the path's tokens and the choice, up to the text's end."""
         tokens: list[int] = []
         finished = False
         for token in (*(tree.tokens[node] for node in path[1:]), choice):
@@ -193,10 +200,10 @@ def decode(
     limits: Limits,
     sampling: Sampling = GREEDY,
 ) -> Iterator[list[Step]]:
-    """Decode prompts side by side; each forward yields a step of every sequence that goes on.
+    """Decode prompts side by side; each forward yields a step of every live sequence.
 
-    The tokens of a sequence's steps are exactly those of plain decoding, and of decoding it alone;
-    where drafts are verified by ratio, distributed as those of plain decoding.
+    A sequence's tokens are exactly those of plain decoding of this sequence alone; if
+    drafts are verified by ratio, they have the same distribution.
     """
     runner.prefill([request.prompt[:-1] for request in requests])
     new = limits.max_new_tokens
@@ -205,10 +212,7 @@ def decode(
         for index, request in enumerate(requests)
     ]
     drafters.start(requests, sampling)
-    clock = runner.clock
-    observing = 0.0
     while live:
-        began = clock()
         trees = drafters.propose(
             [sequence.context for sequence in live],
             [sequence.left for sequence in live],
@@ -221,18 +225,13 @@ def decode(
             for b, tree in enumerate(trees)
         ]
         runner.commit([path for path, _ in walks])
-        seconds = runner.agreed(clock() - began + observing)
         steps = []
         rows = sum(extent(trees))
-        began = clock()
         for b, (sequence, tree, (path, choice)) in enumerate(zip(live, trees, walks)):
             steps.append(sequence.advance(tree, path, choice))
             if not steps[-1].finished:
                 answers = output.drafts(b, path[-1], drafters.width)
-                drafters.observe(
-                    b, Verified(tree, path, choice, answers, rows, seconds)
-                )
-        observing = clock() - began  # of this step: a part of the next one's time
+                drafters.observe(b, Verified(tree, path, choice, answers, rows))
         yield steps
         for b in reversed(range(len(live))):
             if steps[b].finished:

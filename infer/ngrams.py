@@ -1,17 +1,20 @@
-r"""N-grams as a source of drafts: of the training data, from a table, and of the text so far.
+r"""N-grams as a source of drafts: of the training data, from a table, and of the text.
 
-What follows a context is interpolated from low to high order, first by the table's counts, then by the text's:
+The successor's distribution is interpolated from low to high order, first by the
+table's counts, then by the text's:
 
     p_o(c) = (count_o(c) + κ p_{o-1}(c)) / (n_o + κ),    p_1 = u, the unigrams
 
-With D_o = D_{o-1} κ / (n_o + κ), the share that each order leaves to the orders below it, this is
+With D_o = D_{o-1} κ / (n_o + κ), the share that each order leaves to the lower ones, it is
 
     p(c) = D (u(c) + Σ_o count_o(c) / (κ D_{o-1}))
 
-so only successors that were counted are looked at, whatever the size of the vocabulary. A context is known by
-a 64-bit hash of its tokens, from the last one back; a collision costs a wrong draft and nothing else.
+so only counted successors are read, whatever the size of the vocabulary. A context's key
+is a 64-bit hash of its tokens, from the last one back; a collision costs a wrong draft
+and nothing else.
 
-The table is `ngrams.safetensors` of a model directory, made by data_prep and read by memory map.
+The table is `ngrams.safetensors` of a model directory, made by data_prep and read by
+memory map.
 """
 
 import hashlib
@@ -23,23 +26,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
-
 FILE = "ngrams.safetensors"
 FORMAT = "adaptive-tokens ngrams 1"
-ABSENT = "%s is absent: drafts come from the adaptive tokens and the text alone"  # where an export had the file
+# Logged with the path, for an export that had the file.
+ABSENT = "%s is absent: drafts come from the adaptive tokens and the text alone"
 MULTIPLIER = 0x9E3779B97F4A7C15
 MASK = 2**64 - 1
 TEXT_CONTEXTS = (2, 3, 4, 6)  # tokens of the contexts that are counted in the text
 LONGEST = 7  # tokens of any context: the table has at most 8-grams
-RECENT = 8  # successors of a context of the text that are remembered: the latest
+RECENT = 8  # the latest successors of a context of the text are kept
 CACHED = 1 << 16  # contexts whose successors by the table are kept as Python objects
 ARRAYS = ("keys", "totals", "first", "ids", "counts")  # of an order
-TYPES: dict[str, Literal["H", "I", "Q"]] = {
-    "U16": "H",
-    "U32": "I",
-    "U64": "Q",
-}  # of safetensors, of memoryview
+# The types of memoryview by those of safetensors.
+TYPES: dict[str, Literal["H", "I", "Q"]] = {"U16": "H", "U32": "I", "U64": "Q"}
 
 Integers: TypeAlias = "memoryview[int]"
 Shares = dict[int, float]  # p(c) / D by successor c
@@ -49,7 +48,7 @@ Shares = dict[int, float]  # p(c) / D by successor c
 class NgramWeights:
     """The strength of the n-grams, fitted on held-out text by train.export.
 
-    `places[j]` is λ of place j behind the root, and the last one of all places behind it.
+    `places[j]` is λ of place j after the root; the last one holds for all later places.
     """
 
     table: float = 2.0  # κ of the table's counts
@@ -58,29 +57,29 @@ class NgramWeights:
 
     def __post_init__(self) -> None:
         """Raise ValueError for weights that no fit gives."""
-        if not (0 < self.table <= 1000 and 0 < self.text <= 1000):
+        if (
+            not self.places
+            or not all(0 <= weight <= 4 for weight in self.places)
+            or not (0 < self.table <= 1000 and 0 < self.text <= 1000)
+        ):
             raise ValueError(
-                f"κ must be above 0 and at most 1000, got {self.table} and {self.text}"
-            )
-        if not self.places or not all(0 <= weight <= 4 for weight in self.places):
-            raise ValueError(
-                f"places must be weights from 0 to 4, got {list(self.places)}"
+                "ngrams must have table and text above 0 and at most 1000, and places "
+                f"from 0 to 4, got {self}"
             )
 
     @classmethod
     def from_json(cls, value: Any) -> "NgramWeights":
-        """Return the weights of adaptive.json's `ngrams`, with `table` null for none. Raises ValueError."""
+        """Return adaptive.json's `ngrams`, whose `table` is null without a table.
+
+        Raise ValueError for other content.
+        """
         try:
-            numbers = [value["text"], *value["places"]]
-            numbers += [] if value["table"] is None else [value["table"]]
-        except (KeyError, TypeError):
-            numbers = [None]
-        if any(type(number) not in (int, float) for number in numbers):
+            table = cls.table if value["table"] is None else value["table"]
+            return cls(table, value["text"], tuple(value["places"]))
+        except (KeyError, TypeError) as error:
             raise ValueError(
-                f"ngrams must be numbers table and text and a list places, got {value!r:.60}"
-            )
-        table = cls.table if value["table"] is None else value["table"]
-        return cls(table, value["text"], tuple(value["places"]))
+                f"ngrams must be numbers table and text and a list places, got {value}"
+            ) from error
 
     def place(self, j: int) -> float:
         """Return λ_j."""
@@ -88,39 +87,46 @@ class NgramWeights:
 
 
 class NgramTable:
-    """Counts over the training data, read where they lie. Raises ValueError, as the end of a sentence."""
+    """Counts over the training data, read by memory map."""
 
-    def __init__(self, path: Path) -> None:
-        if not path.stat().st_size:
-            raise ValueError("is no table of n-grams")
-        with path.open("rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        arrays, self.order, self.vocabulary = _parse(memoryview(data))
+    def __init__(self, path: Path, rows: int | None = None) -> None:
+        """Read the table of a model of `rows` ids, if known.
+
+        Raise ValueError for a damaged file, a foreign one and more ids than `rows`.
+        """
+        arrays = _read(path)
         counts = arrays["unigrams"]
+        self.vocabulary = len(counts)
+        self.order = len(arrays) // len(ARRAYS) + 1
+        if rows is not None and self.vocabulary > rows:
+            raise ValueError(
+                f"{path} must be of at most the model's {rows} ids, got "
+                f"{self.vocabulary}. Delete it."
+            )
+        # Smoothed: above 0 for every id.
         scale = 1 / (sum(counts) + self.vocabulary)
-        self.unigrams = [
-            (count + 1) * scale for count in counts
-        ]  # smoothed: above 0 for every id
+        self.unigrams = [(count + 1) * scale for count in counts]
         self._orders = [
             tuple(arrays[f"{name}_{o}"] for name in ARRAYS)
             for o in range(2, self.order + 1)
         ]
-        self._known: dict[tuple[int, float], tuple[Shares, float]] = {}
+        self._cache: dict[tuple[int, float], tuple[Shares, float]] = {}
 
     def successors(self, keys: Sequence[int], κ: float) -> tuple[Shares, float]:
-        """Return p(c) / D of every successor by the table, and D; `keys` are the `context_keys`.
+        """Return p(c) / D of every successor by the table, and D.
 
-        What is returned is kept for the next time: it must not be changed.
+        `keys` are the `context_keys`. The result is cached: do not change it.
         """
         keys = keys[: self.order - 1]
         if not keys:
             return {}, 1.0
-        known = self._known.get((keys[-1], κ))
-        if known is None:
-            if len(self._known) >= CACHED:
-                self._known.clear()
-            known = self._known[keys[-1], κ] = self._interpolated(keys, κ)
-        return known
+        result = self._cache.get((keys[-1], κ))
+        if result is None:
+            if len(self._cache) >= CACHED:
+                self._cache.clear()
+            result = self._interpolated(keys, κ)
+            self._cache[keys[-1], κ] = result
+        return result
 
     def _interpolated(self, keys: Sequence[int], κ: float) -> tuple[Shares, float]:
         shares = Shares()
@@ -138,70 +144,34 @@ class NgramTable:
         return shares, D
 
 
-def open_table(path: Path, rows: int | None) -> NgramTable:
-    """Return the table of a model of `rows` ids, if known. Raises ValueError, in a sentence."""
+def _read(path: Path) -> dict[str, Integers]:
+    """Return the arrays of a safetensors file with the right format and checksum."""
     try:
-        table = NgramTable(path)
-    except ValueError as error:
-        raise ValueError(
-            f"{path} {error}. Copy it again from the export, or delete it."
-        ) from error
-    if rows is not None and (known := table.vocabulary) > rows:
-        raise ValueError(
-            f"{path} must be of at most the model's {rows} ids, got {known}. Delete it."
-        )
-    return table
-
-
-def _parse(data: Integers) -> tuple[dict[str, Integers], int, int]:
-    """Return the arrays, the order and the vocabulary of a safetensors file, which are checked."""
-    try:
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        data = memoryview(mapped)
         begin = 8 + int.from_bytes(data[:8], "little")
         header: dict[str, Any] = json.loads(bytes(data[8:begin]))
-        metadata: dict[str, str] = header.pop("__metadata__")
-        kind = metadata["format"]
-        digest = metadata["sha256"]
-        order = int(metadata["order"])
-        vocabulary = int(metadata["vocabulary"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError("is no table of n-grams") from error
-    if kind != FORMAT:
-        raise ValueError(f"must have the format {FORMAT!r}, got {kind!r:.60}")
-    if hashlib.sha256(data[begin:]).hexdigest() != digest:
-        raise ValueError("is damaged: its checksum does not match")
-    arrays: dict[str, Integers] = {}
-    try:
+        metadata = header.pop("__metadata__")
+        digest = hashlib.sha256(data[begin:]).hexdigest()
+        intact = metadata["format"] == FORMAT and metadata["sha256"] == digest
+        arrays: dict[str, Integers] = {}
         for name, tensor in header.items():
             first, last = tensor["data_offsets"]
-            arrays[name] = data[begin + first : begin + last].cast(
-                TYPES[tensor["dtype"]]
-            )
-        fits = len(arrays["unigrams"]) == vocabulary and all(
-            _fits([arrays[f"{name}_{o}"] for name in ARRAYS], vocabulary)
-            for o in range(2, order + 1)
+            kind = TYPES[tensor["dtype"]]
+            arrays[name] = data[begin + first : begin + last].cast(kind)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        intact = False
+    if not intact:
+        raise ValueError(
+            f"{path} must be an intact table of n-grams of the format {FORMAT!r}, got a "
+            "damaged or foreign file. Copy it again from the export, or delete it."
         )
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise ValueError("is damaged: its header does not match its arrays") from error
-    if not fits:
-        raise ValueError("is damaged: its arrays contradict each other")
-    return arrays, order, vocabulary
-
-
-def _fits(arrays: Sequence[Integers], vocabulary: int) -> bool:
-    """Return whether every context has a total and successors, which are ids of the vocabulary."""
-    keys, totals, first, ids, counts = arrays
-    starts = np.asarray(first)
-    return bool(
-        len(keys) == len(totals) == len(first) - 1
-        and (starts[0], starts[-1]) == (0, len(ids))
-        and (starts[1:] >= starts[:-1]).all()
-        and len(ids) == len(counts)
-        and (not len(ids) or np.asarray(ids).max() < vocabulary)
-    )
+    return arrays
 
 
 class Ngrams:
-    """What n-grams may draft a model's texts from; without a table all ids of the `vocabulary` are alike."""
+    """The sources of n-grams of a model. Without a table all ids are equally likely."""
 
     def __init__(
         self,
@@ -214,9 +184,9 @@ class Ngrams:
         self.table = table
         self.text = text
         self.weights = weights
-        known = table.unigrams if table else []
-        rest = min(known) if known else 1 / vocabulary
-        self.unigrams = [*known, *[rest] * (vocabulary - len(known))]
+        unigrams = table.unigrams if table else []
+        unseen = min(unigrams, default=1 / vocabulary)
+        self.unigrams = [*unigrams, *[unseen] * (vocabulary - len(unigrams))]
 
 
 class TextNgrams:
@@ -227,12 +197,11 @@ class TextNgrams:
         self.unigrams = ngrams.unigrams
         self._ngrams = ngrams
         self._read = 0  # tokens that are counted as successors
-        self._after: dict[
-            int, dict[int, int]
-        ] = {}  # by a context's hash: latest successors and their counts
+        # The latest successors and their counts by a context's key.
+        self._after: dict[int, dict[int, int]] = {}
 
     def extend(self, text: Sequence[int]) -> None:
-        """Count the tokens that the text has more than before."""
+        """Count the tokens of the text that were not there before."""
         if not self._ngrams.text:
             return
         for end in range(max(1, self._read), len(text)):
@@ -250,7 +219,10 @@ class TextNgrams:
     def successors(
         self, tail: Sequence[int]
     ) -> tuple[Shares, float, list[dict[int, int]]]:
-        """Return p(c) / D of every successor of a text's last tokens, D, and the text's own counts of them."""
+        """Return p(c) / D of the successors of a text's last tokens, and D.
+
+        Third are the text's own counts of them, a dict for each context.
+        """
         keys = context_keys(tail)
         table = self._ngrams.table
         shares, D = (
@@ -263,7 +235,7 @@ class TextNgrams:
             if length > len(keys):
                 break
             counts = self._after.get(keys[length - 1])
-            if counts is None:  # nor a longer context, which ends with this one
+            if counts is None:  # and no longer context, which ends with this one
                 break
             if not counted:
                 shares = shares.copy()

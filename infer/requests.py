@@ -1,113 +1,82 @@
-"""What callers ask for: prompts and seeds of every kind, taken as they come or refused in a sentence."""
+"""Prompts and seeds as callers give them, checked and brought to token ids."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Number
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from conf import UserError
-from infer.config import SIDE_BY_SIDE, Infill
+from infer.config import Infill
 from infer.engine.sampling import SEEDS
 from infer.text import Text
 
-Prompt: TypeAlias = str | Infill | Iterable[int]
-Taken: TypeAlias = str | Infill | list
+Prompt: TypeAlias = str | Infill | Sequence[int]
 
 
-def batch_of(prompts: object) -> tuple[list[Taken], list[str]]:
-    """Return the prompts, and what to call each in a sentence."""
-    items = _taken(prompts, "prompt")
-    if (
-        isinstance(items, str | Infill)
-        or not items
-        or any(isinstance(id, Number) for id in items)
-    ):
+def batch_of(prompts: Prompt | Iterable[Prompt]) -> tuple[list[Prompt], list[str]]:
+    """Return the prompts and the name of each in errors, "prompt" if it is one alone.
+
+    Token ids may be a tensor or an array. Raise UserError for what is no prompt.
+    """
+    items = _items(prompts, "prompt")
+    if isinstance(items, str | Infill) or not items or isinstance(items[0], Number):
         return [items], ["prompt"]
-    if len(items) > SIDE_BY_SIDE:
-        raise UserError(
-            f"prompts must be 1 to {SIDE_BY_SIDE} side by side, got {len(items)}"
-        )
     names = [f"prompts[{index}]" for index in range(len(items))]
-    return [_taken(prompt, name) for prompt, name in zip(items, names)], names
+    return [_items(prompt, name) for prompt, name in zip(items, names)], names
 
 
-def _taken(prompt: object, name: str) -> Taken:
-    """Return a text or an Infill as it is, and anything else as a list of its items."""
-    if isinstance(prompt, str | Infill):
-        return prompt
-    if (items := _items(prompt)) is None:
+def _items(value: Any, name: str) -> Any:
+    """Return a text or an Infill as it is, anything else as a list."""
+    if isinstance(value, str | Infill):
+        return value
+    if isinstance(value, torch.Tensor | np.ndarray):
+        value = value.tolist()
+    if isinstance(value, bytes | dict) or not isinstance(value, Iterable):
         raise UserError(
-            f"{name} must be a text, an Infill or token ids, got {type(prompt).__name__}"
+            f"{name} must be a text, an Infill or token ids, got {type(value).__name__}"
         )
-    return items
+    return list(value)
 
 
-def _items(value: object) -> list | None:
-    items = value.tolist() if isinstance(value, torch.Tensor | np.ndarray) else value
-    return (
-        list(items)
-        if isinstance(items, Iterable) and not isinstance(items, str | bytes | Mapping)
-        else None
-    )
-
-
-def seeds_of(seeds: object, default: int, count: int) -> list[int]:
-    """Return a seed for each of `count` prompts."""
-    if seeds is None:
-        return [default] * count
-    items = _items(seeds) or []
-    if len(items) != count or not all(
-        isinstance(seed, Integral) and 0 <= int(seed) < SEEDS for seed in items
-    ):
-        given = items or seeds
-        raise UserError(
-            f"seeds must be one of up to 63 bits for each of {count} prompts, got {given}"
-        )
-    return [int(seed) for seed in items]
-
-
-def ids_of(prompt: Taken, name: str, *, text: Text, rows: int) -> list[int]:
-    """Return (n,) token ids below `rows`, at least one."""
+def ids_of(prompt: Prompt, name: str, *, text: Text, rows: int) -> list[int]:
+    """Return (n,) token ids below `rows`. Raise UserError for none, or others."""
     if isinstance(prompt, Infill):
-        if not prompt.prefix and not prompt.suffix:
-            raise UserError(f"{name} must have a prefix or a suffix, got neither")
         return text.infill(prompt)
-    if not len(prompt):
-        raise UserError(f"{name} must be a text or token ids, got nothing")
-    if isinstance(prompt, str):
-        if not (ids := text.encode(prompt)):
-            raise UserError(
-                f"{name} must be a text of at least one token, got {prompt!r}"
-            )
-        return ids
-    if strange := [id for id in prompt if not isinstance(id, Integral)]:
-        raise UserError(f"{name} must be token ids, whole numbers, got {strange[0]!r}")
-    ids = [int(id) for id in prompt]
-    beyond = next((id for id in ids if not 0 <= id < rows), None)
-    if beyond is not None:
+    ids: Sequence[int] = []
+    if prompt:
+        ids = text.encode(prompt) if isinstance(prompt, str) else prompt
+    if not ids:
+        raise UserError(f"{name} must have at least one token, got {prompt!r}")
+    strange = [id for id in ids if not _is_below(rows, id)]
+    if strange:
         raise UserError(
-            f"{name} must be ids of the model's vocabulary, 0 to {rows - 1}, got {beyond}"
+            f"{name} must be token ids of the model, whole numbers from 0 to "
+            f"{rows - 1}, got {strange[0]!r}"
         )
-    return ids
+    return [int(id) for id in ids]
 
 
-def check_lengths(
-    ids: Sequence[Sequence[int]],
-    names: Sequence[str],
-    *,
-    new: int,
-    context: int,
-    setting: str = "decode.max_new_tokens",
-) -> None:
-    """Raise UserError where a prompt and `new` tokens, by `setting`, exceed the model's context."""
-    for prompt, name in zip(ids, names):
-        n = len(prompt)
-        room = f"the model's context of {context}"
-        if n >= context:
-            raise UserError(f"{name} must have fewer tokens than {room}, got {n}")
-        if n + new > context:
-            raise UserError(
-                f"{setting} must be at most {context - n} for {name} of {n} tokens in {room}, got {new}"
-            )
+def check_length(prompt: Sequence[int], name: str, *, new: int, context: int) -> None:
+    """Raise UserError if a prompt and `new` tokens exceed the model's context."""
+    if len(prompt) + new > context:
+        raise UserError(
+            f"{name} and decode.max_new_tokens must fit the model's context of "
+            f"{context} tokens, got {len(prompt)} + {new}. Shorten one of them."
+        )
+
+
+def seeds_of(seeds: Any, default: int, count: int) -> list[int]:
+    """Return a seed for each of `count` prompts. Raise UserError for other seeds."""
+    values = [default] * count if seeds is None else _items(seeds, "seeds")
+    if len(values) != count or not all(_is_below(SEEDS, seed) for seed in values):
+        raise UserError(
+            f"seeds must be {count} numbers of up to 63 bits, one for each prompt, "
+            f"got {values}"
+        )
+    return [int(seed) for seed in values]
+
+
+def _is_below(end: int, value: Any) -> bool:
+    return isinstance(value, Integral) and 0 <= int(value) < end

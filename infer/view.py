@@ -1,8 +1,9 @@
-"""Decoded text for people as it comes, coloured by the source of each token.
+"""Decoded text on a terminal as it comes, coloured by the source of each token.
 
-The hues are Okabe and Ito's, which the colour-blind tell apart. Backgrounds show white space that was drafted;
-underlines tell the sources apart where colours do not. Where the output is no terminal it is the new text alone
-and a line's end, without colours; the line of figures goes to standard error.
+The hues are Okabe and Ito's, which the colour-blind can tell apart. They are backgrounds,
+which show white space as well; underlines help where two hues look alike. If the output
+is no terminal, it is the new text alone, without colours. The line of figures goes to
+standard error then.
 """
 
 import re
@@ -10,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from rich.console import Console
 from rich.segment import Segment, Segments
@@ -18,47 +20,45 @@ from rich.text import Text
 
 from conf.console import pictures
 from infer.api import TextStep
-from infer.engine.runner import duration
 from infer.loop import Step
 
 
 @dataclass(frozen=True)
 class SourceStyle:
-    """How accepted drafts of one source look: the backgrounds of a page and of a terminal."""
+    """How accepted drafts of one source are named and coloured."""
 
     name: str
     meaning: str
-    light: str
-    strong: str  # behind black text, also in plots
-    line: str = "none"  # the underline, as CSS spells it
+    strong: str  # the background behind black text, and the colour in plots
+    underline: bool = False
+
+    @cached_property
+    def style(self) -> Style:
+        """The style on a terminal, as readable on a dark one as on a light one."""
+        return Style(
+            color="#000000", bgcolor=self.strong, underline=self.underline or None
+        )
 
 
 KINDS = {  # of accepted drafts, as in Step.kinds
-    "adaptive": SourceStyle("adaptive", "adaptive tokens", "#a8d4f5", "#56b4e9"),
-    "text": SourceStyle("text", "n-grams of this text", "#ffcf70", "#e69f00", "dotted"),
+    "adaptive": SourceStyle("adaptive", "adaptive tokens", "#56b4e9"),
+    "text": SourceStyle("text", "n-grams of this text", "#e69f00"),
     "ngrams": SourceStyle(
-        "n-grams", "n-grams of the training data", "#8fd3b6", "#009e73", "solid"
+        "n-grams", "n-grams of the training data", "#009e73", underline=True
     ),
-    "drafted": SourceStyle("drafted", "drafted and accepted", "#f3eda0", "#f0e442"),
-    "shared": SourceStyle(
-        "shared", "behind a merged node", "#dbb4d2", "#cc79a7", "solid"
-    ),
+    "drafted": SourceStyle("drafted", "drafted and accepted", "#f0e442"),
+    "shared": SourceStyle("shared", "behind a merged node", "#cc79a7", underline=True),
 }
-OWN = "the model's own"
-
-
-def meaning(kind: str) -> str:
-    """Return what a kind of `Step.kinds` means."""
-    return KINDS[kind].meaning if kind in KINDS else OWN if kind == "own" else kind
+GIVEN = Style.parse("bright_black")
 
 
 @dataclass
 class Summary:
-    """Counts and times of one decoding, in steps and seconds."""
+    """Counts and times of one decoding; a step is one forward."""
 
     began: float = field(default_factory=time.perf_counter)
-    first: float | None = None  # when the first step was there
-    last: float = 0.0
+    first: float = 0.0  # time of the first step
+    last: float = 0.0  # time of the last step
     first_tokens: int = 0
     tokens: int = 0
     forwards: int = 0
@@ -67,9 +67,9 @@ class Summary:
     sources: Counter[str] = field(default_factory=Counter)  # accepted drafts by source
 
     def add(self, step: Step) -> None:
-        """Add one more step, now."""
+        """Add a step that has just been made."""
         self.last = time.perf_counter()
-        if self.first is None:
+        if not self.forwards:
             self.first = self.last
             self.first_tokens = len(step.tokens)
         self.tokens += len(step.tokens)
@@ -79,93 +79,62 @@ class Summary:
         self.sources.update(step.sources)
 
     def __str__(self) -> str:
-        """Format one line. The rate counts what came after the first step, whose time is the prompt's too."""
-        assert self.first is not None
-        later = self.tokens - self.first_tokens
+        """Format one line. The rate leaves out the first step, which read the prompt."""
         parts = [f"{self.tokens} token{'s' * (self.tokens > 1)}"]
-        if later:
-            parts.append(f"{later / duration(self.first, self.last):.0f} tokens/s")
+        if self.forwards > 1:
+            seconds = max(self.last - self.first, 1e-6)
+            parts.append(f"{(self.tokens - self.first_tokens) / seconds:.0f} tokens/s")
         parts.append(f"{self.tokens / self.forwards:.2f} tokens per forward")
         if self.drafted:
-            parts.append(
-                f"{100 * self.accepted / self.drafted:.0f} % of {self.drafted} drafts accepted"
-            )
+            share = 100 * self.accepted / self.drafted
+            parts.append(f"{share:.0f} % of {self.drafted} drafts accepted")
         if len(self.sources) > 1:
-            shares = (
+            shares = [
                 f"{kind.name} {100 * self.sources[source] / self.accepted:.0f} %"
                 for source, kind in KINDS.items()
                 if source in self.sources
-            )
+            ]
             parts[-1] += f" ({', '.join(shares)})"
         return f"{', '.join(parts)}; first token after {self.first - self.began:.2f} s"
 
 
-GIVEN = Style.parse("bright_black")
-# Black on a colour of its own: as readable on a dark terminal as on a light one.
-STYLES = {
-    name: Style(
-        color="#000000", bgcolor=kind.strong, underline=kind.line == "solid" or None
-    )
-    for name, kind in KINDS.items()
-}
-
-
-def complete(
+def show(
     steps: Iterable[TextStep], console: Console, before: str, after: str = ""
 ) -> None:
-    """Show a text as its steps come, then its figures."""
+    """Print the text between `before` and `after` as its steps come, then its figures."""
     summary = Summary()
-    view = View(console, before, after)
+    terminal = console.is_terminal
+    kinds: set[str] = set()
+    if terminal:
+        _write(console, pictures(before), GIVEN)
     for step in steps:
         summary.add(step)
-        view.step(step)
-    view.close(summary)
-
-
-class View:
-    """One text, between what was given before it and after it."""
-
-    def __init__(self, console: Console, before: str, after: str = "") -> None:
-        self._console = console
-        self._after = after
-        self._kinds: set[str] = set()
-        self._figures = (
-            console
-            if console.is_terminal
-            else Console(stderr=True, quiet=console.quiet)
-        )
-        if console.is_terminal:
-            self._write(pictures(before), GIVEN)
-
-    def step(self, step: TextStep) -> None:
-        """Show one more step."""
-        if not self._console.is_terminal:
-            self._write(step.text)
-            return
-        self._kinds.update(step.kinds)
+        if not terminal:
+            _write(console, step.text)
+            continue
+        kinds.update(step.kinds)
         for text, kind in zip(step.texts, step.kinds, strict=True):
-            self._write(pictures(text), STYLES.get(kind))
+            _write(
+                console, pictures(text), KINDS[kind].style if kind in KINDS else None
+            )
+    if terminal:
+        _write(console, pictures(after), GIVEN)
+        legend = [Text("given", GIVEN), Text("the model's own")]
+        for kind, style in KINDS.items():
+            if kind in kinds:
+                legend.append(Text(style.meaning, style.style))
+        console.print("\n\n", Text("  ").join(legend), sep="")
+    else:
+        _write(console, "\n")
+        console = Console(stderr=True, quiet=console.quiet)
+    console.print(str(summary), highlight=False, markup=False, soft_wrap=True)
 
-    def close(self, summary: Summary) -> None:
-        """Show what follows the text, and a line of figures."""
-        if self._console.is_terminal:
-            self._write(pictures(self._after), GIVEN)
-            parts = [
-                Text(KINDS[kind].meaning, style)
-                for kind, style in STYLES.items()
-                if kind in self._kinds
-            ]
-            legend = Text("  ").join([Text("given", GIVEN), Text(OWN), *parts])
-            self._console.print("\n\n", legend, sep="")
-        else:
-            self._write("\n")
-        self._figures.print(str(summary), highlight=False, markup=False, soft_wrap=True)
 
-    def _write(self, text: str, style: Style | None = None) -> None:
-        # As segments, since tabs of anything else become spaces; a coloured line's end paints the next line.
-        parts = [
-            Segment(part, None if part == "\n" else style)
-            for part in re.split("(\n)", text)
-            if part
-        ]
-        self._console.print(Segments(parts), end="", soft_wrap=True)
+def _write(console: Console, text: str, style: Style | None = None) -> None:
+    # Segments keep tabs. A coloured line end would colour the whole next line.
+    parts = [
+        Segment(part, None if part == "\n" else style)
+        for part in re.split("(\n)", text)
+        if part
+    ]
+    console.print(Segments(parts), end="", soft_wrap=True)

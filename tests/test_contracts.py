@@ -107,7 +107,9 @@ def test_a_prompt_at_inference_is_a_documents_prefix_in_training(
 
 
 def test_the_same_with_codellamas_tokenizer(shared_data: Path, tmp_path: Path) -> None:
-    """A Bengali letter was encoded as the adaptive id that its piece is, and a "▁" as a space."""
+    """A Bengali letter was encoded as the adaptive id that its piece is, and a "▁" as a
+    space.
+    """
     tokenizer = shared_data / "tokenizers" / "codellama-7b"
     adaptive = [32011, 32012, 32013, 32014, 32015, 31864, 31857]
     check_prompts(tmp_path / "model", tokenizer, VocabConfig(adaptive=adaptive))
@@ -146,7 +148,9 @@ def probe_logits(prefix: list[int], probes: tuple[int, ...]) -> torch.Tensor:
 def test_a_windows_rows_in_training_are_the_decoders_probes(
     adaptive: tuple[int, ...],
 ) -> None:
-    """Same weights, prefix and k: the logits of the first window of M are those of the probes."""
+    """Same weights, prefix and k: the logits of the first window of M are those of the
+    probes.
+    """
     lm, k, p = tiny_llama(), 3, 7
     tokens = np.random.default_rng(0).integers(2, 80, size=(1, 12))
     offsets = np.zeros_like(tokens)
@@ -167,7 +171,9 @@ def test_a_windows_rows_in_training_are_the_decoders_probes(
 def test_every_window_of_branch_is_the_decoders_probes(
     adaptive: tuple[int, ...], attention: str
 ) -> None:
-    """Every window, wherever it lies in the sequence: dual has this for the first one alone."""
+    """Every window, wherever it lies in the sequence: dual has this for the first one
+    alone.
+    """
     lm, k = tiny_llama(), 3
     tokens = np.random.default_rng(0).integers(2, 80, size=(2, 40))
     starts = np.array([3, 4, 11, 30])
@@ -203,18 +209,6 @@ def test_every_window_of_branch_is_the_decoders_probes(
             )
 
 
-def test_training_and_inference_name_the_same_control_pieces(
-    data_folder: Path, tmp_path: Path
-) -> None:
-    vocab = Vocab.from_json(
-        json.loads((data_folder / "manifest.json").read_text())["vocab"]
-    )
-    text = ModelDirectory(
-        model_directory(tmp_path / "model", data_folder / "tokenizer", vocab)
-    ).text
-    assert text.decode(sorted(vocab.control)) == ""
-
-
 GATED = pytest.mark.parametrize(
     ("adaptive", "tied"),
     [((90,), False), ((90,), True), ((90, 91, 92), False)],
@@ -225,8 +219,8 @@ STARTS, WIDTH = np.array([3, 4, 11, 30]), 3
 
 
 def train_gated(folder: Path, adaptive: tuple[int, ...], tied: bool) -> torch.Tensor:
-    """A base model in folder/base, its adapted self in folder/model as exported after a few steps, and
-    that one's (2, c, V) logits in training.
+    """A base model in folder/base, its adapted self in folder/model as exported after a
+    few steps, and that one's (2, c, V) logits in training.
     """
     config, lm = LoraSettings(rank=4, gated=True), tiny_llama()
     if tied:
@@ -303,8 +297,8 @@ def test_with_a_gated_adapter_too_a_windows_rows_are_the_probes(
 def test_decoding_with_a_gated_adapter_is_the_base_models(
     adaptive: tuple[int, ...], tied: bool, dtype: str, tmp_path: Path
 ) -> None:
-    """Every standard row's logits bit for bit, also of an adaptive id that the model wrote itself;
-    and token for token, in float32 with drafts too.
+    """Every standard row's logits bit for bit, also of an adaptive id that the model
+    wrote itself; and token for token, in float32 with drafts too.
     """
     train_gated(tmp_path, adaptive, tied)
     lms = [

@@ -1,4 +1,6 @@
-"""torchrun -m train: settings in, a finished training folder out; with plan=true, a plan."""
+"""torchrun -m train: settings in, a finished training folder out; with plan=true, a
+plan.
+"""
 
 import os
 import sys
@@ -6,31 +8,29 @@ from pathlib import Path
 
 from conf import UserError, run
 from conf.console import print_line
-from conf.errors import UNFINISHED
 from conf.stage import existing, is_finished, made_from, read_manifest
-from train.config import RUN, TrainConfig
+from train.config import TrainConfig
 
-# Settings that may differ when a run continues: the weights do not depend on them. The manifest has `steps`.
+# Settings that may differ when a run continues: the weights do not depend on them. The
+# manifest has `steps`.
 CHANGEABLE = (
     "steps",
     "tracker",
     "plan",
     "plan_ranks",
     "plan_device",
-    "plan_utilisation",
-    "peak_tflops",
     "memory_check",
     "save_every",
     "validate_every",
     "validate_sequences",
     "keep_last",
-    "keep_every",
-    "resume",
     "max_loss_ratio",
     "max_loss_rise",
 )
-EXIT_STOPPED = 75  # a signal stopped the run, which can continue: EX_TEMPFAIL of sysexits.h, "please retry"
-EXIT_FILE = "TRAIN_EXIT_FILE"  # names a file for the exit code, since torchrun has exit codes of its own
+EXIT_STOPPED = (
+    75  # a signal stopped the run, which can continue: EX_TEMPFAIL of sysexits.h
+)
+EXIT_FILE = "TRAIN_EXIT_FILE"  # names a file for the exit code: torchrun has its own
 
 
 def main(config: TrainConfig) -> None:
@@ -61,14 +61,8 @@ def main(config: TrainConfig) -> None:
     if done == config.steps:
         _print(f"{config.out} is finished: nothing to do")
     else:
-        if not config.resume and (Path(config.out) / RUN).is_file():
-            state = f"one that ended at step {done}" if done else "an unfinished one"
-            raise UserError(
-                f"out={config.out} must have no run with resume=false, got {state}. Use another out=, or "
-                "resume=true",
-                page=UNFINISHED,
-            )
-        # Imported late: a mistake in the settings is reported without waiting for PyTorch and DeepSpeed.
+        # Imported late: a mistake in the settings is reported without waiting for
+        # PyTorch and DeepSpeed.
         from train.checks import check_start
 
         check_start(config, data)

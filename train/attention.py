@@ -1,14 +1,14 @@
-"""Attention of a layout's columns: the trunk by a plain causal kernel, the branches by a mask.
+"""Attention of a layout's columns: the trunk by a plain causal kernel, the branches by
+a mask.
 
-The trunk never sees a branch, so only the branch rows need a mask. Shape legend: r rows, n trunk columns,
-m branch columns, c = n + m. A branch column of offset j at position t sees the t - j + 1 first
-columns of the trunk, the j - 1 columns before it and itself (drawn in train/objective.py).
+The trunk never sees a branch, so only the branch rows need a mask. Shape legend: r
+rows, n trunk columns, m branch columns, c = n + m. A branch column of offset j at
+position t sees the t - j + 1 first columns of the trunk, the j - 1 columns before it
+and itself (drawn in train/objective.py).
 """
 
-import os
-import warnings
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,91 +19,29 @@ from transformers import AttentionInterface
 from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface
-from transformers.utils import is_flash_attn_2_available
-
-from conf import UserError
-from conf.errors import in_one_line
 
 Mask = Tensor | BlockMask
-TrunkKeys = dict[
-    nn.Module, tuple[Tensor, Tensor]
-]  # each layer's (r, kv_heads, n, d) keys, values of the trunk
+# Each layer's (r, kv_heads, n, d) keys and values of the trunk.
+TrunkKeys = dict[nn.Module, tuple[Tensor, Tensor]]
 BLOCK = 128  # rows, and columns, of a block of flex attention's mask
 FLEX = "flex"
 DENSE = "dense"
 
 
-@lru_cache
-def branch_kernel(
-    attention: str,
-    device: str,
-    dtype: torch.dtype,
-    *,
-    heads: int,
-    kv_heads: int,
-    width: int,
-    dropout: float,
-) -> str:
-    """Return the kernel of the branches, flex or dense, for objective.attention (auto, flex or dense).
+def branch_kernel(attention: str, device: str, *, dropout: float) -> str:
+    """Return the kernel of the branches, flex or dense, for objective.attention.
 
-    auto is flex on CUDA, and dense on a CPU, with dropout, and, with a warning, where flex attention fails.
-    Raises UserError for flex where it has no gradient.
+    auto is dense on a CPU and with dropout, where flex attention has no gradient.
     """
-    unsupported = device == "cpu" or dropout > 0
-    if attention == DENSE or (attention == "auto" and unsupported):
-        return DENSE
-    if unsupported:
-        why = (
-            "on a CPU, which has no gradient of flex attention"
-            if device == "cpu"
-            else "with dropout"
-        )
-        raise UserError(
-            f"objective.attention must be auto or dense {why}, got flex. Set it to auto"
-        )
-    if attention == FLEX:
-        return FLEX
-    failure = flex_failure(device, dtype, heads=heads, kv_heads=kv_heads, width=width)
-    if failure is None:
-        return FLEX
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        warnings.warn(
-            f"flex attention fails on this device ({failure}): branches use dense attention, which needs more "
-            "memory (plan=true objective.attention=dense shows how much)",
-            stacklevel=2,
-        )
-    return DENSE
-
-
-def flex_failure(
-    device: str, dtype: torch.dtype, *, heads: int, kv_heads: int, width: int
-) -> str | None:
-    """Try flex attention and its gradient on one block; return why it fails, None if it works."""
-    shapes = [(1, heads, BLOCK, width)] + [(1, kv_heads, 2 * BLOCK, width)] * 2
-    query, key, value = (
-        torch.ones(*s, dtype=dtype, device=device, requires_grad=True) for s in shapes
-    )
-    positions = torch.arange(BLOCK, device=device).repeat(2)[None]
-    mask = block_mask(
-        positions, (torch.arange(2 * BLOCK, device=device) >= BLOCK)[None].long(), BLOCK
-    )
-    try:
-        with torch.enable_grad():
-            output = _branch_attention(nn.Identity(), query, key, value, mask)
-            torch.autograd.grad(output.sum(), (query, key, value))
-        if device == "cuda":
-            torch.cuda.synchronize()
-    except (
-        Exception
-    ) as error:  # Dynamo, Inductor, Triton and the C compiler share no error class
-        return f"{type(error).__name__}: {in_one_line(error)}"
-    return None
+    if attention != "auto":
+        return attention
+    return DENSE if device == "cpu" or dropout > 0 else FLEX
 
 
 def branch_mask(
     positions: Tensor, offsets: Tensor, trunk: int, kernel: str = DENSE
 ) -> Mask | None:
-    """Return what the branch columns of (r, c) positions and offsets attend to; None without branches.
+    """Return the mask of the branch columns of (r, c) positions and offsets, if any.
 
     A (r, 1, m, c) bool for the dense kernel, True = attend; a block mask for flex.
     """
@@ -124,8 +62,8 @@ def dense_mask(positions: Tensor, offsets: Tensor, trunk: int) -> Tensor:
 def block_mask(positions: Tensor, offsets: Tensor, trunk: int) -> BlockMask:
     """Return the same mask for flex attention.
 
-    The bounds of a block's rows say whether it is needed, and whether it is whole, so memory grows with
-    m c / BLOCK; an uncompiled create_block_mask makes several (m, c) masks.
+    The bounds of a block's rows tell whether it is needed, and whether it is whole, so
+    that memory grows with m c / BLOCK; create_block_mask makes several (m, c) masks.
     """
     prefix, first, own = _bounds(positions, offsets, trunk)
 
@@ -156,7 +94,7 @@ def block_mask(positions: Tensor, offsets: Tensor, trunk: int) -> BlockMask:
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Count the True of (r, a, b) bool in each row (r, 1, a), and list their places first (r, 1, a, b)."""
+    """Return counts (r, 1, a) and indices (r, 1, a, b) of the True in (r, a, b) bool."""
     places = blocks.int().argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32)[:, None], places.int()[:, None]
 
@@ -164,7 +102,7 @@ def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
 def _bounds(
     positions: Tensor, offsets: Tensor, trunk: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each branch column's (r, m) end of prefix, its window's first column, and its own column."""
+    """Return (r, m) ends of prefixes, first columns of windows, and own columns."""
     own = torch.arange(trunk, positions.shape[1], device=positions.device).expand(
         len(positions), -1
     )
@@ -173,28 +111,20 @@ def _bounds(
 
 
 def register(attention: str) -> str:
-    """Register the library's `attention` (sdpa, eager, flash_attention_2) as one that takes branches.
+    """Register the library's `attention` (sdpa, eager) as one that takes branches.
 
-    Returns its name for attn_implementation. The library then passes our mask on, or none. Raises UserError
-    for a kernel that is not installed.
+    Returns its name for attn_implementation. The library then passes our mask on, or
+    none.
     """
-    if attention == "flash_attention_2" and not is_flash_attn_2_available():
-        raise UserError(
-            "model.attention=flash_attention_2 needs the package flash-attn. Install it, or use sdpa"
-        )
-    # The library treats a name with "flash" in it as one of its kernels.
-    name = "branch_" + attention.replace("flash_attention_2", "fa2")
-    trunk = {
-        "eager": _trunk_eager,
-        "flash_attention_2": _trunk_flash,
-        "sdpa": sdpa_attention_forward,
-    }[attention]
+    name = f"branch_{attention}"
+    trunk = _trunk_eager if attention == "eager" else sdpa_attention_forward
     AttentionInterface.register(name, partial(_attention, trunk_attention=trunk))
     AttentionMaskInterface.register(name, lambda *args, **kwargs: None)
     return name
 
 
-@torch.compiler.disable  # the compiler gets the strides of the slices wrong, and flex is compiled already
+# The compiler gets the strides of the slices wrong, and flex is compiled already.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _attention(
     module: nn.Module,
     query: Tensor,
@@ -204,14 +134,15 @@ def _attention(
     *,
     trunk_attention: Callable[..., tuple[Tensor, Any]],
     trunk_keys: TrunkKeys | None = None,
-    position_ids: Tensor
-    | None = None,  # withheld from the trunk's kernel, which would infer packing from them
+    # Withheld from the trunk's kernel, which would infer packing from them.
+    position_ids: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attend with (r, heads, c, d) queries to (r, kv_heads, c, d) keys; return (r, c, heads, d).
+    """Attend with (r, heads, c, d) queries to (r, kv_heads, c, d) keys; return (r, c,
+    heads, d).
 
-    With `trunk_keys` the columns are either the trunk's, whose keys and values are stored, or the branches',
-    which attend to the stored ones too.
+    With `trunk_keys` the columns are either the trunk's, whose keys and values are
+    stored, or the branches', which attend to the stored ones too.
     """
     if attention_mask is None:
         if trunk_keys is not None:
@@ -221,9 +152,8 @@ def _attention(
         trunk_key, trunk_value = trunk_keys[module]
         key = torch.cat([trunk_key, key], dim=2)
         value = torch.cat([trunk_value, value], dim=2)
-        return _branch_attention(
-            module, query, key, value, attention_mask, **kwargs
-        ), None
+        output = _branch_attention(module, query, key, value, attention_mask, **kwargs)
+        return output, None
     n = query.shape[2] - attention_mask.shape[2]
     trunk, _ = trunk_attention(
         module, query[:, :, :n], key[:, :, :n], value[:, :, :n], None, **kwargs
@@ -249,9 +179,8 @@ def _branch_attention(
         return flex_attention_forward(module, query, key, value, mask, scaling=scaling)[
             0
         ]
-    return (_dense if query.is_cpu else _fused)(
-        query, key, value, mask, scaling, dropout
-    )
+    kernel = _dense if query.is_cpu else _fused
+    return kernel(query, key, value, mask, scaling, dropout)
 
 
 def _fused(
@@ -262,10 +191,9 @@ def _fused(
     scaling: float | None,
     dropout: float,
 ) -> Tensor:
-    """Attend by PyTorch's fused kernel, which keeps the mask in the scores' type but no scores."""
-    groups = (
-        query.shape[1] // key.shape[1]
-    )  # the kernel that takes a mask needs a key for every head
+    """Attend by PyTorch's fused kernel, which stores no scores."""
+    # The kernel that takes a mask needs a key for every head.
+    groups = query.shape[1] // key.shape[1]
     key = repeat_kv(key, groups)
     value = repeat_kv(value, groups)
     output = F.scaled_dot_product_attention(
@@ -282,7 +210,7 @@ def _dense(
     scaling: float | None,
     dropout: float,
 ) -> Tensor:
-    """Attend in two products: on a CPU, with a mask or at small sizes, faster than the fused kernel."""
+    """Attend in two products: faster than the fused kernel on a CPU with a mask."""
     groups = query.shape[1] // key.shape[1]
     key = repeat_kv(key, groups)
     value = repeat_kv(value, groups)
@@ -308,20 +236,3 @@ def _trunk_eager(
     n = query.shape[2]
     causal = torch.ones(n, n, dtype=torch.bool, device=query.device).tril()
     return _dense(query, key, value, causal, scaling, dropout), None
-
-
-def _trunk_flash(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: None,
-    *,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **unused: Any,
-) -> tuple[Tensor, None]:
-    from flash_attn import flash_attn_func
-
-    query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
-    return flash_attn_func(query, key, value, dropout, scaling, causal=True), None

@@ -1,41 +1,55 @@
-"""One checkpoint: what checkpoint.json says of its folder, whether its files are intact, and its tensors.
+"""The checkpoints of a run: written, verified, pruned, resumed; their tensors, mapped
+into memory.
 
-Tensors in PyTorch's files are ranges of bytes: located without reading them, read without holding the file. Not
-by memory map: touched pages would stay with the process and count as its memory. Needs no DeepSpeed.
+    <out>/checkpoints/step-000123/                the engine's files
+    <out>/checkpoints/step-000123/checkpoint.json step, ranks, state, size and CRC-32 of every file
+    <out>/checkpoints/.step-000123.partial/       being written; renamed to the above when complete
+
+Another number of ranks needs a universal checkpoint, which DeepSpeed's converter writes
+in its own process. DeepSpeed looks for files by patterns, so that a folder may contain
+the listed files alone. Reading a checkpoint for an export needs no DeepSpeed.
 """
 
-import errno
 import math
 import os
 import re
+import shutil
+import subprocess
+import sys
+import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
-from torch._subclasses import FakeTensorMode
 
 from conf import UserError
-from conf.errors import UNFINISHED, in_one_line
-from conf.files import Corrupt, read_checksummed, with_checksum, write_json
+from conf.console import print_line
+from conf.errors import UNFINISHED, describe_error, in_one_line
+from conf.files import Corrupt, read_checksummed, read_result, with_checksum, write_json
+from conf.stage import ROOT, check_same, create_folder, lock, remove_empty
+from train.config import CHECKPOINTS, RUN
+from train.distributed import broadcast, gather
 
 DESCRIBED = "checkpoint.json"
-SHARD = "optim_states.pt"  # the end of the names of files with one rank's share of the optimizer
-BLOCK = 2**22  # numbers in memory beside the result while their type changes
+SHARD = "optim_states.pt"  # suffix of the files with one rank's share of the optimizer
+POLL_SECONDS = 5  # between two looks at the converter
 
 
 class BrokenFile(Exception):
-    """What is wrong with a file."""
+    """Tells which file of a checkpoint is damaged, and how."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What `checkpoint.json` says."""
+    """The content of `checkpoint.json`."""
 
     step: int
     ranks: int
@@ -50,9 +64,8 @@ class Checkpoint:
 
     def fits(self, ranks: int) -> bool:
         """Return whether so many ranks can load it as it is."""
-        return self.ranks == ranks or not any(
-            name.endswith(SHARD) for name in self.files
-        )
+        sharded = any(name.endswith(SHARD) for name in self.files)
+        return self.ranks == ranks or not sharded
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
@@ -61,62 +74,31 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def read_checkpoint(folder: Path, *, rank: int = 0, ranks: int = 1) -> Checkpoint:
-    """Return the checkpoint of a folder whose files, or this rank's share of them, are intact.
+    """Return a folder's checkpoint, after verifying this rank's share of its files.
 
-    Raises BrokenFile, and UserError for a folder with files that are not listed, or are no regular files.
+    Raises BrokenFile, and UserError for a folder with files that are not listed.
     """
     try:
-        regular = {
-            entry.name: entry.is_file(follow_symlinks=False)
-            for entry in os.scandir(folder)
-        }
-    except OSError as error:
-        raise BrokenFile(str(error.strerror)) from error
-    # Before checkpoint.json is read, which may be a pipe.
-    _refuse(folder, [name for name in regular if not regular[name]])
-    checkpoint = _described(folder)
-    _refuse(folder, regular.keys() - {DESCRIBED, *checkpoint.files})
-    if missing := sorted(checkpoint.files.keys() - regular.keys()):
-        raise BrokenFile(f"{missing[0]}: {os.strerror(errno.ENOENT)}")
-    for name in sorted(checkpoint.files)[rank::ranks]:
-        check_file(folder / name, **checkpoint.files[name])
-    return checkpoint
-
-
-def _described(folder: Path) -> Checkpoint:
-    """Return what `checkpoint.json` says of its folder. Raise BrokenFile for what no save writes."""
-    try:
         checkpoint = Checkpoint(**read_checksummed(folder / DESCRIBED))
-        listed = all(
-            {"size", "crc32"} == facts.keys() for facts in checkpoint.files.values()
-        )
-    except Corrupt as error:
-        raise BrokenFile(f"{DESCRIBED} {error}") from None
-    except (TypeError, AttributeError):
-        raise BrokenFile(f"{DESCRIBED} has other fields than this version's") from None
-    if type(checkpoint.step) is not int or checkpoint.name != folder.name or not listed:
-        raise BrokenFile(
-            f"{DESCRIBED} must describe {folder.name}, got step {checkpoint.step}"
-        )
-    return checkpoint
-
-
-def _refuse(folder: Path, names: Iterable[str]) -> None:
-    """Raise UserError for unlisted files: DeepSpeed looks for files by patterns, in subfolders too."""
-    if unlisted := sorted(names):
+    except (Corrupt, TypeError) as error:
+        raise BrokenFile(f"{DESCRIBED} {error}") from error
+    if checkpoint.name != folder.name:
+        raise BrokenFile(f"{DESCRIBED} describes {checkpoint.name}")
+    names = {path.name for path in folder.iterdir()}
+    if unlisted := sorted(names - {DESCRIBED, *checkpoint.files}):
         raise UserError(
-            f"{folder} must contain only the regular files that {DESCRIBED} lists, got {', '.join(unlisted)}. "
-            "Remove what is not listed, or restore the folder."
+            f"{folder} must contain only the files that {DESCRIBED} lists, "
+            f"got {', '.join(unlisted)}. Remove the other files."
         )
+    for name in sorted(checkpoint.files)[rank::ranks]:
+        check_file(folder / name, checkpoint.files[name])
+    return checkpoint
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints of a run, newest first."""
-    paths = [
-        path
-        for path in folder.glob("step-*")
-        if path.name.removeprefix("step-").isdecimal()
-    ]
+    pattern = re.compile(r"step-\d+")
+    paths = [path for path in folder.glob("step-*") if pattern.fullmatch(path.name)]
     return sorted(paths, key=step_of, reverse=True)
 
 
@@ -128,9 +110,10 @@ def step_of(folder: Path) -> int:
 def find_whole(
     folders: Iterable[Path], read: Callable[[Path], Checkpoint] = read_checkpoint
 ) -> tuple[Checkpoint | None, dict[Path, str]]:
-    """Return the first intact checkpoint, and what is wrong with those before it. `read` raises BrokenFile.
+    """Return the first intact checkpoint, and the damage of those before it.
 
-    Raises UserError when there are checkpoints and none is intact.
+    `read` raises BrokenFile. Raises UserError when there are checkpoints and none is
+    intact.
     """
     broken: dict[Path, str] = {}
     for folder in folders:
@@ -141,20 +124,23 @@ def find_whole(
     if broken:
         reasons = "; ".join(f"{folder.name}: {why}" for folder, why in broken.items())
         raise UserError(
-            f"{next(iter(broken)).parent} must have an intact checkpoint, got none ({reasons})",
+            f"{next(iter(broken)).parent} must have an intact checkpoint, got {reasons}.",
             page=UNFINISHED,
         )
     return None, broken
 
 
 def write_file(value: Any, path: Path) -> dict[str, int]:
-    """Write by `torch.save`, down to the disk; return `size` and `crc32` of the file. Raises OSError."""
+    """Write by `torch.save`, down to the disk; return the file's `size` and `crc32`.
+
+    Raises OSError.
+    """
     with open(path, "wb") as file:
         summed = _Summed(file)
         try:
             torch.save(value, summed)  # type: ignore[arg-type]
         except RuntimeError as error:
-            # PyTorch's writer reports what a failed write left behind, not why it failed.
+            # PyTorch's writer does not say why a write failed.
             raise summed.error or error from None
         file.flush()
         os.fsync(file.fileno())
@@ -162,7 +148,7 @@ def write_file(value: Any, path: Path) -> dict[str, int]:
 
 
 class _Summed:
-    """A file that sums what is written to it, and stores why a write failed."""
+    """A file that computes the checksum of its content, and stores why a write failed."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -184,18 +170,18 @@ class _Summed:
         self._file.flush()
 
 
-def check_file(path: Path, *, size: int, crc32: int) -> None:
-    """Raise BrokenFile unless the file is what was written."""
+def check_file(path: Path, written: Mapping[str, int]) -> None:
+    """Raise BrokenFile unless the file has the size and the CRC-32 that were written."""
+    crc = 0
+    size = 0
     try:
-        if (actual := path.stat().st_size) != size:
-            raise BrokenFile(f"{path.name} has {actual:,} bytes instead of {size}")
-        crc = 0
         with open(path, "rb") as file:
             while block := file.read(2**20):
                 crc = zlib.crc32(block, crc)
+                size += len(block)
     except OSError as error:
         raise BrokenFile(f"{path.name}: {error.strerror}") from error
-    if crc != crc32:
+    if {"size": size, "crc32": crc} != written:
         raise BrokenFile(f"{path.name} has a checksum mismatch: the file is corrupt")
 
 
@@ -205,26 +191,17 @@ def write_safetensors(tensors: Mapping[str, Tensor], path: Path) -> None:
         contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
         save_file(contiguous, path, metadata={"format": "pt"})
     except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
-    path.chmod(
-        path.parent.stat().st_mode & 0o666
-    )  # the library lets its owner alone read it
-
-
-def why_unread(error: Exception) -> str:
-    """Return why `torch.load` with weights_only refused a file, without its advice to trust the file."""
-    foreign = re.search(r"GLOBAL (\w[\w.]*\w)", str(error))
-    return f"a pickle of {foreign[1]}" if foreign else in_one_line(error)
+        raise OSError(None, in_one_line(error), str(path)) from error
+    # safetensors makes a file that its owner alone can read.
+    path.chmod(path.parent.stat().st_mode & 0o666)
 
 
 class _Unread:
-    """Replaces an object of DeepSpeed's that says nothing of weights: loading it needs no DeepSpeed."""
+    """Stands for an object of DeepSpeed's without weights: loading needs no DeepSpeed."""
 
 
-# All classes in our checkpoints beside tensors and plain values; a pickle of anything else is refused.
+# All classes in our checkpoints beside tensors and plain values; a pickle of anything
+# else is refused, not run.
 KNOWN: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
     (int, "deepspeed.runtime.zero.config.ZeroStageEnum"),
     (_Unread, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
@@ -232,89 +209,273 @@ KNOWN: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
 ]
 
 
-@dataclass(frozen=True)
-class ByteRange:
-    """`count` numbers of type `dtype` from byte `start` of a file on."""
-
-    path: Path
-    start: int
-    dtype: torch.dtype
-    count: int
-
-
 def index(path: Path) -> Any:
-    """Return what `torch.save` wrote into a file, with tensors that know their place in it and hold no data.
+    """Return the content of a file of `torch.save`, with its tensors mapped into
+    memory.
 
-    Raises UserError for a file that contains more than tensors and what is KNOWN.
+    The system reads pages when they are used and may drop them again. Raises UserError
+    for a file with more than tensors and the classes of KNOWN.
     """
     try:
-        with torch.serialization.safe_globals(KNOWN), FakeTensorMode():
-            return torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(KNOWN):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # of many kinds, if the file is not ours
         raise UserError(
-            f"{path} must be a file as DeepSpeed 0.19 writes it, got {why_unread(error)}"
+            f"{path} must be a file as DeepSpeed 0.19 writes it, got {why_unread(error)}."
         ) from error
 
 
-def locate(path: Path, tensor: Tensor) -> ByteRange:
-    """Return where a tensor of an `index` lies. Raises ValueError for one that is not contiguous."""
-    if not tensor.is_contiguous():
-        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} with gaps")
-    storage: Any = tensor.untyped_storage()
-    start = storage._checkpoint_offset + int(tensor.storage_offset()) * tensor.itemsize
-    return ByteRange(path, start, tensor.dtype, tensor.numel())
+def why_unread(error: Exception) -> str:
+    """Return why `torch.load` refused a file, without its advice to trust the file."""
+    foreign = re.search(r"GLOBAL (\w[\w.]*\w)", str(error))
+    return f"a pickle of {foreign[1]}" if foreign else in_one_line(error)
 
 
-def cut(ranges: Sequence[ByteRange], start: int, count: int) -> list[ByteRange]:
-    """Return the numbers `start` to `start + count` of the vector that the ranges make, end to end.
+def cut(parts: Sequence[Tensor], start: int, count: int) -> list[Tensor]:
+    """Return views of the numbers `start` to `start + count` of vectors laid end to
+    end.
 
-    Raises ValueError when it is shorter.
+    Raises ValueError when the vectors are shorter.
     """
-    parts = []
+    views = []
     begin = 0
-    for part in ranges:
-        first = max(start - begin, 0)
-        last = min(start + count - begin, part.count)
-        if first < last:
-            parts.append(
-                replace(
-                    part,
-                    start=part.start + first * part.dtype.itemsize,
-                    count=last - first,
-                )
-            )
-        begin += part.count
-    if sum(part.count for part in parts) != count:
-        raise ValueError(
-            f"there must be {count} numbers from {start} on, got {begin} in all"
-        )
-    return parts
+    for part in parts:
+        view = part[max(start - begin, 0) : max(start + count - begin, 0)]
+        if len(view):
+            views.append(view)
+        begin += len(part)
+    if start + count > begin:
+        raise ValueError(f"{count} numbers from {start} on in vectors of {begin}")
+    return views
 
 
-def read(
-    ranges: Sequence[ByteRange], shape: Sequence[int], dtype: torch.dtype
-) -> Tensor:
-    """Return the ranges end to end, as a tensor of a shape and a type, with at most BLOCK numbers beside it.
-
-    Raises UserError when a file ends before its range does.
-    """
+def read(parts: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return vectors end to end as one tensor of a shape and a type, a copy."""
     whole = torch.empty(math.prod(shape), dtype=dtype)
-    at = 0
-    for part in ranges:
-        with open(part.path, "rb", buffering=0) as file:
-            file.seek(part.start)
-            for place in whole[at : at + part.count].split(BLOCK):
-                block = (
-                    place
-                    if part.dtype == dtype
-                    else torch.empty(len(place), dtype=part.dtype)
-                )
-                buffer = block.view(torch.uint8).numpy().data
-                if file.readinto(buffer) != len(buffer):
-                    raise UserError(
-                        f"{part.path} must have {part.count} numbers at byte {part.start}, got its end"
-                    )
-                if block is not place:
-                    place.copy_(block)
-        at += part.count
+    begin = 0
+    for part in parts:
+        whole[begin : begin + len(part)] = part.detach()
+        begin += len(part)
     return whole.view(*shape)
+
+
+class TrainingEngine(Protocol):
+    """The methods of `train.engine.Engine` that save and load."""
+
+    @property
+    def stage(self) -> int:
+        """The stage of ZeRO."""
+
+    def save(
+        self, folder: Path, tag: str
+    ) -> tuple[dict[str, dict[str, int]], OSError | None]:
+        """Return this rank's files and the error of a write."""
+
+    def load(self, folder: Path, tag: str) -> None:
+        """Continue from a checkpoint."""
+
+
+class Checkpoints:
+    """The checkpoint folder of one run. Every rank has one and calls every method."""
+
+    def __init__(
+        self, out: Path, provenance: Mapping[str, Any], *, keep_last: int
+    ) -> None:
+        self.out = out
+        self.folder = out / CHECKPOINTS
+        self._rank = dist.get_rank()
+        self._ranks = dist.get_world_size()
+        self._keep_last = keep_last
+        self._provenance = provenance
+        self._lock: int | None = None
+        self._created: list[Path] = []
+        self._on_rank_0(self._acquire)
+        if broadcast((out / RUN).is_file()):
+            check_same(read_result(out / RUN), provenance, out, finished=False)
+
+    def _acquire(self) -> None:
+        # Also the target of a link.
+        self._created = create_folder(Path(os.path.realpath(self.out)), self.out)
+        self._lock = lock(self.out, self.out)
+
+    def record(self) -> None:
+        """Write the settings and inputs of the run, at its start."""
+        content = with_checksum(self._provenance)
+        if not broadcast((self.out / RUN).is_file()):
+            self._on_rank_0(partial(write_json, self.out / RUN, content))
+
+    def release(self) -> None:
+        """Let other runs write the folder; remove it if nothing was written."""
+        if self._lock is not None:
+            remove_empty(self._created)
+            os.close(self._lock)
+            self._lock = None
+
+    def newest(self) -> Checkpoint | None:
+        """Return the newest intact checkpoint, None for a new run.
+
+        Broken ones are reported and renamed, so that they do not count as the newest.
+        Raises UserError when there are checkpoints and none is intact.
+        """
+        folders = broadcast(list_checkpoints(self.folder))
+        checkpoint, broken = find_whole(folders, self._read)
+        for folder, why in broken.items():
+            used = checkpoint.name if checkpoint else "none"
+            if self._rank == 0:
+                print_line(f"train: {folder} is broken ({why}): {used} is used")
+            target = folder.with_name(f".{folder.name}.broken")
+            self._on_rank_0(partial(folder.rename, target))
+        if checkpoint is not None:
+            # A run that was killed between its last save and its end saves no more.
+            self._on_rank_0(self._clean)
+        return checkpoint
+
+    def load(self, checkpoint: Checkpoint, engine: TrainingEngine) -> None:
+        """Load it into the engine, `universal` unless the checkpoint fits the ranks."""
+        if checkpoint.fits(self._ranks):
+            engine.load(self.folder, checkpoint.name)
+            return
+        universal = self.folder / f".{checkpoint.name}.universal"
+        to_universal(self.folder / checkpoint.name, checkpoint, universal)
+        engine.load(self.folder, universal.name)
+        gather(None)  # wait until all ranks have read it
+        self._on_rank_0(self._clean)
+
+    def save(self, engine: TrainingEngine, step: int, state: dict[str, Any]) -> None:
+        """Save after `step` steps; then remove all but the last checkpoints.
+
+        Raises UserError when a file cannot be written; earlier checkpoints stay.
+        """
+        checkpoint = Checkpoint(step, self._ranks, engine.stage, state, {})
+        target = self.folder / f".{checkpoint.name}.partial"
+        try:
+            self._on_rank_0(partial(shutil.rmtree, target, ignore_errors=True))
+            for files, failure in gather(engine.save(self.folder, target.name)):
+                if failure is not None:
+                    raise failure
+                checkpoint.files.update(files)
+            self._on_rank_0(lambda: self._publish(target, checkpoint))
+        except OSError as error:
+            if self._rank == 0:
+                shutil.rmtree(target, ignore_errors=True)
+            earlier = [path.name for path in list_checkpoints(self.folder)]
+            raise UserError(
+                f"out={self.out}: the checkpoint of step {step} cannot be written: "
+                f"{describe_error(error)}. Earlier checkpoints stay: {earlier}."
+            ) from error
+
+    def _publish(self, folder: Path, checkpoint: Checkpoint) -> None:
+        write_checkpoint(folder, checkpoint)
+        _sync(folder)
+        os.replace(folder, self.folder / checkpoint.name)
+        _sync(self.folder)
+        for broken in self.folder.glob(".step-*.broken"):
+            shutil.rmtree(broken, ignore_errors=True)
+        self._clean()
+
+    def _read(self, folder: Path) -> Checkpoint:
+        """Return a checkpoint after every rank has verified its share of the files.
+
+        Raises the errors of `read_checkpoint`, on every rank.
+        """
+        result: Checkpoint | BrokenFile | UserError
+        try:
+            result = read_checkpoint(folder, rank=self._rank, ranks=self._ranks)
+        except (BrokenFile, UserError) as error:
+            result = error
+        results = gather(result)
+        for failure in results:
+            if isinstance(failure, Exception):
+                raise failure
+        checkpoint: Checkpoint = results[0]
+        return checkpoint
+
+    def _clean(self) -> None:
+        """Remove old checkpoints and all that a killed process left."""
+        prune(self.folder, keep_last=self._keep_last)
+        for pattern in (".step-*.partial", ".step-*.universal", ".step-*.removed"):
+            for folder in self.folder.glob(pattern):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _on_rank_0(self, action: Callable[[], Any]) -> None:
+        """Call `action` on rank 0 and raise its error on every rank; also a barrier."""
+        failure: OSError | UserError | None = None
+        if self._rank == 0:
+            try:
+                action()
+            except (OSError, UserError) as error:
+                failure = error
+        failure = broadcast(failure)
+        if failure is not None:
+            raise failure
+
+
+def prune(folder: Path, *, keep_last: int) -> None:
+    """Remove all checkpoints but the last ones.
+
+    A checkpoint is renamed first, so that a kill leaves none that lacks files. A file
+    that cannot be removed (NFS, while it is read) stays until the next save.
+    """
+    for old in list_checkpoints(folder)[keep_last:]:
+        removed = old.with_name(f".{old.name}.removed")
+        old.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    """Make the names in a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def to_universal(folder: Path, checkpoint: Checkpoint, out: Path) -> None:
+    """Convert the verified files of a checkpoint's folder into `out`. Called by every
+    rank.
+
+    Raises UserError with the converter's last line, and for files with more than
+    tensors and plain values.
+    """
+    for name in sorted(checkpoint.files):
+        index(folder / name)
+    with tempfile.TemporaryFile("w+") as errors:
+        converter = _converter(folder, out, errors) if dist.get_rank() == 0 else None
+        code: int | None = None
+        # The ranks talk meanwhile: a large model takes longer than a collective waits.
+        while code is None:
+            if converter is not None:
+                try:
+                    code = converter.wait(POLL_SECONDS)
+                except subprocess.TimeoutExpired:
+                    code = None
+            code = broadcast(code)
+        errors.seek(0)
+        output = broadcast(errors.read())
+    if converter is not None:
+        (out.parent / "latest_universal").unlink(missing_ok=True)
+    if code:
+        raise UserError(
+            f"{folder} must be convertible for {dist.get_world_size()} ranks, "
+            f"got {in_one_line(RuntimeError(output[-300:]))}. "
+            f"Start with {checkpoint.ranks} ranks."
+        )
+
+
+def _converter(folder: Path, out: Path, errors: IO[str]) -> "subprocess.Popen[str]":
+    """Start DeepSpeed's converter; `train.engine` makes PyTorch refuse its pickles."""
+    program = (
+        "import train.engine; from deepspeed.checkpoint import ds_to_universal as d; "
+        "d.main(d.parse_arguments())"
+    )
+    arguments = ["--input_folder", str(folder), "--output_folder", str(out)]
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *arguments, "--inject_missing_state"],
+        env=os.environ | {"DS_ACCELERATOR": "cpu", "PYTHONPATH": paths},
+        stdout=subprocess.DEVNULL,
+        stderr=errors,
+        text=True,
+        start_new_session=True,  # a signal to this process ends the step, not it
+    )

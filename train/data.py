@@ -1,7 +1,7 @@
 """Which sequences a step sees, and their rows.
 
-The order is a pure function of the seed and the step: ranks and workers do not change it, and a resumed run
-needs no state but its step.
+The order is a pure function of the seed and the step: ranks and workers do not change
+it, and a resumed run needs no state but its step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from conf import RankLocalError
 from conf.stage import read_manifest
 from data_prep.shards import PackedSequence, Shards
 from data_prep.vocab import Vocab
@@ -22,11 +21,13 @@ from train.objective import COLUMNS, Layout, basic, branch, causal, dual
 # streams that windows are drawn from
 TRAINING = 0
 HELD_OUT = 1
-CUDA_COLUMNS = 128  # branch columns are padded to multiples of it: flex attention compiles for each new width
+# Branch columns are padded to multiples of it: flex attention compiles for each width.
+CUDA_COLUMNS = 128
 
 
 def global_order(seed: int, count: int, start: int, length: int) -> np.ndarray:
-    """Return (length,) sequence indices from position `start` of the endless shuffled order.
+    """Return (length,) sequence indices from position `start` of the endless shuffled
+    order.
 
     Every epoch is another permutation of `count` sequences.
     """
@@ -75,10 +76,12 @@ class TrainingData(Sequence[PackedSequence]):
         )
 
     def standard(self, indices: np.ndarray) -> np.ndarray | None:
-        """Return (n,) factors of these sequences' standard terms; None if all are of data.path.
+        """Return (n,) factors of these sequences' standard terms; None if all are of
+        data.path.
 
-        0 for the model's own text. A step's terms are divided by the tokens of all its sequences, so those of
-        data.path are scaled up: theirs is a mean over their own tokens.
+        0 for the model's own text. A step's terms are divided by the tokens of all its
+        sequences, so those of data.path are scaled up: theirs is a mean over their own
+        tokens.
         """
         if not self._own_sequences:
             return None
@@ -89,7 +92,9 @@ class TrainingData(Sequence[PackedSequence]):
         )
 
     def order(self, step: int) -> np.ndarray:
-        """Return (global_batch,) indices of a step's sequences: those of data.path, then those of data.own."""
+        """Return (global_batch,) indices of a step's sequences: those of data.path,
+        then those of data.own.
+        """
         seed = self._config.seed
         human = self.human_sequences
         own = self._own_sequences
@@ -114,10 +119,12 @@ def lay_out(
     multiple: int = COLUMNS,
     standard: np.ndarray | None = None,
 ) -> Layout:
-    """Return the objective's layout of sequences; their windows are keyed by (seed, index).
+    """Return the objective's layout of sequences; their windows are keyed by (seed,
+    index).
 
-    `multiple` and `standard` are those of `objective.branch`. Where `standard` is 0 the sequence is the model's
-    own text: it ends where generation was stopped, so no draft in it predicts EOS.
+    `multiple` and `standard` are those of `objective.branch`. Where `standard` is 0 the
+    sequence is the model's own text: it ends where generation was stopped, so no draft
+    in it predicts EOS.
     """
     tokens = np.stack([sequence.tokens for sequence in sequences]).astype(np.int64)
     documents = np.stack([sequence.documents for sequence in sequences])
@@ -149,7 +156,8 @@ def lay_out(
         [window_offsets(*window, free[row]) for row, window in enumerate(windows)]
     )
     if objective.diverse:
-        # A run of touching windows may be longer than there are ids: its rest stays standard.
+        # A run of touching windows may be longer than there are ids: its rest stays
+        # standard.
         offsets[offsets > objective.L] = 0
     if objective.name == "basic":
         return basic(tokens, documents, offsets, adaptive)
@@ -191,17 +199,11 @@ def load_batch(
     device: torch.device,
     standard: np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """Read one micro-batch, lay it out and move it to the device; `standard` is that of `lay_out`.
+    """Read one micro-batch, lay it out and move it to the device.
 
-    Raises RankLocalError for a sequence that contains an adaptive id: no text may produce one.
+    `standard` is that of `lay_out`.
     """
     sequences = [shards[int(index)] for index in indices]
-    for index, sequence in zip(indices, sequences, strict=True):
-        if np.isin(sequence.tokens, vocab.adaptive).any():
-            raise RankLocalError(
-                f"data.path: adaptive ids {list(vocab.adaptive)} must not occur in text, got one in sequence "
-                f"{index}. Choose other ids in vocab.adaptive and prepare the data again"
-            )
     multiple = CUDA_COLUMNS if device.type == "cuda" else COLUMNS
     layout = lay_out(
         sequences,
@@ -216,10 +218,11 @@ def load_batch(
 
 
 def trained_on(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a model card says of a data manifest.
+    """Return the facts of a data manifest that a model card has.
 
-    Documents, tokens, documents by layout (plain and the orders of infilling), languages with the most tokens
-    first, and the benchmarks that the data is decontaminated against, None if not known.
+    Documents, tokens, documents by layout (plain and the orders of infilling),
+    languages with the most tokens first, and the benchmarks that the data is
+    decontaminated against, None if not known.
     """
     train = data["train"]
     languages = sorted(

@@ -1,6 +1,6 @@
 """DeepSpeed: start, steps, checkpoints, weights partitioned over ranks.
 
-Importing it sets what DeepSpeed and PyTorch read when they are imported and when they load files.
+Importing this module sets environment variables that DeepSpeed and PyTorch read.
 """
 
 import contextlib
@@ -20,27 +20,34 @@ from torch import Tensor, nn
 from transformers.integrations import HfDeepSpeedConfig
 
 from conf import UserError
+from conf.errors import in_one_line
 from train.checkpoint import why_unread, write_file
 from train.config import OptimizerConfig, TrainConfig
-from train.distributed import Abandoned, world_size
+from train.distributed import COLLECTIVE_TIMEOUT, Abandoned
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when deepspeed is imported
 
-# DeepSpeed's own calls of deprecated torch names: nothing that a user can fix.
+# DeepSpeed calls deprecated functions of PyTorch.
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
 os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")
 
-# `torch.load` then runs no pickle, here and in child processes: it overrules DeepSpeed's `weights_only=False`.
+# `torch.load` then runs no pickle, here and in child processes: this overrules the
+# argument `weights_only=False` of DeepSpeed's own calls.
 os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
 os.environ.pop("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", None)
 
 import deepspeed
+import torch.distributed as dist
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 from deepspeed.runtime.config import DeepSpeedConfig
 from deepspeed.runtime.fp16.loss_scaler import LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
+from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 from deepspeed.utils.tensor_fragment import fragment_address
+
+RANKS_PER_MACHINE = 8
 
 # All classes in our checkpoints beside tensors and plain values.
 torch.serialization.add_safe_globals([ZeroStageEnum, LossScaler, fragment_address])
@@ -59,58 +66,32 @@ def start() -> tuple[int, int]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             os.environ["MASTER_PORT"] = str(free.getsockname()[1])
-    # Needed by DeepSpeed's inference alone, and compiled here otherwise: a minute, and a C++ compiler.
+    # For DeepSpeed's inference alone; it would be compiled here.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(
-        dist_backend="nccl" if torch.cuda.is_available() else "gloo", verbose=False
+        dist_backend="nccl" if torch.cuda.is_available() else "gloo",
+        timeout=COLLECTIVE_TIMEOUT,
+        verbose=False,
     )
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    return torch.distributed.get_rank(), world_size()
+    return dist.get_rank(), dist.get_world_size()
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
     """Raise UserError for the first of the user's settings that DeepSpeed refuses."""
-    least = {"train_batch_size": 1}
-    defaults = DeepSpeedConfig(dict(least))
     for name, value in settings.items():
-        default = getattr(defaults, name, None)  # DeepSpeed checks no plain value
-        kind, words = (
-            (bool, "true or false")
-            if isinstance(default, bool)
-            else ((int, float), "a number")
-        )
-        if isinstance(default, int | float) and not isinstance(value, kind):
-            raise UserError(f"deepspeed.{name} must be {words}, got {value}.")
         try:
-            DeepSpeedConfig({**least, name: value})
-        except (
-            Exception
-        ) as error:  # pydantic's, DeepSpeed's, or Python's for a value of another type
-            lines = str(error).splitlines()
-            # pydantic: the number of errors, then each setting and what is wrong with it
-            reason = " ".join(line.strip() for line in lines[1:3] or lines)
+            DeepSpeedConfig({"train_batch_size": 1, name: value})
+        except Exception as error:  # of pydantic, of DeepSpeed, or of Python
             raise UserError(
-                f"deepspeed.{name} must be what DeepSpeed takes, got {value}: {reason}"
+                f"deepspeed.{name} must be valid for DeepSpeed, got {value}: "
+                f"{in_one_line(error)}"
             ) from error
 
 
 def deepspeed_config(config: TrainConfig, *, ranks: int) -> dict[str, Any]:
-    """Return the user's DeepSpeed settings with batch sizes and clipping filled in.
-
-    Raises UserError for settings that this trainer does not support.
-    """
-    if config.deepspeed.get("checkpoint", {}).get("writer"):
-        # 0.19.8: the decoupled one cannot hand over what ZeRO 1 and 2 save, the fast one needs libaio.
-        raise UserError(
-            "deepspeed.checkpoint.writer must be left out, since checkpoints are written with checksums of "
-            "their own"
-        )
-    offload = [
-        config.zero.get(f"offload_{part}") or {} for part in ("optimizer", "param")
-    ]
-    if any(part.get("device") == "nvme" for part in offload):
-        raise UserError("deepspeed.zero_optimization must offload to cpu, got nvme")
+    """Return the user's DeepSpeed settings with batch sizes and clipping filled in."""
     return {
         **config.deepspeed,
         "bf16": {**config.deepspeed.get("bf16", {}), "enabled": config.bf16},
@@ -122,10 +103,48 @@ def deepspeed_config(config: TrainConfig, *, ranks: int) -> dict[str, Any]:
     }
 
 
+def model_states(
+    total: int, trained: int, largest: int, config: TrainConfig, *, ranks: int
+) -> tuple[int, int]:
+    """Return bytes of a rank's GPU, and of its machine, by DeepSpeed's estimators.
+
+    Counts weights, gradients and optimizer of `trained` parameters, and the weights of
+    the other ones of `total`. `largest` is the parameters of the largest module. The
+    estimators are for bfloat16 and know ZeRO 2 and 3: float32 takes 2 bytes more for a
+    weight, and below stage 2 every rank has all gradients.
+    """
+    local = min(ranks, RANKS_PER_MACHINE)
+    offload = config.zero.get("offload_optimizer") is not None
+    if config.stage == 3:
+        host, device, _ = estimate_zero3_model_states_mem_needs(
+            trained,
+            largest,
+            num_gpus_per_node=local,
+            num_nodes=ranks // local,
+            cpu_offload=offload,
+            cpu_offload_params=config.zero.get("offload_param") is not None,
+        )
+        held = (total - trained) / ranks
+    else:
+        divided = ranks if config.stage else 1
+        host, device = estimate_zero2_model_states_mem_needs(
+            trained,
+            num_gpus_per_node=min(divided, local),
+            num_nodes=max(1, divided // local),
+            cpu_offload=offload,
+        )
+        held = total - trained
+        if config.stage == 1:
+            device += 2 * trained
+    wide = 0 if config.bf16 else 2
+    weights = total / ranks if config.stage == 3 else total
+    return int(device + 2 * held + wide * weights), host if offload else 0
+
+
 def parameter_groups(
     module: nn.Module, config: OptimizerConfig
 ) -> list[dict[str, Any]]:
-    """Return the trained parameters: weight decay for matrices; none for norms, biases and embeddings."""
+    """Return the trained parameters; norms, biases and embeddings have no weight decay."""
     embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
     # peft's name for single rows of an embedding
     embeddings |= {
@@ -146,26 +165,28 @@ def parameter_groups(
 
 @contextlib.contextmanager
 def load_partitioned(config: TrainConfig) -> Iterator[None]:
-    """Partition every weight as it loads, within the block, under ZeRO 3: no rank holds the whole model."""
+    """Partition every weight as it loads, within the block, under ZeRO 3."""
     alive = None
     if config.stage == 3 and not config.model.random_init:
         # Transformers looks for a living object of this kind.
-        alive = HfDeepSpeedConfig(deepspeed_config(config, ranks=world_size()))
+        alive = HfDeepSpeedConfig(deepspeed_config(config, ranks=dist.get_world_size()))
     yield
     del alive
 
 
-def gathered(*modules: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Join these modules' own weights, within the block, where ZeRO 3 has partitioned them.
+@contextlib.contextmanager
+def gathered(*modules: nn.Module) -> Iterator[None]:
+    """Join these modules' own weights, within the block, where ZeRO 3 partitions them.
 
-    What rank 0 writes to them stays.
+    Changes by rank 0 are kept.
     """
     parameters = [p for module in modules for p in module.parameters(recurse=False)]
-    return deepspeed.zero.GatheredParameters(parameters, modifier_rank=0)
+    with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0):
+        yield
 
 
 def count_parameters(module: nn.Module) -> int:
-    """Count the parameters of the whole module, also where ZeRO 3 has partitioned it."""
+    """Count the parameters of the whole module, also where ZeRO 3 partitions it."""
     return sum(
         getattr(parameter, "ds_numel", parameter.numel())
         for parameter in module.parameters()
@@ -173,7 +194,8 @@ def count_parameters(module: nn.Module) -> int:
 
 
 def reseed(*key: int) -> None:
-    """Seed PyTorch on every device, NumPy and Python from the numbers of `key`, each from 0.
+    """Seed PyTorch on every device, NumPy and Python from the numbers of `key`, each
+    from 0.
 
     Random states are a function of the step, so that no checkpoint has to contain them.
     """
@@ -186,7 +208,8 @@ def reseed(*key: int) -> None:
 class Engine:
     """One rank's share of the training engine.
 
-    With `universal`, `load` reads what `train.checkpoints.to_universal` wrote, on any number of ranks.
+    With `universal`, `load` reads files of `train.checkpoint.to_universal`, on any
+    number of ranks.
     """
 
     def __init__(
@@ -203,30 +226,33 @@ class Engine:
             betas=(config.optimizer.beta1, config.optimizer.beta2),
             fused=True,
         )
-        settings = deepspeed_config(config, ranks=world_size())
+        settings = deepspeed_config(config, ranks=dist.get_world_size())
         if universal:
             settings["checkpoint"] = {
                 **settings.get("checkpoint", {}),
                 "load_universal": True,
             }
         exact = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        self._engine: Any
         self._engine, *_ = deepspeed.initialize(
             model=module, optimizer=optimizer, config=settings
         )
-        # DeepSpeed rounds buffers to bfloat16 too: of rotary frequencies that is 3 rad at position 16,000.
+        # DeepSpeed rounds buffers to bfloat16 too: at position 16,000 rotary
+        # frequencies would be off by 3 rad.
         for name, buffer in module.named_buffers():
             buffer.data = exact[name].to(buffer.device)
         self._forget_first_step()
         self._files = _Files()
         self._engine.checkpoint_engine = self._files
-        # A copy of a script that nobody needs, written by rank 0 alone: on a full disk the others would wait.
+        # DeepSpeed copies a script beside the weights; on a full disk ranks would wait.
         self._engine._copy_recovery_script = lambda folder: None
         self._gradient_norm = 0.0
 
     @property
     def device(self) -> torch.device:
         """The device of the batches."""
-        return self._engine.device
+        device: torch.device = self._engine.device
+        return device
 
     @property
     def stage(self) -> int:
@@ -235,7 +261,8 @@ class Engine:
 
     def forward(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
         """Return the module's loss, tally and likeliest tokens of one micro-batch."""
-        return self._engine(**batch)
+        outputs: tuple[Tensor, Tensor, Tensor] = self._engine(**batch)
+        return outputs
 
     def step(
         self,
@@ -245,11 +272,12 @@ class Engine:
         key: Sequence[int],
         stop: Callable[[], bool] = lambda: False,
     ) -> tuple[Tensor, Tensor]:
-        """Take one optimizer step over this rank's m micro-batches; return their losses (m,) and summed tally.
+        """Take one optimizer step over this rank's m micro-batches.
 
-        Raises Abandoned if `stop`, which is called between micro-batches and must return the same on every
-        rank, returns True. `key` and the number of a micro-batch within the global batch seed its random state,
-        so the number of ranks changes nothing.
+        Returns their losses (m,) and summed tally. Raises Abandoned if `stop` returns
+        True: it is called between micro-batches and must return the same on every rank.
+        `key` and the number of a micro-batch within the global batch seed its random
+        state, so that the number of ranks changes nothing.
         """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
@@ -258,7 +286,7 @@ class Engine:
         for index, batch in enumerate(batches):
             if index and stop():
                 raise Abandoned
-            reseed(*key, index * world_size() + torch.distributed.get_rank())
+            reseed(*key, index * dist.get_world_size() + dist.get_rank())
             loss, tally, _ = self.forward(batch)
             self._engine.backward(loss)
             if self._is_plain and index == len(batches) - 1:
@@ -274,7 +302,7 @@ class Engine:
         return torch.stack(losses), torch.stack(tallies).sum(0)
 
     def gradient_norm(self) -> float:
-        """Return the norm before clipping, of the last step; infinite when the engine skipped it."""
+        """Return the gradient's norm in the last step, before clipping."""
         if self._is_plain:
             return self._gradient_norm
         return float(self._engine.get_global_grad_norm() or 0.0)
@@ -288,27 +316,17 @@ class Engine:
         )
 
     def peak_memory(self) -> int:
-        """Return the most bytes in use so far, of the GPU, or on a CPU of the process."""
+        """Return the largest memory so far, in bytes: the GPU's, or a CPU process's."""
         if torch.cuda.is_available():
             return torch.cuda.max_memory_allocated()
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-    def weight_norm(self) -> float:
-        """Return the norm of all weights. Called by every rank."""
-        squares = 0.0
-        for parameter in self._engine.module.parameters():
-            with deepspeed.zero.GatheredParameters(
-                [parameter], enabled=hasattr(parameter, "ds_id")
-            ):
-                squares += float(parameter.detach().double().square().sum())
-        return squares**0.5
 
     def save(
         self, folder: Path, tag: str
     ) -> tuple[dict[str, dict[str, int]], OSError | None]:
         """Write weights and optimizer into `folder`/`tag`. Called by every rank.
 
-        Returns size and CRC-32 of the files that this rank wrote, by name, and the error that a write met.
+        Returns size and CRC-32 of this rank's files, by name, and the error of a write.
         """
         self._files.written = {}
         self._files.failure = None
@@ -320,7 +338,9 @@ class Engine:
         return self._files.written, self._files.failure
 
     def load(self, folder: Path, tag: str) -> None:
-        """Continue from the weights and the optimizer in `folder`/`tag`. Called by every rank."""
+        """Continue from the weights and the optimizer in `folder`/`tag`. Called by
+        every rank.
+        """
         optimizer = self._engine.basic_optimizer
         settings = [
             {k: v for k, v in group.items() if k != "params"}
@@ -329,8 +349,9 @@ class Engine:
         path, _ = self._engine.load_checkpoint(str(folder), tag=tag)
         if path is None:
             raise FileNotFoundError(f"{folder / tag}: no checkpoint of this engine")
-        # From a universal checkpoint ZeRO 3 gives every group the settings of the first, weight decay too, and
-        # all parameters one shared count of steps, which each of them then increments.
+        # From a universal checkpoint ZeRO 3 gives every group the first group's
+        # settings and all parameters one count of steps, which each of them then
+        # increments.
         for group, setting in zip(optimizer.param_groups, settings, strict=True):
             group.update(setting)
         for parameter, state in optimizer.state.items():
@@ -340,13 +361,13 @@ class Engine:
 
     @property
     def _is_plain(self) -> bool:
-        """Whether the optimizer is PyTorch's own, which has no norm: without ZeRO and in float32."""
+        """Whether the optimizer is PyTorch's own (no ZeRO, float32), which has no norm."""
         return isinstance(self._engine.optimizer, torch.optim.Optimizer)
 
     def _forget_first_step(self) -> None:
-        """Undo the step on zero gradients by which stage 0 in bfloat16 creates its optimizer's state.
+        """Undo the step on zero gradients by which stage 0 in bfloat16 starts.
 
-        It decays the weights, and Adam would count the true first step as the second.
+        It decays the weights, and Adam would count the first real step as the second.
         """
         optimizer = self._engine.optimizer
         if type(optimizer).__name__ == "FP16_UnfusedOptimizer":
@@ -355,24 +376,21 @@ class Engine:
 
 
 class _Files(CheckpointEngine):
-    """PyTorch's files, with the CRC-32 of what was written.
+    """PyTorch's files, with their CRC-32.
 
-    A failure is stored, not raised: the ranks meet after writing, and all of them must come.
+    A failure is stored, not raised: DeepSpeed has a barrier after writing.
     """
-
-    written: dict[str, dict[str, int]]
-    failure: OSError | None
 
     def __init__(self) -> None:
         super().__init__()
-        self.written = {}
-        self.failure = None
+        self.written: dict[str, dict[str, int]] = {}
+        self.failure: OSError | None = None
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         try:
             os.makedirs(path, exist_ok=True)
         except OSError as error:
-            self.failure = self.failure or error
+            self.failure = error
 
     def save(self, state_dict: Any, path: str) -> None:
         if self.failure is None:
@@ -382,12 +400,11 @@ class _Files(CheckpointEngine):
                 self.failure = error
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        # A checkpoint may come from anywhere: a pickle of anything else is refused, not run.
         try:
             return torch.load(path, map_location=map_location, weights_only=True)
         except UnpicklingError as error:
             raise UserError(
-                f"{path} must have tensors and plain values, got {why_unread(error)}"
+                f"{path} must have tensors and plain values, got {why_unread(error)}."
             ) from error
 
     def create(self, info: Any) -> None:

@@ -1,8 +1,9 @@
-"""Floating-point operations of a training step, and what a device can do: the arithmetic of MFU.
+"""Floating-point operations of a training step, and peaks of devices, for MFU.
 
-A product with a matrix of p parameters costs 2 p operations per row. Attention costs 4 d per query, key and
-layer (scores and values over d = heads x head width), for the pairs that the causal mask leaves. The backward
-pass costs twice the forward (Kaplan et al. 2020, §2.1; Chowdhery et al. 2022, App. B).
+A product with a matrix of p parameters costs 2 p operations per row. Attention costs 4
+d per query, key and layer (scores and values over d = heads x head width), for the
+pairs that the causal mask leaves. The backward pass costs twice the forward (Kaplan et
+al. 2020, §2.1; Chowdhery et al. 2022, App. B).
 """
 
 import math
@@ -14,7 +15,8 @@ from transformers import PretrainedConfig
 from train.config import ObjectiveConfig, TrainConfig
 from train.pretrained import skeleton
 
-# Dense bfloat16, from the makers' datasheets; the first pattern that matches torch.cuda.get_device_name.
+# Dense bfloat16, from the makers' datasheets; the first pattern that matches
+# torch.cuda.get_device_name.
 PEAKS = {
     r"\bB200\b": 2250e12,
     r"\b(GH200|H200|H800|H100.*HBM3|H100 SXM)\b": 989e12,
@@ -32,32 +34,22 @@ PEAKS = {
 }
 
 
-class Flops(NamedTuple):
-    """Operations of one step."""
-
-    model: float  # what the step needs, MFU's count
-    hardware: float  # what is computed, with the layers' forward again under activation checkpointing (HFU's)
-
-
-def peak_flops(device: str, override: float | None = None) -> float | None:
-    """Return the operations per second of a device by torch.cuda.get_device_name; None if unknown.
-
-    `override` are TFLOP/s from the settings.
-    """
-    if override is not None:
-        return override * 1e12
-    return next(
-        (peak for pattern, peak in PEAKS.items() if re.search(pattern, device)), None
-    )
+def peak_flops(device: str) -> float | None:
+    """Return the operations per second of a device; None if unknown."""
+    for pattern, peak in PEAKS.items():
+        if re.search(pattern, device):
+            return peak
+    return None
 
 
 def step_flops(
     architecture: PretrainedConfig, config: TrainConfig, *, seq_len: int
-) -> Flops:
-    """Return the operations of a step over all ranks.
+) -> float:
+    """Return the operations that a step needs over all ranks (MFU's count).
 
-    Frozen weights (LoRA) need no gradient; what the adapter itself computes is left out. With a gated adapter
-    the trunk has no backward pass, and predicts nothing.
+    Layers that activation checkpointing computes again are left out. Frozen weights
+    (LoRA) need no gradient; the adapter's own operations are left out. With a gated
+    adapter the trunk has no backward pass, and predicts nothing.
     """
     layers, head = matrix_parameters(architecture)
     work = expected_work(config.objective, seq_len)
@@ -67,17 +59,14 @@ def step_flops(
     products = of_row * work.rows + 2 * head * work.predicted
     scores = of_pair * work.pairs
     needed = (2 if config.lora.rank else 3) * products + 3 * scores
-    again = of_row * work.rows + scores
     if config.lora.gated:
         trunk_scores = of_pair * seq_len * (seq_len + 1) / 2
         needed -= of_row * seq_len + 2 * trunk_scores + 2 * 2 * head * seq_len
-        again -= of_row * seq_len + trunk_scores
-    computed = needed + config.model.activation_checkpointing * again
-    return Flops(config.global_batch * needed, config.global_batch * computed)
+    return float(config.global_batch * needed)
 
 
 class ExpectedRows(NamedTuple):
-    """What one sequence of the shards becomes, on average."""
+    """Average rows of one sequence of the shards after its layout."""
 
     rows: float  # through the layers
     pairs: float  # of query and key, in each layer's attention
@@ -85,7 +74,9 @@ class ExpectedRows(NamedTuple):
 
 
 def expected_work(objective: ObjectiveConfig, n: int) -> ExpectedRows:
-    """Return an objective's average layout over n tokens, without documents' borders and control tokens."""
+    """Return an objective's average layout over n tokens, without documents' borders
+    and control tokens.
+    """
     causal = n * (n + 1) / 2
     if objective.name == "dual":
         # No window covers a position that has no start within reach, for each distance.
@@ -98,7 +89,8 @@ def expected_work(objective: ObjectiveConfig, n: int) -> ExpectedRows:
     if objective.name == "branch":
         widths = retained(objective)
         branches = n * objective.start_rate * sum(widths)
-        # A window starts anywhere with equal chance; its j-th token sees its prefix and j of the window.
+        # A window starts anywhere with equal chance; its j-th token sees its prefix and
+        # j of the window.
         own = (
             n
             * objective.start_rate
@@ -115,7 +107,8 @@ def expected_work(objective: ObjectiveConfig, n: int) -> ExpectedRows:
 def retained(objective: ObjectiveConfig) -> list[float]:
     """Return the share of windows with a j-th token, for j = 1, 2, ...
 
-    Widths are uniform on 1..L (eq. 4), those of a share of wide windows on L + 1..L_max.
+    Widths are uniform on 1..L (eq. 4), those of a share of wide windows on L +
+    1..L_max.
     """
     L = objective.L
     reached = [(L - j + 1) / L for j in range(1, L + 1)]
@@ -128,22 +121,20 @@ def retained(objective: ObjectiveConfig) -> list[float]:
 
 def head_width(config: PretrainedConfig) -> int:
     """Return the width of one attention head."""
-    return (
-        getattr(config, "head_dim", None)
-        or config.hidden_size // config.num_attention_heads
-    )
+    width = getattr(config, "head_dim", None)
+    return int(width or config.hidden_size // config.num_attention_heads)
 
 
 def matrix_parameters(config: PretrainedConfig) -> tuple[int, int]:
-    """Count the parameters that a row is multiplied with, in all layers and in the head.
+    """Count the parameters that a row is multiplied with, in all layers and in the
+    head.
 
-    A lookup in the embedding is no product; of experts, those count that a token is routed to.
+    A lookup in the embedding is no product; of experts, those count that a token is
+    routed to.
     """
     lm = skeleton(config)
-    apart = {
-        id(lm.get_input_embeddings().weight),
-        id(lm.get_output_embeddings().weight),
-    }
+    embeddings = (lm.get_input_embeddings(), lm.get_output_embeddings())
+    apart = {id(module.weight) for module in embeddings}
     experts = (
         getattr(config, "num_local_experts", None)
         or getattr(config, "num_experts", None)
@@ -153,9 +144,6 @@ def matrix_parameters(config: PretrainedConfig) -> tuple[int, int]:
     layers = 0
     for name, parameter in lm.named_parameters():
         if parameter.ndim >= 2 and id(parameter) not in apart:
-            layers += (
-                parameter.numel() * routed // experts
-                if ".experts." in name
-                else parameter.numel()
-            )
+            count = parameter.numel()
+            layers += count * routed // experts if ".experts." in name else count
     return layers, lm.get_output_embeddings().weight.numel()

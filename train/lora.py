@@ -1,8 +1,9 @@
-"""LoRA by peft: low-rank weights beside frozen ones; gated, they act on adaptive rows alone.
+"""LoRA by peft: low-rank weights beside frozen ones; gated, they act on adaptive rows
+alone.
 
-Gated LoRA (arXiv 2507.11851): the rows of standard tokens pass the base model's own products and
-nothing else, so the standard path is the base model's bit for bit, whatever the adapter has
-learned.
+Gated LoRA (arXiv 2507.11851): the rows of standard tokens pass the base model's own
+products and nothing else, so the standard path is the base model's bit for bit,
+whatever the adapter has learned.
 
     row            y1  y2  y3  a1  a2
     gate            0   0   0   1   1
@@ -44,7 +45,8 @@ class Gate:
     def closed(self) -> Iterator[None]:
         """Make the model the base model within the block.
 
-        The gate is open outside of it: layers that are recomputed for their gradient are branches'.
+        The gate is open outside of it: layers that are recomputed for their gradient
+        are branches'.
         """
         for layer in self._layers:
             layer._disable_adapters = (
@@ -62,9 +64,10 @@ def adapt(
 ) -> PeftModel:
     """Freeze `lm` and add peft's layers to it, in place; return peft's view of it.
 
-    With `adaptive_rows` the input embeddings of the adaptive ids are trained too. The head's rows never are: a
-    head that shares its weight with the embedding gets its own copy, since the standard path reads every row
-    of it. Raises UserError for targets that do not exist.
+    With `adaptive_rows` the input embeddings of the adaptive ids are trained too. The
+    head's rows never are: a head that shares its weight with the embedding gets its own
+    copy, since the standard path reads every row of it. Raises UserError for targets
+    that do not exist.
     """
     rows = list(adaptive) if config.adaptive_rows else []
     if rows and lm.get_input_embeddings().weight is lm.get_output_embeddings().weight:
@@ -80,25 +83,24 @@ def adapt(
         task_type="CAUSAL_LM",
     )
     torch.manual_seed(seed)
-    expected = f"lora.targets={','.join(config.targets)} must be linear layers of the model other than its head"
+    # In the model's own type: the engine keeps float32 masters of the trained weights.
     try:
-        # In the model's own type: the engine keeps float32 masters of what is trained.
         adapted = get_peft_model(lm, settings, autocast_adapter_dtype=False)
     except (ValueError, TypeError) as error:
-        raise UserError(f"{expected}, got {str(error).splitlines()[0]}") from error
-    if any(
-        isinstance(layer, LoraLayer)
-        for layer in (lm.get_output_embeddings(), lm.get_input_embeddings())
-    ):
-        raise UserError(f"{expected}, got the head or the embedding")
+        raise UserError(
+            f"lora.targets={','.join(config.targets)} must be linear layers of the model, "
+            f"got {str(error).splitlines()[0]}"
+        ) from error
     return adapted
 
 
 class PlainWeights(Mapping[str, Tensor]):
-    """The weights of the plain model in `dtype`, each computed on access from those of the adapted model.
+    """The weights of the plain model in `dtype`, each computed on access from those of
+    the adapted model.
 
-    With `merged` they contain the adapter, added in float32 by peft's own layer; else they are the base
-    model's. `lm` is the plain model on the meta device, and becomes the adapted one.
+    With `merged` they contain the adapter, added in float32 by peft's own layer; else
+    they are the base model's. `lm` is the plain model on the meta device, and becomes
+    the adapted one.
     """
 
     def __init__(
@@ -131,7 +133,8 @@ class PlainWeights(Mapping[str, Tensor]):
         }
         layer.load_state_dict(own, assign=True)
         layer.merge()
-        return getattr(layer.get_base_layer(), kind).detach().to(self._dtype)
+        merged: Tensor = getattr(layer.get_base_layer(), kind)
+        return merged.detach().to(self._dtype)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -140,7 +143,9 @@ class PlainWeights(Mapping[str, Tensor]):
         return len(self._names)
 
     def save_adapter(self, folder: Path) -> None:
-        """Write the adapter as peft reads it: adapter_model.safetensors, adapter_config.json."""
+        """Write the adapter as peft reads it: adapter_model.safetensors,
+        adapter_config.json.
+        """
         own = {
             f"{PEFT}{name}": tensor
             for name, tensor in adapter_weights(self._weights).items()
@@ -163,10 +168,11 @@ class PlainWeights(Mapping[str, Tensor]):
 def read_adapter(
     lm: PreTrainedModel, folder: Path, *, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Add an adapter that `save_adapter` wrote to the plain model, in place, to compute in `dtype`.
+    """Add an adapter that `save_adapter` wrote to the plain model, in place, to compute
+    in `dtype`.
 
-    The model's own weights may be on the meta device, given by hooks: peft's loader would leave the trained
-    rows of the embedding there too.
+    The model's own weights may be on the meta device, given by hooks: peft's loader
+    would leave the trained rows of the embedding there too.
     """
     get_peft_model(
         lm, LoraConfig.from_pretrained(str(folder)), autocast_adapter_dtype=False

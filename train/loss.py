@@ -1,25 +1,28 @@
-"""The one loss: a weighted sum over the positions of a linear head, with logits in chunks.
+"""The one loss: a weighted sum over the positions of a linear head, with logits in
+chunks.
 
-Shape legend: T positions, c of them in a chunk, d width, V vocabulary. Full float32 logits of a
-16,384-token sequence would be 2 GB at V = 32,016: only `chunk` positions have logits at any time. Since
-∂loss/∂logits is known as soon as the logits are, the gradients are made in the forward pass and nothing
-is computed twice (as in Liger Kernel, arXiv 2410.10989, §3.2).
+Shape legend: T positions, c of them in a chunk, d width, V vocabulary. Full float32
+logits of a 16,384-token sequence would be 2 GB at V = 32,016: only `chunk` positions
+have logits at any time. Since ∂loss/∂logits is known as soon as the logits are, the
+gradients are made in the forward pass and nothing is computed twice (as in Liger
+Kernel, arXiv 2410.10989, §3.2).
 
-A standard token learns by cross-entropy. With z its logits, q = softmax(z), and p the model's own
-distribution where the token that it drafts is predicted from the clean prefix (its teacher, through which
-no gradient flows), an adaptive token learns by
+A standard token learns by cross-entropy. With z its logits, q = softmax(z), and p the
+model's own distribution where the token that it drafts is predicted from the clean
+prefix (its teacher, through which no gradient flows), an adaptive token learns by
 
     ce    -log q(label), with the share `soft` of -Σ p log q         ∂/∂z = q - target
     lk    λ KL(p | q) + (1 - λ) (1 - α) with λ = exp(-3 α), where    λ (q - p)
           α = Σ min(p, q) is the chance that a draft of q is            + (1 - λ) q (Σ 1[q < p] q - 1[q < p])
           accepted (Leviathan et al. 2023, §3.3; arXiv 2602.23881)
 
-Weights by place (D-PACE, arXiv 2605.18810, eq. 7 and 8): a draft counts only with those before it, so
-the j-th of a window weighs what it adds to the expected accepted length,
+Weights by place (D-PACE, arXiv 2605.18810, eq. 7 and 8): a draft counts only with those
+before it, so the j-th of a window weighs what it adds to the expected accepted length,
 
     w_j = Σ_{m ≥ j} Π_{i ≤ m} ã_i    with ã = ½ + ½ a,    a = q(label) for ce, α for lk
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +38,9 @@ SMOOTHING = 0.5  # ã = SMOOTHING + (1 - SMOOTHING) a: the paper's
 
 @dataclass(frozen=True)
 class DraftLoss:
-    """How adaptive tokens learn: `kind` ce or lk; `soft` for ce; whether places weigh differently."""
+    """How adaptive tokens learn: `kind` ce or lk; `soft` for ce; whether places weigh
+    differently.
+    """
 
     kind: str = "ce"
     soft: float = 0.0
@@ -58,17 +63,20 @@ def draft_loss(
     teachers_T: Tensor | None = None,
     draft: DraftLoss = DraftLoss(),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the loss, a scalar with gradient, and for each position, without gradient, its cross-entropy (T,)
-    and its likeliest token (T,) int64.
+    """Return the loss, and each position's cross-entropy (T,) and likeliest token (T,).
 
-    Positions labelled IGNORE cost nothing; their entries are 0 and IGNORE. `teachers_T` is the position that
-    teaches, -1 for none: such a position learns its label. `offsets_T`, j where a window's j-th token
-    predicts, is needed for weights by place. A chunk ends with a window, so it may be longer by one.
+    The loss is a scalar with gradient; the others have none. Positions labelled IGNORE
+    cost nothing; their entries are 0 and IGNORE. `teachers_T` is the position that
+    teaches, -1 for none: such a position learns its label. `offsets_T`, j where a
+    window's j-th token predicts, is needed for weights by place. A chunk ends with a
+    window, so it may be longer by one.
     """
     absent = torch.full_like(labels_T, -1)
     teachers = teachers_T if teachers_T is not None and draft.taught else absent
     offsets = offsets_T if offsets_T is not None and draft.by_place else absent
-    return _DraftLoss.apply(
+    grad = torch.is_grad_enabled()
+    apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _DraftLoss.apply
+    return apply(
         hidden_Td,
         weight_Vd,
         labels_T,
@@ -77,7 +85,7 @@ def draft_loss(
         offsets,
         draft,
         chunk,
-        torch.is_grad_enabled(),
+        grad,
     )
 
 
@@ -99,7 +107,7 @@ class _DraftLoss(torch.autograd.Function):
             grad_enabled and needed for needed in ctx.needs_input_grad[:2]
         )
         d_hidden = torch.zeros_like(hidden) if of_hidden else None
-        # In bfloat16 a sum over chunks would lose what is small beside it.
+        # In bfloat16 a sum over chunks would lose small terms.
         wide = torch.promote_types(weight.dtype, torch.float32)
         d_weight = torch.zeros_like(weight, dtype=wide) if of_weight else None
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
@@ -149,7 +157,9 @@ class _DraftLoss(torch.autograd.Function):
 
 
 def _chunks(chosen: Tensor, offsets: Tensor, chunk: int) -> list[Tensor]:
-    """Cut the chosen (T,) places into chunks, each extended to the end of its last window."""
+    """Cut the chosen (T,) places into chunks, each extended to the end of its last
+    window.
+    """
     places = torch.nonzero(chosen)[:, 0]
     goes_on = offsets[places] > 1
     if not goes_on.any():
@@ -169,9 +179,11 @@ def _chunks(chosen: Tensor, offsets: Tensor, chunk: int) -> list[Tensor]:
 def _chunk(
     logits: Tensor, labels: Tensor, p: Tensor | None, draft: DraftLoss
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (c,) cross-entropies with the labels, losses that are learned, and chances that a draft holds.
+    """Return (c,) cross-entropies with the labels, losses that are learned, and chances
+    that a draft holds.
 
-    The (c, V) logits become the gradient of the losses. `p` (c, V) is the teacher's distribution.
+    The (c, V) logits become the gradient of the losses. `p` (c, V) is the teacher's
+    distribution.
     """
     log_z = logits.logsumexp(-1)
     by_label = logits.gather(1, labels[:, None])[:, 0]
@@ -202,7 +214,8 @@ def _chunk(
 
 
 def place_weights(agreed: Tensor, offsets: Tensor) -> Tensor:
-    """Return (c,) weights of whole windows' positions: w_j of offset j, and 1 of a standard token's.
+    """Return (c,) weights of whole windows' positions: w_j of offset j, and 1 of a
+    standard token's.
 
     `agreed` (c,) are the chances a that each draft holds.
     """
@@ -223,12 +236,15 @@ def place_weights(agreed: Tensor, offsets: Tensor) -> Tensor:
 def tally(
     losses: Tensor, predicted: Tensor, labels: Tensor, offsets: Tensor, *, L: int
 ) -> Tensor:
-    """Sum (r, c) columns by offset into (L + 1, 4) float64; columns beyond L are left out.
+    """Sum (r, c) columns by offset into (L + 1, 4) float64; columns beyond L are left
+    out.
 
-    Each row has positions, cross-entropy, correct, and correct with all earlier offsets of the window.
+    Each row has positions, cross-entropy, correct, and correct with all earlier offsets
+    of the window.
     """
     correct = predicted == labels
-    # Misses from the window's first column to this one; a window's columns are neighbours.
+    # Misses from the window's first column to this one; a window's columns are
+    # neighbours.
     missed = torch.cumsum(~correct, dim=1)
     column = torch.arange(labels.shape[1], device=labels.device)
     before = torch.where(offsets > 0, column - offsets, column)
@@ -243,11 +259,13 @@ def tally(
 
 
 def summarise(tally: Tensor) -> dict[str, float]:
-    """Return means by offset of a (L + 1, 4) tally: standard_loss, accuracy_j, masked_loss, masked, accepted.
+    """Return means by offset of a (L + 1, 4) tally: standard_loss, accuracy_j,
+    masked_loss, masked, accepted.
 
-    Without standard tokens (a gated adapter) the first is left out. `accepted` is the expected length of the
-    drafts that hold, Σ_j P(a_1..a_j all right): what greedy decoding with L adaptive tokens accepts per loop
-    where the text is what the model itself would write.
+    Without standard tokens (a gated adapter) the first is left out. `accepted` is the
+    expected length of the drafts that hold, Σ_j P(a_1..a_j all right): what greedy
+    decoding with L adaptive tokens accepts per loop where the text is what the model
+    itself would write.
     """
     (count, loss, correct, _), *drafts = tally.tolist()
     metrics = (

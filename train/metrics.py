@@ -1,4 +1,4 @@
-"""What a run reports: means by window offset, log.jsonl, the console and Weights & Biases."""
+"""Metrics of a run: log.jsonl, the console and Weights & Biases."""
 
 import json
 import re
@@ -27,7 +27,9 @@ LINE_SECONDS = 30  # between two lines in a log file, which shows no bar
 
 
 def best(validation: list[dict[str, float]]) -> dict[str, float]:
-    """Return the least of each loss and the most of each other metric over the validations."""
+    """Return the least of each loss and the most of each other metric over the
+    validations.
+    """
     names = [
         name
         for name in validation[0]
@@ -41,10 +43,9 @@ def best(validation: list[dict[str, float]]) -> dict[str, float]:
 
 
 def baseline(validation: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
-    """Return the first validation that the last one compares with: it is of as many sequences."""
-    return next(
-        row for row in validation if row["sequences"] == validation[-1]["sequences"]
-    )
+    """Return the first validation on as many sequences as the last one."""
+    count = validation[-1]["sequences"]
+    return next(row for row in validation if row["sequences"] == count)
 
 
 def describe_step(metrics: dict[str, float]) -> str:
@@ -64,15 +65,11 @@ def describe_validation(metrics: dict[str, float]) -> str:
     parts = [f"loss {metrics['standard_loss']:.3f}"]
     if "masked_loss" in metrics:
         accuracies = [
-            v
-            for k, v in metrics.items()
-            if k.startswith("accuracy_") and k != "accuracy_0"
+            metrics[name]
+            for offset in range(1, OFFSETS + 1)
+            if (name := f"accuracy_{offset}") in metrics
         ]
-        percentages = " ".join(f"{100 * value:.0f}" for value in accuracies[:OFFSETS])
-        if len(accuracies) > OFFSETS:
-            percentages += (
-                f" ... {100 * accuracies[-1]:.0f} (the last of {len(accuracies)})"
-            )
+        percentages = " ".join(f"{100 * value:.0f}" for value in accuracies)
         parts.append(
             f"masked {metrics['masked_loss']:.3f}  accepted {metrics['accepted']:.2f}"
         )
@@ -86,30 +83,28 @@ def describe_change(validation: list[dict[str, float]]) -> str:
     after = validation[-1]
     rise = after["standard_loss"] / before["standard_loss"] - 1
     sentence = (
-        f"held-out standard-token loss {before['standard_loss']:.3f} before, {after['standard_loss']:.3f} "
-        f"after ({100 * rise:+.1f} %)"
+        f"held-out standard-token loss {before['standard_loss']:.3f} before, "
+        f"{after['standard_loss']:.3f} after ({100 * rise:+.1f} %)"
     )
     if "accepted" in after:
         sentence += (
-            f"; accuracy at window offset 1 {100 * before['accuracy_1']:.1f} % before, "
-            f"{100 * after['accuracy_1']:.1f} % after; expected accepted drafts {before['accepted']:.2f} "
-            f"before, {after['accepted']:.2f} after"
+            f"; expected accepted drafts {before['accepted']:.2f} before, "
+            f"{after['accepted']:.2f} after"
         )
     return sentence
 
 
 class StepLog:
-    """Appends to the log of a run that has taken `step` steps; later lines, and damaged ones, are removed."""
+    """The log of a run that has taken `step` steps; later and damaged lines are
+    removed.
+    """
 
     def __init__(self, path: Path, *, step: int) -> None:
         self._path = path
         if path.is_file():
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines(
-                keepends=True
-            )
-            write_bytes(
-                path, "".join(line for line in lines if _step_of(line) <= step).encode()
-            )
+            text = path.read_text(encoding="utf-8", errors="replace")
+            lines = [line for line in text.splitlines(True) if _step_of(line) <= step]
+            write_bytes(path, "".join(lines).encode())
 
     def append(self, step: int, metrics: dict[str, Any]) -> None:
         """Add the metrics of a step; steps count from 1."""
@@ -118,17 +113,18 @@ class StepLog:
 
 
 def _step_of(line: str) -> float:
-    """Return the step of a line of the log; infinity for a damaged line, as a kill may leave."""
+    """Return the step of a line of the log; infinity for a damaged line (after a kill)."""
     try:
         return float(json.loads(line)["step"])
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         return float("inf")
 
 
 class Tracker:
     """Logs metrics by step to the console and W&B; silent on every rank but the first.
 
-    `file` has W&B's run id, so that a resumed run stays one run; `linked` is that of a run in the same group.
+    `file` has W&B's run id, so that a resumed run stays one run; `linked` is the file
+    of a run in the same group.
     """
 
     def __init__(
@@ -160,25 +156,21 @@ class Tracker:
                 run_id=run_id,
                 upload_seconds=upload_seconds,
             )
-        self.run_id = (
-            self._run.id if self._run else run_id
-        )  # W&B's, which a checkpoint has as well
+        self.run_id = self._run.id if self._run else run_id  # W&B's
 
     def define_axis(self, name: str) -> None:
         """Draw all metrics over this one, which is logged with them."""
-        self._send(
-            lambda run: (
-                run.define_metric(name),
-                run.define_metric("*", step_metric=name),
-            )
-        )
+        self._send(lambda run: run.define_metric(name))
+        self._send(lambda run: run.define_metric("*", step_metric=name))
 
     def summarise(self, values: Mapping[str, Any]) -> None:
         """Record figures of the whole run."""
         self._send(lambda run: run.summary.update(dict(values)))
 
     def log_folder(self, folder: Path, name: str) -> None:
-        """Record a folder as an artifact of the type model; its files are read where they are."""
+        """Record a folder as an artifact of the type model; its files are read where
+        they are.
+        """
 
         def send(run: Any) -> None:
             artifact = wandb.Artifact(re.sub(r"[^\w.-]", "-", name), type="model")
@@ -190,22 +182,6 @@ class Tracker:
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Record metrics of a step."""
         self._send(lambda run: run.log(metrics, step=step))
-
-    def log_table(
-        self,
-        step: int,
-        name: str,
-        columns: Sequence[str],
-        rows: Sequence[Sequence[Any]],
-    ) -> None:
-        """Record a table of a step."""
-        if rows:
-            values = [list(row) for row in rows]
-            self._send(
-                lambda run: run.log(
-                    {name: wandb.Table(list(columns), values)}, step=step
-                )
-            )
 
     def tell(self, sentence: str) -> None:
         """Print a line on the console."""
@@ -220,7 +196,7 @@ class Tracker:
     def progress(
         self, name: str, *, done: int, total: int
     ) -> Iterator[Callable[[int, str], None]]:
-        """Yield a function that shows a step and a line beside the bar; in a log file, a line now and then."""
+        """Yield a function that shows a step: beside a bar, or as a line of a log file."""
         bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=10),

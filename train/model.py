@@ -1,4 +1,4 @@
-"""What is trained: the library's model under the loss of a layout."""
+"""The trained module: the library's model under the loss of a layout."""
 
 import os
 import shutil
@@ -20,11 +20,13 @@ from train.pretrained import load_trainable
 
 
 class AdaptiveLM(nn.Module):
-    """The library's model, `lm`, under the loss. `chunk` positions have logits at once. `attention` is
-    objective.attention, `draft` how adaptive tokens learn while gradients are enabled.
+    """The library's model, `lm`, under the loss.
 
-    With a `gate` the adapter acts on the branches alone: the trunk is a pass of its own, without gradient and
-    without adapter, whose keys and values the branches attend to, as decoding's cache holds them.
+    `chunk` positions have logits at once. `attention` is objective.attention; `draft`
+    is the loss of adaptive tokens while gradients are enabled. With a `gate` the
+    adapter acts on the branches alone: the trunk is a pass of its own, without gradient
+    and adapter, whose keys and values the branches attend to, as decoding's cache holds
+    them.
     """
 
     def __init__(
@@ -54,14 +56,11 @@ class AdaptiveLM(nn.Module):
         teachers: Tensor,
         trunk: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the loss of a Layout's (r, c) tensors, its tally (L + 1, 4), and the likeliest token of every
-        labelled column (r, c).
-        """
+        """Return a Layout's loss, its tally (L + 1, 4), and likeliest tokens (r, c)."""
         hidden = self.encode(ids, offsets, positions, trunk)
         if self._gate is not None and torch.is_grad_enabled():
-            labels = labels.masked_fill(
-                offsets == 0, IGNORE
-            )  # no weight learns from standard tokens
+            # No weight learns from standard tokens.
+            labels = labels.masked_fill(offsets == 0, IGNORE)
         return self.score(hidden, labels, offsets, weights, teachers)
 
     def score(
@@ -72,7 +71,7 @@ class AdaptiveLM(nn.Module):
         weights: Tensor,
         teachers: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what `forward` does, from `encode`'s hidden states."""
+        """Return the results of `forward` from `encode`'s hidden states."""
         loss, losses, predicted = draft_loss(
             hidden.flatten(0, 1),
             self.lm.get_output_embeddings().weight,
@@ -110,40 +109,31 @@ class AdaptiveLM(nn.Module):
     def _decode(
         self, ids: Tensor, positions: Tensor, mask: Mask | None, **kwargs: TrunkKeys
     ) -> Tensor:
-        return (
-            self.lm.get_decoder()(
-                input_ids=ids,
-                position_ids=positions,
-                attention_mask=mask,
-                use_cache=False,
-                **kwargs,
-            )
-        ).last_hidden_state
+        output = self.lm.get_decoder()(
+            input_ids=ids,
+            position_ids=positions,
+            attention_mask=mask,
+            use_cache=False,
+            **kwargs,
+        )
+        hidden: Tensor = output.last_hidden_state
+        return hidden
 
     def _mask(self, positions: Tensor, offsets: Tensor, trunk: int) -> Mask | None:
         if positions.shape[1] == trunk:
             return None
-        config = self.lm.config
-        heads = config.num_attention_heads
-        kernel = branch_kernel(
-            self._attention,
-            positions.device.type,
-            self.lm.dtype,
-            heads=heads,
-            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            width=getattr(config, "head_dim", None) or config.hidden_size // heads,
-            dropout=getattr(config, "attention_dropout", 0.0),
-        )
+        dropout = getattr(self.lm.config, "attention_dropout", 0.0)
+        kernel = branch_kernel(self._attention, positions.device.type, dropout=dropout)
         return branch_mask(positions, offsets, trunk, kernel)
 
 
 def assemble(config: TrainConfig, vocab: Vocab) -> tuple[AdaptiveLM, int]:
-    """Return the module for the engine, and the number of the model's own parameters. Called by every rank."""
-    from train.engine import (
-        count_parameters,
-        gathered,
-        load_partitioned,
-    )  # and with it DeepSpeed
+    """Return the module for the engine, and the number of the model's own parameters.
+
+    Called by every rank.
+    """
+    # Imported late: an export needs this module, and no DeepSpeed.
+    from train.engine import count_parameters, gathered, load_partitioned
 
     objective = config.objective
     with load_partitioned(config):
@@ -170,17 +160,16 @@ def assemble(config: TrainConfig, vocab: Vocab) -> tuple[AdaptiveLM, int]:
 
 
 def describe(lm: Any, data: Path, out: Path) -> None:
-    """Write what an export needs beside the weights: the architecture and the tokenizer."""
+    """Write architecture and tokenizer, for an export, unless a run has written them."""
+    if out.is_dir():
+        return
     partial = partial_of(out)
     shutil.rmtree(partial, ignore_errors=True)
+    # Without the files' modes: the data may be read-only.
+    partial.mkdir()
+    for path in (data / TOKENIZER).iterdir():
+        shutil.copyfile(path, partial / path.name)
     lm.config.save_pretrained(partial)
     if lm.generation_config is not None:
         lm.generation_config.save_pretrained(partial)
-    for path in (data / TOKENIZER).iterdir():
-        shutil.copyfile(
-            path, partial / path.name
-        )  # without its mode: the data may be read-only
-    out.mkdir(exist_ok=True)
-    for path in partial.iterdir():  # file by file: a resumed run has them already
-        os.replace(path, out / path.name)
-    partial.rmdir()
+    os.rename(partial, out)

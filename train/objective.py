@@ -1,10 +1,11 @@
-"""Objectives as layouts: (sequences, windows, adaptive ids) -> what the model sees and predicts. Pure.
+"""Objectives as layouts of sequences, windows and adaptive ids: pure functions.
 
 M = H(Y, A) is Y with the positions of windows replaced (data_prep/windows.py).
 
-Shape legend: b sequences, n tokens in each, r rows of the model's input, c columns of each, of which the first
-n are its trunk. `labels` is already shifted: labels[i] is the token that column i predicts. The loss of every
-objective is the same weighted sum of cross-entropies, so an objective is its layout.
+Shape legend: b sequences, n tokens in each, r rows of the model's input, c columns of
+each; the first n are the trunk. `labels` is already shifted: labels[i] is the
+token that column i predicts. The loss of every objective is the same weighted sum of
+cross-entropies, so an objective is its layout.
 
     documents          0  0  0  1  1  -      (- is padding)
     Y                  a  b  c  D  e  ·
@@ -13,8 +14,8 @@ objective is the same weighted sum of cross-entropies, so an objective is its la
     M                  a  A  A  D  e  ·
     labels of M        ×  c  ×  ×  ×  ×      (only adaptive positions, M_mask of eq. 9)
 
-`branch` leaves Y whole and appends each window's adaptive tokens as columns of their own, which attend to the
-clean prefix of their window and to the earlier tokens of it:
+`branch` leaves Y whole and appends each window's adaptive tokens as columns of their
+own, which attend to the clean prefix of their window and to the earlier tokens of it:
 
     columns            a  b  c  d  e │ A1 A2 │ A1        windows of width 2 after a, 1 after c
     positions          0  1  2  3  4 │ 1  2  │ 3
@@ -29,8 +30,9 @@ clean prefix of their window and to the earlier tokens of it:
              A2        1             │ 1  1
              A1        1  1  1       │       │ 1
 
-So a column of offset j at position t sees the t - j + 1 first columns of the trunk and the j - 1 columns before
-it: the mask follows from offsets and positions (train/attention.py).
+So a column of offset j at position t sees the t - j + 1 first columns of the trunk and
+the j - 1 columns before it: the mask follows from offsets and positions
+(train/attention.py).
 """
 
 import dataclasses
@@ -51,11 +53,11 @@ COLUMNS = (
 class Layout:
     """The rows of one forward.
 
-    ids, labels, offsets, positions: (r, c) int64; weights: (r, c) float32, so that
-    loss = Σ weights · cross-entropy over columns whose label is not IGNORE.
-    offsets is 0 where a standard token predicts and j where a_j does. teachers (r, c) int64 is, where a_j
-    predicts, the place in the flattened rows whose standard token predicts the same from the clean prefix; -1
-    elsewhere. trunk is n.
+    ids, labels, offsets, positions: (r, c) int64; weights: (r, c) float32, so that loss
+    = Σ weights · cross-entropy over columns whose label is not IGNORE. offsets is 0
+    where a standard token predicts and j where a_j does. teachers (r, c) int64 is,
+    where a_j predicts, the place in the flattened rows whose standard token predicts
+    the same from the clean prefix; -1 elsewhere. trunk is n.
     """
 
     ids: np.ndarray
@@ -89,7 +91,9 @@ def basic(
     offsets: np.ndarray,
     adaptive: Sequence[int],
 ) -> Layout:
-    """Return f(M̂, Y_M), eq. 8: every token of M predicts the next of Y. The paper's baseline (App. A)."""
+    """Return f(M̂, Y_M), eq. 8: every token of M predicts the next of Y. The paper's
+    baseline (App. A).
+    """
     return _trunk(
         replace(tokens, offsets, adaptive), next_tokens(tokens, documents), offsets
     )
@@ -104,10 +108,11 @@ def dual(
     w: float = 1.0,
     masked_mean: str = "n",
 ) -> Layout:
-    """Return ½ ( f(Ŷ, Y) + w f(M̂, Y_M) ⊙ M_mask ), eq. 9: rows 0..b-1 are Y, rows b..2b-1 are M.
+    """Return ½ ( f(Ŷ, Y) + w f(M̂, Y_M) ⊙ M_mask ), eq. 9: rows 0..b-1 are Y, rows
+    b..2b-1 are M.
 
-    The masked term is divided by n as eq. 7 has it, or with masked_mean="masked" by the number of masked
-    positions of the forward.
+    The masked term is divided by n as eq. 7 has it, or with masked_mean="masked" by the
+    number of masked positions of the forward.
     """
     standard = causal(tokens, documents)
     labels = np.where(offsets > 0, standard.labels, IGNORE)
@@ -136,12 +141,14 @@ def branch(
     multiple: int = COLUMNS,
     standard: np.ndarray | None = None,
 ) -> Layout:
-    """Lay out the two terms of eq. 9 with Y computed once and every window on a clean prefix.
+    """Lay out the two terms of eq. 9 with Y computed once and every window on a clean
+    prefix.
 
-    `windows` are each sequence's starts and widths; a window ends before the first position that is not `free`
-    (b, n) bool, and before one that predicts nothing. Rows are padded to a common width, a `multiple`, with
-    columns that predict nothing and see the first token alone. `standard` (b,) are factors of each row's
-    standard term; with factor 0 the trunk is only a teacher.
+    `windows` are each sequence's starts and widths; a window ends before the first
+    position that is not `free` (b, n) bool, and before one that predicts nothing. Rows
+    are padded to a common width, a `multiple`, with columns that predict nothing and
+    see the first token alone. `standard` (b,) are factors of each row's standard term;
+    with factor 0 the trunk is only a teacher.
     """
     trunk = causal(tokens, documents)
     b, n = tokens.shape

@@ -1,5 +1,10 @@
-"""plan=true: what a training run would do, without weights or a GPU, and whether it fits."""
+"""Estimated memory of a run, and plan=true: operations, hours and memory, without
+weights.
+"""
 
+import os
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,11 +16,19 @@ from conf.console import PlainConsole
 from conf.stage import read_manifest
 from data_prep.vocab import Vocab
 from train.config import TrainConfig
+from train.engine import RANKS_PER_MACHINE, model_states
 from train.flops import expected_work, peak_flops, step_flops
-from train.memory import GIB, RESERVED, Memory, estimate_memory, machine_memory
+from train.lora import adapt
 from train.pretrained import check_architecture, model_config, skeleton
 
-# The name by torch.cuda.get_device_name, and the GiB that one process has for tensors and code.
+GIB = 2**30
+RESERVED = 1.0 * GIB  # of a GPU: CUDA's context and the workspaces of its libraries
+# Numbers that a decoder layer stores for its backward pass, for each row and each unit
+# of width (hidden_size + intermediate_size). Measured by saved-tensor hooks: 6.17 on
+# the shapes of CodeLlama 7B and 13B and deepseek-coder 1.3B, 5.70 on 34B (grouped
+# queries), 6.15 on the demo's, all in bfloat16; 5.2 to 5.6 in float32.
+STORED = 6.2
+# The name by torch.cuda.get_device_name, and the GiB that a process can allocate.
 DEVICES = {
     "a100_40gb": ("NVIDIA A100-SXM4-40GB", 39.4),
     "a100_80gb": ("NVIDIA A100-SXM4-80GB", 79.2),
@@ -24,13 +37,78 @@ DEVICES = {
     "l40s_48gb": ("NVIDIA L40S", 44.4),
     "rtx4090_24gb": ("NVIDIA GeForce RTX 4090", 23.6),
 }
-CLOSE = 0.9  # above this share of the memory an estimate of fitting may be wrong
-USUAL = (0.4, 0.3)  # shares of a device's peak that are assumed by default
-MACHINE = 8  # GPUs of one machine, whose memory the ranks share
+CLOSE = 0.9  # above this share of a device's memory a plan fits closely
+UTILISATION = 0.4  # share of a device's peak that a plan assumes
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Estimated bytes of one rank."""
+
+    states: float  # weights, gradients and optimizer on its device
+    activations: float
+    loss: float  # logits of a chunk, and the gradients of hidden states and head
+    host: float  # of its machine: offloaded states
+    loading: float  # of its machine while the model loads
+
+    @property
+    def total(self) -> float:
+        """Bytes of the device."""
+        return self.states + self.activations + self.loss
+
+
+def estimate_memory(
+    architecture: PretrainedConfig, config: TrainConfig, *, ranks: int, seq_len: int
+) -> Memory:
+    """Estimate a rank's memory: DeepSpeed's estimators of states, and activations."""
+    lm = skeleton(architecture)
+    modules = [list(module.parameters(recurse=False)) for module in lm.modules()]
+    largest = max(sum(p.numel() for p in own) for own in modules)
+    parameters = sum(p.numel() for p in lm.parameters())
+    if config.lora.rank:
+        objective = config.objective
+        with torch.device("meta"):
+            adapt(
+                lm, config.lora, adaptive=range(objective.L if objective.diverse else 1)
+            )
+    total = sum(p.numel() for p in lm.parameters())
+    trained = sum(p.numel() for p in lm.parameters() if p.requires_grad)
+    states, host = model_states(total, trained, largest, config, ranks=ranks)
+    size = 2 if config.bf16 else 4
+    work = expected_work(config.objective, seq_len)
+    rows = config.micro_batch * work.rows
+    trunk = config.micro_batch * seq_len if config.lora.gated else 0
+    rows -= trunk  # a gated adapter's trunk has no backward pass
+    d = architecture.hidden_size
+    width = d + getattr(architecture, "intermediate_size", 4 * d)
+    layer = STORED * rows * width * size
+    layers = architecture.num_hidden_layers
+    stored = layers * layer
+    if config.model.activation_checkpointing:
+        stored = layers * rows * d * size + layer
+    stored += layers * 2 * trunk * d * size  # its keys and values
+    chunk = min(config.loss_chunk, rows)
+    head = 0 if config.lora.rank else d
+    logits = architecture.vocab_size * (2 * chunk * (4 + size) + head * (4 + size))
+    return Memory(
+        states=states,
+        activations=stored,
+        loss=logits + rows * d * size,
+        host=host / min(ranks, RANKS_PER_MACHINE),
+        loading=parameters * size / (ranks if config.stage == 3 else 1),
+    )
+
+
+def machine_memory() -> float:
+    """Return the bytes of the machine, or of the control group of this process."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.is_file() else "max"
+    return physical if text == "max" else min(physical, int(text))
 
 
 def print_plan(config: TrainConfig) -> None:
-    """Print model, objective, data, steps, batch arithmetic, operations, hours and memory per GPU."""
+    """Print the plan as a table."""
     table = Table(title="training plan", show_header=False)
     for name, value in plan(config).items():
         table.add_row(name, value)
@@ -53,36 +131,29 @@ def plan(config: TrainConfig) -> dict[str, str]:
     seq_len: int = data["seq_len"] if data else architecture.max_position_embeddings
     check_architecture(architecture, seq_len=seq_len)
     return {
-        **_what(config, architecture),
+        **_model(config, architecture),
         **_batch(config, data, seq_len),
         **_cost(config, architecture, seq_len),
         **_memory(config, architecture, seq_len),
     }
 
 
-def _what(config: TrainConfig, architecture: PretrainedConfig) -> dict[str, str]:
-    parameters = sum(
-        parameter.numel() for parameter in skeleton(architecture).parameters()
-    )
+def _model(config: TrainConfig, architecture: PretrainedConfig) -> dict[str, str]:
+    parameters = sum(p.numel() for p in skeleton(architecture).parameters())
     objective = config.objective
     optimizer = config.optimizer
     lora = config.lora
-    parts = [objective.name]
-    if objective.name != "causal":
-        share = f" ({100 * objective.wide_share:g} % of the windows up to {objective.L_max})"
-        parts.append(f"L={objective.L}{share if objective.wide_share else ''}")
-        parts += [
-            f"w={objective.w:g}",
-            "diverse tokens" if objective.diverse else "one adaptive token",
-        ]
-    adapter = f"LoRA of rank {lora.rank}{', gated' if lora.gated else ''}"
+    trained = "every weight"
+    if lora.rank:
+        trained = f"LoRA of rank {lora.rank}{', gated' if lora.gated else ''}"
+    source = config.model.path or "the shape of the settings"
+    kind = f"{architecture.model_type}, {parameters / 1e9:.2f}B parameters"
     return {
-        "model": f"{config.model.path or 'the shape of the settings'}: {architecture.model_type}, "
-        f"{parameters / 1e9:.2f}B parameters",
-        "objective": ", ".join(parts),
-        "trained": adapter if lora.rank else "every weight",
-        "steps": f"{config.steps:,}, learning rate {optimizer.lr:g} to {optimizer.min_lr:g}, "
-        f"warm-up {optimizer.warmup_steps}",
+        "model": f"{source}: {kind}",
+        "objective": f"{objective.name}, L={objective.L}, w={objective.w:g}",
+        "trained": trained,
+        "steps": f"{config.steps:,}, learning rate {optimizer.lr:g} to "
+        f"{optimizer.min_lr:g}, warm-up {optimizer.warmup_steps}",
     }
 
 
@@ -91,38 +162,30 @@ def _batch(
 ) -> dict[str, str]:
     step = config.global_batch * seq_len
     ranks = config.plan_ranks
-    computed = expected_work(config.objective, seq_len).rows / seq_len * step
+    computed = expected_work(config.objective, seq_len).rows / seq_len
+    total = config.steps * step
     lines = {
-        "batch": f"{config.global_batch} sequences of {seq_len:,} = {ranks} ranks x {config.micro_batch} x "
-        f"{config.accumulations(ranks)} accumulations",
-        "tokens per step": f"{_count(step)} of data, {_count(computed)} computed",
-        "tokens in all": f"{_count(config.steps * step)} of data, {_count(config.steps * computed)} computed",
+        "batch": f"{config.global_batch} sequences of {seq_len:,} = {ranks} ranks x "
+        f"{config.micro_batch} x {config.accumulations(ranks)} accumulations",
+        "tokens": f"{_count(total)} of data, {_count(computed * total)} computed",
     }
     if data:
         epochs = config.steps * config.global_batch / data["train"]["sequences"]
-        lines["data"] = (
-            f"{config.data.path}: {_count(data['train']['tokens'])} tokens, read {epochs:.2f} times"
-        )
+        tokens = _count(data["train"]["tokens"])
+        lines["data"] = f"{config.data.path}: {tokens} tokens, read {epochs:.2f} times"
     return lines
 
 
 def _cost(
     config: TrainConfig, architecture: PretrainedConfig, seq_len: int
 ) -> dict[str, str]:
-    flops = step_flops(architecture, config, seq_len=seq_len)
-    model = config.steps * flops.model
-    hardware = config.steps * flops.hardware
-    lines = {"operations": f"{model:.2e}; {hardware:.2e} with what is computed twice"}
-    if peak := peak_flops(plan_device(config.plan_device)[0], config.peak_tflops):
-        hours = model / (config.plan_ranks * peak) / 3600
-        first, *others = [config.plan_utilisation] if config.plan_utilisation else USUAL
+    flops = config.steps * step_flops(architecture, config, seq_len=seq_len)
+    lines = {"operations": f"{flops:.2e}"}
+    if peak := peak_flops(plan_device(config.plan_device)[0]):
+        hours = flops / (UTILISATION * config.plan_ranks * peak) / 3600
         lines["hours"] = (
-            f"{hours / first:.1f} on {config.plan_ranks} x {config.plan_device}, if {100 * first:.0f} % of "
-            f"{peak / 1e12:.0f} TFLOP/s are used"
-            + "".join(
-                f", {hours / share:.1f} if {100 * share:.0f} %" for share in others
-            )
-            + " (assumed)"
+            f"{hours:.1f} on {config.plan_ranks} x {config.plan_device} "
+            f"at {100 * UTILISATION:.0f} % of {peak / 1e12:.0f} TFLOP/s (assumed)"
         )
     return lines
 
@@ -130,46 +193,39 @@ def _cost(
 def _memory(
     config: TrainConfig, architecture: PretrainedConfig, seq_len: int
 ) -> dict[str, str]:
-    memory = estimate_memory(
-        architecture, config, ranks=config.plan_ranks, seq_len=seq_len, cuda=True
+    ranks = config.plan_ranks
+    memory = estimate_memory(architecture, config, ranks=ranks, seq_len=seq_len)
+    local = min(ranks, RANKS_PER_MACHINE)
+    parts = {
+        "states": memory.states,
+        "activations": memory.activations,
+        "loss": memory.loss,
+    }
+    dtype = "bfloat16" if config.bf16 else "float32"
+    machine = (
+        f"{local * memory.loading / GIB:.1f} GiB while {local} ranks load the model"
     )
-    ranks = min(config.plan_ranks, MACHINE)
-    offloaded = (
-        f", {ranks * memory.host / GIB:.1f} GiB of states offloaded"
-        if memory.host
-        else ""
-    )
-    needed = ranks * max(memory.loading, memory.host)
+    if memory.host:
+        machine += f", {local * memory.host / GIB:.1f} GiB of states offloaded"
     return {
-        "ranks": f"{config.plan_ranks}, ZeRO stage {config.stage}, {'bfloat16' if config.bf16 else 'float32'}, "
-        f"gradients added up in {'float32' if config.gradient_bytes == 4 else 'bfloat16'}",
-        "memory per GPU": f"{_verdict(memory, config.plan_device)} (fullest in {memory.moment})",
-        **{
-            f"  {name}": f"{value / GIB:.1f} GiB"
-            for name, value in memory.parts.items()
-        },
-        "memory per machine": f"{ranks * memory.loading / GIB:.1f} GiB while {ranks} ranks load the model"
-        f"{offloaded}{_host_verdict(needed)}",
+        "ranks": f"{ranks}, ZeRO stage {config.stage}, {dtype}",
+        "memory per GPU": _verdict(memory, config.plan_device),
+        **{f"  {name}": f"{size / GIB:.1f} GiB" for name, size in parts.items()},
+        "memory per machine": machine,
     }
 
 
 def _verdict(memory: Memory, device: str) -> str:
-    """Say whether it fits the device."""
+    """Return whether the estimate fits the device: fits, fits closely, or does not fit."""
     capacity = plan_device(device)[1] - RESERVED
-    figures = f"{memory.total / GIB:.1f} of {capacity / GIB:.1f} GiB of {device}"
+    verdict = "fits"
+    if memory.total > CLOSE * capacity:
+        verdict = "fits closely"
     if memory.total > capacity:
-        return f"does not fit: {figures}"
+        verdict = "does not fit"
     return (
-        f"fits{', but closely' if memory.total > CLOSE * capacity else ''}: {figures}"
+        f"{verdict}: {memory.total / GIB:.1f} of {capacity / GIB:.1f} GiB of {device}"
     )
-
-
-def _host_verdict(needed: float) -> str:
-    """Say whether it fits this machine, where this is one with a GPU."""
-    if not torch.cuda.is_available():
-        return ""
-    capacity = machine_memory()
-    return f"; {'fits' if needed <= capacity else 'does not fit'} the {capacity / GIB:.1f} GiB of this machine"
 
 
 def _count(tokens: float) -> str:
@@ -177,11 +233,14 @@ def _count(tokens: float) -> str:
 
 
 def plan_device(device: str) -> tuple[str, float]:
-    """Return a device's name and bytes, of the table or a number of GiB. Raise UserError for anything else."""
+    """Return a device's name and bytes, of the table or a number of GiB.
+
+    Raises UserError for any other text.
+    """
     name, gib = DEVICES.get(device, ("", device))
     try:
         return name, float(gib) * GIB
     except ValueError as error:
         raise UserError(
-            f"plan_device must be {', '.join(DEVICES)} or a number of GiB, got {device}"
+            f"plan_device must be {', '.join(DEVICES)} or a number of GiB, got {device}."
         ) from error

@@ -1,7 +1,4 @@
-"""Transformers' models: which ones train here, loaded or with random weights, and where they come from.
-
-Causal models with rotary positions train; others are refused with their architecture's name.
-"""
+"""Transformers' models: checked, loaded or with random weights, and their origin."""
 
 import dataclasses
 import json
@@ -15,7 +12,6 @@ from huggingface_hub import metadata_load
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import (
-    CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     PretrainedConfig,
@@ -34,133 +30,122 @@ from train.config import ModelConfig
 from train.distributed import gather
 
 CHECKED_ROWS = 8  # of the head that stands in for the model's own
-CACHED = re.compile(
-    r"models--([^/]+)--([^/]+)/snapshots/([0-9a-f]{40})/?$"
-)  # as the hub's client caches
+# A model's folder in the cache of the hub's client.
+CACHED = re.compile(r"models--([^/]+)--([^/]+)/snapshots/([0-9a-f]{40})/?$")
 LICENSE = ("license", "license_name", "license_link")
 
 
 def model_config(
     config: ModelConfig, *, vocab: Vocab | None = None
 ) -> PretrainedConfig:
-    """Return the architecture, of the directory or of `shape`; random weights use the data's vocabulary.
+    """Return the architecture of the directory, or of `shape` for random weights.
 
-    Without a vocabulary (a plan) the shape serves if there is no directory. Raises UserError for a path that
-    does not exist, without asking the hub.
+    Random weights use the data's vocabulary. Without a vocabulary (a plan) the shape
+    serves if there is no directory. Raises UserError for a path without a model.
     """
     if config.random_init or (config.path is None and vocab is None):
-        ids = {}
+        shape = dict(config.shape)
         if vocab is not None:
-            ids = {
-                "vocab_size": vocab.size,
-                "bos_token_id": vocab.bos,
-                "eos_token_id": vocab.eos,
-            }
-        return _config_of_shape({**config.shape, **ids})
+            shape["vocab_size"] = vocab.size
+            shape["bos_token_id"] = vocab.bos
+            shape["eos_token_id"] = vocab.eos
+        return _config_of_shape(shape)
     if config.path is None:
         raise UserError(
-            "setting 'model.path' is required: a Transformers directory with weights"
-        )
-    if not (Path(config.path) / "config.json").is_file():
-        raise UserError(
-            f"model.path={config.path} must be a Transformers directory, got no config.json there"
+            "model.path must be a Transformers directory with weights, got null."
         )
     try:
-        return AutoConfig.from_pretrained(
+        architecture: PretrainedConfig = AutoConfig.from_pretrained(
             config.path, local_files_only=True, trust_remote_code=False
         )
+        return architecture
     except (OSError, ValueError, StrictDataclassError) as error:
         raise UserError(
-            f"model.path={config.path} must have a model's config.json, got {in_one_line(error)}"
+            f"model.path={config.path} must have a model's config.json, "
+            f"got {in_one_line(error)}."
         ) from error
 
 
 def _config_of_shape(shape: dict[str, Any]) -> PretrainedConfig:
-    """Return the configuration of `model.shape`: fields of its model_type's class, Llama's by default."""
-    kind = shape.get("model_type", "llama")
-    if kind not in CONFIG_MAPPING:
-        raise UserError(
-            f"model.shape.model_type must be an architecture of Transformers, got {kind!r}"
-        )
-    name = CONFIG_MAPPING[kind].__name__
-    fields = {name: value for name, value in shape.items() if name != "model_type"}
-    known = {field.name for field in dataclasses.fields(CONFIG_MAPPING[kind])}
-    if unknown := sorted(fields.keys() - known):
-        raise UserError(f"model.shape must have fields of {name}, got {unknown[0]}")
+    """Return the configuration of `model.shape`, Llama's unless it has a model_type."""
+    fields = {"model_type": "llama", **shape}
+    kind = fields.pop("model_type")
     try:
-        return AutoConfig.for_model(kind, **fields)
+        config = AutoConfig.for_model(kind, **fields)
     except (TypeError, ValueError, StrictDataclassError) as error:
         raise UserError(
-            f"model.shape must be valid for {name}, got {in_one_line(error)}"
+            f"model.shape must be valid for {kind}, got {in_one_line(error)}."
         ) from error
+    known = {field.name for field in dataclasses.fields(config)}
+    if unknown := sorted(fields.keys() - known):
+        raise UserError(f"model.shape must have fields of {kind}, got {unknown[0]}.")
+    return config
 
 
 def skeleton(config: PretrainedConfig) -> PreTrainedModel:
-    """Return the library's model of this architecture on the meta device: shapes without weights."""
+    """Return the library's model of this architecture on the meta device: shapes
+    without weights.
+    """
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+        lm: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    return lm
 
 
 def check_architecture(config: PretrainedConfig, *, seq_len: int) -> None:
-    """Raise UserError, naming the architecture, unless its causal loss over `seq_len` tokens is ours.
+    """Raise UserError unless the library's causal loss over `seq_len` tokens is ours.
 
-    Ours computes logits from the head's weight alone, passes positions and masks to a rotary model, and packs
-    documents without resetting anything between them.
+    Ours computes logits from the head's weight alone, passes positions and masks to a
+    rotary model, and packs documents without resetting anything between them.
     """
-    if reason := _why_unsupported(config, seq_len) or _why_head_unsupported(config):
+    if reason := _why_unsupported(config, seq_len):
         raise UserError(
-            f"model must be a causal model with rotary positions, got {config.model_type}, {reason}"
+            f"model must be a causal model with rotary positions, full attention and a "
+            f"plain head, got {config.model_type}, {reason}."
         )
     if seq_len > config.max_position_embeddings:
         raise UserError(
-            f"data.path: sequences must have at most {config.max_position_embeddings:,} tokens, the context of "
-            f"{config.model_type}, got {seq_len:,}. Prepare the data with a smaller seq_len"
+            f"data.path: sequences must have at most {config.max_position_embeddings:,} "
+            f"tokens, the context of {config.model_type}, got {seq_len:,}. "
+            "Prepare the data with a smaller seq_len."
         )
 
 
 def _why_unsupported(config: PretrainedConfig, seq_len: int) -> str:
-    """Return what the configuration says against training it, as the end of a sentence, or ""."""
+    """Return why the model cannot be trained, as the end of a sentence, or ""."""
     if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return "which is no decoder-only language model"
     if not getattr(config, "rope_parameters", None) or getattr(config, "alibi", False):
-        return "whose configuration has no rotary positions"
+        return "which has no rotary positions"
     model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     layers = set(getattr(config, "layer_types", None) or ["sliding_attention"])
-    kinds = layers - {"full_attention", "sliding_attention"}
-    if kinds or model._is_stateful:
-        return f"which has layers other than attention{': ' + ', '.join(sorted(kinds)) if kinds else ''}"
+    if layers - {"full_attention", "sliding_attention"} or model._is_stateful:
+        return "which has layers other than attention"
     if not (model._supports_attention_backend and model._supports_sdpa):
         return "whose attention is more than the library's kernels compute"
     window = getattr(config, "sliding_window", None)
     if window and window < seq_len and "sliding_attention" in layers:
-        return f"whose window sliding_window={window} is narrower than the sequences of {seq_len:,} tokens"
+        return f"whose sliding_window={window} is narrower than the sequences"
+    if not _has_plain_head(config):
+        return "whose logits are not its head's weight times the last hidden states"
     return ""
 
 
-def _why_head_unsupported(config: PretrainedConfig) -> str:
-    """Try whether the logits are only the head's weight times the hidden states, not scaled, capped or shifted.
+def _has_plain_head(config: PretrainedConfig) -> bool:
+    """Return whether logits are the head's weight times the hidden states.
 
-    The library's own forward gets a small head and chosen hidden states.
+    The library's own forward gets a small head and random hidden states; scaling, a cap
+    or a bias shows in its logits.
     """
-    try:
-        lm = skeleton(config)
-        head: nn.Linear = lm.get_output_embeddings()
-        small = nn.Linear(head.in_features, CHECKED_ROWS, bias=head.bias is not None)
-        hidden = torch.randn(1, 2, head.in_features)
-        lm.set_output_embeddings(small)
-        lm.get_decoder().forward = lambda *args, **kwargs: MoeModelOutputWithPast(
-            last_hidden_state=hidden
-        )
-        with torch.no_grad():
-            logits = lm(input_ids=torch.zeros(1, 2, dtype=torch.long)).logits
-        same = torch.allclose(logits, hidden @ small.weight.T, rtol=1e-4, atol=1e-5)
-    except Exception as error:  # of the architecture's own code
-        return f"whose head could not be tried ({type(error).__name__}: {str(error).splitlines()[0]})"
-    return (
-        ""
-        if same
-        else "whose logits are not its head's weight times the last hidden states"
-    )
+    lm: Any = skeleton(config)
+    head: nn.Linear = lm.get_output_embeddings()
+    small = nn.Linear(head.in_features, CHECKED_ROWS, bias=head.bias is not None)
+    hidden = torch.randn(1, 2, head.in_features)
+    lm.set_output_embeddings(small)
+    output = MoeModelOutputWithPast(last_hidden_state=hidden)
+    lm.get_decoder().forward = lambda *args, **kwargs: output
+    with torch.no_grad():
+        logits = lm(input_ids=torch.zeros(1, 2, dtype=torch.long)).logits
+    return torch.allclose(logits, hidden @ small.weight.T, rtol=1e-4, atol=1e-5)
 
 
 def load_trainable(
@@ -168,7 +153,7 @@ def load_trainable(
 ) -> PreTrainedModel:
     """Return the model with its weights, for training. Called by every rank.
 
-    Raises UserError as `model_config` does, and for a directory that lacks weights of the model.
+    Raises UserError as `model_config` does, and for a directory that lacks weights.
     """
     architecture = model_config(config, vocab=vocab)
     logging.disable_progress_bar()
@@ -178,29 +163,29 @@ def load_trainable(
         lm = AutoModelForCausalLM.from_config(
             architecture, attn_implementation=attention
         )
-        for (
-            parameter
-        ) in lm.parameters():  # not the buffers, whose rotary frequencies need float32
+        # Not the buffers: rotary frequencies need float32.
+        for parameter in lm.parameters():
             parameter.data = parameter.data.to(dtype)
     else:
         lm, failure = _read_model(config.path, dtype=dtype, attention=attention)
-        # Under ZeRO 3 rank 0 alone compares sizes: the others would wait for it in the next collective.
-        for sentence in filter(None, gather(failure)):
+        # Under ZeRO 3 rank 0 alone compares sizes: the others must hear of an error.
+        for reason in filter(None, gather(failure)):
             raise UserError(
-                f"model.path={config.path} {sentence}. Use a complete copy of the model."
+                f"model.path={config.path} must be a complete model, got {reason}."
             )
     _add_adaptive_rows(lm, config, vocab)
     if config.activation_checkpointing:
         lm.activation_checkpointing_enable({"use_reentrant": False})
     if config.compile:
-        # Layer by layer: all share one compiled graph. The number of branches differs from step to step.
+        # All layers share one graph. The number of branches changes with the step.
         for layer in lm.get_decoder().layers:
             layer.compile(dynamic=True)
-    return lm.train()
+    model: PreTrainedModel = lm.train()
+    return model
 
 
 def _read_model(path: str, *, dtype: torch.dtype, attention: str) -> tuple[Any, str]:
-    """Return the library's model, and the end of a sentence that says what is wrong with it, or ""."""
+    """Return the library's model, and why it cannot be trained or ""."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # its report of missing weights is a table
     try:
@@ -211,51 +196,39 @@ def _read_model(path: str, *, dtype: torch.dtype, attention: str) -> tuple[Any, 
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # refused below, with both sizes
         )
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # of many kinds, if the files are damaged
-        return None, f"must be a causal model with weights, got {in_one_line(error)}"
+        return None, in_one_line(error)
     finally:
         logging.set_verbosity(verbosity)
     lm, info = loaded
-    if getattr(
-        lm, "peft_config", None
-    ):  # the library adds what adapter_config.json describes
-        return (
-            lm,
-            "must be a model without an adapter, got adapter_config.json beside config.json",
-        )
-    # The library would draw such weights at random.
-    for name, stored, expected in sorted(info["mismatched_keys"]):
-        return (
-            lm,
-            f"must have {name} of size {tuple(expected)}, as config.json says, got {tuple(stored)}",
-        )
+    # The library adds the adapter that adapter_config.json describes.
+    if getattr(lm, "peft_config", None):
+        return lm, "adapter_config.json beside config.json"
+    # The library draws missing weights at random.
     if missing := sorted(info["missing_keys"]):
-        return (
-            lm,
-            f"must have every weight of the model, got none for {', '.join(missing[:3])}",
-        )
+        return lm, f"no weights for {', '.join(missing[:3])}"
     return lm, ""
 
 
 def _add_adaptive_rows(lm: Any, config: ModelConfig, vocab: Vocab) -> None:
-    """Add the embedding rows that the data's vocabulary has beyond the model's, if they are of adaptive ids.
+    """Add the embedding rows of adaptive ids that the model does not have.
 
-    Each is the mean of the others: then the head gives none of them an outstanding logit (Hewitt 2021,
-    "Initializing New Word Embeddings"). The library's mean_resizing adds noise of 1e-9 to it, by way of a
-    covariance that takes minutes at the width of 34B.
+    Each is the mean of the others: then the head gives none of them an outstanding
+    logit (Hewitt 2021, "Initializing New Word Embeddings"). The library's mean_resizing
+    would compute a covariance, which takes minutes at the width of 34B.
     """
     rows = lm.get_input_embeddings().num_embeddings
     if not set(range(rows, vocab.size)) <= set(vocab.adaptive):
         raise UserError(
-            f"model.path={config.path} must have at least {vocab.size} embedding rows, as the data's "
-            f"vocabulary has, got {rows}"
+            f"model.path={config.path} must have at least {vocab.size} embedding rows "
+            f"like the data's vocabulary, got {rows}."
         )
     if rows < vocab.size:
-        from train.engine import gathered  # and with it DeepSpeed
+        # Imported late: an export needs this module, and no DeepSpeed.
+        from train.engine import gathered
 
         lm.resize_token_embeddings(vocab.size, mean_resizing=False)
         for embeddings in (lm.get_input_embeddings(), lm.get_output_embeddings()):
@@ -266,30 +239,29 @@ def _add_adaptive_rows(lm: Any, config: ModelConfig, vocab: Vocab) -> None:
 
 def check_tokenizer(config: ModelConfig, data_path: str) -> None:
     """Raise UserError if the model's tokenizer is not the one that made the shards."""
-    if (
-        config.path is None
-        or config.random_init
-        or not (Path(config.path) / "tokenizer.json").is_file()
-    ):
+    if config.path is None or config.random_init:
         return
-    if _vocabulary(Path(config.path)) != _vocabulary(Path(data_path) / TOKENIZER):
+    folder = Path(config.path)
+    if not (folder / "tokenizer.json").is_file():
+        return
+    if _vocabulary(folder) != _vocabulary(Path(data_path) / TOKENIZER):
         raise UserError(
-            f"data.path={data_path} must have shards made with the tokenizer of {config.path}, got shards of "
-            "another tokenizer"
+            f"data.path={data_path} must have the tokenizer of {folder}, got another one."
         )
 
 
 def _vocabulary(folder: Path) -> Any:
-    """Return what maps text to ids, without the marks of special tokens, which an export adds."""
+    """Return the map from text to ids, without marks of special tokens."""
     model = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
     return model, load_tokenizer(folder).get_vocab(with_added_tokens=True)
 
 
 def base_model(folder: str | None) -> dict[str, Any]:
-    """Return what is known of a base model, for a model card: name, license, and its repository and commit.
+    """Return name, license, hub repository and commit of a base model, as far as known.
 
-    The last two are known in the hub's cache, which names the model; elsewhere the folder's card does. The
-    folder's own name may be anything, and config.json often has the name of a fine-tuned model's own base.
+    The hub's cache has the last two in a folder's path. Elsewhere the folder's model
+    card names the model: config.json often has the name of a fine-tuned model's own
+    base.
     """
     if folder is None:
         return {}

@@ -1,7 +1,7 @@
 """The training loop: steps, validation, checkpoints, in that order.
 
-What happens in a step: data.py (batches), objective.py (layouts), model.py and loss.py (forward), engine.py
-(backward, optimizer).
+A step uses data.py (batches), objective.py (layouts), model.py, attention.py and
+loss.py (forward), engine.py (backward, optimizer).
 """
 
 import math
@@ -25,7 +25,7 @@ from conf.fingerprint import MANIFEST, fingerprint_file
 from conf.stage import write_manifest
 from data_prep.ngrams import TABLE, link_table
 from data_prep.vocab import Vocab
-from train.checkpoints import Checkpoints
+from train.checkpoint import Checkpoints
 from train.checks import check_ranks
 from train.config import DESCRIBED, DIAGNOSTICS, LOG, OptimizerConfig, TrainConfig
 from train.data import (
@@ -36,15 +36,7 @@ from train.data import (
     rank_batches,
     trained_on,
 )
-from train.distributed import (
-    Abandoned,
-    Pulse,
-    StopSignals,
-    broadcast,
-    gather,
-    is_lost_rank,
-    shared_store,
-)
+from train.distributed import Abandoned, StopSignals, broadcast, gather, is_lost_rank
 from train.engine import Engine, check_settings, start
 from train.flops import peak_flops, step_flops
 from train.loss import DraftLoss, summarise
@@ -58,7 +50,7 @@ from train.metrics import (
 )
 from train.model import assemble, describe
 from train.pretrained import base_model
-from train.validation import COLUMNS, Validation
+from train.validation import Validation
 
 WINDOW = 50  # steps whose mean loss a step is compared with
 SETTLED = 10  # fewest steps to compare with
@@ -71,27 +63,27 @@ class Stopped(Exception):
 def train(
     config: TrainConfig, provenance: dict[str, Any], data: dict[str, Any]
 ) -> list[dict[str, float]]:
-    """Run one rank, from the start or the newest checkpoint; return the validations, oldest first.
+    """Run one rank, from the start or the newest checkpoint; return the validations.
 
-    Raises Stopped as `Trainer.run` does, and UserError where the device is too small, or for settings that
-    DeepSpeed does not take.
+    Raises Stopped as `Trainer.run` does, and UserError when memory runs out, or for
+    settings that DeepSpeed refuses.
     """
     check_settings(config.deepspeed)
     try:
-        trainer = Trainer(config, provenance, data)
+        return Trainer(config, provenance, data).run()
     except torch.OutOfMemoryError as error:
         raise RankLocalError(
-            f"out of memory while loading weights, gradients and optimizer: {in_one_line(error)}. plan=true "
-            "shows what each takes",
+            f"out of memory with micro_batch={config.micro_batch}: {in_one_line(error)}. "
+            "plan=true shows the parts. Start again to continue from the last checkpoint.",
             page=MEMORY,
         ) from error
-    return trainer.run()
 
 
 def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
     """Return the learning rate (SDSAT §3.2).
 
-    Linear warm-up to `lr` over `warmup_steps`, then a cosine to `min_lr` at the last step.
+    Linear warm-up to `lr` over `warmup_steps`, then a cosine to `min_lr` at the last
+    step.
     """
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
@@ -104,7 +96,9 @@ def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
 def why_diverged(
     loss: float, gradient_norm: float, recent: Sequence[float], ratio: float
 ) -> str | None:
-    """Return what is wrong with a step, or None: a loss or a gradient that is not finite, or a loss above
+    """Return why a step has diverged, or None.
+
+    A step has diverged if its loss or gradient is not finite, or its loss is above
     `ratio` times the mean of the last WINDOW steps, once there are SETTLED.
     """
     if not math.isfinite(loss):
@@ -112,8 +106,11 @@ def why_diverged(
     if not math.isfinite(gradient_norm):
         return f"the gradient is not finite at a loss of {loss:.4g}"
     before = recent[-WINDOW:]
-    if len(before) >= SETTLED and loss > ratio * (mean := sum(before) / len(before)):
-        return f"the loss is {loss:.4g}, above {ratio:g} times the last {len(before)} steps' mean of {mean:.4g}"
+    if len(before) < SETTLED:
+        return None
+    mean = sum(before) / len(before)
+    if loss > ratio * mean:
+        return f"the loss is {loss:.4g}, above {ratio:g} times the recent mean of {mean:.4g}"
     return None
 
 
@@ -125,9 +122,6 @@ class Trainer:
     ) -> None:
         self.provenance = provenance
         self.rank, self.ranks = start()
-        config.accumulations(
-            self.ranks
-        )  # report a batch that does not divide before anything else
         check_ranks(gather(asdict(config)))
         self.out = Path(config.out)
         self.vocab = Vocab.from_json(data["vocab"])
@@ -136,12 +130,7 @@ class Trainer:
             self.trained_on["own"] = own_text(config)
         self.data = TrainingData(config)
         self.stop = StopSignals()
-        self.checkpoints = Checkpoints(
-            self.out,
-            provenance,
-            keep_last=config.keep_last,
-            keep_every=config.keep_every,
-        )
+        self.checkpoints = Checkpoints(self.out, provenance, keep_last=config.keep_last)
         try:
             self._prepare(config, data)
         except BaseException:
@@ -149,25 +138,20 @@ class Trainer:
             raise
 
     def _prepare(self, config: TrainConfig, data: dict[str, Any]) -> None:
-        """Load the newest checkpoint, or the base model; then write what a new run's folder begins with."""
+        """Load the newest checkpoint, or the base model; write a new run's first files."""
         checkpoint = self.checkpoints.newest()
         if checkpoint is not None:
             config.check_steps(checkpoint.step)
-        # A run goes on in the type that it began in, also on another machine.
-        chosen = (
-            choose_dtype(config.dtype)
-            if checkpoint is None
-            else checkpoint.state["dtype"]
-        )
-        self.config = config = replace(config, dtype=broadcast(chosen))
+        # A run continues in its first type, also on another machine.
+        dtype = checkpoint.state["dtype"] if checkpoint else choose_dtype(config.dtype)
+        self.config = config = replace(config, dtype=broadcast(dtype))
         self.module, self.parameters = assemble(config, self.vocab)
         universal = checkpoint is not None and not checkpoint.fits(self.ranks)
         self.engine = Engine(self.module, config, universal=universal)
-        self.peak = peak_flops(self.engine.device_name(), config.peak_tflops)
+        self.peak = peak_flops(self.engine.device_name())
         self.seq_len: int = data["seq_len"]
-        self.flops = step_flops(
-            self.module.lm.config, config, seq_len=self.seq_len
-        ).model
+        architecture = self.module.lm.config
+        self.flops = step_flops(architecture, config, seq_len=self.seq_len)
         self.held_out = Validation(
             config,
             self.vocab,
@@ -177,18 +161,13 @@ class Trainer:
         )
         if checkpoint is not None:
             self.checkpoints.load(checkpoint, self.engine)
-        state = (
-            checkpoint.state
-            if checkpoint
-            else {"validation": [], "recent": [], "run_id": None}
-        )
-        self.step = self.saved = checkpoint.step if checkpoint else 0
+        state: dict[str, Any] = {"validation": [], "recent": [], "run_id": None}
+        if checkpoint is not None:
+            state = checkpoint.state
+        self.step = checkpoint.step if checkpoint else 0
+        self.saved = self.step
         self.validation: list[dict[str, float]] = state["validation"]
         self.recent: list[float] = state["recent"]  # losses of the last steps
-        # [first step, steps]: from that step on the learning rate followed a schedule of so many steps
-        self.schedules: list[list[int]] = state.get("schedules", [])
-        if not self.schedules or self.schedules[-1][1] != config.steps:
-            self.schedules.append([self.step, config.steps])
         self.checkpoints.record()
         if self.rank == 0:
             describe(self.module.lm, Path(config.data.path), self.out / DESCRIBED)
@@ -206,40 +185,26 @@ class Trainer:
         self.tracker.define_axis("tokens_seen")
 
     def run(self) -> list[dict[str, float]]:
-        """Train to the last step and finish the folder; return the validations, oldest first.
+        """Train to the last step and finish the folder; return the validations.
 
-        Raises Stopped, after saving, when a signal came, and UserError when memory ran out or another rank
-        died.
+        Raises Stopped, after saving, when a signal came, and UserError when another
+        rank died.
         """
-        # Started after all slow reads of files, which would delay its beats.
-        pulse = Pulse(shared_store(), rank=self.rank, ranks=self.ranks)
         try:
             self._run()
-        except torch.OutOfMemoryError as error:
-            raise RankLocalError(
-                f"out of memory in step {self.step + 1} with micro_batch={self.config.micro_batch}: "
-                f"{in_one_line(error)}. Step {self.saved} is saved",
-                page=MEMORY,
-            ) from error
         except RuntimeError as error:
             if not is_lost_rank(error):
                 raise
             raise UserError(
-                f"rank {self.rank} lost another rank in step {self.step + 1}: the launcher names the one that "
-                f"failed first. Start it again to continue from step {self.saved}"
+                f"rank {self.rank} lost another rank in step {self.step + 1}. "
+                f"Start the run again to continue from step {self.saved}."
             ) from error
         finally:
             self.checkpoints.release()
-        pulse.finish()
         return self.validation
 
     def _run(self) -> None:
         config = self.config
-        warmup = config.optimizer.warmup_steps
-        if config.steps <= warmup:
-            self.tracker.tell(
-                f"warning: in steps={config.steps} the learning rate only rises: its warm-up is {warmup}"
-            )
         if self.rank == 0 and self.step < config.steps:
             (self.out / MANIFEST).unlink(missing_ok=True)  # left by fewer steps
         progress = self.tracker.progress(
@@ -255,15 +220,12 @@ class Trainer:
         self.tracker.finish()
         dist.barrier()
         if not finished:
-            saved = (
-                f"step {self.saved} is saved"
-                if self.saved
-                else "before the first step was saved"
+            raise Stopped(
+                f"stopped by a signal; step {self.saved} is saved: start again to continue"
             )
-            raise Stopped(f"stopped by a signal; {saved}: start it again to continue")
 
     def _train(self, show: Callable[[int, str], None]) -> None:
-        """Take the steps that are left, validate and save. Raises Abandoned when a signal came."""
+        """Take the remaining steps, validate and save. Raises Abandoned after a signal."""
         config = self.config
         if self._validation_is_due():  # the first, or one that a signal ended
             self._validate(show)
@@ -289,9 +251,10 @@ class Trainer:
         )
 
     def train_step(self) -> dict[str, float]:
-        """Take one step of the optimizer; return its metrics by name, as means over all ranks.
+        """Take one step of the optimizer; return its metrics by name, as means over all
+        ranks.
 
-        Raises UserError when the loss has diverged, and Abandoned when a signal came between micro-batches.
+        Raises UserError when the loss has diverged, and Abandoned after a signal.
         """
         config = self.config
         began = time.perf_counter()
@@ -322,7 +285,8 @@ class Trainer:
             by_place=objective.place_weights == "dynamic",
         )
         lr = learning_rate(self.step, config.steps, config.optimizer)
-        # Signals are also checked between micro-batches: a step may take longer than a scheduler waits.
+        # A step may take longer than a scheduler waits: micro-batches also check for
+        # signals.
         losses, tally = self.engine.step(
             batches,
             lr,
@@ -352,7 +316,9 @@ class Trainer:
     def _check(
         self, metrics: dict[str, float], parts: list[np.ndarray], losses: Tensor
     ) -> None:
-        """Raise UserError, after writing diagnostics, if the step has diverged; nothing is saved."""
+        """Raise UserError, after writing diagnostics, if the step has diverged; nothing
+        is saved.
+        """
         loss = metrics["loss"]
         why = why_diverged(
             loss, metrics["gradient_norm"], self.recent, self.config.max_loss_ratio
@@ -368,31 +334,29 @@ class Trainer:
             "why": why,
             "step": self.step + 1,
             "metrics": metrics,
-            "weight_norm": self.engine.weight_norm(),
             "recent_losses": self.recent,
             "micro_batches_by_rank": gather(micro_batches),
         }
         if self.rank == 0:
             write_json(self.out / DIAGNOSTICS, diagnostics)
         raise UserError(
-            f"step {self.step + 1}: {why}. See {self.out / DIAGNOSTICS}; the last checkpoint is that of step "
-            f"{self.saved}",
+            f"step {self.step + 1}: {why}. See {self.out / DIAGNOSTICS}; "
+            f"the last checkpoint is that of step {self.saved}.",
             page=DIVERGED,
         )
 
     def _validate(self, show: Callable[[int, str], None]) -> None:
-        metrics, drafts = self.held_out.run(
+        metrics = self.held_out.run(
             self.engine.forward,
             stop=lambda: self.stop.agreed(self.engine.device),
             show=lambda line: show(self.step, line),
         )
         self.validation.append({"step": self.step, **metrics})
         self._track("validation", metrics)
-        # Not by W&B's own min and max, which in offline files forget what was before a resume.
+        # W&B's own min and max forget the values before a resume in offline files.
         self.tracker.summarise(
             {f"best/{name}": value for name, value in best(self.validation).items()}
         )
-        self.tracker.log_table(self.step, "validation/drafts", COLUMNS, drafts)
         self.tracker.tell(f"step {self.step} held-out: {describe_validation(metrics)}")
         rise = metrics["standard_loss"] / baseline(self.validation)["standard_loss"] - 1
         if rise > self.config.max_loss_rise:
@@ -410,7 +374,6 @@ class Trainer:
         state = {
             "validation": self.validation,
             "recent": self.recent,
-            "schedules": self.schedules,
             "dtype": self.config.dtype,
             "run_id": self.tracker.run_id,
             "sequences": self.step
@@ -428,7 +391,6 @@ class Trainer:
             # Not in `provenance`: a finished run may continue with more steps.
             self.provenance
             | {"settings": self.provenance["settings"] | {"steps": self.step}},
-            schedules=self.schedules,
             step=self.step,
             ranks=self.ranks,
             parameters=self.parameters,

@@ -1,10 +1,10 @@
-"""Validation on held-out sequences: always the same sequences and windows, all windows on clean prefixes, as
-decoding meets them. All objectives are validated alike, so that their figures compare.
+"""Validation on held-out sequences: the same sequences and windows each time.
+
+All windows have clean prefixes, as in decoding, whatever the objective.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,29 +13,26 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conf import UserError
-from conf.errors import TOKENIZING
 from data_prep.shards import Shards
-from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
+from data_prep.vocab import Vocab
 from train.config import ObjectiveConfig, TrainConfig
 from train.data import HELD_OUT, load_batch
 from train.distributed import Abandoned
 from train.loss import summarise
 
-MOST_SEQUENCES = 64  # of a validation, unless the settings say more
+MAX_SEQUENCES = 64  # of a validation, without the setting validate_sequences
 TIME_SHARE = 0.01  # of a run's time, for all its validations
 FORWARD_SHARE = (
     1 / 3
 )  # of a training sequence's time, for a validated one: no backward pass
-DRAFTS = 8  # windows that are shown as text
-PREFIX = 16  # tokens shown before a window
-COLUMNS = ("prefix", "drafts", "text", "accepted")
 
-SampleDraft = tuple[str, str, str, int]
 Forward = Callable[[dict[str, Any]], tuple[Tensor, Tensor, Tensor]]
 
 
 class Validation:
-    """One rank's share of the held-out sequences. Raises UserError when they are too few for all ranks."""
+    """One rank's share of the held-out sequences. Raises UserError when they are too
+    few for all ranks.
+    """
 
     def __init__(
         self,
@@ -59,23 +56,19 @@ class Validation:
         self._vocab = vocab
         self._device = device
         self._seed = window_seed(config.seed)
-        self._decode = TOKENIZING(
-            load_tokenizer(Path(config.data.path) / TOKENIZER).decode
-        )
 
     @torch.no_grad()
     def run(
         self, forward: Forward, *, stop: Callable[[], bool], show: Callable[[str], None]
-    ) -> tuple[dict[str, float], list[SampleDraft]]:
-        """Return metrics over all ranks, by name, and this rank's sample drafts.
+    ) -> dict[str, float]:
+        """Return metrics over all ranks, by name.
 
-        `show` receives a line before each batch. Raises Abandoned if `stop` returns True: it is called before
-        each batch and must return the same on every rank.
+        `show` receives a line before each batch. Raises Abandoned if `stop` returns
+        True: it is called before each batch and must return the same on every rank.
         """
         total = torch.zeros(
             self._objective.L + 1, 4, dtype=torch.float64, device=self._device
         )
-        drafts: list[SampleDraft] = []
         for index, part in enumerate(self._parts):
             if stop():
                 raise Abandoned
@@ -90,34 +83,29 @@ class Validation:
                 seed=self._seed,
                 device=self._device,
             )
-            _, tally, predicted = forward(batch)
+            _, tally, _ = forward(batch)
             total += tally
-            drafts = drafts or sample_drafts(
-                batch, predicted, count=DRAFTS, decode=self._decode
-            )
         dist.all_reduce(total)
-        return {"sequences": self._count} | summarise(total), drafts
+        return {"sequences": self._count} | summarise(total)
 
 
 def affordable_sequences(config: TrainConfig) -> int:
-    """Return the held-out sequences of each validation that take TIME_SHARE of the run's time in all."""
+    """Return the sequences of a validation: all take TIME_SHARE of the run's time."""
     validations = 1 + -(-config.steps // config.validate_every)
     trained = config.steps * config.global_batch
-    return min(
-        MOST_SEQUENCES, int(TIME_SHARE * trained / (FORWARD_SHARE * validations))
-    )
+    return min(MAX_SEQUENCES, int(TIME_SHARE * trained / (FORWARD_SHARE * validations)))
 
 
 def validated(sequences: int, *, available: int, per_round: int) -> int:
-    """Return how many held-out sequences are validated on: whole rounds of micro_batch x ranks.
+    """Return the number of held-out sequences, whole rounds of micro_batch x ranks.
 
     Raises UserError when they make no round.
     """
     count = min(sequences, available)
     if count < per_round:
         raise UserError(
-            f"validate_sequences must give at least micro_batch x ranks = {per_round} held-out sequences, got "
-            f"{count}. Raise it, lower micro_batch, or prepare more held-out data"
+            f"validate_sequences must be at least micro_batch x ranks = {per_round}, got "
+            f"{count}. Raise it, lower micro_batch, or prepare more held-out data."
         )
     return count // per_round * per_round
 
@@ -128,47 +116,7 @@ def window_seed(seed: int) -> tuple[int, int]:
 
 
 def laid_out(objective: ObjectiveConfig) -> ObjectiveConfig:
-    """Return the objective that lays out held-out windows as decoding meets them."""
+    """Return the objective that lays out held-out windows: branch, or causal."""
     if objective.name == "causal":
         return objective
     return replace(objective, name="branch", wide_share=0.0)
-
-
-def sample_drafts(
-    batch: dict[str, Tensor],
-    predicted: Tensor,
-    *,
-    count: int,
-    decode: Callable[[Sequence[int]], str],
-) -> list[SampleDraft]:
-    """Return up to `count` of the widest windows of a batch of `branch`, by COLUMNS.
-
-    `predicted` (r, c) is the likeliest token of each column. The prefix ends with the token at the position of
-    a_1, which decoding knows when it meets the drafts.
-    """
-    ids, labels, offsets, positions = (
-        batch[name].tolist() for name in ("ids", "labels", "offsets", "positions")
-    )
-    windows = []
-    for row, column in (batch["offsets"] == 1).nonzero().tolist():
-        end = column + 1
-        while end < len(ids[row]) and offsets[row][end] > 1:
-            end += 1
-        windows.append((column - end, row, column, end))
-    rows = []
-    for _, row, column, end in sorted(windows)[:count]:
-        known = positions[row][column] + 1
-        drafts = predicted[row, column:end].tolist()
-        text = labels[row][column:end]
-        accepted = next(
-            (n for n, (a, b) in enumerate(zip(drafts, text)) if a != b), len(text)
-        )
-        rows.append(
-            (
-                decode(ids[row][max(0, known - PREFIX) : known]),
-                decode(drafts),
-                decode(text),
-                accepted,
-            )
-        )
-    return rows

@@ -7,7 +7,7 @@ from infer.config import check_directory
 
 def main(config: BenchConfig) -> None:
     """Measure what is not finished, and report."""
-    check_directory(config.model.path)
+    check_directory(config.model)
     # Imported late: a mistake in the settings is reported without waiting for PyTorch.
     from infer.bench.run import bench
 

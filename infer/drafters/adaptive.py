@@ -1,11 +1,13 @@
 """Drafts without a draft model: by adaptive tokens (SDSAT §2.1) and n-grams.
 
-k adaptive tokens as probes under y_n say what comes at n+2 .. n+k+1, while the model itself says
-y_{n+1}. When these drafts are verified y_{n+1} is known, and n-grams add what its last tokens say
-(places.py). Where the probes hang is a policy:
+k adaptive tokens as probes under y_n predict the tokens n+2 .. n+k+1, while the model
+itself predicts y_{n+1}. When these drafts are verified y_{n+1} is known, and n-grams
+that end there are combined with them (places.py). A policy decides where probes hang:
 
-- under a node of drafts that had no adaptive answers, else nowhere: the paper's two forwards in turn (eq. 1-3);
-- under every node, or some: the next draft is made while this one is verified, with (k + 1) as many rows.
+- under a node of drafts that had no adaptive answers, else nowhere: the paper's two
+  forwards in turn (eq. 1-3);
+- under every node, or some: the next draft is made while this one is verified, with
+  (k + 1) times the rows.
 """
 
 from collections.abc import Sequence
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from infer.drafters.places import Places
+from infer.drafters.stopwatch import Stopwatch
 from infer.engine.output import Candidates, Request
 from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Drafter, Verified
@@ -21,14 +24,15 @@ from infer.trees.lattice import nucleus_shape, nucleus_tree
 from infer.trees.token_graph import Drafts, Outcome, Watch
 from infer.trees.tree import Tree
 
-ANSWERS = 16  # likeliest tokens of an adaptive token that are read; of fewer n-grams have too little to choose
+#: Likeliest tokens of an adaptive token that are read: n-grams choose among them.
+ANSWERS = 16
 
 
 class Policy(Protocol):
     """How much is drafted, and where the probes hang."""
 
     @property
-    def most(self) -> int:
+    def max_probes(self) -> int:
         """The most probes under a node."""
 
     @property
@@ -46,28 +50,29 @@ class Policy(Protocol):
     def shape(self, places: Places, left: int) -> tuple[Drafts, Sequence[int], int]:
         """Return the drafts, at most `left` - 1 deep, the nodes to probe, and the probes under each."""
 
-    def learn(self, places: Places | None, result: Verified) -> None:
-        """Learn from a step and the candidates that it had; None in a plain step."""
+    def learn(self, places: Places | None, result: Verified, seconds: float) -> None:
+        """Learn from a step, its candidates (None in a plain step), and its time."""
 
 
 @dataclass(frozen=True)
 class FixedPolicy(Policy):
-    """How much is drafted, and where the probes hang: up to `nodes` drafts of `width` candidates for k places.
+    """A fixed tree: up to `nodes` drafts (by default k) of `width` candidates a place.
 
-    `probes`: "root", after the paper; "all"; or the number of nodes, those likeliest to end the path.
-    `tree`: "lattice", unrolled from the candidates' lattice by their weights, or "paper", the published shape.
+    `probes`: "root" (the paper's two forwards), "all", or the number of nodes to probe,
+    those likeliest to end the path. `tree`: "lattice", unrolled from the candidates'
+    lattice by their weights, or "paper", the published shape.
     """
 
     k: int
     probes: str | int = "root"
-    nodes: int | None = None  # k where not given
+    nodes: int | None = None
     width: int = 1
     tree: str = "lattice"
 
     resting = False
 
     @property
-    def most(self) -> int:
+    def max_probes(self) -> int:
         """See Policy."""
         return self.k
 
@@ -87,7 +92,7 @@ class FixedPolicy(Policy):
         )
 
     def shape(self, places: Places, left: int) -> tuple[Drafts, Sequence[int], int]:
-        """Return the likeliest paths; drafts without adaptive answers are always probed."""
+        """Return the likeliest paths. Drafts without adaptive answers are probed."""
         if self.tree == "paper":
             drafts = nucleus_tree(places.graph, min(self.k, left - 1), places.expand)
         else:
@@ -98,12 +103,12 @@ class FixedPolicy(Policy):
         sites = likely_ends(drafts, count if self.probes == "all" else int(self.probes))
         return drafts, sorted(sites), self.k
 
-    def learn(self, places: Places | None, result: Verified) -> None:
+    def learn(self, places: Places | None, result: Verified, seconds: float) -> None:
         """Do nothing: the shape is fixed."""
 
 
 def likely_ends(drafts: Drafts, count: int) -> list[int]:
-    """Return the nodes at which the accepted path ends most probably, likeliest first."""
+    """Return the likeliest ends of the accepted path, the likeliest first."""
     endings = drafts.endings()
     return sorted(range(len(endings)), key=endings.__getitem__, reverse=True)[:count]
 
@@ -116,13 +121,20 @@ def check_probes(adaptive_ids: Sequence[int], k: int) -> None:
 
 
 def probe_ids(adaptive_ids: Sequence[int], k: int) -> tuple[int, ...]:
-    """Return the ids of k probes: one id serves any k; of several (diverse) the first k. Raises ValueError."""
+    """Return the ids of k probes: k times the only id, or the first k diverse ones.
+
+    Raises ValueError as check_probes does.
+    """
     check_probes(adaptive_ids, k)
     return tuple(adaptive_ids[:k]) if len(adaptive_ids) > 1 else (adaptive_ids[0],) * k
 
 
 class AdaptiveDrafter(Drafter):
-    """One sequence's drafts; without `ids` by n-grams alone. The policy may serve and learn from several."""
+    """One sequence's drafts; without `ids` by n-grams alone.
+
+    Sequences may share a policy. A policy that measures needs the batch's `stopwatch`;
+    without one the policy learns nothing.
+    """
 
     def __init__(
         self,
@@ -130,8 +142,10 @@ class AdaptiveDrafter(Drafter):
         policy: Policy,
         ngrams: Ngrams | None = None,
         watch: Watch | None = None,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
-        self._probes = probe_ids(ids, policy.most) if ids else ()
+        self._stopwatch = stopwatch
+        self._probes = probe_ids(ids, policy.max_probes) if ids else ()
         self._policy = policy
         self._watch = watch
         self._ngrams = TextNgrams(ngrams) if ngrams else None
@@ -146,9 +160,13 @@ class AdaptiveDrafter(Drafter):
         """See Drafter. The noise of the request's draws is known."""
         self._sampling = sampling
         self._seed = request.seed
+        if self._stopwatch:
+            self._stopwatch.reset()
 
     def propose(self, context: Sequence[int], left: int) -> Tree:
-        """Return the drafts at hand, with probes for the next ones as far as the text goes on."""
+        """See Drafter. Probes hang under the drafts if the text goes on behind them."""
+        if self._stopwatch:
+            self._stopwatch.start()
         if self._policy.resting:
             self._places = None
             return Tree.chain(context[-1])
@@ -169,14 +187,16 @@ class AdaptiveDrafter(Drafter):
             len(drafts.tokens),
             sources=sources,
         )
-        # Nothing is deeper than the last token that may be fed: no position beyond the text's end.
+        # No row is deeper than the last token that may be fed: positions end somewhere.
         k = min(k, left - 2, len(self._probes))
         sites = [node for node in sites if drafts.depths[node] + k < left]
         return tree.probe(sites, self._probes[:k]) if k > 0 and sites else tree
 
     def observe(self, result: Verified) -> None:
         """See Drafter. The answers behind the accepted path draft the next step."""
-        self._policy.learn(self._places, result)
+        if self._stopwatch:
+            with self._stopwatch.observing() as seconds:
+                self._policy.learn(self._places, result, seconds)
         if self._watch and self._places:
             self._watch(
                 Outcome(

@@ -1,30 +1,30 @@
-"""A smaller model drafts: its cache, and what of its rows is kept (GSD §3).
+"""A smaller model drafts: its cache, and the rows of it that are kept (GSD §3).
 
-The draft model has a cache of its own, for all sequences side by side. What it was fed in a step waits
-behind its committed rows; of these it keeps the accepted path's. Nothing is computed twice but
-what stood elsewhere in the graph:
+The draft model has a cache of its own, for all sequences side by side. The rows of a
+step wait behind the committed ones; of these it keeps the accepted path's. Nothing is
+computed twice but tokens that stood elsewhere in the graph:
 
     text so far    ... y_{n-1} y_n        y_n: the root, not fed yet
     draft's rows   y_n | a  b | c  d      level by level, the nodes that have children
-    verified       y_n a c z, then w      z was a leaf, or stood behind another node in the graph
+    verified       y_n a c z, then w      z was a leaf, or stood behind another node
     kept           y_n a c                next comes the chain z w, then its frontier
 
-The graph grows level by level (`LevelDrafters`), in one forward of probes (`ProbeDrafters`), or by draws for
-verification by ratio (`RatioDrafters`).
+The graph grows level by level (`LevelDrafters`), in one forward of probes
+(`ProbeDrafters`), or by draws for verification by ratio (`RatioDrafters`).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from infer.drafters.adaptive import probe_ids
-from infer.drafters.budget import Budget
-from infer.engine.output import Candidates, ForwardOutput, Request
-from infer.engine.runner import Runner
+from infer.drafters.policy import FixedBudget
+from infer.drafters.stopwatch import Stopwatch
+from infer.engine.output import Candidates, ForwardOutput, LazyOutput, Request
+from infer.engine.runner import Runner, Runners
 from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Drafters, Verified
 from infer.models.draft import Draft
@@ -33,28 +33,35 @@ from infer.trees.lattice import lattice
 from infer.trees.token_graph import Drafts, Outcome, TokenGraph, Watch
 from infer.trees.tree import Tree
 
-UNREAD = 32  # tokens of the text from which on they are read before the first level, not with it
+#: A text with more unread tokens is read before the first level, not with it.
+UNREAD = 32
 
 
 @dataclass
 class Pending:
-    """One sequence between `propose` and `observe`: the draft model's rows and the graph behind them.
+    """One sequence between `propose` and `observe`: the draft model's rows and a graph.
 
-    The first rows are those of the text that it had not read; the last of these is the graph's root.
+    The first rows are those of the text that it had not read; the last of these is the
+    graph's root. `rows` are by node of the graph, of the nodes in `tokens`; the first
+    `fed` of these were fed. `drawn` are distributions by node whose children are draws.
     """
 
     tokens: list[int]
     parents: list[int]
     graph: TokenGraph
-    rows: dict[int, int]  # by node of the graph, of the nodes that were fed
+    rows: dict[int, int]
     fed: int = 0
     drafts: Drafts | None = None
-    drawn: dict[int, Tensor] | None = (
-        None  # by node, where children are draws: what they were drawn from
-    )
+    drawn: dict[int, Tensor] | None = None
+
+    @classmethod
+    def after(cls, unread: list[int], root: int) -> "Pending":
+        """Return a graph without drafts, behind a text's unread tokens."""
+        last = len(unread) - 1
+        return cls(unread, list(range(-1, last)), TokenGraph([root]), {0: last})
 
     def feed(self, nodes: Sequence[int]) -> range:
-        """Queue these nodes for the next forward; their parents have rows, the root has one already."""
+        """Queue nodes for the next forward; their parents have rows, the root has one."""
         for node in nodes:
             if node not in self.rows:
                 self.rows[node] = len(self.tokens)
@@ -65,16 +72,14 @@ class Pending:
     @property
     def tree(self) -> Tree:
         """All rows so far."""
-        drawn = (
-            None if self.drawn is None else dict[int, Tensor]()
-        )  # the forward is asked for draws
-        return Tree(
-            tuple(self.tokens), tuple(self.parents), len(self.tokens), drawn=drawn
-        )
+        # Not None: the forward is to return distributions for draws.
+        drawn: Mapping[int, Tensor] | None = None if self.drawn is None else {}
+        size = len(self.tokens)
+        return Tree(tuple(self.tokens), tuple(self.parents), size, drawn=drawn)
 
     def kept(self, path: Sequence[int]) -> list[int]:
-        """Return the rows of the text and of the accepted path, as far as they were fed, and fed behind it."""
-        if not self.fed or self.drafts is None:  # nothing was drawn
+        """Return the rows of the text and the fed part of the accepted path."""
+        if not self.fed or self.drafts is None:
             return []
         rows = list(range(self.rows[0] + 1))
         nodes = self.drafts.nodes
@@ -86,271 +91,271 @@ class Pending:
         return rows
 
 
+@dataclass
+class Drafting:
+    """The state of one sequence: its request, the pending draft, and rows to commit."""
+
+    request: Request
+    pending: Pending | None = None
+    kept: list[int] = field(default_factory=list)
+    generator: torch.Generator | None = None
+
+
+@dataclass(frozen=True)
+class DraftSetup:
+    """A draft model, its budget, and its runners for texts of up to `capacity` tokens.
+
+    Up to `max_rows` rows of graphs are fed for one sequence and step.
+    """
+
+    draft: Draft
+    budget: FixedBudget
+    runners: Runners
+    stopwatch: Stopwatch
+    capacity: int
+    max_rows: int
+    watch: Watch | None = None
+
+
 class DraftModelDrafters(Drafters, ABC):
-    """The drafters of a batch. `take` lends a runner for so many sequences, `give` takes it back at the end."""
+    """The drafters of a batch, with a runner between `start` and the last `drop`."""
 
     width = 1
 
-    def __init__(
-        self,
-        draft: Draft,
-        budget: Budget,
-        *,
-        depth: int,
-        take: Callable[[int], Runner],
-        give: Callable[[Runner], None],
-        watch: Watch | None = None,
-    ) -> None:
-        self._draft = draft
-        self._budget = budget
+    def __init__(self, setup: DraftSetup, depth: int) -> None:
+        self._setup = setup
+        self._draft = setup.draft
+        self._budget = setup.budget
         self._depth = depth
-        self._take = take
-        self._give = give
-        self._watch = watch
         self._runner: Runner | None = None
-        self._requests: list[Request] = []
+        self._sequences: list[Drafting] = []
         self._sampling = GREEDY
-        self._pending: list[Pending | None] = []
-        self._keeping: list[list[int]] = []
-        self._forwards: list[int] = []  # rows of each forward of the last drafting
-        self._drafting = 0.0  # seconds of these
-        self.max_rows = budget.max_rows
+        self._forwards = 0
+        self._seconds = 0.0  # of these forwards
+        self.max_rows = setup.budget.max_rows
 
     @property
     def runner(self) -> Runner:
-        """The draft model's, between `start` and the last `drop`."""
+        """The draft model's runner."""
         assert self._runner is not None
         return self._runner
 
     @abstractmethod
-    def _grow(self, pending: Sequence[Pending | None], depths: Sequence[int]) -> None:
-        """Let each graph, which is a root, grow down to its depth."""
+    def _grow(self, depths: Sequence[int]) -> None:
+        """Grow the pending graphs, which are roots, down to these depths."""
 
     def start(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        """See Drafters. A text that is longer than the draft model's context is not drafted for."""
-        self._requests = list(requests)
+        """See Drafters. Texts beyond the draft model's context have no drafts."""
+        self._sequences = [Drafting(request) for request in requests]
         self._sampling = sampling
-        self._pending = [None] * len(requests)
-        self._keeping = [[] for _ in requests]
-        self._runner = self._take(len(requests))
-        self.runner.prefill(
-            [[] for _ in requests]
-        )  # what nothing is drafted for need not be read
+        self._setup.stopwatch.reset()
+        self._runner = self._setup.runners.take(
+            batch=len(requests),
+            capacity=self._setup.capacity,
+            max_rows=UNREAD + self._setup.max_rows,
+        )
+        # Prompts are read before their first draft.
+        self.runner.prefill([[] for _ in requests])
 
     def propose(
         self, contexts: Sequence[Sequence[int]], left: Sequence[int]
     ) -> list[Tree]:
         """See Drafters."""
+        self._setup.stopwatch.start()
         self._commit()
-        self._forwards = []
-        depths = [
-            min(n - 1, self._depth, self._draft.context - len(context))
-            if self._budget.drafting
-            else 0
-            for context, n in zip(contexts, left)
-        ]
-        self._pending = [None] * len(contexts)
-        for b, unread in enumerate(self._read(contexts, depths)):
-            if unread:  # the last of these is the root
-                parents = list(range(-1, len(unread) - 1))
-                last = len(unread) - 1
-                self._pending[b] = Pending(
-                    unread, parents, TokenGraph([contexts[b][-1]]), {0: last}
-                )
-        began = self.runner.clock()
-        if max(depths) > 0:
-            self._grow(self._pending, depths)
-        self._drafting = self.runner.agreed(self.runner.clock() - began)
+        self._forwards = 0
+        depths = [0] * len(contexts)
+        if self._budget.drafting:
+            for b, (context, n) in enumerate(zip(contexts, left)):
+                places = self._draft.context - len(context)
+                depths[b] = max(0, min(n - 1, self._depth, places))
+        unread = self._read(contexts, depths)
+        for sequence, tokens, context in zip(self._sequences, unread, contexts):
+            sequence.pending = Pending.after(tokens, context[-1]) if tokens else None
+        with self._setup.stopwatch.part() as seconds:
+            if any(depths):
+                self._grow(depths)
+        self._seconds = seconds[0]
         return [
-            self._proposed(b, context[-1], left[b])
-            for b, context in enumerate(contexts)
+            self._proposed(sequence, context[-1], n)
+            for sequence, context, n in zip(self._sequences, contexts, left)
         ]
 
     def observe(self, b: int, result: Verified) -> None:
         """See Drafters."""
-        pending = self._pending[b]
-        self._budget.learn(
-            pending.graph if pending else None, result, self._forwards, self._drafting
-        )
+        sequence = self._sequences[b]
+        pending = sequence.pending
+        with self._setup.stopwatch.observing() as seconds:
+            graph = pending.graph if pending else None
+            self._budget.learn(graph, result, seconds, self._forwards, self._seconds)
         if pending:
-            self._keeping[b] = pending.kept(result.path)
-            if self._watch and pending.drafts:
-                path = list(result.path)
-                self._watch(
-                    Outcome(
-                        pending.graph,
-                        pending.drafts,
-                        path,
-                        result.tokens,
-                        rows=pending.fed,
-                    )
+            sequence.kept = pending.kept(result.path)
+            if self._setup.watch and pending.drafts:
+                outcome = Outcome(
+                    pending.graph,
+                    pending.drafts,
+                    list(result.path),
+                    result.tokens,
+                    rows=pending.fed,
                 )
+                self._setup.watch(outcome)
 
     def drop(self, b: int) -> None:
         """See Drafters."""
         self._commit()
         self.runner.drop(b)
-        rows: Any
-        for rows in (self._requests, self._pending, self._keeping):
-            rows[b] = rows[-1]
-            rows.pop()
-        if not self._requests:
-            self._give(self.runner)
+        self._sequences[b] = self._sequences[-1]
+        self._sequences.pop()
+        if not self._sequences:
+            self._setup.runners.give(self.runner)
             self._runner = None
 
     def _read(
         self, contexts: Sequence[Sequence[int]], depths: Sequence[int]
     ) -> list[list[int]]:
-        """Return the tokens of each text that the draft model has not read; none where nothing is drafted."""
+        """Return each text's unread tokens, at most `UNREAD`; none at depth 0."""
 
         def unread() -> list[list[int]]:
             return [
-                self._draft.read(context[length:]) if depth > 0 else []
+                self._draft.read(context[length:]) if depth else []
                 for context, length, depth in zip(contexts, self.runner.lengths, depths)
             ]
 
-        unread_tokens = unread()
-        if max(map(len, unread_tokens)) <= UNREAD:
-            return unread_tokens
-        # A prompt, or what was emitted while drafting rested.
-        self.runner.read([text[:-1] for text in unread_tokens])
+        tokens = unread()
+        if max(map(len, tokens)) <= UNREAD:
+            return tokens
+        # A prompt, or the tokens of steps without drafts.
+        self.runner.read([text[:-1] for text in tokens])
         return unread()
 
-    def _forward(
-        self,
-        pending: Sequence[Pending | None],
-        probes: Sequence[Sequence[int]] | None = None,
-    ) -> ForwardOutput:
-        """Run one forward of all queued rows, and of probes under the last; without any the last row again."""
+    def _forward(self, probes: Sequence[Sequence[int]] = ()) -> ForwardOutput:
+        """Run one forward of all queued rows, and of probes under the last ones.
+
+        A sequence without queued rows has its last one again.
+        """
+        pending = [sequence.pending for sequence in self._sequences]
         trees = [item.tree if item else Tree.chain(0) for item in pending]
-        for b, tokens in enumerate(probes or ()):
+        for b, tokens in enumerate(probes):
             if tokens:
                 trees[b] = trees[b].probe([trees[b].drafted], tokens)
         fed = [min(item.fed, len(item.tokens) - 1) if item else 0 for item in pending]
-        self._forwards.append(
-            max(len(tree.tokens) - before for tree, before in zip(trees, fed))
-        )
-        output = self.runner.forward(trees, self._requests, self._sampling, fed)
+        requests = [sequence.request for sequence in self._sequences]
+        self._forwards += 1
+        output = self.runner.forward(trees, requests, self._sampling, fed)
         for item in pending:
             if item:
                 item.fed = len(item.tokens)
         return output
 
-    def _proposed(self, b: int, root: int, left: int) -> Tree:
-        pending = self._pending[b]
+    def _proposed(self, sequence: Drafting, root: int, left: int) -> Tree:
+        pending = sequence.pending
         if pending is None:
             return Tree.chain(root)
-        drafts = pending.drafts = self._budget.verified(pending.graph, depth=left - 1)
-        shared = drafts.shared(pending.graph)
+        drafts = self._budget.verified(pending.graph, depth=left - 1)
+        pending.drafts = drafts
         return Tree(
             tuple(drafts.tokens),
             tuple(drafts.parents),
             len(drafts.tokens),
-            shared=shared,
+            shared=drafts.shared(pending.graph),
         )
 
     def _commit(self) -> None:
-        if any(self._keeping):
-            self.runner.commit(self._keeping)
-            self._keeping = [[] for _ in self._keeping]
+        if any(sequence.kept for sequence in self._sequences):
+            self.runner.commit([sequence.kept for sequence in self._sequences])
+            for sequence in self._sequences:
+                sequence.kept = []
 
 
 class LevelDrafters(DraftModelDrafters):
-    """SSD, TSD and GSD: a sequence, a tree or a graph is drawn level by level (GSD §3-§5), each by one forward
-    of the new frontier. `most` bounds the draft model's rows for a sequence and step, but for the text's own
-    tokens.
+    """SSD, TSD and GSD: a chain, a tree or a graph grows level by level (GSD §3-§5).
+
+    Each level is one forward of the new frontier.
     """
 
     draws = False  # see Growth
 
-    def __init__(
-        self, draft: Draft, rules: Rules, budget: Budget, *, most: int, **lend: Any
-    ) -> None:
-        super().__init__(draft, budget, depth=rules.depth, **lend)
+    def __init__(self, setup: DraftSetup, rules: Rules) -> None:
+        super().__init__(setup, rules.depth)
         self._rules = rules
-        self._most = most
 
-    def _grow(self, pending: Sequence[Pending | None], depths: Sequence[int]) -> None:
-        growths: dict[int, Growth] = {}
-        for b, item in enumerate(pending):
-            if item:
-                growths[b] = Growth(
-                    item.graph.tokens[0],
+    def _grow(self, depths: Sequence[int]) -> None:
+        growing: dict[int, tuple[Pending, Growth]] = {}
+        for b, sequence in enumerate(self._sequences):
+            if pending := sequence.pending:
+                growth = Growth(
+                    pending.graph.tokens[0],
                     self._rules,
-                    most=self._most,
+                    most=self._setup.max_rows,
                     draws=self.draws,
                     calibrated=self._budget.chance,
                 )
-                item.graph = growths[b].graph
+                growing[b] = (pending, growth)
+                pending.graph = growth.graph
         for level in range(max(depths)):
-            growths = {
-                b: growth
-                for b, growth in growths.items()
+            growing = {
+                b: (pending, growth)
+                for b, (pending, growth) in growing.items()
                 if level < depths[b] and growth.frontier
             }
-            if not growths:
-                break
-            # Of all sequences together: a forward of one's frontier is one of all.
-            reach = sum(growth.reach for growth in growths.values()) / len(pending)
-            if not self._budget.deepens(
-                level, reach, max(len(growth.frontier) for growth in growths.values())
-            ):
+            # Of all sequences together: a forward for one is a forward for all.
+            reach = sum(growth.reach for _, growth in growing.values()) / len(depths)
+            if not growing or not self._budget.deepens(level, reach):
                 break
             rows = {
-                b: pending[b].feed(growth.frontier)  # type: ignore[union-attr]
-                for b, growth in growths.items()
+                b: pending.feed(growth.frontier)
+                for b, (pending, growth) in growing.items()
             }
-            output = self._forward(pending)
-            for b, growth in growths.items():
-                candidates = self._behind(b, growth.frontier, rows[b], output)
+            output = self._forward()
+            for b, (_, growth) in growing.items():
+                candidates = self._candidates(b, growth.frontier, rows[b], output)
                 growth.grow(candidates.ids, candidates.weights)
 
-    def _behind(
+    def _candidates(
         self, b: int, nodes: Sequence[int], rows: range, output: ForwardOutput
     ) -> Candidates:
         return output.next_candidates(b, rows, self._rules.k)
 
 
 class ProbeDrafters(DraftModelDrafters):
-    """A draft model with adaptive tokens draws its whole graph in one forward (SDSAT's probes; PARD, 2025): `k`
-    candidates for the next place and, by a probe each, for all of `depth` places are a lattice.
+    """A draft model with adaptive tokens draws its graph in one forward (PARD, 2025).
+
+    `k` candidates for the next place and, by one probe each, for all of `depth` places
+    are a lattice.
     """
 
-    def __init__(
-        self, draft: Draft, budget: Budget, *, k: int, depth: int, **lend: Any
-    ) -> None:
-        """Raise ValueError for more places than the draft model has diverse tokens for."""
-        super().__init__(draft, budget, depth=depth, **lend)
-        assert draft.adaptive is not None
+    def __init__(self, setup: DraftSetup, *, k: int, depth: int) -> None:
+        """Raise ValueError for more places than the draft model's diverse tokens."""
+        super().__init__(setup, depth)
+        adaptive = setup.draft.adaptive
+        assert adaptive is not None
         self._k = k
-        self._probes = probe_ids(draft.adaptive.ids, depth - 1) if depth > 1 else ()
+        self._probes = probe_ids(adaptive.ids, depth - 1) if depth > 1 else ()
 
-    def _grow(self, pending: Sequence[Pending | None], depths: Sequence[int]) -> None:
-        output = self._forward(
-            pending, [self._probes[: max(0, depth - 1)] for depth in depths]
-        )
-        for b, item in enumerate(pending):
-            if item is None:
+    def _grow(self, depths: Sequence[int]) -> None:
+        output = self._forward([self._probes[: max(0, depth - 1)] for depth in depths])
+        for b, sequence in enumerate(self._sequences):
+            pending = sequence.pending
+            if pending is None:
                 continue
-            root = len(item.tokens) - 1
-            candidates = [output.next_candidates(b, [root], self._k)]
+            root = len(pending.tokens) - 1
+            first = output.next_candidates(b, [root], self._k)
+            ids = list(first.ids)
+            chances = list(first.weights)
             if depths[b] > 1:
-                candidates.append(
-                    output.next_candidates(
-                        b, range(root + 1, root + depths[b]), self._k
-                    )
-                )
-            ids = [row for part in candidates for row in part.ids]
-            chances = [row for part in candidates for row in part.weights]
-            item.graph = lattice(item.graph.tokens[0], ids, chances)
+                probed = range(root + 1, root + depths[b])
+                others = output.next_candidates(b, probed, self._k)
+                ids += others.ids
+                chances += others.weights
+            pending.graph = lattice(pending.graph.tokens[0], ids, chances)
 
 
 class RatioDrafters(LevelDrafters):
-    """SSD, TSD and GSD for verification by ratio: the candidates are draws without replacement (GSD §3).
+    """SSD, TSD and GSD by ratio: candidates are draws without replacement (GSD §3).
 
-    Each sequence has a generator of its own, which begins with its request's seed: runs repeat, whatever stands
-    beside them. A merged node's children were drawn behind the node that it was merged into. The budget must
-    verify whole families (see pick.py).
+    Each sequence has a generator of its own with its request's seed: runs repeat,
+    whatever other sequences there are. A merged node's children were drawn behind the
+    node that it was merged into. The budget must verify whole families (see pick.py).
     """
 
     draws = True
@@ -359,39 +364,37 @@ class RatioDrafters(LevelDrafters):
         """See Drafters."""
         super().start(requests, sampling)
         device = self._draft.lm.device
-        self._generators = [
-            torch.Generator(device).manual_seed(request.seed) for request in requests
-        ]
+        for sequence in self._sequences:
+            generator = torch.Generator(device)
+            sequence.generator = generator.manual_seed(sequence.request.seed)
 
-    def drop(self, b: int) -> None:
-        """See Drafters."""
-        super().drop(b)
-        self._generators[b] = self._generators[-1]
-        self._generators.pop()
+    def _grow(self, depths: Sequence[int]) -> None:
+        for sequence in self._sequences:
+            if sequence.pending:
+                sequence.pending.drawn = {}
+        super()._grow(depths)
 
-    def _grow(self, pending: Sequence[Pending | None], depths: Sequence[int]) -> None:
-        for item in pending:
-            if item:
-                item.drawn = {}
-        super()._grow(pending, depths)
-
-    def _behind(
+    def _candidates(
         self, b: int, nodes: Sequence[int], rows: range, output: ForwardOutput
     ) -> Candidates:
-        candidates, q_nV = output.draws(b, rows, self._rules.k, self._generators[b])
-        self._pending[b].drawn.update(zip(nodes, q_nV))  # type: ignore[union-attr]
+        assert isinstance(output, LazyOutput)  # draws are made on the host
+        sequence = self._sequences[b]
+        assert sequence.pending and sequence.generator
+        assert sequence.pending.drawn is not None
+        candidates, q_nV = output.draws(b, rows, self._rules.k, sequence.generator)
+        sequence.pending.drawn.update(zip(nodes, q_nV))
         return candidates
 
-    def _proposed(self, b: int, root: int, left: int) -> Tree:
-        tree = super()._proposed(b, root, left)
-        pending = self._pending[b]
+    def _proposed(self, sequence: Drafting, root: int, left: int) -> Tree:
+        tree = super()._proposed(sequence, root, left)
+        pending = sequence.pending
         if pending is None or pending.drafts is None:
             return tree
         nodes = pending.drafts.nodes
-        graph = pending.graph
+        merged = pending.graph.merged
         drawn = pending.drawn or {}
-        parents = sorted(set(tree.parents[1:]))
+        parents = {at: nodes[at] for at in sorted(set(tree.parents[1:]))}
         return replace(
             tree,
-            drawn={at: drawn[graph.merged.get(nodes[at], nodes[at])] for at in parents},
+            drawn={at: drawn[merged.get(node, node)] for at, node in parents.items()},
         )

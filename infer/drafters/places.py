@@ -1,13 +1,14 @@
-"""The candidates of a step's places, from every source of drafts: adaptive tokens, the text, the training data.
+"""Candidates for the places of a draft: from adaptive tokens, the text, training data.
 
     score(c) = log p_adaptive(c) + λ_j (log p_ngram(c) - log u(c))      for place j
 
-log p_ngram - log u is what the n-grams (ngrams.py) know of a token beyond its frequency, which the adaptive
-token knows as well; a factor that all candidates of a place share is left out. Behind the last place that
-adaptive tokens answered for, p_ngram alone decides. Of sampled text the noise of each place is known (pick.py)
-and belongs to both.
+u is the token's frequency, which the adaptive token's distribution contains already; a
+factor that all candidates of a place share is left out. Behind the last place with an
+answer of an adaptive token p_ngram (ngrams.py) alone decides. The noise of a place of
+sampled text is known (pick.py) and is part of both distributions.
 
-The candidates for a place depend on the tokens before it, so a draft grows node by node, and is a tree.
+The candidates for a place depend on the tokens before it: a draft is a tree that grows
+node by node.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,20 +20,22 @@ from infer.engine.sampling import GREEDY, Sampling
 from infer.ngrams import LONGEST, TextNgrams
 from infer.trees.token_graph import Drafts, TokenGraph, unroll
 
-Scores = tuple[
-    dict[int, float], float, Sequence[dict[int, int]]
-]  # by token, their total, the text's counts
+#: Scores by token, their total, and the text's counts by n-gram length.
+Scores = tuple[dict[int, float], float, Sequence[dict[int, int]]]
 SOURCES = ("adaptive", "text", "ngrams")
-STEEPEST = (
-    24.0  # power of a chance: of greater ones, near a temperature of 0, all underflow
-)
-NOISY = 6  # likeliest successors whose noise is looked at: it seldom lifts others above them
-UNREAD = 0.25  # of the last answer's share: that of a token which is not among the answers that are read
+#: Largest power of a chance: near a temperature of 0 greater ones underflow.
+MAX_POWER = 24.0
+#: Likeliest successors whose noise is computed: it seldom lifts others above them.
+NOISY = 6
+#: Share of a token that is not among the answers, relative to the last answer's.
+UNREAD = 0.25
 
 
 class Places:
-    """What may follow a text whose last token is the root of the next draft: at most `width` candidates of a
-    place, of the adaptive tokens' `answers` and n-grams. `graph` holds what was looked at so far.
+    """Candidates that follow a text; its last token is the root of the next draft.
+
+    A place has at most `width` candidates, from the adaptive tokens' `answers` and from
+    n-grams. `graph` holds the candidates that were computed so far.
     """
 
     def __init__(
@@ -46,9 +49,6 @@ class Places:
     ) -> None:
         self.graph = TokenGraph([text[-1]])
         self.answered = len(answers.ids) if answers else 0
-        self.has_ngrams = (
-            ngrams is not None
-        )  # whether anything is drafted where adaptive tokens did not answer
         self._tails = {0: tuple(text[-LONGEST:])}
         self._position = len(text)
         self._text = text
@@ -57,10 +57,9 @@ class Places:
         self._width = width
         self._sampling = sampling
         self._seed = seed
-        self._places = [0]  # by node, that of its children
-        self._counted: list[Sequence[dict[int, int]]] = [
-            ()
-        ]  # by node, what its siblings were counted in
+        # By node: the place of its children, and the text's counts for its siblings.
+        self._places = [0]
+        self._counted: list[Sequence[dict[int, int]]] = [()]
 
     def unanswered(self) -> "Places":
         """Return the same without the adaptive tokens' answers."""
@@ -75,16 +74,17 @@ class Places:
         depth: int,
         calibrated: Callable[[float, int], float] | None = None,
     ) -> Drafts:
-        """Return the likeliest paths down to `depth`, while node n's chance is above `prices[n - 1]`.
+        """Return the likeliest paths down to `depth`.
 
-        `calibrated` makes of a candidate's weight and its place how often such candidates are right.
+        Node n is drafted if its chance is above `prices[n - 1]`. `calibrated` maps a
+        candidate's weight and place to the share of such candidates that are right.
         """
         return unroll(
             self.graph, prices, depth=depth, expand=self.expand, calibrated=calibrated
         )
 
     def expand(self, node: int) -> None:
-        """Hang the candidates for the place behind a node under it."""
+        """Add the candidates for the next place under a node."""
         place = self._places[node]
         scores: dict[int, float]
         counted: Sequence[dict[int, int]] = ()
@@ -93,9 +93,8 @@ class Places:
             total = 1.0
         else:
             if not node:
-                self._ngrams.extend(
-                    self._text
-                )  # as late as this: a plain step has no use for it
+                # A plain step needs no n-grams: they are updated here.
+                self._ngrams.extend(self._text)
             else:
                 tail = self._tails[self.graph.parents[node]]
                 self._tails[node] = (*tail, self.graph.tokens[node])[-LONGEST:]
@@ -117,8 +116,10 @@ class Places:
             self._places.append(place + 1)
 
     def source(self, node: int) -> str:
-        """Return the first source that proposes a node by itself, "" for the root: adaptive tokens their
-        likeliest answer and those that no n-gram knows, the text what it counts, the training data the rest.
+        """Return the source of a node, "" for the root.
+
+        It is "adaptive" for the likeliest answer and for answers that no n-gram has,
+        "text" for other tokens that the text has counts of, "ngrams" for the rest.
         """
         token = self.graph.tokens[node]
         place = self._places[node] - 1
@@ -162,7 +163,7 @@ class Places:
             token: power * log(chance / unigrams[token])
             for token, chance in successors.items()
         }
-        # All scores are scaled by the largest factor: near a temperature of 0 it is beyond all floats.
+        # Scale by the largest factor, which overflows near a temperature of 0.
         largest = max(0.0, *exponents.values()) if exponents else 0.0
         total = scale = exp(-largest)
         scores = {token: share * scale for token, share in shares.items()}
@@ -181,7 +182,7 @@ class Places:
             return chances, 1 / D, counted
         seed = self._seed
         position = self._position + place
-        power = min(1 / self._sampling.temperature, STEEPEST)
+        power = min(1 / self._sampling.temperature, MAX_POWER)
         likeliest = sorted(chances, key=chances.__getitem__, reverse=True)[:NOISY]
         rest = max(0.0, 1 - D * sum(chances[token] for token in likeliest)) ** power
         chances = {

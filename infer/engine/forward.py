@@ -1,10 +1,11 @@
 """One forward of trees through the library's model.
 
-    B sequences, D rows of drafts and P of probes (q = D + P), n columns of cache in use, V tokens
+    B sequences, D rows of drafts and P of probes (q = D + P), n columns of cache in use
 
-`DynamicForward` computes as many rows and columns as there are; static.py fills both up to fixed shapes.
-Where a model is divided over ranks, whatever decides (picks, drafts, costs) is rank 0's on every rank, also of
-a draft model, which is whole on each: ranks that chose differently would wait for each other for ever.
+`DynamicForward` computes the rows and columns that there are; static.py pads both to
+fixed shapes. If a model is divided over ranks, every value that decides (picks, drafts,
+costs) is rank 0's on every rank, also for a draft model, which is whole on each: ranks
+that decided differently would wait for each other forever.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,22 +17,21 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from infer.engine.attention import ProbeGate, biased, is_alibi, leave_to_masks, view_of
+from infer.engine.attention import ProbeGate, view_of
 from infer.engine.cache import TreeCache
 from infer.engine.output import LazyOutput, Request
 from infer.engine.pick import Logits
 from infer.engine.sampling import Sampling
-from infer.trees.tree import Fed, FlatTrees, Tree, flatten, key_positions, mask
+from infer.trees.tree import Fed, FlatTrees, Tree, flatten, mask
 
 T = TypeVar("T")
-TRAINED = 2048  # tokens of a sequence in BLOOM's training (arXiv 2211.05100)
 
 
 class Target:
-    """Decoder, head, gate, `slopes` (H,) of ALiBi, and a cache of `capacity` rows of up to `batch` sequences.
+    """A model's decoder, head and gate, and a cache of `capacity` rows per sequence.
 
-    `agree` makes what decides the same on all ranks: those that the model is divided over, or those that
-    `beside` is, where every rank has a whole copy of `lm` that drafts for it.
+    `agree` gives every rank rank 0's tensor: the ranks that `lm` is divided over or, for
+    a draft model that is whole on every rank, those that its `target` is divided over.
     """
 
     def __init__(
@@ -40,17 +40,16 @@ class Target:
         *,
         batch: int,
         capacity: int,
-        beside: PreTrainedModel | None = None,
+        target: PreTrainedModel | None = None,
     ) -> None:
-        lm = view_of(lm)  # several decode on one model at a time
+        lm = view_of(lm)  # other threads may decode on the same model
         self.decoder: Any = lm.get_decoder()
         self.head: Any = lm.get_output_embeddings()
         self.dtype = lm.dtype
         self.device = lm.device
         self.gate = ProbeGate.of(lm)
         self.windows = windows(lm.config)
-        self.slopes = leave_to_masks(self.decoder) if is_alibi(lm.config) else None
-        self.agree = agreement(beside or lm)
+        self.agree = agreement(target or lm)
         self.cache = TreeCache(
             lm.config,
             batch=batch,
@@ -61,43 +60,62 @@ class Target:
         )
 
     @property
-    def places(self) -> tuple[int, ...]:
-        """Where the weights lie now."""
-        return places_of(self.decoder, self.head)
+    def addresses(self) -> tuple[int, ...]:
+        """The addresses of the weights now."""
+        return addresses_of(self.decoder, self.head)
 
     def hidden(
         self,
         ids_Bq: Tensor,
         positions_Bq: Tensor,
-        masks: Mapping[str, Tensor | None] | None,
+        masks: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """Return (B, q, d), the rows in the slots of the cache. `masks` (B, 1, q, columns), with ALiBi's slopes
-        (B, H, q, columns), go by kind of layer; without one the rows are prompts, or one row that sees all
-        there is.
+        """Return (B, q, d) and write the rows to the cache's slots.
+
+        `masks` are (B, 1, q, n) by kind of layer. Without them the rows are prompts, or
+        one row that attends to the whole cache.
         """
+        attention_mask: Any = masks
+        if masks is not None and len(masks) == 1:
+            (attention_mask,) = masks.values()
         output = self.decoder(
             input_ids=ids_Bq,
             position_ids=positions_Bq,
-            attention_mask=masks
-            if masks is None or len(masks) > 1
-            else next(iter(masks.values())),
+            attention_mask=attention_mask,
             past_key_values=self.cache,
             use_cache=True,
         )
-        return output.last_hidden_state
+        hidden: Tensor = output.last_hidden_state
+        return hidden
+
+    def read(self, texts: Sequence[Sequence[int]]) -> None:
+        """Compute texts from position 0 on, whose rows wait in the cache."""
+        n = max(map(len, texts))
+        # Padding follows a shorter text, where causal attention never looks.
+        ids = torch.tensor([[*text, *[0] * (n - len(text))] for text in texts])
+        self.cache.place(n)
+        positions = torch.arange(n, device=self.device).expand(len(texts), -1)
+        masks: dict[str, Any] | None = None
+        if any(window and window < n for window in self.windows.values()):
+            causal = torch.ones(n, n, dtype=torch.bool, device=self.device).tril()
+            masks = {
+                kind: causal.triu(1 - window)[None, None] if window else None
+                for kind, window in self.windows.items()
+            }
+        self.hidden(ids.to(self.device), positions, masks)
 
 
-def places_of(*modules: nn.Module) -> tuple[int, ...]:
-    """Return the addresses of all tensors of modules: those of a model that was moved are others."""
+def addresses_of(*modules: nn.Module) -> tuple[int, ...]:
+    """Return the addresses of all tensors of modules; moving a model changes them."""
     return tuple(
         tensor.data_ptr()
-        for m in modules
-        for tensor in chain(m.parameters(), m.buffers())
+        for module in modules
+        for tensor in chain(module.parameters(), module.buffers())
     )
 
 
 def windows(config: Any) -> dict[str, int | None]:
-    """Return the attention window of each kind of layer; None is no window."""
+    """Return the attention window of each kind of layer; None is full attention."""
     window = getattr(config, "sliding_window", None)
     kinds = set(getattr(config, "layer_types", None) or ())
     if not kinds:
@@ -108,29 +126,26 @@ def windows(config: Any) -> dict[str, int | None]:
 
 
 def context_length(config: PretrainedConfig) -> int:
-    """Return the most tokens of a text; with ALiBi `seq_length`, or BLOOM's 2,048, which it was trained on."""
-    learned = getattr(config, "max_position_embeddings", None) or getattr(
-        config, "seq_length", None
-    )
-    return learned or TRAINED
+    """Return the number of positions of a model."""
+    length: int = config.max_position_embeddings
+    return length
 
 
 class DynamicForward:
-    """As many rows and columns as there are: nothing is computed in vain, and every launch is paid for."""
+    """Computes exactly the rows and columns in use; every kernel is launched anew."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        # One row alone takes slow paths of the CPU's kernels in narrow types (attention up to 3.9
-        # times two rows): plain decoding runs its row twice, or speculation would be flattered.
-        self._least = (
-            2 if target.device.type == "cpu" and target.dtype.itemsize < 4 else 1
-        )
+        # A CPU's kernels for one row of a narrow type are slow (attention up to 3.9 times
+        # two rows). Plain decoding runs its row twice, or speedups would be too high.
+        narrow = target.device.type == "cpu" and target.dtype.itemsize < 4
+        self._min_rows = 2 if narrow else 1
 
     @staticmethod
-    def room(capacity: int, max_rows: int, batch: int) -> int:
-        """Return the rows of the cache that sequences of `capacity` tokens and the trees behind them take.
+    def cache_rows(capacity: int, max_rows: int, batch: int) -> int:
+        """Return the rows of the cache for `capacity` tokens and the trees after them.
 
-        Of several trees one may have the most drafts and another the most probes.
+        One tree of a batch may have the most drafts and another one the most probes.
         """
         return capacity + (max_rows + 1 if batch == 1 else 2 * max_rows)
 
@@ -141,7 +156,7 @@ class DynamicForward:
         sampling: Sampling,
         fed: Fed = None,
     ) -> LazyOutput:
-        """Compute the trees' rows, which wait in the cache behind the committed ones."""
+        """Compute the trees' rows, which wait in the cache after the committed ones."""
         target = self._target
         flat, hidden_Bqd = self.hidden(trees, fed)
         hidden = hidden_Bqd.flatten(0, 1)
@@ -151,46 +166,35 @@ class DynamicForward:
     def hidden(
         self, trees: Sequence[Tree], fed: Fed = None
     ) -> tuple[FlatTrees, Tensor]:
-        """Return the rows, and (B, q, d) what the decoder makes of them."""
+        """Return the rows, and the decoder's output (B, q, d)."""
         target = self._target
-        cache = self._target.cache
+        cache = target.cache
         probes = max(len(tree.tokens) - tree.probes_from for tree in trees)
-        flat = flatten(trees, cache.lengths, fed=fed, drafts=self._least - probes)
-        cache.place(flat.ids.shape[1], fed)
+        flat = flatten(trees, cache.lengths, fed=fed, drafts=self._min_rows - probes)
+        q = flat.ids.shape[1]
+        cache.place(q, fed)
         ids = torch.from_numpy(flat.ids).to(target.device)
         positions = torch.from_numpy(flat.positions).to(target.device)
-        with target.gate.open(flat.drafts, flat.ids.shape[1]):
+        with target.gate.open(flat.drafts, q):
             return flat, target.hidden(ids, positions, self._masks(flat))
 
     def _masks(self, flat: FlatTrees) -> dict[str, Tensor] | None:
-        """Return masks by kind of layer; none for a row that is alone and sees everything."""
-        target = self._target
-        lengths = self._target.cache.lengths
-        end = self._target.cache.slots.end
-        alone = flat.seen.size == 1  # and not behind rows that it may not see
-        if (
-            alone
-            and target.slopes is None
-            and all(w is None or end <= w for w in target.windows.values())
-        ):
+        """Return masks by kind of layer; None for a single row that sees everything."""
+        cache = self._target.cache
+        end = cache.slots.end
+        windows = self._target.windows
+        single = flat.attends.size == 1  # one row, and no fed nodes before it
+        if single and all(w is None or end <= w for w in windows.values()):
             return None
         masks = {
-            kind: torch.from_numpy(mask(flat, lengths, end, window=window)).to(
-                target.device
-            )
-            for kind, window in target.windows.items()
+            kind: torch.from_numpy(mask(flat, cache.lengths, end, window=window))
+            for kind, window in windows.items()
         }
-        if target.slopes is None:
-            return masks
-        at = torch.from_numpy(key_positions(flat, lengths, end)).to(target.device)
-        return {
-            kind: biased(attends, at, target.slopes, target.dtype)
-            for kind, attends in masks.items()
-        }
+        return {kind: mask.to(self._target.device) for kind, mask in masks.items()}
 
 
 def shares(lm: PreTrainedModel) -> int:
-    """Return over how many ranks a model is divided."""
+    """Return the number of ranks that a model is divided over."""
     return lm.tp_size or 1
 
 
@@ -206,7 +210,7 @@ def agreement(lm: PreTrainedModel) -> Callable[[Tensor], Tensor]:
 
 
 def agreed_value(lm: PreTrainedModel, value: T) -> T:
-    """Rank 0's value on every rank."""
+    """Return rank 0's value on every rank."""
     if shares(lm) == 1:
         return value
     values = [value]

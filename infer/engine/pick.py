@@ -1,38 +1,40 @@
 """From logits to one token per node: the only verifier.
 
-A draft is accepted where it equals the pick, so the output is what the picks alone give. Sampling
-draws by Gumbel noise that depends on the seed, the position and the token, and on nothing else: one
-draw for each place of the text, whatever was drafted there. So sampled output with drafts is token
-for token the sampled output without, and drafts that see the same noise are right more often
-(Gumbel coupling: Daliri, Musco, Suresh, 2024).
+A draft is accepted if it equals the pick, so the output consists of picks only. Sampling
+adds Gumbel noise that depends on the seed, the position and the token alone: one draw for
+each place of the text, independent of the drafts. So sampled text is the same with and
+without drafts, and drafts that use the same noise are accepted more often (Gumbel
+coupling: Daliri, Musco, Suresh, 2024).
 
-In bfloat16 and float16 a near-tie would depend on how many rows the forward had, so the likeliest tokens'
-logits are computed again in float32, from the same hidden rows (`Logits`).
+In bfloat16 and float16 a near-tie would depend on the number of rows in the forward. So
+the logits of the likeliest tokens are computed again in float32 (`Logits`).
 
-Verification by ratio: any draft's draws, the target's distribution (GSD §3; Leviathan et al., 2023).
+Verification by ratio: a draft model's draws, the target's distribution (GSD §3;
+Leviathan et al., 2023).
 
-Plain decoding draws the token after a node from the target's p. Here the draft has drawn candidates
-c_1 .. c_k for it from its own q, one after the other and none of them twice. With r_1 = p, q_1 = q:
+Plain decoding draws the token after a node from the target's p. Here the draft model has
+drawn candidates c_1 .. c_k from its own q, without replacement. With r_1 = p, q_1 = q:
 
-    c_i is accepted with the chance  min(1, r_i(c_i) / q_i(c_i)); where it is not,
-    r_{i+1} = norm(max(r_i - q_i, 0))    what q_i gave too little of
-    q_{i+1} = norm(q_i without c_i)      what c_{i+1} was drawn from
+    accept c_i with probability  min(1, r_i(c_i) / q_i(c_i)); if it is rejected,
+    r_{i+1} = norm(max(r_i - q_i, 0))    the mass that q_i lacked
+    q_{i+1} = norm(q_i without c_i)      the distribution of c_{i+1}
 
-and where none is, the token is drawn from r_{k+1}. For every i, c_i ~ q_i: what is accepted,
-min(r_i, q_i), and what is left, max(r_i - q_i, 0), add up to r_i; so from the last candidate to the
-first, and all draws taken together, the token is distributed as p (Jeon et al., 2024). What is left
-never is a rejected candidate: it was rejected because r_i(c_i) < q_i(c_i), so r_{i+1}(c_i) = 0, and
-nothing is ever added to r again. A token is therefore accepted exactly where it is a child.
+If all are rejected, the token is drawn from r_{k+1}. For every i, c_i ~ q_i: accepted mass
+min(r_i, q_i) and residual mass max(r_i - q_i, 0) add up to r_i. By induction from the last
+candidate to the first the token is distributed as p (Jeon et al., 2024). The residual never
+contains a rejected candidate: r_i(c_i) < q_i(c_i), so r_{i+1}(c_i) = 0, and no later r
+gains mass. So the token is accepted exactly if it is a child.
 
-This wants that nothing but q_i decides the candidate. Whether a node has candidates, and how many,
-must be settled before they are drawn, and none may be left out or moved once they are.
+This requires that a candidate depends on q_i alone. Whether a node has candidates, and how
+many, must be decided before they are drawn; none may be dropped or moved afterwards.
 """
 
 from functools import lru_cache
 from math import log
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -44,7 +46,7 @@ BLOCK = 64
 
 
 class Logits:
-    """n rows of logits over V tokens, read by their top or whole; at least float32."""
+    """n rows of logits over V tokens, returned in float32 or wider."""
 
     def __init__(self, head: nn.Module, hidden_nd: Tensor, logits_nV: Tensor) -> None:
         self._head = head
@@ -59,21 +61,21 @@ class Logits:
         return Logits(self._head, self._hidden[rows], self._logits[rows])
 
     def replaced(self, logits_nV: Tensor) -> "Logits":
-        """Return the same rows with other logits of full precision."""
+        """Return the same rows with other logits, which are not recomputed."""
         return Logits(self._head, self._hidden, logits_nV)
 
     @property
     def device(self) -> torch.device:
-        """Where the rows lie."""
+        """The device of the rows."""
         return self._logits.device
 
     @property
     def vocabulary(self) -> int:
-        """V."""
+        """The number of tokens V."""
         return self._logits.shape[-1]
 
     def top(self, m: int) -> tuple[Tensor, Tensor]:
-        """Return (n, m) logits in falling order, and their ids; m is at most V."""
+        """Return the (n, m) largest logits, falling, and their ids; m is at most V."""
         if not self._narrow:
             return top(self._logits, m)
         ids = top(self._logits, min(max(m, RESCORED), self.vocabulary))[1]
@@ -90,10 +92,9 @@ class Logits:
         return self._logits.float().scatter(1, ids, self._exact(ids))
 
     def chances(self) -> Tensor:
-        """Return (n, V) probabilities, as the logits come: a near-tie among them decides nothing."""
-        return self._logits.softmax(
-            -1, dtype=torch.promote_types(self._logits.dtype, torch.float32)
-        )
+        """Return (n, V) probabilities of the unrefined logits, for drafts only."""
+        dtype = torch.promote_types(self._logits.dtype, torch.float32)
+        return self._logits.softmax(-1, dtype=dtype)
 
     def _exact(self, ids_nt: Tensor) -> Tensor:
         weight_ntd = F.embedding(ids_nt, self._head.weight).float()  # type: ignore[arg-type]
@@ -103,13 +104,15 @@ class Logits:
 
 
 def top(values_nV: Tensor, m: int) -> tuple[Tensor, Tensor]:
-    """Compute torch.topk over long rows: the m largest lie in the m blocks of the largest maxima. On a CPU four
-    times as fast at 32,000 columns.
+    """Compute torch.topk over long rows, on a CPU four times as fast at V = 32,000.
+
+    The m largest values lie in the m blocks with the largest maxima.
     """
     n, V = values_nV.shape
     blocks = V // BLOCK
     if blocks <= 2 * m:
-        return tuple(values_nV.topk(m, dim=1))  # type: ignore[return-value]
+        result = values_nV.topk(m, dim=1)
+        return result.values, result.indices
     maxima = values_nV[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK)).amax(-1)
     chosen = maxima.topk(m, dim=1).indices
     device = values_nV.device
@@ -120,61 +123,74 @@ def top(values_nV: Tensor, m: int) -> tuple[Tensor, Tensor]:
     return result.values, ids.gather(1, result.indices)
 
 
-WIDE = 128  # tokens looked at first where no top_k cuts
-LEADERS = 8  # candidates among which a weight is a share
-Ints = TypeVar("Ints", Tensor, np.ndarray)  # int64
-_UNSIGNED = 2**64 - 1
+WIDE = 128  # leading tokens that are considered first without top_k
+LEADERS = 8  # a candidate's weight is its share among so many
+IntArray: TypeAlias = npt.NDArray[np.int64]
+Ints = TypeVar("Ints", Tensor, IntArray)  # int64
+UINT64_MASK = 2**64 - 1
 
 
 def pick(
     logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor
 ) -> Tensor:
-    """Return (n,) the token of each row; `positions` (n,) are those that the tokens will have."""
+    """Return the token of each row (n,); `positions` (n,) are those of the tokens."""
     if not sampling.temperature:
         return logits.top(1)[1][:, 0]
-    values, ids = warped(logits, sampling)
-    return _best(values + gumbel(seeds, positions, ids).to(values.dtype), ids, 1)[1][
-        :, 0
-    ]
+    scores, ids = noisy(logits, sampling, positions, seeds)
+    return _best(scores, ids, 1)[1][:, 0]
 
 
 def candidates(
     logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor, m: int
 ) -> tuple[Tensor, Tensor]:
-    """Return (n, m) ids, the likeliest to be picked first, by the known noise where text is sampled, and (n, m)
-    weights, their share among the leaders; 0 of scores beyond all numbers.
+    """Return the (n, m) ids that are likeliest to be picked, and their weights.
+
+    Sampled text is predicted with its noise, which is known. A weight is the share among
+    the LEADERS best candidates; it is 0 if scores overflow.
     """
-    scores, ids = leaders(logits, sampling, positions, seeds, max(m, LEADERS))
-    return ids[:, :m], scores.softmax(-1).nan_to_num(0.0)[:, :m]
-
-
-def leaders(
-    logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor, m: int
-) -> tuple[Tensor, Tensor]:
-    """Return (n, up to m) the highest scores, falling, and their ids: of those that may be drawn."""
-    if not sampling.temperature:
-        return logits.top(min(m, logits.vocabulary))
-    # Drafts may miss a token far down that the noise lifts; a pick may not.
-    values, ids = warped(logits, sampling, most=WIDE)
-    return _best(values + gumbel(seeds, positions, ids).to(values.dtype), ids, m)
+    count = max(m, LEADERS)
+    if sampling.temperature:
+        # Drafts may miss a token far down that the noise raises; a pick may not.
+        scores, ids = noisy(logits, sampling, positions, seeds, most=WIDE)
+        scores, ids = _best(scores, ids, count)
+    else:
+        scores, ids = logits.top(min(count, logits.vocabulary))
+    total = scores[:, :LEADERS].logsumexp(-1, keepdim=True)
+    weights = (scores - total).exp().nan_to_num(0.0)
+    return ids[:, :m], weights[:, :m]
 
 
 def likeliest(
     logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor, m: int
 ) -> tuple[Tensor, Tensor]:
-    """Return (n, m) chances of the m tokens likeliest to be picked, falling, and their ids: of sampled text,
-    whose noise is known, shares of the perturbed scores; 0 of scores beyond all numbers.
+    """Return the (n, m) ids that are likeliest to be picked, and their chances.
+
+    For sampled text, whose noise is known, chances are shares of the noisy scores; they
+    are 0 if scores overflow.
     """
     if not sampling.temperature:
-        return top(logits.chances(), min(m, logits.vocabulary))
-    values, ids = warped(logits, sampling, most=WIDE)
-    noisy = values + gumbel(seeds, positions, ids).to(values.dtype)
-    result, ids = _best(noisy, ids, m)
-    return (result - noisy.logsumexp(-1, keepdim=True)).exp().nan_to_num(0.0), ids
+        chances, ids = top(logits.chances(), min(m, logits.vocabulary))
+        return ids, chances
+    scores, ids = noisy(logits, sampling, positions, seeds, most=WIDE)
+    total = scores.logsumexp(-1, keepdim=True)
+    scores, ids = _best(scores, ids, m)
+    return ids, (scores - total).exp().nan_to_num(0.0)
+
+
+def noisy(
+    logits: Logits,
+    sampling: Sampling,
+    positions: Tensor,
+    seeds: Tensor,
+    most: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return `warped` log-probabilities with Gumbel noise added, and their ids."""
+    values, ids = warped(logits, sampling, most=most)
+    return values + gumbel(seeds, positions, ids).to(values.dtype), ids
 
 
 def probabilities(logits: Logits, sampling: Sampling) -> Tensor:
-    """Return (n, V) float64: what `pick` draws from, where it samples."""
+    """Return the (n, V) float64 distribution that `pick` samples from."""
     values, ids = warped(logits, sampling)
     shares = values.double().softmax(-1)
     return shares.new_zeros(len(logits), logits.vocabulary).scatter(1, ids, shares)
@@ -183,8 +199,9 @@ def probabilities(logits: Logits, sampling: Sampling) -> Tensor:
 def warped(
     logits: Logits, sampling: Sampling, *, most: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return (n, m) log-probabilities (up to a constant) and ids of the tokens that may be drawn, `most` at
-    most; those cut off among them are -inf.
+    """Return (n, m) log-probabilities, up to a constant, and ids of the tokens to sample.
+
+    There are at most `most` tokens; those that top_p excludes are -inf.
     """
     temperature = sampling.temperature
     V = logits.vocabulary
@@ -198,7 +215,7 @@ def warped(
     total = whole.logsumexp(-1, keepdim=True)
     m = min(most or WIDE, V)
     values, ids = top(whole, m)
-    # On a GPU the question would wait for the device; there a sort of all tokens costs little.
+    # On a GPU the condition would wait for the device, and sorting all tokens is cheap.
     if most is None and (
         whole.device.type != "cpu"
         or not ((values - total).exp().sum(-1) >= sampling.top_p).all()
@@ -207,13 +224,13 @@ def warped(
     return nucleus(values, sampling.top_p, total), ids
 
 
-def _best(noisy: Tensor, ids: Tensor, m: int) -> tuple[Tensor, Tensor]:
-    values, order = top(noisy, min(m, noisy.shape[1]))
+def _best(scores: Tensor, ids: Tensor, m: int) -> tuple[Tensor, Tensor]:
+    values, order = top(scores, min(m, scores.shape[1]))
     return values, ids.gather(1, order)
 
 
 def nucleus(values: Tensor, top_p: float, total: Tensor) -> Tensor:
-    """Set `values`, falling, behind the first that reach the share `top_p` of `total` to -inf."""
+    """Set falling `values` to -inf after the first ones whose share reaches `top_p`."""
     if top_p == 1:
         return values
     before = (values - total).exp().cumsum(-1).roll(1, dims=-1)
@@ -222,12 +239,12 @@ def nucleus(values: Tensor, top_p: float, total: Tensor) -> Tensor:
 
 
 def gumbel(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
-    """Return (n, m) float64 standard Gumbel noise: a function of seed, position and id alone.
+    """Return (n, m) float64 standard Gumbel noise, the same on every device.
 
-    `seeds` and `positions` (n,), `ids` (n, m), all int64; the same on every device.
+    It is a function of `seeds` (n,), `positions` (n,) and `ids` (n, m), all int64.
     """
     if ids.device.type == "cpu":
-        # Some fifty operations on a few numbers each: NumPy's calls take a third of the time of PyTorch's.
+        # Fifty operations on few numbers: NumPy takes a third of PyTorch's time.
         bits = torch.from_numpy(_hashed(seeds.numpy(), positions.numpy(), ids.numpy()))
     else:
         bits = _hashed(seeds, positions, ids)
@@ -236,7 +253,7 @@ def gumbel(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
 
 
 def noise(seed: int, position: int, id: int) -> float:
-    """Return `gumbel` of one token, up to rounding: for the few tokens of a draft an array takes longer."""
+    """Return `gumbel` of one token, up to rounding; faster than an array for few tokens."""
     bits = _mixed_one(_key(seed, position) ^ _key(id)) >> 12
     return -log(-log(bits * 2.0**-52 + 2.0**-53))
 
@@ -248,9 +265,9 @@ def _key(number: int, position: int | None = None) -> int:
 
 
 def _mixed_one(x: int) -> int:
-    x = (x + 0x9E3779B97F4A7C15) & _UNSIGNED
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _UNSIGNED
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _UNSIGNED
+    x = (x + 0x9E3779B97F4A7C15) & UINT64_MASK
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & UINT64_MASK
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & UINT64_MASK
     return x ^ (x >> 31)
 
 
@@ -260,7 +277,7 @@ def _hashed(seeds: Ints, positions: Ints, ids: Ints) -> Ints:
 
 
 def _mixed(x: Ints) -> Ints:
-    """Apply SplitMix64's step and finalizer to int64, which wraps around as its unsigned numbers do."""
+    """Apply SplitMix64's step and finalizer to int64, which wraps like uint64."""
     x = x + -0x61C8864680B583EB  # 0x9E3779B97F4A7C15
     x = (x ^ _shifted(x, 30)) * -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
     x = (x ^ _shifted(x, 27)) * -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
@@ -272,31 +289,30 @@ def _shifted(x: Ints, bits: int) -> Ints:
 
 
 def draw(q_nV: Tensor, k: int, generator: torch.Generator) -> Tensor:
-    """Return (n, k) ids drawn from each row of `q_nV` without replacement, in order; -1 where tokens run out.
+    """Return (n, k) ids drawn from each row without replacement, in order.
 
-    By an exponential race (Gumbel top-k in other words). torch.multinomial does not say what it does where
-    tokens run out.
+    Rows with fewer than k tokens end with -1, which torch.multinomial does not define.
+    The method is an exponential race, equivalent to Gumbel top-k.
     """
     q = q_nV.double()
-    # Tensor.exponential_ takes three times as long. No time is 0; only what cannot be drawn never arrives.
-    times = -torch.rand(
-        q.shape, dtype=q.dtype, device=q.device, generator=generator
-    ).log()
+    # Tensor.exponential_ takes three times as long. No time is 0, so only tokens with
+    # probability 0 have speed 0.
+    uniform = torch.rand(q.shape, dtype=q.dtype, device=q.device, generator=generator)
+    times = -uniform.log()
     speeds, ids = (q / times).topk(min(k, q.shape[1]))
     return F.pad(ids.masked_fill(speeds == 0, -1), (0, k - ids.shape[1]), value=-1)
 
 
 def conditional_distribution(p_nV: Tensor, q_nV: Tensor, ids_nk: Tensor) -> Tensor:
-    """Return (n, V) float64 distribution of the token after each node, given the candidates drawn for it.
+    """Return the (n, V) float64 distribution of the next token, given its candidates.
 
-    `p_nV` are the target's probabilities, `q_nV` those that `ids_nk` were drawn from by `draw`: of the
-    first tokens, where the draft model lacks the others.
+    `p_nV` are the target's probabilities. `ids_nk` were drawn by `draw` from `q_nV`, which
+    has fewer columns if the draft model lacks the last tokens.
     """
     r = p_nV.double()
     q = F.pad(q_nV.double(), (0, p_nV.shape[1] - q_nV.shape[1]))
-    # (n, 1) the chance that all were
     result = torch.zeros_like(r)
-    rejected = torch.ones_like(r[:, :1])
+    rejected = torch.ones_like(r[:, :1])  # the chance that all candidates were rejected
     for c in ids_nk.split(1, dim=1):
         tried = c >= 0
         c = c.clamp(min=0)
@@ -311,5 +327,5 @@ def conditional_distribution(p_nV: Tensor, q_nV: Tensor, ids_nk: Tensor) -> Tens
 
 
 def _norm(x_nV: Tensor) -> Tensor:
-    """Scale rows to sum to 1; a row of zeros stays one."""
+    """Scale rows to sum to 1; a row of zeros stays zero."""
     return F.normalize(x_nV, p=1, dim=1, eps=torch.finfo(x_nV.dtype).tiny)

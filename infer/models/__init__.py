@@ -1,1 +1,1 @@
-"""A model directory, read: weights and adapters, what may draft or be compared with them, several processes."""
+"""Model directories: weights, adapters, draft models, tensor parallelism."""

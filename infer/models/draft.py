@@ -1,168 +1,130 @@
-"""Which model may draft for another: a smaller one with the same token ids, or the target's own first layers.
+"""Which model may draft for another one.
 
-    draft=DIR       a model directory whose tokenizer has the same piece at every id that both have
-    draft=self:N    the target's first N layers with its final norm and head, in the target's own memory
+    draft=DIR       a directory whose tokenizer has the same piece at every shared id
+    draft=self:N    the target's first N layers, its final norm and its head, in place
 
-Self-SSD in the paper's Table 1 (GSD §5) is Zhang et al. (2023), who search for the blocks to skip; the first
-layers as they are draft worse for the same number of layers. Under torchrun every rank loads all of a draft
+The paper's self-SSD (GSD Table 1) is Zhang et al. (2023), who search for the blocks to
+skip; the first N layers draft worse. Under torchrun every rank loads all of a draft
 model; the first layers are divided as the target is.
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from logging import getLogger
 from typing import Any
 
-import torch.distributed as dist
 from torch import nn
 from transformers import PreTrainedModel
 
 from conf import UserError
-from conf.dtype import AUTO, choose_dtype
 from infer.config import DraftConfig
-from infer.engine.forward import context_length, shares
-from infer.engine.memory import enough_for_weights
+from infer.engine.forward import context_length
 from infer.models.checkpoint import Adaptive, ModelDirectory
 from infer.text import Text
 
-STAND_IN = 0  # read for an id that the draft model does not have: any is as good, since none is right
+STAND_IN = 0  # read instead of an id that the draft model lacks; any id would do
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A model that drafts, on the target's device. Its head has the ids below `rows` alone; those that only one
-    of the two can spell are read and proposed like any other, and the target refuses them.
+    """A model that drafts, on the target's device.
+
+    Its head has `rows` ids. An id below that only one of the two models has is read and
+    drafted like others, and the target rejects it.
     """
 
     lm: PreTrainedModel = field(repr=False)
     rows: int  # one more than the last id that both models have
     context: int  # positions, perhaps fewer than the target's
-    adaptive: Adaptive | None = (
-        None  # what it drafts with under draft.adaptive; None: token by token
-    )
+    adaptive: Adaptive | None = None  # drafts by these; None: token by token
 
     def read(self, ids: Sequence[int]) -> list[int]:
-        """Return the target's ids with a stand-in for those that this model lacks."""
+        """Return the target's ids, with a stand-in for ids that this model lacks."""
         return [id if id < self.rows else STAND_IN for id in ids]
 
 
-def check_draft(config: DraftConfig, text: Text) -> int:
-    """Return `Draft.rows` for a target's tokenizer, before any weight is read. Raises UserError for a directory
-    without a tokenizer or with another one's ids, and for `adaptive` without adaptive.json.
+class DraftSource:
+    """A draft model before its weights are read; `text` is the target's tokenizer.
+
+    Raises UserError for a directory without a tokenizer or with other ids, and for
+    `adaptive` without adaptive.json.
     """
-    if config.layers is not None:
-        return rows_of_both(text.pieces, text.pieces)
-    directory = ModelDirectory(str(config.model), setting="draft")
-    pieces = directory.text.pieces
-    if config.adaptive:
-        directory.need_adaptive()
-    return _rows_of_both(text, pieces, directory.name)
 
+    def __init__(self, config: DraftConfig, text: Text) -> None:
+        self._config = config
+        self._directory: ModelDirectory | None = None
+        self._rows = shared_rows(text.pieces, text.pieces, "the model")
+        if config.layers is None:
+            directory = ModelDirectory(str(config.model), setting="draft")
+            pieces = directory.text.pieces
+            self._directory = directory
+            self._rows = shared_rows(text.pieces, pieces, directory.name)
+            if config.adaptive:
+                directory.need_adaptive()
 
-def _rows_of_both(text: Text, pieces: Mapping[int, str], name: str) -> int:
-    try:
-        return rows_of_both(text.pieces, pieces)
-    except ValueError as error:
-        raise UserError(
-            f"{name} must have the token ids of the model, {error}"
-        ) from error
+    def load(self, target: PreTrainedModel, adaptive: Adaptive | None) -> Draft:
+        """Load the model that drafts for `target`, which has the `adaptive` tokens.
 
-
-def rows_of_both(target: Mapping[int, str], draft: Mapping[int, str]) -> int:
-    """Return one more than the last id that both have a piece for. Raises ValueError, with the end of a
-    sentence, for the first id that is another piece in the draft's vocabulary, and where they share none.
-    """
-    both = sorted(target.keys() & draft.keys())
-    for id in both:
-        if target[id] != draft[id]:
-            raise ValueError(f"whose id {id} is {target[id]!r}, got {draft[id]!r}")
-    if not both:
-        raise ValueError("got none of them")
-    return both[-1] + 1
-
-
-def load_draft(
-    config: DraftConfig,
-    target: PreTrainedModel,
-    *,
-    rows: int,
-    adaptive: Adaptive | None,
-) -> Draft:
-    """Load the model that drafts for `target`, which has the `adaptive` tokens; `rows` is `check_draft`'s.
-
-    A model larger than the target is warned of. Raises UserError for what `ModelDirectory.load` refuses, for
-    want of memory on any rank, and for as many layers as the target has.
-    """
-    if config.layers is None:
-        directory = ModelDirectory(str(config.model), setting="draft")
-        dtype = config.dtype or str(target.dtype).removeprefix("torch.")
-        if dtype == AUTO:
-            dtype = choose_dtype(AUTO, target.device.type)
-        narrow = "draft.dtype=bfloat16"
-        device = str(target.device)
-        fits = enough_for_weights(directory.path, dtype, device, narrow=narrow)
-        with failing_together(target), fits:
-            lm = directory.load(dtype=dtype, device=device, whole=True)
-            adaptive = directory.need_adaptive() if config.adaptive else None
-        if (size := lm.num_parameters()) > (limit := target.num_parameters()):
-            message = "draft=%s must have fewer parameters than the model's %s, got %s, which drafts slowly"
-            getLogger(__name__).warning(
-                message, directory.path, f"{limit:,}", f"{size:,}"
-            )
-    else:
-        layers = target.config.num_hidden_layers
-        if config.layers >= layers:
+        Raises UserError for a directory that `ModelDirectory.load` refuses, and for as many
+        layers as the target has.
+        """
+        config = self._config
+        if self._directory:
+            dtype = str(target.dtype).removeprefix("torch.")
+            device = str(target.device)
+            lm = self._directory.load(dtype=dtype, device=device, whole=True)
+            adaptive = self._directory.adaptive
+        else:
+            layers = target.config.num_hidden_layers
+            if not config.layers or config.layers >= layers:
+                raise UserError(
+                    f"draft must have fewer layers than the model's {layers}, "
+                    f"got {config.model}"
+                )
+            lm = first_layers(target, config.layers)
+        if config.adaptive and adaptive is None:
             raise UserError(
-                f"draft must have fewer layers than the model's {layers}, got {config.model}"
+                "draft_adaptive=true needs a model fine-tuned with adaptive tokens, "
+                "got no adaptive.json"
             )
-        lm = first_layers(target, config.layers)
-    if config.adaptive and adaptive is None:
-        tuned = "a model fine-tuned with adaptive tokens"
-        raise UserError(f"draft.adaptive=true needs {tuned}, got no adaptive.json")
-    _narrow_head(lm, rows)
-    return Draft(
-        lm, rows, context_length(lm.config), adaptive if config.adaptive else None
-    )
+        _narrow_head(lm, self._rows)
+        drafted_by = adaptive if config.adaptive else None
+        return Draft(lm, self._rows, context_length(lm.config), drafted_by)
 
 
-@contextmanager
-def failing_together(lm: PreTrainedModel) -> Iterator[None]:
-    """Raise on every rank the UserError of the first rank that meets one in the block.
+def shared_rows(target: Mapping[int, str], draft: Mapping[int, str], name: str) -> int:
+    """Return one more than the last id that both models have a piece for.
 
-    A rank that failed alone would leave the others waiting, and torchrun would end them without a sentence.
+    Raises UserError, naming the second model, for an id with two different pieces, and if
+    there is no shared id.
     """
-    error: UserError | None = None
-    try:
-        yield
-    except UserError as caught:
-        error = caught
-    errors: list[UserError | None] = [error]
-    if shares(lm) > 1:
-        errors *= shares(lm)
-        dist.all_gather_object(errors, error)
-    for error in errors:
-        if error is not None:
-            raise error
+    shared = sorted(target.keys() & draft.keys())
+    different = (id for id in shared if target[id] != draft[id])
+    id = next(different, None)
+    if id is not None or not shared:
+        reason = "none of them"
+        if id is not None:
+            reason = f"{draft[id]!r} instead of {target[id]!r} for id {id}"
+        raise UserError(f"{name} must have the model's token ids, got {reason}")
+    return shared[-1] + 1
 
 
 def first_layers(lm: PreTrainedModel, layers: int) -> PreTrainedModel:
-    """Return the first layers of a model with its final norm and head, on the same tensors: `deepcopy` takes
-    them from its memo, also buffers that no checkpoint has and an adapter's weights.
-    """
+    """Return a model's first layers with its final norm and head, on the same tensors."""
+    # `deepcopy` takes tensors from its memo, also buffers that no checkpoint contains.
     shared: dict[int, Any] = {
         id(tensor): tensor for tensor in chain(lm.parameters(), lm.buffers())
     }
     short = copy.deepcopy(lm, shared)
     config = short.config
-    blocks = short.get_decoder().children()
-    del next(
-        b
-        for b in blocks
-        if isinstance(b, nn.ModuleList) and len(b) == config.num_hidden_layers
-    )[layers:]
+    for module in short.get_decoder().children():
+        if (
+            isinstance(module, nn.ModuleList)
+            and len(module) == config.num_hidden_layers
+        ):
+            del module[layers:]
+            break
     config.num_hidden_layers = layers
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:layers]
@@ -170,39 +132,31 @@ def first_layers(lm: PreTrainedModel, layers: int) -> PreTrainedModel:
 
 
 def _narrow_head(lm: PreTrainedModel, rows: int) -> None:
-    if rows >= lm.config.vocab_size:
-        return
+    """Reduce the head to the first `rows` ids."""
     head: Any = lm.get_output_embeddings()
-    for name in ("weight", "bias"):
-        if getattr(head, name) is not None:
-            setattr(
-                head,
-                name,
-                nn.Parameter(getattr(head, name)[:rows], requires_grad=False),
-            )
-    head.out_features = rows
+    if rows < lm.config.vocab_size:
+        head.weight = nn.Parameter(head.weight[:rows], requires_grad=False)
+        if head.bias is not None:
+            head.bias = nn.Parameter(head.bias[:rows], requires_grad=False)
+        head.out_features = rows
 
 
 def base_pieces(folder: str, text: Text) -> Mapping[int, str]:
-    """Return the base's pieces by id, before any weight is read; `text` is the tuned model's tokenizer.
+    """Return a base model's pieces by id; `text` is the tuned model's tokenizer.
 
-    Raises UserError for what is no model directory with a tokenizer, and where an id is another piece.
+    Raises UserError for a folder without a tokenizer, and for other ids.
     """
-    pieces = ModelDirectory(folder, setting="base").text.pieces
-    _rows_of_both(text, pieces, f"base={folder}")
-    return pieces
+    directory = ModelDirectory(folder, setting="base")
+    shared_rows(text.pieces, directory.text.pieces, directory.name)
+    return directory.text.pieces
 
 
 def lacking(
     pieces: Mapping[int, str], prompts: Iterable[tuple[str, Sequence[int]]]
 ) -> str | None:
-    """Return, in words, the first id of the (name, ids) prompts that is no piece; None where all are."""
-    return next(
-        (
-            f"no id {id} of {name}"
-            for name, ids in prompts
-            for id in ids
-            if id not in pieces
-        ),
-        None,
-    )
+    """Name the first id of the (name, ids) prompts that is not in `pieces`, if any."""
+    for name, ids in prompts:
+        for id in ids:
+            if id not in pieces:
+                return f"no id {id} of {name}"
+    return None

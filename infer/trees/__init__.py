@@ -1,3 +1,1 @@
-"""Drafts as data: trees, the graphs they are unrolled from, how graphs grow, and their rows and masks.
-Pure; knows no model.
-"""
+"""Drafts as data: trees, token graphs, their growth, their rows and masks. Pure."""

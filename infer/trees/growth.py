@@ -1,17 +1,18 @@
 """How a draft model's graph grows, level by level (GSD §4.2, §5.2, §5.3). Pure.
 
-Every node of the frontier gets the draft model's k likeliest tokens as children, without those whose chance
-is below θ_sib times their likeliest sibling's: these are not drafted, so that they are not verified either. Of
-the others
+The children of a frontier node are the draft model's k likeliest tokens. Tokens whose
+chance is below θ_sib times the likeliest sibling's are dropped, neither drafted nor
+verified. A remaining child
 
-- one whose chance is below θ_prob is a leaf;
-- one that ends a τ-gram which stands in the graph already, outside of its own paths, is merged into the
-  node that ended it first: what follows there follows here;
-- the rest are the next frontier.
+- is a leaf if its chance is below θ_prob;
+- is merged into the node that first ended the same τ-gram, if there is one outside of
+  the child's own paths: both then share their continuations;
+- otherwise joins the next frontier.
 
-Out-degree k=1 is a sequence (SSD), no merging a tree (TSD), both together GSD. A node's own paths are
-all on which it can be reached, through merged nodes too. So a merge never closes a circle, and
-where a (τ+1)-gram stands at two nodes, the τ-grams before it lie on one path: a text that repeats itself.
+With k=1 the graph is a sequence (SSD), without merging a tree (TSD), in general GSD. A
+node's own paths are all paths that reach it, also through merged nodes, so a merge
+never closes a cycle. If a (τ+1)-gram ends at two nodes, the τ-grams before it lie on
+one path: the text repeats itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ from infer.trees.token_graph import TokenGraph
 
 @dataclass(frozen=True)
 class Rules:
-    """The paper's settings (Appendix A). `tau` None: nothing is merged."""
+    """The paper's settings (Appendix A); `tau` None disables merging."""
 
     k: int = 4
     depth: int = 10
@@ -33,13 +34,14 @@ class Rules:
 
 
 class Growth:
-    """A graph, and its nodes that get children next.
+    """A graph and its frontier, the nodes that get children next.
 
-    `most` bounds the nodes that ever get children: the draft model's rows. Beyond it the likeliest do.
-    `draws`: the candidates are draws for verification by ratio (pick.py), where dropping some of them, or
-    merging into a node whose children are known, would change the text's distribution. So a node that θ_sib
-    would drop is a leaf, and nodes are merged only into those of their own level, which have no children yet.
-    `calibrated` makes of the draft model's chance how often such drafts were right.
+    `most` bounds the nodes that ever get children, the draft model's rows; the likeliest
+    are chosen. With `draws` the candidates are draws for verification by ratio (pick.py).
+    Dropping a draw, or merging into a node whose children are known, would change the
+    text's distribution. So a node that θ_sib would drop becomes a leaf, and nodes are
+    merged only into nodes of their own level, which have no children yet. `calibrated`
+    maps the draft model's chance to the rate at which such drafts were right.
     """
 
     def __init__(
@@ -57,24 +59,23 @@ class Growth:
         self._left = most - 1
         self._draws = draws
         self._calibrated = calibrated
-        # Of nodes that are no leaves: the chance of the path from the root, its last τ tokens, and all nodes
-        # on the paths to them, themselves among them, as bits.
+        # For each inner node: the joint chance of its path, the path's last τ tokens,
+        # and a bit for every node on the paths to it, itself included.
         self._joint = {0: 1.0}
         self._grams: dict[int, tuple[int, ...]] = {0: (root,)}
         self._above = {0: 1}
-        self._ended: dict[
-            tuple[int, ...], list[int]
-        ] = {}  # nodes by the τ-gram that they end
+        # Nodes by the τ-gram that they end.
+        self._ended: dict[tuple[int, ...], list[int]] = {}
 
     @property
     def reach(self) -> float:
-        """The chance that the text goes on through the frontier, merged nodes not counted."""
+        """The chance that the text continues through the frontier, without merged nodes."""
         return sum(map(self._joint.__getitem__, self.frontier))
 
     def grow(
         self, ids: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]
     ) -> None:
-        """Grow a level: at most k candidates behind each node of the frontier, likeliest first or as drawn."""
+        """Add a level: up to k candidates for each frontier node, by chance or as drawn."""
         rules = self._rules
         parents = self.frontier
         self.frontier = []
@@ -96,7 +97,7 @@ class Growth:
         self._left -= len(self.frontier)
 
     def _merge(self, node: int, parents: Sequence[int]) -> bool:
-        """Merge a node that is τ-redundant; else its own τ-gram stands in the graph from now on."""
+        """Merge a node if an earlier one ended its τ-gram; otherwise register it."""
         tau = self._rules.tau
         parent = self.graph.parents[node]
         if not tau:
@@ -111,7 +112,8 @@ class Growth:
             self._above[node] = above
             return False
         self.graph.merge(node, into)
-        # What stands behind the other is behind this one too. Nobody asks again but those that get children.
+        # The other node's descendants now follow this one too. Only nodes that get
+        # children are looked up again.
         for other in chain(parents, self.frontier):
             if self._above[other] >> into & 1:
                 self._above[other] |= above

@@ -1,8 +1,8 @@
 """The drafts of one window as a graph: a lattice.
 
-The candidates for place j are predicted without regard to those for other places, so each may
-follow each. As a graph the first candidate for a place has the next place's candidates as children,
-and its rivals are merged into it.
+The candidates for place j do not depend on those for other places, so any may follow
+any. In the graph the first candidate for a place has the next place's candidates as
+children, and its rivals are merged into it.
 
     place 1   place 2        chances 0.6, 0.3 and 0.7, 0.2      root
     a .6      c .7           unrolled in order of the joint     |-- a .6
@@ -10,7 +10,8 @@ and its rivals are merged into it.
                              bc .21, ad .12, bd .06             |   `-- d .12
                                                                 `-- b .3 ...
 
-The published trees (SDSAT §3.4.2) are the other shape: `nucleus_tree` is the same at every step.
+The published trees (SDSAT §3.4.2) have another shape: `nucleus_tree` is the same at
+every step.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,8 +19,7 @@ from functools import lru_cache
 
 from infer.trees.token_graph import Drafts, TokenGraph
 
-# Nodes by level of the authors' trees, by depth: 28, 36, 46, 60 and 76 nodes (their tree_choice), and how the
-# nodes of a level are divided: the first node above it has the first number of children, and so on.
+# The authors' trees (their tree_choice) by depth: nodes of each level, 28 to 76 in all.
 LEVELS = {
     5: (4, 8, 8, 5, 3),
     7: (4, 8, 8, 6, 5, 3, 2),
@@ -27,17 +27,18 @@ LEVELS = {
     11: (4, 8, 8, 8, 6, 6, 6, 5, 4, 3, 2),
     13: (4, 8, 8, 8, 8, 8, 6, 6, 6, 5, 4, 3, 2),
 }
+# The nodes of a level by parent: the first node above it has the first number, etc.
 CHILDREN = {8: (3, 2, 2, 1), 6: (3, 2, 1), 5: (3, 2), 4: (3, 1), 3: (3,), 2: (2,)}
-# places of the deepest tree; candidates that a tree has for a place, at most
-DEEPEST = max(LEVELS)
-RANKS = 4
+DEEPEST = max(LEVELS)  # places of the deepest tree
+RANKS = 4  # candidates for a place, at most
 
 
 def lattice(
     root: int, ids: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]
 ) -> TokenGraph:
-    """Build a tree of candidates `ids[j][r]` for each place behind the root; `chances[j]` are those of the
-    candidates for place j where all before them are right, falling.
+    """Return the graph of candidates `ids[j][r]` for each place after the root.
+
+    `chances[j]` are their chances, falling, given that all tokens before place j are right.
     """
     graph = TokenGraph([root])
     first = 0
@@ -51,10 +52,10 @@ def lattice(
 
 @lru_cache
 def nucleus_shape(depth: int) -> tuple[tuple[int, int], ...]:
-    """Return (parent, rank) of every node behind the root of the authors' tree of `depth` levels, 1 to 13.
+    """Return (parent, rank) of every node after the root of the authors' tree.
 
-    A depth between two of theirs has the first levels of the deeper tree. Depth 5, the ranks of a level from
-    left to right, nodes with the same parent in brackets:
+    A depth between two of theirs takes the first levels of the deeper tree. At depth 5,
+    the ranks of each level, with siblings in brackets:
 
         level 1   (0 1 2 3)
         level 2   (0 1 2)(0 1)(0 1)(0)       under the four nodes of level 1
@@ -82,8 +83,11 @@ def nucleus_shape(depth: int) -> tuple[tuple[int, int], ...]:
 def nucleus_tree(
     graph: TokenGraph, depth: int, expand: Callable[[int], None]
 ) -> Drafts:
-    """Return the authors' tree over a graph (SDSAT §3.4.2); `expand` hangs the candidates behind a node."""
-    drafts = Drafts([graph.tokens[0]], [-1], [0], [1.0], [0])
+    """Return the authors' tree over a graph (SDSAT §3.4.2).
+
+    `expand` adds a node's children to the graph.
+    """
+    drafts = Drafts.root(graph)
     nodes: list[int | None] = [0]  # of the drafts, by node of the shape
     for above, rank in nucleus_shape(depth) if depth else ():
         parent = nodes[above]

@@ -1,8 +1,8 @@
-r"""A draft as a graph: hypotheses that share what follows them (GSD §5). Pure data.
+r"""A draft as a graph: hypotheses that share continuations (GSD §5). Pure data.
 
-Node 0 is the last emitted token. Every other node hangs under its parent; a *merged* node has no
-children of its own, but those of another node, which stands for the same continuation. Every path
-from the root is a hypothesis.
+Node 0 is the last emitted token. Every other node has a parent. A *merged* node shares
+the children of another node, because their continuations are the same. Every path from
+the root is a hypothesis.
 
     the graph, after the paper's Figure 2            its tree, after Figure 4 (unrolled)
 
@@ -12,7 +12,7 @@ from the root is a hypothesis.
       |     |                                          |       |
     3 red 4 red . . .                                 red     red
       |              : merged into 3,                  |       |
-    5 car  . . . . . : so 5 comes behind 4 too        car     car
+    5 car  . . . . . : so 5 follows 4 too             car     car
 
     tokens   the a one red red car        node of the graph   0 1 2 3 4 5 5
     parents  -   0 0   1   2   3          parent in the tree  - 0 0 1 2 3 4
@@ -22,13 +22,14 @@ from the root is a hypothesis.
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 
 
 @dataclass(slots=True)
 class TokenGraph:
-    """`chances[i]` is that of node i behind its parent; `children[i]` are the nodes behind node i, the
-    likeliest first, and a merged node's are the list of the node that it was merged into.
+    """A graph by node: tokens, parents, chances given the parent, children.
+
+    Children are sorted by falling chance. A merged node's list of children is the list of
+    the node that it was merged into.
     """
 
     tokens: list[int]
@@ -39,11 +40,11 @@ class TokenGraph:
 
     @property
     def drafted(self) -> int:
-        """The number of nodes without the root and merged ones, as the authors' code counts drafted tokens."""
+        """The number of drafted tokens, as the authors count: no root, no merged nodes."""
         return len(self.tokens) - 1 - len(self.merged)
 
     def add(self, parent: int, token: int, chance: float) -> int:
-        """Add a node under a parent that is not merged; siblings come in falling order of chance."""
+        """Add a node under a parent that is not merged; siblings by falling chance."""
         node = len(self.tokens)
         self.tokens.append(token)
         self.parents.append(parent)
@@ -55,9 +56,10 @@ class TokenGraph:
     def follow(
         self, tokens: Sequence[int]
     ) -> Iterator[tuple[Sequence[int], int | None]]:
-        """Yield the candidates for each of a text's tokens behind the root, and the one that holds it.
+        """Yield for each token of a text its candidates, and the one that equals it.
 
-        It ends where there are no candidates, and behind those of which none holds the token (None).
+        Stops where there are no candidates, and after the first token that no candidate
+        equals (None).
         """
         node: int | None = 0
         for token in tokens:
@@ -70,14 +72,17 @@ class TokenGraph:
             yield children, node
 
     def merge(self, node: int, into: int) -> None:
-        """Merge: let `node`, which has no children, share those of `into`, now and later."""
+        """Let `node`, which has no children, share those of `into`, now and later."""
         self.children[node] = self.children[into]
         self.merged[node] = into
 
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """A tree: `chances[i]` of the path to node i being right, `nodes[i]` the graph's; node 0 is the root."""
+    """A tree of drafts; node 0 is the root.
+
+    `chances[i]` is the joint chance of the path to node i, `nodes[i]` its graph node.
+    """
 
     tokens: list[int]
     parents: list[int]
@@ -85,19 +90,23 @@ class Drafts:
     chances: list[float]
     nodes: list[int]
 
+    @classmethod
+    def root(cls, graph: TokenGraph) -> "Drafts":
+        """Return the tree that contains only the graph's root."""
+        return cls([graph.tokens[0]], [-1], [0], [1.0], [0])
+
     def first(self, count: int) -> "Drafts":
-        """Return the likeliest `count` nodes."""
-        n = count
+        """Return the first `count` nodes, which are the likeliest."""
         return Drafts(
-            self.tokens[:n],
-            self.parents[:n],
-            self.depths[:n],
-            self.chances[:n],
-            self.nodes[:n],
+            self.tokens[:count],
+            self.parents[:count],
+            self.depths[:count],
+            self.chances[:count],
+            self.nodes[:count],
         )
 
     def hang(self, graph: TokenGraph, node: int, parent: int, chance: float) -> None:
-        """Add a node of the graph under a node of the tree; `chance` is that of the path to it."""
+        """Add a graph node under a tree node; `chance` is the joint chance of its path."""
         self.tokens.append(graph.tokens[node])
         self.parents.append(parent)
         self.depths.append(self.depths[parent] + 1)
@@ -105,7 +114,7 @@ class Drafts:
         self.nodes.append(node)
 
     def shared(self, graph: TokenGraph) -> frozenset[int]:
-        """Return the nodes that a path reaches through a merged node."""
+        """Return the nodes whose path passes through a merged node."""
         result: set[int] = set()
         for node in range(1, len(self.nodes)) if graph.merged else ():
             parent = self.parents[node]
@@ -117,7 +126,7 @@ class Drafts:
         return frozenset(result)
 
     def endings(self) -> list[float]:
-        """Return the chance of each node to be the last accepted one."""
+        """Return for each node the chance that it is the last accepted one."""
         chances = list(self.chances)
         for node, parent in enumerate(self.parents[1:], 1):
             chances[parent] -= self.chances[node]
@@ -132,29 +141,30 @@ def unroll(
     calibrated: Callable[[float, int], float] | None = None,
     expand: Callable[[int], None] | None = None,
 ) -> Drafts:
-    """Return the graph's likeliest paths as a tree, while node n's chance is above `prices[n - 1]`.
+    """Return the graph's likeliest paths as a tree (GSD §5.4).
 
-    `calibrated` makes of a node's chance behind its parent, and of its place, how often such drafts were right.
-    `expand` hangs a node's children under it when they are first looked for: such a graph has no merged nodes.
+    Node n is added while its joint chance is above `prices[n - 1]`. Merged nodes get
+    copies of their continuations. Parents come before children, so the first n nodes are
+    the likeliest tree of n nodes.
 
-    §5.4: merged nodes are parted again, and each gets a copy of what follows. Every node comes behind its
-    parent, so that the first n nodes are a tree, and the likeliest one of n nodes.
+    `calibrated` maps a node's chance and depth to the rate at which such drafts were
+    right. `expand` adds a node's children to the graph on demand; such a graph has no
+    merged nodes.
     """
-    drafts = Drafts([graph.tokens[0]], [-1], [0], [1.0], [0])
-    heap: list[
-        tuple[float, int, int]
-    ] = []  # (-chance, parent in the tree, rank among its children)
+    drafts = Drafts.root(graph)
+    # (-chance, parent in the tree, rank among its children)
+    heap: list[tuple[float, int, int]] = []
     lowest = min(prices, default=1.0)
 
     def offer(parent: int, rank: int) -> None:
         if drafts.depths[parent] == depth or drafts.chances[parent] <= lowest:
-            return  # what follows is no likelier
+            return  # its children are no likelier
         node = drafts.nodes[parent]
         if expand and not rank:
             expand(node)
-        behind = graph.children[node]
-        if rank < len(behind):
-            chance = graph.chances[behind[rank]]
+        children = graph.children[node]
+        if rank < len(children):
+            chance = graph.chances[children[rank]]
             if calibrated:
                 chance = calibrated(chance, drafts.depths[parent])
             heapq.heappush(heap, (-drafts.chances[parent] * chance, parent, rank))
@@ -172,10 +182,12 @@ def unroll(
 
 
 def unroll_levels(graph: TokenGraph, most: int, *, depth: int) -> Drafts:
-    """Return the graph as a tree of up to `most` drafts; the likeliest nodes of a level get all their children.
-    So what a node's children are decides nothing, as verification by ratio wants it (pick.py).
+    """Return the graph as a tree of up to `most` drafts, by whole families.
+
+    The likeliest nodes of a level get all of their children or none, so the children's
+    tokens decide nothing, as verification by ratio requires (pick.py).
     """
-    drafts = Drafts([graph.tokens[0]], [-1], [0], [1.0], [0])
+    drafts = Drafts.root(graph)
     level = [0]
     for _ in range(depth):
         first = len(drafts.tokens)
@@ -183,60 +195,32 @@ def unroll_levels(graph: TokenGraph, most: int, *, depth: int) -> Drafts:
             children = graph.children[drafts.nodes[parent]]
             if len(drafts.tokens) + len(children) <= 1 + most:
                 for node in children:
-                    drafts.hang(
-                        graph,
-                        node,
-                        parent,
-                        drafts.chances[parent] * graph.chances[node],
-                    )
+                    chance = drafts.chances[parent] * graph.chances[node]
+                    drafts.hang(graph, node, parent, chance)
         level = list(range(first, len(drafts.tokens)))
     return drafts
 
 
-class Fate(Enum):
-    """What became of a node of the graph; a `SHARED` node was reached through a merged node."""
-
-    ACCEPTED = "accepted"
-    SHARED = "accepted behind a merged node"
-    REJECTED = "verified, rejected"
-    DRAFTED = "not verified"
-
-
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A sequence's draft in one step: `drafts` is the tree that was verified, `path` its accepted nodes from
-    the root on, `tokens` theirs without the root's, and the target's own token behind them.
-    """
+    """A sequence's draft in one step, after verification."""
 
     graph: TokenGraph
-    drafts: Drafts
-    path: list[int]
-    tokens: list[int]
-    rows: int = 0  # of the draft model for it, with those of the text, without probes
+    drafts: Drafts  # the verified tree
+    path: list[int]  # its accepted nodes, from the root
+    tokens: list[int]  # the emitted tokens: accepted drafts, then the target's own
+    rows: int = 0  # rows of the draft model, with those of the text, without probes
 
     @property
     def accepted(self) -> list[int]:
-        """The accepted path's nodes of the graph, from the root on."""
+        """The graph nodes of the accepted path, from the root."""
         return [self.drafts.nodes[node] for node in self.path]
 
     @property
     def succeeded(self) -> bool:
-        """Whether the accepted path goes on behind a merged node (GSD §6.2, "graph success")."""
+        """Whether the accepted path continues after a merged node (GSD §6.2)."""
         return any(node in self.graph.merged for node in self.accepted[:-1])
 
-    @property
-    def fates(self) -> list[Fate]:
-        """Of each node of the graph; a node with several copies in the tree fares as the best of them."""
-        fates = [Fate.DRAFTED] * len(self.graph.tokens)
-        for node in self.drafts.nodes:
-            fates[node] = Fate.REJECTED
-        fate = Fate.ACCEPTED
-        path = self.accepted
-        for before, node in zip([-1, *path], path):
-            if self.graph.parents[node] != before:
-                fate = Fate.SHARED
-            fates[node] = fate
-        return fates
 
-
-Watch = Callable[[Outcome], None]  # called with every draft but a sequence's last
+#: Called with every draft except a sequence's last.
+Watch = Callable[[Outcome], None]

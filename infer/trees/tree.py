@@ -1,9 +1,10 @@
-"""A draft: a tree of tokens hung under the last emitted token. Pure data.
+"""A draft: a tree of tokens under the last emitted token. Pure data.
 
-Node 0 is the last emitted token, not yet in the cache. A node attends to the cache, to its
-ancestors and to itself; its position is the cache's length plus its depth. Probe nodes hold
-adaptive tokens: attended like any other, never accepted, never committed. They stand behind all
-other nodes, one chain of them under each node of `probed`.
+Node 0 is the last emitted token, which is not in the cache yet. A node attends to the
+cache, to its ancestors and to itself. Its position is the cache's length plus its depth.
+Probe nodes hold adaptive tokens: other nodes never attend to them, and they are never
+accepted or committed. They come after all other nodes, one chain of them under each
+node of `probed`.
 
     a root, two rival drafts,        node     0  1  2  3  4        0
     and two probes under node 2:     token    y  a  b  m  m       / \
@@ -14,13 +15,13 @@ other nodes, one chain of them under each node of `probed`.
                                      3 attends 1 0 1 1 0             4
                                      4 attends 1 0 1 1 1
 
-Trees of several sequences as rows of one shape: pure arrays.
+Trees of several sequences become rows of one shape:
 
-    B sequences, q rows each, w columns behind a sequence's committed ones, n columns of cache in use
+    B sequences, q rows each, w columns after the committed ones, n columns in use
 
-Drafts come first and probes behind, each filled up to the largest tree's number. A row that fills
-up sees the cache and itself. A tree's first nodes may have been fed before, when a draft model grows it
-level by level: only the others are rows, and each node's column is behind those of the nodes before it.
+Drafts come first and probes after them, each padded to the largest tree's number. A
+padding row attends to the cache and to itself. A draft model grows a tree level by
+level: the first `fed` nodes are in the cache already, and only the others are rows.
 
     a root and two rivals, fed before, and        column   cache   0  1  2 | 3  4
     a child of each: q = 2, w = 5                 row 0    1 .. 1  1  1  0   1  0
@@ -28,29 +29,31 @@ level by level: only the others are rows, and each node's column is behind those
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
-Rows = np.ndarray
-Fed: TypeAlias = (
-    Sequence[int] | None
-)  # by tree, the nodes whose columns are in the cache; None: none has any
-SMALL = 128  # nodes of a tree that is worth keeping
+IntArray: TypeAlias = npt.NDArray[np.int64]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+#: For each tree the number of nodes that are in the cache already; None: no nodes.
+Fed: TypeAlias = Sequence[int] | None
+CACHED_NODES = 128  # larger trees are not worth caching
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """`tokens[i]` hangs under `parents[i]`, a smaller index; the root's parent is -1.
+    """The parent of `tokens[i]` is `parents[i]`, a smaller index; the root's is -1.
 
-    Nodes from `probes_from` on are probes: chains of equal length, in the order of `probed`.
-    A tree with `drawn` is verified by ratio: it holds the distribution (V,) that each node's children
-    were drawn from, in their order here, for every node that has any (see pick.py).
-    `shared` are the drafts that were drawn behind another node than they hang under (see token_graph.py).
-    `sources` names the source of each draft, "" the root's (drafters/places.py); empty where one model drafts.
+    Nodes from `probes_from` on are probes: chains of equal length, in the order of
+    `probed`. A tree with `drawn` is verified by ratio: for each node with children,
+    `drawn` holds the (V,) distribution that they were drawn from in this order (see
+    pick.py). `shared` are the drafts that were drawn after another node than their
+    parent (see token_graph.py). `sources` names the source of each draft, "" for the
+    root (drafters/places.py); it is empty if one model drafts.
     """
 
     tokens: tuple[int, ...]
@@ -65,7 +68,7 @@ class Tree:
     def chain(
         cls, root: int, drafts: Sequence[int] = (), *, probes: Sequence[int] = ()
     ) -> "Tree":
-        """Return a root, drafts one under the other, and probes under the last of them."""
+        """Return a root, a chain of drafts, and probes under the last of them."""
         tokens = (root, *drafts)
         tree = cls(tokens, tuple(range(-1, len(tokens) - 1)), len(tokens))
         return tree.probe((len(drafts),), probes) if probes else tree
@@ -77,24 +80,18 @@ class Tree:
         for node in under:
             tokens += probes
             parents += [node, *range(len(parents), len(parents) + len(probes) - 1)]
-        return Tree(
-            tuple(tokens),
-            tuple(parents),
-            self.probes_from,
-            tuple(under),
-            self.drawn,
-            self.shared,
-            self.sources,
+        return replace(
+            self, tokens=tuple(tokens), parents=tuple(parents), probed=tuple(under)
         )
 
     @property
     def drafted(self) -> int:
-        """Nodes that may be accepted."""
+        """The number of nodes that may be accepted."""
         return self.probes_from - 1
 
     @property
     def depth(self) -> int:
-        """Of the deepest draft: so many tokens may be accepted."""
+        """The depth of the deepest draft: at most this many tokens are accepted."""
         return int(lineage(self.parents)[1][: self.probes_from].max())
 
     def children(self, node: int) -> list[int]:
@@ -106,7 +103,7 @@ class Tree:
         ]
 
     def probes_of(self, node: int) -> range:
-        """Return the probes under a node; empty where it has none."""
+        """Return the probes under a node, empty if it has none."""
         if node not in self.probed:
             return range(0)
         k = (len(self.tokens) - self.probes_from) // len(self.probed)
@@ -114,10 +111,10 @@ class Tree:
         return range(first, first + k)
 
     def walk(self, choose: Callable[[int], int]) -> tuple[list[int], int]:
-        """Return the accepted path from the root, and the token that follows it.
+        """Return the accepted path from the root, and the token after it.
 
-        `choose(i)` is the token that the model puts after node i; it is asked for the nodes of the
-        path alone, in their order. From each node the path goes on to the child that holds its choice.
+        `choose(i)` returns the model's token after node i. It is called for the nodes of
+        the path only, in order: the path continues to the child that equals the choice.
         """
         path = [0]
         choice = choose(0)
@@ -128,19 +125,18 @@ class Tree:
         return path, choice
 
 
-def lineage(parents: tuple[int, ...], first: int = 0) -> tuple[Rows, Rows]:
-    """Return (n - first, n) bool, the row of node i, from `first` on, True at i and at every ancestor of i;
-    and (n,) int64, the distance of each node from the root.
+def lineage(parents: tuple[int, ...], first: int = 0) -> tuple[BoolArray, IntArray]:
+    """Return the ancestors of the nodes from `first` on, and the depth of every node.
+
+    Ancestors are (n - first, n) bool, True for a node itself too; depths are (n,).
     """
-    # A tree that grows is another one each time; those that are verified are often of the same shape.
-    return (
-        _lineage(parents, first)
-        if first or len(parents) > SMALL
-        else _cached(parents, 0)
-    )
+    # The shapes of verified trees recur; a tree that grows has another one each time.
+    if first or len(parents) > CACHED_NODES:
+        return _lineage(parents, first)
+    return _cached(parents, 0)
 
 
-def _lineage(parents: tuple[int, ...], first: int) -> tuple[Rows, Rows]:
+def _lineage(parents: tuple[int, ...], first: int) -> tuple[BoolArray, IntArray]:
     n = len(parents)
     if parents == tuple(range(-1, n - 1)):
         return np.tri(n - first, n, first, dtype=bool), np.arange(n)
@@ -164,35 +160,28 @@ _cached = lru_cache(maxsize=256)(_lineage)
 
 @dataclass(frozen=True, slots=True)
 class FlatTrees:
-    """`ids` and `positions` (B, q) int64 of the rows; `seen` (B, q, w) bool, which columns behind the
-    committed ones a row sees, and `places` (B, w) int64, the positions of those columns.
-    """
+    """The rows of a forward."""
 
-    ids: np.ndarray
-    positions: np.ndarray
-    seen: np.ndarray
-    places: np.ndarray
+    ids: IntArray  # (B, q)
+    positions: IntArray  # (B, q)
+    attends: BoolArray  # (B, q, w), to the columns after the committed ones
+    column_positions: IntArray  # (B, w), the positions of those columns
     drafts: int  # rows before the probes
-    fed: Sequence[int]  # (B,) nodes that are no rows
+    fed: Sequence[int]  # (B,) nodes that are in the cache already
 
     def row(self, b: int, tree: Tree, node: int) -> int:
-        """Return the row of a node of tree b that was not fed before."""
-        return (
-            node - self.fed[b]
-            if node < tree.probes_from
-            else node + self.drafts - tree.probes_from
-        )
+        """Return the row of a node of tree b that is not in the cache."""
+        if node < tree.probes_from:
+            return node - self.fed[b]
+        return node + self.drafts - tree.probes_from
 
 
 def extent(trees: Sequence[Tree], fed: Fed = None) -> tuple[int, int]:
-    """Return the most drafts and the most probes of any tree, of nodes not fed before."""
-    return (
-        max(
-            tree.probes_from - before
-            for tree, before in zip(trees, fed or [0] * len(trees))
-        ),
-        max(len(tree.tokens) - tree.probes_from for tree in trees),
-    )
+    """Return the largest number of drafts and of probes that any tree adds."""
+    fed = fed or [0] * len(trees)
+    drafts = max(tree.probes_from - before for tree, before in zip(trees, fed))
+    probes = max(len(tree.tokens) - tree.probes_from for tree in trees)
+    return drafts, probes
 
 
 def flatten(
@@ -204,65 +193,60 @@ def flatten(
     probes: int = 0,
     width: int = 0,
 ) -> FlatTrees:
-    """Flatten trees to rows that hang under caches of these lengths; at least so many for drafts and for
-    probes, and `width` columns. The first `fed[b]` nodes of tree b have their columns already.
+    """Return the rows of trees after caches of these lengths.
+
+    There are at least `drafts` rows for drafts, `probes` for probes, and `width` columns.
+    The first `fed[b]` nodes of tree b are in the cache already.
     """
     fed = fed or [0] * len(trees)
-    most = extent(trees, fed)
-    drafts = max(drafts, most[0])
-    probes = max(probes, most[1])
+    extents = extent(trees, fed)
+    drafts = max(drafts, extents[0])
+    probes = max(probes, extents[1])
     q = drafts + probes
-    width = max(width, max(fed) + drafts + probes)
+    width = max(width, max(fed) + q)
+    starts = np.asarray(lengths, np.int64)[:, None]
     flat = FlatTrees(
-        np.zeros((len(trees), q), np.int64),
-        np.repeat(np.asarray(lengths, np.int64)[:, None], q, axis=1),
-        np.zeros((len(trees), q, width), bool),
-        np.repeat(np.asarray(lengths, np.int64)[:, None], width, axis=1),
-        drafts,
-        fed,
+        ids=np.zeros((len(trees), q), np.int64),
+        positions=np.repeat(starts, q, axis=1),
+        attends=np.zeros((len(trees), q, width), bool),
+        column_positions=np.repeat(starts, width, axis=1),
+        drafts=drafts,
+        fed=fed,
     )
     for b, (tree, before) in enumerate(zip(trees, fed)):
         n = len(tree.tokens)
-        (seen, depths) = lineage(tree.parents, before)
+        ancestors, depths = lineage(tree.parents, before)
         if n - before == q:
             flat.ids[b] = tree.tokens[before:]
-            flat.places[b, :n] += depths
-            flat.seen[b, :, :n] = seen
+            flat.column_positions[b, :n] += depths
+            flat.attends[b, :, :n] = ancestors
         else:
-            at = np.array([flat.row(b, tree, node) for node in range(before, n)])
-            columns = np.concatenate([np.arange(before), before + at])
-            flat.ids[b, at] = tree.tokens[before:]
-            flat.places[b, columns] += depths
-            flat.seen[b, np.arange(q), before + np.arange(q)] = True
-            flat.seen[b][np.ix_(at, columns)] = seen
-        flat.positions[b] = flat.places[b, before : before + q]
+            rows = np.array([flat.row(b, tree, node) for node in range(before, n)])
+            columns = np.concatenate([np.arange(before), before + rows])
+            flat.ids[b, rows] = tree.tokens[before:]
+            flat.column_positions[b, columns] += depths
+            flat.attends[b, np.arange(q), before + np.arange(q)] = True
+            flat.attends[b][np.ix_(rows, columns)] = ancestors
+        flat.positions[b] = flat.column_positions[b, before : before + q]
     return flat
 
 
 def mask(
     flat: FlatTrees, lengths: Sequence[int], columns: int, *, window: int | None = None
-) -> np.ndarray:
-    """Return (B, 1, q, columns) bool, True where a row attends: to its own sequence's cache, which the tree's
-    columns follow, and to those it sees; with a window, to no token `window` or more positions before it.
+) -> BoolArray:
+    """Return (B, 1, q, columns) bool, True where a row attends.
+
+    A row attends to its sequence's cache and to the tree's columns that follow it; with
+    a window, to no token that is `window` or more positions before it.
     """
-    q, width = flat.seen.shape[1:]
+    q, width = flat.attends.shape[1:]
     result = np.zeros((len(lengths), 1, q, columns), bool)
     for b, length in enumerate(lengths):
-        w = min(width, columns - length)
+        end = min(length + width, columns)
         result[b, 0, :, :length] = True
-        result[b, 0, :, length : length + w] = flat.seen[b, :, :w]
-    if window is not None and max(lengths) + width > window:
-        at = key_positions(flat, lengths, columns)
-        result &= (at[:, None] > flat.positions[..., None] - window)[:, None]
+        result[b, 0, :, length:end] = flat.attends[b, :, : end - length]
+        if window is not None:
+            positions = np.arange(columns)
+            positions[length:end] = flat.column_positions[b, : end - length]
+            result[b, 0] &= positions > flat.positions[b, :, None] - window
     return result
-
-
-def key_positions(flat: FlatTrees, lengths: Sequence[int], columns: int) -> np.ndarray:
-    """Return (B, columns) int64, the position of the token in each column: in the cache the column itself, in
-    the tree's columns its node's. What lies behind those is attended by no row.
-    """
-    positions = np.tile(np.arange(columns), (len(lengths), 1))
-    for b, length in enumerate(lengths):
-        w = min(flat.places.shape[1], columns - length)
-        positions[b, length : length + w] = flat.places[b, :w]
-    return positions

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.drafters.auto import AutoPolicy
-from infer.drafters.costs import prior_costs
+from infer.drafters.policy import MeasuredPolicy, prior_costs
+from infer.drafters.stopwatch import Stopwatch
 from infer.engine.output import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
@@ -64,16 +64,20 @@ def main(sizes: list[str]) -> None:
     for size in sizes or ["15M", "110M"]:
         lm = random_llama(size, torch.bfloat16)
         costs = prior_costs(lm.device.type)
-        auto, every = AutoPolicy(costs, K), AutoPolicy(costs, K)
+        auto = MeasuredPolicy(costs, K)
+        every = MeasuredPolicy(costs, K)
+        stopwatch = Stopwatch(lm)
         methods = {
             "plain": Drafter,
             "two-forward": partial(AdaptiveDrafter, [7], FixedPolicy(K)),
             "one-forward": partial(AdaptiveDrafter, [7], FixedPolicy(K, "all")),
-            "auto": partial(AdaptiveDrafter, [7], auto),
+            "measured": partial(AdaptiveDrafter, [7], auto, stopwatch=stopwatch),
             "chain of 8, all sources": partial(
                 AdaptiveDrafter, [7], FixedPolicy(K, 1, nodes=8), ngrams
             ),
-            "auto, all sources": partial(AdaptiveDrafter, [7], every, ngrams),
+            "measured, all sources": partial(
+                AdaptiveDrafter, [7], every, ngrams, stopwatch=stopwatch
+            ),
         }
         for name, new in methods.items():
             for sampling in (

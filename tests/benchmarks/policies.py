@@ -1,22 +1,26 @@
-"""What drafts best on this device: adaptive tokens, n-grams, all sources; fixed policies, and `auto`.
+"""Compare the measured policy with fixed ones, n-grams alone, and plain decoding.
 
-    python -m tests.benchmarks.policies MODEL_DIR PROMPTS.jsonl [KEY] [--count 12] [--new 128] [--base DIR]
-                                        [--dtypes bfloat16 float32] [--rounds 5] [--temperature 0]
-                                        [--shape 15M|110M|1.1B ...] [--table FILE]
+    python -m tests.benchmarks.policies MODEL_DIR PROMPTS.jsonl [KEY] [--count 12]
+        [--new 128] [--base DIR] [--dtypes bfloat16 float32] [--rounds 5]
+        [--temperature 0] [--shape 15M|110M|1.1B ...] [--table FILE]
+        [--vary NAME=VALUE ...]
 
-Greedy, or sampled with top_k 10 and top_p 0.95; one thread, timed on a CPU by its own clock, on which other
-processes leave little trace. Every run stands beside one of plain decoding (infer/bench/speed.py), and a row's
-speedup is that of the pairs, with its 95 % interval (infer/bench/statistics.py); beside it stands that over the
-paper's two forwards at their best k. `--base` names a model that never saw adaptive tokens, on which drafting
-cannot pay: `auto` has to fall back there. `--shape` adds models of other sizes with random weights: their texts
-are what they are, but L(q) is that of such a size. The n-grams are those of the model directory's table, or of
---table. The last line is JSON.
+Greedy, or sampled with top_k 10 and top_p 0.95; one thread, timed on a CPU by its own
+clock, on which other processes leave little trace. Every run stands beside one of plain
+decoding (infer/bench/speed.py). A row has the speedup of these pairs with its 95 %
+interval (infer/bench/statistics.py), and that over the paper's two forwards at their
+best k. `--base` names a model without adaptive tokens in its training, on which the
+policy has to fall back to plain decoding. `--shape` adds random models of other sizes,
+for their L(q). `--vary` adds the policy with one of its constants changed
+(infer/drafters/policy.py): the constants are defended by these rows. The n-grams are
+those of the model directory's table, or of --table. The last line is JSON.
 """
 
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,8 +32,8 @@ from infer.bench import statistics
 from infer.bench.prompts import Prompt
 from infer.bench.speed import blocks
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
-from infer.drafters.auto import AutoPolicy
-from infer.drafters.costs import Costs, prior_costs
+from infer.drafters.policy import CONSTANTS, MeasuredPolicy, prior_costs
+from infer.drafters.stopwatch import Stopwatch
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
 from infer.loop import Drafter, Drafters, Limits
@@ -56,8 +60,7 @@ def compare(
 ) -> dict[str, Pairs]:
     capacity = max(len(prompt.ids) for prompt in prompts) + args.new
     sampling = Sampling(args.temperature, 10, 0.95) if args.temperature else Sampling()
-    costs = prior_costs(lm.device.type)
-    makers = decoders_of(ids, table, lm.config.vocab_size, costs)
+    makers = decoders_of(lm, ids, table, sampled=args.temperature > 0, vary=args.vary)
     chosen = {
         name: new
         for name, new in makers.items()
@@ -74,35 +77,48 @@ def compare(
 
 
 def decoders_of(
-    ids: tuple[int, ...], table: NgramTable | None, vocabulary: int, costs: Costs
+    lm: PreTrainedModel,
+    ids: tuple[int, ...],
+    table: NgramTable | None,
+    *,
+    sampled: bool,
+    vary: Sequence[str],
 ) -> dict[str, Callable[[], Drafter]]:
-    """Fixed policies and `auto`, by adaptive tokens alone, by n-grams alone and by all sources."""
+    """Return drafters by adaptive tokens alone, by n-grams alone and by all sources."""
+    prior = prior_costs(lm.device.type)
+    stopwatch = Stopwatch(lm)
+
+    def measured(k: int, **constants: float) -> MeasuredPolicy:
+        changed = replace(CONSTANTS, **constants)
+        return MeasuredPolicy(prior, k, sampled=sampled, constants=changed)
+
     adaptive: dict[str, Policy] = {
         **{f"two-forward k={k}": FixedPolicy(k) for k in (1, 2, 3, 5)},
         **{f"one-forward k={k}": FixedPolicy(k, "all") for k in (1, 2, 3)},
         "two sites k=3": FixedPolicy(3, 2),
         "lattice of 8, k=3": FixedPolicy(3, nodes=8, width=4),
-        "adaptive, auto": AutoPolicy(costs, 8),
+        "adaptive, measured": measured(8),
     }
     ngrams: dict[str, Policy] = {f"n-grams, {m}": FixedPolicy(m) for m in (4, 8, 12)}
-    ngrams["n-grams, auto"] = AutoPolicy(costs, 0)
+    ngrams["n-grams, measured"] = measured(0)
     every: dict[str, Policy] = {
         **{f"all, {m}, two-forward k=5": FixedPolicy(5, nodes=m) for m in (8, 12)},
         **{f"all, {m}, one site k=5": FixedPolicy(5, 1, nodes=m) for m in (6, 12)},
         "all, 6, one-forward k=3": FixedPolicy(3, "all", nodes=6),
-        "auto": AutoPolicy(costs, 8),
+        "measured": measured(8),
     }
-    known = Ngrams(table, vocabulary)
+    for item in vary:
+        name, value = item.split("=")
+        kind = type(getattr(CONSTANTS, name))
+        every[f"measured, {item}"] = measured(8, **{name: kind(value)})
+    known = Ngrams(table, lm.config.vocab_size)
+    new = partial(AdaptiveDrafter, stopwatch=stopwatch)
     makers: dict[str, Callable[[], Drafter]] = {
-        name: partial(AdaptiveDrafter, ids, policy) for name, policy in adaptive.items()
+        name: partial(new, ids, policy) for name, policy in adaptive.items()
     }
-    makers |= {
-        name: partial(AdaptiveDrafter, (), policy, known)
-        for name, policy in ngrams.items()
-    }
+    makers |= {name: partial(new, (), policy, known) for name, policy in ngrams.items()}
     return makers | {
-        name: partial(AdaptiveDrafter, ids, policy, known)
-        for name, policy in every.items()
+        name: partial(new, ids, policy, known) for name, policy in every.items()
     }
 
 
@@ -180,6 +196,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--base")
+    parser.add_argument("--vary", nargs="+", default=[], metavar="NAME=VALUE")
     parser.add_argument("--shape", nargs="+", default=[], choices=list(SIZES))
     parser.add_argument(
         "--table",

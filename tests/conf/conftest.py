@@ -1,34 +1,46 @@
-"""What a wrong command line says, and what a stage that ends with an error says."""
+"""Entries as their users run them."""
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from conf import UserError, run, settings
-from docs.reference import ENTRIES
+from conf import run
+from infer.config import InferConfig
+
+ROOT = Path(__file__).parents[2]
 
 
-def refusal(entry: str, *overrides: str) -> str:
-    """Return the one sentence by which these settings are refused."""
-    with pytest.raises(UserError) as error:
-        settings(entry, ENTRIES[entry], overrides)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+def command(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with these arguments in a folder."""
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+        capture_output=True,
+        text=True,
+    )
 
 
 @pytest.fixture
 def failed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str]]:
-    """Return a function that runs an entry with arguments and a main; it returns the exit code and stderr."""
+    """Return a function that runs an entry; it returns the exit code and stderr."""
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
 
     def call(
-        entry: str, *arguments: str, main: Callable = lambda config: None
+        *words: str,
+        entry: str = "infer",
+        schema: type = InferConfig,
+        main: Callable = lambda config: None,
     ) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", [entry, *arguments])
+        monkeypatch.setattr(sys, "argv", [entry, *words])
         with pytest.raises(SystemExit) as end:
-            run(entry, ENTRIES[entry], main)
+            run(entry, schema, main)
         return end.value.code, capsys.readouterr().err
 
     return call

@@ -11,8 +11,8 @@ from transformers.generation.streamers import BaseStreamer
 
 from infer.engine.output import Request
 from infer.engine.runner import Runner
-from infer.engine.sampling import Sampling
-from infer.loop import Step
+from infer.engine.sampling import GREEDY, Sampling
+from infer.loop import Drafter, Drafters, Limits, Step, decode
 from infer.portable.custom_generate import generate
 from infer.trees.tree import Tree
 
@@ -29,6 +29,28 @@ def collect(
         [t for s in steps if s.sequence == b for t in s.tokens]
         for b in range(sequences)
     ], steps
+
+
+def steps_of(
+    lm: PreTrainedModel,
+    new: Callable[[], Drafter],
+    requests: Sequence[Request],
+    sampling: Sampling = GREEDY,
+    *,
+    tokens: int,
+    **options: bool,
+) -> list[list[Step]]:
+    """Decode a batch up to id 1, each sequence with a drafter of its own."""
+    capacity = max(len(request.prompt) for request in requests) + tokens
+    runner = Runner(
+        lm,
+        capacity=capacity,
+        max_rows=new().max_rows,
+        batch=len(requests),
+        **options,
+    )
+    limits = Limits(tokens, eos=[1])
+    return list(decode(runner, requests, Drafters(new), limits, sampling))
 
 
 def logits_of(runner: Runner, trees: Sequence[Tree]) -> list[torch.Tensor]:

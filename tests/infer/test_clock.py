@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from infer.engine import runner as clocks
-from infer.engine.runner import TICK, duration, fine_clock, tick_of
+from infer.drafters import stopwatch as clocks
+from infer.drafters.stopwatch import fine_clock, tick_of
+from infer.engine.runner import TICK, duration
 from infer.loop import Step
 from infer.view import Summary
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from time import perf_counter
 
 import pytest
 import torch
@@ -26,8 +25,6 @@ Maker = Callable[[], Drafter]
 
 class ScriptedRunner:
     """A model that counts up from the prompt, and whose probes are right where `right(j)` says so."""
-
-    clock = staticmethod(perf_counter)
 
     def __init__(self, right: Callable[[int], bool]) -> None:
         self.right, self.lengths, self.forwards = right, [0], 0
@@ -60,9 +57,6 @@ class ScriptedRunner:
 
     def drop(self, b: int) -> None:
         self.dropped = self.lengths.pop(b)
-
-    def agreed(self, seconds: float) -> float:
-        return seconds
 
 
 def sdsat(

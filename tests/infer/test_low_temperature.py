@@ -17,11 +17,9 @@ NEW = 24
 METHODS = {
     "hybrid": {"k": 3},
     "sdsat, paper's tree": {
-        "method": "hybrid",
+        "method": "sdsat",
         "k": 5,
         "tree": "paper",
-        "probes": "root",
-        "width": 4,
     },
     "adaptive tokens alone": {"method": "hybrid", "k": 3, "sources": ["adaptive"]},
     "ngrams": {},

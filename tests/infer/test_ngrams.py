@@ -219,7 +219,6 @@ def test_the_combination_is_log_linear(
 
 
 def test_an_answer_that_no_n_gram_knows_is_the_adaptive_tokens() -> None:
-    """Every answer but the likeliest was said to be of the training data, without any table."""
     text, ngrams = [5, 1, 2, 3, 5, 1, 2], TextNgrams(Ngrams(None, 10))
     result = Candidates([[7, 3, 8], [4, 6, 9]], [[0.5, 0.3, 0.2], [0.5, 0.3, 0.2]])
 
@@ -240,7 +239,7 @@ def test_an_answer_that_no_n_gram_knows_is_the_adaptive_tokens() -> None:
 
 @pytest.mark.parametrize("temperature", [1e-30, 1e-3, 0.01])
 def test_a_temperature_near_0_overflows_nowhere(temperature: float) -> None:
-    """Chances to the power of 1 / T were all 0, or beyond all floats: a traceback at a temperature near 0."""
+    """Chances to the power of 1 / T are all 0, or beyond all floats."""
     ngrams = TextNgrams(Ngrams(None, 10**6, weights=NgramWeights(0.1, 0.01, (4.0,))))
     text = [1, 2, 3, 1, 2, 4, 1, 2, 5, 1, 2]
     ngrams.extend(text)
@@ -264,18 +263,12 @@ def tensors() -> dict[str, np.ndarray]:
 
 DAMAGES = {
     "empty": lambda data: b"",
-    "short": lambda data: data[:5],
     "cut": lambda data: data[:-1],
     "flipped": lambda data: data[:-1] + bytes([data[-1] ^ 1]),
     "longer": lambda data: data + b"\0",
     "foreign": lambda data: data.replace(
         b"adaptive-tokens ngrams 1", b"adaptive-tokens ngrams 2"
     ),
-    "text": lambda data: b"not a table of n-grams, whatever its name says" * 9,
-    "order": lambda data: data.replace(b'"order": "2"', b'"order": "3"'),
-    "no order": lambda data: data.replace(b'"order": "2"', b'"odder": "2"'),
-    "no number": lambda data: data.replace(b'"order": "2"', b'"order": "x"'),
-    "vocabulary": lambda data: data.replace(b'"vocabulary": "6"', b'"vocabulary": "9"'),
     "offsets": lambda data: data.replace(
         b'"data_offsets": [0, 24]', b'"data_offsets": [0, 90]'
     ),
@@ -290,33 +283,5 @@ def test_a_damaged_or_foreign_table_is_refused(tmp_path: Path, damage: str) -> N
     before = path.read_bytes()
     path.write_bytes(DAMAGES[damage](before))
     assert path.read_bytes() != before
-    with pytest.raises(
-        ValueError, match="is no table of n-grams|must have the format|is damaged"
-    ):
+    with pytest.raises(ValueError, match="must be an intact table of n-grams"):
         NgramTable(path)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("ids_2", [1, V]),
-        ("first_2", [0, 3]),
-        ("first_2", [1, 2]),
-        ("unigrams", [1]),
-        ("counts_2", [1]),
-    ],
-)
-def test_a_table_that_contradicts_itself_is_refused(
-    tmp_path: Path, name: str, value: list[int]
-) -> None:
-    """Its checksum is right, and its successors no ids of the vocabulary: an IndexError amid a text."""
-    whole = tensors()
-    with pytest.raises(
-        ValueError, match="is damaged: its arrays contradict each other"
-    ):
-        save(
-            tmp_path / "table",
-            whole | {name: np.array(value, whole[name].dtype)},
-            order=2,
-            vocabulary=V,
-        )

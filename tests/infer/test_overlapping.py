@@ -19,9 +19,10 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from infer import DecodeConfig, Model, generate, load
+from infer.drafters import policy as policies
 from infer.drafters.adaptive import AdaptiveDrafter
-from infer.drafters.auto import AutoPolicy, Policies
-from infer.drafters.costs import Costs
+from infer.drafters.policy import MeasuredPolicy, Policies
+from infer.drafters.stopwatch import Stopwatch
 from infer.engine.families import check_tree
 from infer.engine.output import Candidates
 from infer.engine.sampling import Sampling
@@ -106,30 +107,35 @@ def test_generate_in_threads(
 
 def test_a_plan_made_between_drafts_and_probes_adds_no_rows() -> None:
     """Another thread's text made the policy plan anew, and the tree was larger than the cache has room for."""
-    policy = AutoPolicy(Costs((1, 64), (1.0, 1.01)), 16)
+    policy = MeasuredPolicy([1.0] * len(policies.ROWS), 16)
+    stopwatch = Stopwatch(tiny("llama"))
 
     def rows() -> list[int]:
-        drafter, sizes = AdaptiveDrafter([90], policy), list[int]()
+        drafter, sizes = AdaptiveDrafter([90], policy, stopwatch=stopwatch), list[int]()
         for _ in range(100):
             tree = drafter.propose([1], 99)
             sizes.append(len(tree.tokens))
             answers = Candidates([[5, 6]] * 16, [[0.9, 0.1]] * 16)
-            drafter.observe(Verified(tree, [0], 19, answers, sizes[-1], 1e-3))
+            drafter.observe(Verified(tree, [0], 19, answers, sizes[-1]))
         return sizes
 
     sizes = [size for sizes in in_threads([rows] * THREADS) for size in sizes]
     assert 16 < max(sizes) <= policy.max_rows
 
 
-def test_texts_that_begin_together_share_one_policy() -> None:
-    """Each made its own, and what one learned was lost."""
-    policies, together = Policies(), Barrier(THREADS)
-    slow = Mock(side_effect=lambda: time.sleep(0.05) or [Costs((1, 64), (1.0, 2.0))])
+def test_texts_that_begin_together_share_one_policy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prior = policies.prior_costs
+    slow = Mock(side_effect=lambda device: time.sleep(0.05) or prior(device))
+    monkeypatch.setattr(policies, "prior_costs", slow)
+    kept = Policies()
+    together = Barrier(THREADS)
 
-    def begin() -> AutoPolicy:
+    def begin() -> MeasuredPolicy:
         together.wait()
-        return policies.auto(
-            3, frozenset(), batch=1, capacity=100, sampling=Sampling(), load=slow
+        return kept.find(
+            "cpu", 3, frozenset(), batch=1, capacity=100, sampling=Sampling()
         )
 
     assert len(set(map(id, in_threads([begin] * THREADS)))) == slow.call_count == 1

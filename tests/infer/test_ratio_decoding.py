@@ -22,11 +22,12 @@ from conf import UserError
 from infer import load
 from infer.api import generate
 from infer.config import DecodeConfig, DraftConfig
-from infer.drafters.budget import FamilyBudget
-from infer.drafters.draft_model import RatioDrafters
+from infer.drafters.draft_model import DraftSetup, RatioDrafters
+from infer.drafters.policy import FamilyBudget
+from infer.drafters.stopwatch import Stopwatch
 from infer.engine.output import Request
 from infer.engine.pick import Logits, conditional_distribution, probabilities
-from infer.engine.runner import Runner
+from infer.engine.runner import Runner, Runners
 from infer.engine.sampling import Sampling
 from infer.loop import Limits, Step, decode
 from infer.models.draft import Draft
@@ -56,18 +57,16 @@ def drafters(
     capacity: int = 12,
     static: bool = False,
 ) -> RatioDrafters:
-    def take(batch: int) -> Runner:
-        return Runner(lm, capacity=capacity, max_rows=130, batch=batch, static=static)
-
-    (rules, most), draft = SHAPES[shape], Draft(lm, V, 512)
-    return RatioDrafters(
-        draft,
-        rules,
+    rules, max_rows = SHAPES[shape]
+    setup = DraftSetup(
+        Draft(lm, V, 512),
         FamilyBudget(nodes),
-        most=most,
-        take=take,
-        give=lambda runner: None,
+        Runners(lm, static=static),
+        Stopwatch(lm),
+        capacity=capacity,
+        max_rows=max_rows,
     )
+    return RatioDrafters(setup, rules)
 
 
 def tiny(seed: int, vocab: int = V) -> PreTrainedModel:
@@ -270,12 +269,12 @@ def test_by_its_settings(model_dir: Path, base_dir: Path) -> None:
         )
     with pytest.raises(
         UserError,
-        match=r"decode.verify=ratio needs decode.method=ssd\|tsd\|gsd.*got plain",
+        match="decode.verify must be left out with decode.method=plain, got ratio",
     ):
         list(generate(load(base_dir, "float32"), [5], DecodeConfig(**sampled)))
     with pytest.raises(
         UserError,
-        match="decode.verify=ratio needs .* token by token, got draft.adaptive",
+        match="decode.verify must be left out with draft_adaptive=true, got ratio",
     ):
         adaptive = load(
             model_dir, "float32", draft=DraftConfig("self:1", adaptive=True)

@@ -1,7 +1,5 @@
 """`branch` against the slow reference that runs every window as a sequence of its own."""
 
-import sys
-import types
 import warnings
 
 import numpy as np
@@ -15,14 +13,11 @@ from torch.nn.attention.flex_attention import (
 )
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from conf import UserError
 from data_prep.windows import replaceable
 from train import attention
 from train.attention import (
     block_mask,
-    branch_kernel,
     dense_mask,
-    flex_failure,
     register,
 )
 from train.data import to_tensors
@@ -66,7 +61,9 @@ def a_layout(
 
 
 def slow_loss(lm: LlamaForCausalLM, layout: Layout) -> torch.Tensor:
-    """Y by the library's own causal attention; then each window's prefix and tokens, one sequence each."""
+    """Y by the library's own causal attention; then each window's prefix and tokens,
+    one sequence each.
+    """
     lm.set_attn_implementation("sdpa")
     loss = torch.zeros(())
     for ids, labels, offsets, weights, positions in zip(
@@ -133,7 +130,9 @@ def test_the_dense_mask_is_the_layouts_picture() -> None:
 
 
 def test_the_block_mask_is_the_dense_mask() -> None:
-    """And flex attention under it gives what dense attention gives (values: a CPU has no gradient of it)."""
+    """And flex attention under it gives what dense attention gives (values: a CPU has
+    no gradient of it).
+    """
     layout = a_layout()
     positions, offsets = (
         torch.from_numpy(layout.positions.copy()),
@@ -160,7 +159,9 @@ def test_the_block_mask_is_the_dense_mask() -> None:
 def test_the_block_mask_is_built_without_any_mask_of_all_pairs(
     n: int, m: int, rows: int
 ) -> None:
-    """create_block_mask took 0.9 GiB at 16,384 tokens. The blocks must be those that it finds."""
+    """create_block_mask took 0.9 GiB at 16,384 tokens. The blocks must be those that it
+    finds.
+    """
     generator = np.random.default_rng(n)
     positions, offsets = (
         np.tile(np.arange(n + m), (rows, 1)),
@@ -203,7 +204,9 @@ def test_the_block_mask_is_built_without_any_mask_of_all_pairs(
 def test_the_fused_kernel_is_the_dense_one(
     module: AdaptiveLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """objective.attention=dense on a GPU had no path at all: value and gradient of what it takes there."""
+    """objective.attention=dense on a GPU had no path at all: value and gradient of what
+    it takes there.
+    """
     batch = to_tensors(a_layout(), torch.device("cpu"))
     parameters = list(module.lm.parameters())
     loss, *_ = module(**batch)
@@ -213,118 +216,3 @@ def test_the_fused_kernel_is_the_dense_one(
     torch.testing.assert_close(again, loss, rtol=1e-5, atol=1e-6)
     for a, b in zip(torch.autograd.grad(again, parameters), expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
-
-
-HEADS = {"heads": 4, "kv_heads": 2, "width": 16}
-
-
-def test_the_kernel_follows_the_setting_the_device_and_what_works(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Step 0 of every adaptive run needs flex attention on CUDA; where it failed, nothing else was tried."""
-    branch_kernel.cache_clear()
-
-    def kernel(*args, dropout=0.0):
-        return branch_kernel(*args, torch.float32, **HEADS, dropout=dropout)
-
-    assert [kernel(name, "cpu") for name in ("auto", "dense")] == ["dense", "dense"]
-    with pytest.raises(
-        UserError, match="must be auto or dense on a CPU, .* got flex. Set it to auto"
-    ):
-        kernel("flex", "cpu")
-    monkeypatch.setattr(attention, "flex_failure", lambda *args, **kwargs: None)
-    assert [kernel(name, "cuda") for name in ("auto", "flex", "dense")] == [
-        "flex",
-        "flex",
-        "dense",
-    ]
-    assert kernel("auto", "cuda", dropout=0.1) == "dense"
-    branch_kernel.cache_clear()
-    monkeypatch.setattr(
-        attention, "flex_failure", lambda *args, **kwargs: "LoweringException: no"
-    )
-    with pytest.warns(
-        UserWarning,
-        match="flex attention fails on this device .LoweringException: no.: branches",
-    ):
-        assert kernel("auto", "cuda") == "dense"
-    assert kernel("flex", "cuda") == "flex"
-    branch_kernel.cache_clear()
-
-
-def test_why_flex_attention_fails_is_a_sentence() -> None:
-    """A CPU has no gradient of it: the trial must say so, and change no random state."""
-    if torch.cuda.is_available():
-        pytest.skip("tried on CUDA below")
-    before = torch.get_rng_state()
-    failure = flex_failure("cpu", torch.float32, **HEADS)
-    assert failure is not None
-    assert failure.startswith(
-        "NotImplementedError: FlexAttention does not support backward on CPU"
-    )
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="flex attention's gradient needs a GPU"
-)
-@pytest.mark.parametrize("kv_heads", [4, 2])
-@pytest.mark.parametrize("kernel", ["flex", "dense"])
-def test_a_gpus_attention_has_the_cpus_gradient(kernel: str, kv_heads: int) -> None:
-    """Heads are 16 wide: Inductor refuses narrower ones, and this test's own had 8."""
-    assert flex_failure("cuda", torch.float32, **HEADS) is None
-    module, layout = model("sdpa", kv_heads=kv_heads, hidden=64), a_layout()
-    result = []
-    for device in ("cpu", "cuda"):
-        module.to(device)
-        module._attention = kernel if device == "cuda" else "dense"
-        parameters = list(module.lm.parameters())
-        loss, *_ = module(**to_tensors(layout, torch.device(device)))
-        result.append([x.cpu() for x in (loss, *torch.autograd.grad(loss, parameters))])
-    for a, b in zip(*result, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
-
-
-def test_checkpointed_layers_give_the_same(module: AdaptiveLM) -> None:
-    batch = to_tensors(a_layout(), torch.device("cpu"))
-    parameters = list(module.lm.parameters())
-    loss, *_ = module(**batch)
-    expected = torch.autograd.grad(loss, parameters)
-    module.lm.gradient_checkpointing_enable({"use_reentrant": False})
-    module.lm.train()
-    again, *_ = module(**batch)
-    assert again.item() == loss.item()
-    for a, b in zip(torch.autograd.grad(again, parameters), expected, strict=True):
-        torch.testing.assert_close(a, b)
-
-
-def test_flash_attention_runs_the_trunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library took our name with "flash" in it for one of its kernels and found none. The package is
-    stood in for by a function of its signature: what is tested is how it is called.
-    """
-
-    def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False):
-        q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
-        output = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            dropout_p=dropout_p,
-            scale=softmax_scale,
-            is_causal=causal,
-            enable_gqa=True,
-        )
-        return output.transpose(1, 2)
-
-    with pytest.raises(UserError, match="needs the package flash-attn"):
-        register("flash_attention_2")
-    monkeypatch.setitem(
-        sys.modules,
-        "flash_attn",
-        types.SimpleNamespace(flash_attn_func=flash_attn_func),
-    )
-    monkeypatch.setattr("train.attention.is_flash_attn_2_available", lambda: True)
-    batch = to_tensors(a_layout(), torch.device("cpu"))
-    expected, *_ = model("sdpa")(**batch)
-    result, *_ = model("flash_attention_2")(**batch)
-    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)

@@ -5,7 +5,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 from unittest import mock
 
@@ -18,15 +17,13 @@ from data_prep.shards import Shards
 from data_prep.vocab import Vocab
 from tests.conftest import tiny_llama
 from tests.train.resume_worker import RECIPE
-from train.checkpoint import Checkpoint, write_file
-from train.checkpoints import to_universal
+from train.checkpoint import Checkpoint, to_universal
 from train.config import TrainConfig
 from train.data import load_batch
 from train.engine import (
     Abandoned,
     Engine,
     count_parameters,
-    deepspeed_config,
     parameter_groups,
     start,
 )
@@ -37,7 +34,9 @@ LR = 1e-2
 
 @pytest.fixture(scope="module", autouse=True)
 def one_rank() -> Iterator[None]:
-    """This process as the only rank; what it tells the environment is not for the commands of later tests."""
+    """This process as the only rank; what it tells the environment is not for the
+    commands of later tests.
+    """
     with mock.patch.dict(os.environ):
         start()
         yield
@@ -120,17 +119,15 @@ def test_accumulation_and_clipping_are_the_plain_loops(
         torch.testing.assert_close(
             ours, theirs, rtol=0, atol=1e-5
         )  # Adam magnifies rounding of small gradients
-    norm = float(
-        sum(p.detach().double().square().sum() for p in module.parameters()) ** 0.5
-    )
-    assert engine.weight_norm() == pytest.approx(norm)
 
 
 @pytest.mark.parametrize("preset", ["zero2", "zero3", "zero2_offload"])
 def test_bfloat16_gradients_are_added_up_in_float32(
     data_folder: Path, preset: str
 ) -> None:
-    """Sixteen micro-batches added up in bfloat16: the gradient's norm was off by 3.6e-4."""
+    """Sixteen micro-batches added up in bfloat16: the gradient's norm was off by
+    3.6e-4.
+    """
     pinned = (
         ["deepspeed.zero_optimization.offload_optimizer.pin_memory=false"]
         if "offload" in preset
@@ -155,34 +152,10 @@ def test_bfloat16_gradients_are_added_up_in_float32(
     assert engine.gradient_norm() == pytest.approx(float(total.norm()), rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("preset", "bf16", "dtype", "message"),
-    [
-        (
-            "zero1",
-            True,
-            "fp32",
-            "must be bf16 for bfloat16 weights at ZeRO stage 1, got fp32. Use deepspeed=zero2",
-        ),
-        ("zero2", True, "fp16", "must be fp32 or bf16, got fp16"),
-        ("zero2", False, "bf16", "must be fp32 with"),
-    ],
-)
-def test_types_that_gradients_cannot_be_added_up_in(
-    preset: str, bf16: bool, dtype: str, message: str
-) -> None:
-    """DeepSpeed ended in NotImplementedError at stage 0."""
-    given = [f"deepspeed={preset}", f"dtype={'bfloat16' if bf16 else 'float32'}"]
-    with pytest.raises(UserError, match=message):
-        settings(
-            "train",
-            TrainConfig,
-            [*given, f"++deepspeed.data_types.grad_accum_dtype={dtype}"],
-        )
-
-
 def test_the_first_step_in_bfloat16_is_adams_first(data_folder: Path) -> None:
-    """DeepSpeed's stage 0 took a step on zero gradients first: after one step the loss was off by 0.02 in 7."""
+    """DeepSpeed's stage 0 took a step on zero gradients first: after one step the loss
+    was off by 0.02 in 7.
+    """
     result = []
     for stage in (0, 1):
         setup = Setup(data_folder, f"deepspeed=zero{stage}", "dtype=bfloat16")
@@ -197,8 +170,8 @@ def test_the_first_step_in_bfloat16_is_adams_first(data_folder: Path) -> None:
 
 
 def test_rotary_frequencies_stay_exact_in_bfloat16(data_folder: Path) -> None:
-    """They were rounded like weights, for training alone: a frequency was off by 0.06 %, so that far positions
-    had other angles than where the model is served.
+    """They were rounded like weights, for training alone: a frequency was off by 0.06
+    %, so that far positions had other angles than where the model is served.
     """
     exact = dict(Setup(data_folder, "dtype=float32").module().named_buffers())
     setup = Setup(data_folder, "deepspeed=zero1", "dtype=bfloat16")
@@ -235,53 +208,14 @@ def test_zero_3_loads_a_directory_in_parts(data_folder: Path, tmp_path: Path) ->
     expected = whole.train(Engine(whole.module(), whole.config))
     engine = Engine(module, loaded.config)
     assert loaded.train(engine) == pytest.approx(expected, abs=1e-5)
-    assert engine.weight_norm() > 1
-
-
-@pytest.mark.parametrize("stage", [0, 3])
-def test_a_base_model_without_all_its_weights_is_refused(
-    data_folder: Path, tmp_path: Path, stage: int
-) -> None:
-    """The library drew at random what a file lacks: training began from it, after a table of warnings."""
-    options = (f"deepspeed=zero{stage}", "dtype=float32")
-    lm = Setup(data_folder, "deepspeed=zero0").module().lm
-    pretrained = ("model=pretrained", f"model.path={tmp_path}")
-    weights = {
-        name: tensor.detach().clone() for name, tensor in lm.state_dict().items()
-    }
-    name = "model.layers.0.mlp.up_proj.weight"
-    for changed, sentence in (
-        ({}, f"must have every weight of the model, got none for {name}"),
-        (
-            {name: weights[name][:-1]},
-            rf"(must have {name} of size \(48, 32\)|size mismatch for {name}).*\(?47, 32",
-        ),
-    ):
-        lm.save_pretrained(
-            tmp_path,
-            state_dict={n: w for n, w in weights.items() if n != name} | changed,
-        )
-        with pytest.raises(UserError, match=f"model.path={tmp_path} .*{sentence}"):
-            Setup(data_folder, *options, *pretrained).module()
-    (tmp_path / "model.safetensors").write_bytes(b"no weights")
-    with pytest.raises(
-        UserError, match=f"model.path={tmp_path} must be a causal model with weights"
-    ):
-        Setup(data_folder, *options, *pretrained).module()
-
-
-def test_writers_that_cannot_be_are_refused(data_folder: Path) -> None:
-    setup = Setup(data_folder, "+deepspeed.checkpoint.writer.type=python")
-    with pytest.raises(
-        UserError, match=r"deepspeed\.checkpoint\.writer must be left out"
-    ):
-        deepspeed_config(setup.config, ranks=1)
 
 
 def test_of_read_only_data_what_is_copied_can_be_written_again(
     data_folder: Path, tmp_path: Path
 ) -> None:
-    """The folder took the mode of the data's: on read-only data a training could not go on."""
+    """The folder took the mode of the data's: on read-only data a training could not go
+    on.
+    """
     data = tmp_path / "data"
     shutil.copytree(data_folder / "tokenizer", data / "tokenizer")
     for path in (*(data / "tokenizer").iterdir(), data / "tokenizer"):
@@ -303,7 +237,9 @@ class Foreign:
 
 
 def test_a_checkpoint_runs_nothing(data_folder: Path, tmp_path: Path) -> None:
-    """Going on from a checkpoint ran whatever its pickles name; an export refused them already."""
+    """Going on from a checkpoint ran whatever its pickles name; an export refused them
+    already.
+    """
     setup = Setup(data_folder)
     engine = Engine(setup.module(), setup.config)
     (tmp_path / "step").mkdir()
@@ -322,34 +258,13 @@ def test_a_checkpoint_runs_nothing(data_folder: Path, tmp_path: Path) -> None:
         )
 
 
-def test_the_name_of_a_weight_is_no_path_for_the_converter(tmp_path: Path) -> None:
-    """The converter makes folders of these names: a checkpoint by anybody could write beside its own."""
-    tmp_path.joinpath("step").mkdir()
-    file = tmp_path / "step/mp_rank_00_model_states.pt"
-    written = write_file({"param_shapes": [{"../../elsewhere": torch.Size([1])}]}, file)
-    with pytest.raises(
-        UserError, match=r"names of weights must not be paths, got \.\./\.\./elsewhere"
-    ):
-        to_universal(
-            file.parent,
-            Checkpoint(1, 1, 1, {}, {file.name: written}),
-            tmp_path / "universal",
-        )
-
-
-def test_pytorch_loads_no_pickle_whatever_a_library_asks_for(tmp_path: Path) -> None:
-    """DeepSpeed reads a universal checkpoint with weights_only=False."""
-    torch.save({"a": Foreign()}, tmp_path / "x.pt")
-    with pytest.raises(UnpicklingError):
-        torch.load(tmp_path / "x.pt", weights_only=False)
-    assert "RAN" not in os.environ
-
-
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_step_that_is_abandoned_changes_nothing(
     data_folder: Path, tmp_path: Path, stage: int
 ) -> None:
-    """A signal was looked at between steps alone: before the end of a long one the scheduler killed the run."""
+    """A signal was looked at between steps alone: before the end of a long one the
+    scheduler killed the run.
+    """
     setup = Setup(data_folder, f"deepspeed=zero{stage}", "dtype=float32")
     whole = setup.train(Engine(setup.module(), setup.config), steps=2)
     engine, requested = Engine(setup.module(), setup.config), iter([False, True])

@@ -64,21 +64,6 @@ def launch(
     )
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [{}, {"NODES": "2"}, {"NODES": "two", "HEAD": "host"}, {"HEAD": "host:1"}],
-)
-def test_several_machines_need_their_number_and_a_meeting_place(
-    environment: dict[str, str],
-) -> None:
-    run = launch("train_multinode.sh", **environment)
-    assert (
-        run.returncode == 2
-        and run.stderr.startswith("error: wanted NODES")
-        and run.stderr.count("\n") == 1
-    )
-
-
 @pytest.mark.parametrize(("code", "requeued"), [(0, False), (75, True), (1, False)])
 def test_a_job_that_saved_before_its_limit_is_queued_again(
     code: int, requeued: bool, tmp_path: Path
@@ -128,7 +113,9 @@ def test_a_job_that_saved_before_its_limit_is_queued_again(
 def test_every_rank_gets_its_share_of_the_cores(
     environment: dict[str, str], threads: str, tmp_path: Path
 ) -> None:
-    """torchrun gave each of several ranks one thread: an optimizer on the CPU stepped on one core of 32."""
+    """torchrun gave each of several ranks one thread: an optimizer on the CPU stepped
+    on one core of 32.
+    """
     project = project_of(tmp_path / "project", "train.sh")
     gpus = {"nvidia-smi": "echo GPU 0; echo GPU 1"}
     stub(tmp_path, torchrun='echo "threads $OMP_NUM_THREADS"', nproc="echo 32", **gpus)
@@ -181,42 +168,3 @@ def test_the_demo_runs_every_stage_with_settings_that_compose(tmp_path: Path) ->
         *["train.export"] * 2,
         "infer.bench",
     ]
-
-
-@pytest.mark.parametrize(
-    "name", ["demo", "pipeline", "evaluate", "gpu_check", "docs", "setup"]
-)
-@pytest.mark.parametrize("option", ["-h", "--help"])
-def test_help_of_a_script_is_its_head(name: str, option: str) -> None:
-    """`bash launch/demo.sh --help` began the demo in a folder named --help."""
-    run = launch(f"{name}.sh", option)
-    head = (
-        (ROOT / "launch" / f"{name}.sh").read_text().splitlines()[1].removeprefix("# ")
-    )
-    assert (
-        run.returncode == 0
-        and run.stdout.startswith(head + "\n")
-        and "set -e" not in run.stdout
-    )
-
-
-@pytest.mark.parametrize("out", ["--out", "out=x"])
-def test_an_option_is_no_folder_for_the_demo(out: str) -> None:
-    run = launch("demo.sh", out)
-    assert run.returncode == 2
-    assert run.stderr.startswith(
-        f"error: OUT must be a folder, got {out}. Run launch/demo.sh [OUT]"
-    )
-
-
-@pytest.mark.skipif(
-    not (ROOT / ".venv").exists(), reason="launch/evaluate.sh wants .venv"
-)
-def test_a_mistake_in_an_evaluation_is_reported_once() -> None:
-    """Each part reported that there is no such model."""
-    run = launch("evaluate.sh", "/nowhere", RANKS="1")
-    sentence = "error: model=/nowhere must be a Transformers model directory, got no such directory\n"
-    assert (
-        run.returncode == 2
-        and run.stderr == sentence + "  see docs/settings/bench.md#model\n"
-    )

@@ -6,48 +6,9 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-import torch
 
 from conf.tracker import TrackerConfig
-from train.metrics import Tracker, describe_validation
-from train.validation import sample_drafts
-
-
-def test_a_validation_stays_on_one_line_whatever_the_window() -> None:
-    """objective.L=500 printed 500 percentages."""
-    accuracies = {f"accuracy_{offset}": 1 / (1 + offset) for offset in range(501)}
-    metrics = {"standard_loss": 1.0, "masked_loss": 2.0, "accepted": 1.5, **accuracies}
-    line = describe_validation(metrics)
-    assert line.endswith(
-        "accuracy by offset 50 33 25 20 17 14 12 11 10 9 ... 0 (the last of 500) %"
-    )
-    ten = {
-        "standard_loss": 1.0,
-        "masked_loss": 2.0,
-        "accepted": 1.5,
-        **dict(list(accuracies.items())[:11]),
-    }
-    assert describe_validation(ten).endswith("11 10 9 %")
-
-
-def test_the_widest_windows_are_shown_with_what_decoding_knows() -> None:
-    """The trunk is 0..5; a_1 of the wide window stands at position 2, so that token 2 is known."""
-    batch = {
-        "ids": torch.tensor([[0, 1, 2, 3, 4, 5, 9, 9, 9]]),
-        "positions": torch.tensor([[0, 1, 2, 3, 4, 5, 1, 2, 3]]),
-        "offsets": torch.tensor([[0, 0, 0, 0, 0, 0, 1, 1, 2]]),
-        "labels": torch.tensor([[1, 2, 3, 4, 5, -100, 2, 3, 4]]),
-    }
-    predicted = torch.tensor([[1, 2, 3, 4, 5, -100, 7, 3, 8]])
-
-    def decode(ids: list[int]) -> str:
-        return " ".join(map(str, ids))
-
-    assert sample_drafts(batch, predicted, count=1, decode=decode) == [
-        ("0 1 2", "3 8", "3 4", 1)
-    ]
-    rows = sample_drafts(batch, predicted, count=9, decode=decode)
-    assert rows[1] == ("0 1", "7", "2", 0) and len(rows) == 2
+from train.metrics import Tracker
 
 
 def test_wandb_without_a_key_goes_on_offline(
@@ -60,7 +21,6 @@ def test_wandb_without_a_key_goes_on_offline(
         TrackerConfig("online"), out=tmp_path, name="x", settings={}, speaks=True
     )
     tracker.log(1, {"loss": 2.0})
-    tracker.log_table(1, "drafts", ("a", "b"), [("x", 1)])
     tracker.alarm("too high")
     tracker.finish()
     message = capsys.readouterr().out
@@ -76,8 +36,9 @@ def test_wandb_without_a_key_goes_on_offline(
 def test_no_home_is_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str | None
 ) -> None:
-    """W&B stages tables in the user's home. Where that cannot be written, the first validation was a traceback,
-    and for a user without one, as in a container, the start was.
+    """W&B stages tables in the user's home. Where that cannot be written, the first
+    validation was a traceback, and for a user without one, as in a container, the start
+    was.
     """
     if home:
         (tmp_path / home).write_text("a file is in its place, which stops root too")
@@ -101,27 +62,12 @@ def test_no_home_is_needed(
         settings={},
         speaks=True,
     )
-    tracker.log_table(1, "drafts", ("a", "b"), [("x", 1)])
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").touch()
+    tracker.log_folder(tmp_path / "folder", "folder")
     tracker.finish()
     assert list((tmp_path / "out" / "wandb" / "artifacts" / "staging").iterdir())
-    assert {path.name for path in tmp_path.iterdir()} <= {"out", "closed"}
-
-
-def test_a_log_file_gets_lines_instead_of_a_bar(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    tracker = Tracker(
-        TrackerConfig("disabled"), out=Path("."), name="x", settings={}, speaks=True
-    )
-    with tracker.progress("dual", done=0, total=2) as show:
-        show(1, "loss 3")
-        show(2, "loss 2")
-    assert capsys.readouterr().out.strip().splitlines() == ["step 2/2 loss 2"]
-    silent = Tracker(
-        TrackerConfig("disabled"), out=Path("."), name="x", settings={}, speaks=False
-    )
-    silent.tell("nothing")
-    assert capsys.readouterr().out == ""
+    assert {path.name for path in tmp_path.iterdir()} <= {"out", "closed", "folder"}
 
 
 KILLED = """
@@ -143,7 +89,6 @@ for child in psutil.Process().children(recursive=True):
 for step in range(2, 5):
     time.sleep(0.3)  # it hears of it soon
     tracker.log(step, {"loss": 2.0})
-tracker.log_table(5, "drafts", ("a", "b"), [("x", 1)])
 tracker.alarm("too high")
 tracker.finish()
 assert run and tracker.run_id == run

@@ -4,13 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.windows import (
-    replace,
     replaceable,
     sample_windows,
     widen,
     window_offsets,
 )
-from train.objective import COLUMNS, IGNORE, basic, branch, causal, dual, next_tokens
+from train.objective import COLUMNS, IGNORE, basic, branch, dual, next_tokens
 
 X = IGNORE
 A = 99
@@ -19,21 +18,11 @@ DOCUMENTS = np.array([[0, 0, 0, 1, 1, -1]])
 OFFSETS = np.array([[0, 1, 2, 0, 0, 0]])
 
 
-def test_labels_never_cross_a_documents_end() -> None:
-    assert next_tokens(TOKENS, DOCUMENTS).tolist() == [[12, 13, X, 15, X, X]]
-
-
 def test_control_tokens_padding_and_first_tokens_are_never_replaced() -> None:
     documents = np.array([[0, 0, 0, 1, 1, -1]])
     assert replaceable(TOKENS, documents, [12]).tolist() == [
         [False, False, True, False, True, False]
     ]
-
-
-def test_causal_is_the_mean_over_n() -> None:
-    layout = causal(TOKENS, DOCUMENTS)
-    assert layout.ids is TOKENS and layout.trunk == 6
-    assert layout.weights.sum() == pytest.approx(1)
 
 
 def test_basic_is_equation_8() -> None:
@@ -52,14 +41,6 @@ def test_dual_is_equation_9_row_by_row() -> None:
     assert layout.teachers.tolist() == [[-1] * 6, [-1, 1, 2, -1, -1, -1]]
     assert layout.weights[0] == pytest.approx(np.full(6, 1 / 12))
     assert layout.weights[1] == pytest.approx(np.full(6, 2 / 12))
-
-
-def test_the_masked_term_may_be_a_mean_over_masked_positions() -> None:
-    layout = dual(TOKENS, DOCUMENTS, OFFSETS, [A], masked_mean="masked")
-    remaining = layout.labels[1] != IGNORE
-    assert layout.weights[1][remaining].sum() == pytest.approx(0.5)
-    nothing = dual(TOKENS, DOCUMENTS, np.zeros_like(OFFSETS), [A], masked_mean="masked")
-    assert np.isfinite(nothing.weights).all()
 
 
 def test_branch_is_the_docstrings_picture() -> None:
@@ -82,7 +63,9 @@ def test_branch_is_the_docstrings_picture() -> None:
 
 
 def test_a_window_wider_than_L_is_one_branch_on_its_clean_prefix() -> None:
-    """The worked row of objective.wide_share: L = 1, a window of width 1 and a wide one of width 3."""
+    """The worked row of objective.wide_share: L = 1, a window of width 1 and a wide one
+    of width 3.
+    """
     tokens = np.array([[11, 12, 13, 14, 15]])
     free = replaceable(tokens, np.zeros_like(tokens), [])
     layout = branch(
@@ -105,8 +88,9 @@ def test_a_window_wider_than_L_is_one_branch_on_its_clean_prefix() -> None:
 
 @given(st.integers(0, 10**6), st.booleans())
 def test_branches_are_whole_windows_of_their_document(seed: int, diverse: bool) -> None:
-    """Every window's columns run a_1, a_2, ... from its start, stop before control tokens, padding
-    and ends of documents, and predict what the clean token at their position predicts.
+    """Every window's columns run a_1, a_2, ... from its start, stop before control
+    tokens, padding and ends of documents, and predict what the clean token at their
+    position predicts.
     """
     generator = np.random.default_rng(seed)
     b, n, L, control = 2, 24, 4, [5]
@@ -186,26 +170,6 @@ def test_offsets_equal_the_reference(
     assert result.tolist() == reference_offsets(starts, widths, replaceable)
 
 
-def test_the_worked_example() -> None:
-    starts, widths = np.array([2, 6]), np.array([2, 1])
-    offsets = window_offsets(starts, widths, np.ones(8, bool))
-    assert offsets.tolist() == [0, 0, 1, 2, 0, 0, 1, 0]
-    tokens = np.arange(11, 19)
-    assert replace(tokens, offsets, [99]).tolist() == [11, 12, 99, 99, 15, 16, 99, 18]
-    assert replace(tokens, offsets, [91, 92]).tolist() == [
-        11,
-        12,
-        91,
-        92,
-        15,
-        16,
-        91,
-        18,
-    ]
-    with pytest.raises(ValueError, match="offset 3 has no adaptive id"):
-        replace(tokens, np.array([0, 1, 2, 3, 0, 0, 0, 0]), [91, 92])
-
-
 def test_windows_follow_the_papers_process() -> None:
     """Binomial(n, 0.1) starts, widths uniform on 1..L."""
     n, L = 200_000, 5
@@ -216,14 +180,17 @@ def test_windows_follow_the_papers_process() -> None:
     for width in range(1, L + 1):
         expected = len(starts) / L
         assert abs((widths == width).sum() - expected) < 3.5 * np.sqrt(expected)
-    # A position stays standard when none of the L positions up to it starts a window that reaches it.
+    # A position stays standard when none of the L positions up to it starts a window
+    # that reaches it.
     covered = (window_offsets(starts, widths, np.ones(n, bool)) > 0).mean()
     free = np.prod([1 - 0.1 * (L - d) / L for d in range(L)])
     assert covered == pytest.approx(1 - free, abs=0.005)
 
 
 def test_a_share_of_the_windows_is_wider_than_L() -> None:
-    """`branch` never trained an offset above L, where the paper decodes with k = 13 after L = 7."""
+    """`branch` never trained an offset above L, where the paper decodes with k = 13
+    after L = 7.
+    """
     narrow = np.random.default_rng(0).integers(1, 6, size=100_000)
     widths = widen(narrow, L=5, L_max=8, share=0.25, generator=np.random.default_rng(1))
     shares = [(widths == width).mean() for width in range(1, 9)]

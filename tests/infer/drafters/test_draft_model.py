@@ -12,16 +12,17 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import PreTrainedModel
 
-from infer.drafters.budget import AutoBudget, Budget, FixedBudget
-from infer.drafters.costs import Costs
 from infer.drafters.draft_model import (
     UNREAD,
     DraftModelDrafters,
+    DraftSetup,
     LevelDrafters,
     ProbeDrafters,
 )
+from infer.drafters.policy import FixedBudget, MeasuredBudget, prior_costs
+from infer.drafters.stopwatch import Stopwatch
 from infer.engine.output import Request
-from infer.engine.runner import Runner
+from infer.engine.runner import Runner, Runners
 from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Drafter, Drafters, Limits, Verified, decode
 from infer.models.checkpoint import Adaptive
@@ -39,7 +40,6 @@ RULES = {
     "tsd": Rules(k=3, depth=4, theta_prob=0.05, theta_sib=0.1, tau=None),
     "gsd": Rules(k=3, depth=4, theta_prob=0.05, theta_sib=0.1, tau=1),
 }
-COSTS = Costs((1, 2, 4, 8, 16, 32), (10.0, 10.0, 10.5, 11.0, 12.0, 14.0))
 
 
 def a_draft_of(
@@ -61,17 +61,14 @@ def a_draft_of(
 
 
 def drafters_of(
-    draft: Draft, method: str, budget: Budget, **runner: bool
+    draft: Draft, method: str, budget: FixedBudget, static: bool | None = None
 ) -> DraftModelDrafters:
-    def take(batch: int) -> Runner:
-        return Runner(
-            draft.lm, capacity=80, max_rows=ROWS + UNREAD, batch=batch, **runner
-        )
-
-    lend = {"take": take, "give": lambda runner: None}
+    runners = Runners(draft.lm, static=static)
+    stopwatch = Stopwatch(draft.lm)
+    setup = DraftSetup(draft, budget, runners, stopwatch, capacity=80, max_rows=ROWS)
     if draft.adaptive:
-        return ProbeDrafters(draft, budget, k=3, depth=4, **lend)
-    return LevelDrafters(draft, RULES[method], budget, most=ROWS, **lend)
+        return ProbeDrafters(setup, k=3, depth=4)
+    return LevelDrafters(setup, RULES[method])
 
 
 def texts(
@@ -117,7 +114,9 @@ def test_drafting_changes_no_token(
     drafters = drafters_of(
         draft,
         method,
-        FixedBudget(12) if budget == "fixed" else AutoBudget(COSTS, COSTS),
+        FixedBudget(12)
+        if budget == "fixed"
+        else MeasuredBudget(prior_costs("cuda"), 1.0),
     )
     requests = [Request(prompt, seed + b) for b, prompt in enumerate(prompts)]
     actual, _ = texts(lm, requests, drafters, Limits(n, [1]), sampling)
@@ -155,7 +154,7 @@ def test_drafts_are_those_of_the_paper_word_for_word(method: str, static: bool) 
     )
 
     def record(context: list[int], b: int) -> None:
-        if (pending := drafters._pending[b]) and len(context) < 25:
+        if (pending := drafters._sequences[b].pending) and len(context) < 25:
             graphs.append((context, pending.graph))
 
     requests = [Request([5, 17, 3]), Request([44, 6, 13, 70, 8]), Request([9])]
@@ -193,7 +192,16 @@ def test_the_cache_keeps_what_was_accepted_and_is_never_rebuilt(
     )
     monkeypatch.setattr(Runner, "read", lambda self, texts: read(self, texts))
     drafters = drafters_of(a_draft_of(lm, 0.0), "tsd", FixedBudget(16))
-    recorded(drafters, lambda context, b: rows.extend(drafters._forwards[:1]))
+    forward = drafters._forward
+
+    def fed(*probes):
+        before = drafters._sequences[0].pending.fed
+        output = forward(*probes)
+        if not before:
+            rows.append(drafters._sequences[0].pending.fed)
+        return output
+
+    drafters._forward = fed
     _, accepted = texts(lm, [Request(prompt)], drafters, Limits(38, []))
     assert accepted > 25 and len(rows) > 7
     # Both models prefill; a long prompt is read by itself, up to its last token.
@@ -219,11 +227,11 @@ def test_a_draft_model_that_rested_reads_on_and_drafts_as_if_it_had_not() -> Non
     for token in text:
         (tree,) = drafters.propose([context], [60])
         assert tree.drafted == 0
-        drafters.observe(0, Verified(tree, [0], token, None, 1, 0.0))
+        drafters.observe(0, Verified(tree, [0], token, None, 1))
         context = [*context, token]
     drafters._budget = FixedBudget(12)
     (tree,) = drafters.propose([context], [9])
-    graph = drafters._pending[0].graph
+    graph = drafters._sequences[0].pending.graph
     nodes = literal.draw(
         context[-1], model_behind(draft.lm, context[:-1]), **vars(RULES["gsd"])
     )
@@ -239,7 +247,7 @@ def test_the_probes_of_a_draft_model_draw_its_candidates_for_each_place() -> Non
     context = [5, 17, 3, 60]
     drafters.start([Request(context)], GREEDY)
     drafters.propose([context], [9])
-    graph = drafters._pending[0].graph
+    graph = drafters._sequences[0].pending.graph
     places: list[list[int]] = [[] for _ in range(5)]
     for node in range(1, len(graph.tokens)):
         places[len(path_to(graph, node)) - 1].append(graph.tokens[node])

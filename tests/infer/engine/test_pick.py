@@ -1,4 +1,4 @@
-"""The keyed draw: its distribution, its keys, and the library's warpers as its reference."""
+"""The keyed draw: its distribution, its keys, and the library's warpers as reference."""
 
 import pytest
 import torch
@@ -25,19 +25,22 @@ from infer.engine.pick import (
 )
 from infer.engine.sampling import Sampling
 
-HEAD = nn.Identity()
-
 
 def rows(values: torch.Tensor) -> Logits:
-    return Logits(HEAD, values, values)
+    return Logits(nn.Identity(), values, values)
 
 
 def keys(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.arange(n), torch.full((n,), seed)
 
 
+def random(*shape: int, seed: int = 1) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return 2 * torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
 def by_library(values: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """(n, V) probabilities after Transformers' own warpers."""
+    """Return (n, V) probabilities after Transformers' own warpers."""
     warpers = LogitsProcessorList([TemperatureLogitsWarper(sampling.temperature)])
     if sampling.top_k:
         warpers.append(TopKLogitsWarper(sampling.top_k))
@@ -57,78 +60,68 @@ def test_the_target_distribution_is_the_librarys(
     seed: int, temperature: float, top_k: int, top_p: float, V: int
 ) -> None:
     sampling = Sampling(temperature, top_k, top_p)
-    values = 2 * torch.randn(
-        4, V, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    )
-    torch.testing.assert_close(
-        probabilities(rows(values), sampling), by_library(values, sampling)
-    )
+    values = random(4, V, seed=seed)
+    result = probabilities(rows(values), sampling)
+    torch.testing.assert_close(result, by_library(values, sampling))
 
 
 def test_draws_follow_the_distribution() -> None:
-    """Chi-square over 20,000 positions, and the share of each position's own draw."""
-    sampling, n = Sampling(1.0, 0, 0.9), 20_000
+    """Chi-square over 20,000 positions."""
+    sampling = Sampling(1.0, 0, 0.9)
+    n = 20_000
     values = torch.tensor([[2.0, 1.5, 1.0, 0.5, 0.0, -1.0]]).expand(n, -1)
     drawn = pick(rows(values), sampling, *keys(n, seed=5))
     target = by_library(values[:1], sampling)[0]
     counts = torch.bincount(drawn, minlength=6)
     assert counts[target == 0].sum() == 0
-    expected = n * target[target > 0].double()
-    assert (
-        stats.chisquare(counts[target > 0], expected * n / expected.sum()).pvalue > 0.01
-    )
+    expected = target[target > 0].double()
+    expected *= n / expected.sum()
+    assert stats.chisquare(counts[target > 0], expected).pvalue > 0.01
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**31), st.integers(0, 2**20))
-def test_noise_on_a_cpu_is_that_of_other_devices(
+def test_noise_is_the_same_by_numpy_and_by_pytorch(
     seed: int, position: int, id: int
 ) -> None:
-    """The one by NumPy, the other by PyTorch: wrapping and shifting are the same to the last bit."""
     keys = torch.tensor([seed]), torch.tensor([position]), torch.tensor([[id, id + 1]])
-    assert torch.equal(
-        torch.from_numpy(_hashed(*(key.numpy() for key in keys))), _hashed(*keys)
-    )
+    by_numpy = _hashed(*(key.numpy() for key in keys))
+    assert torch.equal(torch.from_numpy(by_numpy), _hashed(*keys))
 
 
-def test_noise_is_a_standard_gumbel_and_differs_by_seed_position_and_token() -> None:
+def test_noise_is_a_standard_gumbel_and_depends_on_seed_position_and_token() -> None:
     ids = torch.arange(2000).expand(3, -1)
     noise = gumbel(torch.tensor([1, 1, 2]), torch.tensor([8, 9, 8]), ids)
     assert stats.kstest(noise.flatten().numpy(), stats.gumbel_r.cdf).pvalue > 0.01
     for a, b in ((0, 1), (0, 2), (1, 2)):
         assert abs(stats.pearsonr(noise[a].numpy(), noise[b].numpy())[0]) < 0.08
-    assert torch.equal(
-        gumbel(torch.tensor([2]), torch.tensor([8]), ids[:1, 5:9])[0], noise[2, 5:9]
-    )
-
-
-def test_of_scores_beyond_all_numbers_no_chance_is_known() -> None:
-    """NaN, which a draft model's budget could not weigh: a traceback at a temperature near 0."""
-    result, _ = likeliest(
-        rows(1e10 * torch.randn(3, 300)), Sampling(1e-30), *keys(3), 4
-    )
-    assert result.isfinite().all()
+    part = gumbel(torch.tensor([2]), torch.tensor([8]), ids[:1, 5:9])
+    assert torch.equal(part[0], noise[2, 5:9])
 
 
 @pytest.mark.parametrize(
     "sampling",
     [Sampling(), Sampling(1.0), Sampling(0.7, 10, 0.95), Sampling(2.0, 0, 0.9)],
 )
-def test_the_first_candidate_is_what_would_be_picked(sampling: Sampling) -> None:
-    """Drafts and verdicts see the same distribution and the same noise."""
-    values = 2 * torch.randn(50, 100, generator=torch.Generator().manual_seed(1))
-    ids, weights = candidates(rows(values), sampling, *keys(50), 4)
-    assert torch.equal(ids[:, 0], pick(rows(values), sampling, *keys(50)))
-    assert (
-        (weights.diff(dim=1) <= 0).all()
-        and (weights >= 0).all()
-        and (weights.sum(1) <= 1.0001).all()
-    )
+@pytest.mark.parametrize("choose", [candidates, likeliest])
+def test_the_first_candidate_is_the_pick(choose, sampling: Sampling) -> None:
+    logits = rows(random(50, 100))
+    ids, weights = choose(logits, sampling, *keys(50), 4)
+    assert torch.equal(ids[:, 0], pick(logits, sampling, *keys(50)))
+    assert (weights.diff(dim=1) <= 0).all() and (weights >= 0).all()
+    assert (weights.sum(1) <= 1.0001).all()
+
+
+@pytest.mark.parametrize("choose", [candidates, likeliest])
+def test_weights_are_finite_at_a_temperature_near_zero(choose) -> None:
+    logits = rows(1e10 * torch.randn(3, 300))
+    _, weights = choose(logits, Sampling(1e-30), *keys(3), 4)
+    assert weights.isfinite().all()
 
 
 @given(st.integers(1, 4), st.integers(1, 2000), st.integers(1, 9), st.integers(0, 99))
 def test_top_is_topk(n: int, V: int, m: int, seed: int) -> None:
     m = min(m, V)
-    values = torch.randn(n, V, generator=torch.Generator().manual_seed(seed))
+    values = random(n, V, seed=seed)
     result, ids = top(values, m)
     assert torch.equal(result, values.topk(m).values)
     assert torch.equal(values.gather(1, ids), result)
@@ -136,16 +129,15 @@ def test_top_is_topk(n: int, V: int, m: int, seed: int) -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_in_a_narrow_type_the_top_logits_are_exact(bias: bool) -> None:
-    """A near-tie must not depend on how the kernel rounds the logits of so many rows."""
+    """A near-tie must not depend on how a kernel rounds the logits of so many rows."""
     torch.manual_seed(0)
-    head, hidden = (
-        nn.Linear(32, 300, bias=bias).bfloat16(),
-        torch.randn(40, 32).bfloat16(),
-    )
+    head = nn.Linear(32, 300, bias=bias).bfloat16()
+    hidden = torch.randn(40, 32).bfloat16()
     logits = Logits(head, hidden, head(hidden).detach())
-    exact = hidden.float() @ head.weight.float().T + (head.bias.float() if bias else 0)
+    exact = hidden.float() @ head.weight.float().T
+    if bias:
+        exact += head.bias.float()
     values, ids = logits.top(4)
     torch.testing.assert_close(values, exact.gather(1, ids), rtol=1e-6, atol=1e-5)
-    assert torch.equal(ids[:, 0], exact.argmax(-1)) and torch.equal(
-        logits.whole().argmax(-1), ids[:, 0]
-    )
+    assert torch.equal(ids[:, 0], exact.argmax(-1))
+    assert torch.equal(ids[:, 0], logits.whole().argmax(-1))

@@ -1,5 +1,6 @@
-"""Who may draft: the same token ids piece by piece, and a model's first layers in its own memory."""
+"""Draft models: the same token ids piece by piece, or a model's first layers in place."""
 
+import copy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,218 +10,184 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from conf import UserError, settings
-from infer import DecodeConfig, DraftConfig, generate, load
-from infer.config import InferConfig
-from infer.drafters.draft_model import UNREAD
+from conf import UserError
+from infer import DraftConfig, Model, load
+from infer.engine.attention import ProbeGate
+from infer.engine.families import check_tree
+from infer.engine.gate import GatedLinear
 from infer.engine.runner import Runner
-from infer.methods import ROWS as ROWS_IN_A_STEP
-from infer.models.draft import STAND_IN, Draft, rows_of_both
+from infer.models.checkpoint import ModelDirectory
+from infer.models.draft import STAND_IN, Draft, first_layers, shared_rows
 from infer.trees.tree import Tree
 from tests.conftest import tiny_llama
 from tests.infer.conftest import ROWS
-from tests.infer.engine.test_families import tiny
-from tests.infer.library import logits_of
+from tests.infer.engine.test_families import FAMILIES, tiny
+from tests.infer.gated import adapted_copy
+from tests.infer.library import PROMPT, logits_of
 
-PIECES = st.text("ab", min_size=1, max_size=2)
-PROMPT = [5, 17, 3, 88, 41]
+VOCABULARY = st.dictionaries(st.integers(0, 12), st.text("ab", min_size=1, max_size=2))
 
 
-@given(
-    st.dictionaries(st.integers(0, 12), PIECES),
-    st.dictionaries(st.integers(0, 12), PIECES),
-)
+@given(VOCABULARY, VOCABULARY)
 def test_ids_are_compared_piece_by_piece(
     target: dict[int, str], draft: dict[int, str]
 ) -> None:
-    shared = [id for id in range(13) if id in target and id in draft]
-    differing = [id for id in shared if target[id] != draft[id]]
-    if differing:
-        id = differing[0]
-        with pytest.raises(
-            ValueError, match=f"whose id {id} is '{target[id]}', got '{draft[id]}'"
-        ):
-            rows_of_both(target, draft)
-    elif not shared:
-        with pytest.raises(ValueError, match="got none of them"):
-            rows_of_both(target, draft)
+    shared = sorted(target.keys() & draft.keys())
+    if shared and all(target[id] == draft[id] for id in shared):
+        assert shared_rows(target, draft, "draft") == max(shared) + 1
     else:
-        rows = rows_of_both(target, draft)
-        assert rows == max(shared) + 1 == rows_of_both(draft, target)
+        with pytest.raises(UserError, match="draft must have the model's token ids"):
+            shared_rows(target, draft, "draft")
 
 
-def copied(folder: Path, to: Path, *without: str) -> Path:
-    shutil.copytree(folder, to, ignore=shutil.ignore_patterns(*without))
-    return to
-
-
-def other_rows(folder: Path, rows: int, **settings: Any) -> None:
-    """Another model in the directory: so many rows, and its tokenizer as it is."""
+def other_model(folder: Path, rows: int, **settings: Any) -> None:
+    """Replace the directory's model by one of `rows` rows; keep the tokenizer."""
     torch.manual_seed(1)
     config = LlamaConfig(**(tiny_llama(vocab=rows).config.to_dict() | settings))
-    LlamaForCausalLM(config).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 
 
-def with_pieces(folder: Path, *pieces: str) -> None:
-    """The directory's tokenizer with further pieces behind its own."""
+def add_pieces(folder: Path, *pieces: str) -> None:
+    """Add pieces to the end of the directory's tokenizer."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_tokens([AddedToken(piece, special=True) for piece in pieces])
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def test_what_only_one_of_the_two_knows_is_neither_read_nor_proposed(
+def test_ids_of_one_model_only_are_neither_read_nor_drafted(
     base_dir: Path, tmp_path: Path
 ) -> None:
-    """The target has two pieces more, the draft another one in their place and rows of padding behind it."""
-    target, draft = (
-        copied(base_dir, tmp_path / "target"),
-        copied(base_dir, tmp_path / "draft"),
-    )
-    other_rows(target, ROWS + 2)
-    with_pieces(target, "<adaptive>", "<other>")
-    other_rows(draft, 480, tie_word_embeddings=True, max_position_embeddings=64)
+    """The target has two more pieces; the draft model has rows without pieces."""
+    target = shutil.copytree(base_dir, tmp_path / "target")
+    draft = shutil.copytree(base_dir, tmp_path / "draft")
+    other_model(target, ROWS + 2)
+    add_pieces(target, "<adaptive>", "<other>")
+    other_model(draft, 480, tie_word_embeddings=True, max_position_embeddings=64)
     result = load(target, "float32", draft=draft).draft
     assert isinstance(result, Draft)
     assert (result.rows, result.context, result.adaptive) == (ROWS, 64, None)
-    assert result.read([5, ROWS, ROWS - 1, ROWS + 1]) == [
-        5,
-        STAND_IN,
-        ROWS - 1,
-        STAND_IN,
-    ]
-
+    assert result.read([5, ROWS, ROWS - 1]) == [5, STAND_IN, ROWS - 1]
     whole = AutoModelForCausalLM.from_pretrained(draft, dtype=torch.float32)
-    runner = Runner(result.lm, capacity=16, max_rows=1)
-    runner.prefill([PROMPT])
-    (found_logits,) = logits_of(runner, [Tree.chain(7)])
-    logits = whole(torch.tensor([[*PROMPT, 7]])).logits[0, -1]
-    assert logits.shape == (480,)
-    torch.testing.assert_close(found_logits[0], logits[:ROWS])
-    table, head = (
-        result.lm.get_input_embeddings().weight,
-        result.lm.get_output_embeddings().weight,
-    )
+    expected = whole(torch.tensor([[*PROMPT, 7]])).logits[0, -1]
+    assert expected.shape == (480,)
+    torch.testing.assert_close(tree_logits(result.lm)[0], expected[:ROWS])
+    table = result.lm.get_input_embeddings().weight
+    head = result.lm.get_output_embeddings().weight
     assert table.shape[0] == 480 and head.data_ptr() == table.data_ptr()
-    with_pieces(draft, "<mine>")
-    with pytest.raises(
-        UserError,
-        match=rf"^draft={draft} must have .*, whose id 400 is '<adaptive>', got '<mine>'$",
-    ):
+    add_pieces(draft, "<mine>")
+    reason = "got '<mine>' instead of '<adaptive>' for id 400"
+    with pytest.raises(UserError, match=f"^draft={draft} must have .*, {reason}$"):
         load(target, "float32", draft=draft)
 
 
-def test_a_larger_draft_is_warned_of(
-    model_dir: Path, base_dir: Path, tmp_path: Path, caplog
+def test_a_draft_has_the_targets_type_or_its_own(
+    model_dir: Path, base_dir: Path
 ) -> None:
-    same = load(model_dir, "bfloat16", draft=base_dir)
-    assert not caplog.text and same.draft and same.draft.lm.dtype == torch.bfloat16
-    draft = copied(base_dir, tmp_path / "draft")
-    other_rows(draft, ROWS, num_hidden_layers=4)
-    model = load(model_dir, "bfloat16", draft=DraftConfig(str(draft), dtype="float32"))
-    (message,) = caplog.messages
-    assert model.draft and (model.draft.lm.dtype, model.lm.dtype) == (
-        torch.float32,
-        torch.bfloat16,
-    )
-    sizes = f"{model.lm.num_parameters():,}, got {model.draft.lm.num_parameters():,}"
-    assert message.startswith(
-        f"draft={draft} must have fewer parameters than the model's {sizes}, "
-    )
+    for dtype in (None, "float32"):
+        config = DraftConfig(str(base_dir), dtype=dtype)
+        model = load(model_dir, "bfloat16", draft=config)
+        expected = torch.float32 if dtype else torch.bfloat16
+        assert model.draft and model.draft.lm.dtype == expected
 
 
-def test_a_directory_that_cannot_draft_is_reported_as_the_draft(
-    model_dir: Path, base_dir: Path, tmp_path: Path
-) -> None:
-    """The same mistakes as a model's: "model=" would name the wrong one of the two."""
-    draft = copied(base_dir, tmp_path / "draft")
+def no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
 
-    def refused(sentence: str, **more: Any) -> None:
-        with pytest.raises(UserError) as message:
-            load(model_dir, "float32", draft=DraftConfig(str(draft), **more))
-        assert str(message.value).startswith(
-            f"draft={draft} must {sentence}"
-        ) and "\n" not in str(message.value)
 
-    refused("be fine-tuned with adaptive tokens, got no adaptive.json", adaptive=True)
-    (draft / "model.safetensors").unlink()
-    refused("be a causal model with weights, got ")
-    tiny("cohere", vocab_size=ROWS).save_pretrained(draft)
-    refused("be a causal model whose attention follows a tree, got cohere")
-    (draft / "tokenizer.json").unlink()
-    refused(f"have a tokenizer at {draft}/tokenizer.json, got none")
-    shutil.rmtree(draft)
-    refused("be a Transformers model directory, got no such directory")
+def unsuited(folder: Path) -> None:
+    tiny("cohere", vocab_size=ROWS).save_pretrained(folder)
 
 
 @pytest.mark.parametrize(
-    ("adaptive", "chosen", "sentence"),
+    ("damage", "adaptive", "sentence"),
     [
+        (no_weights, True, "be fine-tuned with adaptive tokens, got no adaptive.json"),
+        (no_weights, False, "be a causal model with weights, got"),
         (
+            unsuited,
             False,
-            {"method": "gsd", "k": 17},
-            "decode.k must be at most the 16 children .* got 17",
+            "be a causal model whose attention follows a tree, got cohere",
         ),
-        (
-            False,
-            {"nodes": 513},
-            "decode.nodes must be at most the 512 positions of the model, got 513",
-        ),
-        (
-            False,
-            {"nodes": 3, "temperature": 1.0, "verify": "ratio"},
-            "decode.nodes must be at least decode.k=4 with decode.verify=ratio, .* got 3",
-        ),
-        (
-            True,
-            {"method": "tsd"},
-            "decode.method must be gsd or ssd with draft.adaptive=true, .* got tsd",
-        ),
-        (
-            True,
-            {"theta_prob": 0.4},
-            "decode.theta_prob must be unset with draft.adaptive=true, .* got 0.4",
-        ),
-        (
-            True,
-            {"theta_sib": 0.0},
-            "decode.theta_sib must be unset with draft.adaptive=true, .* got 0.0",
-        ),
-        (
-            True,
-            {"draft_rows": 9},
-            "decode.draft_rows must be unset with draft.adaptive=true, .* got 9",
-        ),
+        (shutil.rmtree, False, "be a Transformers model directory, got no such"),
     ],
-    ids=lambda value: value[:40] if isinstance(value, str) else None,
 )
-def test_settings_that_would_do_nothing_are_refused(
-    model_dir: Path, adaptive: bool, chosen: dict[str, Any], sentence: str
+def test_a_directory_that_cannot_draft_is_named_as_the_draft(
+    model_dir: Path,
+    base_dir: Path,
+    tmp_path: Path,
+    damage: Any,
+    adaptive: bool,
+    sentence: str,
 ) -> None:
-    """All were taken, and nothing was drafted, or not what had been asked for."""
-    model = load(model_dir, "float32", draft=DraftConfig("self:1", adaptive=adaptive))
-    with pytest.raises(UserError, match=sentence) as message:
-        generate(model, [5, 6, 7], DecodeConfig(**chosen))
-    assert "\n" not in str(message.value)
+    draft = shutil.copytree(base_dir, tmp_path / "draft")
+    damage(draft)
+    with pytest.raises(UserError, match=f"^draft={draft} must {sentence}"):
+        load(model_dir, "float32", draft=DraftConfig(str(draft), adaptive=adaptive))
 
 
-def test_the_draft_models_rows_are_no_positions(model_dir: Path) -> None:
-    """They were bounded by the target's 512 positions, of which siblings share one."""
-    model = load(model_dir, "float32", draft="self:1")
-    for chosen in ({"draft_rows": 1000}, {"nodes": 16}):
-        assert any(
-            s.drafted
-            for s in generate(model, [5, 6], DecodeConfig(max_new_tokens=8, **chosen))
-        )  # type: ignore[arg-type]
-    assert (UNREAD + ROWS_IN_A_STEP).bit_count() == 1
+def tree_logits(lm: PreTrainedModel) -> torch.Tensor:
+    """Return (nodes, V) of a tree with a probe under its last node."""
+    runner = Runner(lm, capacity=16, max_rows=4)
+    runner.prefill([PROMPT])
+    return logits_of(runner, [Tree((7, 9, 3), (-1, 0, 0), 3).probe((2,), (90,))])[0]
 
 
-@pytest.mark.parametrize("method", ["ssd", "gsd"])
-def test_the_presets_suit_adaptive_tokens_too(model_dir: Path, method: str) -> None:
-    """They gave settings of the levels, which a draft by adaptive tokens does not have."""
-    model = load(model_dir, "float32", draft=DraftConfig("self:1", adaptive=True))
-    given = ["model=m", "prompt=x", f"decode={method}", "decode.max_new_tokens=4"]
-    assert list(
-        generate(model, [5, 6, 7], settings("infer", InferConfig, given).decode)
-    )
+def addresses(lm: PreTrainedModel) -> set[int]:
+    return {tensor.data_ptr() for tensor in (*lm.parameters(), *lm.buffers())}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_first_layers_are_the_librarys_model_of_as_many_layers(family: str) -> None:
+    kind, settings = FAMILIES[family]
+    lm = tiny(kind, **settings)
+    before = tree_logits(lm)
+    config = copy.deepcopy(lm.config)
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:1]
+    config.num_hidden_layers = 1
+    expected = AutoModelForCausalLM.from_config(config).eval()
+    stored = lm.state_dict()
+    expected.load_state_dict({name: stored[name] for name in expected.state_dict()})
+    short = first_layers(lm, 1)
+    assert torch.equal(tree_logits(short), tree_logits(expected))
+    assert addresses(short) <= addresses(lm)
+    check_tree(short)
+    assert torch.equal(tree_logits(lm), before) and lm.config.num_hidden_layers == 2
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_the_model_itself_drafts(model: Model, model_dir: Path, adaptive: bool) -> None:
+    draft = load(
+        model_dir, "float32", draft=DraftConfig("self:1", adaptive=adaptive)
+    ).draft
+    assert draft and draft.lm.config.num_hidden_layers == 1
+    assert (draft.rows, draft.context) == (ROWS, model.context)
+    assert draft.adaptive == (model.adaptive if adaptive else None)
+
+
+def test_drafting_by_what_the_model_lacks_is_refused(
+    model_dir: Path, base_dir: Path
+) -> None:
+    with pytest.raises(UserError, match="draft must have fewer layers .* got self:2"):
+        load(model_dir, "float32", draft="self:2")
+    with pytest.raises(UserError, match=r"draft\.adaptive=true needs .* no adaptive"):
+        load(base_dir, "float32", draft=DraftConfig("self:1", adaptive=True))
+
+
+def test_the_first_layers_of_a_gated_model_have_a_gate_of_their_own(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """A shared gate would open the target's adapter with the draft's."""
+    base = ModelDirectory(model_dir).load(dtype="float32", device="cpu")
+    folder = adapted_copy(model_dir, tmp_path / "gated")
+    lm = ModelDirectory(folder).load(dtype="float32", device="cpu")
+    short = first_layers(lm, 1)
+    assert addresses(short) <= addresses(lm)
+    assert len({m.gate for m in short.modules() if isinstance(m, GatedLinear)}) == 1
+    assert ProbeGate.of(short) is not ProbeGate.of(lm)
+    result = tree_logits(short)
+    expected = tree_logits(first_layers(base, 1))
+    assert torch.equal(result[:3], expected[:3])
+    assert not torch.equal(result[3], expected[3])

@@ -1,4 +1,4 @@
-"""Tensor parallel by two processes on this machine."""
+"""Tensor parallelism by two processes on this machine."""
 
 import json
 from pathlib import Path
@@ -19,56 +19,54 @@ from tests.infer.gated import write_adapter
 from tests.infer.models.parallel_worker import MEASURED, outputs
 
 
-def test_two_ranks_emit_the_tokens_of_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Greedy and sampled, by both ways through the model, and where each rank has its own clock."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "costs"))
+def write_models(folder: Path) -> None:
+    """Write a model, a draft model close to it, and a gated one."""
     lm = tiny_llama()
-    lm.save_pretrained(tmp_path)
+    lm.save_pretrained(folder)
+    lm.save_pretrained(folder / "gated")
     torch.manual_seed(1)
     for parameter in lm.parameters():
         parameter.data += 0.1 * parameter.std() * torch.randn_like(parameter)
-    lm.save_pretrained(tmp_path / "draft")
+    lm.save_pretrained(folder / "draft")
+    write_adapter(
+        tiny_llama(), folder / "gated" / "adapter", r=16, trainable_token_indices=[90]
+    )
+    adaptive = {"adaptive_ids": [90], "L": 3, "gated": True}
+    (folder / "gated" / "adaptive.json").write_text(json.dumps(adaptive))
     words = Tokenizer(WordLevel({str(id): id for id in range(97)}, unk_token="0"))
     words.pre_tokenizer = WhitespaceSplit()
-    tiny_llama().save_pretrained(tmp_path / "gated")
-    write_adapter(
-        tiny_llama(), tmp_path / "gated" / "adapter", r=16, trainable_token_indices=[90]
-    )
-    (tmp_path / "gated" / "adaptive.json").write_text(
-        json.dumps({"adaptive_ids": [90], "L": 3, "gated": True})
-    )
-    for folder in (tmp_path, tmp_path / "draft", tmp_path / "gated"):
-        words.save(str(folder / "tokenizer.json"))
+    for path in (folder, folder / "draft", folder / "gated"):
+        words.save(str(path / "tokenizer.json"))
+
+
+def test_two_ranks_emit_the_tokens_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although every rank has its own clock, and only rank 0 has a good draft model."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "costs"))
+    write_models(tmp_path)
     answer = warm.run_ranks(outputs.__module__, tmp_path, ranks=2)
     assert answer.returncode == 0, answer.stderr
     line, text = answer.stdout.splitlines()  # one rank prints
     assert len(text.split()) == 4 and answer.stderr.count("tokens/s") == 1
     result = json.loads(line)
-    refused = result.pop(
-        "refused"
-    )  # rank 1 alone ran out of memory, and rank 0 says so
-    assert refused.startswith(f"out of memory for the weights of {tmp_path / 'draft'},")
     assert result == outputs(str(tmp_path))
-    assert (
-        result["sampled"] == result["fixed shapes"]
-        and result["auto"] == result["greedy"]
-    )
-    assert any(result["gated"][1])
+    assert result["sampled"] == result["fixed shapes"]
+    assert result["auto"] == result["greedy"]
+    assert any(result["gated"]["adaptive"][1])
     for drafted in result["drafted"].values():
         plain = drafted["ssd"][0]
         assert drafted["gsd"][0] == plain
         assert drafted["gsd, measured"][0] == [text[:MEASURED] for text in plain]
         assert all(
-            sum(accepted) for _, accepted in drafted.values() if accepted is not None
+            accepted is None or any(accepted) for _, accepted in drafted.values()
         )
 
 
 def test_a_schedulers_world_is_not_torchruns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stray WORLD_SIZE=2 was taken for torchrun's, and the library was made to divide the model."""
+    """A stray WORLD_SIZE=2 was taken for torchrun's."""
     for name in ("TORCHELASTIC_RUN_ID", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -77,15 +75,20 @@ def test_a_schedulers_world_is_not_torchruns(
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert (processes(), is_first()) == (2, False)
     (tmp_path / "config.json").touch()
-    with pytest.raises(
-        UserError,
-        match="device must be unset under torchrun, .* 2 processes one, got cpu",
-    ):
+    with pytest.raises(UserError, match="device must be unset under .* got cpu"):
         ModelDirectory(tmp_path).load(dtype="float32", device="cpu")
 
 
-def test_what_cannot_be_divided_is_refused() -> None:
-    with pytest.raises(UserError, match="4 heads and 2 key-value heads, got 4"):
-        plan(LlamaConfig(num_attention_heads=4, num_key_value_heads=2), 4)
-    with pytest.raises(UserError, match="got mamba, which has no tensor parallel plan"):
-        plan(MambaConfig(), 2)
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        (
+            LlamaConfig(num_attention_heads=4, num_key_value_heads=2),
+            "4 heads and 2 key",
+        ),
+        (MambaConfig(), "got mamba, which has no tensor parallel plan"),
+    ],
+)
+def test_a_model_that_cannot_be_divided_is_refused(config, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        plan(config, 4)

@@ -1,5 +1,8 @@
+"""Trees of a window's candidates, and the authors' trees."""
+
 import itertools
 from collections.abc import Callable
+from math import prod
 
 import pytest
 from hypothesis import given
@@ -10,52 +13,45 @@ from infer.engine.output import Candidates
 from infer.trees.lattice import lattice, nucleus_tree
 from infer.trees.token_graph import Drafts, unroll
 
-Tree = Callable[[int, list[list[int]], list[list[float]], list[float]], Drafts]
+Ids = list[list[int]]
+Chances = list[list[float]]
 
 
 @st.composite
-def lattices(draw: st.DrawFn) -> tuple[list[list[int]], list[list[float]]]:
-    """Candidates of up to four places, chances falling."""
-    ids, chances = [], []
-    for _ in range(draw(st.integers(0, 4))):
-        m = draw(st.integers(1, 3))
-        ids.append(
-            draw(st.lists(st.integers(0, 99), min_size=m, max_size=m, unique=True))
-        )
-        chances.append(
-            sorted((draw(st.floats(0.01, 0.99)) for _ in range(m)), reverse=True)
-        )
+def lattices(draw: st.DrawFn) -> tuple[Ids, Chances]:
+    """Draw candidates of up to four places, with falling chances."""
+    token = st.integers(0, 99)
+    ids = draw(
+        st.lists(st.lists(token, min_size=1, max_size=3, unique=True), max_size=4)
+    )
+    chance = st.floats(0.01, 0.99)
+    chances = [
+        sorted((draw(chance) for _ in row), reverse=True)  # one for each candidate
+        for row in ids
+    ]
     return ids, chances
 
 
-def all_paths(
-    ids: list[list[int]], chances: list[list[float]]
-) -> dict[tuple[int, ...], float]:
-    """The slow way: every path through the lattice with its joint chance."""
+def all_paths(ids: Ids, chances: Chances) -> dict[tuple[int, ...], float]:
+    """Return every path through the lattice with its joint chance, the slow way."""
     result = {}
-    for depth in range(1, len(ids) + 1):
-        for ranks in itertools.product(*(range(len(row)) for row in ids[:depth])):
-            joint = 1.0
-            for place, rank in enumerate(ranks):
-                joint *= chances[place][rank]
-            result[tuple(ids[place][rank] for place, rank in enumerate(ranks))] = joint
+    places = [list(zip(*row)) for row in zip(ids, chances)]
+    for depth in range(1, len(places) + 1):
+        for path in itertools.product(*places[:depth]):
+            tokens, odds = zip(*path)
+            result[tokens] = prod(odds)
     return result
 
 
-def merged(
-    root: int, ids: list[list[int]], chances: list[list[float]], prices: list[float]
-) -> Drafts:
-    """The tree of a lattice that is made before it is unrolled, as a draft model's answers are."""
-    return unroll(lattice(root, ids, chances), prices, depth=len(ids))
+def merged(ids: Ids, chances: Chances, prices: list[float]) -> Drafts:
+    """Unroll a lattice that is made beforehand, as a draft model's."""
+    return unroll(lattice(7, ids, chances), prices, depth=len(ids))
 
 
-def grown(
-    root: int, ids: list[list[int]], chances: list[list[float]], prices: list[float]
-) -> Drafts:
-    """The tree of candidates that are looked for as it grows."""
-    return Places([root], Candidates(ids, chances), None, 9).grow(
-        prices, depth=len(ids)
-    )
+def grown(ids: Ids, chances: Chances, prices: list[float]) -> Drafts:
+    """Unroll a graph whose candidates are added on demand."""
+    places = Places([7], Candidates(ids, chances), None, 9)
+    return places.grow(prices, depth=len(ids))
 
 
 BOTH = pytest.mark.parametrize("tree", [merged, grown])
@@ -64,31 +60,35 @@ BOTH = pytest.mark.parametrize("tree", [merged, grown])
 @BOTH
 @given(drawn=lattices(), nodes=st.integers(0, 12))
 def test_the_tree_is_the_likeliest_paths(
-    tree: Tree, drawn: tuple[list, list], nodes: int
+    tree: Callable[..., Drafts], drawn: tuple[Ids, Chances], nodes: int
 ) -> None:
-    ids, chances = drawn
-    drafts = tree(7, ids, chances, [0.0] * nodes)
-    expected = all_paths(ids, chances)
+    drafts = tree(*drawn, [0.0] * nodes)
+    expected = all_paths(*drawn)
     assert len(drafts.tokens) == 1 + min(nodes, len(expected))
     paths: list[tuple[int, ...]] = [()]
     for node in range(1, len(drafts.tokens)):
-        assert drafts.parents[node] < node
         paths.append((*paths[drafts.parents[node]], drafts.tokens[node]))
-        assert drafts.chances[node] == pytest.approx(expected[paths[-1]])
+        assert drafts.chances[node] == pytest.approx(expected.pop(paths[-1]))
         assert drafts.depths[node] == len(paths[-1])
-    assert len(set(paths)) == len(paths)
-    left_out = [chance for path, chance in expected.items() if path not in paths]
-    assert not left_out or max(left_out) <= min(drafts.chances) * (1 + 1e-12)
+    assert not expected or max(expected.values()) <= min(drafts.chances) * (1 + 1e-12)
     assert sum(drafts.endings()) == pytest.approx(1.0)
 
 
 @BOTH
-def test_a_node_is_drafted_while_its_chance_is_above_its_price(tree: Tree) -> None:
+@pytest.mark.parametrize(
+    ("prices", "tokens"),
+    [
+        ([0.0] * 9, [7, 1, 3, 2, 3, 4, 4]),
+        ([0.0, 0.5, 0.0], [7, 1]),
+        ([0.1, 0.25, 0.25, 0.25], [7, 1, 3, 2]),
+        ([], [7]),
+    ],
+)
+def test_a_node_is_drafted_while_its_chance_is_above_its_price(
+    tree: Callable[..., Drafts], prices: list[float], tokens: list[int]
+) -> None:
     ids, chances = [[1, 2], [3, 4]], [[0.6, 0.3], [0.7, 0.2]]
-    assert tree(0, ids, chances, [0.0] * 9).tokens == [0, 1, 3, 2, 3, 4, 4]
-    assert tree(0, ids, chances, [0.0, 0.5, 0.0]).tokens == [0, 1]
-    assert tree(0, ids, chances, [0.1, 0.25, 0.25, 0.25]).tokens == [0, 1, 3, 2]
-    assert tree(0, ids, chances, []).tokens == [0]
+    assert tree(ids, chances, prices).tokens == tokens
 
 
 DEPTH_5 = """
@@ -100,55 +100,29 @@ DEPTH_5 = """
 """
 
 
-def paths_of(depth: int, width: int = 10) -> set[str]:
-    """The ranks on the way to every node of a tree whose candidate for any place has its rank as token."""
-    ids, weights = (
-        [list(range(width))] * depth,
-        [[0.5 / 2**rank for rank in range(width)]] * depth,
-    )
-    places = Places([99], Candidates(ids, weights), None, width)
-    drafts = nucleus_tree(places.graph, depth, places.expand)
+def paths_of(depth: int, width: int = 10, places: int = 13) -> set[str]:
+    """Return the ranks on the path to every node of the authors' tree."""
+    ids = [list(range(width))] * places
+    chances = [[0.5 / 2**rank for rank in range(width)]] * places
+    graph = Places([99], Candidates(ids, chances), None, width)
+    drafts = nucleus_tree(graph.graph, depth, graph.expand)
     paths = [""]
     for token, parent in zip(drafts.tokens[1:], drafts.parents[1:]):
         paths.append(paths[parent] + str(token))
-    assert drafts.depths == [len(path) for path in paths] and len(set(paths)) == len(
-        paths
-    )
-    assert drafts.chances[1:] == pytest.approx(
-        [
-            drafts.chances[p] * 0.5 / 2**t
-            for t, p in zip(drafts.tokens[1:], drafts.parents[1:])
-        ]
-    )
+    assert drafts.depths == [len(path) for path in paths]
+    assert len(set(paths)) == len(paths)
+    joint = [0.5 ** sum(1 + int(rank) for rank in path) for path in paths]
+    assert drafts.chances == pytest.approx(joint)
     return set(paths[1:])
 
 
-def test_the_papers_trees_have_the_authors_shapes() -> None:
-    """28, 36, 46, 60 and 76 nodes at depth 5 to 13, as in the tables of the authors' decoder."""
+def test_the_authors_trees() -> None:
+    """28 to 76 nodes at depth 5 to 13, as in the tables of the authors' decoder."""
     assert paths_of(5) == set(DEPTH_5.split())
-    assert {depth: len(paths_of(depth)) for depth in (5, 7, 9, 11, 13)} == {
-        5: 28,
-        7: 36,
-        9: 46,
-        11: 60,
-        13: 76,
-    }
+    sizes = [len(paths_of(depth)) for depth in (5, 7, 9, 11, 13)]
+    assert sizes == [28, 36, 46, 60, 76]
     assert all(paths_of(depth - 1) < paths_of(depth) for depth in (13, 9, 7, 5))
-    deepest = paths_of(13)
-    assert {
-        "0" * 12 + "1",
-        "000021",
-        "00100",
-        "0100",
-    } < deepest and "00101" not in deepest
-
-
-def test_a_paper_tree_has_as_many_levels_and_ranks_as_there_are_candidates() -> None:
-    assert paths_of(5, width=2) == {
-        path for path in DEPTH_5.split() if set(path) <= set("01")
-    }
-    places = Places(
-        [9], Candidates([[1, 2, 3, 4]] * 2, [[0.4, 0.3, 0.2, 0.1]] * 2), None, 4
-    )
-    cut = nucleus_tree(places.graph, 5, places.expand)
-    assert max(cut.depths) == 2 and len(cut.tokens) == 1 + 4 + 8
+    narrow = {path for path in paths_of(5) if set(path) <= set("01")}
+    assert paths_of(5, width=2) == narrow
+    short = {path for path in paths_of(5) if len(path) <= 2}
+    assert paths_of(5, places=2) == short

@@ -1,3 +1,5 @@
+"""Trees: masks, probes and walks."""
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from infer.trees.tree import Tree, lineage
 
 @st.composite
 def trees(draw: st.DrawFn, max_nodes: int = 6, vocab: int = 4) -> Tree:
-    """Random trees of drafts, with chains of probes under some of their nodes."""
+    """Draw trees of drafts, with chains of probes under some of their nodes."""
     n = draw(st.integers(1, max_nodes))
     parents = [-1] + [draw(st.integers(0, node - 1)) for node in range(1, n)]
     tokens = [draw(st.integers(0, vocab - 1)) for _ in range(n)]
@@ -22,12 +24,21 @@ def path_to(tree: Tree, node: int) -> list[int]:
 
 
 @given(trees())
-def test_rows_of_the_mask_are_paths_from_the_root(tree: Tree) -> None:
-    mask, depth = lineage(tree.parents)
+def test_a_node_sees_its_path_and_probes_are_chains_after_all_drafts(
+    tree: Tree,
+) -> None:
+    ancestors, depths = lineage(tree.parents)
     for node in range(len(tree.tokens)):
         path = path_to(tree, node)
-        assert np.nonzero(mask[node])[0].tolist() == path
-        assert depth[node] == len(path) - 1
+        assert np.nonzero(ancestors[node])[0].tolist() == path
+        assert depths[node] == len(path) - 1
+    probes: list[int] = []
+    for node in tree.probed:
+        chain = list(tree.probes_of(node))
+        assert [tree.parents[probe] for probe in chain] == [node, *chain[:-1]]
+        probes += chain
+    assert probes == list(range(tree.probes_from, len(tree.tokens)))
+    assert not any(tree.probes_of(n) for n in range(9) if n not in tree.probed)
 
 
 @given(trees(), st.data())
@@ -42,35 +53,16 @@ def test_walk_follows_the_choices_and_never_enters_a_probe(
         return choices[node]
 
     path, after = tree.walk(choose)
+    assert requested == path  # no other node's choice is computed
     assert path[0] == 0 and all(node < tree.probes_from for node in path)
-    assert requested == path  # and no other node's choice is made
     for parent, child in zip(path, path[1:]):
         assert tree.parents[child] == parent and tree.tokens[child] == choices[parent]
-    rivals = [n for n in range(tree.probes_from) if tree.parents[n] == path[-1]]
-    assert after == choices[path[-1]] not in [tree.tokens[n] for n in rivals]
-
-
-@given(trees())
-def test_probes_are_chains_under_their_nodes_and_stand_behind_all_drafts(
-    tree: Tree,
-) -> None:
-    printed = [list(tree.probes_of(node)) for node in range(tree.probes_from)]
-    assert sorted(sum(printed, [])) == list(range(tree.probes_from, len(tree.tokens)))
-    for node, probes in enumerate(printed):
-        assert bool(probes) == (node in tree.probed)
-        assert [tree.parents[probe] for probe in probes] == [node, *probes][
-            : len(probes)
-        ]
+    assert after == choices[path[-1]]
+    assert after not in [tree.tokens[node] for node in tree.children(path[-1])]
 
 
 def test_two_rivals_one_of_them_probed() -> None:
-    """The picture in the module's docstring."""
+    """The example of tree.py."""
     tree = Tree((5, 1, 2), (-1, 0, 0), 3).probe([2], [9, 9])
-    assert lineage(tree.parents)[0].astype(int).tolist() == [
-        [1, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0],
-        [1, 0, 1, 0, 0],
-        [1, 0, 1, 1, 0],
-        [1, 0, 1, 1, 1],
-    ]
-    assert lineage(tree.parents)[1].tolist() == [0, 1, 1, 2, 3]
+    rows = ["".join(map(str, row)) for row in lineage(tree.parents)[0].astype(int)]
+    assert rows == ["10000", "11000", "10100", "10110", "10111"]

@@ -1,0 +1,600 @@
+"""Policies that measure: they draft as much as pays on this device.
+
+Time is counted in plain steps, steps of one row. Two things are estimated from the
+steps so far: L(q), the time of a step of q rows, and how often a candidate with a given
+weight is right. With λ tokens per plain step over the recent steps,
+
+- a draft that is right with chance p is verified if p > λ (L(q+1) - L(q));
+- k probes hang under a node at which the accepted path ends with chance e if
+  e h(k) > λ (L(q+k) - L(q)).
+
+This is Dinkelbach's method for the ratio tokens / time, one iteration per step. h(k) is
+the number of tokens that the answers of k adaptive tokens add to the next draft. Now
+and then a step that has answers is drafted without them too. With A_m and B_m the
+chances that the first m drafts are right, with and without answers,
+
+    h(k) = E_k - E_0,    E_k = sum_{m <= k} A_m + A_k / B_k sum_{m > k} B_m
+
+where the price of the drafts' rows is deducted from the terms of the sums. An allowance
+bounds what drafting may lose against plain decoding. The same costs, calibration and
+allowance decide how deep a draft model drafts (`MeasuredBudget`).
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from threading import Lock
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from infer.drafters.adaptive import likely_ends
+from infer.drafters.places import Places
+from infer.engine.sampling import Sampling
+from infer.loop import Verified
+from infer.trees.token_graph import Drafts, TokenGraph, unroll, unroll_levels
+
+T = TypeVar("T")
+Array = NDArray[np.float64]
+#: Numbers of rows for which L is estimated; between them it is linear.
+ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 128)
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Constants of the policies. tests/benchmarks/policies.py times other values."""
+
+    #: Rows of the largest tree, and drafts in a row.
+    max_rows: int = 64
+    max_depth: int = 16
+    #: Candidates for a place. Sampled text has one: computing its noise takes time.
+    width: int = 2
+    #: Steps over which rates are averaged.
+    window: float = 100.0
+    #: Bins of the calibration, and trials of a bin after which its counts are halved.
+    bins: int = 12
+    max_trials: float = 400.0
+    #: Steps that the prior of L counts as at each of its points.
+    prior_steps: float = 2.0
+    #: Least share of one step in an estimate of L.
+    min_pace: float = 1 / 32
+    #: A step counts as at most so many times its expected time, and in the estimate of
+    #: L as at least the inverse: new shapes and other processes take time of their own.
+    outlier_cap: float = 4.0
+    #: Steps between two updates of the prices that follow from L.
+    update_every: int = 16
+    #: Steps between two runs of plain steps, their number, and the share of each in the
+    #: time of a plain step. The first of a run meets cold caches and is not counted.
+    plain_every: int = 256
+    plain_run: int = 4
+    plain_pace: float = 1 / 4
+    #: Plain steps that drafting may lose: at first, at most, and after it has stopped,
+    #: when it starts again at `retry_allowance`, saved from `saved_share` of each step.
+    first_allowance: float = 10.0
+    max_allowance: float = 24.0
+    retry_allowance: float = 2.0
+    saved_share: float = 0.01
+    #: Steps with answers between two that are drafted without them too.
+    compare_every: int = 8
+    #: Steps without the most probes after which these are tried, the answers that are
+    #: collected first, and the tokens that trials may cost: at first and per token.
+    trial_every: int = 48
+    first_answers: int = 4
+    trial_tokens: float = 6.0
+    trial_share: float = 0.02
+
+
+CONSTANTS = Constants()
+# Points of L(q) in plain steps, by type of device. Measured tables of 0.1M to 110M
+# parameters on CPUs lie around the first: L(8) is 1.2 in bfloat16 and up to 3.5 in
+# float32. A GPU reads the weights for 64 rows as fast as for one.
+_CPU = ((1, 2, 8, 16, 32, 64, 128), (1.0, 1.2, 1.5, 2.0, 2.8, 4.0, 6.4))
+_GPU = ((1, 2, 64, 128), (1.0, 1.02, 1.2, 1.4))
+
+
+def prior_costs(device: str) -> tuple[float, ...]:
+    """Return L at `ROWS` in plain steps for a type of device, before any measurement."""
+    rows, steps = _CPU if device == "cpu" else _GPU
+    return tuple(np.interp(ROWS, rows, steps).tolist())
+
+
+class StepCosts:
+    """L(q), q rows' time in plain steps: a prior, corrected by the time of every step.
+
+    The part of the prior above a plain step is scaled to all measurements, so that rows
+    that no step had yet move along. Each point is shrunk towards this curve. `curve[q]`
+    is L(q), which never falls; `prices[q]` is the price of the next row behind q rows.
+    """
+
+    def __init__(
+        self, prior: Sequence[float], constants: Constants = CONSTANTS
+    ) -> None:
+        self._constants = constants
+        self._prior = np.array(prior) - prior[0]
+        self._prior /= prior[0]
+        self._means = self._prior.copy()  # above a plain step
+        self._weights = np.zeros(len(ROWS))
+        self._steps = 0
+        self._plain_seconds: float | None = None
+        self._since_plain = constants.plain_every - 1
+        self._plain_run = 0
+        self._update()
+
+    @property
+    def plain_due(self) -> bool:
+        """Whether the next step has to be plain; the same for all of a batch."""
+        return self._since_plain >= self._constants.plain_every
+
+    def __call__(self, q: int) -> float:
+        """Return L(q)."""
+        if q < len(self.curve):
+            return self.curve[q]
+        return float(np.interp(q, ROWS, self._values))
+
+    def in_plain_steps(self, seconds: float) -> float | None:
+        """Convert seconds to plain steps; None before a plain step was timed."""
+        return seconds / self._plain_seconds if self._plain_seconds else None
+
+    def observe(self, q: int, seconds: float) -> float:
+        """Learn from a step of q rows. Return its time in plain steps."""
+        constants = self._constants
+        seconds = max(seconds, 1e-5)  # some clocks tick seldom
+        if q == 1:
+            self._observe_plain(seconds)
+            return 1.0
+        self._since_plain += 1
+        self._plain_run = 0
+        expected = self(q)
+        steps = self.in_plain_steps(seconds)
+        if steps is None:
+            return expected
+        cap = constants.outlier_cap
+        ratio = min(max(steps / expected, 1 / cap), cap)
+        position = np.interp(q, ROWS, np.arange(len(ROWS)))
+        shares = np.clip(1 - abs(np.arange(len(ROWS)) - position), 0, 1)
+        paces = shares * np.maximum(constants.min_pace, 1 / (1 + self._weights))
+        self._means += paces * (ratio * self._values - 1 - self._means)
+        self._weights += shares
+        self._steps += 1
+        every = constants.update_every
+        if self._steps < every or self._steps % every == 0:
+            self._update()
+        return min(steps, cap * expected)
+
+    def _observe_plain(self, seconds: float) -> None:
+        constants = self._constants
+        self._plain_run += 1
+        if self._plain_run >= constants.plain_run:
+            self._since_plain = 0
+        if self._plain_run > 1:
+            known = self._plain_seconds or seconds
+            seconds = min(seconds, constants.outlier_cap * known)
+            self._plain_seconds = known + constants.plain_pace * (seconds - known)
+
+    def _update(self) -> None:
+        prior = self._prior
+        fit = self._weights @ (prior * self._means) + 0.1 * prior @ prior / len(prior)
+        norm = self._weights @ prior**2 + 0.1 * prior @ prior / len(prior)
+        scaled = prior * (fit / norm if norm else 1.0)
+        shrunk = self._constants.prior_steps
+        means = self._weights * self._means + shrunk * scaled
+        values = 1 + means / (self._weights + shrunk)
+        values[0] = 1.0
+        self._values = np.maximum.accumulate(values)
+        rows = np.arange(self._constants.max_rows + 1)
+        curve = np.interp(rows, ROWS, self._values)
+        # The least slope on the way to any more rows: where the second row costs as
+        # much as a forward and the next six nothing, no row pays by itself.
+        ahead = np.array(ROWS) - rows[:-1, None]
+        slopes = (self._values - curve[:-1, None]) / np.where(ahead > 0, ahead, np.nan)
+        self.prices: list[float] = np.nanmin(slopes, 1).tolist()
+        self.curve: list[float] = [0.0, *curve.tolist()[1:]]
+
+
+class Calibration:
+    """How often a candidate with a given weight is right, if all before it are."""
+
+    def __init__(self, constants: Constants = CONSTANTS) -> None:
+        bins = constants.bins
+        self._max_trials = constants.max_trials
+        self._trials = [3.0] * bins
+        self._right = [3.0 * (bin_ + 0.5) / bins for bin_ in range(bins)]
+
+    def chance(self, weight: float) -> float:
+        """Return the estimate, between 0 and 1."""
+        bin_ = self._bin(weight)
+        return self._right[bin_] / self._trials[bin_]
+
+    def record(self, weight: float, right: bool) -> None:
+        """Record whether a candidate was right."""
+        bin_ = self._bin(weight)
+        if self._trials[bin_] >= self._max_trials:
+            self._trials[bin_] /= 2
+            self._right[bin_] /= 2
+        self._trials[bin_] += 1
+        self._right[bin_] += right
+
+    def _bin(self, weight: float) -> int:
+        bins = len(self._trials)
+        return min(bins - 1, int(weight * bins))
+
+
+class Throughput:
+    """Tokens per plain step, and the allowance that bounds the loss by drafting.
+
+    Losses against plain decoding are taken from the allowance, gains are added. When it
+    is used up decoding is plain, and a small share of that time is saved for another
+    attempt.
+    """
+
+    def __init__(self, constants: Constants = CONSTANTS) -> None:
+        self._constants = constants
+        self._allowance = constants.first_allowance
+        self._tokens = 0.0
+        self._steps = 0.0
+        self.drafting = True
+
+    @property
+    def rate(self) -> float:
+        """Tokens per plain step over the recent steps, at least 1."""
+        return max(1.0, self._tokens / self._steps) if self._steps else 1.0
+
+    def record(self, tokens: int, expected: float, spent: float) -> None:
+        """Record a step: its tokens, its expected and its own time in plain steps."""
+        constants = self._constants
+        gain = tokens - spent
+        if not self.drafting:
+            self._allowance += min(gain, 0.0) + constants.saved_share
+            self.drafting = self._allowance > constants.retry_allowance
+            return
+        fade = 1 - 1 / constants.window
+        self._tokens = fade * self._tokens + tokens
+        self._steps = fade * self._steps + expected
+        allowance = min(self._allowance + gain, constants.max_allowance)
+        # One slow step is not paid off for ever.
+        self._allowance = max(allowance, -constants.retry_allowance)
+        self.drafting = self._allowance > 0
+
+
+class ProbeGain:
+    """h(k): the tokens that the answers of k adaptive tokens add to the next draft."""
+
+    def __init__(self, constants: Constants = CONSTANTS) -> None:
+        self._window = constants.window
+        # By depth: the chance of all drafts so far, and this less the price of the row.
+        self._with = np.zeros((2, constants.max_depth))
+        self._without = np.zeros((2, constants.max_depth))
+        self.comparisons = 0
+        self.gains = np.zeros(constants.max_depth)  # h(1), h(2), ...
+
+    def record(self, drafts: Drafts, without: Drafts, prices: Sequence[float]) -> None:
+        """Record two drafts for one step, and the price of each row in tokens."""
+        self.comparisons += 1
+        pace = max(1 / self._window, 1 / self.comparisons)
+        for mean, drawn in ((self._with, drafts), (self._without, without)):
+            reached = np.zeros_like(mean)
+            for depth, chance, price in zip(
+                drawn.depths[1:], drawn.chances[1:], prices
+            ):
+                reached[:, depth - 1] += chance, chance - price
+            mean += pace * (reached - mean)
+        A, answered = self._with
+        B, others = self._without
+        behind = others.sum() - others.cumsum()
+        share = np.divide(A, B, out=np.zeros_like(A), where=B > 1e-3)
+        self.gains = answered.cumsum() + share * behind - others.sum()
+
+
+class MeasuredPolicy:
+    """Serves all sequences of a process, in any thread, and learns from text to text.
+
+    Up to `k` probes hang under a node, 0 without adaptive tokens.
+    """
+
+    def __init__(
+        self,
+        prior: Sequence[float],
+        k: int,
+        *,
+        sampled: bool = False,
+        constants: Constants = CONSTANTS,
+    ) -> None:
+        self._constants = constants
+        self._lock = Lock()
+        self.max_probes = min(k, constants.max_depth)
+        self.max_rows = max(constants.max_rows, 1 + self.max_probes)
+        self.width = 1 if sampled else constants.width
+        self.costs = StepCosts(prior, constants)
+        self._throughput = Throughput(constants)
+        self._gain = ProbeGain(constants)
+        # Of places without and with answers of adaptive tokens.
+        self._calibrations = (Calibration(constants), Calibration(constants))
+        self._answered = 0
+        self._since_trial = 0
+        self._emitted = 0
+        self._trial_cost = 0.0
+
+    @property
+    def resting(self) -> bool:
+        """Whether the next step is plain: no allowance is left, or its time is due."""
+        return not self._throughput.drafting or self.costs.plain_due
+
+    def shape(self, places: Places, left: int) -> tuple[Drafts, Sequence[int], int]:
+        """Return the drafts that pay, the nodes to probe, and the probes under each."""
+        constants = self._constants
+        with self._lock:
+            drafts = self._drafts(places, left)
+            if places.answered:
+                self._answered += 1
+                if (
+                    self._gain.comparisons <= constants.first_answers
+                    or self._answered % constants.compare_every == 0
+                ):
+                    without = self._drafts(places.unanswered(), left)
+                    self._gain.record(drafts, without, self._row_prices())
+            if not self.max_probes:
+                return drafts, [], 0
+            sites, k = self._sites(drafts)
+            self._since_trial += 1
+            if self._trial_due():
+                k = self.max_probes
+                sites = likely_ends(drafts, 1)
+                self._trial_cost += self._price(len(drafts.tokens), k)
+            if sites and k == self.max_probes:
+                self._since_trial = 0
+            return drafts, sorted(sites), k
+
+    def learn(self, places: Places | None, result: Verified, seconds: float) -> None:
+        """Learn from the time and the tokens of a step."""
+        tokens = result.tokens
+        with self._lock:
+            self._emitted += len(tokens)
+            spent = self.costs.observe(result.rows, seconds)
+            self._throughput.record(len(tokens), self.costs(result.rows), spent)
+            if places is None:
+                return
+            for place, (children, right) in enumerate(places.graph.follow(tokens)):
+                for child in children:
+                    calibration = self._calibrations[place < places.answered]
+                    calibration.record(places.graph.chances[child], child == right)
+
+    def _drafts(self, places: Places, left: int) -> Drafts:
+        constants = self._constants
+        # Probes get the other half of the rows.
+        rows = constants.max_rows // 2 if self.max_probes else constants.max_rows
+        rate = self._throughput.rate
+        prices = [rate * price for price in self.costs.prices[1:rows]]
+        calibrations = self._calibrations
+        answered = places.answered
+
+        def chance(weight: float, place: int) -> float:
+            return calibrations[place < answered].chance(weight)
+
+        depth = min(left - 1, constants.max_depth)
+        return places.grow(prices, depth=depth, calibrated=chance)
+
+    def _row_prices(self) -> list[float]:
+        """Return the price of each row but the first in tokens."""
+        rate = self._throughput.rate
+        curve = self.costs.curve
+        return [rate * (more - fewer) for fewer, more in zip(curve[1:], curve[2:])]
+
+    def _price(self, rows: int, added: int) -> float:
+        """Return the price in tokens of rows beyond those that a step has."""
+        return self._throughput.rate * (self.costs(rows + added) - self.costs(rows))
+
+    def _sites(self, drafts: Drafts) -> tuple[list[int], int]:
+        """Return the nodes to probe, and the number of probes under each."""
+        rows = len(drafts.tokens)
+        endings = drafts.endings()
+        order = likely_ends(drafts, rows)
+        likeliest = endings[order[0]]
+        profits = [
+            likeliest * self._gain.gains[k - 1] - self._price(rows, k)
+            for k in range(1, self.max_probes + 1)
+        ]
+        k = 1 + int(np.argmax(profits))
+        sites: list[int] = []
+        for node in order:
+            if rows + k > self.max_rows:
+                break
+            if endings[node] * self._gain.gains[k - 1] <= self._price(rows, k):
+                break
+            sites.append(node)
+            rows += k
+        return sites, k
+
+    def _trial_due(self) -> bool:
+        constants = self._constants
+        collecting = self._gain.comparisons <= constants.first_answers
+        allowed = constants.trial_tokens + constants.trial_share * self._emitted
+        waited = collecting or self._since_trial >= constants.trial_every
+        return waited and self._trial_cost < allowed
+
+
+class FixedBudget:
+    """Every level of a draft model, and the likeliest `nodes` of its graph (GSD §5.4).
+
+    A budget serves all sequences of a batch.
+    """
+
+    def __init__(self, nodes: int) -> None:
+        self._nodes = nodes
+        self.max_rows = 1 + nodes
+
+    @property
+    def drafting(self) -> bool:
+        """Whether anything is drafted now."""
+        return True
+
+    def chance(self, weight: float) -> float:
+        """Return how often a draft with this chance by the draft model is right."""
+        return weight
+
+    def deepens(self, level: int, reach: float) -> bool:
+        """Return whether to draft a level that a text gets to with chance `reach`."""
+        return True
+
+    def verified(self, graph: TokenGraph, *, depth: int) -> Drafts:
+        """Return the part of a graph that is verified, down to a depth."""
+        return unroll(graph, [0.0] * self._nodes, depth=depth)
+
+    def learn(
+        self,
+        graph: TokenGraph | None,
+        result: Verified,
+        seconds: float,
+        forwards: int,
+        drafting: float,
+    ) -> None:
+        """Learn from a step of `seconds`, `drafting` of them in the draft's forwards."""
+
+
+class FamilyBudget(FixedBudget):
+    """The same for verification by ratio: level by level, siblings together."""
+
+    def verified(self, graph: TokenGraph, *, depth: int) -> Drafts:
+        """Return the tree in which the likeliest nodes of each level have children."""
+        return unroll_levels(graph, self._nodes, depth=depth)
+
+
+class MeasuredBudget(FixedBudget):
+    """Levels and nodes of a draft model's graph that pay; learns from text to text.
+
+    A level is drafted if a > λ c, with c the time of a forward of the draft model in
+    plain steps and a the chance that the text goes on through the level before it and
+    then through one of the level's nodes.
+    """
+
+    def __init__(
+        self,
+        prior: Sequence[float],
+        forward: float,
+        *,
+        constants: Constants = CONSTANTS,
+    ) -> None:
+        """`forward` is the expected time of the draft's forward in plain steps."""
+        super().__init__(constants.max_rows - 1)
+        self._pace = constants.min_pace
+        self._cap = constants.outlier_cap
+        self._costs = StepCosts(prior, constants)
+        self._forward = forward
+        self._timed = 0
+        self._calibration = Calibration(constants)
+        self._throughput = Throughput(constants)
+        # The chance that a text goes on through a child of a node. It begins high: one
+        # who drafts a single level never learns what others are worth.
+        self._followed = 0.8
+        self._seen = 5
+
+    @property
+    def drafting(self) -> bool:
+        """Whether an allowance is left and no plain step is due."""
+        return self._throughput.drafting and not self._costs.plain_due
+
+    def chance(self, weight: float) -> float:
+        """Return the recent share of right ones."""
+        return self._calibration.chance(weight)
+
+    def deepens(self, level: int, reach: float) -> bool:
+        """See the class. The first level is always drafted: the allowance pays."""
+        cost = self._throughput.rate * self._forward
+        return level == 0 or reach * self._followed > cost
+
+    def verified(self, graph: TokenGraph, *, depth: int) -> Drafts:
+        """Return every node that is worth its row."""
+        rate = self._throughput.rate
+        prices = [rate * price for price in self._costs.prices[1:]]
+        return unroll(
+            graph, prices, depth=depth, calibrated=lambda weight, _: self.chance(weight)
+        )
+
+    def learn(
+        self,
+        graph: TokenGraph | None,
+        result: Verified,
+        seconds: float,
+        forwards: int,
+        drafting: float,
+    ) -> None:
+        """See FixedBudget."""
+        tokens = result.tokens
+        spent = self._costs.observe(result.rows, seconds - drafting)
+        expected = self._costs(result.rows) + forwards * self._forward
+        self._throughput.record(
+            len(tokens), expected, spent + self._drafted(forwards, drafting)
+        )
+        if graph is None:
+            return
+        for children, right in graph.follow(tokens):
+            for child in children:
+                self._calibration.record(graph.chances[child], child == right)
+            self._seen += 1
+            pace = max(self._pace, 1 / self._seen)
+            self._followed += pace * ((right is not None) - self._followed)
+
+    def _drafted(self, forwards: int, seconds: float) -> float:
+        """Learn from the draft model's forwards. Return their time in plain steps."""
+        steps = self._costs.in_plain_steps(seconds)
+        if not forwards or steps is None:
+            return forwards * self._forward
+        each = min(steps / forwards, self._cap * self._forward)
+        self._timed += 1
+        pace = max(self._pace, 1 / (1 + self._timed))
+        self._forward += pace * (each - self._forward)
+        return forwards * each
+
+
+class Policies:
+    """The measured policies of one model, one for each kind of texts."""
+
+    def __init__(self) -> None:
+        self._policy = remembered(_new_policy)
+
+    def find(
+        self,
+        device: str,
+        k: int,
+        sources: frozenset[str],
+        *,
+        batch: int,
+        capacity: int,
+        sampling: Sampling,
+    ) -> MeasuredPolicy:
+        """Return the policy of `batch` texts of up to `capacity` tokens.
+
+        `device` is a device's type; up to `k` probes hang under a node.
+        """
+        return self._policy(device, k, sources, batch, length_class(capacity), sampling)
+
+
+def _new_policy(
+    device: str,
+    k: int,
+    sources: frozenset[str],
+    batch: int,
+    length: int,
+    sampling: Sampling,
+) -> MeasuredPolicy:
+    return MeasuredPolicy(prior_costs(device), k, sampled=sampling.temperature > 0)
+
+
+def length_class(capacity: int) -> int:
+    """Return the class of texts of up to `capacity` tokens whose rows cost alike."""
+    return min(4096, max(512, 1 << (capacity - 1).bit_length()))
+
+
+def remembered(new: Callable[..., T], *, limit: int = 64) -> Callable[..., T]:
+    """Return `new` with its latest results kept, so that policies learn between texts.
+
+    Safe in threads: two calls with the same arguments get the same object.
+    """
+    lock = Lock()
+    find = lru_cache(limit)(new)
+
+    def locked(*texts: Hashable) -> T:
+        with lock:
+            return find(*texts)
+
+    return locked

@@ -1,0 +1,200 @@
+"""python -m infer.regenerate with tiny models: the text it writes, and what decides it."""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from conf import UserError, settings
+from conf.stage import read_manifest
+from data_prep.shards import Shards
+from infer import regenerate as stage
+from infer.api import Model, generate
+from infer.bench.harness import Records
+from infer.regenerate import KIND, PLAIN, RegenerateConfig, TrainingDocuments, content
+from tests import warm
+
+Run = Callable[..., RegenerateConfig]
+
+
+def composed(*overrides: str) -> RegenerateConfig:
+    return settings("regenerate", RegenerateConfig, list(overrides))
+
+
+@pytest.fixture
+def run(model_dir: Path, data_folder: Path, tmp_path: Path) -> Run:
+    """Settings of a small run into the folder `name`."""
+
+    def small(name: str, *overrides: str) -> RegenerateConfig:
+        folders = [f"model={model_dir}", f"data.path={data_folder}"]
+        sizes = ["documents=11", "prefix_min=3", "prefix_max=9", "batch=4"]
+        rest = [f"out={tmp_path / name}", "decode.max_new_tokens=12", "dtype=float32"]
+        return composed(*folders, *sizes, *rest, *overrides)
+
+    return small
+
+
+def shards(config: RegenerateConfig) -> dict[str, bytes]:
+    paths = sorted(Path(config.out).glob("*.jsonl"))
+    return {path.name: path.read_bytes() for path in paths}
+
+
+def rows(config: RegenerateConfig) -> list[dict[str, Any]]:
+    lines = b"".join(shards(config).values()).splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_a_document_is_its_prefix_and_the_models_continuation(
+    run: Run, model: Model
+) -> None:
+    config = run("out")
+    stage.main(config)
+    source = TrainingDocuments(config)
+    written = rows(config)
+    for document, row in zip(source.drawn(), written, strict=True):
+        prompt = source.prompt(document)
+        new = "".join(step.text for step in generate(model, prompt, config.decode))
+        assert sorted(row) == ["content", "id", "language", "prefix"]
+        assert (row["id"], row["language"]) == (document.id, document.language)
+        assert row["content"][: row["prefix"]] == model.text.decode(prompt)
+        assert row["content"][row["prefix"] :] == new.rstrip("\ufffd")
+    assert read_manifest(config.out, KIND, "out")["documents"] == len(written) == 11
+    assert sorted(os.listdir(config.out)) == ["manifest.json", "own-00000.jsonl"]
+
+
+@examples(max_examples=20)
+@given(
+    st.integers(0, 2**40), st.integers(1, 20), st.integers(0, 20), st.integers(1, 30)
+)
+def test_prefixes_are_of_plain_training_documents_and_drawn_by_seed_and_id(
+    data_folder: Path, seed: int, least: int, extra: int, count: int
+) -> None:
+    most = least + extra
+    fixed = ["model=m", "out=o", f"data.path={data_folder}", f"decode.seed={seed}"]
+    fixed += [f"prefix_min={least}", f"prefix_max={most}"]
+    source = TrainingDocuments(composed(*fixed, f"documents={count}"))
+    sequences = Shards(data_folder, "train")
+    drawn = source.drawn()
+    assert len({document.id for document in drawn}) == len(drawn) == count
+    longer = TrainingDocuments(composed(*fixed, f"documents={count + 1}"))
+    assert longer.drawn()[:count] == drawn
+    for document in drawn:
+        sequence = sequences[document.sequence]
+        prompt = source.prompt(document)
+        plain = [
+            (span["start"], id)
+            for span, id in zip(sequence.spans, sequence.ids)
+            if span["mode"] == PLAIN
+        ]
+        end = document.start + len(prompt)
+        assert (document.start, document.id) in plain
+        assert prompt == sequence.tokens[document.start : end].tolist()
+        assert 1 + least <= len(prompt) <= 1 + most and end < document.stop
+
+
+@pytest.mark.parametrize("temperature", ["0", "1"])
+def test_the_text_depends_on_seed_and_document_alone(
+    run: Run, base_dir: Path, temperature: str
+) -> None:
+    sampled = f"decode.temperature={temperature}"
+    variants = [
+        [],
+        ["batch=1"],
+        ["decode=ngrams", "batch=3"],
+        ["decode=hybrid"],
+        [f"model={base_dir}"],
+    ]
+    configs = [run(str(n), sampled, *variant) for n, variant in enumerate(variants)]
+    other = run("other", sampled, "decode.seed=1")
+    fewer = run("fewer", sampled, "documents=5")
+    for config in (*configs, other, fewer):
+        stage.main(config)
+    assert len({str(shards(config)) for config in configs}) == 1
+    assert rows(fewer) == rows(configs[0])[:5]
+    assert shards(other) != shards(configs[0])
+
+
+def _rank(config: RegenerateConfig) -> None:
+    stage.SHARD_DOCUMENTS = 3
+    stage.main(config)
+    dist.barrier()
+
+
+def _killed(config: RegenerateConfig) -> None:
+    """A run that is killed when it has saved two batches."""
+    save = Records.save
+    saved = []
+
+    def kill(self: Records, name: str, value: Any) -> None:
+        if len(saved) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        save(self, name, value)
+        saved.append(name)
+
+    stage.SHARD_DOCUMENTS = 3
+    Records.save = kill  # type: ignore[method-assign]
+    stage.main(config)
+
+
+def test_two_ranks_and_a_killed_run_write_the_bytes_of_one(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(stage, "SHARD_DOCUMENTS", 3)
+    sizes = ["documents=23", "batch=2", "decode.temperature=1"]
+    alone, both, killed = (run(name, *sizes) for name in "abc")
+    stage.main(alone)
+    assert list(shards(alone)) == [f"own-{index:05}.jsonl" for index in range(8)]
+    assert warm.call_ranks(_rank, both, ranks=2) == [0, 0]
+    assert shards(both) == shards(alone)
+    assert warm.call_ranks(_killed, killed, ranks=1) == [-signal.SIGKILL]
+    assert not Path(killed.out).exists()
+    stage.main(killed)
+    assert shards(killed) == shards(alone)
+    stage.main(killed)
+    assert "is finished: nothing to do" in capsys.readouterr().out
+
+
+def test_half_a_character_is_left_out(model: Model) -> None:
+    bos, *ids = model.text.encode("a = 'é'")
+    cut = next(n for n in range(len(ids)) if "\ufffd" in model.text.decode(ids[:n]))
+    whole = {"content": "a = 'é'", "prefix": len("a = '")}
+    assert content(model.text, [bos, *ids[:cut]], ids[cut:]) == whole
+    assert content(model.text, [bos], ids[:cut]) == {"content": "a = '", "prefix": 0}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["prefix_max=2"], r"prefix_max must be at least prefix_min=3, got 2\. Raise"),
+        (["batch=0"], "batch must be at least 1, got 0"),
+        (["prefix_min=900", "prefix_max=900"], "got none. Lower prefix_min"),
+        (["decode.max_new_tokens=505"], r"model's context of 512 tokens, got \d+ \+"),
+        (["data.path=absent"], "data.path=absent must be a finished folder of kind"),
+    ],
+)
+def test_mistakes(run: Run, overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        stage.main(run("out", *overrides))
+
+
+def test_data_of_another_tokenizer_are_refused(
+    run: Run, model_dir: Path, tmp_path: Path
+) -> None:
+    other = shutil.copytree(model_dir, tmp_path / "model")
+    file = other / "tokenizer.json"
+    text = json.loads(file.read_text())
+    vocab = text["model"]["vocab"]
+    first, second = sorted(vocab, key=vocab.get)[100:102]
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    file.write_text(json.dumps(text))
+    with pytest.raises(UserError, match="another piece for id 10[01]"):
+        stage.main(run("out", f"model={other}"))
