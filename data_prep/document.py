@@ -1,7 +1,7 @@
-"""The one thing that flows through data preparation: a document.
+"""Documents and drops, and the random decisions about documents.
 
-Also the source of every random decision about it: a hash of the seed and the document's id, so that neither the
-number of workers nor their order changes a byte of the output.
+Every decision is a hash of the seed and the document's id, so that neither the number of
+workers nor their order changes a byte of the output.
 """
 
 import hashlib
@@ -18,8 +18,8 @@ import numpy as np
 class Document:
     """A source file, or a piece of one.
 
-    `file` and `row` say where it was read. `held_out` ones are never trained on. `ends` is False for a piece
-    after which its file goes on: such a piece gets no EOS.
+    `file` and `row` say where it was read. `held_out` documents are never trained on.
+    `ends` is False for a piece that is not its file's last: it gets no EOS.
     """
 
     id: str
@@ -37,11 +37,11 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """A row that goes no further, why, and what of it may help to find it again."""
+    """A row that is left out, the reason, and where to find it."""
 
     reason: str
     file: str
-    row: int | None = None  # none: the whole file
+    row: int | None = None  # None: the whole file
     id: str = ""
     detail: str = ""
 
@@ -52,7 +52,7 @@ BATCH_CHARS = 1_000_000
 
 
 def in_words(drops: Counter[str]) -> str:
-    """Return counts of drops by reason as part of a sentence, the most frequent first."""
+    """Return counts by reason for an error's sentence, the most frequent first."""
     return (
         ", ".join(f"{count} {reason}" for reason, count in drops.most_common())
         or "none"
@@ -76,19 +76,19 @@ def generator(*names: object) -> np.random.Generator:
 
 
 def is_held_out(id: str, *, seed: int, share: float) -> bool:
-    """Return whether a document of this id is held out of training, where `share` of all are."""
+    """Return True if the document is held out of training, as `share` of all are."""
     return unit(seed, "held_out", id) < share
 
 
 def held_out_share(ids: Iterable[str], *, seed: int, share: float, least: int) -> float:
-    """Return the share of documents to hold out so that of these ids `least` are, but at most a fifth."""
+    """Return the share to hold out: at least `least` of these ids, at most a fifth."""
     numbers = sorted(unit(seed, "held_out", id) for id in ids)
     least = min(least, len(numbers) // 5) if share else 0
     return max(share, math.nextafter(numbers[least - 1], 1.0)) if least else share
 
 
 def order(id: str, *, seed: int) -> int:
-    """Return the key by which documents are shuffled: they lie in the order of it."""
+    """Return the sort key that shuffles documents."""
     return hash64(seed, "order", id)
 
 
@@ -110,7 +110,7 @@ def batches(rows: Iterable[R]) -> Iterator[list[R]]:
 def documents_of(
     rows: Iterable[Document | Drop], drops: Counter[str] | None = None
 ) -> Iterator[Document]:
-    """Yield the documents among the rows; the others are counted by reason."""
+    """Yield the documents; count the drops by reason."""
     for row in rows:
         if isinstance(row, Document):
             yield row
@@ -119,11 +119,11 @@ def documents_of(
 
 
 def split(document: Document, max_chars: int | None) -> Iterator[Document]:
-    """Cut a document into pieces of whole lines of at most `max_chars` characters; None leaves it whole.
+    """Cut a document into pieces of whole lines of at most `max_chars` characters.
 
-    For sequences much shorter than a file: a piece that fits a sequence can be laid out for infilling (Bavarian
-    et al. 2022, context-level FIM). A longer line is a piece of its own. The pieces' texts concatenate to the
-    document's.
+    For sequences much shorter than a file: a piece that fits a sequence can be laid out
+    for infilling (Bavarian et al. 2022, context-level FIM). A longer line is a piece of
+    its own. The pieces' texts concatenate to the document's. None cuts nothing.
     """
     if max_chars is None:
         yield document

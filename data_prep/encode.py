@@ -1,11 +1,12 @@
-"""Documents to ids, each in its mode: plain, or laid out for infilling at character level.
+"""Encode documents, plain or laid out for infilling at character level.
 
     PLAIN   BOS enc(text)
     PSM     BOS PRE enc(prefix) SUF inf(suffix) MID inf(middle) EOT
     SPM     BOS PRE SUF inf(suffix) MID enc(prefix + middle) EOT
 
-followed by EOS where the document ends. In SPM prefix and middle are encoded as one. What enc and inf are, and
-that no text becomes a control id, is conf.encoding's. (SDSAT §3.1; Code Llama §2.3.)
+followed by EOS where the document ends. In SPM prefix and middle are encoded as one.
+conf.encoding defines enc and inf; no text becomes a control id. (SDSAT §3.1; Code Llama
+§2.3.)
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,8 +24,8 @@ from data_prep.document import Document, batches, generator
 from data_prep.vocab import Vocab
 
 PROBE = "  x = 1\n\tif e\u0301: ▁ 漢😀\r\n "
-CACHE_CHARS = 32_000_000  # in the cached words, of which each counts WORD_CHARS more for its entry
-WORD_CHARS = 24
+CACHE_CHARS = 32_000_000  # size of the cache of words
+WORD_CHARS = 24  # of it, for the entry of each word
 
 Ragged = tuple[
     np.ndarray, np.ndarray
@@ -33,7 +34,7 @@ Segment = int | str  # a control id, or text whose inf stands there
 
 
 class Mode(IntEnum):
-    """How a document is laid out; the value is what the shards store."""
+    """The layout of a document; shards store the value."""
 
     PLAIN = 0
     PSM = 1
@@ -43,7 +44,7 @@ class Mode(IntEnum):
 def choose_mode(
     generator: np.random.Generator, *, fim_rate: float, spm_rate: float
 ) -> Mode:
-    """Draw PLAIN with probability 1 - fim_rate, else SPM with probability spm_rate, else PSM."""
+    """Draw PLAIN with probability 1 - fim_rate, else SPM with spm_rate, else PSM."""
     fim, spm = generator.random(2)
     if fim >= fim_rate:
         return Mode.PLAIN
@@ -51,7 +52,7 @@ def choose_mode(
 
 
 def choose_cuts(generator: np.random.Generator, length: int) -> tuple[int, int]:
-    """Draw two cut points, uniform over the `length + 1` places between characters, in order."""
+    """Draw two cut points, uniform over `length + 1` places, in ascending order."""
     first, second = sorted(generator.integers(0, length + 1, size=2).tolist())
     return first, second
 
@@ -143,7 +144,7 @@ class Encoder(TextEncoder):
         )
 
     def spells_control(self, text: str) -> bool:
-        """Return whether a control piece is spelled in the text."""
+        """Return True if the text spells a control piece."""
         return any(spelling in text for spelling in self.spellings)
 
     @TOKENIZING
@@ -169,7 +170,7 @@ class Encoder(TextEncoder):
         listed = np.asarray(ids).tolist()
         if not self.implicit_space:
             return self.tokenizer.decode(listed, skip_special_tokens=False)
-        # The tokenizer's own decoder strips a leading space: shield it with a piece of text.
+        # The tokenizer's decoder strips a leading space: put other text before it.
         shield = self.tokenizer.encode("\n", add_special_tokens=False).ids
         return self.tokenizer.decode(shield + listed, skip_special_tokens=False)[1:]
 
@@ -189,7 +190,7 @@ class Encoder(TextEncoder):
 class WordCache:
     """Encode texts word by word; `encode` is called for the words that are new.
 
-    Most words of source code have been seen before: several times as fast as the tokenizer.
+    Most words of source code repeat: several times as fast as the tokenizer.
     """
 
     def __init__(self, encode: Callable[[str], Sequence[int]]) -> None:
@@ -235,7 +236,7 @@ class WordCache:
 
 
 class _Index(dict[str, int]):
-    """Words by number; a word that is looked up for the first time is encoded and gets the next one."""
+    """Numbers of words; a new word is encoded and gets the next number."""
 
     def __init__(self, encode: Callable[[str], Sequence[int]]) -> None:
         super().__init__()

@@ -1,12 +1,13 @@
-"""The phases that make the n-gram table: count units of the shards, merge ranges of tokens, select by gain.
+"""Make the n-gram table: count units of the shards, merge ranges of tokens, select by gain.
 
     count     the n-grams of a unit, at most UNIT tokens of a shard, in ascending order
     merge     a range of latest tokens from all units: the contexts that gain
     select    the best of all ranges, within the budget, as one file
 
-Units and ranges follow from the shards alone, so the bytes do not depend on who counts what. All contexts that
-share their latest token lie in one range, beside their backoff. A token that is met too often is a range of its
-own: its bigrams are counted first, then its contexts are merged by ranges of the token before it.
+Units and ranges follow from the shards alone, so the workers do not change the bytes. All
+contexts that share their latest token lie in one range, beside their backoff. A token
+that is too frequent is a range of its own: its bigrams are counted first, then its
+contexts are merged by ranges of the token before it.
 """
 
 from collections.abc import Iterator
@@ -98,7 +99,10 @@ def count_unit(job: Job, task: int, folder: Path) -> dict[str, Any]:
 
 
 def ranges(sizes: np.ndarray, limit: int) -> list[tuple[int, int]]:
-    """Divide indices into ranges (start, stop) of at most `limit` in all; what is larger alone stays alone."""
+    """Divide indices into ranges (start, stop) of sizes that add up to at most `limit`.
+
+    A size above the limit is a range of its own.
+    """
     bounds = []
     start = 0
     total = 0
@@ -112,7 +116,7 @@ def ranges(sizes: np.ndarray, limit: int) -> list[tuple[int, int]]:
 
 
 def merge_range(job: Job, task: int, folder: Path) -> dict[str, Any]:
-    """Find the contexts of a range of latest tokens that gain, the best that fit the budget."""
+    """Find the contexts that gain in a range of latest tokens, as many as fit."""
     unigrams = count_unigrams(job)
     low, high = ranges(unigrams, _limit(job))[task]
     packing = _packing(job)
@@ -148,7 +152,7 @@ def _score_range(
 
 
 def _read(job: Job, packing: Packing, low: int, high: int) -> NgramCounts:
-    """Return the n-grams of all units whose first words are in a range."""
+    """Return the n-grams of all units whose first words lie in a range."""
     parts: list[NgramCounts] = []
     for part in _slices(job, packing, low, high):
         parts.append(part)
@@ -158,7 +162,7 @@ def _read(job: Job, packing: Packing, low: int, high: int) -> NgramCounts:
 
 
 def _slices(job: Job, packing: Packing, low: int, high: int) -> Iterator[NgramCounts]:
-    """Yield the same, unit by unit."""
+    """Yield the n-grams of a range, unit by unit."""
     for task in range(len(units(job))):
         folder = job.done("count", task)
         words = np.load(folder / "words.npy", mmap_mode="r")
@@ -170,7 +174,7 @@ def _slices(job: Job, packing: Packing, low: int, high: int) -> Iterator[NgramCo
 
 
 def _bigrams(job: Job, packing: Packing, latest: int) -> tuple[NgramCounts, np.ndarray]:
-    """Return the bigrams of a latest token, and (V + 1,) how many n-grams have each token before it."""
+    """Return a latest token's bigrams, and (V + 1,) n-grams by the token before it."""
     successors = np.zeros(packing.vocabulary)
     before = np.zeros(packing.vocabulary + 1, np.int64)
     for part in _slices(job, packing, packing.bound(latest), packing.bound(latest + 1)):
@@ -216,7 +220,7 @@ def select(job: Job, _: int, folder: Path) -> dict[str, Any]:
 
 
 def count_unigrams(job: Job) -> np.ndarray:
-    """Return (V,) int64 how often each id was counted."""
+    """Return the (V,) int64 counts of the ids."""
     total = np.zeros(_packing(job).vocabulary, np.int64)
     for task in range(len(units(job))):
         total += np.load(job.done("count", task) / "unigrams.npy")
@@ -233,7 +237,7 @@ def range_count(job: Job) -> int:
 
 
 def wants_table(job: Job) -> bool:
-    """Return whether the settings ask for a table."""
+    """Return True if the settings ask for a table."""
     return job.config.ngrams.megabytes > 0
 
 

@@ -1,23 +1,26 @@
-"""N-grams of the training data: counting, selection by gain, and the file that decoders read. Pure but for the
-file.
+"""Count n-grams of the training data, select them by gain, write the decoders' table.
 
-An n-gram of order o is a context of o - 1 tokens and a successor. In memory it is packed into 64-bit words,
-latest token first, so that in ascending order all contexts that share their latest tokens are neighbours:
+An n-gram of order o is a context of o - 1 tokens and a successor. In memory it is packed
+into 64-bit words, latest token first, so that in ascending order all contexts that share
+their latest tokens are neighbours:
 
-    latest, the one before, ..., oldest, successor        each of `bits` bits, as many to a word as fit
+    latest, the one before, ..., oldest, successor     `bits` bits each, none is divided
 
-A sequence begins with an n-gram whose context is all padding, the id V. So counts of the highest order contain
-those of all lower ones: without the oldest token they are the n-grams of the next lower order.
+A sequence begins with n-grams whose contexts are padded with the id V. So the counts of
+the highest order contain those of all lower ones: without their oldest tokens, n-grams are
+those of the next lower order.
 
-The file is safetensors: its metadata has `format`, `order`, `vocabulary` (V), `tokens` (counted), `tokenizer`
-(SHA-256 of tokenizer.json) and `sha256` (of the tensors' bytes, in the order of the file). Its tensors:
+The file is safetensors. Its metadata has `format`, `order`, `vocabulary` (V), `tokens`
+(counted), `tokenizer` (SHA-256 of tokenizer.json) and `sha256` (of the tensors' bytes, in
+the order of the file). Its tensors:
 
-    unigrams            (V,) uint32       counts of the ids
-    for each order o from 2 on, with n_o contexts that have m_o successors:
-    keys_o              (n_o,) uint64     `hash_contexts` of the contexts, ascending
-    totals_o            (n_o,) uint32     how often the context occurred, with any successor
-    first_o             (n_o + 1,) uint32 the successors of context i are first_o[i]:first_o[i + 1]
-    ids_o, counts_o     (m_o,) uint16 (uint32 where V > 65536), uint32: successors, the likeliest first
+    unigrams         (V,) uint32        counts of the ids
+    and for each order o from 2 on, with n_o contexts that have m_o successors:
+    keys_o           (n_o,) uint64      `hash_contexts` of the contexts, ascending
+    totals_o         (n_o,) uint32      occurrences of the context, with any successor
+    first_o          (n_o + 1,) uint32  context i has successors first_o[i]:first_o[i + 1]
+    ids_o            (m_o,) uint16      successors, the likeliest first; uint32: V > 65536
+    counts_o         (m_o,) uint32      their counts
 
 Counts saturate at 2**32 - 1.
 """
@@ -48,10 +51,10 @@ DTYPES = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4"), "U64": np.dtype("<u8")
 
 
 def hash_contexts(tokens: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the (n,) uint64 keys of contexts, whose tokens are given from the latest to the oldest, (n,) each.
+    """Return the (n,) uint64 keys of contexts from their tokens, latest first, (n,) each.
 
-    h = 0; for each token t: h = ((h + t + 1) * MULTIPLIER) mod 2**64. So the key of a shorter context is met on
-    the way to that of a longer one.
+    h = 0; for each token t: h = ((h + t + 1) * MULTIPLIER) mod 2**64. The key of a
+    shorter context is an intermediate value of a longer one's.
     """
     keys = np.zeros(len(tokens[0]), np.uint64)
     for column in tokens:
@@ -61,10 +64,10 @@ def hash_contexts(tokens: Sequence[np.ndarray]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Packing:
-    """How the tokens of an n-gram lie in its words; the last word may hold fewer than the others."""
+    """The layout of an n-gram's tokens in its words; the last word may hold fewer."""
 
     order: int
-    vocabulary: int  # the id V, which is padding, has room too
+    vocabulary: int  # the id V, padding, must fit too
 
     @property
     def bits(self) -> int:
@@ -77,7 +80,7 @@ class Packing:
         return -(-self.order // (64 // self.bits))
 
     def pack(self, tokens: Sequence[np.ndarray]) -> np.ndarray:
-        """Return (words, n) uint64 of n-grams, whose tokens are given from the latest to the successor."""
+        """Return (words, n) uint64 of n-grams from their tokens, latest to successor."""
         per = 64 // self.bits
         bits = np.uint64(self.bits)
         words = np.zeros((self.words, len(tokens[0])), np.uint64)
@@ -87,7 +90,7 @@ class Packing:
         return words
 
     def token(self, words: np.ndarray, index: int) -> np.ndarray:
-        """Return the (n,) tokens at a place: 0 is the context's latest one, order - 1 the successor."""
+        """Return the (n,) tokens at an index: 0 is the latest, order - 1 the successor."""
         per = 64 // self.bits
         last = min(self.order, (index // per + 1) * per) - 1  # of the same word
         return words[index // per] >> np.uint64((last - index) * self.bits) & np.uint64(
@@ -99,7 +102,7 @@ class Packing:
         return np.concatenate([words[:-1], words[-1:] >> np.uint64(self.bits)])
 
     def bound(self, latest: int, before: int = 0) -> int:
-        """Return what the first word of an n-gram is at least whose context ends in these two tokens."""
+        """Return the least first word of n-grams whose contexts end in these two tokens."""
         rest = min(self.order, 64 // self.bits) - 2
         return ((latest << self.bits) + before) << rest * self.bits
 
@@ -136,7 +139,7 @@ class NgramCounts:
         return NgramCounts(self.packing, self.words[:, index], self.counts[index])
 
     def lower(self) -> tuple["NgramCounts", np.ndarray]:
-        """Return the n-grams of the next lower order, and (n,) which of them each of these contains."""
+        """Return the n-grams of the next lower order, and (n,) each one's index in them."""
         order = self.packing.order
         packing = Packing(order - 1, self.packing.vocabulary)
         places = [*range(order - 2), order - 1]
@@ -155,7 +158,7 @@ class NgramCounts:
 
 
 def count_ngrams(sequences: Iterable[np.ndarray], packing: Packing) -> NgramCounts:
-    """Count the n-grams of the packing's order in sequences of ids; none crosses the end of a sequence."""
+    """Count n-grams of the packing's order in sequences of ids, not across their ends."""
     before = np.full(packing.order - 1, packing.vocabulary, np.uint32)
     stream = np.concatenate(
         [before, *(part for tokens in sequences for part in (tokens, before))]
@@ -187,7 +190,7 @@ def merge(parts: Sequence[NgramCounts]) -> NgramCounts:
 
 
 def _ascending(words: np.ndarray) -> np.ndarray:
-    """Return the order that sorts (words, n) by the first word, then the next; twice as fast as np.lexsort."""
+    """Return the indices that sort (words, n) by rows; twice as fast as np.lexsort."""
     keys = words[0]
     for word in words[1:]:
         for half in (word >> np.uint64(32), word & np.uint64(2**32 - 1)):
@@ -205,7 +208,7 @@ def _ranks(keys: np.ndarray) -> np.ndarray:
 
 
 def _new(words: np.ndarray) -> np.ndarray:
-    """Return (n,) whether a column of sorted words differs from the one before."""
+    """Return (n,) bool: True where a column of sorted words differs from the last."""
     differs = np.zeros(words.shape[1], bool)
     differs[:1] = True
     for word in words:
@@ -256,7 +259,7 @@ class Contexts:
         return 16 + self.lengths.astype(np.int64) * (4 + id_dtype(vocabulary).itemsize)
 
     def best(self, size: int, vocabulary: int) -> "Contexts":
-        """Return the contexts with the best gain for a byte, until they have `size` bytes."""
+        """Return the contexts with the best gain per byte that fit in `size` bytes."""
         sizes = self.sizes(vocabulary)
         if sizes.sum() <= size:
             return self
@@ -266,7 +269,7 @@ class Contexts:
 
 
 def descend(ngrams: NgramCounts) -> list[tuple[NgramCounts, np.ndarray]]:
-    """Return the n-grams of each order down to 2, with (n,) the place of each backoff in the next of them."""
+    """Return the n-grams of each order down to 2, with (n,) indices of their backoffs."""
     levels = []
     while ngrams.packing.order > 2:
         lower, index = ngrams.lower()
@@ -280,9 +283,10 @@ def score_levels(
     bigrams: NgramCounts,
     chances: np.ndarray,
 ) -> Iterator[Contexts]:
-    """Yield the contexts of order 3 and above that gain, order by order, of what `descend` returns.
+    """Yield the contexts of order 3 and above that gain, order by order.
 
-    `bigrams` has all that occur of the levels' latest tokens, and `chances` (n,) their `interpolate`.
+    `levels` come from `descend`; `bigrams` are all of the levels' latest tokens, and
+    `chances` (n,) their probabilities by `interpolate`.
     """
     chances = chances[np.searchsorted(bigrams.words[0], levels[-1][0].words[0])]
     for ngrams, index in reversed(levels[:-1]):
@@ -294,7 +298,7 @@ def score_levels(
 def best_of(
     contexts: Contexts, others: Contexts, size: int, vocabulary: int
 ) -> Contexts:
-    """Return all that `best` can choose of these contexts, of the others and of any that are still to come."""
+    """Merge contexts, without those that `best` can never choose for this size."""
     if contexts.sizes(vocabulary).sum() > size:
         others = others.take(np.flatnonzero(others.gains >= contexts.gains.min()))
     columns = (contexts.arrays(), others.arrays())
@@ -304,12 +308,12 @@ def best_of(
             for name in columns[0]
         }
     )
-    # The first that does not fit keeps out what is worse and smaller.
+    # The first context that does not fit excludes smaller, worse ones.
     return both.best(size + LARGEST, vocabulary)
 
 
 def interpolate(ngrams: NgramCounts, backoff: np.ndarray) -> np.ndarray:
-    """Return the (n,) chances p_o = (count + k p_{o-1}) / (total + k) of the successors after their contexts.
+    """Return (n,) successors' probabilities p_o = (count + k p_{o-1}) / (total + k).
 
     `backoff` is p_{o-1} of each n-gram's successor, (n,).
     """
@@ -320,16 +324,18 @@ def interpolate(ngrams: NgramCounts, backoff: np.ndarray) -> np.ndarray:
 def score_contexts(
     ngrams: NgramCounts, chances: np.ndarray, backoff: np.ndarray
 ) -> Contexts:
-    """Return the contexts that gain: sum over their successors of (count - 1) log(p_o / p_{o-1}) > 0.
+    """Return the contexts whose gain is positive.
 
-    One occurrence is left out, so that what was seen once gains nothing: it says little about other texts.
-    Successors that were seen once are left out. `chances` and `backoff` are p_o and p_{o-1}, (n,).
+        gain = sum over successors of (count - 1) log(p_o / p_{o-1})
+
+    One occurrence is left out: a successor that was seen once says little about other
+    texts, and is left out too. `chances` and `backoff` are p_o and p_{o-1}, (n,).
     """
     packing = ngrams.packing
     starts = ngrams.starts
     likely = np.flatnonzero(ngrams.counts > 1)
     context = np.searchsorted(starts, likely, side="right") - 1
-    # By context, then the largest counts; what is equal stays in the order of its ids.
+    # By context, then by count, the largest first; equal counts by id.
     order = np.lexsort((-ngrams.counts[likely], context))
     likely = likely[order]
     context = context[order]
@@ -359,7 +365,7 @@ def score_contexts(
 
 
 def no_contexts() -> Contexts:
-    """Return none."""
+    """Return Contexts of length 0."""
     kinds = (np.uint8, np.uint64, np.int64, np.float32, np.uint8, np.uint32, np.int64)
     return Contexts(*(np.empty(0, kind) for kind in kinds))
 
@@ -377,7 +383,7 @@ def table_size(packing: Packing) -> int:
 def table_tensors(
     contexts: Contexts, unigrams: np.ndarray, order: int
 ) -> dict[str, np.ndarray]:
-    """Return the tensors of the file, in its order: the widest numbers first, so that each is aligned."""
+    """Return the file's tensors in its order: the widest first, for alignment."""
     tensors = {"unigrams": _saturated(unigrams)}
     for level in range(2, order + 1):
         chosen = np.flatnonzero(contexts.orders == level)
@@ -399,7 +405,10 @@ def _saturated(counts: np.ndarray) -> np.ndarray:
 def write_table(
     path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]
 ) -> None:
-    """Write tensors as safetensors, with their SHA-256 in the metadata. Raises OSError."""
+    """Write safetensors with the tensors' SHA-256 in the metadata.
+
+    The library writes metadata in an order of its own: other bytes on every run.
+    """
     digest = hashlib.sha256()
     offset = 0
     names = {dtype: name for name, dtype in DTYPES.items()}
@@ -422,9 +431,9 @@ def write_table(
 
 
 def find_table(folder: Path, *, vocabulary: int, tokenizer: Path) -> Path | None:
-    """Return the table in a folder, None where there is none.
+    """Return the path of the table in a folder, None without a table.
 
-    Raises UserError for one that is damaged, or that is not of so many ids or of this tokenizer.json.
+    Raises UserError for a damaged table, and for one of another vocabulary or tokenizer.
     """
     path = folder / TABLE
     if not path.exists():
@@ -455,12 +464,12 @@ def find_table(folder: Path, *, vocabulary: int, tokenizer: Path) -> Path | None
 
 def _refused(path: Path, expected: str, got: object) -> UserError:
     return UserError(
-        f"{path} must be {expected}, got {got}. Copy it anew, or remove it to go without."
+        f"{path} must be {expected}, got {got}. Copy it anew, or remove it to do without."
     )
 
 
 def link_table(source: Path, target: Path) -> None:
-    """Make `target` the same file as `source`, or a copy where the file system has no links between them."""
+    """Make `target` a hard link to `source`, or a copy where that is impossible."""
     target.unlink(missing_ok=True)
     try:
         os.link(os.path.realpath(source), target)

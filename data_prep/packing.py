@@ -95,7 +95,7 @@ def pack(
 
 
 def _open(waiting: deque[Encoded], seq_len: int) -> SequenceSpans:
-    """Begin a sequence. What waits comes first: it cannot be cut, the rest of a plain document can."""
+    """Begin a sequence with the waiting documents, which cannot be cut."""
     opened = SequenceSpans()
     _place_waiting(opened, waiting, seq_len)
     return opened

@@ -128,7 +128,7 @@ def read_runs(
 
 
 class HeldOutWriter:
-    """Writes one part's held-out texts; where each one stands is written on exit."""
+    """Writes one part's held-out texts, and on exit the place of each."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -158,7 +158,7 @@ class HeldOutWriter:
 
 
 def merge_held_out(folders: Sequence[Path], out: Path) -> None:
-    """Write all parts' held-out texts as one file, by key; of equal keys the earlier part's comes first."""
+    """Write all parts' held-out texts as one file, sorted by key, then by part."""
     places = [np.load(folder / PLACES) for folder in folders]
     parts = np.repeat(np.arange(len(folders)), [len(own) for own in places])
     every = np.concatenate(places)

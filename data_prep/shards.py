@@ -43,8 +43,8 @@ SPAN = np.dtype(
 
 
 def save_array(path: Path, array: np.ndarray) -> None:
-    """Save as `np.save` does. Raises OSError that says why, where the disk is full."""
-    # Into a file that can be read too, NumPy writes as Python does: its own way has an error without a cause.
+    """Save as `np.save` does; an OSError has its cause, such as a full disk."""
+    # NumPy writes a file opened for reading too by Python's write; its own has no errno.
     with open(path, "w+b") as file:
         np.save(file, array)
 
@@ -93,7 +93,7 @@ class ShardWriter:
         self._sequences += 1
 
     def _name(self, id: str) -> tuple[int, int]:
-        """Return where an id stands among the names; one that was just written is not written again."""
+        """Return the place of an id among the names; write it unless it was the last."""
         encoded = id.encode()
         if self._last[0] != id:
             self._last = (id, len(self._names))
@@ -101,7 +101,7 @@ class ShardWriter:
         return self._last[1], len(encoded)
 
     def close(self) -> dict[str, Any]:
-        """Finish the shard; return its sequences and tokens, and the SHA-256 of its sums."""
+        """Finish the shard; return its sequences, tokens and its sums' SHA-256."""
         spans = np.array(self._spans, dtype=SPAN)
         save_array(Path(f"{self._stem}.spans.npy"), spans)
         save_array(
@@ -122,7 +122,7 @@ class ShardWriter:
 
 
 def checksum(tokens: np.ndarray, spans: np.ndarray, names: Any) -> int:
-    """Return the CRC-32 of a sequence: its tokens, its spans, and the names that these point at."""
+    """Return the CRC-32 of a sequence: its tokens, its spans and their names."""
     crc = zlib.crc32(spans.tobytes(), zlib.crc32(tokens.data))
     for start, length in zip(spans["name"].tolist(), spans["name_length"].tolist()):
         crc = zlib.crc32(names[start : start + length], crc)

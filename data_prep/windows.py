@@ -1,17 +1,18 @@
 """Windows of span replacement over packed sequences: where adaptive tokens stand. Pure.
 
-They are the paper's "Poisson-style" process (SDSAT §2.2, eq. 4). Every position starts a window with
-probability `start_rate`, independently; its width is uniform on 1..L; M = H(Y, A) is Y with the covered
-positions replaced. A covered position is known by its offset j, its place in the run of adaptive tokens since
-the last standard token, because that is what a_j means when decoding:
+They are the paper's "Poisson-style" process (SDSAT §2.2, eq. 4). Every position starts a
+window with probability `start_rate`, independently; its width is uniform on 1..L;
+M = H(Y, A) is Y with the covered positions replaced. The offset j of a covered position is
+its place in the run of adaptive tokens since the last standard token, because a_j means
+that in decoding:
 
     Y        y1 y2 y3 y4 y5 y6 y7 y8
     covered   0  0  1  1  0  0  1  0
     offsets   0  0  1  2  0  0  1  0
     M        y1 y2 a1 a2 y5 y6 a1 y8
 
-Windows that overlap or touch form one longer run, as in the paper. Training draws them, and data_prep.inspect
-shows what training will draw.
+Windows that overlap or touch form one longer run, as in the paper. Training draws them;
+data_prep.inspect shows a draw.
 """
 
 from collections.abc import Sequence
@@ -68,8 +69,8 @@ def replace(
 ) -> np.ndarray:
     """Return M = H(Y, A): (n,) tokens with a_j at offset j.
 
-    One adaptive id serves every offset (identical tokens); several are a_1, a_2, ... (diverse tokens). Raises
-    ValueError for an offset beyond the diverse ids.
+    One adaptive id serves every offset (identical tokens); several are a_1, a_2, ...
+    (diverse tokens). Raises ValueError for an offset beyond the diverse ids.
     """
     ids = np.asarray(adaptive)
     if len(ids) == 1:
@@ -84,7 +85,7 @@ def replace(
 def replaceable(
     tokens: np.ndarray, documents: np.ndarray, control: Sequence[int]
 ) -> np.ndarray:
-    """Return (b, n) bool: neither padding, nor a control token, nor the first token of a document."""
+    """Return (b, n) bool: no padding, no control token, no first token of a document."""
     first = np.ones_like(documents, dtype=bool)
     first[:, 1:] = documents[:, 1:] != documents[:, :-1]
     return (documents >= 0) & ~first & ~np.isin(tokens, list(control))
