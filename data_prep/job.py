@@ -1,14 +1,16 @@
-"""One data preparation as its tasks see it: the settings, the folder they write into, the tools.
+"""A data preparation as its tasks see it: the settings, the folder, the tools.
 
-The plan is made once, before any task runs; a task on another machine finds everything it needs in the folder.
-Each task writes into a folder of its own, its facts last, which then gets the task's name: a task with a folder
-is finished and never runs again, and two copies of it do no harm.
+The plan is made before any task runs; a task on another machine finds all that it needs
+in the folder. Each task writes into a folder of its own, its facts last, and then renames
+it to the task's name: a task whose folder exists is finished and never runs again, and
+two copies of a task do no harm.
 """
 
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,7 +35,7 @@ FACTS = "facts.json"
 
 @dataclass
 class Job:
-    """What a task is given. Its tools are loaded when they are first used."""
+    """The settings, the folder, and the tools, which are loaded on first use."""
 
     config: DataPrepConfig
     folder: Path
@@ -43,12 +45,12 @@ class Job:
 
     @property
     def work(self) -> Path:
-        """The folder of tasks' results that are not part of the result."""
+        """The folder of the tasks' folders, which is removed in the end."""
         return self.folder / WORK
 
     @cached_property
     def plan(self) -> dict[str, Any]:
-        """The plan: `place` of the input, `parts`, `vocab`, `shares` of the user's table, share `held_out`."""
+        """`place` of the input, `parts`, `vocab`, `shares` of the table, `held_out`."""
         return json.loads(
             (self.folder / PLAN).read_text(encoding="utf-8", errors="surrogateescape")
         )
@@ -72,19 +74,19 @@ class Job:
 
     @cached_property
     def index(self) -> Index:
-        """The benchmarks' words."""
-        return Index(**json.loads((self.folder / INDEX).read_text(encoding="utf-8")))
+        """The index of the benchmarks' words."""
+        return Index(json.loads((self.folder / INDEX).read_text(encoding="utf-8")))
 
     def rows(self, part: int) -> Iterator[Document | Drop]:
-        """Yield every row of a part as it is read."""
+        """Yield every row of a part, unfiltered."""
         return read(self.parts[part], self.plan["place"], self.config.data)
 
     def screened(self, rows: Iterable[Document | Drop]) -> Iterator[Document | Drop]:
         """Yield the rows, filtered and decontaminated."""
-        return screen(rows, self.config.filters, self.encoder, self.index)
+        return screen(rows, self.config.filters, self.index)
 
     def done(self, phase: str, task: int = 0) -> Path:
-        """Return the folder of a finished task; there is none before."""
+        """Return the folder of a task, which exists once it is finished."""
         return self.work / phase / f"{task:05d}"
 
     def read_facts(self, phase: str, task: int = 0) -> dict[str, Any]:
@@ -94,23 +96,20 @@ class Job:
 
 @dataclass(frozen=True)
 class Phase:
-    """A step that all tasks of the one before must have ended; `run` is given a folder to write into."""
+    """A step of the pipeline: it begins when all tasks of the step before have ended."""
 
     name: str
     tasks: Callable[[Job], int]
-    run: Callable[[Job, int, Path], dict[str, Any]]
+    run: Callable[[Job, int, Path], dict[str, Any]]  # job, task, folder -> facts
     needed: Callable[[Job], bool] = lambda job: True
 
     def open_tasks(self, job: Job) -> list[int]:
-        """Return the tasks that have not been run."""
-        return [
-            task
-            for task in range(self.tasks(job))
-            if not job.done(self.name, task).is_dir()
-        ]
+        """Return the tasks that are to run: none of a phase that is not needed."""
+        count = self.tasks(job) if self.needed(job) else 0
+        return [task for task in range(count) if not job.done(self.name, task).is_dir()]
 
     def run_task(self, job: Job, task: int) -> None:
-        """Run one task, unless it has been run."""
+        """Run a task, unless it is finished."""
         done = job.done(self.name, task)
         if done.is_dir():
             return
@@ -119,29 +118,25 @@ class Phase:
         descriptor = lock(attempt, attempt)
         try:
             write_json(attempt / FACTS, self.run(job, task, attempt))
-            try:
-                attempt.rename(done)
-            except OSError:
-                if not done.is_dir():
-                    raise
-                shutil.rmtree(attempt)  # another copy of the task was faster
+            attempt.rename(done)
+        except OSError:
+            if not done.is_dir():
+                raise
+            shutil.rmtree(attempt)  # another copy of the task was faster
         finally:
             os.close(descriptor)
 
 
 def sweep(job: Job) -> None:
-    """Remove what killed tasks have left: on every restart they would leave as much again."""
+    """Remove the folders of killed tasks: every restart would leave as many again."""
     for attempt in job.work.glob("*/.*"):
-        try:
+        # A worker that has not yet noticed that its run was killed holds its lock.
+        with suppress(UserError):
             descriptor = lock(attempt, attempt)
-        except (
-            UserError
-        ):  # of a worker that has not yet noticed that its run was killed
-            continue
-        shutil.rmtree(attempt)
-        os.close(descriptor)
+            shutil.rmtree(attempt)
+            os.close(descriptor)
 
 
 def one_task(job: Job) -> int:
-    """Return 1."""
+    """Return 1: the number of tasks of a phase that is not divided."""
     return 1

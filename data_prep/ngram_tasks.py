@@ -40,9 +40,11 @@ from data_prep.vocab import TOKENIZER
 
 CONTEXTS = "contexts.npz"
 UNIT = 2**22  # tokens that a task counts at most
-RANGE = (
-    2**24
-)  # tokens in n-grams that a task merges at once, unless more share their two latest tokens
+# More bring little: 1B at order 4 take 5 minutes of a core, 0.5 GB of memory for each
+# worker and 10 GB of disk meanwhile.
+COUNTED_TOKENS = 1_000_000_000
+# Tokens in n-grams that a task merges, unless more share their two latest tokens.
+RANGE = 2**24
 
 
 class CountTask(NamedTuple):
@@ -53,25 +55,22 @@ class CountTask(NamedTuple):
 
 
 def units(job: Job) -> list[CountTask]:
-    """Return what is counted: the training shards' sequences, or as many as `ngrams.tokens` allows, evenly."""
-    shards = [
-        job.read_facts("pack", task)
-        for task in range(job.read_facts("tally")["train"]["shards"])
-    ]
-    sequences, tokens = (
-        sum(shard[name] for shard in shards) for name in ("sequences", "tokens")
-    )
-    counted = min(sequences, sequences * job.config.ngrams.tokens // max(1, tokens))
+    """Return the counted sequences in tasks: all, or COUNTED_TOKENS at even distances."""
+    count = job.read_facts("tally")["train"]["shards"]
+    shards = [job.read_facts("pack", task) for task in range(count)]
+    sequences = sum(shard["sequences"] for shard in shards)
+    tokens = sum(shard["tokens"] for shard in shards)
+    counted = min(sequences, sequences * COUNTED_TOKENS // max(1, tokens))
     longest = max(1, UNIT // job.config.seq_len)
-    listed = []
+    tasks: list[CountTask] = []
     start = 0
     for index, shard in enumerate(shards):
-        places = np.arange(start, start := start + shard["sequences"])
-        chosen = np.diff(np.append(places, start) * counted // max(1, sequences)) > 0
-        rows = np.flatnonzero(chosen)
+        places = np.arange(start, start + shard["sequences"] + 1)
+        start += shard["sequences"]
+        rows = np.flatnonzero(np.diff(places * counted // max(1, sequences)))
         parts = np.split(rows, range(longest, len(rows), longest))
-        listed += [CountTask(index, part) for part in parts if len(part)]
-    return listed
+        tasks += [CountTask(index, part) for part in parts if len(part)]
+    return tasks
 
 
 def count_unit(job: Job, task: int, folder: Path) -> dict[str, Any]:

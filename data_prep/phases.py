@@ -1,15 +1,15 @@
-"""The phases of data preparation: functions of a job and a task number, run in this order.
+"""The phases of data preparation: functions of a job and a task number, in this order.
 
-    sign, match, cluster    near-duplicates, where they are to go
-    measure                 a part's files, bytes and tokens by language, where there is a budget
+    sign, match, cluster    near-duplicates, if they are to be removed
+    measure                 a part's files, bytes and tokens by language, for a budget
     choose                  the thresholds that meet the budget
     encode                  a part's documents as ids, in runs sorted by hash
-    tally                   totals, and whether too much was unreadable
+    tally                   totals; ends the run if too much was unreadable
     pack                    a range of hashes as one shard
     count, merge, select    the n-gram table, unless it is switched off
 
-and `finish`, which makes the result visible. Nothing that a task writes depends on which worker ran it, or on
-how many there are.
+and `finish`, which makes the result visible. Neither the worker that runs a task nor the
+number of workers changes what the task writes.
 """
 
 import json
@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from conf import UserError
 from conf.files import read_result
@@ -60,36 +60,28 @@ from data_prep.shards import SPLITS, ShardWriter
 from data_prep.sources import UNREADABLE
 
 DROPS = "drops.jsonl"
-LANGUAGES = 2**16
-DOCUMENT_TOKENS = 256  # what a document counts for beside its tokens, when shards are sized for memory
+DOCUMENT_TOKENS = 256  # memory of a document beside its ids, in tokens
 
 
 def encode_part(job: Job, part: int, folder: Path) -> dict[str, Any]:
-    """Encode a part's documents, and set aside what is dropped and what is held out."""
-    config = job.config
-    counts = Counter[str]()
-    drops = Counter[str]()
-    rows = unique(job, part, chosen(job, _counted(job.rows(part), counts), counts))
-    writers = {
-        name: RunWriter(folder / name, token_dtype(job.vocab.size)) for name in SPLITS
-    }
-    totals: dict[str, dict[str, Any]] = {
-        name: {"modes": Counter(), "languages": {}} for name in SPLITS
-    }
+    """Encode a part's documents; write aside what is dropped and what is held out."""
+    counts: Counter[str] = Counter()
+    drops: Counter[str] = Counter()
+    dtype = token_dtype(job.vocab.size)
+    writers = {name: RunWriter(folder / name, dtype) for name in SPLITS}
+    totals = {name: _no_documents() for name in SPLITS}
     languages: dict[str, int] = {}
+    rows = unique(job, part, chosen(job, _counted(job.rows(part), counts), counts))
     with (
         open(folder / DROPS, "w", encoding="utf-8", errors="backslashreplace") as file,
         HeldOutWriter(folder) as held_out,
     ):
-        documents = _pieces(job, _set_aside(job.screened(rows), drops, file), counts)
-        for document, mode, ids in encode(documents, config, job.vocab, job.encoder):
+        kept = _set_aside(job.screened(rows), drops, file)
+        pieces = _pieces(job, kept, counts)
+        for document, mode, ids in encode(pieces, job.config, job.encoder):
             name = "held_out" if document.held_out else "train"
-            key = order(document.id, seed=config.seed)
+            key = order(document.id, seed=job.config.seed)
             language = languages.setdefault(document.language, len(languages))
-            if language == LANGUAGES:
-                raise UserError(
-                    f"data.language must have at most {LANGUAGES:,} values, got more"
-                )
             writers[name].add(key, Encoded(document.id, language, mode, ids))
             totals[name]["modes"][mode.name] += 1
             sums = totals[name]["languages"].setdefault(document.language, Counter())
@@ -101,6 +93,10 @@ def encode_part(job: Job, part: int, folder: Path) -> dict[str, Any]:
     return {"counts": counts, "drops": drops, "languages": list(languages), **totals}
 
 
+def _no_documents() -> dict[str, Any]:
+    return {"modes": Counter(), "languages": {}}
+
+
 def _counted(
     rows: Iterable[Document | Drop], counts: Counter[str]
 ) -> Iterator[Document | Drop]:
@@ -110,9 +106,9 @@ def _counted(
 
 
 def _set_aside(
-    rows: Iterable[Document | Drop], drops: Counter[str], file: Any
+    rows: Iterable[Document | Drop], drops: Counter[str], file: TextIO
 ) -> Iterator[Document]:
-    """Yield the documents among the rows; the others are counted and written to the file."""
+    """Yield the documents; count the drops and write them to the file."""
     for row in rows:
         if isinstance(row, Document):
             yield row
@@ -124,12 +120,11 @@ def _set_aside(
 def _pieces(
     job: Job, documents: Iterable[Document], counts: Counter[str]
 ) -> Iterator[Document]:
-    """Yield documents as they are encoded, whole or in pieces; those that spell a control piece are counted."""
+    """Yield the pieces of documents; count those that spell a control piece."""
     for document in documents:
         counts["documents"] += 1
-        counts["documents with control pieces"] += job.encoder.spells_control(
-            document.text
-        )
+        spells_control = job.encoder.spells_control(document.text)
+        counts["documents with control pieces"] += spells_control
         # By file, so that no part of a held-out file is ever trained on.
         held_out = is_held_out(
             document.id, seed=job.config.seed, share=job.plan["held_out"]
@@ -140,88 +135,82 @@ def _pieces(
 
 
 def tally(job: Job, _: int, folder: Path) -> dict[str, Any]:
-    """Return totals over all parts. Raises UserError when too much was unreadable or nothing is left."""
-    counts = Counter[str]()
-    drops = Counter[str]()
-    splits: dict[str, dict[str, Any]] = {
-        name: {"modes": Counter(), "languages": {}} for name in SPLITS
-    }
+    """Return totals over all parts.
+
+    Raises UserError if too much was unreadable or nothing is left.
+    """
+    counts: Counter[str] = Counter()
+    drops: Counter[str] = Counter()
+    totals = {name: _no_documents() for name in SPLITS}
     for part in range(len(job.parts)):
         facts = job.read_facts("encode", part)
         counts.update(facts["counts"])
         drops.update(facts["drops"])
-        for name, total in splits.items():
+        for name, total in totals.items():
             total["modes"].update(facts[name]["modes"])
             for language, sums in facts[name]["languages"].items():
                 total["languages"].setdefault(language, Counter()).update(sums)
     _check_readable(job, counts, drops)
-    for total in splits.values():
+    for total in totals.values():
         total["languages"] = dict(sorted(total["languages"].items()))
         sizes = (
             sums["tokens"] + DOCUMENT_TOKENS * sums["documents"]
             for sums in total["languages"].values()
         )
         total["shards"] = -(-sum(sizes) // job.config.shard_tokens)
-    languages = sorted(
-        {language for total in splits.values() for language in total["languages"]}
-    )
-    if not languages:
-        raise UserError(
-            f"data.path={job.config.data.path} must have documents to train on, got {in_words(drops)}"
-        )
+    names = {name for total in totals.values() for name in total["languages"]}
     return {
         "counts": counts,
         "drops": dict(sorted(drops.items())),
-        "languages": languages,
-        **splits,
+        "languages": sorted(names),
+        **totals,
     }
 
 
 def _check_readable(job: Job, counts: Counter[str], drops: Counter[str]) -> None:
     limit = job.config.max_unreadable
     files = sum(len(part.files) for part in job.parts)
-    rows = sum(drops[reason] for reason in UNREADABLE) - counts["broken files"]
-    for kind, broken, total in (
-        ("rows", rows, counts["rows"]),
-        ("files", counts["broken files"], files),
+    broken_files = counts["broken files"]
+    broken_rows = sum(drops[reason] for reason in UNREADABLE) - broken_files
+    if (
+        broken_rows > limit * counts["rows"]
+        or broken_files > limit * files
+        or not counts["documents"]
     ):
-        if broken > limit * total:
-            raise UserError(
-                f"data.path={job.config.data.path} must have at most {limit:.1%} of {kind} unreadable "
-                f"(max_unreadable), got {broken} of {total}. See {job.work}/encode/*/{DROPS}"
-            )
+        raise UserError(
+            f"data.path={job.config.data.path} must have documents, at most {limit:.1%} "
+            f"of its rows and files unreadable (max_unreadable), got {broken_rows} of "
+            f"{counts['rows']} rows, {broken_files} of {files} files, and as drops "
+            f"{in_words(drops)}. See {job.work}/encode/*/{DROPS}"
+        )
 
 
 def pack_shard(job: Job, task: int, folder: Path) -> dict[str, Any]:
-    """Pack the documents of one range of keys into one shard."""
-    config = job.config
+    """Pack the documents of a range of keys into a shard."""
     totals = job.read_facts("tally")
     shards = [
         (name, index) for name in SPLITS for index in range(totals[name]["shards"])
     ]
     name, index = shards[task]
-    count = totals[name]["shards"]
-    low, high = (2**64 * bound // count for bound in (index, index + 1))
+    low, high = (
+        2**64 * bound // totals[name]["shards"] for bound in (index, index + 1)
+    )
     dtype = token_dtype(job.vocab.size)
     keyed: list[tuple[int, Encoded]] = []
     for part in range(len(job.parts)):
         facts = job.read_facts("encode", part)
-        languages = [
-            totals["languages"].index(language) for language in facts["languages"]
-        ]
+        languages = [totals["languages"].index(own) for own in facts["languages"]]
         stem = job.done("encode", part) / name
         for key, document in read_runs(stem, facts[name]["bounds"], dtype, low, high):
-            keyed.append(
-                (key, replace(document, language=languages[document.language]))
-            )
+            document = replace(document, language=languages[document.language])
+            keyed.append((key, document))
     if not keyed:  # one document may be larger than a shard
         return {"split": name, "sequences": 0, "tokens": 0}
     keyed.sort(key=lambda pair: pair[0])
+    seq_len = job.config.seq_len
     stem = folder / f"{name}-{index:05d}"
-    writer = ShardWriter(
-        stem, seq_len=config.seq_len, dtype=dtype, padding=job.vocab.eos
-    )
-    for packed in pack((document for _, document in keyed), config.seq_len):
+    writer = ShardWriter(stem, seq_len=seq_len, dtype=dtype, padding=job.vocab.eos)
+    for packed in pack((document for _, document in keyed), seq_len):
         writer.add(packed)
     return {"split": name, **writer.close()}
 
@@ -233,33 +222,18 @@ def shard_count(job: Job) -> int:
 
 
 def finish(job: Job) -> None:
-    """Write what belongs to all tasks together, the manifest last, and make the folder visible."""
-    totals = job.read_facts("tally")
-    packed = [job.read_facts("pack", task) for task in range(shard_count(job))]
-    packed = [shard for shard in packed if shard["sequences"]]
-    facts: dict[str, Any] = {
-        "vocab": job.vocab.to_json(),
-        "seq_len": job.config.seq_len,
-        "languages": totals["languages"],
-        "counts": totals["counts"],
-        "drops": totals["drops"],
-        "decontamination": fingerprint_file(job.folder / INDEX),
-        "decontaminated": list(job.config.decontaminate.benchmarks),
-    }
-    if job.config.budget is not None:
-        facts["chosen"] = job.read_facts("choose")["chosen"]
-    for name in SPLITS:
-        facts[name] = _split_facts(
-            totals[name], [shard for shard in packed if shard["split"] == name], job
-        )
-    results = [
-        path
-        for task in range(shard_count(job))
-        for path in job.done("pack", task).glob("*.npy")
-    ]
+    """Move the results into place, write the manifest, make the folder visible."""
+    results: list[Path] = []
+    shards: dict[str, list[dict[str, Any]]] = {name: [] for name in SPLITS}
+    for task in range(shard_count(job)):
+        shard = job.read_facts("pack", task)
+        results += job.done("pack", task).glob("*.npy")
+        if shard["sequences"]:
+            shards[shard.pop("split")].append(shard)
+    facts = _manifest_facts(job, shards)
     if wants_table(job):
         facts["ngrams"] = job.read_facts("select")
-        results += job.done("select").glob(TABLE)
+        results.append(job.done("select") / TABLE)
     for path in results:
         os.replace(path, job.folder / path.name)
     encoded = [job.done("encode", part) for part in range(len(job.parts))]
@@ -273,40 +247,56 @@ def finish(job: Job) -> None:
     shutil.rmtree(publish(job.folder) / WORK, ignore_errors=True)
 
 
-def _split_facts(
-    total: dict[str, Any], shards: list[dict[str, Any]], job: Job
+def _manifest_facts(
+    job: Job, shards: dict[str, list[dict[str, Any]]]
 ) -> dict[str, Any]:
-    sequences, tokens = (
-        sum(shard[name] for shard in shards) for name in ("sequences", "tokens")
-    )
-    return {
-        "documents": sum(sums["documents"] for sums in total["languages"].values()),
-        "modes": dict(sorted(total["modes"].items())),
-        "languages": total["languages"],
-        "sequences": sequences,
-        "tokens": tokens,
-        "filled": round(tokens / (sequences * job.config.seq_len), 4)
-        if sequences
-        else 0.0,
-        "shards": [
-            {name: shard[name] for name in ("sequences", "tokens", "sums")}
-            for shard in shards
-        ],
+    totals = job.read_facts("tally")
+    facts: dict[str, Any] = {
+        "vocab": job.vocab.to_json(),
+        "seq_len": job.config.seq_len,
+        "languages": totals["languages"],
+        "counts": totals["counts"],
+        "drops": totals["drops"],
+        "decontamination": fingerprint_file(job.folder / INDEX),
+        "decontaminated": list(job.config.decontaminate.benchmarks),
     }
+    if job.config.budget is not None:
+        facts["chosen"] = job.read_facts("choose")["chosen"]
+    for name, own in shards.items():
+        languages = totals[name]["languages"]
+        sequences = sum(shard["sequences"] for shard in own)
+        tokens = sum(shard["tokens"] for shard in own)
+        capacity = max(1, sequences * job.config.seq_len)
+        facts[name] = {
+            "documents": sum(sums["documents"] for sums in languages.values()),
+            "modes": dict(sorted(totals[name]["modes"].items())),
+            "languages": languages,
+            "sequences": sequences,
+            "tokens": tokens,
+            "filled": round(tokens / capacity, 4),
+            "shards": own,
+        }
+    return facts
 
 
 def _part_count(job: Job) -> int:
     return len(job.parts)
 
 
+def _wants_unique(job: Job) -> bool:
+    return job.config.near_duplicates
+
+
+def _has_budget(job: Job) -> bool:
+    return job.config.budget is not None
+
+
 PHASES = (
-    Phase("sign", _part_count, sign, lambda job: job.config.near_duplicates),
-    Phase("match", lambda job: BUCKETS, match, lambda job: job.config.near_duplicates),
-    Phase("cluster", one_task, cluster, lambda job: job.config.near_duplicates),
-    Phase("measure", _part_count, measure, lambda job: job.config.budget is not None),
-    Phase(
-        "choose", one_task, choose_documents, lambda job: job.config.budget is not None
-    ),
+    Phase("sign", _part_count, sign, _wants_unique),
+    Phase("match", lambda job: BUCKETS, match, _wants_unique),
+    Phase("cluster", one_task, cluster, _wants_unique),
+    Phase("measure", _part_count, measure, _has_budget),
+    Phase("choose", one_task, choose_documents, _has_budget),
     Phase("encode", _part_count, encode_part),
     Phase("tally", one_task, tally),
     Phase("pack", shard_count, pack_shard),

@@ -1,4 +1,4 @@
-"""The way through data preparation: a plan, the phases of data_prep.phases, the result made visible."""
+"""Prepare data: a plan, the phases of data_prep.phases, the result made visible."""
 
 import hashlib
 import heapq
@@ -18,7 +18,6 @@ from conf.stage import begun, check_out, commit, is_finished, made_from
 from data_prep.config import DataPrepConfig
 from data_prep.document import (
     documents_of,
-    hash64,
     held_out_share,
     in_words,
     is_held_out,
@@ -31,7 +30,7 @@ from data_prep.filters import entries, index_entries, reason_to_drop, sources_ha
 from data_prep.job import INDEX, PLAN, WORK, Job
 from data_prep.phases import finish
 from data_prep.selection import read_table
-from data_prep.sources import InputPart, list_parts, read
+from data_prep.sources import REMOTE, InputPart, list_parts, read
 from data_prep.vocab import (
     FILES,
     TOKENIZER,
@@ -42,42 +41,46 @@ from data_prep.vocab import (
     train_bpe,
 )
 
-# What says who does the work and how much may go wrong: the result is the same.
+# Settings that do not change the result.
 CHANGEABLE = ("executor", "workers", "slurm", "max_unreadable")
-CONTENT_BYTES = (
-    2**34
-)  # of data that are compared by content: seconds of a core, and one read of the disk
+# Data that is compared by content: seconds of a core, and one read of the disk.
+CONTENT_BYTES = 2**34
 BPE_CHARS = 8_000_000  # of text that the demo's tokenizer learns from
+LEAST_HELD_OUT = 4  # source files, but at most a fifth of them
 
 
 def prepare(config: DataPrepConfig) -> str | None:
-    """Make the folder `config.out`, unless it is finished; return what remains to be said to the user.
+    """Make the folder `config.out`; return a remark for the user if it is not made.
 
-    An interrupted preparation goes on where it stopped. Raises UserError for anything that makes a result
-    impossible, nothing is visible then, and where it was begun with other settings, other files or another
-    commit of this project.
+    An interrupted preparation goes on where it stopped. Raises UserError, and leaves
+    nothing visible, for anything that makes a result impossible, and for a preparation
+    that was begun with other settings, files or commit of this project.
     """
     out = Path(config.out)
     if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(config.data.path)):
         raise UserError(
-            f"out={out} must be a folder outside of data.path={config.data.path}, got one within"
+            f"out={out} must be a folder outside of data.path={config.data.path}, got "
+            "one within"
         )
     check_out(out)
     parts, place = list_parts(config.data)
     facts = _facts(config, parts, place)
     if is_finished(out, "shards", facts):
-        # What a run that was killed right at its end has left.
+        # A run that was killed right at its end leaves this.
         shutil.rmtree(out / WORK, ignore_errors=True)
         return "is finished: nothing to do"
     refuse_while_queued(config.out)
     # An unfinished run can be continued by the same code alone.
     with begun(out, {**facts, "commit": commit()}) as folder:
-        job = Job(config, folder.absolute())
-        if not (job.folder / PLAN).is_file():
+        job = Job(config, folder)
+        if not (folder / PLAN).is_file():
             _plan(job, parts, place)
         if config.executor == "slurm":
-            return f"will be there when Slurm job {submit_slurm(job)} has ended"
-        {"local": run_local, "ray": run_ray}[config.executor](job)
+            return f"will be made by Slurm, last by job {submit_slurm(job)}"
+        if config.executor == "ray":
+            run_ray(job)
+        else:
+            run_local(job)
         finish(job)
     return None
 
@@ -85,11 +88,11 @@ def prepare(config: DataPrepConfig) -> str | None:
 def _facts(
     config: DataPrepConfig, parts: list[InputPart], place: str
 ) -> dict[str, Any]:
-    """Return what determines the result: the settings, and the content of the files that they name."""
+    """Return what determines the result: settings, and contents of the files they name."""
     facts = made_from(config, {}, ignore=CHANGEABLE)
     facts["inputs"]["data.path"] = _data_fingerprint(parts, place)
     facts["inputs"]["decontaminate"] = sources_hash(config.decontaminate)
-    if place.startswith("hf://"):
+    if place.startswith(REMOTE):
         facts["inputs"]["commit"] = place.rpartition("@")[2]
     if config.tokenizer is not None:
         tokenizer_file(config.tokenizer)
@@ -97,18 +100,20 @@ def _facts(
             if (path := Path(config.tokenizer) / name).is_file():
                 facts["inputs"][f"tokenizer/{name}"] = fingerprint_file(path)
     if config.proportion.table is not None:
-        facts["inputs"]["proportion.table"] = hash64(*read_table(config).items())
+        table = Path(config.proportion.table)
+        read_table(config)
+        facts["inputs"]["proportion.table"] = fingerprint_file(table)
     return facts
 
 
 def _data_fingerprint(parts: list[InputPart], place: str) -> str:
-    """Return what identifies the data: the content of its files, so that a copy of them is the same data.
+    """Return a hash of the data: of its files' content, so that a copy is the same data.
 
-    Data of more than CONTENT_BYTES, which take minutes to read, count by names, sizes and times instead; data
-    of the hub count by names and sizes, beside the commit that they are pinned to.
+    More than CONTENT_BYTES count by names, sizes and times; data of the hub count by
+    names and sizes, beside the commit.
     """
     files = [(name, Path(place) / name) for part in parts for name in part.files]
-    remote = place.startswith("hf://")
+    remote = place.startswith(REMOTE)
     if not remote and sum(part.size for part in parts) <= CONTENT_BYTES:
         return fingerprint_files(files)
     times = [] if remote else [path.stat().st_mtime_ns for _, path in files]
@@ -117,14 +122,14 @@ def _data_fingerprint(parts: list[InputPart], place: str) -> str:
 
 
 def _plan(job: Job, parts: list[InputPart], place: str) -> None:
-    """Put the tools that every task needs into the folder, and then the plan, the sign that they are there."""
+    """Write the tools that every task needs into the folder, and then the plan."""
     config = job.config
     folder = job.folder
     held_out = config.held_out
     if config.data.kind == "source":
         files = [file for part in parts for file in part.files]
         held_out = held_out_share(
-            files, seed=config.seed, share=held_out, least=config.held_out_min
+            files, seed=config.seed, share=held_out, least=LEAST_HELD_OUT
         )
     if config.tokenizer is None:
         tokenizer = train_bpe(_sample(config, parts, place, held_out), config.vocab)
@@ -148,23 +153,23 @@ def _plan(job: Job, parts: list[InputPart], place: str) -> None:
 def _sample(
     config: DataPrepConfig, parts: list[InputPart], place: str, held_out: float
 ) -> Iterator[str]:
-    """Return texts of training documents, by the hash that orders them, up to a limit."""
+    """Return texts of training documents in shuffled order, up to BPE_CHARS."""
     heap: list[tuple[int, str]] = []  # the last of them first
     size = 0
     drops: Counter[str] = Counter()
-    for part in parts:
-        for document in documents_of(read(part, place, config.data), drops):
-            aside = is_held_out(document.id, seed=config.seed, share=held_out)
-            if aside or reason_to_drop(document, config.filters):
-                continue
-            for piece in split(document, config.data.split_chars):
-                heapq.heappush(heap, (-order(piece.id, seed=config.seed), piece.text))
-                size += len(piece.text)
-                while size - len(heap[0][1]) >= BPE_CHARS:
-                    size -= len(heapq.heappop(heap)[1])
+    rows = (row for part in parts for row in read(part, place, config.data))
+    for document in documents_of(rows, drops):
+        aside = is_held_out(document.id, seed=config.seed, share=held_out)
+        if aside or reason_to_drop(document, config.filters):
+            continue
+        for piece in split(document, config.data.split_chars):
+            heapq.heappush(heap, (-order(piece.id, seed=config.seed), piece.text))
+            size += len(piece.text)
+            while size - len(heap[0][1]) >= BPE_CHARS:
+                size -= len(heapq.heappop(heap)[1])
     if not heap:
         raise UserError(
-            f"data.path={config.data.path} must have documents to learn a vocabulary from, got "
-            f"{in_words(drops)}"
+            f"data.path={config.data.path} must have documents to learn a vocabulary "
+            f"from, got as drops {in_words(drops)}"
         )
     return (text for _, text in sorted(heap, reverse=True))

@@ -1,14 +1,15 @@
-"""Encoded documents on the way from reading to packing, and held-out texts on the way to their file.
+"""Sort encoded documents on disk between reading and packing; collect held-out texts.
 
-Runs are sorted by key, a hash of the document's id, so that sorting by it shuffles all documents, and a range
-of keys is a random part of them. Readers of the input write runs as memory allows; a packer reads one range of
-keys from the runs of all readers. What it gets does not depend on how the input was divided.
+A document's key is a hash of its id: the order of keys shuffles all documents, and a range
+of keys is a random part of them. The task of a part writes runs, each sorted by key and
+small enough for memory; a packer reads one range of keys from the runs of all parts. The
+division into parts does not change its documents.
 
     <stem>.records    RECORD of each document, run after run
     <stem>.tokens     the ids of all documents, in the same order
     <stem>.names      the documents' ids as UTF-8, in the same order
 
-The held-out documents are kept as text too: prompts for whoever measures the model later.
+Held-out documents are kept as text too: prompts for measurements of the model.
 """
 
 import json
@@ -37,8 +38,8 @@ RECORD = np.dtype(
     ]
 )
 KINDS = ("records", "tokens", "names")
-RUN_BYTES = 2**27  # that a run holds in memory
-DOCUMENT_BYTES = 512  # that a document takes there beside its ids
+RUN_BYTES = 2**27  # memory of a run
+DOCUMENT_BYTES = 512  # memory of a document beside its ids
 TEXTS = "held_out.jsonl"
 PLACES = "held_out.npy"
 
@@ -70,20 +71,16 @@ class RunWriter:
 
     def _flush(self) -> None:
         self._documents.sort(key=lambda keyed: keyed[0])
-        records = np.zeros(len(self._documents), dtype=RECORD)
-        for record, (key, document) in zip(records, self._documents, strict=True):
+        records = []
+        for key, document in self._documents:
             name = document.id.encode()
-            record["key"] = key
-            record["start"] = self._tokens
-            record["length"] = len(document.ids)
-            record["name"] = self._files["names"].tell()
-            record["name_length"] = len(name)
-            record["language"] = document.language
-            record["mode"] = document.mode
+            place = (key, self._tokens, self._files["names"].tell())
+            lengths = (len(document.ids), len(name))
+            records.append((*place, *lengths, document.language, document.mode))
             self._files["names"].write(name)
             self._files["tokens"].write(document.ids.tobytes())
             self._tokens += len(document.ids)
-        self._files["records"].write(records.tobytes())
+        self._files["records"].write(np.array(records, dtype=RECORD).tobytes())
         self._bounds.append(self._bounds[-1] + len(records))
         self._documents = []
         self._bytes = 0

@@ -1,20 +1,21 @@
-"""Which of all documents are taken: one of each cluster of near-duplicates, and what a budget takes of these.
+"""Choose documents: one of each cluster of near-duplicates, of these a budget's share.
 
-Near-duplicates are found by datatrove's MinHash: 14 buckets of 8 hashes of 5-grams of words, which finds pairs
-of similarity 0.8 with probability 0.92. Three phases come before the filter: signatures of a part, pairs in a
-bucket, clusters of all.
+Near-duplicates are found by datatrove's MinHash: 14 buckets of 8 hashes of 5-grams of
+words, which finds pairs of similarity 0.8 with probability 0.92. Three phases: signatures
+of a part, pairs in a bucket, clusters of all.
 
-A budget is met in proportion to the languages (SDSAT §3.1). Every document has a bin, from a hash of the seed
-and its id. The bins' sizes are counted once; a language's threshold is the bin up to which its documents fill
-its share. So a document is chosen or not by its id alone, with no shuffle and no state, and the shares are met
-as closely as one bin allows. Two phases: every part is measured, the thresholds are chosen.
+A budget of tokens is met in proportion to the languages (SDSAT §3.1). Every document has
+a bin, a hash of the seed and its id. The bins' sizes are counted once; a language's
+threshold is the bin up to which its documents fill its share. So a document is chosen by
+its id alone, with no shuffle and no state, and the shares are met as closely as one bin
+allows. Two phases: every part is measured, the thresholds are chosen.
 """
 
 import csv
 import math
 import os
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from conf import UserError
+from conf.errors import Refusing
 from conf.files import allow_many_files
 from data_prep.config import DataPrepConfig
 from data_prep.document import Document, Drop, documents_of, hash64, split, unit
@@ -109,16 +110,13 @@ def unique(
         yield from rows
         return
     signed = job.read_facts("sign", part)["rows"]
-    removed = {
-        tuple(signed[index]) for index in np.fromfile(path, dtype="<u4").tolist()
-    }
+    indices = np.fromfile(path, dtype="<u4").tolist()
+    removed = {tuple(signed[index]) for index in indices}
     for row in rows:
-        duplicate = isinstance(row, Document) and (row.file, row.row) in removed
-        yield (
-            row.drop("near-duplicate")
-            if isinstance(row, Document) and duplicate
-            else row
-        )
+        if isinstance(row, Document) and (row.file, row.row) in removed:
+            yield row.drop("near-duplicate")
+        else:
+            yield row
 
 
 def _prepare_library() -> None:
@@ -129,13 +127,11 @@ def _prepare_library() -> None:
 
 
 BINS = 2**14
-SAMPLE_BYTES = 16_000_000  # of input whose tokens are counted, to know a language's tokens per byte
+SAMPLE_BYTES = 16_000_000  # of input whose tokens are counted, for tokens per byte
 LONGEST_FIELD = 2**31 - 1  # characters of a field of a proportion table
 BINS_FILE = "bins.npz"
-COLUMNS = {
-    "bytes": ("bytes", "characters"),
-    "files": ("files", "documents"),
-}  # of a proportion table
+# The columns of a proportion table.
+COLUMNS = {"bytes": ("bytes", "characters"), "files": ("files", "documents")}
 
 
 def bin_of(seed: int, id: str) -> int:
@@ -145,19 +141,19 @@ def bin_of(seed: int, id: str) -> int:
 
 @dataclass
 class Measure:
-    """What one language has: files and bytes by bin, and tokens per byte from a sample."""
+    """The size of a language: files and bytes by bin, tokens and bytes of a sample."""
 
     files: np.ndarray = field(default_factory=lambda: np.zeros(BINS, np.int64))
     bytes: np.ndarray = field(default_factory=lambda: np.zeros(BINS, np.int64))
     sample_tokens: int = 0
     sample_bytes: int = 0
 
-    def __iadd__(self, other: "Measure") -> "Measure":
+    def add(self, other: "Measure") -> None:
+        """Add another part's measure."""
         self.files += other.files
         self.bytes += other.bytes
         self.sample_tokens += other.sample_tokens
         self.sample_bytes += other.sample_bytes
-        return self
 
 
 @dataclass(frozen=True)
@@ -175,73 +171,67 @@ def choose(
     measures: Mapping[str, Measure],
     shares: Mapping[str, float],
     *,
-    amount: float,
+    tokens: float,
     by: str,
-    unit: str,
 ) -> dict[str, Chosen]:
-    """Return thresholds that take `amount` tokens or bytes (`unit`), `shares` of it, `by` bytes or files, each.
+    """Return thresholds that choose `tokens`, `shares` of it in bytes or files (`by`).
 
-    `shares` of languages without data are spread over the others; a language that has less than its share is
-    taken whole, and the others fill the budget. Of one whose share is 0 nothing is taken.
+    Shares of languages without data are spread over the others. A language that has less
+    than its share is taken whole, and the others fill the budget. Nothing is taken of a
+    language whose share is 0.
     """
-    left_out = {
-        name for name, share in shares.items() if name in measures and share == 0
+    result = {
+        name: Chosen(0, 0.0, 0, 0, exhausted=False)
+        for name, share in shares.items()
+        if name in measures and share == 0
     }
     known = {
-        language: share
-        for language, share in shares.items()
-        if language in measures and share > 0
+        name: share for name, share in shares.items() if name in measures and share > 0
     }
     total = sum(known.values())
-    shares = {language: share / total for language, share in known.items()}
+    known = {name: share / total for name, share in known.items()}
     filled = {name: _cumulated(getattr(measures[name], by)) for name in known}
     costs = {
-        name: _cumulated(measures[name].bytes * _rate(measures, name, unit))
+        name: _cumulated(measures[name].bytes * _tokens_per_byte(measures, name))
         for name in known
     }
 
     def thresholds(scale: float) -> dict[str, int]:
-        return {name: _nearest(filled[name], scale * shares[name]) for name in known}
+        return {name: _nearest(filled[name], scale * known[name]) for name in known}
 
     def cost(scale: float) -> float:
-        return sum(
-            costs[name][threshold] for name, threshold in thresholds(scale).items()
-        )
+        return sum(costs[name][place] for name, place in thresholds(scale).items())
 
     low = 0.0
-    high = max((filled[name][-1] / shares[name] for name in known), default=0.0)
-    if cost(high) > amount:
+    high = max((filled[name][-1] / known[name] for name in known), default=0.0)
+    if cost(high) > tokens:
         for _ in range(64):
             middle = (low + high) / 2
-            low, high = (middle, high) if cost(middle) <= amount else (low, middle)
-        high = low if amount - cost(low) <= cost(high) - amount else high
-    return {name: Chosen(0, 0.0, 0, 0, exhausted=False) for name in left_out} | {
-        name: Chosen(
-            threshold,
-            shares[name],
-            int(measures[name].files[:threshold].sum()),
-            int(measures[name].bytes[:threshold].sum()),
-            exhausted=bool(
-                threshold == BINS and filled[name][-1] < 0.99 * high * shares[name]
-            ),
+            if cost(middle) <= tokens:
+                low = middle
+            else:
+                high = middle
+        if tokens - cost(low) <= cost(high) - tokens:
+            high = low
+    for name, place in thresholds(high).items():
+        all_taken = place == BINS and filled[name][-1] < 0.99 * high * known[name]
+        result[name] = Chosen(
+            threshold=place,
+            share=known[name],
+            files=int(measures[name].files[:place].sum()),
+            bytes=int(measures[name].bytes[:place].sum()),
+            exhausted=bool(all_taken),
         )
-        for name, threshold in thresholds(high).items()
-    }
+    return result
 
 
-def _rate(measures: Mapping[str, Measure], name: str, unit: str) -> float:
-    """Return units per byte; a language without a sample has the rate of all."""
-    if unit == "bytes":
-        return 1.0
-    sampled = (
-        [measures[name]] if measures[name].sample_bytes else list(measures.values())
-    )
+def _tokens_per_byte(measures: Mapping[str, Measure], name: str) -> float:
+    """Return a language's tokens per byte, those of all languages without a sample."""
+    own = measures[name]
+    sampled = [own] if own.sample_bytes else list(measures.values())
     sample_bytes = sum(measure.sample_bytes for measure in sampled)
-    return (
-        sum(measure.sample_tokens for measure in sampled) / sample_bytes
-        if sample_bytes
-        else 0.25
-    )
+    sample_tokens = sum(measure.sample_tokens for measure in sampled)
+    return sample_tokens / sample_bytes if sample_bytes else 0.25
 
 
 def _cumulated(sizes: np.ndarray) -> np.ndarray:
@@ -249,7 +239,7 @@ def _cumulated(sizes: np.ndarray) -> np.ndarray:
 
 
 def _nearest(cumulated: np.ndarray, target: float) -> int:
-    """Return the place whose value is nearest to the target."""
+    """Return the index of the value that is nearest to the target."""
     above = min(int(np.searchsorted(cumulated, target)), len(cumulated) - 1)
     below = max(above - 1, 0)
     return above if cumulated[above] - target <= target - cumulated[below] else below
@@ -257,113 +247,94 @@ def _nearest(cumulated: np.ndarray, target: float) -> int:
 
 def own_shares(measures: Mapping[str, Measure], by: str) -> dict[str, float]:
     """Return each language's share of the data's own files or bytes."""
-    sizes = {
-        language: float(getattr(measure, by).sum())
-        for language, measure in measures.items()
-    }
+    sizes = {name: float(getattr(own, by).sum()) for name, own in measures.items()}
     total = sum(sizes.values())
-    return {language: size / total for language, size in sizes.items() if size}
+    return {name: size / total for name, size in sizes.items() if size}
 
 
 def read_table(config: DataPrepConfig) -> dict[str, float]:
-    """Return languages and their sizes from the user's CSV file: its first column and the one of bytes or
-    files.
-
-    Raises UserError for a file that is no such table.
-    """
-    path = str(config.proportion.table)
-    by = config.proportion.by
+    """Return each language's size: the CSV file's first column, and bytes or files."""
+    columns = COLUMNS[config.proportion.by]
     csv.field_size_limit(LONGEST_FIELD)  # Python's own is 131,072 characters
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            rows = list(csv.DictReader(file))
-        column = next(name for name in COLUMNS[by] if rows and name in rows[0])
+    refusing = Refusing(
+        f"proportion.table={config.proportion.table} must be a CSV file with languages "
+        f"and a column {columns[0]} or {columns[1]} of sizes from 0 on, got"
+    )
+    with refusing, open(str(config.proportion.table), encoding="utf-8-sig") as file:
+        rows = list(csv.DictReader(file))
+        column = next(name for name in columns if rows and name in rows[0])
         sizes = {next(iter(row.values())): float(row[column]) for row in rows}
-        for language, size in sizes.items():
-            if not 0 <= size < math.inf:
-                raise ValueError(f"{column}={size:g} of {language}")
-        return sizes
-    except (OSError, ValueError, TypeError, StopIteration, csv.Error) as error:
-        columns = f"languages and a column '{COLUMNS[by][0]}' or '{COLUMNS[by][1]}'"
-        raise UserError(
-            f"proportion.table={path} must be a CSV file with {columns}, got {error or 'none'}"
-        ) from error
+        wrong = {name: size for name, size in sizes.items() if not 0 <= size < math.inf}
+        if wrong:
+            raise ValueError(str(wrong))
+    return sizes
 
 
 def measure(job: Job, part: int, folder: Path) -> dict[str, Any]:
-    """Count a part's documents by language and bin, as far as they pass the screen."""
+    """Count a part's documents by language and bin, as far as they pass the filters."""
     config = job.config
-    measures: dict[str, Measure] = {}
+    measures: defaultdict[str, Measure] = defaultdict(Measure)
     sample: list[Document] = []
     rate = min(1.0, SAMPLE_BYTES / max(1, sum(part.size for part in job.parts)))
     for document in documents_of(job.screened(unique(job, part, job.rows(part)))):
-        counted = measures.setdefault(document.language, Measure())
+        counted = measures[document.language]
         size = len(document.text.encode())
         place = bin_of(config.seed, document.id)
         counted.files[place] += 1
         counted.bytes[place] += size
-        if (
-            config.proportion.unit == "tokens"
-            and unit(config.seed, "sample", document.id) < rate
-        ):
+        if unit(config.seed, "sample", document.id) < rate:
             sample += split(document, config.data.split_chars)
             counted.sample_bytes += size
-    # In batches: every call of the encoder that meets new words copies its table of words.
-    for document, _, ids in (
-        encode(sample, config, job.vocab, job.encoder) if sample else ()
-    ):
+    # All at once: every call of the encoder that meets new words copies its table.
+    for document, _, ids in encode(sample, config, job.encoder):
         measures[document.language].sample_tokens += len(ids)
-    files, sizes = (
-        [getattr(m, kind) for m in measures.values()] for kind in ("files", "bytes")
-    )
     np.savez_compressed(
-        folder / BINS_FILE, files=np.array(files), bytes=np.array(sizes)
+        folder / BINS_FILE,
+        files=np.array([own.files for own in measures.values()]),
+        bytes=np.array([own.bytes for own in measures.values()]),
     )
     return {
         "languages": {
-            name: [m.sample_tokens, m.sample_bytes] for name, m in measures.items()
+            name: [own.sample_tokens, own.sample_bytes]
+            for name, own in measures.items()
         }
     }
 
 
 def choose_documents(job: Job, _: int, folder: Path) -> dict[str, Any]:
-    """Add up what was measured and find each language's threshold."""
-    config = job.config
-    amount = job.config.budget_amount
-    assert amount is not None
-    measures: dict[str, Measure] = {}
+    """Add up the parts' measures and find each language's threshold."""
+    tokens = job.config.budget_tokens
+    assert tokens is not None
+    measures: defaultdict[str, Measure] = defaultdict(Measure)
     for part in range(len(job.parts)):
         bins = np.load(job.done("measure", part) / BINS_FILE)
-        listed = job.read_facts("measure", part)["languages"]
+        languages = job.read_facts("measure", part)["languages"]
         # Indexing an archive reads it: once, not for every language.
-        for (name, (tokens, size)), files, byte_counts in zip(
-            listed.items(), bins["files"], bins["bytes"]
-        ):
-            total = measures.setdefault(name, Measure())
-            total += Measure(files, byte_counts, tokens, size)
-    by = config.proportion.by
+        rows = zip(languages.items(), bins["files"], bins["bytes"])
+        for (name, sampled), files, sizes in rows:
+            measures[name].add(Measure(files, sizes, *sampled))
+    by = job.config.proportion.by
     shares = job.plan["shares"] or own_shares(measures, by)
-    chosen = choose(measures, shares, amount=amount, by=by, unit=config.proportion.unit)
+    chosen = choose(measures, shares, tokens=tokens, by=by)
     return {"chosen": {name: asdict(part) for name, part in sorted(chosen.items())}}
 
 
 def chosen(
     job: Job, rows: Iterable[Document | Drop], counts: Counter[str]
 ) -> Iterator[Document | Drop]:
-    """Yield the rows whose documents the budget takes; the others are counted."""
+    """Yield the rows whose documents the budget takes; count the others."""
     if job.config.budget is None:
         yield from rows
         return
-    thresholds = {
-        name: part["threshold"]
-        for name, part in job.read_facts("choose")["chosen"].items()
-    }
+    languages = job.read_facts("choose")["chosen"]
+    thresholds = {name: part["threshold"] for name, part in languages.items()}
+    shares = job.plan["shares"]
     for row in rows:
         if isinstance(row, Drop):
             yield row
-        elif job.plan["shares"] is not None and row.language not in job.plan["shares"]:
+        elif shares is not None and row.language not in shares:
             yield row.drop("unknown language", row.language)
-        # A language without a threshold had no document that passes the screen: the screen gives the reason.
+        # No document of a language without a threshold passes the filters.
         elif bin_of(job.config.seed, row.id) < thresholds.get(row.language, BINS):
             yield row
         else:

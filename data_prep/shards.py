@@ -5,11 +5,10 @@
     <folder>/<split>-00000.names.npy     (bytes,) the documents' ids as UTF-8
     <folder>/<split>-00000.sums.npy      (sequences,) uint32, the CRC-32 of each sequence
 
-Reading is by memory map, random access and without a copy. A sequence is padding after
-its last span. The manifest that makes a folder valid is written by the pipeline; it has the
-SHA-256 of each shard's sums. So what is read is what was written: opening compares files with
-the manifest, and reading a sequence its bytes with its sum, which takes microseconds where
-hashing all of the shards at every start would take as long as reading them.
+Reading is by memory map, in any order and without a copy. A sequence is padding after its
+last span. The manifest has the SHA-256 of each shard's sums: opening a shard compares the
+sums with it, and reading a sequence compares the sequence with its sum, which takes
+microseconds; to hash whole shards at every start would take as long as reading them.
 """
 
 import zlib
@@ -21,13 +20,14 @@ from typing import Any
 import numpy as np
 
 from conf import RankLocalError, UserError
+from conf.errors import Refusing
 from conf.files import allow_many_files
 from conf.fingerprint import fingerprint_file
 from conf.stage import read_manifest
 from data_prep.packing import SequenceSpans
 
 SPLITS = ("train", "held_out")
-BESIDE = ("spans", "names", "sums")
+KINDS = ("tokens", "spans", "names", "sums")
 SPAN = np.dtype(
     [
         ("sequence", "<u4"),
@@ -163,28 +163,26 @@ class PackedSequence:
 class Shards(Sequence[PackedSequence]):
     """All sequences of one split of a finished data folder.
 
-    Raises UserError for files that are not those of the manifest, and RankLocalError, when it is read, for a
-    sequence that is not as it was written. Folders of before there were sums are read as they are.
+    Raises UserError for files that are not those of the manifest, and RankLocalError, on
+    reading, for a sequence whose checksum differs.
     """
 
     def __init__(self, folder: str | Path, split: str) -> None:
         manifest = read_manifest(folder, "shards", "data.path")
         listed = manifest[split]["shards"]
-        paths = sorted(Path(folder).glob(f"{split}-*.tokens.npy"))
-        if not listed:
-            raise UserError(f"{folder} must have shards of split '{split}', got none")
-        if len(listed) != len(paths):
+        self._paths = sorted(Path(folder).glob(f"{split}-*.tokens.npy"))
+        if not listed or len(listed) != len(self._paths):
             raise UserError(
-                f"{folder} must have the {len(listed)} shards of split '{split}' that its manifest lists, got "
-                f"{len(paths)}. Copy them anew, or prepare the data again"
+                f"{folder} must have shards of split '{split}', all of the "
+                f"{len(listed)} that its manifest lists, got {len(self._paths)}. Copy "
+                "them anew, or prepare the data again"
             )
         allow_many_files()  # each of a shard's memory maps has one open
         opened = [
             _open(path, facts, manifest["seq_len"])
-            for path, facts in zip(paths, listed)
+            for path, facts in zip(self._paths, listed, strict=True)
         ]
-        self._paths = paths
-        (self._tokens, self._spans, self._names, self._sums) = zip(*opened)
+        self._tokens, self._spans, self._names, self._sums = zip(*opened, strict=True)
         self._starts = np.cumsum([0] + [len(tokens) for tokens in self._tokens])
         self._bounds = [
             np.searchsorted(spans["sequence"], np.arange(len(tokens) + 1))
@@ -203,13 +201,10 @@ class Shards(Sequence[PackedSequence]):
         tokens = self._tokens[shard][row]
         spans = self._spans[shard][start:stop]
         names = self._names[shard]
-        if (
-            len(sums := self._sums[shard])
-            and checksum(tokens, spans, names) != sums[row]
-        ):
+        if checksum(tokens, spans, names) != self._sums[shard][row]:
             raise RankLocalError(
-                f"{self._paths[shard]}: checksum mismatch of sequence {row}, here or in the files beside it. "
-                "Copy them anew, or prepare the data again"
+                f"{self._paths[shard]}: checksum mismatch of sequence {row}, here or in "
+                "the files beside it. Copy them anew, or prepare the data again"
             )
         return PackedSequence(tokens, spans, names)
 
@@ -217,40 +212,18 @@ class Shards(Sequence[PackedSequence]):
 def _open(
     path: Path, listed: Mapping[str, Any], seq_len: int
 ) -> tuple[np.ndarray, ...]:
-    """Return tokens, spans, names and sums of a shard; no sums where the manifest has none.
-
-    Raises UserError for what is not as the manifest has it.
-    """
-    spans, names, sums = (
-        path.with_name(path.name.replace(".tokens.", f".{kind}.")) for kind in BESIDE
-    )
-    shape = (listed["sequences"], seq_len)
-    tokens = _load(path, shape, "u")
-    beside = _load(spans, (-1,), SPAN), _load(names, (-1,), "u1")
-    if "sums" not in listed:
-        return tokens, *beside, np.empty(0, np.uint32)
-    loaded = _load(sums, shape[:1], "<u4")
-    if fingerprint_file(sums) != listed["sums"]:
-        raise UserError(
-            f"{sums}: checksum mismatch, it is not the file that the manifest lists. Copy it anew"
+    """Map tokens, spans, names and sums of a shard, which the manifest describes."""
+    with Refusing(f"{path} must be what its manifest says, got"):
+        tokens, spans, names, sums = (
+            np.load(path.with_name(path.name.replace("tokens", kind)), mmap_mode="r")
+            for kind in KINDS
         )
-    return tokens, *beside, loaded
-
-
-def _load(path: Path, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Map an array of a shape, of which -1 stands for any length, and a dtype or "u" for any unsigned one."""
-    try:
-        array = np.load(path, mmap_mode="r")
-    except (
-        Exception
-    ) as error:  # NumPy reads the header as Python, and raises what that raises
-        raise UserError(f"{path} must be a readable shard, got {error}") from error
-    same = array.dtype.kind == "u" if dtype == "u" else array.dtype == dtype
-    fits = array.ndim == len(shape) and all(
-        want in (-1, have) for want, have in zip(shape, array.shape)
-    )
-    if not (same and fits and array.flags.c_contiguous):
-        raise UserError(
-            f"{path} must be what its manifest says, got {array.dtype} of shape {array.shape}"
-        )
-    return array
+        if (
+            tokens.shape != (listed["sequences"], seq_len)
+            or spans.dtype != SPAN
+            or fingerprint_file(Path(sums.filename)) != listed["sums"]
+        ):
+            raise ValueError(
+                f"tokens of shape {tokens.shape}, or a checksum mismatch of its sums"
+            )
+    return tokens, spans, names, sums

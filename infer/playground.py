@@ -7,10 +7,9 @@ step is that of the decoder that has used less time so far.
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from conf import UserError, run
+from conf import run
 from conf.schema import check_settings, setting
 from infer.config import DTYPES, DecodeConfig, check_directory
 
@@ -111,10 +110,6 @@ def build(model: "Model", name: str) -> Any:
 def main(config: PlaygroundConfig) -> None:
     """Serve the page until Ctrl-C."""
     check_directory(config.model)
-    if find_spec("gradio") is None:
-        raise UserError(
-            "gradio must be installed, got none. Run pip install 'gradio>=6.31'."
-        )
     from infer.api import load
 
     model = load(config.model, config.dtype, draft=config.draft)

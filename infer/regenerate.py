@@ -165,25 +165,28 @@ def main(config: RegenerateConfig) -> None:
 
     workers = init_workers()
     config = replace(config, dtype=workers.agreed(choose_dtype(config.dtype)))
+    source = TrainingDocuments(config)
     inputs = {"model": config.model, "data.path": config.data.path}
     origin = made_from(config, inputs)
     if is_finished(config.out, KIND, origin):
         line = f"{config.out} is finished: nothing to do"
     else:
-        line = f"{write_own_text(config, origin, workers)} documents"
+        line = f"{write_own_text(config, source, origin, workers)} documents"
     if workers.first:
         print_line(f"regenerate: {line}")
 
 
 def write_own_text(
-    config: RegenerateConfig, origin: dict[str, Any], workers: "WorkerGroup"
+    config: RegenerateConfig,
+    source: TrainingDocuments,
+    origin: dict[str, Any],
+    workers: "WorkerGroup",
 ) -> int:
     """Write `out`, together with the other ranks; return the number of documents."""
     from infer.api import load
     from infer.bench.harness import Records, result_folder
     from infer.models.checkpoint import ModelDirectory
 
-    source = TrainingDocuments(config)
     source.check_tokenizer(ModelDirectory(config.model).text)
     documents = source.drawn()
     batches = {
@@ -192,16 +195,14 @@ def write_own_text(
     }
     with result_folder(config.out, origin, workers) as partial:
         units = Records(partial / UNITS, list(batches))
-        missing = units.open(workers)
-        if missing:
-            model = load(config.model, config.dtype, workers.device())
+        model = load(config.model, config.dtype, workers.device())
 
-        def rows(name: str) -> list[dict[str, Any]]:
-            return continue_documents(model, source, batches[name], config)
+        def unit(name: str) -> dict[str, Any]:
+            return {"rows": continue_documents(model, source, batches[name], config)}
 
-        units.make(missing, workers, "batches of documents", rows)
+        units.make(workers, "batches of documents", unit)
         if workers.first:
-            write_shards(partial, (units.load(name) for name in batches))
+            write_shards(partial, (units.load(name)["rows"] for name in batches))
             write_manifest(partial, KIND, origin, documents=len(documents))
             shutil.rmtree(partial / UNITS)
     return len(documents)
@@ -243,11 +244,11 @@ def content(
     return {"content": prefix + "".join(map(stream, new)), "prefix": len(prefix)}
 
 
-def write_shards(folder: Path, units: Iterable[list[dict[str, Any]]]) -> None:
+def write_shards(folder: Path, batches: Iterable[list[dict[str, Any]]]) -> None:
     """Write the rows of all batches, in their order."""
     lines = (
         json.dumps(row, ensure_ascii=False).encode() + b"\n"
-        for rows in units
+        for rows in batches
         for row in rows
     )
     for index in count():

@@ -47,7 +47,6 @@ def runs(
     command("train", *training)
     export = [f"checkpoint={tuned}", f"out={model}", "verify_sequences=2"]
     command("train.export", *export)
-    command("train.export", *export, "artifact=true")
     command("train.export", *export)  # finished: tells W&B nothing
     bench = [
         "prompts=[humaneval]",
@@ -110,22 +109,10 @@ def test_the_best_validation_is_in_the_summary(runs: dict[str, dict[str, Any]]) 
     assert run["summary"]["best/accepted"] == max(drafts)
 
 
-def test_an_export_has_its_figures_and_the_model(
-    runs: dict[str, dict[str, Any]],
-) -> None:
-    run = of(runs, "export")
-    assert {
-        "verified/standard_loss",
-        "verified/agreement",
-        "drafts/all",
-        "step",
-    } <= run["summary"].keys()
-    (artifact,) = run["artifacts"]
-    files = {item["path"] for item in artifact["manifest"]["contents"]}
-    assert (
-        artifact["type"] == "model"
-        and {"model.safetensors", "README.md", "custom_generate/generate.py"} <= files
-    )
+def test_an_export_has_its_figures(runs: dict[str, dict[str, Any]]) -> None:
+    summary = of(runs, "export")["summary"]
+    assert summary["step"] == 2
+    assert {"measured", "drafts", "logit_difference"} <= summary["verified"].keys()
 
 
 def test_a_report_s_figures_are_in_the_summary(runs: dict[str, dict[str, Any]]) -> None:

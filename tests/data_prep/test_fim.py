@@ -2,7 +2,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -33,15 +32,6 @@ def test_every_character_stands_once_in_every_mode(
     assert segments(Mode.PSM) == [1, 3, space(prefix), 4, suffix, 5, middle, 6, 2]
     assert segments(Mode.SPM) == [1, 3, 4, suffix, 5, space(prefix + middle), 6, 2]
     assert segments(Mode.PSM, ends=False)[-1] == 6
-
-
-def test_infilling_without_its_pieces_is_refused() -> None:
-    bare = Vocab(
-        size=100, bos=1, eos=2, pre=None, suf=None, mid=None, eot=None, adaptive=(7,)
-    )
-    assert not bare.infilling
-    with pytest.raises(ValueError, match="without infilling pieces"):
-        document_segments("text", Mode.PSM, (1, 2), vocab=bare, lead=space)
 
 
 def test_modes_come_at_their_rates() -> None:

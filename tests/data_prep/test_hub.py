@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -117,40 +116,20 @@ def run_on_hub(data_folder: Path, tmp_path: Path) -> Iterator[Run]:
         )
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    environment = {
+    variables = {
         "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
         "HF_HOME": str(tmp_path / "home"),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_OFFLINE": "0",
     }
-    environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
 
-    def run(name: str = NAME, *more: str) -> subprocess.CompletedProcess[str]:
-        command = [
-            sys.executable,
-            "-m",
-            "data_prep",
-            "experiment=starcoder",
-            f"data.path={name}",
-        ]
-        command += [
-            f"tokenizer={data_folder / 'tokenizer'}",
-            f"out={tmp_path / 'out'}",
-            "vocab=demo",
-            "seq_len=64",
-        ]
-        command += [
-            "seq_len=64",
-            "workers=1",
-            "held_out=0",
-            "filters.alphanumeric=null",
-            *more,
-        ]
-        options: Any = {
-            "cwd": ROOT,
-            "env": os.environ | environment,
-            "capture_output": True,
-            "text": True,
-        }
-        return subprocess.run(command, timeout=120, **options)
+    def run(name: str = NAME, *overrides: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "data_prep", "experiment=starcoder"]
+        command += [f"data.path={name}", f"tokenizer={data_folder / 'tokenizer'}"]
+        command += [f"out={tmp_path / 'out'}", "vocab=demo", "seq_len=64", "workers=1"]
+        command += ["held_out=0", "filters.alphanumeric=null", *overrides]
+        environment = os.environ | variables
+        return subprocess.run(command, env=environment, capture_output=True, text=True)
 
     yield run
     server.shutdown()

@@ -259,8 +259,11 @@ def test_units_and_ranges_change_no_byte(
     )
 
 
-def test_of_many_tokens_sequences_at_even_distances_are_counted(tmp_path: Path) -> None:
-    job, sequences = counted_job(tmp_path, sequences_of(4000), tokens=1600)
+def test_of_many_tokens_sequences_at_even_distances_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ngram_tasks, "COUNTED_TOKENS", 1600)
+    job, sequences = counted_job(tmp_path, sequences_of(4000))
     units = ngram_tasks.units(job)
     first = job.read_facts("pack", 0)["sequences"]
     places = [unit.shard * first + row for unit in units for row in unit.rows.tolist()]

@@ -7,101 +7,134 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from rich.console import Console
 
 from conf import UserError
 from conf import run as run_command
-from conf.stage import lock, partial_of, read_manifest
+from conf.stage import ROOT, lock, partial_of, read_manifest
 from data_prep.__main__ import main
-from data_prep.config import DataConfig, DataPrepConfig, ProportionConfig
-from data_prep.inspect import print_summary, warnings
+from data_prep.config import DataPrepConfig
+from data_prep.inspect import warnings
 from data_prep.job import Job, sweep
-from data_prep.pipeline import prepare
-from data_prep.selection import read_table
 from data_prep.shards import Shards
 from tests.conftest import data_arguments, data_settings
-from tests.data_prep.conftest import content, run, texts_of
+from tests.data_prep.conftest import Args, arguments, content, run, texts_of
 from tests.full_disk import largest_file
-from tests.messages import error
 
-ROOT = Path(__file__).parents[2]
-Args = Callable[..., list[str]]
+STUB_COMMANDS = {
+    # Runs every task of the array at once: the jobs before it have ended.
+    "sbatch": """#!/bin/bash
+script="${@: -1}"; n=$(cat "$STUB/jobs" 2>/dev/null || echo 100)
+echo $((n + 1)) > "$STUB/jobs"; cp "$script" "$STUB/$n.sh"; echo "$@" > "$STUB/$n.args"
+last=$(grep -oP '#SBATCH --array=0-\\K[0-9]+' "$script" || echo 0)
+for task in $(seq 0 $last); do
+    SLURM_ARRAY_TASK_ID=$task SLURM_NODELIST=node1 SLURM_JOB_ID=$n bash "$script" \
+        > "$STUB/$n.$task.out" 2>&1
+done
+echo "Submitted batch job $n"
+""",
+    "srun": """#!/bin/bash
+while [[ "$1" == -* ]]; do [[ "$1" == -n ]] && shift; shift; done; exec "$@"
+""",
+    "scontrol": "#!/bin/bash\necho node1\n",
+    "squeue": "#!/bin/bash\necho 100 cpu data_prep-finish\n",
+}
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_the_number_of_workers_changes_no_byte(
-    args: Args, expected: dict[str, bytes], tmp_path: Path, workers: int
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Settings for a cluster whose commands are stubs."""
+    for name, text in STUB_COMMANDS.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("STUB", str(tmp_path))
+    return ["executor=slurm", "workers=2", "slurm.partition=cpu"]
+
+
+@pytest.fixture(scope="session")
+def expected(
+    jsonl: Path, data_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, bytes]:
+    """The files that one worker makes without an interruption."""
+    tmp_path = tmp_path_factory.mktemp("expected")
+    run(arguments(jsonl, data_folder, tmp_path))
+    assert len(read_manifest(tmp_path / "out", "shards", "out")["train"]["shards"]) > 2
+    return content(tmp_path / "out")
+
+
+@pytest.mark.parametrize("executor", ["workers=3", "executor=ray"])
+def test_workers_and_ray_change_no_byte(
+    args: Args, expected: dict[str, bytes], tmp_path: Path, executor: str
 ) -> None:
-    run(args(f"workers={workers}"))
+    if executor == "executor=ray":
+        pytest.importorskip("ray")
+    run(args(executor))
     assert content(tmp_path / "out") == expected
 
 
-def test_what_was_killed_goes_on_to_the_same_bytes(
+def test_slurm_changes_no_byte(
+    args: Args, expected: dict[str, bytes], tmp_path: Path, slurm: list[str]
+) -> None:
+    """The scripts are those of a cluster; a stub runs them on this machine."""
+    run(args(*slurm))
+    assert content(tmp_path / "out") == expected
+    scripts = {path.stem: path.read_text() for path in tmp_path.glob("*.sh")}
+    names = {
+        text.partition("job-name=data_prep-")[2].split()[0] for text in scripts.values()
+    }
+    assert {"encode", "tally", "pack", "finish"} < names
+    options = "".join(scripts.values())
+    assert "--array=0-1\n" in options and "--partition=cpu" in options
+    submitted = "".join(path.read_text() for path in tmp_path.glob("*.args"))
+    assert "--dependency=afterok:" in submitted
+
+
+def test_a_folder_of_queued_jobs_is_refused(
+    args: Args, tmp_path: Path, slurm: list[str]
+) -> None:
+    """A second command emptied the folder under the running jobs."""
+    (tmp_path / "sbatch").write_text("#!/bin/bash\nexit 1\n")
+    with pytest.raises(UserError, match="sbatch must accept the jobs, got .*status 1"):
+        run(args(*slurm))
+    (tmp_path / "out.logs" / "slurm_job").write_text("100")
+    with pytest.raises(UserError, match="got Slurm job 100 in the queue"):
+        run(args(*slurm))
+
+
+def test_a_task_that_fails_on_ray_is_reported(args: Args, tmp_path: Path) -> None:
+    """datatrove keeps a task's error in its log and goes on."""
+    pytest.importorskip("ray")
+    with pytest.raises(UserError, match=r"1 of 1 tasks of phase 'tally' failed. See"):
+        run(args("executor=ray", "max_unreadable=0"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_killed_run_goes_on_to_the_same_bytes(
     args: Args, expected: dict[str, bytes], tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "data_prep", *args("workers=2")]
     killed = 0
-    for seconds in (0.9, 1.2, 1.5, 1.8):
-        process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True
-        )
+    for seconds in (1.5, 2.5, 3.5):
+        process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
         time.sleep(seconds)
         killed += process.poll() is None
         # The command alone: its workers must notice.
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert killed
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, cwd=ROOT, check=True)
     assert content(tmp_path / "out") == expected
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
-def test_a_refused_command_leaves_nothing(
-    args: Args,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """A wrong vocab.bos left a hidden folder, which refused the corrected command."""
-    before = sorted(tmp_path.iterdir())
-    monkeypatch.setattr(sys, "argv", ["data_prep", *args(), "vocab.bos=<start>"])
-    with pytest.raises(SystemExit):
-        run_command("data_prep", DataPrepConfig, main)
-    assert "vocab.bos must be a piece of the tokenizer" in error(
-        capsys.readouterr().err
-    )
-    assert sorted(tmp_path.iterdir()) == before
-
-
-@pytest.mark.parametrize("size", [1000, 200_000])
-def test_a_full_disk_is_reported_in_a_sentence_and_gone_on_with(
-    size: int,
-    tmp_path: Path,
-    data_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    out = tmp_path / "data"
-    monkeypatch.setattr(sys, "argv", ["data_prep", *data_arguments(out)])
-    with largest_file(size), pytest.raises(SystemExit) as end:
-        run_command("data_prep", DataPrepConfig, main)
-    assert end.value.code == 2 and "File too large" in error(capsys.readouterr().err)
-    assert not out.exists()
-    run_command("data_prep", DataPrepConfig, main)
-    assert not partial_of(out).exists()
-    for path in data_folder.glob("*.npy"):
-        assert (out / path.name).read_bytes() == path.read_bytes()
-
-
-def test_what_killed_tasks_have_left_is_swept_but_not_what_lives(
+def test_folders_of_killed_tasks_are_swept_but_not_of_living_ones(
     tmp_path: Path,
 ) -> None:
-    """Every kill left its workers' tasks as far as they had come, and the next run let them lie."""
     job = Job(data_settings(tmp_path / "out"), tmp_path)
     left, living, done = (
         job.work / "encode" / name for name in (".00000.aa", ".00001.bb", "00002")
@@ -109,135 +142,92 @@ def test_what_killed_tasks_have_left_is_swept_but_not_what_lives(
     for folder in (left, living, done):
         folder.mkdir(parents=True)
         (folder / "train.tokens").write_text("half")
-    held = lock(living, living)
+    descriptor = lock(living, living)
     sweep(job)
-    os.close(held)
+    os.close(descriptor)
     assert sorted(path.name for path in done.parent.iterdir()) == [".00001.bb", "00002"]
 
 
-@pytest.mark.parametrize("limit", [2**34, 0])
-def test_a_second_run_has_nothing_to_do_unless_a_file_has_other_content(
-    args: Args,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    limit: int,
+@pytest.mark.parametrize("size", [1000, 200_000])
+def test_a_run_goes_on_after_a_full_disk(
+    size: int, tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Names and sizes alone were compared: other texts of the same lengths were "finished: nothing to do"."""
-    monkeypatch.setattr("data_prep.pipeline.CONTENT_BYTES", limit)
-    command = args(texts=["x = 1\n"])
-    for expected in ("wrote", "nothing to do"):
-        monkeypatch.setattr(sys, "argv", ["data_prep", *command])
+    out = tmp_path / "data"
+    monkeypatch.setattr(sys, "argv", ["data_prep", *data_arguments(out)])
+    with largest_file(size), pytest.raises(SystemExit, match="2"):
         run_command("data_prep", DataPrepConfig, main)
-        assert expected in capsys.readouterr().out
+    assert not out.exists()
+    run_command("data_prep", DataPrepConfig, main)
+    assert not partial_of(out).exists()
+    for path in data_folder.glob("*.npy"):
+        assert (out / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("limit", [2**34, 0])
+def test_a_finished_folder_is_that_of_the_same_files(
+    args: Args, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """Names and sizes alone were compared: other texts of the same lengths were taken."""
+    monkeypatch.setattr("data_prep.pipeline.CONTENT_BYTES", limit)
+    config = args(texts=["x = 1\n"])
+    run(config)
     if limit:  # a copy has other times
         os.utime(tmp_path / "in" / "a.jsonl", (1, 1))
-        run(command)
-    args(texts=["y = 2\n"])
+    run(config)
     with pytest.raises(UserError, match=r"inputs\.data\.path"):
-        run(command)
+        run(args(texts=["y = 2\n"]))
 
 
-def test_what_is_dropped_is_counted_and_written_aside(
-    expected: dict[str, bytes],
+def test_an_unfinished_folder_of_other_settings_is_kept(
+    args: Args, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manifest = json.loads(expected["manifest"])
+    """Hours of preparation were deleted for another seed or a commit since."""
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("data_prep.pipeline.finish", Mock(side_effect=KeyboardInterrupt))
+        run(args())
+    done = sorted((tmp_path / ".out.partial").rglob("facts.json"))
+    with pytest.raises(UserError, match=r"with seed=0; requested seed=1"):
+        run(args("seed=1"))
+    with monkeypatch.context() as patch:
+        patch.setattr("data_prep.pipeline.commit", lambda: "another")
+        with pytest.raises(UserError, match="requested commit=another"):
+            run(args())
+    assert done and sorted((tmp_path / ".out.partial").rglob("facts.json")) == done
+    run(args())
+
+
+def test_drops_are_counted_and_written_aside(expected: dict[str, bytes]) -> None:
+    manifest = json.loads(expected["manifest.json"])
     assert manifest["drops"] == {"empty": 1, "malformed row": 3, "missing column": 2}
     rows = [json.loads(line) for line in expected["drops.jsonl"].splitlines()]
-    assert len(rows) == 6 and {row["file"] for row in rows} == {
-        f"lang{i % 3}/{i}.jsonl" for i in range(6)
-    }
+    files = {f"lang{i % 3}/{i}.jsonl" for i in range(6)}
+    assert len(rows) == 6 and {row["file"] for row in rows} == files
     assert manifest["counts"]["rows"] == manifest["counts"]["documents"] + 6
-
-
-def test_too_much_that_is_unreadable_or_nothing_left_is_refused(
-    args: Args, tmp_path: Path
-) -> None:
-    with pytest.raises(
-        UserError,
-        match=r"at most 1\.0% of rows unreadable \(max_unreadable\), got 5 of",
-    ):
-        run(args("workers=2", "max_unreadable=0.01"))
-    assert not (tmp_path / "out").exists()
-    with pytest.raises(UserError, match="must have documents to train on, got 1 empty"):
-        run(args(f"out={tmp_path}/other", texts=[" "]))
 
 
 def test_a_budget_takes_its_part_of_every_language(
     args: Args, expected: dict[str, bytes], tmp_path: Path
 ) -> None:
-    whole = json.loads(expected["manifest"])
+    """A changed table is noticed; a language with 0 in it was taken whole."""
+    whole = json.loads(expected["manifest.json"])
     tokens = whole["train"]["tokens"] + whole["held_out"]["tokens"]
-    (tmp_path / "table.csv").write_text("language,characters\nlang0,3\nlang1,1\n")
-    run(args(f"budget={tokens // 2}", f"proportion.table={tmp_path / 'table.csv'}"))
-    manifest = read_manifest(tmp_path / "out", "shards", "out")
-    assert manifest["train"]["tokens"] + manifest["held_out"][
-        "tokens"
-    ] == pytest.approx(tokens / 2, rel=0.2)
-    assert manifest["languages"] == ["lang0", "lang1"]
-    assert (
-        manifest["drops"]["unknown language"] > 0
-        and manifest["counts"]["not chosen"] > 0
-    )
-    assert manifest["chosen"]["lang0"]["share"] == 0.75
-
-
-def test_a_language_with_0_in_the_table_is_left_out_and_a_changed_table_is_noticed(
-    args: Args, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It was taken whole, and then the summary was a KeyError; of the table its path alone counted."""
     table = tmp_path / "table.csv"
-    command = args("budget=10K", f"proportion.table={table}")
-    table.write_text("language,bytes\nlang0,3\nlang1,1\nlang2,0\n")
+    command = args(f"budget={tokens // 3}", f"proportion.table={table}")
+    # Python's own limit on a field is 131,072 characters.
+    table.write_text(
+        f"language,characters,x\nlang0,3,{'x' * 200_000}\nlang1,1\nlang3,0"
+    )
     run(command)
     manifest = read_manifest(tmp_path / "out", "shards", "out")
-    assert (
-        manifest["languages"] == ["lang0", "lang1"]
-        and manifest["chosen"]["lang2"]["threshold"] == 0
-    )
-    print_summary(manifest, Console())
-    assert "lang2" not in capsys.readouterr().out
-    for rows, message in {
-        "lang0,1\nlang1,2": r"inputs\.proportion\.table",
-        "lang0,3\nlang1,-1": r"'bytes' or 'characters', got bytes=-1 of lang1",
-        "lang0": "must be a CSV file with languages and a column",
-    }.items():
-        table.write_text(f"language,bytes\n{rows}\n")
-        with pytest.raises(UserError, match=message):
-            run(command)
-
-
-def test_a_table_with_a_long_field(tmp_path: Path) -> None:
-    """A field of more than 131,072 characters was a traceback of Python's CSV reader."""
-    table = tmp_path / "table.csv"
-    table.write_text("language,bytes,about\npython,5," + "x" * 200_000 + "\n")
-    shares = ProportionConfig(table=str(table))
-    config = DataPrepConfig(
-        "out", DataConfig(str(tmp_path)), tokenizer="t", budget="1M", proportion=shares
-    )
-    assert read_table(config) == {"python": 5.0}
-
-
-def test_what_was_begun_with_other_settings_is_kept(
-    args: Args, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Hours of an unfinished preparation were deleted, without a word, for another seed or a commit since."""
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("data_prep.pipeline.finish", Mock(side_effect=KeyboardInterrupt))
-        run(args())
-    done = sorted((tmp_path / ".out.partial").rglob("facts.json"))
-    with pytest.raises(
-        UserError, match=r"with seed=0; requested seed=1. Use another out"
-    ):
-        run(args("seed=1"))
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(UserError, match="requested commit=another"),
-    ):
-        patch.setattr("data_prep.pipeline.commit", lambda: "another")
-        run(args())
-    assert done and sorted((tmp_path / ".out.partial").rglob("facts.json")) == done
-    run(args())
+    chosen = manifest["train"]["tokens"] + manifest["held_out"]["tokens"]
+    assert chosen == pytest.approx(tokens / 3, rel=0.2)
+    assert manifest["languages"] == ["lang0", "lang1"]
+    assert manifest["drops"]["unknown language"] > 0
+    assert manifest["counts"]["not chosen"] > 0
+    assert manifest["chosen"]["lang0"]["share"] == 0.75
+    table.write_text("language,bytes\nlang0,1\nlang1,2")
+    with pytest.raises(UserError, match=r"inputs\.proportion\.table"):
+        run(command)
 
 
 def test_a_budget_counts_the_pieces_of_split_documents(
@@ -258,16 +248,11 @@ def test_a_document_larger_than_a_shard(args: Args, tmp_path: Path) -> None:
 
 def test_near_duplicates_are_removed_but_one(args: Args, tmp_path: Path) -> None:
     pytest.importorskip("datatrove")
-    texts = [
-        path.read_text()
-        for path in sorted(Path(sysconfig.get_path("stdlib"), "json").glob("*.py"))
-    ]
-    texts = [text for text in texts if len(text) > 2000]
+    paths = sorted(Path(sysconfig.get_path("stdlib"), "json").glob("*.py"))
+    texts = [text for path in paths if len(text := path.read_text()) > 2000]
     for index in range(2):
-        command = args(
-            "near_duplicates=true",
-            texts=[text.replace("json", f"json{index}", 1) for text in texts],
-        )
+        copies = [text.replace("json", f"json{index}", 1) for text in texts]
+        command = args("near_duplicates=true", texts=copies)
         (tmp_path / "in" / "a.jsonl").rename(tmp_path / "in" / f"{index}.jsonl")
     run(command)
     manifest = read_manifest(tmp_path / "out", "shards", "out")
@@ -277,33 +262,32 @@ def test_near_duplicates_are_removed_but_one(args: Args, tmp_path: Path) -> None
 
 def test_shards_decode_back_to_the_source_text(data_folder: Path) -> None:
     """Plain documents and both infilling modes, whole and cut, held out or not."""
-    result = texts_of(data_folder)
     files: dict[str, dict[int, str]] = {}
-    for id, text in result.items():
+    for id, text in texts_of(data_folder).items():
         file, _, piece = id.rpartition("#")
         files.setdefault(file, {})[int(piece)] = text
     root = Path(sysconfig.get_path("stdlib"))
     sources = [
-        p for name in ("json", "email", "logging") for p in (root / name).glob("*.py")
+        path
+        for name in ("json", "email", "logging")
+        for path in root.glob(f"{name}/*.py")
     ]
-    remaining = [path for path in sources if path.read_text().strip()]
-    assert len(files) == len(remaining) > 20
-    for path in remaining:
-        pieces = files[path.relative_to(root).as_posix()]
-        assert "".join(pieces[index] for index in sorted(pieces)) == path.read_text()
+    assert len(files) > 20
+    for path in sources:
+        pieces = files.get(path.relative_to(root).as_posix(), {})
+        text = "".join(pieces[index] for index in sorted(pieces))
+        assert text.strip() == path.read_text().strip()
 
 
 def test_held_out_files_are_never_trained_on(data_folder: Path) -> None:
-    rows = [
-        json.loads(line)
-        for line in (data_folder / "held_out.jsonl").read_text().splitlines()
-    ]
-    trained = {
-        id.rpartition("#")[0] for q in Shards(data_folder, "train") for id in q.ids
+    lines = (data_folder / "held_out.jsonl").read_text().splitlines()
+    texts = {json.loads(line)["id"] for line in lines}
+    held_out = {id for q in Shards(data_folder, "held_out") for id in q.ids}
+    trained = {id for q in Shards(data_folder, "train") for id in q.ids}
+    assert texts and texts == held_out
+    assert not {id.rpartition("#")[0] for id in trained} & {
+        id.rpartition("#")[0] for id in held_out
     }
-    held = {id for q in Shards(data_folder, "held_out") for id in q.ids}
-    assert rows and {row["id"] for row in rows} == held
-    assert not trained & {id.rpartition("#")[0] for id in held}
 
 
 def test_modes_padding_and_starts_are_recorded(data_folder: Path) -> None:
@@ -312,79 +296,14 @@ def test_modes_padding_and_starts_are_recorded(data_folder: Path) -> None:
     assert min(modes["PSM"], modes["SPM"]) > 0.15 * manifest["train"]["documents"]
     assert manifest["train"]["filled"] > 0.98
     for sequence in Shards(data_folder, "train"):
-        assert (
-            not sequence.tokens.flags.owndata and not sequence.spans.flags.owndata
-        )  # read in place
+        assert not sequence.tokens.flags.owndata  # read in place
         assert (sequence.documents >= 0).sum() == sequence.used
         for span in sequence.spans[sequence.spans["offset"] == 0]:
             assert sequence.tokens[span["start"]] == manifest["vocab"]["bos"]
 
 
-def test_a_document_too_long_for_infilling_stays_plain(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    for index in range(12):
-        (tmp_path / "in" / f"{index}.py").write_text(f"x{index} = 1\n" * 200)
-    overrides = [
-        f"data.path={tmp_path / 'in'}",
-        "data.include=['*.py']",
-        "data.split_chars=null",
-    ]
-    prepare(data_settings(tmp_path / "out", *overrides))
-    manifest = read_manifest(tmp_path / "out", "shards", "out")
-    for name in ("train", "held_out"):
-        assert manifest[name]["modes"] == {"PLAIN": manifest[name]["documents"]}
-
-
-def test_a_wrong_out_is_reported_before_the_input_is_listed(tmp_path: Path) -> None:
-    """A large input was listed, or the hub asked, before a folder that could not be written was refused; a
-    result within the data became input of the next run.
-    """
-    (tmp_path / "mine").write_text("x")
-    for out, source, message in (
-        (
-            tmp_path,
-            "no/dataset/here",
-            "^out=.* must be a new or empty folder, got other files there",
-        ),
-        (
-            tmp_path / "mine",
-            "no/dataset/here",
-            "^out=.* must be a new or empty folder, got the file",
-        ),
-        (
-            tmp_path / "in" / "out",
-            tmp_path / "in",
-            r"must be a folder outside of data\.path",
-        ),
-    ):
-        with pytest.raises(UserError, match=message):
-            prepare(data_settings(out, f"data.path={source}"))
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    """17 files of the standard library, and what tools put beside sources."""
-    root = tmp_path / "repository"
-    files = sorted(Path(sysconfig.get_path("stdlib"), "asyncio").glob("*.py"))[:17]
-    texts = {f"src/{path.name}": path.read_text() for path in files}
-    others = (
-        ".git/config",
-        ".venv/lib/a.py",
-        "node_modules/m/i.js",
-        "build/x.py",
-        "web/app.min.js",
-    )
-    texts |= dict.fromkeys(
-        [*others, "a/__pycache__/b.py"], "def never_read():\n    return 1\n" * 9
-    )
-    for name, text in texts.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
-
-
 @pytest.mark.parametrize(
-    ("more", "warned"),
+    ("overrides", "warned"),
     [
         (["data.split_chars=700"], []),
         # An empty split was first refused by training.
@@ -392,25 +311,95 @@ def repository(tmp_path: Path) -> Path:
     ],
 )
 def test_a_repository_is_prepared_without_further_settings(
-    repository: Path,
-    data_folder: Path,
-    tmp_path: Path,
-    more: list[str],
-    warned: list[str],
+    data_folder: Path, tmp_path: Path, overrides: list[str], warned: list[str]
 ) -> None:
+    """Long documents stay plain; files that tools put beside sources are left out."""
+    root = tmp_path / "repository"
+    files = sorted(Path(sysconfig.get_path("stdlib"), "asyncio").glob("*.py"))[:17]
+    texts = {f"src/{path.name}": path.read_text() for path in files}
+    others = (
+        ".git/config",
+        ".venv/a.py",
+        "node_modules/i.js",
+        "build/x.py",
+        "a.min.js",
+    )
+    texts |= dict.fromkeys(others, "def never_read():\n    return 1\n" * 9)
+    for name, text in texts.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
     out = tmp_path / "data"
-    given = [
-        f"data.path={repository}",
-        f"tokenizer={data_folder / 'tokenizer'}",
-        "vocab=demo",
-        "seq_len=512",
-    ]
-    run([*given, "workers=1", f"out={out}", *more])
+    tokenizer = f"tokenizer={data_folder / 'tokenizer'}"
+    options = ["vocab=demo", "seq_len=512", "workers=1", f"out={out}", *overrides]
+    run([f"data.path={root}", tokenizer, *options])
     manifest = json.loads((out / "manifest.json").read_text())
-    assert manifest["counts"]["rows"] == 17 and list(manifest["languages"]) == ["py"]
-    files = {
-        json.loads(line)["id"].split("#")[0] for line in (out / "held_out.jsonl").open()
+    assert manifest["counts"]["rows"] == 17 and manifest["languages"] == ["py"]
+    lines = (out / "held_out.jsonl").read_text().splitlines()
+    assert len({json.loads(line)["id"].split("#")[0] for line in lines}) == 3
+    sentences = list(warnings(manifest))
+    assert [sentence.split(" must")[0] for sentence in sentences] == warned
+
+
+def test_a_document_too_long_for_infilling_stays_plain(
+    args: Args, tmp_path: Path
+) -> None:
+    texts = [f"x{i} = 1\n" * 200 for i in range(12)]
+    run(args("seq_len=128", "held_out=0", texts=texts))
+    assert read_manifest(tmp_path / "out", "shards", "out")["train"]["modes"] == {
+        "PLAIN": 12
     }
-    assert len(files) == 3
-    assert [warning.split(" must")[0] for warning in warnings(manifest)] == warned
-    assert not warned or "smaller seq_len" in next(warnings(manifest))
+
+
+REFUSALS: list[tuple[list[str], list[str] | None, str]] = [
+    (
+        ["max_unreadable=0.01"],
+        None,
+        r"at most 1\.0% of its rows and files .*, got 5 of",
+    ),
+    ([], [" "], "must have documents, .* got .* as drops 1 empty"),
+    (["vocab.bos=<start>"], ["x"], "vocab.bos=<start> must be a piece of the token"),
+    (["vocab.adaptive=[]"], ["x"], "vocab.adaptive must be pieces or ids"),
+    (["vocab.adaptive=['<none>']"], ["x"], "vocab.adaptive must be pieces or ids"),
+    (["vocab.adaptive=['</s>']"], ["x"], "vocab.adaptive must be .*none of a control"),
+    (["vocab.adaptive=[999999]"], ["x"], "vocab.adaptive must be .*or the next from"),
+    (["tokenizer=/"], ["x"], "must be a folder with tokenizer.json, got none"),
+    (["data.include=['*.c']"], ["x"], r"must have jsonl files that match .*\*\.c"),
+    (["data.include=['**.c']"], ["x"], "data.include must be globs below data.path"),
+    (["data.path=/absent"], None, "data.path=/absent must be a folder or a dataset"),
+    (["decontaminate.mbpp=/no.jsonl"], ["x"], "mbpp=/no.jsonl must be a JSONL file"),
+    (["decontaminate.mbpp=BAD"], ["x"], "must be JSON lines, got"),
+    (["decontaminate.mbpp=EMPTY"], ["x"], "must have tasks with one of the fields"),
+    (["budget=1K", "proportion.table=BAD"], ["x"], "BAD must be a CSV file"),
+    (["budget=1K", "proportion.table=NEGATIVE"], ["x"], "got .*-1.0"),
+    (["out=FULL"], ["x"], "FULL must be a new or empty folder"),
+    (["out=in/out", "data.path=in"], ["x"], r"must be a folder outside of data\.path"),
+    (["budget=lots"], ["x"], "budget must be an amount such as 8B or 500M, got lots"),
+    (["executor=slurm"], ["x"], "slurm.partition must be given for executor=slurm"),
+    (["data.kind=zip"], ["x"], "data.kind must be source, parquet or jsonl, got zip"),
+    (["held_out=2"], ["x"], "held_out must be 0 to 1, got 2"),
+    (["vocab.train_size=300"], ["x"], "tokenizer must be given, or vocab.train_size"),
+    (["proportion.table=NEGATIVE"], ["x"], "proportion.table must come with a budget"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "texts", "message"), REFUSALS)
+def test_refusals_leave_nothing(
+    args: Args,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    overrides: list[str],
+    texts: Any,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("BAD").write_text('{"x": 1\n')
+    Path("EMPTY").write_text('{"x": 1}\n')
+    Path("NEGATIVE").write_text("language,bytes\ngo,-1\n")
+    Path("FULL").mkdir()
+    Path("FULL/file").touch()
+    given = args(*overrides, texts=texts)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match=message):
+        run(given)
+    if not partial_of(tmp_path / "out").exists():  # after the plan, work is kept
+        assert sorted(tmp_path.rglob("*")) == before

@@ -1,9 +1,11 @@
 """python -m train.export: a training folder in, a plain Transformers directory out.
 
-model.safetensors    the weights; above shard_size model-00001-of-0000N.safetensors and an index. With n-grams
-                     always an index, from which servers know which *.safetensors are weights
+model.safetensors    the weights; above shard_size model-00001-of-0000N.safetensors and an
+                     index. With n-grams always an index, from which servers know which
+                     *.safetensors are weights
 config.json, generation_config.json, tokenizer files, chat_template.jinja
-adapter/             with lora=kept, as peft reads it; the weights beside it are the base model's
+adapter/             with lora=kept, as peft reads it; the weights beside it are the base
+                     model's
 custom_generate/     the decoder, for use with Transformers alone
 README.md            the model card; with report=DIR including the report's figures
 ngrams.safetensors   the n-gram table of the training data, if any
@@ -15,72 +17,55 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conf import UserError, run
 from conf.console import print_line
 from conf.errors import Refusing
 from conf.fingerprint import fingerprint_file
-from conf.stage import (
-    MANIFEST,
-    is_finished,
-    made_from,
-    read_manifest,
-    staged,
-    write_manifest,
-)
+from conf.stage import is_finished, made_from, read_manifest, staged, write_manifest
+from conf.tracker import WandbRun, run_file
 from data_prep.ngrams import TABLE
-from data_prep.vocab import Vocab
 from train.export import ExportConfig, keeps_adapter, trained_lora
 
-FACTS = (
-    "adaptive",
-    "L",
-    "validation",
-    "inputs",
-    "step",
-    "commit",
-)  # further ones that an export reads
+if (
+    TYPE_CHECKING
+):  # imported late: errors in the settings appear before PyTorch is loaded
+    import torch
+
+    from train.export.trained import Trained
+    from train.export.verify import Window
+
 # Settings that do not change what the directory contains.
-CHANGEABLE = (
-    "data",
-    "verify_sequences",
-    "report",
-    "push",
-    "private",
-    "tracker",
-    "artifact",
-)
+CHANGEABLE = ("data", "verify_sequences", "report", "push", "tracker")
+# Files on the hub of an older export, which readers would take for the newer one's.
+STALE = ["model*.safetensors*", "ngrams.safetensors", "adaptive.json", "adapter/*"]
 
 
 def main(config: ExportConfig) -> None:
-    """Export, unless `out` already holds the result, and publish it as the settings ask."""
+    """Export, unless `out` holds the result, and publish it as the settings say."""
     manifest = read_manifest(config.checkpoint, "checkpoint", "checkpoint")
-    with Refusing(
-        f"checkpoint={config.checkpoint}: {MANIFEST} must be as train writes it, got an error at"
-    ):
-        lora = trained_lora(manifest)
-        Vocab.from_json(manifest["vocab"])
-        _ = [manifest[name] for name in FACTS]
+    lora = trained_lora(manifest)
     keep_adapter = keeps_adapter(config, lora)
-    settled = replace(
-        config,
-        lora=("kept" if keep_adapter else "merged") if lora.rank else None,
-        chat_template=_template_hash(config.chat_template),
-    )
+    adapter = "kept" if keep_adapter else "merged"
+    settled = replace(config, lora=adapter if lora.rank else None)
     origin = made_from(settled, {"checkpoint": config.checkpoint}, ignore=CHANGEABLE)
     finished = is_finished(config.out, "model", origin)
-    # Imported late: errors in the settings appear before PyTorch and Transformers are loaded.
-    from train.export.publish import check_publication, publish, track
-
-    check_publication(config, finished=finished)
-    if not finished:  # the checkpoints of a finished export may be gone
+    if config.report and not finished:
+        raise UserError(
+            f"report={config.report} must be of the finished directory out={config.out}, "
+            "got none. Export without report= first."
+        )
+    if config.push:
+        create_repository(config.push)
+    if not finished:
         write(config, origin, keep_adapter=keep_adapter)
-    elif not (config.report or config.push or config.artifact):
+    elif not (config.report or config.push):
         print_line(f"export: {config.out} is finished: nothing to do")
-    publish(config, manifest)
-    if config.tracker.mode != "disabled" and (config.artifact or not finished):
-        track(config)
+    if config.report:
+        add_report(config, manifest)
+    if config.push:
+        upload(Path(config.out), config.push)
 
 
 def write(
@@ -89,91 +74,125 @@ def write(
     """Write the model directory, complete and verified, or nothing."""
     import torch
 
-    from train.export.card import render_card, write_card
+    from train.export.card import write_card
     from train.export.ngram_weights import fit_directory
-    from train.export.sidecars import ADAPTIVE, write_custom_generate, write_sidecars
-    from train.export.trained import check_trained, open_trained
+    from train.export.sidecars import write_custom_generate, write_sidecars
+    from train.export.trained import open_trained
     from train.export.verify import verify
-    from train.export.weights import return_large_blocks, write_weights
-    from train.lora import PlainWeights
 
-    return_large_blocks()
     trained = open_trained(config.checkpoint, keep_adapter=keep_adapter)
-    check_trained(trained)
-    data = None
-    if config.verify:
-        _ = trained.validation  # raises before anything is written
-        data = trained.shards(config.data.path)
     manifest = trained.manifest
+    data = trained.validated_shards(config.data.path) if config.verify else None
     step = trained.checkpoint.step
     dtype = getattr(torch, config.dtype)
-    verified = None
-    fit = None
-    windows: list[Any] = []
+    verified: dict[str, Any] | None = None
+    sentences = ["not verified"]
     with staged(config.out) as out:
-        template = config.chat_template
-        write_sidecars(
-            trained.folder,
-            out,
-            manifest,
-            step=step,
-            dtype=dtype,
-            chat_template=template,
-        )
-        weights = trained.served_weights(dtype)
-        indexed = trained.table is not None
-        if isinstance(weights, PlainWeights) and keep_adapter:
-            weights.save_adapter(out / "adapter")
-        write_weights(
-            trained.config,
-            weights,
-            out,
-            dtype=dtype,
-            shard_size=config.shard_size,
-            indexed=indexed,
-        )
-        if trained.table:
-            shutil.copyfile(trained.table, out / TABLE)
+        write_sidecars(trained.folder, out, manifest, step=step, dtype=dtype)
+        write_model(trained, out, dtype, config.shard_size)
+        windows: list[Window] = []
         if data:
-            verified, windows = verify(
+            result, windows = verify(
                 out, trained, data, dtype=dtype, sequences=config.verify_sequences
             )
-        if (out / ADAPTIVE).is_file():
-            fit = fit_directory(out, windows)
+            verified = asdict(result)
+            sentences = [result.describe()]
+        if fit := fit_directory(out, windows):
+            verified = {**(verified or {}), "drafts": fit.accepted}
+            sentences.append(fit.describe())
         write_custom_generate(out)
-        if verified and fit:
-            verified = replace(verified, drafts=fit.accepted)
-        comparison = asdict(verified) if verified else None
-        write_card(
-            out,
-            render_card(
-                out, manifest, step=step, verified=comparison, push=config.push
-            ),
-        )
+        write_card(out, manifest, step=step, verified=verified, name=config.push)
         write_manifest(
             out,
             "model",
             origin,
             parameters=manifest["parameters"],
             step=step,
-            verified=comparison,
+            verified=verified,
             ngrams=fingerprint_file(out / TABLE) if trained.table else None,
-            decontaminated=(manifest.get("data") or {}).get("decontaminated"),
+            decontaminated=(manifest["data"] or {}).get("decontaminated"),
         )
-    print_line(
-        f"export: wrote {config.out} ({manifest['parameters'] / 1e6:.1f}M parameters, {config.dtype})"
+    size = f"{manifest['parameters'] / 1e6:.1f}M parameters"
+    print_line(f"export: wrote {config.out} ({size}, {config.dtype})")
+    for sentence in sentences:
+        print_line(f"export: {sentence}")
+    if config.tracker.mode != "disabled":
+        track(config, {"step": step, "verified": verified})
+
+
+def write_model(
+    trained: "Trained", out: Path, dtype: "torch.dtype", shard_size: str
+) -> None:
+    """Write the weights, a kept adapter and the n-gram table into `out`."""
+    from train.export.weights import write_weights
+    from train.lora import PlainWeights
+
+    weights = trained.served_weights(dtype)
+    if isinstance(weights, PlainWeights) and trained.keep_adapter:
+        weights.save_adapter(out / "adapter")
+    write_weights(
+        trained.config,
+        weights,
+        out,
+        dtype=dtype,
+        shard_size=shard_size,
+        indexed=trained.table is not None,
     )
-    print_line(f"export: {verified.describe() if verified else 'not verified'}")
-    if fit:
-        print_line(f"export: {fit.describe()}")
+    if trained.table:
+        shutil.copyfile(trained.table, out / TABLE)
 
 
-def _template_hash(path: str | None) -> str | None:
-    if path is not None and not Path(path).is_file():
-        raise UserError(
-            f"chat_template must be a file, got {path}. Give the path of a Jinja template."
+def add_report(config: ExportConfig, manifest: Mapping[str, Any]) -> None:
+    """Write the card of the finished directory again, with the figures of a report."""
+    from train.export.card import write_card
+
+    out = Path(config.out)
+    exported = read_manifest(out, "model", "out")
+    write_card(
+        out,
+        manifest,
+        step=exported["step"],
+        verified=exported["verified"],
+        name=config.push,
+        report=config.report,
+    )
+    print_line(f"export: wrote the figures of {config.report} into the model card")
+
+
+def create_repository(name: str) -> None:
+    """Create a private repository on the hub, unless it exists, before a long export."""
+    from huggingface_hub import HfApi
+
+    with Refusing(f"push={name} must be accepted by the hub, got"):
+        HfApi().create_repo(name, private=True, exist_ok=True)
+
+
+def upload(out: Path, name: str) -> None:
+    """Upload a model directory to its repository, where stale files are deleted."""
+    from huggingface_hub import HfApi
+
+    with Refusing(f"push={name} must be accepted by the hub, got"):
+        commit = HfApi().upload_folder(
+            repo_id=name, folder_path=out, delete_patterns=STALE
         )
-    return fingerprint_file(Path(path)) if path else None
+    print_line(f"export: pushed to {commit.repo_url}")
+
+
+def track(config: ExportConfig, figures: Mapping[str, Any]) -> None:
+    """Log figures to Weights & Biases, in the group of the training."""
+    out = Path(config.out).resolve()
+    tracker = WandbRun(
+        config.tracker,
+        out.parent,
+        file=run_file(out.parent, out.name),
+        name=f"{out.name}-export",
+        job_type="export",
+        settings=asdict(config),
+        tell=print_line,
+        linked=run_file(Path(config.checkpoint)),
+    )
+    tracker.send(lambda run: run.summary.update(dict(figures)))
+    tracker.finish()
 
 
 if __name__ == "__main__":

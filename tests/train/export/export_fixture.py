@@ -13,26 +13,8 @@ from data_prep.vocab import find_vocab, save_tokenizer, train_bpe
 
 CONFIG = VocabConfig(train_size=320, adaptive=["<adaptive_1>", "<adaptive_2>"])
 OBJECTIVE = {"name": "branch", "L": 2, "start_rate": 0.1, "w": 2.0}
-BEFORE = {
-    "sequences": 4,
-    "step": 0,
-    "standard_loss": 1.5,
-    "accuracy_0": 0.6,
-    "masked_loss": 5.0,
-    "masked": 90.0,
-    "accepted": 0.1,
-}
-BEFORE |= {"accuracy_1": 0.08, "accuracy_2": 0.05}
-AFTER = {
-    "sequences": 4,
-    "step": 9,
-    "standard_loss": 1.4,
-    "accuracy_0": 0.7,
-    "masked_loss": 3.0,
-    "masked": 90.0,
-    "accepted": 0.9,
-}
-AFTER |= {"accuracy_1": 0.5, "accuracy_2": 0.4}
+BEFORE = {"step": 0, "sequences": 4, "standard_loss": 1.5, "accepted": 0.1}
+AFTER = {"step": 9, "sequences": 4, "standard_loss": 1.4, "accepted": 0.9}
 BASE = {
     "name": "CodeLlama-7b-hf",
     "hub": "codellama/CodeLlama-7b-hf",
@@ -41,17 +23,11 @@ BASE = {
 }
 VERIFIED = {
     "weights": 21,
-    "positions": 128,
     "logit_difference": 0.0,
-    "agreement": 1.0,
     "sequences": 64,
     "validation": AFTER,
     "measured": AFTER,
-    "intervals": {
-        "standard_loss": (1.3, 1.5),
-        "accuracy_1": (0.45, 0.55),
-        "accepted": (0.8, 1.0),
-    },
+    "drafts": {"adaptive": 0.8, "ngrams": 1.2, "all": 1.6},
 }
 
 
@@ -108,15 +84,11 @@ def training(
             "languages": ["py", "go"],
         },
         "tokenizer": fingerprint_file(described / "tokenizer.json"),
+        "architecture": fingerprint_file(described / "config.json"),
         "versions": {"python": "3.11.7", "torch": "2.13.0"},
         "commit": "c" * 40,
         "created": "2026-11-21T15:27:15+00:00",
         **facts,
     }
-    if not adaptive:
-        metrics = ("step", "standard_loss", "accuracy_0")
-        manifest["validation"] = [
-            {name: row[name] for name in metrics} for row in (BEFORE, AFTER)
-        ]
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder, read_manifest(folder, "checkpoint", "checkpoint")

@@ -9,46 +9,50 @@ from infer.ngrams import Ngrams, NgramTable, NgramWeights, TextNgrams
 from tests.infer.ngram_tables import make_table
 from train.export.ngram_weights import (
     PLACES,
-    _hits,
     accepted_drafts,
     count,
     expected,
+    find_hits,
     fit_ngrams,
 )
 from train.export.verify import Window, choose_windows
 
-V, L = 12, 3
+V = 12
+L = 3
+PLANTED = NgramWeights(0.25, 4.0, (1.4,))
 
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> NgramTable:
-    """Of random texts, in which some tokens follow others more often."""
+    """Return the table of a random text in which some tokens follow others often."""
     rng = np.random.default_rng(0)
-    texts = [[0]]
+    text = [0]
     for _ in range(3000):
-        texts[0].append(int(texts[0][-1] * 5 + rng.integers(4)) % V)
-    return make_table(
-        tmp_path_factory.mktemp("tables") / "table", texts, order=3, vocabulary=V
-    )
+        text.append(int(text[-1] * 5 + rng.integers(4)) % V)
+    path = tmp_path_factory.mktemp("tables") / "table"
+    return make_table(path, [text], order=3, vocabulary=V)
 
 
 def plant(
     table: NgramTable | None, weights: NgramWeights, *, wrong: float, windows: int = 40
 ) -> list[Window]:
-    """Return windows of 24 texts that continue with the drafts of these weights, a share `wrong` at random."""
-    rng, planted, ngrams = (
-        np.random.default_rng(1),
-        list[Window](),
-        Ngrams(table, V, weights=weights),
-    )
+    """Return windows of 24 texts that continue with the drafts of these weights.
+
+    A share `wrong` continues at random.
+    """
+    rng = np.random.default_rng(1)
+    ngrams = Ngrams(table, V, weights=weights)
+    planted: list[Window] = []
     for sequence in range(24):
-        document, text = rng.integers(0, V, 5).tolist(), TextNgrams(ngrams)
+        document = rng.integers(0, V, 5).tolist()
+        text = TextNgrams(ngrams)
         for _ in range(windows):
-            root, text_before = len(document) - 1, list(document)
-            text.extend(text_before)
+            root = len(document) - 1
+            before = list(document)
+            text.extend(before)
             shares = np.sort(rng.dirichlet(np.ones(5), L))[:, ::-1].tolist()
             ids = [rng.permutation(V)[:5].tolist() for _ in range(L)]
-            places = Places(text_before, Candidates(ids, shares), text, 1)
+            places = Places(before, Candidates(ids, shares), text, 1)
             choices = places.grow([0.0] * L, depth=L).tokens[1:]
             if rng.random() < wrong:
                 choices = rng.integers(0, V, L).tolist()
@@ -58,19 +62,21 @@ def plant(
 
 
 @pytest.mark.parametrize(
-    ("weights", "tabled"),
+    ("weights", "has_table"),
     [
-        (NgramWeights(0.25, 4.0, (1.4,)), True),
+        (PLANTED, True),
         (NgramWeights(4.0, 0.25, (0.1, 1.4, 0.3)), True),
         (NgramWeights(2.0, 0.25, (1.4,)), False),
     ],
 )
 def test_a_planted_optimum_is_recovered(
-    table: NgramTable, weights: NgramWeights, tabled: bool
+    table: NgramTable, weights: NgramWeights, has_table: bool
 ) -> None:
-    windows = plant(table if tabled else None, weights, wrong=0.0)
-    fit = fit_ngrams(windows, table if tabled else None, V)
-    assert fit.weights == weights and (fit.L, fit.windows) == (L, len(windows))
+    used = table if has_table else None
+    windows = plant(used, weights, wrong=0.0)
+    fit = fit_ngrams(windows, used, V)
+    assert (fit.weights.table, fit.weights.text) == (weights.table, weights.text)
+    assert fit.weights.places == tuple(weights.place(j) for j in range(L))
     assert fit.accepted["all"] == L > 1.9 * fit.accepted["adaptive"]
 
 
@@ -78,40 +84,31 @@ def test_the_fit_drafts_as_decoding_does(table: NgramTable) -> None:
     """Every pair of weights and every λ, against the drafter itself."""
     windows = plant(table, NgramWeights(), wrong=0.5, windows=4)
     pairs = [NgramWeights(), NgramWeights(0.5, 4.0)]
-    hits, known = _hits(windows, Ngrams(table, V), pairs)
+    hits, known = find_hits(windows, Ngrams(table, V), pairs)
+    sequences = np.zeros(len(windows), dtype=int)
     for p, pair in enumerate(pairs):
         for i, λ in enumerate(PLACES):
             ngrams = Ngrams(table, V, weights=NgramWeights(pair.table, pair.text, (λ,)))
-            counts = count(hits[p, i], known, np.zeros(len(windows), dtype=int)).sum(1)
+            counts = count(hits[p, i], known, sequences).sum(1)
             assert expected(counts) == accepted_drafts(windows, ngrams)
 
 
 def test_defaults_stay_without_a_gain_beyond_noise(table: NgramTable) -> None:
     """For noise, for a single sequence, and where n-grams propose nothing."""
-    assert (
-        fit_ngrams(plant(table, NgramWeights(), wrong=1.0), table, V).weights
-        == NgramWeights()
-    )
-    alone = [
-        w
-        for w in plant(table, NgramWeights(0.25, 4.0, (1.4,)), wrong=0.0)
-        if not w.sequence
-    ]
-    assert fit_ngrams(alone, table, V).weights == NgramWeights()
-    silent = [
-        Window(s, [*range(9)], 0, [1, 2], [[1, 5], [3, 2]], [[0.6, 0.4]] * 2)
-        for s in range(4)
-    ]
+    noise = plant(table, NgramWeights(), wrong=1.0)
+    assert fit_ngrams(noise, table, V).weights == NgramWeights()
+    single = [w for w in plant(table, PLANTED, wrong=0.0) if not w.sequence]
+    assert fit_ngrams(single, table, V).weights == NgramWeights()
+    ids = [[1, 5], [3, 2]]
+    shares = [[0.6, 0.4]] * 2
+    silent = [Window(s, [*range(9)], 0, [1, 2], ids, shares) for s in range(4)]
     fit = fit_ngrams(silent, None, V)
-    assert fit.weights == NgramWeights() and fit.accepted == {
-        "adaptive": 1.0,
-        "ngrams": 0.0,
-        "all": 1.0,
-    }
+    assert fit.weights == NgramWeights()
+    assert fit.accepted == {"adaptive": 1.0, "ngrams": 0.0, "all": 1.0}
 
 
 def test_windows_that_end_early_count_as_far_as_they_go() -> None:
-    """Three windows have a place 0, and two are right. Of these one has a place 1; it is right and ends."""
+    """Three windows have a place 0, two are right. Of these one has a place 1; it is right."""
     hits = np.array([[1, 1, 0], [1, 0, 0], [0, 1, 1]], dtype=bool)
     known = np.array([[1, 1, 0], [1, 0, 0], [1, 1, 1]], dtype=bool)
     counts = count(hits, known, np.array([0, 0, 3]))
@@ -120,17 +117,10 @@ def test_windows_that_end_early_count_as_far_as_they_go() -> None:
 
 
 def test_windows_of_a_layout() -> None:
-    offsets, positions = (
-        np.array([0, 0, 0, 1, 2, 1, 1, 2, 3, 0]),
-        np.array([0, 1, 2, 1, 2, 0, 2, 3, 4, 0]),
-    )
-
-    def chosen(most: int) -> list[tuple[int, list[int]]]:
-        return [
-            (root, columns.tolist())
-            for root, columns in choose_windows(offsets, positions, most=most)
-        ]
-
-    assert chosen(9) == [(1, [3, 4]), (0, [5]), (2, [6, 7, 8])]
-    assert chosen(2) == [(1, [3, 4]), (0, [5])]
+    offsets = np.array([0, 0, 0, 1, 2, 1, 1, 2, 3, 0])
+    positions = np.array([0, 1, 2, 1, 2, 0, 2, 3, 4, 0])
+    windows = [(1, [3, 4]), (0, [5]), (2, [6, 7, 8])]
+    for most in (2, 9):
+        chosen = choose_windows(offsets, positions, most=most)
+        assert [(root, c.tolist()) for root, c in chosen] == windows[:most]
     assert choose_windows(np.zeros(4, int), np.arange(4), most=2) == []
