@@ -140,9 +140,11 @@ def as_text(override: str, schema: type, *, multirun: bool = False) -> str:
 
 
 def _kind(name: str, schema: Any) -> Any:
-    """Return the type of a setting, None for what is none."""
+    """Return the type of a setting, Any within a library's own, None for no setting."""
     kind = schema
     for part in name.split("."):
+        if get_origin(kind) is dict:
+            return Any
         kind = kinds(kind).get(part) if is_dataclass(kind) else None
     return kind
 
@@ -176,6 +178,9 @@ _WORDING = {
         "{key} must be a number, got {0}"
     ),
     r"Value '(.*)' is not a valid bool": "{key} must be true or false, got {0}",
+    r"(.*) Invalid value assigned: \w+ is not a ListConfig": (
+        "{key} must be a list, got {0}. Write {key}=[{0}]"
+    ),
     r"field '\w+' is not Optional": "{key} must have a value, got null",
     r"Interpolation key '(.*)' not found": (
         "{key} must refer to settings as ${{NAME}}, got ${{{0}}}, which is none"
@@ -205,10 +210,13 @@ def explain(error: Exception, entry: str, schema: type) -> str:
         message += f" {in_one_line(error.__cause__, most=sys.maxsize)}"
     message, _, details = message.partition(" full_key: ")
     key = details.partition(" ")[0]
-    if unknown := re.search(
-        r"Could not override '(.*?)'\.|Key '\w+' (?:is )?not in", message
-    ):
-        return _unknown(unknown[1] or key, entry, schema)
+    if match := re.search(r"Could not override '(.*?)'\.", message):
+        return _unknown(match[1], entry, schema)
+    if match := re.match(r"Error merging override \+*(.*?)=", message):
+        key = match[1]
+        message = message.removeprefix(match[0])
+    if key and _kind(key, schema) is None:
+        return _unknown(key, entry, schema)
     for pattern, wording in _WORDING.items():
         if match := re.search(pattern, message):
             return wording.format(*match.groups(), key=key)
@@ -217,9 +225,8 @@ def explain(error: Exception, entry: str, schema: type) -> str:
 
 def _unknown(name: str, entry: str, schema: type) -> str:
     """Return a sentence on a name that is no setting, with the nearest one."""
-    parent, _, _ = name.rpartition(".")
-    if get_origin(_kind(parent, schema)) is dict:
-        return f"setting '{name}' is new to {parent}: write +{name}=VALUE to add it"
+    if _kind(name, schema) is Any:
+        return f"setting '{name}' is new: write +{name}=VALUE to add it"
     groups = [path.name for path in (FOLDER / entry).iterdir() if path.is_dir()]
     near = difflib.get_close_matches(name, [*_names(schema), *groups], n=1)
     advice = f"did you mean '{near[0]}'?" if near else "--help lists the settings"

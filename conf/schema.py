@@ -6,7 +6,7 @@ A nested dataclass makes names with a dot. A dict of Any holds a library's own s
 import math
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import field, fields, is_dataclass
+from dataclasses import field, fields
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -14,17 +14,22 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 MISSING: Any = "???"  # as in OmegaConf, which an export does not have
 PATH = {"path": True}
-MODEL = {**PATH, "hub": "model"}
 TOKENIZER = {**PATH, "hub": "tokenizer"}
 IN_WORDS: dict[type, str] = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
     str: "a text",
+    list: "a list",
 }
-IN_WORDS[list] = "a list"
-ACCEPTED: dict[type, Any] = {int: Integral, float: Real, list: (list, tuple)}
-LARGEST = 2**63  # beyond it no array holds a whole number
+ACCEPTED: dict[type, Any] = {
+    bool: bool,
+    int: Integral,
+    float: Real,
+    str: str,
+    list: (list, tuple),
+}
+LARGEST = 2**63 - 1  # the largest whole number that an array holds
 
 
 def kinds(schema: Any) -> dict[str, Any]:
@@ -52,10 +57,11 @@ def setting(
     path: bool = False,
     hub: str | None = None,
 ) -> Any:
-    """Return a dataclass field with the limits that `check_settings` holds its value, or each of a list's, to.
+    """Return a dataclass field with limits, which `check_settings` checks.
 
-    Without a `default` the setting is required. `path` marks a file or folder, `hub` a hub name ("model",
-    "tokenizer") that is taken as well. Null is no value: no limit applies to it.
+    The limits of a list are those of its members. Without a `default` the setting is
+    required. `path` marks a file or folder; with `hub`, "model" or "tokenizer", a name of
+    the hub is taken as well.
     """
     limits = {"least": least, "most": most, "above": above, "below": below}
     metadata: dict[str, Any] = {
@@ -72,48 +78,44 @@ def setting(
 def check_settings(config: Any, group: str = "") -> None:
     """Check the fields of a dataclass of settings; call it in `__post_init__`.
 
-    Numbers of any library become Python's. Raises ValueError, naming `group.field`, for a value of another
-    type, one outside its field's limits, and one that is none of its field's choices.
+    Numbers of any library become Python's. Raises ValueError, naming `group.field`, for a
+    value of another type, out of its field's limits, or none of its field's choices.
     """
     types = kinds(type(config))
     for item in fields(config):
         value = getattr(config, item.name)
         name = f"{group}.{item.name}".lstrip(".")
-        if value is not None and value != MISSING and not is_dataclass(value):
-            setattr(
-                config,
-                item.name,
-                _checked(value, types[item.name], item.metadata, name),
-            )
+        if value != MISSING:
+            checked = _checked(value, types[item.name], item.metadata, name)
+            setattr(config, item.name, checked)
 
 
 def _checked(value: Any, hint: Any, limits: Mapping[str, Any], name: str) -> Any:
-    kind = next(
-        (kind for kind in types_of(hint) if (get_origin(kind) or kind) in IN_WORDS),
-        None,
-    )
-    if kind is None:
+    by_origin = {get_origin(kind) or kind: kind for kind in types_of(hint)}
+    kind = next((kind for kind in by_origin if kind in IN_WORDS), None)
+    if kind is None or (value is None and NoneType in by_origin):
         return value
-    if get_origin(kind) is list and isinstance(value, list | tuple):
-        return [_checked(member, get_args(kind)[0], limits, name) for member in value]
-    accepted = ACCEPTED.get(kind, get_origin(kind) or kind)
-    if not isinstance(value, accepted) or isinstance(value, bool) != (kind is bool):
-        raise ValueError(
-            f"{name} must be {IN_WORDS[get_origin(kind) or kind]}, got {value!r:.60}"
-        )
-    if kind in (int, float):
-        if not (-LARGEST < value < LARGEST and _within(value, limits)):
-            raise ValueError(f"{name} must be {_range(limits)}, got {value}")
-        value = kind(value)
-    choices = limits.get("choices", ())
-    if choices and value not in choices:
-        raise ValueError(f"{name} must be {any_of(choices)}, got {value or 'nothing'}")
-    return value
+    got = value if value != "" else "nothing"
+    if not isinstance(value, ACCEPTED[kind]) or isinstance(value, bool) != (
+        kind is bool
+    ):
+        expected = IN_WORDS[kind]
+        got = f"{value!r:.60}"
+    elif kind is list:
+        (member_hint,) = get_args(by_origin[list])
+        return [_checked(member, member_hint, limits, name) for member in value]
+    elif kind in (int, float) and not _within(value, limits):
+        expected = _range(limits)
+    elif value not in limits.get("choices", (value,)):
+        expected = any_of(limits["choices"])
+    else:
+        return kind(value)
+    raise ValueError(f"{name} must be {expected}, got {got}")
 
 
 def _within(value: float, limits: Mapping[str, Any]) -> bool:
-    return limits.get("least", -math.inf) <= value <= limits.get(
-        "most", math.inf
+    return limits.get("least", -LARGEST) <= value <= limits.get(
+        "most", LARGEST
     ) and limits.get("above", -math.inf) < value < limits.get("below", math.inf)
 
 
@@ -132,34 +134,3 @@ def any_of(choices: Sequence[Any]) -> str:
     """Return choices in words: "a, b or c"."""
     (*others, last) = map(str, choices)
     return f"{', '.join(others)} or {last}" if others else last
-
-
-def take_types(config: Any, group: str) -> None:
-    """Bring the values of a dataclass that a program made to its fields' types: any library's numbers to
-    Python's.
-
-    Knows the types of IN_WORDS, and None where a field may be that. Raises ValueError, naming `group.field`,
-    for a value of another: true is no number, and a text is none either.
-    """
-    for name, hint in kinds(type(config)).items():
-        value = getattr(config, name)
-        types = [get_origin(kind) or kind for kind in types_of(hint)]
-        if value is None and NoneType in types:
-            continue
-        kind = next(kind for kind in types if kind in IN_WORDS)
-        fits = isinstance(value, ACCEPTED.get(kind, kind)) and isinstance(
-            value, bool
-        ) == (kind is bool)
-        if not fits or (
-            kind is list and not all(isinstance(text, str) for text in value)
-        ):
-            raise ValueError(
-                f"{group}.{name} must be {IN_WORDS[kind]}, got {value!r:.60}"
-            )
-        if kind in (int, float):
-            try:
-                setattr(config, name, kind(value))
-            except OverflowError as error:
-                raise ValueError(
-                    f"{group}.{name} must be a finite number, got {value!r:.60}"
-                ) from error

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from conf.errors import UserError
-from conf.schema import check_settings, setting, take_types
+from conf.schema import check_settings, setting
 from infer.engine.sampling import SEEDS, Sampling
 from infer.trees.growth import Rules
 
@@ -169,16 +169,15 @@ def check_at_least(
 class Infill:
     """Wanted: the text between `prefix` and `suffix`, in one of the orders that training has."""
 
-    prefix: str = ""  # what stands before
-    suffix: str = ""  # what stands behind
-    order: str = "psm"  # psm (prefix, suffix, middle) or spm
+    #: text before
+    prefix: str = ""
+    #: text behind
+    suffix: str = ""
+    #: psm (prefix, suffix, middle) or spm
+    order: str = setting("psm", choices=ORDERS)
 
     def __post_init__(self) -> None:
-        take_types(self, "infill")
-        if self.order not in ORDERS:
-            raise ValueError(
-                f"infill.order must be {' or '.join(ORDERS)}, got {self.order}"
-            )
+        check_settings(self, "infill")
 
 
 @dataclass

@@ -195,14 +195,12 @@ def write_own_text(
     }
     with result_folder(config.out, origin, workers) as partial:
         units = Records(partial / UNITS, list(batches))
-        missing = units.open(workers)
-        if missing:
-            model = load(config.model, config.dtype, workers.device())
+        model = load(config.model, config.dtype, workers.device())
 
         def unit(name: str) -> dict[str, Any]:
             return {"rows": continue_documents(model, source, batches[name], config)}
 
-        units.make(missing, workers, "batches of documents", unit)
+        units.make(workers, "batches of documents", unit)
         if workers.first:
             write_shards(partial, (units.load(name)["rows"] for name in batches))
             write_manifest(partial, KIND, origin, documents=len(documents))

@@ -39,5 +39,5 @@ python -m train.export checkpoint="$out/tuned" out="$out/model" & # side by side
 python -m train.export checkpoint="$out/draft_training" out="$out/draft"
 wait $!
 RANKS=1 bash launch/evaluate.sh "$out/model" "$out/base/model_directory" out="$out/report" experiment="$name" \
-    draft="$out/draft" prompts="[humaneval,$out/data/held_out.jsonl]" quality.files.lines="$out/data/held_out.jsonl"
+    draft="$out/draft" prompts="[humaneval,$out/data/held_out.jsonl]" quality.lines="$out/data/held_out.jsonl"
 echo "$name: the report is $out/report/index.html"

@@ -6,14 +6,15 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import is_dataclass
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 from wandb.sdk.launch.sweeps import utils as sweep_utils
 from yaml import safe_load
 
 from conf import UserError, settings
-from conf.cli import jobs_of
 from data_prep.config import DataPrepConfig
 from infer.bench.config import BENCHMARKS
 from tests.markdown import Command, anchors, blocks, commands, headless, links
@@ -26,6 +27,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 PAGES = [page for page in PAGES if "_build" not in page.parts]
+PACKAGES = ("data_prep", "train", "infer")
 RUN = re.compile(r'\brun\("(\w+)", (\w+), main\)')
 # Entries behind launch scripts: what the scripts hand their settings to.
 SCRIPTS = dict.fromkeys(("train", "train_multinode", "train_slurm"), "train") | {
@@ -82,7 +84,6 @@ def test_every_page_is_in_the_table_of_contents() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=message)
 def test_every_table_has_a_header(page: Path) -> None:
-    """Three rows of troubleshooting.md stood behind an empty line: a page showed their bars as text."""
     assert headless(page.read_text(encoding="utf-8")) == []
 
 
@@ -111,7 +112,6 @@ def test_commands_name_entries_and_settings_that_exist(page: Path) -> None:
 def test_the_documented_data_are_decontaminated_against_what_is_scored(
     name: str,
 ) -> None:
-    """README's block for CodeLlama screened HumanEval alone, and then scored MBPP, MultiPL-E and infilling."""
     page = (ROOT / name).read_text(encoding="utf-8")
     (prepared,) = [
         settings("data_prep", DataPrepConfig, command.settings)
@@ -128,7 +128,7 @@ def check(command: Command) -> str | None:
         return _of_drill(command)
     if not command.program.startswith("launch/"):
         return _of_entry(
-            command.program, command.settings, swept="-m" in command.arguments
+            command.program, command.settings, multirun="-m" in command.arguments
         )
     if not (ROOT / command.program).is_file():
         return "no such script"
@@ -174,69 +174,33 @@ def _of_drill(command: Command) -> str | None:
     )
 
 
-def _of_entry(module: str, given: list[str], *, swept: bool = False) -> str | None:
+def _of_entry(module: str, given: list[str], *, multirun: bool = False) -> str | None:
     place = ROOT / module.replace(".", "/")
-    file = next(
-        (
-            path
-            for path in (place / "__main__.py", place.with_suffix(".py"))
-            if path.is_file()
-        ),
-        None,
-    )
-    if file is None:
-        return "no such entry"
-    result = RUN.search(file.read_text(encoding="utf-8"))
-    if result is None:
+    files = (place / "__main__.py", place.with_suffix(".py"))
+    file = next((path for path in files if path.is_file()), None)
+    result = RUN.search(file.read_text(encoding="utf-8")) if file else None
+    if file is None or result is None:
         return "no entry with settings"
     entry, schema = result.groups()
     name = f"{module}.__main__" if file.stem == "__main__" else module
+    if multirun:  # the first value of each
+        given = [re.sub(r"^([\w.]+=)([^\['\"]*?),.*", r"\1\2", word) for word in given]
     try:
-        config = getattr(importlib.import_module(name), schema)
-        for job in jobs_of(entry, config, given) if swept else [given]:
-            settings(entry, config, job)
+        settings(entry, getattr(importlib.import_module(name), schema), given)
     except UserError as error:
         return None if "is required" in str(error) else str(error)
     return None
 
 
-def test_a_page_s_commands_are_found_and_judged() -> None:
-    page = """
-Run `python -m train plan=true`, or
-
-    NODES=4 HEAD=FIRST:29400 bash launch/train_multinode.sh experiment=sdsat_34b_l7 \\
-        out=DIR      # on each
-
-```bash
-source .venv/bin/activate && python -m infer.bench model=DIR oops=1
-python -m tests.drills.lossless MODEL HELD_OUT --nonsense 3
-bash launch/evaluate.sh MODEL BASE speed.k=[1,3] quality.samples=10 out=DIR
-bash launch/nothing.sh
-```
-"""
-    result = {command.program: command for command in commands(page)}
-    assert result["launch/train_multinode.sh"].settings == [
-        "experiment=sdsat_34b_l7",
-        "out=DIR",
-    ]
-    assert (
-        check(result["train"]) is None
-        and check(result["launch/train_multinode.sh"]) is None
-    )
-    assert check(result["launch/evaluate.sh"]) is None
-    assert "oops" in str(check(result["infer.bench"]))
-    assert check(result["tests.drills.lossless"]) == "no flag --nonsense"
-    assert check(result["launch/nothing.sh"]) == "no such script"
-    assert blocks(page)[0].startswith("source")
-
-
-def test_anchors_links_and_tables_are_those_of_github() -> None:
-    page = '# Out of memory\n## What `auto` costs: L(q)\n<a id="objective.L"></a>\n```bash\n# no heading\n```\n'
-    assert anchors(page) == {"out-of-memory", "what-auto-costs-lq", "objective.L"}
-    assert headless("text\n| a | b |\n|---|:-:|\n| 1 | 2 |\n\n| 3 | 4 |\n") == [
-        "| 3 | 4 |"
-    ]
-    assert links("[a](b.md#c) `[x](y)` ![p](images/p.png)\n\n    [code](z.md)\n") == [
-        "b.md#c",
-        "images/p.png",
-    ]
+def test_the_page_of_settings_has_every_dataclass() -> None:
+    page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"autoclass:: ([\w.]+)", page))
+    pending: list[type] = []
+    for file in (path for name in PACKAGES for path in (ROOT / name).rglob("*.py")):
+        if result := RUN.search(file.read_text(encoding="utf-8")):
+            module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+            pending.append(getattr(importlib.import_module(module), result[2]))
+    assert len(pending) == 8
+    for schema in pending:
+        assert f"{schema.__module__}.{schema.__name__}" in listed
+        pending += filter(is_dataclass, get_type_hints(schema).values())

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from conf import RankLocalError
 from conf.stage import read_manifest
 from data_prep.shards import PackedSequence, Shards
 from data_prep.vocab import Vocab
@@ -22,7 +21,8 @@ from train.objective import COLUMNS, Layout, basic, branch, causal, dual
 # streams that windows are drawn from
 TRAINING = 0
 HELD_OUT = 1
-CUDA_COLUMNS = 128  # branch columns are padded to multiples of it: flex attention compiles for each new width
+# Branch columns are padded to multiples of it: flex attention compiles for each width.
+CUDA_COLUMNS = 128
 
 
 def global_order(seed: int, count: int, start: int, length: int) -> np.ndarray:
@@ -199,19 +199,11 @@ def load_batch(
     device: torch.device,
     standard: np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """Read one micro-batch, lay it out and move it to the device; `standard` is that of
-    `lay_out`.
+    """Read one micro-batch, lay it out and move it to the device.
 
-    Raises RankLocalError for a sequence that contains an adaptive id: no text may
-    produce one.
+    `standard` is that of `lay_out`.
     """
     sequences = [shards[int(index)] for index in indices]
-    for index, sequence in zip(indices, sequences, strict=True):
-        if np.isin(sequence.tokens, vocab.adaptive).any():
-            raise RankLocalError(
-                f"data.path: adaptive ids {list(vocab.adaptive)} must not occur in text, got one in sequence "
-                f"{index}. Choose other ids in vocab.adaptive and prepare the data again"
-            )
     multiple = CUDA_COLUMNS if device.type == "cuda" else COLUMNS
     layout = lay_out(
         sequences,
@@ -226,7 +218,7 @@ def load_batch(
 
 
 def trained_on(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a model card says of a data manifest.
+    """Return the facts of a data manifest that a model card has.
 
     Documents, tokens, documents by layout (plain and the orders of infilling),
     languages with the most tokens first, and the benchmarks that the data is

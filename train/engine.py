@@ -208,7 +208,7 @@ def reseed(*key: int) -> None:
 class Engine:
     """One rank's share of the training engine.
 
-    With `universal`, `load` reads what `train.checkpoint.to_universal` wrote, on any
+    With `universal`, `load` reads files of `train.checkpoint.to_universal`, on any
     number of ranks.
     """
 

@@ -1,5 +1,4 @@
-"""Floating-point operations of a training step, and what a device can do: the
-arithmetic of MFU.
+"""Floating-point operations of a training step, and peaks of devices, for MFU.
 
 A product with a matrix of p parameters costs 2 p operations per row. Attention costs 4
 d per query, key and layer (scores and values over d = heads x head width), for the
@@ -67,7 +66,7 @@ def step_flops(
 
 
 class ExpectedRows(NamedTuple):
-    """What one sequence of the shards becomes, on average."""
+    """Average rows of one sequence of the shards after its layout."""
 
     rows: float  # through the layers
     pairs: float  # of query and key, in each layer's attention

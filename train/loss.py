@@ -107,7 +107,7 @@ class _DraftLoss(torch.autograd.Function):
             grad_enabled and needed for needed in ctx.needs_input_grad[:2]
         )
         d_hidden = torch.zeros_like(hidden) if of_hidden else None
-        # In bfloat16 a sum over chunks would lose what is small beside it.
+        # In bfloat16 a sum over chunks would lose small terms.
         wide = torch.promote_types(weight.dtype, torch.float32)
         d_weight = torch.zeros_like(weight, dtype=wide) if of_weight else None
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)

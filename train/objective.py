@@ -1,10 +1,9 @@
-"""Objectives as layouts: (sequences, windows, adaptive ids) -> what the model sees and
-predicts. Pure.
+"""Objectives as layouts of sequences, windows and adaptive ids: pure functions.
 
 M = H(Y, A) is Y with the positions of windows replaced (data_prep/windows.py).
 
 Shape legend: b sequences, n tokens in each, r rows of the model's input, c columns of
-each, of which the first n are its trunk. `labels` is already shifted: labels[i] is the
+each; the first n are the trunk. `labels` is already shifted: labels[i] is the
 token that column i predicts. The loss of every objective is the same weighted sum of
 cross-entropies, so an objective is its layout.
 

@@ -77,8 +77,8 @@ def estimate_memory(
     size = 2 if config.bf16 else 4
     work = expected_work(config.objective, seq_len)
     rows = config.micro_batch * work.rows
-    if config.lora.gated:  # the trunk has no backward pass
-        rows -= config.micro_batch * seq_len
+    trunk = config.micro_batch * seq_len if config.lora.gated else 0
+    rows -= trunk  # a gated adapter's trunk has no backward pass
     d = architecture.hidden_size
     width = d + getattr(architecture, "intermediate_size", 4 * d)
     layer = STORED * rows * width * size
@@ -86,6 +86,7 @@ def estimate_memory(
     stored = layers * layer
     if config.model.activation_checkpointing:
         stored = layers * rows * d * size + layer
+    stored += layers * 2 * trunk * d * size  # its keys and values
     chunk = min(config.loss_chunk, rows)
     head = 0 if config.lora.rank else d
     logits = architecture.vocab_size * (2 * chunk * (4 + size) + head * (4 + size))
@@ -196,7 +197,7 @@ def _memory(
     memory = estimate_memory(architecture, config, ranks=ranks, seq_len=seq_len)
     local = min(ranks, RANKS_PER_MACHINE)
     parts = {
-        "weights, gradients, optimizer": memory.states,
+        "states": memory.states,
         "activations": memory.activations,
         "loss": memory.loss,
     }

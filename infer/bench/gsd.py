@@ -1,8 +1,8 @@
-r"""GSD's figures (arXiv 2407.16207): a draft model's chains (SSD), trees (TSD) and graphs (GSD).
+r"""GSD's tables (arXiv 2407.16207): a draft model's chains (SSD), trees (TSD), graphs (GSD).
 
-    graph                    tree         accepted y b a c: each the likeliest child, ranks 1 1 1;
-                                          c stands behind the merged a, and so the merging succeeded
-        y                     y
+    graph                    tree         accepted y b a c: each the likeliest child, ranks
+                                          1 1 1; c stands behind the merged a, and so the
+        y                     y           merging succeeded
        / \                   / \
       b   a                 b   a
       |   |                 |   |
@@ -10,62 +10,99 @@ r"""GSD's figures (arXiv 2407.16207): a draft model's chains (SSD), trees (TSD) 
                             |
                             c
 
-Every row is a set of prompts decoded by one setting. The draft of a text's last step is not counted: its
-verification may be cut by the text's end. Speedups are those of part=speed with decoders=[ssd,tsd,gsd].
+A row is a set of prompts decoded by one setting. The draft of a text's last step is not
+counted: the end of the text may cut its verification. Speedups are those of part=speed with
+speed.decoders=[ssd,tsd,gsd].
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import chain, islice, pairwise, product
-from statistics import fmean, median
-
-import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from itertools import chain, pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from infer.api import Model, generate
+from infer.bench.config import BenchConfig
+from infer.bench.harness import Part
+from infer.bench.prompts import Prompt
 from infer.config import DecodeConfig
-from infer.engine.output import LazyOutput, Request
-from infer.engine.runner import Runner
-from infer.engine.sampling import GREEDY
-from infer.trees.token_graph import Outcome, TokenGraph
-from infer.trees.tree import Tree
+from infer.models.checkpoint import ModelDirectory
+from infer.trees.token_graph import Outcome
 
-CHILDREN = 4  # ranks whose shares are reported (Figures 7 and 8)
+RANKS = 4  # whose shares are reported (Figures 7 and 8)
 ABLATED_K = (1, 2, 3, 4, 5, 6)  # Figure 5
 ABLATED_TAU = (1, 2, 3, 4, 5)
 ABLATED_THETA_PROB = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 ABLATED_THETA_SIB = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
-MERGING_TAU = (1, 2, 3, 4, 5)  # Table 5
-MERGING_K = (
-    3,
-    5,
-    16,
-)  # at theta_prob >= 1/16 a node has at most 16 children with children: 16 is infinity
-NGRAM_SIZES = (1, 2, 3, 4, 5)  # Figure 3
-Row = dict[str, str | int | float | list[float] | None]
-Prompts = Sequence[Sequence[int]]  # token ids
+Row = dict[str, Any]
+
+
+class GsdPart(Part):
+    """part=gsd: a record is the row of one setting on one prompt set."""
+
+    title = "gsd"
+
+    def __init__(
+        self,
+        config: BenchConfig,
+        directory: ModelDirectory,
+        sets: Mapping[str, Sequence[Prompt]],
+    ) -> None:
+        super().__init__(replace(config, base=None), directory)
+        self._sets = sets
+        decode = DecodeConfig(
+            "gsd",
+            k=config.gsd.k,
+            theta_prob=config.gsd.theta_prob,
+            theta_sib=config.gsd.theta_sib,
+            tau=config.gsd.tau,
+            max_new_tokens=config.speed.max_new_tokens,
+        )
+        self._settings = {
+            f"{prompt_set}-{table}-{name.replace(' ', '_')}": (
+                prompt_set,
+                table,
+                name,
+                setting,
+            )
+            for prompt_set in sets
+            for table, name, setting in settings(decode)
+            if table in config.gsd.parts
+        }
+        self.names = list(self._settings)
+        self.content = [[prompt.ids for prompt in sets[name]] for name in sets]
+
+    def measure(self, name: str) -> Row:
+        """Return the row of a setting."""
+        prompt_set, table, name, decode = self._settings[name]
+        row = {"prompt_set": prompt_set, "part": table, "setting": name}
+        return row | measure_setting(self.model, self._sets[prompt_set], decode)
+
+    def result(self, records: Mapping[str, Row], folder: Path) -> dict[str, Any]:
+        """Return the rows of the report."""
+        return {"rows": list(records.values())}
 
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """The draft of one step: `nodes` of its graph without the root and merged ones, `levels` drafted, `rows`
-    fed to the draft model, `tokens` emitted, and the rank of each accepted draft among its siblings (1 is the
-    likeliest).
+    """The draft of one step.
+
+    `nodes` of its graph are without the root and merged nodes, `levels` were drafted and
+    `tokens` emitted. `ranks` are those of the accepted drafts among their siblings, 1 the
+    likeliest.
     """
 
     nodes: int
     levels: int
-    rows: int
     tokens: int
     ranks: tuple[int, ...]
-    succeeded: bool  # the accepted path goes on behind a merged node
+    succeeded: bool  # the accepted path continues behind a merged node
 
     @classmethod
     def of(cls, outcome: Outcome) -> "StepCounts":
-        """Count a step; a node's level is that of its own path, not of a path through merged nodes."""
+        """Count a step. The level of a node is that of its own path, without merging."""
         graph = outcome.graph
         depths = [0]
         for parent in graph.parents[1:]:
@@ -76,7 +113,6 @@ class StepCounts:
         return cls(
             nodes=graph.drafted,
             levels=max(depths),
-            rows=outcome.rows,
             tokens=len(outcome.tokens),
             ranks=ranks,
             succeeded=outcome.succeeded,
@@ -98,262 +134,88 @@ def decode_prompt(
 ) -> DraftedText:
     """Decode a prompt and keep its drafts."""
     outcomes: list[Outcome] = []
-    steps = list(
-        generate(model, [list(ids)], decode, seeds=[seed], watch=outcomes.append)
-    )
-    tokens = [token for step in steps for token in step.tokens]
+    watch = outcomes.append
+    steps = list(generate(model, [list(ids)], decode, seeds=[seed], watch=watch))
     return DraftedText(
-        tokens, len(steps), sum(step.accepted for step in steps), outcomes
+        tokens=[token for step in steps for token in step.tokens],
+        forwards=len(steps),
+        accepted=sum(step.accepted for step in steps),
+        outcomes=outcomes,
     )
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A row of the paper's tables: what it is called, and how it decodes."""
+def settings(gsd: DecodeConfig) -> Iterator[tuple[str, str, DecodeConfig]]:
+    """Yield table, name and settings of the rows of Tables 1 and 2 and of Figure 5.
 
-    part: str
-    name: str
-    decode: DecodeConfig
-
-
-def tsd_of(gsd: DecodeConfig) -> DecodeConfig:
-    """Return the same settings without merging."""
-    return replace(gsd, method="tsd", tau=None)
-
-
-def settings(gsd: DecodeConfig) -> Iterator[Setting]:
-    """Yield the rows of Tables 1 and 2 and of Figure 5; `gsd` is Appendix A's, with the user's changes.
-
-    Figures 7 and 8 are the ranks of the greedy methods and of the ablation of theta_sib.
+    `gsd` has the settings of Appendix A, with the user's changes. Figures 7 and 8 are the ranks
+    of the greedy methods and of the ablation of theta_sib.
     """
-    tsd = tsd_of(gsd)
-    methods = {
-        "ssd": replace(tsd, method="ssd", k=None, theta_sib=None),
-        "tsd": tsd,
-        "gsd": gsd,
-    }
-    for method, decode in methods.items():
+    tsd = replace(gsd, method="tsd", tau=None)  # without merging
+    ssd = replace(tsd, method="ssd", k=None, theta_sib=None)
+    for decode in (ssd, tsd, gsd):
         sampled = replace(decode, temperature=0.7, top_p=0.7)
-        yield Setting("methods", f"greedy {method}", decode)
-        yield Setting("methods", f"top-p {method}", sampled)
-        yield Setting(
-            "sampling", f"top-p {method} ratio", replace(sampled, verify="ratio")
-        )
+        yield "methods", f"greedy {decode.method}", decode
+        yield "methods", f"top-p {decode.method}", sampled
+        ratio = replace(sampled, verify="ratio")
+        yield "sampling", f"top-p {decode.method} ratio", ratio
     for k in ABLATED_K:
-        yield Setting("ablation", f"gsd k={k}", replace(gsd, k=k))
-        yield Setting("ablation", f"tsd k={k}", replace(tsd, k=k))
+        yield "ablation", f"gsd k={k}", replace(gsd, k=k)
+        yield "ablation", f"tsd k={k}", replace(tsd, k=k)
     for tau in ABLATED_TAU:
-        yield Setting("ablation", f"gsd tau={tau}", replace(gsd, tau=tau))
+        yield "ablation", f"gsd tau={tau}", replace(gsd, tau=tau)
     for theta in ABLATED_THETA_PROB:
-        yield Setting(
-            "ablation", f"gsd theta_prob={theta}", replace(gsd, theta_prob=theta)
-        )
+        yield "ablation", f"gsd theta_prob={theta}", replace(gsd, theta_prob=theta)
     for theta in ABLATED_THETA_SIB:
-        yield Setting(
-            "ablation", f"gsd theta_sib={theta}", replace(gsd, theta_sib=theta)
-        )
+        yield "ablation", f"gsd theta_sib={theta}", replace(gsd, theta_sib=theta)
 
 
-def measure_setting(model: Model, prompts: Prompts, setting: Setting) -> Row:
-    """Return a row: acceptance, drafts and ranks of the setting, and how many texts are plain decoding's."""
-    decode = setting.decode
+def measure_setting(
+    model: Model, prompts: Sequence[Prompt], decode: DecodeConfig
+) -> Row:
+    """Return the figures of a setting; `same` texts are those of plain decoding."""
     plain = DecodeConfig(
         "plain",
         temperature=decode.temperature,
         top_p=decode.top_p,
         max_new_tokens=decode.max_new_tokens,
     )
-    texts = [
-        decode_prompt(model, ids, decode, seed) for seed, ids in enumerate(prompts)
-    ]
-    expected = [
-        decode_prompt(model, ids, plain, seed).tokens
-        for seed, ids in enumerate(prompts)
-    ]
-    row: Row = {"part": setting.part, "setting": setting.name, "texts": len(texts)}
-    row["identical"] = sum(
-        text.tokens == tokens for text, tokens in zip(texts, expected, strict=True)
-    )
-    return row | figures(texts)
-
-
-def lossy(rows: Sequence[Row]) -> list[str]:
-    """Return the settings whose tokens must be plain decoding's (all but the ratios') and are not."""
-    return [
-        str(row["setting"])
-        for row in rows
-        if row["part"] != "sampling" and row["identical"] != row["texts"]
-    ]
+    texts = []
+    same = 0
+    for seed, prompt in enumerate(prompts):
+        text = decode_prompt(model, prompt.ids, decode, seed)
+        same += text.tokens == decode_prompt(model, prompt.ids, plain, seed).tokens
+        texts.append(text)
+    return {"same": same, "compared": len(texts), **figures(texts)}
 
 
 def figures(texts: Sequence[DraftedText]) -> Row:
-    """Return the figures of texts (Table 1, Figures 5 and 7); None where nothing was drafted.
+    """Return the figures of texts (Table 1, Figures 5 and 7); none if nothing was drafted.
 
-    `acceptance_rate` is accepted drafts over drafted levels, averaged over texts, as in the authors' code
-    (`matchness`): a level is one forward of the draft model. `drafted_share` is of the emitted tokens. Nodes of
-    the graphs are drafted, without merged ones (`drafted_token_num`); rows of the draft model are fed.
+    acceptance_rate is accepted drafts over drafted levels, averaged over texts, as in the
+    authors' code (`matchness`): a level is one forward of the draft model. drafted_share is
+    the share of the emitted tokens. drafted_per_token counts nodes of the graphs, without
+    merged ones (`drafted_token_num`).
     """
     counts = [[StepCounts.of(outcome) for outcome in text.outcomes] for text in texts]
     steps = list(chain.from_iterable(counts))
     rates = []
     undrafted = 0
-    for text, of_text in zip(texts, counts, strict=True):
-        undrafted += text.forwards - 1 - len(of_text)  # each emits one token
-        if levels := sum(step.levels for step in of_text):
-            rates.append(sum(len(step.ranks) for step in of_text) / levels)
+    for text, text_steps in zip(texts, counts, strict=True):
+        undrafted += text.forwards - 1 - len(text_steps)  # each emits one token
+        if levels := sum(step.levels for step in text_steps):
+            rates.append(sum(len(step.ranks) for step in text_steps) / levels)
     ranks = Counter(rank for step in steps for rank in step.ranks)
     emitted = sum(step.tokens for step in steps) + undrafted
     accepted = sum(text.accepted for text in texts)
+    tokens = sum(len(text.tokens) for text in texts)
+    if not steps:
+        return {}
     return {
-        "acceptance_rate": fmean(rates) if rates else None,
-        "drafted_share": accepted / sum(len(text.tokens) for text in texts)
-        if steps
-        else None,
-        "mean_acceptance_length": 1
-        + sum(len(step.ranks) for step in steps) / len(steps)
-        if steps
-        else None,
-        "levels": sum(step.levels for step in steps) / len(steps) if steps else None,
-        "drafted_per_token": sum(step.nodes for step in steps) / emitted
-        if steps
-        else None,
-        "fed_per_token": sum(step.rows for step in steps) / emitted if steps else None,
-        "graph_success": fmean(step.succeeded for step in steps) if steps else None,
-        "rank_shares": [ranks[n] / ranks.total() for n in range(1, CHILDREN + 1)]
-        if ranks
-        else None,
+        "acceptance_rate": fmean(rates),
+        "drafted_share": accepted / tokens,
+        "mean_acceptance_length": 1 + fmean(len(step.ranks) for step in steps),
+        "levels": fmean(step.levels for step in steps),
+        "drafted_per_token": sum(step.nodes for step in steps) / emitted,
+        "graph_success": fmean(step.succeeded for step in steps),
+        "rank_shares": [ranks[n] / max(1, ranks.total()) for n in range(1, RANKS + 1)],
     }
-
-
-def measure_recurrence(model: Model, prompts: Prompts, gsd: DecodeConfig) -> list[Row]:
-    """Return the share of the tokens of TSD's trees that stand in recurring n-grams, by n (Figure 3).
-
-    An n-gram recurs where it stands in another branch too, neither above nor below:
-
-        y - a - b - c        n = 1: a, b, c in both branches, not d: 6 of 7 tokens
-          ` d - a - b - c    n = 2: a b and b c: 6 of 7
-                             n = 4: none
-    """
-    texts = [
-        decode_prompt(model, ids, tsd_of(gsd), seed) for seed, ids in enumerate(prompts)
-    ]
-    trees = [outcome.graph for text in texts for outcome in text.outcomes]
-    tokens = sum(len(tree.tokens) - 1 for tree in trees)
-    recur = {n: sum(len(recurring(tree, n)) for tree in trees) for n in NGRAM_SIZES}
-    return [
-        {
-            "part": "recurrence",
-            "n": n,
-            "share": count / tokens if tokens else None,
-            "tokens": tokens,
-        }
-        for n, count in recur.items()
-    ]
-
-
-def recurring(tree: TokenGraph, n: int) -> set[int]:
-    """Return the nodes of n-grams that stand in another branch too; `tree` has no merged nodes."""
-    ending = {}
-    for node in range(1, len(tree.tokens)):
-        path = list(islice(_upwards(tree, node), n))
-        if len(path) == n:
-            ending[node] = path
-    grams = {
-        end: tuple(tree.tokens[node] for node in path) for end, path in ending.items()
-    }
-    count = Counter(grams.values())
-    related = Counter(
-        grams.keys()
-    )  # ends of the same n-gram on the same path, the node itself included
-    for end, gram in grams.items():
-        for above in islice(_upwards(tree, end), 1, None):
-            if grams.get(above) == gram:
-                related[end] += 1
-                related[above] += 1
-    return {
-        node
-        for end, gram in grams.items()
-        if count[gram] > related[end]
-        for node in ending[end]
-    }
-
-
-def _upwards(tree: TokenGraph, node: int) -> Iterator[int]:
-    while node > 0:
-        yield node
-        node = tree.parents[node]
-
-
-@torch.inference_mode()
-def measure_merging(model: Model, prompts: Prompts, decode: DecodeConfig) -> Row:
-    """Return the cost of merging over all merged nodes of GSD's graphs (Table 5), in nats: with q the draft
-    model's distribution behind a path, KL(q(. | own path) || q(. | path of the node merged into)).
-    """
-    assert model.draft is not None
-    values: list[float] = []
-    for seed, ids in enumerate(prompts):
-        context = list(ids)
-        for outcome in decode_prompt(model, ids, decode, seed).outcomes:
-            if outcome.graph.merged:
-                log_q_nV = node_log_probabilities(
-                    model.draft.lm, model.draft.read(context), outcome.graph
-                )
-                values += divergences(log_q_nV, outcome.graph)
-            context += outcome.tokens
-    row: Row = {
-        "part": "merging",
-        "k": decode.k,
-        "tau": decode.tau,
-        "merged": len(values),
-    }
-    row["mean_kl"] = fmean(values) if values else None
-    row["median_kl"] = median(values) if values else None
-    return row
-
-
-def divergences(log_q_nV: Tensor, graph: TokenGraph) -> list[float]:
-    """Return the divergence of each merged node; row n is of what follows node n by its own path."""
-    own = log_q_nV[list(graph.merged.keys())]
-    into = log_q_nV[list(graph.merged.values())]
-    return (own.exp() * (own - into)).sum(-1).tolist()
-
-
-def node_log_probabilities(
-    lm: PreTrainedModel, context: Sequence[int], graph: TokenGraph
-) -> Tensor:
-    """Return (n, V) float64 log-probabilities of what follows each node by its own path, behind a context that
-    ends with the root.
-    """
-    n = len(graph.tokens)
-    runner = Runner(lm, capacity=len(context), max_rows=n, static=False)
-    runner.prefill([context[:-1]])
-    tree = Tree((context[-1], *graph.tokens[1:]), tuple(graph.parents), n)
-    output = runner.forward([tree], [Request(context)], GREEDY)
-    assert isinstance(output, LazyOutput)
-    return output.logits[:n].whole().double().log_softmax(-1)
-
-
-Task = Callable[[Model, Prompts], list[Row]]
-
-
-def tasks_of(gsd: DecodeConfig, parts: Sequence[str]) -> dict[str, Task]:
-    """Return what is measured by name, a task for each row or table of `parts`."""
-    tasks: dict[str, Task] = {}
-    for setting in settings(gsd):
-        if setting.part in parts:
-            tasks[setting.name.replace(" ", "_")] = partial(_measure_one, setting)
-    if "merging" in parts:
-        for k, tau in product(MERGING_K, MERGING_TAU):
-            decode = replace(gsd, k=k, tau=tau)
-            tasks[f"merging_k={k}_tau={tau}"] = partial(_measure_merging, decode)
-    if "recurrence" in parts:
-        tasks["recurrence"] = partial(measure_recurrence, gsd=gsd)
-    return tasks
-
-
-def _measure_one(setting: Setting, model: Model, prompts: Prompts) -> list[Row]:
-    return [measure_setting(model, prompts, setting)]
-
-
-def _measure_merging(decode: DecodeConfig, model: Model, prompts: Prompts) -> list[Row]:
-    return [measure_merging(model, prompts, decode)]

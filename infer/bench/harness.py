@@ -1,23 +1,24 @@
-"""Work in records: divided over the processes of torchrun, each record on disk as soon as it is there.
+"""Resumable measurements, shared by the processes of torchrun.
 
     workers = init_workers()
-    with result_folder(out, facts, workers) as partial:      all see one folder, which rank 0 made
+    with result_folder(out, facts, workers) as partial:   # rank 0 makes it, all see it
         records = Records(partial / "records", names)
-        missing = records.open(workers)                      this rank's share
-        records.make(missing, workers, "speed", measure)     all records are there
-        if workers.first: ...                                one process makes the result of them
+        records.make(workers, "speed", measure)           # each rank makes its share
+        if workers.first: ...                             # write the result
 
-Every process has whole models of its own. A run that was killed, or lost a rank, goes on with the records that
-are missing, on any number of ranks. Knows nothing of the work.
+Each process loads whole models. A record is on disk as soon as it is made: a run that was
+killed makes the missing ones, on any number of ranks.
 """
 
 import atexit
 import os
 import platform
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,12 +35,14 @@ from conf.files import (
     write_json,
 )
 from conf.stage import begun, commit, partial_of, publish, versions
+from infer.api import Model, load
+from infer.bench.config import BenchConfig
+from infer.config import DraftConfig
 from infer.models import parallel
+from infer.models.checkpoint import ModelDirectory
 
 T = TypeVar("T")
-PATIENCE = timedelta(
-    days=7
-)  # a rank may wait so long for the slowest; torchrun ends all when one dies
+BARRIER_TIMEOUT = timedelta(days=7)  # torchrun ends all ranks when one dies
 
 
 @dataclass(frozen=True)
@@ -52,16 +55,16 @@ class WorkerGroup:
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that makes folders, prints and reports."""
+        """True for the rank that makes folders, prints and reports."""
         return self.rank == 0
 
     def wait(self) -> None:
-        """Wait until all are here."""
+        """Wait for all ranks."""
         if self.world > 1:
             dist.barrier()
 
     def share(self, values: Sequence[T]) -> Sequence[T]:
-        """Return those of all values that are this rank's work."""
+        """Return this rank's share of the values."""
         return values[self.rank :: self.world]
 
     def agreed(self, value: T) -> T:
@@ -72,12 +75,12 @@ class WorkerGroup:
         return values[0]
 
     def device(self) -> str | None:
-        """Return the GPU of this rank; None where there is none."""
+        """Return the GPU of this rank, or None on a CPU."""
         return f"cuda:{self.local}" if torch.cuda.is_available() else None
 
 
 def init_workers() -> WorkerGroup:
-    """Return torchrun's processes, or this one alone; each loads whole models for itself.
+    """Return the processes of torchrun, or this one alone.
 
     Raises UserError for more processes than GPUs.
     """
@@ -86,11 +89,11 @@ def init_workers() -> WorkerGroup:
     if torch.cuda.is_available():
         if workers.local >= torch.cuda.device_count():
             raise UserError(
-                f"torchrun needs a GPU for each process, got {torch.cuda.device_count()} on this machine"
+                f"torchrun needs a GPU for each process, got {torch.cuda.device_count()} on this machine."
             )
         torch.cuda.set_device(workers.local)
     if workers.world > 1 and not dist.is_initialized():
-        dist.init_process_group("gloo", timeout=PATIENCE)
+        dist.init_process_group("gloo", timeout=BARRIER_TIMEOUT)
         atexit.register(parallel.leave)
     return workers
 
@@ -99,12 +102,12 @@ def init_workers() -> WorkerGroup:
 def result_folder(
     out: str | Path, facts: Mapping[str, Any], workers: WorkerGroup
 ) -> Iterator[Path]:
-    """Yield the folder that becomes `out` when the block ends well on every rank.
+    """Yield a folder that becomes `out` when the block ends without an error on any rank.
 
-    An interrupted run of the same `facts` left its records there. Raises UserError as `begun` does; an error
-    of one rank in the block is reported by that rank.
+    It has the records of an interrupted run of the same `facts`. Raises UserError as `begun`
+    does; the rank that meets an error reports it.
     """
-    with rank_local_errors():
+    try:
         if workers.first:
             with begun(out, facts) as partial:
                 workers.wait()
@@ -115,51 +118,47 @@ def result_folder(
             workers.wait()
             yield partial_of(out)
             workers.wait()
+    except UserError as error:
+        raise RankLocalError(str(error), page=error.page) from error
     workers.wait()
 
 
-@contextmanager
-def rank_local_errors() -> Iterator[None]:
-    """Turn a UserError of a block that not every rank runs into a RankLocalError, which any rank may report."""
-    try:
-        yield
-    except UserError as error:
-        raise RankLocalError(str(error), page=error.page) from error
-
-
 class Records:
-    """Results by name, a JSON file each, with a checksum: a damaged one is made again."""
+    """Results by name, each a JSON file with a checksum. A damaged one is made again."""
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self._folder = folder
         self._names = names
 
     def open(self, workers: WorkerGroup) -> list[str]:
-        """Return this rank's share of the missing records; for all ranks, before any saves one."""
+        """Return this rank's share of the missing records.
+
+        All ranks call it before any of them saves a record.
+        """
         missing = [name for name in self._names if not self._is_done(name)]
         workers.wait()
         return list(workers.share(missing))
 
     def save(self, name: str, value: Any) -> None:
-        """Write a record; a reader sees the whole of it or none."""
+        """Write a record atomically."""
         write_json(self._file(name), with_checksum(value))
 
     def read(self) -> dict[str, Any]:
-        """Return the records that are there, in the order of the names. Raises UserError for a damaged one."""
+        """Return the existing records, in the order of the names.
+
+        Raises UserError for a damaged one.
+        """
         return {
             name: self.load(name) for name in self._names if self._file(name).is_file()
         }
 
     def make(
-        self,
-        names: Sequence[str],
-        workers: WorkerGroup,
-        title: str,
-        measure: Callable[[str], Any],
+        self, workers: WorkerGroup, title: str, measure: Callable[[str], Any]
     ) -> None:
-        """Save what `measure` returns of each name, under a progress bar; then wait for the other ranks."""
+        """Save `measure(name)` for this rank's missing names, then wait for the others."""
+        missing = self.open(workers)
         with Progress(disable=not workers.first) as progress:
-            for name in progress.track(names, description=title):
+            for name in progress.track(missing, description=title):
                 self.save(name, measure(name))
         workers.wait()
 
@@ -178,8 +177,50 @@ class Records:
         return self._folder / f"{name}.json"
 
 
+class Part(ABC):
+    """A part of the report: speed, quality or GSD's tables, measured in records."""
+
+    title: str  # of the progress bar
+    content: Any  # JSON that identifies the prompts or problems
+    names: list[str]  # of the records
+
+    def __init__(self, config: BenchConfig, directory: ModelDirectory) -> None:
+        self.config = config
+        self.directory = directory
+        self.model: Model
+        self.base: Model | None = None
+
+    @abstractmethod
+    def measure(self, name: str) -> Any:
+        """Return a record."""
+
+    @abstractmethod
+    def result(self, records: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+        """Return the rows of the report; called on the first rank."""
+
+    def load(self, workers: WorkerGroup) -> None:
+        """Load the model, its draft model and its base."""
+        load_on_device = partial(
+            load,
+            dtype=self.config.dtype,
+            device=workers.device(),
+            compile=self.config.compile,
+        )
+        draft = DraftConfig(self.config.draft, self.config.draft_adaptive)
+        self.model = load_on_device(self.directory, draft=draft)
+        if self.config.base:
+            base = ModelDirectory(self.config.base, setting="base")
+            self.base = load_on_device(base)
+
+    def run(self, folder: Path, workers: WorkerGroup) -> Mapping[str, Any]:
+        """Make the records below `folder`, and return them."""
+        records = Records(folder / "records", self.names)
+        records.make(workers, self.title, self.measure)
+        return records.read()
+
+
 def hardware() -> dict[str, Any]:
-    """Return the processor's name, its cores and the threads in use, and the GPU's name where there is one."""
+    """Return the names of processor and GPU, the cores and the threads in use."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "cpu": _processor(),
@@ -203,7 +244,7 @@ def circumstances(config: Any) -> dict[str, Any]:
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
-    names = [
-        line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
-    ]
-    return names[0] if names else platform.processor() or platform.machine()
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

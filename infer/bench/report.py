@@ -1,12 +1,13 @@
-"""The report: a terminal table, index.html with three plots, report.json, acceptance.csv, a summary in W&B.
+"""The report of the finished parts, a function of their results alone.
 
-It lies above the measurements and is a function of their results alone.
+A terminal table, index.html with three plots, report.json, acceptance.csv, W&B's summary.
 """
 
 import base64
 import csv
 import io
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,22 +17,19 @@ from jinja2 import Environment, FileSystemLoader
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich import box
-from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from conf import UserError
 from conf.console import PlainConsole, label, print_line
 from conf.files import read_result, with_checksum, write_bytes, write_json
 from conf.tracker import TrackerConfig, WandbRun, run_file
+from infer.bench.config import PARTS
 from infer.bench.speed import BASE, PEER, PLAIN
-from infer.view import KINDS
 
 matplotlib.use("Agg")
 RESULT = "result.json"  # of a part, in its folder
-PARTS = ("speed", "quality", "gsd")
-PADDING = (0, 1, 0, 0)
-POSITIONS = 8  # whose acceptance the tables show
-HUES = (
+POSITIONS = 8  # of drafts, in the tables
+COLORS = (  # Okabe and Ito's
     "#0072b2",
     "#d55e00",
     "#009e73",
@@ -39,9 +37,55 @@ HUES = (
     "#e69f00",
     "#56b4e9",
     "#888888",
-)  # Okabe and Ito's
+)
+SPEED_HEADS = (
+    "decoder",
+    "tok/s",
+    "speed-\nup",
+    "95 %",
+    "length",
+    "acc.\n%",
+    "tok/\nfwd",
+    "1st\nms",
+    "same",
+)
+QUALITY_HEADS = (
+    "benchmark",
+    "model",
+    "decoder",
+    "metric",
+    "%",
+    "95 %",
+    "of",
+    "same",
+)
+SOURCE_HEADS = {  # by the name of the source
+    "adaptive": "adaptive\ntokens",
+    "text": "text's\nn-grams",
+    "ngrams": "training\nn-grams",
+}
+SCALARS = (
+    "speedup",
+    "output_tokens_per_second",
+    "mean_acceptance_length",
+    "draft_acceptance_rate",
+)
+COUNTS = {  # columns of speculators' evaluation; a draft is a verification
+    "num_drafts": "verifications",
+    "num_draft_tokens": "drafted",
+    "num_accepted_tokens": "accepted",
+    "acceptance_length": "mean_acceptance_length",
+}
 Row = Mapping[str, Any]
-Cells = tuple[list[str], list[list[str]]]  # heads, and rows of texts
+
+
+@dataclass
+class Table:
+    """A table of texts for terminal and page."""
+
+    title: str
+    heads: Sequence[str]
+    rows: list[list[str]]
 
 
 def write_report(folder: Path, tracker: TrackerConfig) -> dict[str, Any]:
@@ -49,20 +93,28 @@ def write_report(folder: Path, tracker: TrackerConfig) -> dict[str, Any]:
     report = read_parts(folder)
     write_json(folder / "report.json", with_checksum(report))
     plots = {}
-    for name, (title, draw) in plots_of(report).items():
-        plots[title] = png(draw)
-        write_bytes(folder / f"{name}.png", plots[title])
-    write_bytes(folder / "index.html", page(report, plots).encode("utf-8", "replace"))
     if report["speed"]:
-        write_bytes(
-            folder / "acceptance.csv", acceptance_csv(report["speed"]["rows"]).encode()
-        )
+        rows = report["speed"]["rows"]
+        write_bytes(folder / "acceptance.csv", acceptance_csv(rows).encode())
+        plots = {
+            "Speedup over plain decoding": png(partial(draw_speedups, rows)),
+            "Acceptance rate per position (survival)": png(
+                partial(draw_survival, rows)
+            ),
+            "Cost of a forward": png(
+                partial(draw_roofline, report["speed"]["roofline"])
+            ),
+        }
+    write_bytes(folder / "index.html", page(report, plots).encode("utf-8", "replace"))
     log(tracker, folder, report)
     return report
 
 
 def read_parts(folder: Path) -> dict[str, Any]:
-    """Return the parts that are finished; None for the others. Raises UserError where there is none."""
+    """Return the finished parts by name, None for the others.
+
+    Raises UserError if there is none.
+    """
     files = {part: folder / part / RESULT for part in PARTS}
     parts = {
         part: read_result(file) if file.is_file() else None
@@ -70,390 +122,288 @@ def read_parts(folder: Path) -> dict[str, Any]:
     }
     if not any(parts.values()):
         raise UserError(
-            f"out={folder} must have a finished part, got none. Run python -m infer.bench"
+            f"out={folder} must have a finished part, got none. Run python -m infer.bench."
         )
     return {"name": folder.resolve().name, **parts}
 
 
 def header(part: Row) -> str:
-    """Return in a line what a part's figures are of."""
+    """Return a line with the circumstances of a part."""
     settings = part["settings"]
     machine = part["hardware"]
-    place = machine["gpu"] or f"{machine['cpu']}, {machine['threads']} thread(s)"
-    model = Path(settings["model"]["path"]).resolve().name
-    chat = "chat template" if settings["chat"] else "no chat template"
+    speed = settings["speed"]
+    model = Path(settings["model"]).resolve().name
     facts = [
-        model + (" (gated)" if part["gated"] else ""),
+        f"{model} (gated)" if part["gated"] else model,
         settings["dtype"],
-        place,
-        chat,
+        machine["gpu"] or f"{machine['cpu']}, {machine['threads']} thread(s)",
     ]
     if part["kind"] == "speed":
-        speed = settings["speed"]
-        facts.append(f"{settings['count']} prompts a set x {speed['rounds']} rounds")
-        facts.append(f"up to {speed['max_new_tokens']} new tokens, texts stop at EOS")
-        facts.append(f"sampled: top_k={speed['top_k']}, top_p={speed['top_p']:g}")
+        temperatures = ", ".join(f"{value:g}" for value in speed["temperatures"])
+        facts += [
+            f"k={', '.join(map(str, speed['k']))}",
+            f"T={temperatures} (top_k={speed['top_k']}, top_p={speed['top_p']:g})",
+            "chat template" if part["chat"] else "no chat template",
+            f"{settings['count']} prompts a set x {speed['rounds']} rounds",
+            f"up to {speed['max_new_tokens']} new tokens, texts stop at EOS",
+        ]
     elif part["kind"] == "quality":
         facts.append(f"up to {settings['quality']['max_new_tokens']} new tokens")
     else:
         gsd = settings["gsd"]
-        facts.append(
-            ", ".join(
-                f"{name}={gsd[name]}"
-                for name in ("k", "theta_prob", "theta_sib", "tau")
-            )
-        )
+        names = ("k", "theta_prob", "theta_sib", "tau")
+        facts += [f"{name}={gsd[name]}" for name in names]
     return f"{', '.join(facts)}; {part['date'][:10]}, commit {part['commit'][:8]}"
 
 
-def speed_cells(rows: Sequence[Row]) -> Cells:
-    """Return the table of one prompt set at one temperature."""
-    heads = [
-        "decoder",
-        "tok/s",
-        "speed-\nup",
-        "95 %",
-        "length",
-        "acc.\n%",
-        "tok/\nfwd",
-        "1st\nms",
-        "same",
-    ]
-    cells = [
-        [
-            row["decoder"],
-            f"{row['output_tokens_per_second']:.0f}"
-            if row["output_tokens_per_second"] >= 10
-            else f"{row['output_tokens_per_second']:.2g}",
-            f"{row['speedup']:.2f}",
-            "–".join(f"{end:.2f}" for end in row["speedup_interval"] or ())
-            if row["decoder"] != PLAIN
-            else "",
-            number(row["mean_acceptance_length"]),
-            percent(row["draft_acceptance_rate"]),
-            number(row["tokens_per_forward"]),
-            f"{row['first_token_ms']:.0f}",
-            f"{row['same']}/{row['compared']}" if row["compared"] else "",
+def tables_of(report: Row, part: str) -> list[Table]:
+    """Return the tables of a finished part; those without rows are left out."""
+    rows = report[part]["rows"]
+    if part == "quality":
+        tables = [quality_table(rows)]
+    elif part == "gsd":
+        tables = [
+            gsd_table(f"{prompt_set}: {name}", group)
+            for (prompt_set, name), group in grouped(rows, "prompt_set", "part")
         ]
-        for row in rows
-    ]
-    return heads, cells
+    else:
+        tables = [
+            table
+            for (prompt_set, temperature), group in grouped(
+                rows, "prompt_set", "temperature"
+            )
+            for table in (
+                speed_table(f"{prompt_set}, {sampling(temperature)}", group),
+                position_table(group),
+                source_table(group),
+            )
+        ]
+    return [table for table in tables if table.rows]
 
 
-def position_cells(rows: Sequence[Row]) -> Cells:
-    """Return acceptance by position: survival in the first line of a decoder, conditional in the second."""
+def speed_table(title: str, rows: Sequence[Row]) -> Table:
+    """Return the decoders on one prompt set at one temperature."""
+    cells = []
+    for row in rows:
+        rate = row["output_tokens_per_second"]
+        cells.append(
+            [
+                row["decoder"],
+                f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}",
+                f"{row['speedup']:.2f}",
+                "" if row["decoder"] == PLAIN else interval(row["speedup_interval"]),
+                number(row["mean_acceptance_length"]),
+                number(row["draft_acceptance_rate"], 0, 100),
+                number(row["tokens_per_forward"]),
+                f"{row['first_token_ms']:.0f}",
+                same(row),
+            ]
+        )
+    return Table(title, SPEED_HEADS, cells)
+
+
+def position_table(rows: Sequence[Row]) -> Table:
+    """Return acceptance by position: a line with survival, one with conditional rates."""
     drafting = [row for row in rows if row["survival"]]
     deepest = min(POSITIONS, max((len(row["survival"]) for row in drafting), default=0))
-    heads = ["decoder", "rate", *map(str, range(1, deepest + 1))]
     cells = []
     for row in drafting:
         for name in ("survival", "conditional"):
-            places = [percent(share) for share in row[name][:deepest]]
-            cells.append(
-                [row["decoder"], name, *places, *[""] * (deepest - len(places))]
-            )
-    return heads, cells
+            rates = [number(rate, 0, 100) for rate in row[name][:deepest]]
+            rates += [""] * (deepest - len(rates))
+            cells.append([row["decoder"], name, *rates])
+    heads = ["decoder", "rate", *map(str, range(1, deepest + 1))]
+    return Table("acceptance rate per position, in %", heads, cells)
 
 
-def source_cells(rows: Sequence[Row]) -> Cells:
-    """Return who earns the accepted drafts: by source its share of them, and the share of its own accepted."""
+def source_table(rows: Sequence[Row]) -> Table:
+    """Return who earns the gain: each source's share of the accepted drafts."""
     drafting = [row for row in rows if row["sources"]]
-    sources = list(
-        dict.fromkeys(source for row in drafting for source in row["sources"])
-    )
-    heads = [
-        "decoder",
-        *(f"{source}\n{what}" for source in sources for what in ("share", "accepted")),
-    ]
-    cells = [
-        [
-            row["decoder"],
-            *(
-                percent(row["sources"].get(source, {}).get(what))
-                for source in sources
-                for what in ("share", "acceptance")
-            ),
-        ]
-        for row in drafting
-    ]
-    return heads, cells
+    cells = []
+    for row in drafting:
+        shares = [number(row["sources"].get(name), 0, 100) for name in SOURCE_HEADS]
+        length = number(row["mean_acceptance_length"])
+        cells.append([row["decoder"], f"{row['speedup']:.2f}", length, *shares])
+    heads = ["decoder", "speed-\nup", "length", *SOURCE_HEADS.values()]
+    return Table("who earns it: accepted drafts by source, in %", heads, cells)
 
 
-def quality_cells(rows: Sequence[Row]) -> Cells:
-    """Return the table of the scores."""
-    heads = ["benchmark", "model", "decoder", "T", "metric", "%", "95 %", "of", "same"]
+def quality_table(rows: Sequence[Row]) -> Table:
+    """Return the scores."""
     cells = [
         [
             row["benchmark"],
             row["who"],
             row["decoder"],
-            f"{row['temperature']:g}",
             row["metric"],
-            percent(row["value"], 1),
-            "–".join(f"{100 * end:.1f}" for end in row["interval"] or ()),
+            number(row["value"], 1, 100),
+            interval(row["interval"], 1, 100),
             str(row["problems"]),
-            f"{row['same']}/{row['compared']}" if row["compared"] else "",
+            same(row),
         ]
         for row in rows
     ]
-    return heads, cells
+    return Table("scores", QUALITY_HEADS, cells)
 
 
-def gsd_cells(rows: Sequence[Row]) -> Cells:
-    """Return the rows of one table of GSD."""
-    every = dict.fromkeys(key for row in rows for key in row)
-    names = [name for name in every if name not in ("part", "prompt_set")]
-    return names, [[_gsd_cell(row.get(name)) for name in names] for row in rows]
+def gsd_table(title: str, rows: Sequence[Row]) -> Table:
+    """Return the rows of one table of GSD, a column for each figure."""
+    columns = dict.fromkeys(name for row in rows for name in row)
+    names = [name for name in columns if name not in ("part", "prompt_set")]
+    cells = [[gsd_cell(row.get(name)) for name in names] for row in rows]
+    return Table(title, [name.replace("_", "\n") for name in names], cells)
 
 
-def _gsd_cell(value: Any) -> str:
+def gsd_cell(value: Any) -> str:
+    """Format a figure, a name or a list of figures."""
     if isinstance(value, list):
-        return " ".join(map(_gsd_cell, value))
-    return (
-        f"{value:.3g}"
-        if isinstance(value, float)
-        else ""
-        if value is None
-        else str(value)
-    )
+        return " ".join(map(gsd_cell, value))
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return "" if value is None else str(value)
 
 
-def number(value: float | None) -> str:
-    """Format a figure to two places; nothing for None."""
-    return "" if value is None else f"{value:.2f}"
+def number(value: float | None, places: int = 2, scale: float = 1) -> str:
+    """Format a figure; empty for None."""
+    return "" if value is None else f"{scale * value:.{places}f}"
 
 
-def percent(value: float | None, places: int = 0) -> str:
-    """Format a share in percent; nothing for None."""
-    return "" if value is None else f"{100 * value:.{places}f}"
+def interval(ends: Sequence[float] | None, places: int = 2, scale: float = 1) -> str:
+    """Format an interval; empty for None."""
+    return "–".join(number(end, places, scale) for end in ends or ())
 
 
-def tables_of(
-    report: Row, parts: Collection[str] = PARTS
-) -> dict[str, list[tuple[str, Cells]]]:
-    """Return the tables of each finished part, with their titles."""
-    tables: dict[str, list[tuple[str, Cells]]] = {
-        part: [] for part in parts if report[part]
-    }
-    if "speed" in tables:
-        for (prompt_set, temperature), rows in grouped(
-            report["speed"]["rows"], "prompt_set", "temperature"
-        ):
-            title = f"{prompt_set}, {'greedy' if not temperature else f'temperature {temperature:g}'}"
-            tables["speed"].append((title, speed_cells(rows)))
-            tables["speed"].append(
-                ("acceptance rate per position, in %", position_cells(rows))
-            )
-            tables["speed"].append(
-                ("accepted drafts by source, in %", source_cells(rows))
-            )
-    if "quality" in tables:
-        tables["quality"].append(("scores", quality_cells(report["quality"]["rows"])))
-    if "gsd" in tables:
-        for (prompt_set, part), rows in grouped(
-            report["gsd"]["rows"], "prompt_set", "part"
-        ):
-            tables["gsd"].append((f"{prompt_set}: {part}", gsd_cells(rows)))
-    return {
-        part: [(title, cells) for title, cells in of_part if cells[1]]
-        for part, of_part in tables.items()
-    }
+def same(row: Row) -> str:
+    """Format the number of texts that equal plain decoding's; empty if none was compared."""
+    return f"{row['same']}/{row['compared']}" if row["compared"] else ""
+
+
+def sampling(temperature: float) -> str:
+    """Return the name of a temperature."""
+    return f"temperature {temperature:g}" if temperature else "greedy"
 
 
 def grouped(
     rows: Sequence[Row], *names: str
 ) -> list[tuple[tuple[Any, ...], list[Row]]]:
-    """Return rows by the values of these columns, in the order in which they come."""
+    """Return rows by the values of these columns, in their order."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in names), []).append(row)
     return list(groups.items())
 
 
-def print_report(
-    report: Row, parts: Collection[str], console: Console | None = None
-) -> None:
-    """Print the tables of these parts, and what to beware of."""
-    console = console or PlainConsole()
-    for part, tables in tables_of(report, parts).items():
+def print_report(report: Row, parts: Collection[str]) -> None:
+    """Print the tables and warnings of these parts."""
+    console = PlainConsole()
+    for part in parts:
         console.print(header(report[part]), soft_wrap=True)
-        for title, (heads, body) in tables:
-            table = Table(
-                title=title,
-                title_justify="left",
-                box=box.SIMPLE_HEAD,
-                pad_edge=False,
-                padding=(0, 1, 0, 0),
+        for table in tables_of(report, part):
+            console.print(f"\n{table.title}", soft_wrap=True)
+            printed = RichTable(
+                box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
             )
-            for at, head in enumerate(heads):
-                table.add_column(
-                    head, justify="left" if at == 0 else "right", no_wrap=True
+            for at, head in enumerate(table.heads):
+                printed.add_column(
+                    head, justify="right" if at else "left", no_wrap=True
                 )
-            for cells in body:
-                table.add_row(*cells)
-            console.print(table)
+            for cells in table.rows:
+                printed.add_row(*cells)
+            console.print(printed)
         for warning in report[part]["warnings"]:
             console.print(f"warning: {warning}", soft_wrap=True)
 
 
 def acceptance_csv(rows: Sequence[Row]) -> str:
-    """Return the columns of speculators' evaluation, a row for each prompt set, decoder and temperature.
+    """Return the columns of speculators' evaluation.
 
-    A draft is a verification there, and acceptance at a position is survival.
+    A row for each prompt set, decoder and temperature; acceptance at a position is survival.
     """
     drafting = [row for row in rows if row["verifications"]]
     deepest = max((len(row["survival"]) for row in drafting), default=0)
     positions = [f"acceptance_at_pos_{at}" for at in range(deepest)]
-    counts = [
-        "num_drafts",
-        "num_draft_tokens",
-        "num_accepted_tokens",
-        "acceptance_length",
-    ]
     file = io.StringIO()
     writer = csv.writer(file)
-    writer.writerow(["subset", "decoder", "temperature", *counts, *positions])
+    writer.writerow(["subset", "decoder", "temperature", *COUNTS, *positions])
     for row in drafting:
         survival = [*row["survival"], *[0.0] * (deepest - len(row["survival"]))]
-        named = [row["prompt_set"], row["decoder"], row["temperature"]]
-        figures = [
-            row["verifications"],
-            row["drafted"],
-            row["accepted"],
-            row["mean_acceptance_length"],
-        ]
-        writer.writerow([*named, *figures, *survival])
+        place = [row["prompt_set"], row["decoder"], row["temperature"]]
+        counts = [row[name] for name in COUNTS.values()]
+        writer.writerow([*place, *counts, *survival])
     return file.getvalue()
 
 
-def plots_of(report: Row) -> dict[str, tuple[str, Callable[[Figure], None]]]:
-    """Return the title of each plot and what draws it, by the name of its file; none without speed."""
-    speed = report["speed"]
-    if not speed:
-        return {}
-    return {
-        "speedup": (
-            "Speedup over plain decoding",
-            partial(draw_speedups, speed["rows"]),
-        ),
-        "acceptance": (
-            "Acceptance by position (survival)",
-            partial(draw_acceptance, speed["rows"]),
-        ),
-        "rows": ("Cost of a forward", partial(draw_rows, speed["roofline"])),
-    }
-
-
 def draw_speedups(rows: Sequence[Row], figure: Figure) -> None:
-    """Draw bars of all decoders with their intervals, a panel for each prompt set and temperature."""
-    panels = grouped(
-        [row for row in rows if row["decoder"] != PLAIN], "prompt_set", "temperature"
-    )
-    rows_of_panels = -(-len(panels) // 2)
-    height = 0.6 + 0.25 * max(len(own) for _, own in panels)
-    figure.set_size_inches(4.2 * min(2, len(panels)), height * rows_of_panels)
-    for axis, ((prompt_set, temperature), own) in zip(
-        _axes(figure, len(panels)), panels
-    ):
-        names = [label(row["decoder"]) for row in own][::-1]
-        values = [row["speedup"] for row in own][::-1]
-        intervals = [
-            row["speedup_interval"] or (row["speedup"], row["speedup"]) for row in own
-        ][::-1]
-        errors = [
-            [max(0.0, value - low) for value, (low, _) in zip(values, intervals)],
-            [max(0.0, high - value) for value, (_, high) in zip(values, intervals)],
-        ]
-        hues = [
-            HUES[6] if row["decoder"].startswith((PEER, BASE)) else HUES[0]
-            for row in own
-        ][::-1]
-        axis.barh(names, values, xerr=errors, color=hues, ecolor="#333333", capsize=2)
-        axis.axvline(1, color="#333333", linewidth=0.8)
-        axis.set_title(
-            f"{label(prompt_set)}, {'greedy' if not temperature else f'T={temperature:g}'}",
-            fontsize=9,
-        )
-        axis.tick_params(labelsize=8)
-
-
-def draw_acceptance(rows: Sequence[Row], figure: Figure) -> None:
-    """Draw the share of verifications whose drafts were accepted up to each position, greedy or coldest."""
-    coldest = min(row["temperature"] for row in rows)
-    drafting = [
-        row for row in rows if row["temperature"] == coldest and row["survival"]
-    ]
-    panels = grouped(drafting, "prompt_set")
-    figure.set_size_inches(
-        4.2 * min(2, max(1, len(panels))), 3 * max(1, -(-len(panels) // 2))
-    )
-    for axis, ((prompt_set,), own) in zip(_axes(figure, len(panels)), panels):
-        for at, row in enumerate(own):
-            survival = row["survival"][: 2 * POSITIONS]
-            style = (
-                "--"
-                if row["decoder"].startswith(PEER)
-                else "-"
-                if at < len(HUES)
-                else ":"
+    """Draw speedups with intervals, a panel for each prompt set and temperature."""
+    drafting = [row for row in rows if row["decoder"] != PLAIN]
+    panels = grouped(drafting, "prompt_set", "temperature")
+    tallest = max((len(group) for _, group in panels), default=1)
+    axes = panels_of(figure, len(panels), height=0.9 + 0.25 * tallest)
+    for axis, ((prompt_set, temperature), group) in zip(axes, panels):
+        for row in reversed(group):
+            peer = row["decoder"].startswith((PEER, BASE))
+            ends = row["speedup_interval"] or (row["speedup"], row["speedup"])
+            low, high = (abs(end - row["speedup"]) for end in ends)
+            axis.barh(
+                label(row["decoder"]),
+                row["speedup"],
+                xerr=[[low], [high]],
+                color=COLORS[-1] if peer else COLORS[0],
+                ecolor="#333333",
+                capsize=2,
             )
-            places = range(1, len(survival) + 1)
+        axis.axvline(1, color="#333333", linewidth=0.8)
+        axis.set_title(f"{label(prompt_set)}, {sampling(temperature)}", fontsize=9)
+
+
+def draw_survival(rows: Sequence[Row], figure: Figure) -> None:
+    """Draw survival by position at the lowest temperature, a panel for each prompt set."""
+    lowest = min(row["temperature"] for row in rows)
+    drafting = [row for row in rows if row["temperature"] == lowest and row["survival"]]
+    panels = grouped(drafting, "prompt_set")
+    axes = panels_of(figure, len(panels), height=3)
+    for axis, ((prompt_set,), group) in zip(axes, panels):
+        for at, row in enumerate(group):
+            survival = row["survival"][: 2 * POSITIONS]
             axis.plot(
-                places,
+                range(1, len(survival) + 1),
                 survival,
-                style,
-                color=HUES[at % len(HUES)],
+                "-" if at < len(COLORS) else ":",
+                color=COLORS[at % len(COLORS)],
                 marker=".",
                 label=label(row["decoder"]),
             )
-        axis.set_title(f"{label(prompt_set)}, T={coldest:g}", fontsize=9)
-        axis.set_xlabel("position of a draft", fontsize=8)
+        axis.set_title(f"{label(prompt_set)}, {sampling(lowest)}", fontsize=9)
+        axis.set_xlabel("position of the draft", fontsize=8)
         axis.set_ylim(0, 1)
         axis.legend(fontsize=7)
-        axis.tick_params(labelsize=8)
 
 
-def draw_rows(roofline: Row, figure: Figure) -> None:
-    """Draw milliseconds of a forward by its rows, measured and by the roofline."""
-    figure.set_size_inches(4.2, 3)
-    axis = figure.subplots()
-    axis.plot(
-        roofline["rows"],
-        roofline["ms"],
-        "-",
-        color=HUES[0],
-        marker=".",
-        label="measured",
-    )
-    if roofline["roofline_ms"]:
-        axis.plot(
-            roofline["rows"],
-            roofline["roofline_ms"],
-            "--",
-            color=HUES[1],
-            label="roofline",
-        )
+def draw_roofline(roofline: Row, figure: Figure) -> None:
+    """Draw the milliseconds of a forward by its rows, and the lower bound."""
+    (axis,) = panels_of(figure, 1, height=3)
+    rows = roofline["rows"]
+    axis.plot(rows, roofline["ms"], ".-", color=COLORS[0], label="measured")
+    axis.plot(rows, roofline["roofline_ms"], "--", color=COLORS[1], label="roofline")
     axis.set_xscale("log", base=2)
-    axis.set_xticks(roofline["rows"], list(map(str, roofline["rows"])))
+    axis.set_xticks(rows, list(map(str, rows)))
     axis.set_ylim(0)
-    axis.set_xlabel(
-        f"rows of a forward, behind {roofline['context']} tokens", fontsize=8
-    )
+    axis.set_xlabel(f"rows, behind {roofline['context']} tokens", fontsize=8)
     axis.set_ylabel("ms", fontsize=8)
     axis.legend(fontsize=8)
-    axis.tick_params(labelsize=8)
 
 
-def _axes(figure: Figure, count: int) -> list[Axes]:
-    """Return the axes of `count` panels, two in a row; one that is left over is not shown."""
-    axes = (
-        figure.subplots(max(1, -(-count // 2)), min(2, max(1, count)), squeeze=False)
-        .flatten()
-        .tolist()
-    )
+def panels_of(figure: Figure, count: int, *, height: float) -> list[Axes]:
+    """Return the axes of `count` panels, two in a row, each of this height in inches."""
+    lines = max(1, -(-count // 2))
+    columns = min(2, max(1, count))
+    figure.set_size_inches(4.2 * columns, height * lines)
+    axes: list[Axes] = figure.subplots(lines, columns, squeeze=False).flatten().tolist()
+    for axis in axes:
+        axis.tick_params(labelsize=8)
     for axis in axes[count:]:
         axis.set_visible(False)
-    return axes
+    return axes[:count]
 
 
 def png(draw: Callable[[Figure], None]) -> bytes:
@@ -467,42 +417,31 @@ def png(draw: Callable[[Figure], None]) -> bytes:
 
 def page(report: Row, plots: Mapping[str, bytes]) -> str:
     """Return the report as one HTML file without scripts or links to other files."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        trim_blocks=True,
-    )
+    loader = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True)
+    images = {name: base64.b64encode(image).decode() for name, image in plots.items()}
+    finished = [part for part in PARTS if report[part]]
     return environment.get_template("report.html.j2").render(
-        name=report["name"],
-        headers={part: header(report[part]) for part in PARTS if report[part]},
-        warnings=[
-            warning
-            for part in PARTS
-            if report[part]
-            for warning in report[part]["warnings"]
-        ],
-        plots={
-            title: base64.b64encode(image).decode() for title, image in plots.items()
-        },
-        tables=tables_of(report),
-        samples=report["speed"]["samples"] if report["speed"] else [],
-        kinds=KINDS,
+        report=report,
+        headers={part: header(report[part]) for part in finished},
+        tables={part: tables_of(report, part) for part in finished},
+        plots=images,
     )
 
 
 def log(tracker: TrackerConfig, folder: Path, report: Row) -> None:
-    """Send the figures of the report to the run that the folder has, or a new one, as its summary."""
+    """Send the figures to the folder's W&B run, or to a new one, as its summary."""
     if tracker.mode == "disabled":
         return
-    parts = {part: report[part] for part in PARTS if report[part]}
-    model = Path(next(iter(parts.values()))["settings"]["model"]["path"])
+    settings = {part: report[part]["settings"] for part in PARTS if report[part]}
+    model = Path(next(iter(settings.values()))["model"])
     run = WandbRun(
         tracker,
         folder,
         file=run_file(folder),
         name=f"{report['name']}-report",
         job_type="report",
-        settings={part: value["settings"] for part, value in parts.items()},
+        settings=settings,
         tell=partial(print_line, error=True),
         linked=run_file(model.parent, model.name),  # of the model's export
     )
@@ -512,22 +451,16 @@ def log(tracker: TrackerConfig, folder: Path, report: Row) -> None:
 
 def scalars(report: Row) -> dict[str, float]:
     """Return the figures by names that W&B groups into sections."""
-    values: dict[str, float] = {}
-    figures = (
-        "speedup",
-        "output_tokens_per_second",
-        "mean_acceptance_length",
-        "draft_acceptance_rate",
-    )
+    values = {}
     for row in report["speed"]["rows"] if report["speed"] else ():
-        place = f"speed/{row['prompt_set']}/T{row['temperature']:g}/{row['decoder']}".replace(
-            ".", "_"
-        )
-        values |= {
-            f"{place}/{name}": row[name] for name in figures if row[name] is not None
-        }
+        place = f"speed/{row['prompt_set']}/T{row['temperature']:g}/{row['decoder']}"
+        for name in SCALARS:
+            values[f"{place}/{name}"] = row[name]
     for row in report["quality"]["rows"] if report["quality"] else ():
-        place = f"quality/{row['benchmark']}/T{row['temperature']:g}/{row['who']}_{row['decoder']}"
-        if row["value"] is not None:
-            values[f"{place}/{row['metric']}".replace(".", "_")] = row["value"]
-    return values
+        name = f"{row['who']}_{row['decoder']}/{row['metric']}"
+        values[f"quality/{row['benchmark']}/{name}"] = row["value"]
+    return {
+        name.replace(".", "_"): value
+        for name, value in values.items()
+        if value is not None
+    }

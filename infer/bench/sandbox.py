@@ -1,13 +1,12 @@
-"""Untrusted Python programs: run beside their tests in bubblewrap, and judged.
+"""Run an untrusted Python program and its tests in bubblewrap, and judge it.
 
-A program sees a read-only /usr, Python's standard library and an empty working folder in memory. It has no
-network, no environment, no other processes and, started by root, a user id of its own. prlimit bounds memory,
-CPU seconds, processes and files; the sum of all processes' memory is bounded by memory * processes only.
+The program sees a read-only /usr, Python's standard library and an empty working folder in
+memory. It has no network, no environment, no other processes and no root rights. prlimit
+bounds memory, CPU seconds, processes and files of each process.
 
-A program passes if its tests printed a random token after their last line: `sys.exit(0)`, `os._exit(0)` and a
-printed "passed" fail. Program and tests share a process, as in HumanEval's own harness, so a program written
-against this file can still cheat: it can find the token in memory, redefine what the tests compare with, or
-return an object that equals everything.
+A program passes if the random token behind the last line of its tests is printed, so that
+`sys.exit(0)`, `os._exit(0)` and a printed "passed" fail. Program and tests share a process, as
+in HumanEval's own harness: a program that is written against this one can cheat.
 """
 
 import json
@@ -25,12 +24,21 @@ from typing import IO, NamedTuple
 
 MIB = 1 << 20
 OUTPUT_TAIL = 1 << 16  # bytes
-TIME_LIMIT_SIGNAL = 24  # SIGXCPU
-FIRST_USER = 20_000  # user ids of programs that root starts
+CPU_TIME_EXIT_CODE = 128 + 24  # SIGXCPU
+FIRST_USER = 20_000  # user ids of programs, if root starts them
 USERS = 20_000
-_numbers = count(os.getpid() * 64)
+NAMESPACES = (
+    "bwrap --unshare-net --unshare-pid --unshare-ipc --unshare-uts --unshare-cgroup-try "
+    "--die-with-parent --new-session --hostname sandbox --cap-drop ALL --ro-bind /usr /usr"
+)
+ENVIRONMENT = {
+    "LANG": "C.UTF-8",
+    "LD_LIBRARY_PATH": "/python/lib",
+    "PATH": "/usr/bin:/bin",
+}
+_user_numbers = count(os.getpid() * 64)
 
-# stdin holds the job; the program itself reads an empty one.
+# The job comes by stdin; the program's own stdin is empty.
 DRIVER = """
 import json, os, sys, types
 job = json.loads(sys.stdin.buffer.read())
@@ -45,17 +53,17 @@ os.write(1, job["token"].encode())
 
 @dataclass(frozen=True)
 class ProgramLimits:
-    """What a program may use."""
+    """The limits of a program."""
 
     cpu_seconds: int = 10
     wall_seconds: float = 30.0
-    memory: int = 1024  # MiB of address space, for each process
+    memory: int = 1024  # MiB of address space of each process
     processes: int = 8
-    file: int = 16  # MiB of a file and of the output; the working folder holds four times as much
+    file: int = 16  # MiB of a file; the working folder holds four times as much
 
 
 class Verdict(NamedTuple):
-    """`result` is passed, failed, timed out or out of memory; `message` is the last line of stderr."""
+    """`result` is passed, failed, timed out or out of memory; `message` says why."""
 
     result: str
     message: str = ""
@@ -65,6 +73,9 @@ class Verdict(NamedTuple):
         """True if the tests ran to their end."""
         return self.result == "passed"
 
+    def __str__(self) -> str:
+        return f"{self.result}: {self.message}" if self.message else self.result
+
 
 def judge(source: str, tests: str, limits: ProgramLimits | None = None) -> Verdict:
     """Run a program and then its tests in one process, and return the verdict."""
@@ -72,18 +83,13 @@ def judge(source: str, tests: str, limits: ProgramLimits | None = None) -> Verdi
     token = secrets.token_hex(16)
     job = json.dumps({"source": source, "tests": tests, "token": token})
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        # start_new_session: Ctrl-C is the caller's, and bwrap dies with its parent.
         process = subprocess.Popen(
             command(limits),
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=errors,
-            env={
-                "LANG": "C.UTF-8",
-                "LD_LIBRARY_PATH": "/python/lib",
-                "PATH": "/usr/bin:/bin",
-            },
-            start_new_session=True,
+            env=ENVIRONMENT,
+            start_new_session=True,  # Ctrl-C is for the caller; bwrap dies with it
         )
         try:
             process.communicate(job.encode(), timeout=limits.wall_seconds)
@@ -92,96 +98,57 @@ def judge(source: str, tests: str, limits: ProgramLimits | None = None) -> Verdi
         finally:
             process.kill()
             process.wait()
-        lines = _tail(errors).strip().splitlines()
-        message = (
-            lines[-1][:200]
-            if lines
-            else f"exit code {process.returncode} before the end of the tests"
-        )
-        if process.returncode == 128 + TIME_LIMIT_SIGNAL:
+        if process.returncode == CPU_TIME_EXIT_CODE:
             return Verdict("timed out", f"after {limits.cpu_seconds} s of CPU time")
         if process.returncode == 0 and token in _tail(output):
             return Verdict("passed")
-        return Verdict(
-            "out of memory" if message.startswith("MemoryError") else "failed", message
-        )
+        lines = _tail(errors).strip().splitlines() or [
+            f"exit code {process.returncode} before the end of the tests"
+        ]
+    is_memory = lines[-1].startswith("MemoryError")
+    return Verdict("out of memory" if is_memory else "failed", lines[-1][:200])
 
 
 @cache
 def unavailable() -> str:
-    """Return why programs cannot be judged on this machine, in a sentence; empty if they can."""
-    missing = [
-        name for name in ("bwrap", "prlimit", "setpriv") if not shutil.which(name)
-    ]
-    if "bwrap" in missing:
-        return "Programs cannot be judged without bwrap. Install bubblewrap (apt-get install bubblewrap)."
-    if missing:
-        return f"Programs cannot be judged without {missing[0]}. Install it (apt-get install util-linux)."
+    """Return why programs cannot be judged on this machine; empty if they can."""
+    for name, package in (
+        ("bwrap", "bubblewrap"),
+        ("prlimit", "util-linux"),
+        ("setpriv", "util-linux"),
+    ):
+        if not shutil.which(name):
+            return f"programs cannot be judged without {name}. Install it (apt-get install {package})."
     verdict = judge("", "")
     if verdict.passed:
         return ""
-    return (
-        f"Programs cannot be judged: bwrap must create namespaces here, got {verdict.message!r}. Allow user "
-        "namespaces, or install bubblewrap 0.7 or newer (apt-get install bubblewrap)."
-    )
+    return f"bwrap must create namespaces, got {verdict.message}. Allow user namespaces on this machine."
 
 
 def command(limits: ProgramLimits) -> list[str]:
-    """Return the command that reads a job from stdin and runs it confined."""
-    words = [
-        "bwrap",
-        "--unshare-net",
-        "--unshare-pid",
-        "--unshare-ipc",
-        "--unshare-uts",
-        "--unshare-cgroup-try",
-    ]
-    words += [
-        "--die-with-parent",
-        "--new-session",
-        "--hostname",
-        "sandbox",
-        "--cap-drop",
-        "ALL",
-    ]
-    words += ["--ro-bind", "/usr", "/usr"]
+    """Return the command that reads a job from stdin and runs it in the sandbox."""
+    words = NAMESPACES.split()
     for link in ("/bin", "/lib", "/lib64"):
-        words += (
-            ["--symlink", f"usr{link}", link]
-            if Path(link).is_symlink()
-            else ["--ro-bind-try", link, link]
-        )
+        if Path(link).is_symlink():
+            words += ["--symlink", f"usr{link}", link]
+        else:
+            words += ["--ro-bind-try", link, link]
     words += ["--ro-bind", sys.base_prefix, "/python"]
-    words += [
-        "--proc",
-        "/proc",
-        "--dev",
-        "/dev",
-        "--perms",
-        "1777",
-        "--size",
-        str(4 * limits.file * MIB),
-    ]
-    words += ["--tmpfs", "/tmp", "--remount-ro", "/", "--chdir", "/tmp"]
-    if os.geteuid() == 0:  # the kernel holds root to no number of processes
-        user = str(FIRST_USER + next(_numbers) % USERS)
-        words += [
-            "--cap-add",
-            "CAP_SETUID",
-            "--cap-add",
-            "CAP_SETGID",
-            "setpriv",
-            "--inh-caps=-all",
-        ]
-        words += ["--reuid", user, "--regid", user, "--clear-groups"]
+    folder = 4 * limits.file * MIB
+    words += (
+        f"--proc /proc --dev /dev --perms 1777 --size {folder} --tmpfs /tmp".split()
+    )
+    words += ["--remount-ro", "/", "--chdir", "/tmp"]
+    if os.geteuid() == 0:  # the kernel does not limit the number of root's processes
+        user = FIRST_USER + next(_user_numbers) % USERS
+        words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "setpriv"]
+        words += f"--inh-caps=-all --reuid {user} --regid {user} --clear-groups".split()
     else:
         words += ["--unshare-user"]
     words += [
         "prlimit",
         f"--as={limits.memory * MIB}",
         f"--cpu={limits.cpu_seconds}:{limits.cpu_seconds + 1}",
-    ]
-    words += [
         f"--nproc={limits.processes}",
         f"--fsize={limits.file * MIB}",
         "--core=0",

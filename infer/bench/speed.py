@@ -1,162 +1,123 @@
 """Speed: prompts decoded plainly and with drafts, in pairs.
 
-Every run stands next to one of plain decoding, its pair: what slows the machine for seconds slows both. One
-run of plain decoding serves the two beside it, and from turn to turn a decoder stands beside others:
+Every run stands beside a run of plain decoding, its pair, so that a change of the machine's
+speed meets both. One run of plain decoding serves its two neighbours, and the order changes
+from turn to turn:
 
     turn 0    A plain B    C plain D    E plain
     turn 1    B plain A    D plain C    plain E
     turn 2    B plain C    D plain E    A plain
 
-A run's time is that of the whole text, its prompt included.
+The time of a run is that of the whole text, its prompt included.
 """
 
-import hashlib
-import time
-import zlib
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
+from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-from infer.api import Model, generate
+from infer.api import Model
 from infer.bench import statistics
 from infer.bench.config import BenchConfig
+from infer.bench.harness import Part, WorkerGroup
 from infer.bench.peers import peer_decoders
 from infer.bench.prompts import Prompt
-from infer.config import SOURCES, DecodeConfig
-from infer.engine.runner import duration
-from infer.engine.sampling import SEEDS
-from infer.loop import Step
+from infer.bench.roofline import measure_roofline
+from infer.bench.runs import Decoder, decoder
+from infer.models.checkpoint import ModelDirectory
 
 K = TypeVar("K")
+Row = dict[str, Any]
 PLAIN = "plain"
 BASE = "base, plain"
-PEER = "hf "  # begins the name of a decoder of Transformers
-WARM_UP = 8  # new tokens of each decoder's first run, which is not counted
+PEER = "hf "  # begins the names of Transformers' decoders
+TOTALS = ("tokens", "forwards", "verifications", "drafted", "accepted")
 
 
-@dataclass
-class Run:
-    """One prompt decoded once; times are in seconds from the prompt on.
+class SpeedPart(Part):
+    """part=speed: a record is a turn, in which each decoder decodes a prompt once."""
 
-    A verification is a forward that judged at least one draft. `judged`, `reached` and `right` count by
-    position the drafts that were judged, those of them behind accepted drafts alone, and the accepted ones.
-    """
+    title = "speed"
 
-    tokens: list[int]
-    seconds: float
-    first_seconds: float = 0.0  # until the first tokens were there
-    forwards: int = 0
-    rows: int = 0  # fed in all forwards but the prompt's
-    verifications: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    judged: list[int] = field(default_factory=list)
-    reached: list[int] = field(default_factory=list)
-    right: list[int] = field(default_factory=list)
-    proposed: dict[str, int] = field(default_factory=dict)  # drafts by source
-    sources: dict[str, int] = field(default_factory=dict)  # accepted drafts by source
+    def __init__(
+        self,
+        config: BenchConfig,
+        directory: ModelDirectory,
+        sets: Mapping[str, Sequence[Prompt]],
+    ) -> None:
+        super().__init__(config, directory)
+        self._sets = sets
+        self._decoders: dict[float, dict[str, Decoder]] = {}
+        self._turns = {
+            f"{name}-{round_:03}-{index:05}": (name, round_, index)
+            for name, prompts in sets.items()
+            for round_ in range(config.speed.rounds)
+            for index in range(len(prompts))
+        }
+        self.names = list(self._turns)
+        self.content = [[prompt.ids for prompt in sets[name]] for name in sets]
 
-    def record(self) -> dict[str, Any]:
-        """Return the run as JSON, with the number and a fingerprint of its tokens."""
-        text = hashlib.sha256(str(self.tokens).encode()).hexdigest()[:16]
-        return asdict(self) | {"tokens": len(self.tokens), "text": text}
+    def load(self, workers: WorkerGroup) -> None:
+        """Load the models, and decode the longest prompt once by each decoder."""
+        super().load(workers)
+        self._decoders = decoders_of(self.config, self.model, self.base)
+        prompts = [prompt for prompts in self._sets.values() for prompt in prompts]
+        longest = max(prompts, key=lambda prompt: len(prompt.ids))
+        for decoders in self._decoders.values():
+            for decode in decoders.values():
+                decode(longest)
 
+    def measure(self, name: str) -> Row:
+        """Return the runs of a turn."""
+        prompt_set, round_, index = self._turns[name]
+        prompt = self._sets[prompt_set][index]
+        runs = measure_turn(self._decoders, prompt, round_ + index)
+        return {"prompt_set": prompt_set, "prompt": prompt.id, "runs": runs}
 
-Decoder = Callable[[Prompt], Run]
-
-
-def decoder(model: Model, decode: DecodeConfig, *, seed: int) -> Decoder:
-    """Return a way to decode as a function of the prompt."""
-
-    def run(prompt: Prompt) -> Run:
-        began = time.perf_counter()
-        first = 0.0
-        steps: list[Step] = []
-        for step in generate(
-            model, [prompt.ids], decode, seeds=[seed_of(prompt, seed)]
-        ):
-            first = first or time.perf_counter()  # the tokens are on the host
-            steps.append(step)
-        return run_of(
-            steps,
-            seconds=duration(began, time.perf_counter()),
-            first_seconds=first - began,
-        )
-
-    return run
-
-
-def run_of(steps: Sequence[Step], *, seconds: float, first_seconds: float) -> Run:
-    """Return what the steps of one text came to."""
-    # An end within the accepted drafts hides those behind it.
-    judged = [
-        step.accepted if step.accepted == len(step.tokens) else step.depth
-        for step in steps
-    ]
-    right = [step.accepted for step in steps]
-    return Run(
-        tokens=[token for step in steps for token in step.tokens],
-        seconds=seconds,
-        first_seconds=first_seconds,
-        forwards=len(steps),
-        rows=sum(step.rows for step in steps),
-        verifications=sum(step.drafted > 0 for step in steps),
-        drafted=sum(step.drafted for step in steps),
-        accepted=sum(right),
-        judged=by_position(judged),
-        reached=by_position([min(deep, done + 1) for deep, done in zip(judged, right)]),
-        right=by_position(right),
-        proposed=dict(Counter(source for step in steps for source in step.proposed)),
-        sources=dict(Counter(source for step in steps for source in step.sources)),
-    )
-
-
-def by_position(depths: Sequence[int]) -> list[int]:
-    """Return how many of these depths reach position 1, 2, ... of a draft."""
-    return [
-        sum(depth >= position for depth in depths)
-        for position in range(1, max(depths, default=0) + 1)
-    ]
-
-
-def seed_of(prompt: Prompt, seed: int) -> int:
-    """Return a seed of the prompt alone: the same in every round, for every decoder and on every rank."""
-    return (seed + zlib.crc32(prompt.id.encode())) % SEEDS
+    def result(self, records: Mapping[str, Row], folder: Path) -> dict[str, Any]:
+        """Return the rows of the report, and the roofline."""
+        order = list(next(iter(self._decoders.values())))
+        return {
+            "rows": rows_of(records, order),
+            "roofline": measure_roofline(self.model.lm),
+            "chat": any(
+                prompt.chat for prompts in self._sets.values() for prompt in prompts
+            ),
+        }
 
 
 def decoders_of(
     config: BenchConfig, model: Model, base: Model | None
 ) -> dict[float, dict[str, Decoder]]:
     """Return the decoders by temperature and name, plain decoding first."""
-    result: dict[float, dict[str, Decoder]] = {}
+    decoders: dict[float, dict[str, Decoder]] = {}
     for temperature in config.speed.temperatures:
-        decodes = config.speed.decodes(temperature, draft=model.draft is not None)
+        configs = config.speed.decode_configs(
+            temperature, max_k=max_k(model), draft=model.draft is not None
+        )
         named = {
             name: decoder(model, decode, seed=config.seed)
-            for name, decode in decodes.items()
+            for name, decode in configs.items()
         }
         if base:
-            named[BASE] = decoder(base, decodes[PLAIN], seed=config.seed)
-        for name, generated in peer_decoders(
-            model, decodes[PLAIN], config.speed.peers
-        ).items():
-            named[f"{PEER}{name}"] = peer_runs(generated, config.seed)
-        result[temperature] = named
-    return result
+            named[BASE] = decoder(base, configs[PLAIN], seed=config.seed)
+        peers = peer_decoders(model, configs[PLAIN], config.speed.peers, config.seed)
+        named |= {f"{PEER}{name}": peer for name, peer in peers.items()}
+        decoders[temperature] = named
+    return decoders
 
 
-def peer_runs(
-    generated: Callable[[Prompt, int], Mapping[str, Any]], seed: int
-) -> Decoder:
-    """Return a peer as a function of the prompt; its seed is that of our decoders."""
-    return lambda prompt: Run(**generated(prompt, seed_of(prompt, seed)))
+def max_k(model: Model) -> int:
+    """Return how many adaptive tokens the model can have in a row."""
+    ids = model.adaptive.ids if model.adaptive else ()
+    return sys.maxsize if len(ids) == 1 else len(ids)  # one id may be repeated
 
 
 def blocks(names: Sequence[K], plain: K, turn: int) -> list[list[K]]:
-    """Return the order of a turn: the pair of a name is the `plain` of its block."""
+    """Return the order of a turn, in blocks of a run of `plain` and its neighbours."""
     if not names:
         return [[plain]]
     shift = turn // 2 % len(names)
@@ -170,124 +131,102 @@ def blocks(names: Sequence[K], plain: K, turn: int) -> list[list[K]]:
 
 def measure_turn(
     decoders: Mapping[float, Mapping[str, Decoder]], prompt: Prompt, turn: int
-) -> list[dict[str, Any]]:
-    """Return the runs of a prompt by every decoder, each with the seconds, tokens and text of its pair."""
+) -> list[Row]:
+    """Return a prompt's run by each decoder, with seconds, tokens and text of its pair."""
     records = []
     for temperature, named in decoders.items():
         for block in blocks([name for name in named if name != PLAIN], PLAIN, turn):
             runs = {name: named[name](prompt).record() for name in block}
             plain = {name: runs[PLAIN][name] for name in ("seconds", "tokens", "text")}
             for name, run in runs.items():
-                records.append(
-                    {"decoder": name, "temperature": temperature, "plain": plain, **run}
-                )
+                key = {"decoder": name, "temperature": temperature}
+                records.append({**key, "plain": plain, **run})
     return records
 
 
-def rows_of(
-    records: Mapping[str, Mapping[str, Any]], order: Sequence[str]
-) -> list[dict[str, Any]]:
-    """Return the report's rows of the records of turns: one for each prompt set, temperature and decoder.
+def rows_of(records: Mapping[str, Row], order: Sequence[str]) -> list[Row]:
+    """Return a row for each prompt set, temperature and decoder, in this order.
 
-    Rows are in the order of the sets, of rising temperature and of the decoders' `order`.
+    `order` has all decoders.
     """
-    groups: dict[tuple[str, float, str], dict[str, list[dict[str, Any]]]] = {}
-    for name, turn in records.items():
+    groups: dict[tuple[str, float, str], dict[str, list[Row]]] = {}
+    for turn in records.values():
         for run in turn["runs"]:
-            by_prompt = groups.setdefault(
-                (turn["prompt_set"], run["temperature"], run["decoder"]), {}
-            )
-            by_prompt.setdefault(turn["prompt"], []).append({"turn": name, **run})
+            key = (turn["prompt_set"], run["temperature"], run["decoder"])
+            groups.setdefault(key, {}).setdefault(turn["prompt"], []).append(run)
     sets = list(dict.fromkeys(name for name, _, _ in groups))
-    keys = sorted(
-        groups, key=lambda key: (sets.index(key[0]), key[1], order.index(key[2]))
-    )
-    rows: list[dict[str, Any]] = []
-    rates: dict[tuple[str, float], float] = {}
-    for prompt_set, temperature, name in keys:
-        row: dict[str, Any] = {
-            "prompt_set": prompt_set,
-            "temperature": temperature,
-            "decoder": name,
-        }
-        row |= row_of(list(groups[prompt_set, temperature, name].values()))
+    keys = sorted(groups, key=lambda k: (sets.index(k[0]), k[1], order.index(k[2])))
+    rows: list[Row] = []
+    plain_rate = 0.0
+    for key in keys:
+        prompt_set, temperature, name = key
+        row = figures(list(groups[key].values()))
         if name == PLAIN:
-            rates[prompt_set, temperature] = row["measured_tokens_per_second"]
-        # A decoder's own rate is of other moments than plain decoding's median, and may contradict its pairs.
-        row["output_tokens_per_second"] = (
-            rates[prompt_set, temperature] * row["speedup"]
-        )
-        # Plain decoding is its own pair; a base and a sampling peer have other texts by their nature.
+            plain_rate = row["measured_tokens_per_second"]
+        # The decoder's own rate is of other moments than plain decoding's median, and may
+        # contradict its pairs.
+        row["output_tokens_per_second"] = plain_rate * row["speedup"]
+        # Plain decoding is its own pair. A base and sampling peers give other texts.
         if name in (PLAIN, BASE) or (temperature and name.startswith(PEER)):
             row["same"] = row["compared"] = 0
-        rows.append(row)
+        place = {"prompt_set": prompt_set, "temperature": temperature, "decoder": name}
+        rows.append({**place, **row})
     return rows
 
 
-def row_of(prompts: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+def figures(prompts: Sequence[Sequence[Row]]) -> Row:
     """Return the figures of one decoder on a set; `prompts[p]` are the runs of prompt p.
 
-    mean_acceptance_length is 1 + accepted / verifications, draft_acceptance_rate accepted over drafted tokens;
-    survival is vLLM's acceptance rate per position: the share of verifications whose drafts were accepted up to
-    that place; conditional is the share of the drafts that were reached there.
+    mean_acceptance_length is 1 + accepted / verifications, draft_acceptance_rate accepted over
+    drafted tokens. survival is vLLM's acceptance rate per position, the share of verifications
+    whose drafts were accepted up to there; conditional is the share of the drafts whose
+    predecessors were all accepted.
     """
     runs = [run for runs in prompts for run in runs]
-    names = ("tokens", "forwards", "rows", "verifications", "drafted", "accepted")
-    total = {name: sum(run[name] for run in runs) for name in names}
-    ratios = [
-        [
-            (run["plain"]["seconds"], _rate(run) / _rate(run["plain"]))
-            for run in of_prompt
-        ]
-        for of_prompt in prompts
+    total = {name: sum(run[name] for run in runs) for name in TOTALS}
+    pairs = [
+        [(run["plain"]["seconds"], _rate(run) / _rate(run["plain"])) for run in runs]
+        for runs in prompts
     ]
-    speedup, interval = statistics.speedup(ratios)
+    speedup, interval = statistics.speedup(pairs)
     verifications = total["verifications"]
-    forwards = total["forwards"]
-    right = _summed(run["right"] for run in runs)
-    reached = _summed(run["reached"] for run in runs)
+    right = _sums(run["right"] for run in runs)
+    reached = _sums(run["reached"] for run in runs)
     return {
         "prompts": len(prompts),
-        "rounds": max(len({run["turn"] for run in of_prompt}) for of_prompt in prompts),
         **total,
-        "measured_tokens_per_second": median(_rate(run) for run in runs),
+        "measured_tokens_per_second": median(map(_rate, runs)),
         "speedup": speedup,
         "speedup_interval": interval,
         "first_token_ms": 1e3 * median(run["first_seconds"] for run in runs),
-        "tokens_per_forward": total["tokens"] / forwards if forwards else None,
-        "rows_per_forward": total["rows"] / forwards if forwards else None,
-        "mean_acceptance_length": 1 + total["accepted"] / verifications
-        if verifications
-        else None,
-        "draft_acceptance_rate": total["accepted"] / total["drafted"]
-        if total["drafted"]
-        else None,
+        "tokens_per_forward": _ratio(total["tokens"], total["forwards"]),
+        "mean_acceptance_length": _ratio(
+            verifications + total["accepted"], verifications
+        ),
+        "draft_acceptance_rate": _ratio(total["accepted"], total["drafted"]),
         "survival": [count / verifications for count in right],
         "conditional": [a / b for a, b in zip(right, reached)],
-        "sources": _by_source(runs),
+        "sources": _shares_by_source(runs),
         "same": sum(run["text"] == run["plain"]["text"] for run in runs),
         "compared": len(runs),
     }
 
 
-def _rate(run: Mapping[str, Any]) -> float:
+def _rate(run: Row) -> float:
     return run["tokens"] / run["seconds"]
 
 
-def _summed(counts: Iterable[Sequence[int]]) -> list[int]:
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _sums(counts: Iterable[Sequence[int]]) -> list[int]:
     return [sum(places) for places in zip_longest(*counts, fillvalue=0)]
 
 
-def _by_source(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return by source its share of the accepted drafts, and the share of its drafts that was accepted."""
-    result = {}
-    accepted = sum(sum(run["sources"].values()) for run in runs)
-    for source in SOURCES:
-        proposed = sum(run["proposed"].get(source, 0) for run in runs)
-        own = sum(run["sources"].get(source, 0) for run in runs)
-        if proposed:
-            result[source] = {
-                "share": own / accepted if accepted else 0.0,
-                "acceptance": own / proposed,
-            }
-    return result
+def _shares_by_source(runs: Sequence[Row]) -> dict[str, float]:
+    """Return each source's share of the accepted drafts."""
+    counts: Counter[str] = Counter()
+    for run in runs:
+        counts.update(run["sources"])
+    return {source: counts[source] / counts.total() for source in sorted(counts)}

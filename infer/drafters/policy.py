@@ -376,9 +376,9 @@ class MeasuredPolicy:
 
     def _row_prices(self) -> list[float]:
         """Return the price of each row but the first in tokens."""
-        steps = np.diff(self.costs.curve[1:])
-        prices: list[float] = (self._throughput.rate * steps).tolist()
-        return prices
+        rate = self._throughput.rate
+        curve = self.costs.curve
+        return [rate * (more - fewer) for fewer, more in zip(curve[1:], curve[2:])]
 
     def _price(self, rows: int, added: int) -> float:
         """Return the price in tokens of rows beyond those that a step has."""

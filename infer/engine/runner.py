@@ -3,23 +3,19 @@
 Knows the order in which a cache is filled; knows no drafting and no sampling.
 """
 
-import time
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Sequence
 from threading import Lock
 
 import torch
 from transformers import PreTrainedModel
 
-from infer.engine.forward import DynamicForward, Target, agreed_value
+from infer.engine.forward import DynamicForward, Target
 from infer.engine.output import ForwardOutput, Request
 from infer.engine.sampling import Sampling
 from infer.engine.static import StaticForward, fixed_shapes
 from infer.trees.tree import Fed, Tree
 
-FINE = 1e-5  # seconds of a clock's tick: a step of the smallest model takes 1e-3
 TICK = 1e-6  # the shortest duration in seconds
-Clock = Callable[[], float]
 
 
 class Runner:
@@ -46,9 +42,6 @@ class Runner:
         kind = StaticForward if static else DynamicForward
         rows = kind.cache_rows(capacity, max_rows, batch)
         self.static = static
-        self.clock = loop_clock(lm.device)
-        #: Returns rank 0's reading of a clock.
-        self.agreed: Callable[[float], float] = partial(agreed_value, target or lm)
         self._batch = batch
         self._capacity = capacity
         self._max_rows = max_rows
@@ -165,34 +158,9 @@ class Runners:
             self._idle = runner
 
 
-def loop_clock(device: torch.device) -> Clock:
-    """Return the clock of steps: the thread's own if one thread does all the work."""
-    alone = device.type == "cpu" and torch.get_num_threads() == 1
-    return (
-        fine_clock(time.thread_time, time.perf_counter) if alone else time.perf_counter
-    )
-
-
-def fine_clock(first: Clock, second: Clock) -> Clock:
-    """Return the first clock, or the second one if the first ticks every 10 ms."""
-    return first if tick_of(first) <= FINE else second
-
-
 def duration(began: float, ended: float) -> float:
     """Return the seconds between two readings of a clock, at least `TICK`.
 
     A clock that ticks every 10 ms, as in a sandbox, may read the same twice.
     """
     return max(ended - began, TICK)
-
-
-@cache  # measuring a slow clock takes three of its ticks
-def tick_of(clock: Clock) -> float:
-    """Return the seconds of a clock's tick, the shortest of three."""
-    ticks: list[float] = []
-    while len(ticks) < 3:
-        began = clock()
-        while (now := clock()) == began:
-            pass
-        ticks.append(now - began)
-    return min(ticks)

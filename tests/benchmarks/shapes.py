@@ -1,4 +1,4 @@
-"""What benchmarks share: Llamas with random weights, held-out prompts, and resident memory."""
+"""Models with random weights, and held-out prompts, for benchmarks."""
 
 import json
 from pathlib import Path
@@ -41,18 +41,3 @@ def held_out_prompts(model: str, path: Path, key: str, count: int) -> list[Promp
     halves = [line[: len(line) // 2] for line in lines if len(line) > 200][:count]
     ids = [tuple(text.encode(half)[:300]) for half in halves]
     return [Prompt(str(n), ids[n]) for n, half in enumerate(halves)]
-
-
-# Freed memory goes back at once, so that what is resident is what is in use.
-RETURN_FREED = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-
-
-def forget_peak() -> None:
-    """Let the highest resident memory begin anew."""
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def resident(name: str) -> int:
-    """Return bytes of this process by the kernel's count: VmRSS now, VmHWM at its highest."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))

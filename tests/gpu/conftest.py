@@ -1,4 +1,4 @@
-"""Checks of this machine's GPUs, without downloads, by `bash launch/gpu_check.sh` alone.
+"""Checks of this machine's GPUs: `bash launch/gpu_check.sh`, that is `pytest -m gpu tests/gpu`.
 
 GPU_CHECK_DEVICE=cpu tries the checks themselves, with tiny shapes.
 """
@@ -24,10 +24,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def show(request: pytest.FixtureRequest) -> Any:
-    """Print figures as a line of JSON, with the device."""
-
-    def line(**figures: Any) -> None:
-        name = torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu"
-        print(f"\n{request.node.name}: {json.dumps({'device': name, **figures})}")
-
-    return line
+    """Print figures as a line of JSON."""
+    return lambda **figures: print(f"\n{request.node.name}: {json.dumps(figures)}")

@@ -1,19 +1,16 @@
 """Decoding on a GPU: tokens, near-ties, tensor parallelism, the cost of rows.
 
-In float32 the tokens of every decoder must be those of plain decoding. In bfloat16 and float16, where two
-forwards of different width may round a near-tie differently, every token is held against one causal forward of
-the library over the whole text: it must be the pick there, or nearly tie with it.
+In float32 the tokens of every decoder must be those of plain decoding. In bfloat16 and float16
+forwards of different widths may round near-ties differently: there every token must be the pick
+of one causal forward over the whole text, or nearly tie with it.
 """
 
-import copy
 import json
 import os
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,93 +19,70 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import (
-    LogitsProcessorList,
-    PreTrainedModel,
-    RepetitionPenaltyLogitsProcessor,
-)
 
-from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.engine.output import Request
+from infer import DecodeConfig, Model, generate
+from infer import load as load_model
+from infer.bench.roofline import measure_roofline
 from infer.engine.pick import Logits, gumbel
-from infer.engine.runner import Runner
-from infer.engine.sampling import GREEDY, Sampling
-from infer.loop import Drafter, Drafters, Limits, decode
-from infer.ngrams import Ngrams
-from infer.trees.tree import Tree
 from tests.gpu.shapes import CODELLAMA_7B, DEVICE, LIVELY, RANKS, TINY, random_model
 
-NEW = 48  # tokens of every text
-NEAR = {
-    torch.float32: 1e-4,
-    torch.bfloat16: 0.02,
-    torch.float16: 0.003,
-}  # below the pick, at most
-ADAPTIVE = 490  # as good as any other id of a random model
-TEXT = Ngrams(None, LIVELY["vocab_size"])
-DECODERS: dict[str, Callable[[], Drafter]] = {
-    "plain": Drafter,
-    "prompt lookup": partial(AdaptiveDrafter, (), FixedPolicy(5), TEXT),
-    "two-forward": partial(AdaptiveDrafter, [ADAPTIVE], FixedPolicy(5)),
-    "one-forward": partial(AdaptiveDrafter, [ADAPTIVE], FixedPolicy(5, "all")),
-    "tree": partial(
-        AdaptiveDrafter, [ADAPTIVE], FixedPolicy(3, 4, nodes=12, width=4), TEXT
-    ),
+NEAR = {"float32": 1e-4, "bfloat16": 0.02, "float16": 0.003}  # below the pick, at most
+PLAIN = DecodeConfig("plain", max_new_tokens=48)
+DECODERS = {
+    "plain": PLAIN,
+    "prompt lookup": replace(PLAIN, method="prompt_lookup", k=5),
+    "two forwards": replace(PLAIN, method="hybrid", k=5, probes="root"),
+    "one forward": replace(PLAIN, method="hybrid", k=5, probes="all"),
+    "two sites": replace(PLAIN, method="hybrid", k=3, probes="2"),
+    "tree": replace(PLAIN, method="sdsat", k=5, tree="paper"),
+    "measured": replace(PLAIN, method="hybrid"),
 }
 SAMPLINGS = {
-    "greedy": GREEDY,
-    "sampled": Sampling(1.0),
-    "top_k, top_p": Sampling(0.8, top_k=10, top_p=0.95),
+    "greedy": partial(replace),
+    "sampled": partial(replace, temperature=1.0),
+    "top_k, top_p": partial(replace, temperature=0.8, top_k=10, top_p=0.95),
 }
-ROWS = (1, 2, 4, 8, 16, 32, 64)
-CONTEXT, ROUNDS, WARM_UPS = 1024, 25, 3
-Texts = list[list[int]]
+load = partial(load_model, device=DEVICE)
 
 
-@cache
-def lively(dtype: torch.dtype, device: str = DEVICE) -> PreTrainedModel:
-    lm: Any = random_model(LIVELY, dtype=torch.float32, device="cpu")
-    return copy.deepcopy(lm).to(device=device, dtype=dtype)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model directory whose tokens depend on all before them; every word is a number."""
+    path = tmp_path_factory.mktemp("model")
+    random_model(LIVELY, dtype=torch.float32, device="cpu").save_pretrained(path)
+    vocabulary = {str(id): id for id in range(LIVELY["vocab_size"])}
+    words = Tokenizer(WordLevel(vocabulary, unk_token="0"))
+    words.pre_tokenizer = WhitespaceSplit()
+    words.save(str(path / "tokenizer.json"))
+    adaptive = {"adaptive_ids": [490], "L": 3}
+    (path / "adaptive.json").write_text(json.dumps(adaptive))
+    return path
 
 
-def requests(
-    n: int = 8, processors: LogitsProcessorList | None = None
-) -> list[Request]:
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Model:
+    return load(folder, "float32")
+
+
+def prompts_of(count: int = 8) -> list[list[int]]:
     generator = torch.Generator().manual_seed(1)
-    lengths = torch.randint(1, 60, (n,), generator=generator).tolist()
-    prompts = [
-        torch.randint(0, LIVELY["vocab_size"], (n,), generator=generator).tolist()
-        for n in lengths
+    lengths = torch.randint(1, 60, (count,), generator=generator).tolist()
+    vocabulary = LIVELY["vocab_size"]
+    return [
+        torch.randint(0, vocabulary, (length,), generator=generator).tolist()
+        for length in lengths
     ]
-    return [Request(prompt, seed, processors) for seed, prompt in enumerate(prompts)]
 
 
-def texts_of(
-    lm: PreTrainedModel,
-    new: Callable[[], Drafter],
-    asked: Sequence[Request],
-    sampling: Sampling = GREEDY,
-    *,
-    batch: int = 1,
-    compile: bool = False,
-) -> Texts:
-    """Return the new tokens of every request, so many side by side."""
-    capacity = max(len(request.prompt) for request in asked) + NEW
-    runner = Runner(
-        lm,
-        capacity=capacity,
-        max_rows=new().max_rows,
-        batch=batch,
-        static=True,
-        compile=compile,
-    )
-    texts: Texts = [[] for _ in asked]
-    for first in range(0, len(asked), batch):
-        for steps in decode(
-            runner, asked[first : first + batch], Drafters(new), Limits(NEW), sampling
-        ):
-            for step in steps:
-                texts[first + step.sequence] += step.tokens
+def texts_of(model: Model, decode: DecodeConfig, *, batch: int = 1) -> list[list[int]]:
+    """Return the new tokens of every prompt, `batch` prompts side by side."""
+    prompts = prompts_of()
+    texts: list[list[int]] = [[] for _ in prompts]
+    for start in range(0, len(prompts), batch):
+        part = prompts[start : start + batch]
+        seeds = list(range(start, start + len(part)))
+        for step in generate(model, part, decode, seeds=seeds):
+            texts[start + step.sequence] += step.tokens
     return texts
 
 
@@ -116,50 +90,34 @@ def texts_of(
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_tokens_are_those_of_plain_decoding(
-    decoder: str, sampling: str, batch: int
+    model: Model, decoder: str, sampling: str, batch: int
 ) -> None:
-    lm = lively(torch.float32)
-    plain = texts_of(lm, Drafter, requests(), SAMPLINGS[sampling])
-    assert (
-        texts_of(lm, DECODERS[decoder], requests(), SAMPLINGS[sampling], batch=batch)
-        == plain
-    )
-
-
-def test_processors_see_the_text_before_them() -> None:
-    lm = lively(torch.float32)
-    penalised = requests(
-        processors=LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.5)])
-    )
-    assert texts_of(lm, DECODERS["tree"], penalised, batch=3) == texts_of(
-        lm, Drafter, penalised
-    )
+    sampled = SAMPLINGS[sampling]
+    texts = texts_of(model, sampled(DECODERS[decoder]), batch=batch)
+    assert texts == texts_of(model, sampled(PLAIN))
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="only a GPU's forward is compiled")
-def test_a_compiled_forward_gives_the_same_tokens() -> None:
-    lm = lively(torch.float32)
-    compiled = texts_of(lm, DECODERS["tree"], requests(), compile=True)
-    assert compiled == texts_of(lm, Drafter, requests())
+def test_a_compiled_forward_gives_the_same_tokens(model: Model, folder: Path) -> None:
+    compiled = texts_of(load(folder, "float32", compile=True), DECODERS["tree"])
+    assert compiled == texts_of(model, PLAIN)
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "sampled"])
-@pytest.mark.parametrize("decoder", ["plain", "two-forward", "tree"])
+@pytest.mark.parametrize("decoder", ["plain", "two forwards", "tree"])
 @pytest.mark.parametrize("dtype", NEAR)
 def test_other_tokens_nearly_tie(
-    dtype: torch.dtype, decoder: str, sampling: str, show: Any
+    folder: Path, dtype: str, decoder: str, sampling: str, show: Any
 ) -> None:
-    """Float32 is held against the CPU, narrow types against the library's forward on the same device."""
-    lm = lively(dtype)
-    judge = lively(torch.float32, "cpu") if dtype == torch.float32 else lm
-    flips, worst = 0, 0.0
-    for request, text in zip(
-        requests(),
-        texts_of(lm, DECODERS[decoder], requests(), SAMPLINGS[sampling]),
-        strict=True,
-    ):
+    """Float32 is compared with the CPU, narrow types with the library on the same device."""
+    model = load(folder, dtype)
+    judge = load(folder, dtype, device="cpu") if dtype == "float32" else model
+    decode = SAMPLINGS[sampling](DECODERS[decoder])
+    flips = 0
+    worst = 0.0
+    for seed, (prompt, text) in enumerate(zip(prompts_of(), texts_of(model, decode))):
         below, extent = distance_from_the_pick(
-            judge, request, text, SAMPLINGS[sampling]
+            judge.lm, prompt, text, seed, decode.temperature
         )
         flips += int((below > 0).sum())
         worst = max(worst, float((below / extent).max()))
@@ -168,98 +126,52 @@ def test_other_tokens_nearly_tie(
 
 
 def distance_from_the_pick(
-    lm: PreTrainedModel, request: Request, text: Sequence[int], sampling: Sampling
+    lm: Any, prompt: list[int], text: list[int], seed: int, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return how far (n,) each token lies below the pick of one causal forward, and the range of its logits."""
-    head: Any = lm.get_output_embeddings()
-    n = len(request.prompt)
-    ids = torch.tensor([[*request.prompt, *text]], device=lm.device)
+    """Return (n,) distances of the tokens below the pick, and ranges of the logits.
+
+    The pick is that of one causal forward over the text.
+    """
+    head = lm.get_output_embeddings()
+    n = len(prompt)
+    ids = torch.tensor([[*prompt, *text]], device=lm.device)
     with torch.no_grad():
         hidden = lm.get_decoder()(ids).last_hidden_state[0, n - 1 : -1]
         logits = Logits(head, hidden, head(hidden)).whole().double()
     scores = logits
-    if sampling.temperature:
+    if temperature:
         places = torch.arange(n, n + len(text), device=lm.device)
         every = torch.arange(logits.shape[1], device=lm.device).expand_as(logits)
-        scores = logits / sampling.temperature + gumbel(
-            torch.full_like(places, request.seed), places, every
-        )
+        noise = gumbel(torch.full_like(places, seed), places, every)
+        scores = logits / temperature + noise
     below = scores.amax(1) - scores.gather(1, ids[0, n:, None])[:, 0]
     return below, logits.amax(1) - logits.amin(1)
 
 
-def test_a_model_divided_over_all_devices_gives_the_same_text(tmp_path: Path) -> None:
-    """Tensor parallel over as many GPUs as there are; its heads divide by 1, 2, 4 and 8."""
+def test_a_model_divided_over_all_devices_gives_the_same_text(folder: Path) -> None:
+    """Tensor parallelism over all GPUs; the heads divide by 1, 2, 4 and 8."""
     if RANKS < 2 or LIVELY["num_key_value_heads"] % RANKS:
         pytest.skip(f"{RANKS} devices")
-    lively(torch.float32, "cpu").save_pretrained(tmp_path)
-    words = Tokenizer(
-        WordLevel({str(id): id for id in range(LIVELY["vocab_size"])}, unk_token="0")
-    )
-    words.pre_tokenizer = WhitespaceSplit()
-    words.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "adaptive.json").write_text(
-        json.dumps({"adaptive_ids": [ADAPTIVE], "L": 3})
-    )
-    arguments = [
-        "-m",
-        "infer",
-        f"model={tmp_path}",
-        "prompt=5 17 3 88 41",
-        "dtype=float32",
-    ]
-    arguments += ["decode=hybrid", "decode.max_new_tokens=40"]
-    environment = dict(os.environ) | (
-        {"CUDA_VISIBLE_DEVICES": ""} if DEVICE == "cpu" else {}
-    )
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={RANKS}",
-    ]
+    arguments = ["-m", "infer", f"model={folder}", "prompt=5 17 3 88 41"]
+    arguments += ["dtype=float32", "decode=hybrid", "decode.max_new_tokens=40"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone"]
+    torchrun.append(f"--nproc-per-node={RANKS}")
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if DEVICE == "cpu" else {}
     printed = [
         subprocess.run(
-            [*command, *arguments],
-            env=environment,
+            [sys.executable, *launcher, *arguments],
+            env=os.environ | hidden,
             capture_output=True,
-            text=True,
             check=True,
-        )
-        for command in (torchrun, [sys.executable])
+        ).stdout
+        for launcher in (torchrun, [])
     ]
-    assert printed[0].stdout == printed[1].stdout != ""
+    assert printed[0] == printed[1] != b""
 
 
 def test_the_cost_of_rows(show: Any) -> None:
-    """L(q) / L(1): what a forward of q rows costs, of CodeLlama-7B's shape in bfloat16."""
+    """A forward of q rows and its lower bound, of CodeLlama-7B's shape in bfloat16."""
     shape = CODELLAMA_7B if DEVICE == "cuda" else TINY
-    lm = random_model(shape, dtype=torch.bfloat16, device=DEVICE)
-    runner = Runner(lm, capacity=CONTEXT, max_rows=ROWS[-1], static=True)
-    generator = torch.Generator().manual_seed(2)
-    runner.prefill(
-        [
-            torch.randint(
-                3, shape["vocab_size"], (CONTEXT - ROWS[-1],), generator=generator
-            ).tolist()
-        ]
-    )
-    times: dict[int, list[float]] = {q: [] for q in ROWS}
-    for turn in range(WARM_UPS + ROUNDS):
-        for q in ROWS:
-            began = time.perf_counter()
-            tree = Tree.chain(1, [1] * (q - 1))
-            tree.walk(
-                runner.forward([tree], [Request([1])], GREEDY).chooser(0, ())
-            )  # waits for the device
-            if turn >= WARM_UPS:
-                times[q].append(time.perf_counter() - began)
-    medians = {q: statistics.median(values) for q, values in times.items()}
-    weights = sum(p.numel() * p.element_size() for p in lm.parameters())
-    show(
-        ms=round(1e3 * medians[1], 3),
-        ratios={q: round(value / medians[1], 3) for q, value in medians.items()},
-        gigabytes_per_second=round(weights / medians[1] / 1e9, 1),
-    )
-    assert medians[1] > 0
+    figures = measure_roofline(random_model(shape, dtype=torch.bfloat16, device=DEVICE))
+    show(**figures)
+    assert min(figures["ms"]) > 0

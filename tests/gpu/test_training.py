@@ -1,4 +1,4 @@
-"""Training on a GPU: kernels, steps of every ZeRO stage on as many GPUs as there are, saving and resuming.
+"""Training on GPUs: kernels, steps of every ZeRO stage on all of them, saving and resuming.
 
 Runs are processes of their own: a kernel that fails leaves a CUDA process unusable.
 """
@@ -24,7 +24,8 @@ from train.model import AdaptiveLM
 
 NEAR = 1e-3  # relative difference of two kernels' gradients in float32, at most
 SAME = 1e-3  # of the loss after a resume, in bfloat16, whose kernels add up in no fixed order
-SHAPE, TOKENS = ("deepseek_coder_1b", 4096) if DEVICE == "cuda" else ("demo", 64)
+SHAPE = "deepseek_coder_1b" if DEVICE == "cuda" else "demo"
+TOKENS = 4096 if DEVICE == "cuda" else 64
 CHECKPOINT_LAYERS = 4  # a checkpoint of a whole model takes 19 GB
 
 
@@ -43,24 +44,12 @@ def test_flex_attention_has_the_gradients_of_dense_attention() -> None:
     assert max(apart) < NEAR
 
 
-def test_fused_adamw_steps_as_the_plain_loop() -> None:
-    generator = torch.Generator().manual_seed(0)
-    values, gradient = (torch.randn(1 << 20, generator=generator) for _ in range(2))
-    stepped = []
-    for fused in (False, True):
-        weight = values.to(DEVICE).requires_grad_()
-        weight.grad = gradient.to(DEVICE)
-        torch.optim.AdamW([weight], lr=1e-2, foreach=False, fused=fused).step()
-        stepped.append(weight.detach())
-    assert float((stepped[1] - stepped[0]).abs().max()) < 1e-6
-
-
 @pytest.mark.parametrize("objective", ["dual", "branch"])
 @pytest.mark.parametrize("preset", ["zero1", "zero2", "zero3"])
 def test_steps_and_resume(
     preset: str, objective: str, tmp_path: Path, show: Any
 ) -> None:
-    """On all GPUs: finite losses, the memory of the plan, and the same next step after a resume."""
+    """On all GPUs: finite losses, and the same next step after a resume."""
     layers = (
         [f"model.shape.num_hidden_layers={CHECKPOINT_LAYERS}"]
         if DEVICE == "cuda"

@@ -1,17 +1,15 @@
-"""What every rank does for test_training.py: `torchrun -m tests.gpu.training_worker FOLDER OVERRIDE ...`.
+"""A rank of test_training.py: `torchrun -m tests.gpu.training_worker FOLDER TOKENS OVERRIDE ...`.
 
-Steps on random weights and tokens, a save, a step, and the same step by a run that resumes. Rank 0 prints the
-figures as JSON.
+Steps on random weights and tokens, a save, a step, and the same step after a resume. Rank 0
+prints the figures as JSON.
 """
 
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 
 from conf import settings
@@ -20,9 +18,7 @@ from data_prep.vocab import Vocab
 from train.config import ObjectiveConfig, TrainConfig
 from train.data import COLUMNS, CUDA_COLUMNS, lay_out, to_tensors
 from train.engine import Engine, start
-from train.flops import peak_flops, step_flops
 from train.model import assemble
-from train.plan import estimate_memory
 from train.pretrained import model_config
 
 STEPS = 4
@@ -76,8 +72,9 @@ class Steps:
         ]
         common += [f"model.shape.max_position_embeddings={max(tokens, 1024)}"]
         self.settings = settings("train", TrainConfig, [*common, *overrides])
-        self.architecture = model_config(self.settings.model)
-        self.rank, self.tokens, self.size = rank, tokens, self.architecture.vocab_size
+        self.rank = rank
+        self.tokens = tokens
+        self.size = model_config(self.settings.model).vocab_size
         self.engine = Engine(
             assemble(self.settings, vocab(self.size))[0], self.settings
         )
@@ -98,21 +95,8 @@ class Steps:
 
 
 def main(folder: Path, tokens: int, overrides: list[str]) -> None:
-    before = psutil.Process().memory_info().rss
     run = Steps(tokens, overrides)
-    losses, seconds = [], []
-    for index in range(STEPS):
-        began = time.perf_counter()
-        losses.append(run.step(index))
-        seconds.append(time.perf_counter() - began)
-    step = sorted(seconds[1:])[STEPS // 2 - 1]
-    cuda, ranks = run.engine.device.type == "cuda", torch.distributed.get_world_size()
-    flops = step_flops(run.architecture, run.settings, seq_len=tokens)
-    peak = peak_flops(run.engine.device_name())
-    planned = estimate_memory(
-        run.architecture, run.settings, ranks=ranks, seq_len=tokens
-    )
-    measured = run.engine.peak_memory() - (0 if cuda else before)
+    losses = [run.step(index) for index in range(STEPS)]
     norm = run.engine.gradient_norm()
     _, failure = run.engine.save(folder, "step")
     if failure is not None:
@@ -121,12 +105,9 @@ def main(folder: Path, tokens: int, overrides: list[str]) -> None:
     again = Steps(tokens, overrides)
     again.engine.load(folder, "step")
     figures = {
-        "ranks": ranks,
         "losses": losses,
         "gradient_norm": norm,
-        "step_seconds": step,
-        "mfu": None if peak is None else flops / (step * ranks * peak),
-        "planned_over_measured_memory": planned.total / measured,
+        "peak_gib": run.engine.peak_memory() / 2**30,
         "next_loss": expected,
         "resumed_loss": again.step(STEPS),
     }

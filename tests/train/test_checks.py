@@ -40,10 +40,9 @@ REFUSED = [
     ([*WIDE, "objective.L_max=5"], "objective.L_max must be above objective.L=5"),
     (["objective=basic", "objective.soft=0.5"], "need objective=dual or branch"),
     (["objective.soft=0.5", "objective.draft_loss=lk"], "must be 0 with draft_loss=lk"),
-    (["tracker.project=a/b"], "tracker.project must be a name"),
     (["global_batch=9"], "global_batch must be a multiple of micro_batch=1 x 8 ranks"),
     (["plan_device=b17"], "plan_device must be a100_40gb, .* got b17"),
-    (["model.shape.model_type=lama"], "model.shape must be valid for lama"),
+    (["++model.shape.model_type=lama"], "model.shape must be valid for lama"),
     (["+model.shape.hiden_size=3"], "must have fields of llama, got hiden_size"),
     (["model.shape.hidden_size=30"], "not a multiple of the number of attention"),
     (["model.path=absent"], "model.path=absent must have a model's config.json"),
@@ -129,9 +128,8 @@ def test_deepspeed_refuses_other_settings(
         check_settings({name: value})
 
 
-@pytest.mark.parametrize("targets", [["nothing"], ["q_proj", "lm_head"]])
-def test_targets_of_lora_are_inner_linear_layers(targets: list[str]) -> None:
-    config = LoraSettings(rank=4, targets=targets)
+def test_targets_of_lora_are_linear_layers() -> None:
+    config = LoraSettings(rank=4, targets=["nothing"])
     with pytest.raises(UserError, match="must be linear layers"):
         adapt(model("sdpa").lm, config, adaptive=[3])
 

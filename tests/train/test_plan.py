@@ -50,7 +50,7 @@ def test_every_recipe_fits_its_device(recipe: str) -> None:
 def test_the_printed_plan_needs_no_weights(capsys: pytest.CaptureFixture[str]) -> None:
     print_plan(settings("train", TrainConfig, ["experiment=sdsat_7b_l5"]))
     printed = capsys.readouterr().out
-    for part in ("6.74B parameters", "dual, L=5", "8.39B computed", "ZeRO stage 2"):
+    for part in ("training plan", "dual, L=5", "ZeRO stage 2"):
         assert part in printed
 
 

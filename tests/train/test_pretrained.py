@@ -40,7 +40,7 @@ SHAPE = {
 def tiny(kind: str, **fields: object) -> TrainConfig:
     shape = SHAPE | {"model_type": kind} | fields
     overrides = [
-        f"model.shape.{name}={str(value).lower()}" for name, value in shape.items()
+        f"++model.shape.{name}={str(value).lower()}" for name, value in shape.items()
     ]
     return settings(
         "train", TrainConfig, ["model=demo", "model.attention=sdpa", *overrides]
@@ -112,7 +112,7 @@ OTHERS = [
     (
         "lfm2",
         SHAPE | {"layer_types": ["conv", "full_attention"]},
-        "layers other than attention: conv",
+        "layers other than attention",
     ),
 ]
 

@@ -24,7 +24,7 @@ from train.validation import affordable_sequences
             3.1,
             1.0,
             [9.0] * 100 + [1.0] * WINDOW,
-            "the loss is 3.1, above 3 times the last 50 steps' mean of 1",
+            "the loss is 3.1, above 3 times the recent mean of 1",
         ),
     ],
 )

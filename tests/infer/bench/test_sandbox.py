@@ -13,7 +13,7 @@ import pytest
 from infer.bench import sandbox
 from infer.bench.sandbox import ProgramLimits, Verdict, judge, unavailable
 
-LIMITS = ProgramLimits(cpu_seconds=1, wall_seconds=3, memory=256, processes=6, file=1)
+LIMITS = ProgramLimits(cpu_seconds=1, wall_seconds=5, memory=256, processes=6, file=1)
 TESTS = "assert f(1) == 2"
 ATTEMPT = "def f(x):\n    try:\n        {}\n        return 2\n    except Exception:\n        return 1\n"
 
@@ -45,7 +45,7 @@ PROGRAMS = [
         "timed out",
         "CPU time",
     ),
-    ("sleep", "import time; time.sleep(60)", "timed out", "after 3 s"),
+    ("sleep", "import time; time.sleep(60)", "timed out", "after 5 s"),
     (
         "fork bomb",
         "import os\nwhile True:\n try: os.fork()\n except OSError: pass",
@@ -184,11 +184,8 @@ def test_without_bwrap_or_namespaces_the_reason_is_a_sentence(
         lambda source, tests: Verdict("failed", "bwrap: No permissions"),
     )
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    assert (
-        "bwrap must create namespaces here, got 'bwrap: No permissions'"
-        in unavailable()
-    )
+    assert "must create namespaces, got bwrap: No permissions" in unavailable()
     unavailable.cache_clear()
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert unavailable().endswith("Install bubblewrap (apt-get install bubblewrap).")
+    assert "without bwrap. Install it" in unavailable()
     unavailable.cache_clear()

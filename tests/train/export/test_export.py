@@ -26,7 +26,8 @@ from tests.train.export.runs import (
     logits,
     refused,
 )
-from train.export import ExportConfig
+from train.config import LoraSettings
+from train.export import ExportConfig, keeps_adapter
 from train.export.weights import write_weights
 from train.lora import PlainWeights
 
@@ -244,6 +245,21 @@ def test_shards_that_moved_are_given(
     overrides = (f"data.path={data_folder}", "verify_sequences=2")
     out = export(run, tmp_path / "model", *overrides)
     assert read_result(out / "manifest.json")["verified"]["sequences"] == 2
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("lora", [None, "merged", "kept"])
+def test_a_gated_adapter_is_kept_and_another_if_the_setting_says_so(
+    rank: int, gated: bool, lora: str | None
+) -> None:
+    config = ExportConfig("c", "o", lora=lora)
+    trained = LoraSettings(rank=rank, gated=gated and rank > 0)
+    if lora == ("merged" if trained.gated else "kept") and (trained.gated or not rank):
+        with pytest.raises(UserError, match=f"lora={lora} must suit the adapter of c"):
+            keeps_adapter(config, trained)
+    else:
+        assert keeps_adapter(config, trained) == (trained.gated or lora == "kept")
 
 
 @pytest.mark.parametrize(
