@@ -26,19 +26,15 @@ DISK_SECONDS = 10.0  # between two checks for a full disk
 
 @dataclass
 class TrackerConfig:
-    """Weights & Biases."""
+    """Weights & Biases; its own variables (WANDB_ENTITY, WANDB_TAGS) hold as well."""
 
     #: offline (files alone), online (needs a login) or disabled
     mode: str = setting("offline", choices=("offline", "online", "disabled"))
     #: project that runs are listed in
     project: str = "adaptive-tokens"
-    #: user or team that owns the project; null: the account's own choice
-    entity: str | None = None
     #: group that runs are listed under; null: one for the training, the export and the
     #: report of a model
     group: str | None = None
-    #: tags of the run
-    tags: list[str] = setting([])
 
     def __post_init__(self) -> None:
         check_settings(self, "tracker")
@@ -176,10 +172,8 @@ class WandbRun:
 
         return wandb.init(
             project=self._config.project,
-            entity=self._config.entity,
             group=self._group,
             job_type=self._job_type,
-            tags=self._config.tags or None,
             name=self._name,
             id=run_id,
             resume="allow",

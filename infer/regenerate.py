@@ -54,7 +54,7 @@ class DocumentsConfig:
 class RegenerateConfig:
     """python -m infer.regenerate: training documents, continued by the model.
 
-    The text of a document depends on decode.seed and its id, not on its batch.
+    The text of a document depends on the seed and its id, not on its batch.
     """
 
     #: a Transformers directory or hub name, with or without adaptive tokens
@@ -62,10 +62,13 @@ class RegenerateConfig:
     data: DocumentsConfig = field(default_factory=DocumentsConfig)
     #: the folder to write
     out: str = setting(path=True)
-    #: how documents are continued: by at most decode.max_new_tokens tokens;
-    #: decode.seed draws the documents, their prefixes and the noise of sampling
-    decode: DecodeConfig = field(default_factory=DecodeConfig)
-    #: the most documents to continue, drawn by decode.seed; null: all
+    #: tokens to add to a prefix, at most
+    max_new_tokens: int = setting(256, least=1)
+    #: of sampling; 0: the likeliest token
+    temperature: float = setting(0.0, least=0)
+    #: draws the documents, their prefixes and the noise of sampling
+    seed: int = setting(0, least=0)
+    #: the most documents to continue, drawn by the seed; null: all
     documents: int | None = setting(None, least=1)
     #: the shortest prefix of a document, in tokens
     prefix_min: int = setting(16, least=1)
@@ -84,6 +87,16 @@ class RegenerateConfig:
                 f"got {self.prefix_max}. Raise it."
             )
 
+    @property
+    def decode(self) -> DecodeConfig:
+        """How a prefix is continued: without drafts, many documents side by side."""
+        return DecodeConfig(
+            "plain",
+            temperature=self.temperature,
+            max_new_tokens=self.max_new_tokens,
+            seed=self.seed,
+        )
+
 
 @dataclass(frozen=True)
 class DocumentSpan:
@@ -97,7 +110,7 @@ class DocumentSpan:
 
 
 class TrainingDocuments:
-    """The training documents of `data.path`, in an order that decode.seed decides."""
+    """The training documents of `data.path`, in an order that the seed decides."""
 
     def __init__(self, config: RegenerateConfig) -> None:
         self._config = config
@@ -131,19 +144,19 @@ class TrainingDocuments:
     def prompt(self, document: DocumentSpan) -> list[int]:
         """Return the ids of the document's opening and prefix.
 
-        Its id and decode.seed decide the length. At least one token of the document,
+        Its id and the seed decide the length. At least one token of the document,
         which may be its end, is left to the model.
         """
         config = self._config
         longest = min(config.prefix_max, document.stop - document.start - 2)
-        rng = random.Random(seed_from(config.decode.seed, "prefix", document.id))
+        rng = random.Random(seed_from(config.seed, "prefix", document.id))
         length = rng.randint(config.prefix_min, longest)
         tokens = self._shards[document.sequence].tokens
         return tokens[document.start : document.start + 1 + length].tolist()
 
     def _suitable(self) -> Iterator[DocumentSpan]:
         order = list(range(len(self._shards)))
-        random.Random(self._config.decode.seed).shuffle(order)
+        random.Random(self._config.seed).shuffle(order)
         languages = self._manifest["languages"]
         for index in order:
             sequence = self._shards[index]
@@ -218,7 +231,7 @@ def continue_documents(
     from infer.api import generate
 
     prompts = [source.prompt(document) for document in documents]
-    seeds = [seed_from(config.decode.seed, document.id) for document in documents]
+    seeds = [seed_from(config.seed, document.id) for document in documents]
     texts: list[list[int]] = [[] for _ in documents]
     for step in generate(model, prompts, config.decode, seeds=seeds):
         texts[step.sequence] += step.tokens

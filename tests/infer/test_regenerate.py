@@ -37,7 +37,7 @@ def run(model_dir: Path, data_folder: Path, tmp_path: Path) -> Run:
     def small(name: str, *overrides: str) -> RegenerateConfig:
         folders = [f"model={model_dir}", f"data.path={data_folder}"]
         sizes = ["documents=11", "prefix_min=3", "prefix_max=9", "batch=4"]
-        rest = [f"out={tmp_path / name}", "decode.max_new_tokens=12", "dtype=float32"]
+        rest = [f"out={tmp_path / name}", "max_new_tokens=12", "dtype=float32"]
         return composed(*folders, *sizes, *rest, *overrides)
 
     return small
@@ -79,7 +79,7 @@ def test_prefixes_are_of_plain_training_documents_and_drawn_by_seed_and_id(
     data_folder: Path, seed: int, least: int, extra: int, count: int
 ) -> None:
     most = least + extra
-    fixed = ["model=m", "out=o", f"data.path={data_folder}", f"decode.seed={seed}"]
+    fixed = ["model=m", "out=o", f"data.path={data_folder}", f"seed={seed}"]
     fixed += [f"prefix_min={least}", f"prefix_max={most}"]
     source = TrainingDocuments(composed(*fixed, f"documents={count}"))
     sequences = Shards(data_folder, "train")
@@ -105,16 +105,15 @@ def test_prefixes_are_of_plain_training_documents_and_drawn_by_seed_and_id(
 def test_the_text_depends_on_seed_and_document_alone(
     run: Run, base_dir: Path, temperature: str
 ) -> None:
-    sampled = f"decode.temperature={temperature}"
+    sampled = f"temperature={temperature}"
     variants = [
         [],
         ["batch=1"],
-        ["decode=ngrams", "batch=3"],
-        ["decode=hybrid"],
+        ["batch=3"],
         [f"model={base_dir}"],
     ]
     configs = [run(str(n), sampled, *variant) for n, variant in enumerate(variants)]
-    other = run("other", sampled, "decode.seed=1")
+    other = run("other", sampled, "seed=1")
     fewer = run("fewer", sampled, "documents=5")
     for config in (*configs, other, fewer):
         stage.main(config)
@@ -149,7 +148,7 @@ def test_two_ranks_and_a_killed_run_write_the_bytes_of_one(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(stage, "SHARD_DOCUMENTS", 3)
-    sizes = ["documents=23", "batch=2", "decode.temperature=1"]
+    sizes = ["documents=23", "batch=2", "temperature=1"]
     alone, both, killed = (run(name, *sizes) for name in "abc")
     stage.main(alone)
     assert list(shards(alone)) == [f"own-{index:05}.jsonl" for index in range(8)]
@@ -177,7 +176,7 @@ def test_half_a_character_is_left_out(model: Model) -> None:
         (["prefix_max=2"], r"prefix_max must be at least prefix_min=3, got 2\. Raise"),
         (["batch=0"], "batch must be at least 1, got 0"),
         (["prefix_min=900", "prefix_max=900"], "got none. Lower prefix_min"),
-        (["decode.max_new_tokens=505"], r"model's context of 512 tokens, got \d+ \+"),
+        (["max_new_tokens=505"], r"model's context of 512 tokens, got \d+ \+"),
         (["data.path=absent"], "data.path=absent must be a finished folder of kind"),
     ],
 )
