@@ -54,14 +54,16 @@ class DraftSource:
     def __init__(self, config: DraftConfig, text: Text) -> None:
         self._config = config
         self._directory: ModelDirectory | None = None
-        self._rows = shared_rows(text.pieces, text.pieces, "the model")
+        pieces = text.pieces
+        name = "the model"
         if config.layers is None:
             directory = ModelDirectory(str(config.model), setting="draft")
             pieces = directory.text.pieces
+            name = directory.name
             self._directory = directory
-            self._rows = shared_rows(text.pieces, pieces, directory.name)
             if config.adaptive:
                 directory.need_adaptive()
+        self._rows = shared_rows(text.pieces, pieces, name)
 
     def load(self, target: PreTrainedModel, adaptive: Adaptive | None) -> Draft:
         """Load the model that drafts for `target`, which has the `adaptive` tokens.

@@ -74,7 +74,7 @@ DAMAGES: list[tuple[Damage, str]] = [
     (written("config.json", "[" * 100_000), NO_MODEL),
     (written("tokenizer.json", "{"), "must have a tokenizer.json, got"),
     (slow_tokenizer, "must have a tokenizer.json, got .*save_pretrained"),
-    (written("adaptive.json", "[]"), "adaptive.json must be JSON with adaptive_ids"),
+    (written("adaptive.json", "{"), "adaptive.json must be JSON with adaptive_ids"),
     (written("adaptive.json", "{}"), f"{NO_IDS}'adaptive_ids'"),
     (adaptive(adaptive_ids=[ROWS]), f"{NO_IDS}id {ROWS}, .* the model's {ROWS} rows"),
     (adaptive(adaptive_ids=[-1]), f"{NO_IDS}id -1, "),
@@ -85,7 +85,10 @@ DAMAGES: list[tuple[Damage, str]] = [
     (adaptive(infilling=INFILLING), f"{NO_IDS}.*eot"),
     (adaptive(infilling=INFILLING | {"eot": ROWS}), f"{NO_IDS}id {ROWS}, "),
     (adaptive(ngrams={"table": 2, "text": 1}), f"{NO_IDS}ngrams must be numbers"),
-    (adaptive(ngrams={"table": 0, "text": 1, "places": [1]}), f"{NO_IDS}κ must be"),
+    (
+        adaptive(ngrams={"table": 0, "text": 1, "places": [1]}),
+        f"{NO_IDS}ngrams must have",
+    ),
 ]
 
 
