@@ -22,7 +22,7 @@ from infer.drafters.source_methods import SourceMethods
 from infer.engine.forward import context_length
 from infer.engine.memory import enough_memory
 from infer.engine.output import Request
-from infer.engine.runner import Runners
+from infer.engine.runner import Runner, Runners
 from infer.engine.static import fixed_shapes
 from infer.loop import Limits, Step
 from infer.methods import DraftMethods, Methods, library_processors
@@ -202,14 +202,21 @@ def generate(
     limits = Limits(decode.max_new_tokens, model.eos, outputs.__getitem__)
     decoded = loop.decode(runner, requests, drafters, limits, decode.sampling)
 
-    def steps() -> Iterator[TextStep]:
-        with enough_memory(REMEDY):
-            for step in chain.from_iterable(decoded):
-                texts = outputs[step.sequence].take(finished=step.finished)
-                yield _with_texts(step, texts)
-        model.runners.give(runner)
+    return _text_steps(model, decoded, outputs, runner)
 
-    return steps()
+
+def _text_steps(
+    model: Model,
+    decoded: Iterator[list[Step]],
+    outputs: Sequence[Output],
+    runner: Runner,
+) -> Iterator[TextStep]:
+    """Yield the steps with their texts; then keep the runner for the next call."""
+    with enough_memory(REMEDY):
+        for step in chain.from_iterable(decoded):
+            texts = outputs[step.sequence].take(finished=step.finished)
+            yield _with_texts(step, texts)
+    model.runners.give(runner)
 
 
 def _with_texts(step: Step, texts: list[str]) -> TextStep:

@@ -11,7 +11,6 @@ SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#{1,6} +(.+)$", re.MULTILINE)
 ANCHOR = re.compile(r'\bid="([^"]+)"')
-RULE = re.compile(r"\|(?: *:?-+:? *\|)+ *")
 SEPARATORS = ("&&", "&", "|", ";")
 
 
@@ -84,18 +83,6 @@ def _command(words: list[str]) -> Command | None:
 def links(page: str) -> list[str]:
     """Where links and pictures point that stand outside of code."""
     return LINK.findall(SPAN.sub("", INDENTED.sub("", prose(page))))
-
-
-def headless(page: str) -> list[str]:
-    """The first row of each table that has no line of dashes under it: no table to a reader."""
-    lines = ["", *prose(page).splitlines(), ""]
-    return [
-        line
-        for before, line, after in zip(lines, lines[1:], lines[2:])
-        if line.startswith("|")
-        and not before.startswith("|")
-        and not RULE.fullmatch(after)
-    ]
 
 
 def anchors(page: str) -> set[str]:

@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import get_type_hints
 
 import pytest
-from wandb.sdk.launch.sweeps import utils as sweep_utils
-from yaml import safe_load
 
 from conf import UserError, settings
 from data_prep.config import DataPrepConfig
 from infer.bench.config import BENCHMARKS
-from tests.markdown import Command, anchors, blocks, commands, headless, links
-from train.config import TrainConfig
+from tests.markdown import Command, anchors, commands, links
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -75,30 +72,6 @@ def test_relative_links_lead_to_files_and_headings(page: Path) -> None:
             )
 
 
-def test_every_page_is_in_the_table_of_contents() -> None:
-    """Sphinx says so as well, where it is installed; on GitHub the table is all there is."""
-    listed = links((ROOT / "docs" / "index.md").read_text(encoding="utf-8"))
-    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
-    assert pages <= set(listed)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=message)
-def test_every_table_has_a_header(page: Path) -> None:
-    assert headless(page.read_text(encoding="utf-8")) == []
-
-
-def test_pictures_are_small_and_shown() -> None:
-    printed = {
-        Path(link).name
-        for page in PAGES
-        for link in links(page.read_text(encoding="utf-8"))
-    }
-    for picture in (ROOT / "docs" / "images").iterdir():
-        assert picture.name in printed and picture.stat().st_size < 200_000, (
-            picture.name
-        )
-
-
 @pytest.mark.parametrize("page", PAGES, ids=message)
 def test_commands_name_entries_and_settings_that_exist(page: Path) -> None:
     for command in commands(page.read_text(encoding="utf-8")):
@@ -134,33 +107,6 @@ def check(command: Command) -> str | None:
         return "no such script"
     name = Path(command.program).stem
     return _of_entry(SCRIPTS[name], command.settings) if name in SCRIPTS else None
-
-
-def test_the_sweep_of_weights_and_biases_gives_commands_that_parse() -> None:
-    """As W&B's agent makes them of the recipe, with the first and with the last value of every setting."""
-    (recipe,) = map(
-        safe_load,
-        blocks((ROOT / "docs" / "training.md").read_text(encoding="utf-8"), "yaml"),
-    )
-    command = sweep_utils.create_sweep_command(recipe["command"])
-    outs = set()
-    for end, bound in ((0, "min"), (-1, "max")):
-        result = recipe["parameters"].items()
-        values = {
-            name: {"value": item["values"][end] if "values" in item else item[bound]}
-            for name, item in result
-        }
-        args = sweep_utils.create_sweep_command_args({"args": values})
-        words = [
-            word
-            for item in command
-            for word in (args.get(item[2:-1], [item]) if item[:1] == "$" else [item])
-        ]
-        assert words[2:4] == ["-m", recipe["program"]]
-        config = settings("train", TrainConfig, words[4:])
-        assert values["objective.L"]["value"] == config.objective.L
-        outs.add(config.out)
-    assert outs == {"runs/sweep/L3-lr0.0005-soft0.0", "runs/sweep/L7-lr0.005-soft0.5"}
 
 
 def _of_drill(command: Command) -> str | None:

@@ -65,18 +65,3 @@ def test_no_python_is_one_sentence(tmp_path: Path) -> None:
         == "error: wanted Python 3.11 or newer on the path, found Python 3.9.2\n"
     )
     assert not (tmp_path / ".venv").exists()
-
-
-def test_a_checkout_that_was_moved_gets_a_new_environment(
-    checkout: Path, tmp_path: Path
-) -> None:
-    """Its scripts named the Python of the old place, and every command was a ModuleNotFoundError."""
-    shutil.copytree(checkout / ".venv", tmp_path / "b" / ".venv", symlinks=True)
-    run = set_up(tmp_path / "b", {"python3.11": f'exec "{sys.executable}" "$@"'})
-    assert (
-        run.returncode == 0 and "setup: .venv was made in another folder" in run.stdout
-    ), run.stderr
-    assert (
-        str(tmp_path / "b" / ".venv")
-        in (tmp_path / "b" / ".venv" / "bin" / "activate").read_text()
-    )

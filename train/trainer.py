@@ -146,6 +146,12 @@ class Trainer:
         dtype = checkpoint.state["dtype"] if checkpoint else choose_dtype(config.dtype)
         self.config = config = replace(config, dtype=broadcast(dtype))
         self.module, self.parameters = assemble(config, self.vocab)
+        objective = config.objective
+        self.module.draft = DraftLoss(
+            objective.draft_loss,
+            objective.soft,
+            by_place=objective.place_weights == "dynamic",
+        )
         universal = checkpoint is not None and not checkpoint.fits(self.ranks)
         self.engine = Engine(self.module, config, universal=universal)
         self.peak = peak_flops(self.engine.device_name())
@@ -279,11 +285,6 @@ class Trainer:
             )
             for part in parts
         ]
-        self.module.draft = DraftLoss(
-            objective.draft_loss,
-            objective.soft,
-            by_place=objective.place_weights == "dynamic",
-        )
         lr = learning_rate(self.step, config.steps, config.optimizer)
         # A step may take longer than a scheduler waits: micro-batches also check for
         # signals.

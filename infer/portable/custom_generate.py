@@ -238,18 +238,7 @@ def generate(
     drafting = drafting_of(
         adaptive_ids, L, ngrams, k=k, probes=probes, sources=sources, seed=seed
     )
-    # Given a callable, the library loses the tokenizer that stop strings need.
-    tokenizer = args.pop("tokenizer", None)
-    configs = filter(None, (generation_config, model.generation_config))
-    stops = [args.get("stop_strings"), *(config.stop_strings for config in configs)]
-    strings = next(filter(None, stops), None)
-    if strings and tokenizer is not None:
-        criteria = [
-            *(args.get("stopping_criteria") or ()),
-            StopStringCriteria(tokenizer, strings),
-        ]
-        args["stop_strings"] = None
-        args["stopping_criteria"] = StoppingCriteriaList(criteria)
+    _convert_stop_strings(args, (generation_config, model.generation_config))
     if "do_sample" not in args and implies_sampling(
         generation_config, model.generation_config
     ):
@@ -264,6 +253,25 @@ def generate(
         given=frozenset(args),
     )
     return library(custom_generate=decoder, **args)
+
+
+def _convert_stop_strings(
+    args: dict[str, Any], configs: Sequence[GenerationConfig | None]
+) -> None:
+    """Replace the stop strings of a call by a criterion.
+
+    Given a callable, the library loses the tokenizer that stop strings need.
+    """
+    tokenizer = args.pop("tokenizer", None)
+    given = [config.stop_strings for config in configs if config]
+    strings = next(filter(None, [args.get("stop_strings"), *given]), None)
+    if strings and tokenizer is not None:
+        criteria = [
+            *(args.get("stopping_criteria") or ()),
+            StopStringCriteria(tokenizer, strings),
+        ]
+        args["stop_strings"] = None
+        args["stopping_criteria"] = StoppingCriteriaList(criteria)
 
 
 def _decode(

@@ -2,10 +2,9 @@
 
 import io
 
-from matplotlib.figure import Figure
 from rich.table import Table
 
-from conf.console import PlainConsole, label, markdown, pictures, print_line
+from conf.console import PlainConsole, markdown, pictures, print_line
 
 NAMES = [
     "$x_$",
@@ -34,17 +33,6 @@ def test_a_console_prints_names_letter_by_letter() -> None:
         out = printed(name) + printed(table)
         assert out.count(pictures(name).split("\n")[0]) >= 3
         assert ESCAPE not in out and out.encode()
-
-
-def test_a_plot_draws_names_letter_by_letter() -> None:
-    """A language called "$x_$" was mathematics that matplotlib could not read."""
-    figure = Figure()
-    axis = figure.subplots()
-    for name in NAMES:
-        text = axis.set_title(label(name))
-        figure.savefig(io.BytesIO(), format="png")
-        output, math = text._preprocess_math(text.get_text())
-        assert not math and output == label(name).replace(r"\$", "$")
 
 
 def test_a_cell_of_a_card_holds_names_letter_by_letter() -> None:

@@ -3,7 +3,6 @@
 import errno
 import io
 import os
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,6 @@ from conf.errors import RankLocalError
 from data_prep.config import DataPrepConfig
 from infer.config import InferConfig
 from tests.conf.conftest import command
-from tests.full_disk import largest_file
 from tests.messages import error
 from train.config import TrainConfig
 
@@ -222,18 +220,6 @@ def test_an_end_has_its_code_and_line(
 
     line = f"error: {message}\n" if message else ""
     assert failed("model=m", main=fail) == (code, line)
-
-
-def test_of_a_copy_the_file_that_cannot_be_written_is_named(
-    tmp_path: Path, failed: Callable
-) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
-    source.write_bytes(bytes(2000))
-    with largest_file(1000):
-        code, printed = failed(
-            "model=m", main=lambda config: shutil.copyfile(source, target)
-        )
-    assert (code, error(printed)) == (2, f"{target}: File too large")
 
 
 def test_one_rank_of_many_reports_what_all_meet(

@@ -47,14 +47,6 @@ def test_other_weights_are_another_model(
     assert fingerprint(model) != before
 
 
-def test_another_configuration_or_tokenizer_is_another_model(model: Path) -> None:
-    before = fingerprint(model)
-    for name in ("config.json", "tokenizer.json"):
-        (model / name).write_text("[]")
-        assert fingerprint(model) != before
-        (model / name).write_text("{}")
-
-
 def test_a_copy_and_links_are_the_same_model(model: Path, tmp_path: Path) -> None:
     """Its files have other times; a new card, or the manifest of an export made again, is no other model. The
     hub's cache holds links.
@@ -108,13 +100,3 @@ def test_weights_that_an_index_names_count_wherever_they_lie(
     weights["head"][3] = 0
     save_file(weights, model / place)
     assert fingerprint(model) != before
-
-
-@pytest.mark.parametrize(
-    "text", ["[]", "{", '{"weight_map": 3}', '{"weight_map": {"a": 5, "b": "gone"}}']
-)
-def test_an_index_that_is_none_is_left_to_who_loads_the_model(
-    model: Path, text: str
-) -> None:
-    (model / "model.safetensors.index.json").write_text(text)
-    fingerprint(model)

@@ -91,12 +91,6 @@ def test_a_path_is_never_sent_to_the_hub(
     assert find_folder(path) == path
 
 
-def test_a_folder_goes_before_a_name(cache: Path) -> None:
-    put(cache, "owner/model", "config.json", "model.safetensors")
-    Path("owner/model").mkdir(parents=True)
-    assert find_folder("owner/model") == "owner/model"
-
-
 def test_pickled_weights_of_the_hub_are_refused(cache: Path) -> None:
     put(cache, "facebook/opt-125m", "config.json", "vocab.json", "merges.txt")
     with pytest.raises(UserError, match="must have its weights as safetensors on the"):

@@ -4,14 +4,12 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
 from conf import UserError
 from conf.fingerprint import fingerprint
 from conf.stage import (
-    BEGUN,
     MANIFEST,
     ROOT,
     begun,
@@ -211,23 +209,6 @@ def test_a_folder_that_another_run_removes_is_never_locked(
         lock(folder, "out")
 
 
-def test_a_folder_made_visible_by_a_run_killed_right_then_is_tidied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, built = tmp_path / "out", {"settings": {"steps": 5}}
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(RuntimeError),
-        begun(out, built) as partial,
-    ):
-        write_manifest(partial, "thing", built)
-        patch.setattr(Path, "unlink", Mock(side_effect=RuntimeError))
-        publish(partial)
-    assert (out / BEGUN).is_file()
-    assert is_finished(out, "thing", built)
-    assert [path.name for path in out.iterdir()] == [MANIFEST]
-
-
 @pytest.mark.parametrize("target", ["there", "below/that is not there"])
 def test_a_link_stays_and_its_target_becomes_the_result(
     target: str, tmp_path: Path
@@ -273,16 +254,6 @@ def test_a_publication_that_was_killed_is_completed(
     assert not (out / MANIFEST).exists()
     assert is_finished(out, "thing", {})
     assert names(out) == ["a", "b", MANIFEST]
-
-
-def test_a_folder_below_one_that_cannot_be_written_is_written_within(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    monkeypatch.setattr("conf.stage.os.access", lambda path, mode: path != tmp_path)
-    with staged(out) as partial:
-        assert partial.parent == out
 
 
 def test_a_result_that_cannot_be_made_visible_is_kept_and_named(tmp_path: Path) -> None:

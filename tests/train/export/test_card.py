@@ -58,7 +58,7 @@ def report_of(out: Path, folder: Path) -> Path:
     for kind, row in (("speed", speed), ("quality", quality)):
         report[kind] = {**common, "rows": [row]}
         (folder / kind).mkdir(parents=True)
-        manifest = {"kind": kind, "inputs": {"model.path": fingerprint(out)}}
+        manifest = {"kind": kind, "inputs": {"model": fingerprint(out)}}
         (folder / kind / "manifest.json").write_text(json.dumps(manifest))
     (folder / "report.json").write_text(json.dumps(with_checksum(report)))
     return folder
