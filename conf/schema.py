@@ -13,8 +13,7 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 MISSING: Any = "???"  # as in OmegaConf, which an export does not have
-PATH = {"path": True}
-TOKENIZER = {**PATH, "hub": "tokenizer"}
+
 IN_WORDS: dict[type, str] = {
     bool: "true or false",
     int: "a whole number",
