@@ -19,13 +19,9 @@ OURS = ("infer", "train", "conf", "data_prep", "hydra", "deepspeed")
 
 def left_padded(prompts: list[list[int]]) -> dict[str, torch.Tensor]:
     longest = max(map(len, prompts))
-    before = [longest - len(prompt) for prompt in prompts]
-    return {
-        "input_ids": torch.tensor(
-            [[0] * n + prompt for n, prompt in zip(before, prompts)]
-        ),
-        "attention_mask": torch.tensor([[0] * n + [1] * (longest - n) for n in before]),
-    }
+    rows = [[0] * (longest - len(prompt)) + prompt for prompt in prompts]
+    ids = torch.tensor(rows)  # no id of a prompt is 0
+    return {"input_ids": ids, "attention_mask": (ids != 0).long()}
 
 
 def decoded(

@@ -25,17 +25,9 @@ def served(model: Path, folder: Path, *options: str) -> Iterator[openai.OpenAI]:
         port = free.getsockname()[1]
     folder.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"HF_HOME": str(folder / "hub"), "HF_HUB_OFFLINE": "1"}
-    program = Path(sys.executable).with_name("transformers")
-    command = [
-        str(program),
-        "serve",
-        str(model),
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        *options,
-    ]
+    program = str(Path(sys.executable).with_name("transformers"))
+    host = ["--host", "127.0.0.1", "--port", str(port)]
+    command = [program, "serve", str(model), *host, *options]
     log = folder / "serve.log"
     with open(log, "w") as file:
         process = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
