@@ -2,8 +2,9 @@
 
     python -I tests/portable_worker.py < ARGS.json > RESULT.json
 
-Args: {"model", "runs": [{"prompts": [[ids]], "ways": {name: {"by", ...arguments of generate}}}]}.
-"by" is "library" (its own decoding), "custom_generate" (the argument) or "loaded" (a model loaded with it).
+Args: {"model", "runs": [{"prompts": [[ids]], "ways": {name: {"by", ...arguments}}}]}.
+"by" is "library" (its own decoding), "custom_generate" (the argument) or "loaded" (a
+model loaded with it).
 Result: the rows of every run and way; and imported modules of ours, which must be none.
 """
 

@@ -1,4 +1,4 @@
-"""`transformers serve` of a model directory in a process of its own, and the OpenAI client that asks it."""
+"""`transformers serve` of a model directory, and the OpenAI client that asks it."""
 
 import os
 import socket
@@ -19,7 +19,7 @@ START_SECONDS = 300  # on a busy machine; a quiet one takes 10
 
 @contextmanager
 def served(model: Path, folder: Path, *options: str) -> Iterator[openai.OpenAI]:
-    """Serve a model directory on a free port of 127.0.0.1 while the block lasts; log and caches in `folder`."""
+    """Serve on a free port while the block lasts; log and caches are in `folder`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

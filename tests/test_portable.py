@@ -1,4 +1,4 @@
-"""custom_generate/ of a model directory decodes, in a process without this project, as `infer` does."""
+"""custom_generate/ decodes as `infer` does, in a process without this project."""
 
 import json
 import os

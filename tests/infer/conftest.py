@@ -1,4 +1,4 @@
-"""A model directory without training: random weights, the demo's tokenizer, adaptive.json."""
+"""A model directory with random weights, the demo's tokenizer and adaptive.json."""
 
 import json
 import shutil

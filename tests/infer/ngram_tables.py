@@ -1,4 +1,4 @@
-"""Tables of n-grams for tests, and what follows a context the slow way: by dictionaries and dense vectors."""
+"""Tables of n-grams, and the slow reference: dictionaries and dense vectors."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -56,7 +56,7 @@ def make_table(
 def make_random_table(
     path: Path, *, order: int, vocabulary: int, seed: int
 ) -> NgramTable:
-    """Write and read a table of the right form whose contexts, successors and counts are drawn at random."""
+    """Write and read a table of random contexts, successors and counts."""
     rng = np.random.default_rng(seed)
     tensors = {"unigrams": rng.integers(0, 9, vocabulary).astype(np.uint32)}
     for o in range(2, order + 1):
@@ -91,7 +91,7 @@ def interpolate(
     lengths: Sequence[int],
     κ: float,
 ) -> np.ndarray:
-    """Return (V,) what follows a text's last tokens: p_o = (count_o + κ p_{o-1}) / (n_o + κ), from `u_V` on."""
+    """Return (V,) p_o = (count_o + κ p_{o-1}) / (n_o + κ) behind `tail`, from `u_V` on."""
     p_V = u_V
     for length in lengths:
         successors = counts.get(tuple(tail[-length:]))
@@ -118,7 +118,7 @@ def slow_successors(
     weights: NgramWeights,
     text_contexts: Sequence[int],
 ) -> np.ndarray:
-    """Return (V,) p_ngram behind `tail`, by the training data's counts and then by the text's."""
+    """Return (V,) p_ngram behind `tail`, by the counts of the data and of the text."""
     u_V = smoothed(data, vocabulary) if data else np.full(vocabulary, 1 / vocabulary)
     by_table = count_ngrams(data, range(1, order))
     p_V = interpolate(u_V, tail, by_table, range(1, order), weights.table)

@@ -21,7 +21,7 @@ Maker = Callable[[], Drafter]
 
 
 class ScriptedRunner:
-    """A model that counts up from the prompt; the first `right` of k probes are right."""
+    """A model that counts up; the first `right` of its probes are right."""
 
     def __init__(self, right: int) -> None:
         self.right = right

@@ -1,4 +1,4 @@
-"""python -m infer as people meet it: on a terminal, in a pipe, and when they are mistaken."""
+"""python -m infer: what it prints, and its mistakes."""
 
 import subprocess
 import sys

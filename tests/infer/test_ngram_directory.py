@@ -1,4 +1,4 @@
-"""A model directory with a table of n-grams, without it, and with one that does not suit it."""
+"""A model directory with a table of n-grams, without one, and with a wrong one."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""N-grams as a source of drafts: sparse interpolation, and what is said to have proposed a token."""
+"""N-grams as a source of drafts, against dense vectors."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -62,7 +62,7 @@ def dense(ngrams: TextNgrams, tail: list[int]) -> np.ndarray:
 def test_sparse_successors_are_the_interpolation_of_dense_vectors(
     data, text, counted, weights, tail
 ) -> None:
-    """Also twice, since what the table says of a context is kept; of any context, in the text or not."""
+    """Of any context, in the text or not; also twice, since successors are cached."""
     ngrams = TextNgrams(ngrams_of(data, weights, text=counted))
     ngrams.extend(text)
     for ending in (tail, text, tail):

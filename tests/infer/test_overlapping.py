@@ -40,7 +40,7 @@ def in_threads(calls: Sequence[Callable[[], Value]]) -> list[Value]:
 def test_custom_generate_beside_the_librarys_padded_batches(
     lm: PreTrainedModel, ours: Generate
 ) -> None:
-    """custom_generate set the model's attention while it ran, and the library's batches came out wrong."""
+    """custom_generate set the model's attention while the library's batches ran."""
     requested = [
         left_padded(prompts) | {"max_new_tokens": 12, "do_sample": False}
         for prompts in (PROMPTS, PROMPTS[1:])

@@ -1,4 +1,4 @@
-"""python -m infer.regenerate with tiny models: the text it writes, and what decides it."""
+"""python -m infer.regenerate: the text it writes, and on what it depends."""
 
 import json
 import os

@@ -154,7 +154,7 @@ def model_behind(lm: PreTrainedModel, context: list[int], k: int = 5) -> literal
 
 
 def test_the_probes_of_a_draft_model_draw_its_candidates_for_each_place() -> None:
-    """One forward: the model's own next token, and what its probes say of the places behind."""
+    """In one forward: its own next token, and its probes' for the places behind."""
     lm = tiny_llama(seed=1).double()
     draft = Draft(lm, 97, 512, Adaptive((90,), 3))
     drafters = drafters_of(draft, "probes", FixedBudget(40))

@@ -1,4 +1,4 @@
-"""The measured policies on simulated devices and texts: costs and next tokens are chosen."""
+"""The measured policies on simulated devices and texts."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence

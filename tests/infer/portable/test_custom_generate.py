@@ -1,4 +1,4 @@
-"""`model.generate` by this decoder: the library's greedy tokens, `infer.generate`'s draws."""
+"""custom_generate: the library's greedy tokens, `infer.generate`'s draws."""
 
 from pathlib import Path
 from typing import Any
@@ -162,7 +162,10 @@ def test_a_requests_temperature_samples(ours: Generate, lm: PreTrainedModel) -> 
     [
         ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, "at least one token"),
         ({"attention_mask": torch.tensor([[1, 1, 1, 0]])}, "padding_side='left'"),
-        ({"input_ids": torch.full((1, 512), 7)}, "context of 512 tokens, got 512"),
+        (
+            {"input_ids": torch.full((1, 512), 7), "max_new_tokens": 5},
+            "context of 512 tokens, got 512",
+        ),
         ({"num_beams": 2}, "without decoding by beam_search"),
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
         ({"position_ids": torch.tensor([[4, 5, 6, 7]])}, "without position_ids"),
