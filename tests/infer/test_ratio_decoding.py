@@ -91,8 +91,7 @@ def distribution(
     ("shape", "sampling", "suppressed"),
     [
         *((shape, Sampling(0.8), []) for shape in SHAPES),
-        ("graph", Sampling(0.8), [2]),
-        ("graph", Sampling(1.5, 4, 0.9), []),
+        ("graph", Sampling(1.5, 4, 0.9), [2]),
     ],
 )
 def test_texts_are_distributed_as_the_targets(

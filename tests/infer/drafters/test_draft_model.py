@@ -85,7 +85,7 @@ def texts(
     return tokens, sum(step.accepted for step in steps)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     st.lists(
         st.lists(st.integers(2, 96), min_size=1, max_size=12), min_size=1, max_size=3

@@ -79,7 +79,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, NgramTable]:
     }
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(
     st.data(),
     st.integers(0, 3).map(model_of),
