@@ -2,8 +2,9 @@
 
     python -I tests/portable_worker.py < ARGS.json > RESULT.json
 
-Args: {"model", "runs": [{"prompts": [[ids]], "ways": {name: {"by", ...arguments of generate}}}]}.
-"by" is "library" (its own decoding), "custom_generate" (the argument) or "loaded" (a model loaded with it).
+Args: {"model", "runs": [{"prompts": [[ids]], "ways": {name: {"by", ...arguments}}}]}.
+"by" is "library" (its own decoding), "custom_generate" (the argument) or "loaded" (a
+model loaded with it).
 Result: the rows of every run and way; and imported modules of ours, which must be none.
 """
 
@@ -19,13 +20,9 @@ OURS = ("infer", "train", "conf", "data_prep", "hydra", "deepspeed")
 
 def left_padded(prompts: list[list[int]]) -> dict[str, torch.Tensor]:
     longest = max(map(len, prompts))
-    before = [longest - len(prompt) for prompt in prompts]
-    return {
-        "input_ids": torch.tensor(
-            [[0] * n + prompt for n, prompt in zip(before, prompts)]
-        ),
-        "attention_mask": torch.tensor([[0] * n + [1] * (longest - n) for n in before]),
-    }
+    rows = [[0] * (longest - len(prompt)) + prompt for prompt in prompts]
+    ids = torch.tensor(rows)  # no id of a prompt is 0
+    return {"input_ids": ids, "attention_mask": (ids != 0).long()}
 
 
 def decoded(

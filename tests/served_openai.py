@@ -1,4 +1,4 @@
-"""`transformers serve` of a model directory in a process of its own, and the OpenAI client that asks it."""
+"""`transformers serve` of a model directory, and the OpenAI client that asks it."""
 
 import os
 import socket
@@ -19,23 +19,15 @@ START_SECONDS = 300  # on a busy machine; a quiet one takes 10
 
 @contextmanager
 def served(model: Path, folder: Path, *options: str) -> Iterator[openai.OpenAI]:
-    """Serve a model directory on a free port of 127.0.0.1 while the block lasts; log and caches in `folder`."""
+    """Serve on a free port while the block lasts; log and caches are in `folder`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     folder.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"HF_HOME": str(folder / "hub"), "HF_HUB_OFFLINE": "1"}
-    program = Path(sys.executable).with_name("transformers")
-    command = [
-        str(program),
-        "serve",
-        str(model),
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        *options,
-    ]
+    program = str(Path(sys.executable).with_name("transformers"))
+    host = ["--host", "127.0.0.1", "--port", str(port)]
+    command = [program, "serve", str(model), *host, *options]
     log = folder / "serve.log"
     with open(log, "w") as file:
         process = subprocess.Popen(command, env=environment, stdout=file, stderr=file)

@@ -1,12 +1,11 @@
-"""The shares of a loop's time that are not the model's forward, and that are drafting's, by method and size.
+"""The shares of a loop's time outside the model's forward, and in drafting, by method.
 
     python -m tests.benchmarks.loop_overhead [SIZE ...]      15M 110M
 
-Random weights (so hardly a draft is accepted, and every iteration does all its work), bfloat16, one
-thread, k = 5, prompts of 64 random ids, 64 new tokens. The forward is the decoder and its head; the
-rest is trees, masks, picks, reading of drafts, the cache's commit, and Python. Drafting is `propose` and
-`observe` of the drafter: n-grams, their combination with adaptive tokens, the policy. The table of n-grams
-is of random texts.
+Random weights (so hardly a draft is accepted, and every iteration does all its work),
+bfloat16, one thread, k = 5, prompts of 64 random ids, 64 new tokens. The forward is the
+decoder and its head; the rest is trees, masks, picks, the cache's commit, and Python.
+Drafting is `propose` and `observe` of the drafter. The table of n-grams is random.
 """
 
 import sys
@@ -18,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.policy import MeasuredPolicy, prior_costs
@@ -28,34 +28,64 @@ from infer.engine.sampling import Sampling
 from infer.loop import Drafter, Drafters, Limits, decode
 from infer.ngrams import Ngrams
 from tests.benchmarks.shapes import random_llama
-from tests.infer.ngram_tables import make_table
+from tests.infer.ngram_tables import make_random_table
 
-K, PROMPT, NEW, VOCABULARY = 5, 64, 64, 32000
+K = 5
+PROMPT = 64
+NEW = 64
+VOCABULARY = 32000
 
 
 def random_ngrams() -> Ngrams:
-    rng = torch.Generator().manual_seed(1)
-    texts = torch.randint(0, VOCABULARY, (100, 512), generator=rng).tolist()
     with TemporaryDirectory() as folder:
-        table = make_table(
-            Path(folder) / "table", texts, order=4, vocabulary=VOCABULARY
-        )
+        path = Path(folder) / "table"
+        table = make_random_table(path, order=4, vocabulary=VOCABULARY, seed=1)
     return Ngrams(table, VOCABULARY)
 
 
 class Clock:
+    """The seconds of a function or module, and otherwise the module."""
+
     def __init__(self, module: Callable[..., Any]) -> None:
-        self.module, self.seconds, self.calls = module, 0.0, 0
+        self.module = module
+        self.seconds = 0.0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         began = time.perf_counter()
         result = self.module(*args, **kwargs)
         self.seconds += time.perf_counter() - began
-        self.calls += 1
         return result
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.module, name)
+
+
+def measure(lm: PreTrainedModel, new: Callable[[], Drafter], sampling: Sampling) -> str:
+    """Return a line of figures; the first of two texts warms up."""
+    runner = Runner(lm, capacity=PROMPT + NEW, max_rows=64)
+    rng = torch.Generator().manual_seed(1)
+    prompt = torch.randint(0, VOCABULARY, (PROMPT,), generator=rng)
+    request = [Request(prompt.tolist())]
+    drafters = Drafters(new)
+    target = runner._target
+    drafters.propose = propose = Clock(drafters.propose)  # type: ignore[method-assign]
+    drafters.observe = observe = Clock(drafters.observe)  # type: ignore[method-assign]
+    target.decoder = decoder = Clock(target.decoder)
+    target.head = head = Clock(target.head)
+    for _ in range(2):
+        steps = decode(runner, request, drafters, Limits(NEW), sampling)
+        next(steps)  # the prompt's forward is not the loop's
+        for clock in (propose, observe, decoder, head):
+            clock.seconds = 0.0
+        began = time.perf_counter()
+        forwards = sum(1 for _ in steps)
+        whole = time.perf_counter() - began
+    outside = 1 - (decoder.seconds + head.seconds) / whole
+    drafting = (propose.seconds + observe.seconds) / whole
+    return (
+        f"{1e3 * whole / forwards:7.2f} ms a forward, {outside:6.1%} outside it, "
+        f"{drafting:6.1%} drafting"
+    )
 
 
 def main(sizes: list[str]) -> None:
@@ -66,53 +96,19 @@ def main(sizes: list[str]) -> None:
         costs = prior_costs(lm.device.type)
         auto = MeasuredPolicy(costs, K)
         every = MeasuredPolicy(costs, K)
-        stopwatch = Stopwatch(lm)
-        methods = {
+        new = partial(AdaptiveDrafter, [7], stopwatch=Stopwatch(lm))
+        methods: dict[str, Callable[[], Drafter]] = {
             "plain": Drafter,
-            "two-forward": partial(AdaptiveDrafter, [7], FixedPolicy(K)),
-            "one-forward": partial(AdaptiveDrafter, [7], FixedPolicy(K, "all")),
-            "measured": partial(AdaptiveDrafter, [7], auto, stopwatch=stopwatch),
-            "chain of 8, all sources": partial(
-                AdaptiveDrafter, [7], FixedPolicy(K, 1, nodes=8), ngrams
-            ),
-            "measured, all sources": partial(
-                AdaptiveDrafter, [7], every, ngrams, stopwatch=stopwatch
-            ),
+            "two-forward": partial(new, policy=FixedPolicy(K)),
+            "one-forward": partial(new, policy=FixedPolicy(K, "all")),
+            "measured": partial(new, policy=auto),
+            "measured, all sources": partial(new, policy=every, ngrams=ngrams),
         }
-        for name, new in methods.items():
-            for sampling in (
-                Sampling(),
-                Sampling(0.2, 10, 0.95),
-                Sampling(1.0, 0, 0.95),
-            ):
-                runner = Runner(lm, capacity=PROMPT + NEW, max_rows=64)
-                prompt = torch.randint(
-                    0, VOCABULARY, (PROMPT,), generator=torch.Generator().manual_seed(1)
-                )
-                request = [Request(prompt.tolist())]
-                drafters, inside = Drafters(new), runner._target
-                propose, observe = Clock(drafters.propose), Clock(drafters.observe)
-                drafters.propose, drafters.observe = propose, observe  # type: ignore[method-assign]
-                inside.decoder, inside.head = decoder, head = (
-                    Clock(inside.decoder),
-                    Clock(inside.head),
-                )
-                for _ in range(2):  # the first warms up
-                    steps = decode(runner, request, drafters, Limits(NEW), sampling)
-                    next(steps)  # the prompt's forward is not the loop's
-                    decoder.seconds = head.seconds = propose.seconds = (
-                        observe.seconds
-                    ) = 0.0
-                    began = time.perf_counter()
-                    forwards = sum(1 for _ in steps)
-                    whole = time.perf_counter() - began
-                computed = decoder.seconds + head.seconds
-                print(
-                    f"{size:5} {name:23} T={sampling.temperature} top_k={sampling.top_k:2} "
-                    f"{1e3 * whole / forwards:7.2f} ms a forward, {1 - computed / whole:6.1%} outside it, "
-                    f"{(propose.seconds + observe.seconds) / whole:6.1%} drafting",
-                    flush=True,
-                )
+        for name, method in methods.items():
+            for sampling in (Sampling(), Sampling(0.2, 10, 0.95)):
+                figures = measure(lm, method, sampling)
+                temperature = sampling.temperature
+                print(f"{size:5} {name:23} T={temperature} {figures}", flush=True)
 
 
 if __name__ == "__main__":

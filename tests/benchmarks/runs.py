@@ -8,8 +8,9 @@ import torch
 
 from infer.bench.prompts import Prompt
 from infer.bench.runs import seed_of
+from infer.drafters.stopwatch import Clock
 from infer.engine.output import Request
-from infer.engine.runner import Clock, Runner, duration
+from infer.engine.runner import Runner, duration
 from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Drafters, Limits, Step, decode
 

@@ -1,4 +1,4 @@
-"""A model directory without training: random weights, the demo's tokenizer, adaptive.json."""
+"""A model directory with random weights, the demo's tokenizer and adaptive.json."""
 
 import json
 import shutil
@@ -45,14 +45,6 @@ def base_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "base"
     shutil.copytree(model_dir, folder, ignore=shutil.ignore_patterns("adaptive.json"))
     return folder
-
-
-@pytest.fixture(autouse=True)
-def own_cache(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """What rows cost is never written to the user's home."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from tests.conftest import tiny_llama
 def write_adapter(
     lm: PreTrainedModel, folder: Path, *, seed: int = 1, **settings: Any
 ) -> Path:
-    """Write an adapter of `lm`, which is changed: rank 2 on all linear layers unless `settings` differ."""
+    """Write an adapter of `lm`, which is changed; by default of rank 2, on all layers."""
     torch.manual_seed(seed)
     lora = {
         "r": 2,

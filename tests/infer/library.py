@@ -1,4 +1,4 @@
-"""What tests of decoding share; this decoder behind the library's arguments, and what hears it."""
+"""Shared by tests of decoding: steps and logits of the loop, the library's arguments."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial

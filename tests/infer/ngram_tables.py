@@ -1,4 +1,4 @@
-"""Tables of n-grams for tests, and what follows a context the slow way: by dictionaries and dense vectors."""
+"""Tables of n-grams, and the slow reference: dictionaries and dense vectors."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,55 +32,43 @@ def make_table(
     ).astype(np.uint32)
     tensors = {"unigrams": unigrams}
     for length in range(1, order):
-        rows = sorted(
-            (
-                int(
-                    hash_contexts([np.array([token]) for token in reversed(context)])[0]
-                ),
-                successors.most_common(),
-            )
-            for context, successors in counts.items()
-            if len(context) == length
-        )
+        rows = []
+        for context, successors in counts.items():
+            if len(context) == length:
+                columns = [np.array([token]) for token in reversed(context)]
+                key = int(hash_contexts(columns)[0])
+                rows.append((key, successors.most_common()))
+        rows.sort()
         pairs = [pair for _, successors in rows for pair in successors]
         lengths = [len(successors) for _, successors in rows]
-        columns = {
-            "keys": np.array([key for key, _ in rows], np.uint64),
-            "totals": np.array(
-                [sum(n for _, n in successors) for _, successors in rows], np.uint32
-            ),
-            "first": np.cumsum([0, *lengths]).astype(np.uint32),
-            "ids": np.array([token for token, _ in pairs], id_dtype(vocabulary)),
-            "counts": np.array([n for _, n in pairs], np.uint32),
+        totals = [sum(n for _, n in successors) for _, successors in rows]
+        o = length + 1
+        tensors |= {
+            f"keys_{o}": np.array([key for key, _ in rows], np.uint64),
+            f"totals_{o}": np.array(totals, np.uint32),
+            f"first_{o}": np.cumsum([0, *lengths]).astype(np.uint32),
+            f"ids_{o}": np.array([token for token, _ in pairs], id_dtype(vocabulary)),
+            f"counts_{o}": np.array([n for _, n in pairs], np.uint32),
         }
-        tensors |= {f"{name}_{length + 1}": column for name, column in columns.items()}
     return save(path, tensors, order=order, vocabulary=vocabulary)
 
 
 def make_random_table(
     path: Path, *, order: int, vocabulary: int, seed: int
 ) -> NgramTable:
-    """Write and read a table of the right form whose contexts, successors and counts are drawn at random."""
+    """Write and read a table of random contexts, successors and counts."""
     rng = np.random.default_rng(seed)
     tensors = {"unigrams": rng.integers(0, 9, vocabulary).astype(np.uint32)}
     for o in range(2, order + 1):
         tokens = rng.integers(0, vocabulary, (o - 1, 400))
-        keys = np.unique(
-            np.concatenate(
-                [
-                    hash_contexts(list(tokens)),
-                    rng.integers(0, 2**63, 99).astype(np.uint64),
-                ]
-            )
-        )
+        keys = np.unique(hash_contexts(list(tokens)))
         sizes = rng.integers(0, 9, len(keys))
+        ids = rng.integers(0, vocabulary, sizes.sum())
         tensors |= {
             f"keys_{o}": keys,
             f"totals_{o}": rng.integers(0, 9, len(keys)).astype(np.uint32),
             f"first_{o}": np.concatenate([[0], np.cumsum(sizes)]).astype(np.uint32),
-            f"ids_{o}": rng.integers(0, vocabulary, sizes.sum()).astype(
-                id_dtype(vocabulary)
-            ),
+            f"ids_{o}": ids.astype(id_dtype(vocabulary)),
             f"counts_{o}": rng.integers(0, 2**32, sizes.sum()).astype(np.uint32),
         }
     return save(path, tensors, order=order, vocabulary=vocabulary)
@@ -90,12 +78,9 @@ def save(
     path: Path, tensors: Mapping[str, np.ndarray], **metadata: object
 ) -> NgramTable:
     """Write and read a table."""
-    described = {name: str(value) for name, value in metadata.items()}
-    write_table(
-        path,
-        tensors,
-        {"format": FORMAT, "tokenizer": "0" * 64, "tokens": "0", **described},
-    )
+    described = {"format": FORMAT, "tokenizer": "0" * 64, "tokens": "0"}
+    described |= {name: str(value) for name, value in metadata.items()}
+    write_table(path, tensors, described)
     return NgramTable(path)
 
 
@@ -106,15 +91,11 @@ def interpolate(
     lengths: Sequence[int],
     κ: float,
 ) -> np.ndarray:
-    """Return (V,) what follows a text's last tokens: p_o = (count_o + κ p_{o-1}) / (n_o + κ), from `u_V` on."""
+    """Return (V,) p_o = (count_o + κ p_{o-1}) / (n_o + κ) behind `tail`, from `u_V` on."""
     p_V = u_V
     for length in lengths:
-        successors = (
-            counts.get(tuple(tail[len(tail) - length :]))
-            if length <= len(tail)
-            else None
-        )
-        if successors:
+        successors = counts.get(tuple(tail[-length:]))
+        if successors and length <= len(tail):
             count_V = np.array([successors[token] for token in range(len(u_V))])
             p_V = (count_V + κ * p_V) / (count_V.sum() + κ)
     return p_V
@@ -132,13 +113,12 @@ def slow_successors(
     data: Sequence[Sequence[int]],
     text: Sequence[int],
     tail: Sequence[int],
-    *,
     order: int,
     vocabulary: int,
     weights: NgramWeights,
     text_contexts: Sequence[int],
 ) -> np.ndarray:
-    """Return (V,) p_ngram behind `tail`, by the training data's counts and then by the text's."""
+    """Return (V,) p_ngram behind `tail`, by the counts of the data and of the text."""
     u_V = smoothed(data, vocabulary) if data else np.full(vocabulary, 1 / vocabulary)
     by_table = count_ngrams(data, range(1, order))
     p_V = interpolate(u_V, tail, by_table, range(1, order), weights.table)

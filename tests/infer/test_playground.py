@@ -1,10 +1,8 @@
-"""The playground: two decoders in one thread, their times and texts, and its page."""
-
-from collections.abc import Iterator
+"""The playground: two decoders side by side, and its page."""
 
 import pytest
 
-from infer import DecodeConfig, Model, TextStep
+from infer import DecodeConfig, Model
 from infer.playground import build, race
 
 
@@ -16,27 +14,6 @@ def test_both_decoders_write_plain_decodings_text(model: Model) -> None:
     texts = ["".join(text for text, _ in racer.pieces) for racer in (left, right)]
     assert texts[0] == texts[1] != ""
     assert str(right).endswith("1.00 tokens per forward")
-
-
-def test_the_decoder_that_used_less_time_goes_on(
-    monkeypatch: pytest.MonkeyPatch, model: Model
-) -> None:
-    now = 0.0
-    order = []
-
-    def steps(name: str, seconds: float, count: int) -> Iterator[TextStep]:
-        nonlocal now
-        for index in range(count):
-            now += seconds
-            order.append(name)
-            yield TextStep(0, [1], 0, 0, index == count - 1, ["x"])
-
-    monkeypatch.setattr("time.perf_counter", lambda: now)
-    texts = iter([steps("fast", 1, 4), steps("slow", 3, 2)])
-    monkeypatch.setattr("infer.api.generate", lambda *_: next(texts))
-    *_, (fast, slow) = race(model, "x", [DecodeConfig(), DecodeConfig()])
-    assert order == ["fast", "slow", "fast", "fast", "fast", "slow"]
-    assert (fast.seconds, slow.seconds) == (4, 6)
 
 
 def test_the_page_is_built(model: Model) -> None:

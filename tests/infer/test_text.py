@@ -3,13 +3,11 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from conf import UserError
 from infer.models.checkpoint import ModelDirectory
 from infer.text import Output, Text
 
@@ -71,29 +69,6 @@ def test_a_stream_gives_the_text_of_decode(text: Text, ids: list[int]) -> None:
         assert expected == by_library
 
 
-PANICS: dict[str, dict[str, Any]] = {
-    "while it is read": {
-        "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
-    },
-    "over a text": {
-        "normalizer": {"type": "Replace", "pattern": {"String": ""}, "content": "xx"}
-    },
-}
-
-
-@pytest.mark.parametrize("case", PANICS)
-def test_a_tokenizer_that_makes_the_library_panic_is_refused(
-    case: str, model_dir: Path, tmp_path: Path
-) -> None:
-    """A panic of the library's Rust code is a BaseException."""
-    folder = tmp_path / "model"
-    shutil.copytree(model_dir, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    file = folder / "tokenizer.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | PANICS[case]))
-    with pytest.raises(UserError, match="tokenizer"):
-        ModelDirectory(folder).text.encode("def f(e):\n  e")
-
-
 def output(pieces: list[str], *stop: str) -> int | None:
     """The index of the piece that ends the text."""
     ends = Output(lambda id: pieces[id], stop=stop)  # type: ignore[arg-type]
@@ -116,7 +91,7 @@ def test_a_text_ends_where_a_stop_string_is_first_whole(
 
 
 def test_a_tokenizer_beyond_the_models_rows_spells_with_bytes(
-    shared_data: Path, base_dir: Path, tmp_path: Path
+    shared_data: Path, tmp_path: Path
 ) -> None:
     """CodeLlama-34B's files list pieces for which its model has no row."""
     source = shared_data / "tokenizers" / "codellama-7b"
@@ -124,13 +99,3 @@ def test_a_tokenizer_beyond_the_models_rows_spells_with_bytes(
     for rows, text in ((32000, "a <PRE> b"), (31000, "ो 한국")):
         (tmp_path / "config.json").write_text(json.dumps({"vocab_size": rows}))
         assert max(ModelDirectory(tmp_path).text.encode(text)) < rows
-    shutil.copyfile(base_dir / "tokenizer.json", tmp_path / "tokenizer.json")
-    (tmp_path / "config.json").write_text('{"vocab_size": 280}')
-    with pytest.raises(UserError, match="must spell .* within the model's rows"):
-        ModelDirectory(tmp_path).text.encode("def import return self")
-
-
-def test_only_bos_is_the_prompt_of_an_empty_text(text: Text) -> None:
-    """After another single id, the space with which the text went on was lost."""
-    first = text.encode("x")[1]
-    assert text.is_empty(text.encode("")) and not text.is_empty([first])

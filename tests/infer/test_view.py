@@ -11,7 +11,7 @@ from conf import UserError, settings
 from infer import TextStep
 from infer.__main__ import main
 from infer.config import InferConfig
-from infer.view import KINDS, show
+from infer.view import show
 
 STEPS = [
     TextStep(0, [1], 0, 0, False, ["x"]),
@@ -39,9 +39,6 @@ def test_a_terminal_colours_drafts_and_their_white_space() -> None:
     text = "\x1b[30;43m"
     ngrams = "\x1b[4;30;46m"
     assert f"x{text}  \x1b[0m{ngrams}=\x1b[0m\n{ngrams}  \x1b[0m" in printed
-    # The legend has the kinds that are there.
-    assert KINDS["ngrams"].meaning in printed
-    assert KINDS["drafted"].meaning not in printed
     figures = "67 % of 6 drafts accepted (adaptive 25 %, text 25 %, n-grams 50 %)"
     assert figures in " ".join(printed.split())
 
@@ -61,9 +58,5 @@ def test_a_prompt_comes_from_standard_input_or_a_file(
     file = tmp_path / "prompt.py"
     file.write_text("def f(x):\n")
     assert printed() and printed() == printed(f"prompt_file={file}")
-    for source, message in {
-        "prompt=-": "prompt must be text, got none from standard input",
-        f"prompt_file={tmp_path}/none": "prompt_file must be a file",
-    }.items():
-        with pytest.raises(UserError, match=message):
-            printed(source, text="")
+    with pytest.raises(UserError, match="got none from standard input"):
+        printed("prompt=-", text="")

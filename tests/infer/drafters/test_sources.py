@@ -1,4 +1,4 @@
-"""Drafts from any sources change no token: by the table of other texts, of these texts, and of none at all."""
+"""Drafts from any sources change no token."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -35,24 +35,16 @@ PROBES: list[dict[str, Any]] = [
     {"k": 3, "probes": "2"},
     {},
 ]
-SAMPLINGS = st.sampled_from(
-    [
-        Sampling(),
-        Sampling(0.8),
-        Sampling(0.8, 10, 0.95),
-        Sampling(1.5, 0, 0.9),
-        Sampling(0.2, 5),
-    ]
-)
+SAMPLINGS = st.sampled_from([Sampling(), Sampling(0.8), Sampling(1.5, 10, 0.9)])
 PROMPTS = st.lists(
     st.lists(st.integers(2, V - 1), min_size=1, max_size=12), min_size=1, max_size=3
 )
 
 
 @cache
-def model_of(seed: int, kv_heads: int = 2) -> PreTrainedModel:
-    """A random model; that of seed 1 repeats a few tokens, so that n-grams are right now and then."""
-    lm = tiny_llama(seed=seed, kv_heads=kv_heads).double()
+def model_of(seed: int) -> PreTrainedModel:
+    """A random model; that of seed 1 repeats a few tokens, for n-grams to be right."""
+    lm = tiny_llama(seed=seed).double()
     with torch.no_grad():
         lm.lm_head.weight[torch.arange(V) % 20 > 0] *= 0.2 if seed == 1 else 1.0
     return lm
@@ -76,24 +68,21 @@ def texts_of(
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, NgramTable]:
-    """Of the models' own texts, and one whose contexts, successors and counts are random."""
-    folder, own = tmp_path_factory.mktemp("tables"), list[list[int]]()
-    for seed in (0, 1):
-        for first in range(2, 40):
-            (text,), _ = texts_of(
-                model_of(seed), [Request([first])], Drafters(Drafter), Sampling()
-            )
-            own.append([first, *text])
+    """Of a model's own texts, and a random one."""
+    folder = tmp_path_factory.mktemp("tables")
+    requests = [Request([first]) for first in range(2, 40)]
+    texts, _ = texts_of(model_of(1), requests, Drafters(Drafter), Sampling())
+    own = [[*request.prompt, *text] for request, text in zip(requests, texts)]
     return {
         "own": make_table(folder / "own", own, order=4, vocabulary=V),
         "random": make_random_table(folder / "random", order=5, vocabulary=V, seed=0),
     }
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(
     st.data(),
-    st.builds(model_of, st.integers(0, 3), st.sampled_from([1, 2, 4])),
+    st.integers(0, 3).map(model_of),
     st.sampled_from(["own", "random"]),
     PROMPTS,
     st.sampled_from(["hybrid", "hybrid", "ngrams", "prompt_lookup"]),
@@ -116,7 +105,7 @@ def test_no_source_of_drafts_changes_a_token(
     new: int,
     diverse: int,
 ) -> None:
-    """Random models in float64, greedy and sampled, in shapes as they come and in fixed ones."""
+    """In float64, greedy and sampled, in dynamic and in fixed shapes."""
     given: dict[str, Any] = {"method": method, "temperature": sampling.temperature}
     given |= {"top_k": sampling.top_k, "top_p": sampling.top_p}
     if method == "hybrid":
@@ -146,17 +135,3 @@ def test_no_source_of_drafts_changes_a_token(
     for step in steps:
         assert len(step.proposed) == step.drafted and len(step.sources) == step.accepted
         assert {*step.proposed, *step.sources} <= allowed
-
-
-def test_every_source_is_right_sometimes(tables: dict[str, NgramTable]) -> None:
-    """Or the property above would say little."""
-    lm = model_of(1)
-    methods = SourceMethods(lm, (90,), 3, table=tables["own"])
-    accepted = set[str]()
-    for sources in (["adaptive"], ["text"], ["ngrams"], None):
-        decode = DecodeConfig("hybrid", sources, k=3, probes="all")
-        for first in range(2, 30):
-            drafters = methods.drafters(decode, batch=1, capacity=40, left=99)
-            _, steps = texts_of(lm, [Request([first])], drafters, Sampling())
-            accepted |= {source for step in steps for source in step.sources}
-    assert accepted >= {"text", "ngrams"}
