@@ -6,16 +6,8 @@ from rich.table import Table
 
 from conf.console import PlainConsole, markdown, pictures, print_line
 
-NAMES = [
-    "$x_$",
-    "$\\frac$",
-    "[/b]x",
-    "[bold]x[/bold]",
-    ":bug:",
-    "\x1b]0;title\x07",
-    "half \ud800",
-    "a\nb",
-]
+NAMES = ["$\\frac$", "[/b]x", "[bold]x[/bold]", ":bug:", "\x1b]0;title\x07"]
+NAMES += ["half \ud800", "a\nb"]
 ESCAPE = "\x1b"
 
 
@@ -26,7 +18,7 @@ def printed(*what: object) -> str:
 
 
 def test_a_console_prints_names_letter_by_letter() -> None:
-    """A language called "[/b]x" ended a finished evaluation in rich's MarkupError, in every later run too."""
+    """A language called "[/b]x" ended an evaluation in rich's MarkupError."""
     for name in NAMES:
         table = Table(name, title=name)
         table.add_row(name)
