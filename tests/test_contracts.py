@@ -32,7 +32,7 @@ from train.export.sidecars import adaptive_json
 from train.export.weights import write_weights
 from train.lora import Gate, PlainWeights, adapt
 from train.model import AdaptiveLM
-from train.objective import branch, dual
+from train.objective import branch
 
 PROMPTS = [
     "def fib(n):\n    ",
@@ -122,9 +122,6 @@ def test_the_same_with_codellamas_tokenizer(shared_data: Path, tmp_path: Path) -
 
 TOKENS = np.random.default_rng(0).integers(2, 80, size=(2, 40))
 STARTS, WIDTH = np.array([3, 4, 11, 30]), 3
-TOKENS_OF_MODEL = pytest.mark.parametrize(
-    "adaptive", [(90,), (90, 91, 92)], ids=["identical", "diverse"]
-)
 
 
 def logits_of(runner: Runner, prefix: list[int], tree: Tree) -> torch.Tensor:
@@ -133,32 +130,6 @@ def logits_of(runner: Runner, prefix: list[int], tree: Tree) -> torch.Tensor:
     output = runner.forward([tree], [Request(prefix)], GREEDY)
     rows = [output.flat.row(0, tree, node) for node in range(len(tree.tokens))]
     return output.logits[rows].whole()
-
-
-def check_window(
-    trained: torch.Tensor, lm: Any, prefix: list[int], adaptive: tuple[int, ...]
-) -> None:
-    """A window's logits in training are those of decoding's probes after its prefix."""
-    runner = Runner(lm, capacity=64, max_rows=8)
-    tree = Tree.chain(prefix[-1], probes=(adaptive * WIDTH)[:WIDTH])
-    decoded = logits_of(runner, prefix, tree)[1:]
-    torch.testing.assert_close(trained, decoded, rtol=1e-5, atol=1e-5)
-
-
-@TOKENS_OF_MODEL
-def test_the_first_window_of_dual_is_the_decoders_probes(
-    adaptive: tuple[int, ...],
-) -> None:
-    """What a_j is trained to predict is what its draft is compared with: y_{p+j+1}."""
-    lm, tokens, p = tiny_llama(), TOKENS[:1, :12], 7
-    offsets = np.zeros_like(tokens)
-    offsets[0, p : p + WIDTH] = np.arange(1, WIDTH + 1)
-    layout = dual(tokens, np.zeros_like(tokens), offsets, adaptive)
-    lm.set_attn_implementation("sdpa")
-    trained = lm(torch.from_numpy(layout.ids[1:])).logits[0, p : p + WIDTH]
-    check_window(trained, lm, tokens[0, :p].tolist(), adaptive)
-    labels = layout.labels[1, p : p + WIDTH]
-    assert np.array_equal(labels, tokens[0, p + 1 : p + WIDTH + 1])
 
 
 def branch_rows(adaptive: tuple[int, ...]) -> dict[str, Any]:
@@ -174,16 +145,20 @@ def check_branches(module: AdaptiveLM, lm: Any, adaptive: tuple[int, ...]) -> No
     rows = branch_rows(adaptive)
     inputs = [rows[name] for name in ("ids", "offsets", "positions", "trunk")]
     logits = module.lm.get_output_embeddings()(module.encode(*inputs))
+    runner = Runner(lm, capacity=64, max_rows=8)
+    probes = (adaptive * WIDTH)[:WIDTH]
     for row, window in np.ndindex(2, len(STARTS)):
         start = STARTS[window]
         place = slice(40 + window * WIDTH, 40 + (window + 1) * WIDTH)
-        check_window(logits[row, place], lm, TOKENS[row, :start].tolist(), adaptive)
+        prefix = TOKENS[row, :start].tolist()
+        decoded = logits_of(runner, prefix, Tree.chain(prefix[-1], probes=probes))[1:]
+        torch.testing.assert_close(logits[row, place], decoded, rtol=1e-5, atol=1e-5)
         labels = rows["labels"][row, place].numpy()
         assert np.array_equal(labels, TOKENS[row, start + 1 : start + 1 + WIDTH])
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@TOKENS_OF_MODEL
+@pytest.mark.parametrize("adaptive", [(90,), (90, 91, 92)])
 def test_every_window_of_branch_is_the_decoders_probes(
     adaptive: tuple[int, ...], attention: str
 ) -> None:

@@ -67,7 +67,8 @@ def test_commands_name_entries_and_settings_that_exist(page: Path) -> None:
 def check(command: Command) -> str | None:
     """What is wrong with a command of a page; None where nothing is."""
     if command.program.startswith("tests."):
-        return _of_drill(command)
+        place = ROOT / command.program.replace(".", "/")
+        return None if place.with_suffix(".py").is_file() else "no such module"
     if not command.program.startswith("launch/"):
         return _of_entry(
             command.program, command.settings, multirun="-m" in command.arguments
@@ -76,17 +77,6 @@ def check(command: Command) -> str | None:
         return "no such script"
     script = Path(command.program).stem
     return _of_entry(SCRIPTS[script], command.settings) if script in SCRIPTS else None
-
-
-def _of_drill(command: Command) -> str | None:
-    place = ROOT / command.program.replace(".", "/")
-    path = place / "__main__.py" if place.is_dir() else place.with_suffix(".py")
-    if not path.is_file():
-        return "no such module"
-    text = path.read_text(encoding="utf-8")
-    return next(
-        (f"no flag {flag}" for flag in command.flags if f'"{flag}"' not in text), None
-    )
 
 
 def _of_entry(module: str, given: list[str], *, multirun: bool = False) -> str | None:

@@ -101,7 +101,7 @@ def test_a_model_is_trained_on_its_own_text(
 
 def test_every_folder_says_what_was_made(folders: dict[str, Path]) -> None:
     """A training's validations and last checkpoints; an export's ids and dtype."""
-    model, draft, tuned = (folders[name] for name in ("model", "draft", "tuned"))
+    model, tuned = folders["model"], folders["tuned"]
     manifest = read(tuned, "manifest.json")
     assert [row["step"] for row in manifest["validation"]] == [0, 2, 4]
     accuracies = {f"accuracy_{j}" for j in range(1, manifest["L"] + 1)}
@@ -113,17 +113,9 @@ def test_every_folder_says_what_was_made(folders: dict[str, Path]) -> None:
     vocab = read(folders["data"], "manifest.json")["vocab"]
     assert adaptive["adaptive_ids"] == vocab["adaptive"][:1] and adaptive["identical"]
     assert vllm_mask_id(config) == tensorrt_mask_id(config) == vocab["adaptive"][0]
-    generation = read(model, "generation_config.json")
-    assert config["eos_token_id"] == generation["eos_token_id"] == vocab["eos"]
     assert not (folders["base_model"] / "adaptive.json").exists()
     weights = load_file(model / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
-
-    of_draft = read(draft, "adaptive.json")
-    assert of_draft.pop("provenance") != adaptive.pop("provenance")
-    assert of_draft == adaptive
-    tokenizers = [folder / "tokenizer.json" for folder in (draft, model)]
-    assert tokenizers[0].read_bytes() == tokenizers[1].read_bytes()
 
 
 def test_evaluation_makes_one_report_of_speed_and_quality(
@@ -181,7 +173,7 @@ def test_a_finished_stage_is_skipped_and_another_is_refused(
     again += [*SHORT, *BATCH]
     assert "nothing to do" in command(*again)
     assert "seed=0; requested seed=1" in command(*again, "seed=1", code=2)
-    assert "steps=3 must be at least the 4 steps" in command(*again, "steps=3", code=2)
+    assert "steps must be at least the 4 steps" in command(*again, "steps=3", code=2)
 
 
 def test_infer_completes_a_prompt(folders: dict[str, Path]) -> None:

@@ -4,7 +4,7 @@ import io
 
 from rich.table import Table
 
-from conf.console import PlainConsole, markdown, pictures, print_line
+from conf.console import PlainConsole, markdown, pictures
 
 NAMES = ["$\\frac$", "[/b]x", "[bold]x[/bold]", ":bug:", "\x1b]0;title\x07"]
 NAMES += ["half \ud800", "a\nb"]
@@ -29,9 +29,3 @@ def test_a_console_prints_names_letter_by_letter() -> None:
 
 def test_a_cell_of_a_card_holds_names_letter_by_letter() -> None:
     assert markdown("a|b\n<script>`x`[y](z)\\") == r"a\|b\\n\<script>\`x\`\[y](z)\\"
-
-
-def test_a_sentence_is_one_line_without_commands(capsys) -> None:
-    """A file's name with an escape sequence set the terminal's title."""
-    print_line("a\x1b]0;title\x07\n\udcff")
-    assert capsys.readouterr().out == "a\\x1b]0;title\\x07\\n\\udcff\n"

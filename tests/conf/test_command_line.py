@@ -97,15 +97,11 @@ print(*{{"torch", "transformers", "wandb", "datasets"}} & sys.modules.keys())
     ("words", "message"),
     [
         (["nonsense=1"], "unknown setting 'nonsense': --help lists the settings"),
-        (["stepps=1"], "unknown setting 'stepps': did you mean 'steps'?"),
         (["experimen=demo"], "unknown setting 'experimen': did you mean 'experiment'?"),
         (["+objective.ww=1"], "setting 'objective.ww': did you mean 'objective.w'?"),
         (["deepspeed.x=1"], "'deepspeed.x' is new: write +deepspeed.x=VALUE to add it"),
         (["steps=ten"], "steps must be a whole number, got ten"),
-        (["optimizer.lr=x"], "optimizer.lr must be a number, got x"),
-        (["model.compile=3.5x"], "model.compile must be true or false, got 3.5x"),
         (["lora.targets=q"], "must be a list, got q. Write lora.targets=["),
-        (["steps=null"], "steps must have a value, got null"),
         (["steps=3,4"], "steps must be one value, got 3,4. Write steps=[3,4] for"),
         (["steps=[1"], "must be NAME=VALUE in Hydra's grammar, got steps=[1: "),
         (["~steps"], "setting 'steps' is required: give it as steps=VALUE"),
@@ -158,15 +154,6 @@ def test_multirun_runs_every_combination_and_leaves_no_files(tmp_path: Path) -> 
     assert "-m must run in one process, got torchrun" in error(end.stderr)
 
 
-def test_our_bug_is_a_traceback_and_code_1(failed: Callable) -> None:
-    def fail(config: InferConfig) -> None:
-        raise ValueError("a bug")
-
-    code, printed = failed("model=m", main=fail)
-    assert code == 1
-    assert printed.startswith("Traceback") and printed.endswith("ValueError: a bug\n")
-
-
 @pytest.mark.parametrize(
     ("raised", "code", "message"),
     [
@@ -184,6 +171,11 @@ def test_an_end_has_its_code_and_line(
 
     line = f"error: {message}\n" if message else ""
     assert failed("model=m", main=fail) == (code, line)
+
+
+def test_our_bug_is_a_traceback_and_code_1(failed: Callable) -> None:
+    code, printed = failed("model=m", main=lambda config: 1 / 0)
+    assert code == 1 and printed.startswith("Traceback")
 
 
 def test_one_rank_of_many_reports_what_all_meet(

@@ -3,7 +3,7 @@
 import pytest
 
 from conf import dtype
-from conf.dtype import bfloat16_cost, choose_dtype
+from conf.dtype import choose_dtype
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,3 @@ def test_auto_takes_the_faster_type_and_says_which(
     assert choose_dtype(requested, "cpu") == chosen
     printed = capsys.readouterr().err
     assert printed.startswith(line) and printed.count("\n") == bool(line)
-
-
-def test_the_cost_is_measured() -> None:
-    assert bfloat16_cost() > 0

@@ -1,6 +1,5 @@
 """A fingerprint changes with the content, and with nothing else."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -66,18 +65,3 @@ def test_files_count_by_name_and_every_block(tmp_path: Path) -> None:
     assert fingerprint_files([("a", path)]) != whole
     (tmp_path / "empty").write_bytes(b"")
     assert fingerprint_files([("empty", tmp_path / "empty")]) != fingerprint_files([])
-
-
-@pytest.mark.parametrize("place", ["weights/a.safetensors", "../a.safetensors"])
-def test_weights_that_an_index_names_count_wherever_they_lie(
-    model: Path, place: str
-) -> None:
-    """Transformers reads them too."""
-    (model / place).parent.mkdir(exist_ok=True)
-    (model / "model.safetensors").rename(model / place)
-    index = {"weight_map": {"embed": place, "head": place}}
-    (model / "model.safetensors.index.json").write_text(json.dumps(index))
-    before, weights = fingerprint(model), load_file(model / place)
-    weights["head"][3] = 0
-    save_file(weights, model / place)
-    assert fingerprint(model) != before

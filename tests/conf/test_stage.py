@@ -1,7 +1,5 @@
 """Folders of stages: whole or absent, made by one run, of these settings and inputs."""
 
-import fcntl
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +12,6 @@ from conf.stage import (
     begun,
     check_out,
     is_finished,
-    lock,
     made_from,
     partial_of,
     publish,
@@ -111,14 +108,6 @@ def test_a_folder_becomes_visible_whole_by_one_run_alone(
         pass
 
 
-def test_a_stage_that_fails_leaves_nothing_behind(out: Path, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), staged(out) as partial:
-        (partial / "weights").write_text("half")
-        raise RuntimeError
-    left = {path.name for path in tmp_path.rglob("*")}
-    assert left <= {"out", "lost+found"}
-
-
 def test_a_refusal_before_any_work_leaves_nothing_behind(tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
     with pytest.raises(UserError), begun(out, {"settings": {"bos": "wrong"}}):
@@ -144,22 +133,6 @@ def test_what_was_begun_is_kept_for_its_own_settings_alone(out: Path) -> None:
     assert names(out) == [MANIFEST, "work"]
 
 
-def test_a_run_that_ends_while_another_begins_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, first = tmp_path / "out", staged(tmp_path / "out")
-    (first.__enter__() / "shard").write_text("whole")
-
-    def ends_before(folder: Path, out: Path) -> int:
-        first.__exit__(None, None, None)
-        return os.open(out, os.O_RDONLY)
-
-    monkeypatch.setattr("conf.stage.lock", ends_before)
-    with pytest.raises(UserError, match="must be a new or empty folder"), staged(out):
-        pass
-    assert [path.name for path in tmp_path.rglob("*")] == ["out", "shard"]
-
-
 def test_a_place_that_can_be_no_folder_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("mine")
@@ -170,17 +143,6 @@ def test_a_place_that_can_be_no_folder_is_refused(tmp_path: Path) -> None:
             pass
     assert file.read_text() == "mine"
     assert not is_finished(tmp_path / "new" / "folder", "shards", {})
-
-
-def test_a_folder_that_another_run_removes_is_never_locked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "partial"
-    folder.mkdir()
-    monkeypatch.setattr(fcntl, "flock", lambda *_: folder.rmdir())
-    for _ in ("before it is locked", "before it is opened"):
-        with pytest.raises(UserError, match="another run is writing it"):
-            lock(folder, "out")
 
 
 @pytest.mark.parametrize("target", ["there", "below/that is not there"])
@@ -222,14 +184,3 @@ def test_a_publication_that_was_killed_is_completed(
     assert not (out / MANIFEST).exists()
     assert is_finished(out, "thing", {})
     assert names(out) == ["a", "b", MANIFEST]
-
-
-def test_a_result_that_cannot_be_made_visible_is_kept_and_named(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    whole = f"The result is whole in {tmp_path}/.out.partial: move it"
-    with pytest.raises(UserError, match=whole), staged(out) as partial:
-        (partial / "weights").write_text("large")
-        out.mkdir()
-        (out / "notes").write_text("mine")
-    assert (partial / "weights").read_text() == "large"
-    assert (out / "notes").read_text() == "mine"
