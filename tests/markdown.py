@@ -28,11 +28,6 @@ class Command:
             word for word in self.arguments if "=" in word and not word.startswith("-")
         ]
 
-    @property
-    def flags(self) -> list[str]:
-        """The words that are flags, --name."""
-        return [word for word in self.arguments if word.startswith("--")]
-
 
 def blocks(page: str, language: str = "bash") -> list[str]:
     """The fenced blocks of this language."""

@@ -33,34 +33,18 @@ def read_runs(folder: Path) -> dict[str, dict[str, Any]]:
     runs = dict[str, dict[str, Any]]()
     for file in sorted(folder.rglob("offline-run-*/run-*.wandb")):
         parts = records(file)
-        (begun,) = (item["run"] for item in parts if item["type"] == "run")
-        run = runs.setdefault(
-            begun["run_id"],
-            {"summary": {}, "history": [], "metrics": {}, "artifacts": []},
-        )
-        run |= {
-            name: begun.get(name)
-            for name in ("run_group", "job_type", "tags", "entity", "project")
+        items = {
+            kind: [part[kind] for part in parts if part["type"] == kind]
+            for kind in ("run", "summary", "history", "metric")
         }
-        run["summary"] |= _merged(
-            item["summary"] for item in parts if item["type"] == "summary"
-        )
-        run["history"] += [
-            item["history"] for item in parts if item["type"] == "history"
-        ]
-        run["metrics"] |= {
-            item["metric"].get("name") or item["metric"]["glob_name"]: item["metric"]
-            for item in parts
-            if item["type"] == "metric"
-        }
-        run["artifacts"] += [
-            item["artifact"] for item in parts if item["type"] == "artifact"
-        ]
+        (begun,) = items["run"]
+        empty = {"summary": {}, "history": [], "metrics": {}}
+        run = runs.setdefault(begun["run_id"], empty)
+        for name in ("run_group", "job_type", "tags", "entity", "project"):
+            run[name] = begun.get(name)
+        for summary in items["summary"]:
+            run["summary"] |= summary.get("update", {})
+        run["history"] += items["history"]
+        for metric in items["metric"]:
+            run["metrics"][metric.get("name") or metric["glob_name"]] = metric
     return runs
-
-
-def _merged(updates: Any) -> dict[str, Any]:
-    result = dict[str, Any]()
-    for item in updates:
-        result |= item.get("update", {})
-    return result

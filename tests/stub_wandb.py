@@ -29,52 +29,31 @@ class StubServer:
     history: dict[str, list[dict[str, Any]]] = field(
         default_factory=dict
     )  # rows by run
-    files: set[str] = field(default_factory=set)  # names of uploaded files
 
     def answer(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
         """Return the data of a GraphQL answer."""
         if "upsertBucket" in query:
             name = variables["name"]
-            self.runs[name] = self.runs.get(name, {}) | {
-                k: v for k, v in variables.items() if v is not None
-            }
-            bucket = {
-                "id": name,
-                "name": name,
-                "displayName": variables.get("displayName") or name,
-                "project": PROJECT,
-            }
+            known = {k: v for k, v in variables.items() if v is not None}
+            self.runs[name] = self.runs.get(name, {}) | known
+            bucket = {"id": name, "name": name, "project": PROJECT}
+            bucket["displayName"] = variables.get("displayName") or name
             return {"upsertBucket": {"bucket": bucket, "inserted": True}}
         if "RunResumeStatus" in query:
             return {"model": PROJECT | {"bucket": None}}
         if "createRunFiles" in query:
-            files = [
-                {"name": name, "uploadUrl": f"{self.url}/upload/{name}"}
-                for name in variables["files"]
-            ]
-            return {
-                "createRunFiles": {
-                    "runID": variables["run"],
-                    "uploadHeaders": [],
-                    "files": files,
-                }
-            }
+            upload = f"{self.url}/upload/"
+            names = variables["files"]
+            files = [{"name": name, "uploadUrl": upload + name} for name in names]
+            created = {"runID": variables["run"], "uploadHeaders": [], "files": files}
+            return {"createRunFiles": created}
         if "createArtifact(" in query:  # as if the server had its files already
-            artifact = {
-                "id": "1",
-                "state": "COMMITTED",
-                "artifactSequence": {"latestArtifact": {"id": "1"}},
-            }
+            sequence = {"latestArtifact": {"id": "1"}}
+            artifact = {"id": "1", "state": "COMMITTED", "artifactSequence": sequence}
             return {"createArtifact": {"artifact": artifact}}
         if "viewer" in query:
-            return {
-                "viewer": {
-                    "id": "1",
-                    "entity": "someone",
-                    "username": "someone",
-                    "flags": "{}",
-                }
-            }
+            user = {"id": "1", "entity": "someone", "username": "someone"}
+            return {"viewer": user | {"flags": "{}"}}
         if "serverInfo" in query:
             return {"serverInfo": {"features": []}}
         return {"project": None}
@@ -114,7 +93,6 @@ def stub_server(*, status: int = 200, delay: float = 0.0) -> Iterator[StubServer
 
         def do_PUT(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            stub.files.add(self.path.removeprefix("/upload/").partition("?")[0])
             self._reply({})
 
         do_GET = do_POST

@@ -1,9 +1,6 @@
 """The command line: Hydra's idioms, mistakes as one line, errors of files, multirun."""
 
 import errno
-import io
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +12,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-import conf
 from conf import UserError, settings
 from conf.errors import RankLocalError
-from data_prep.config import DataPrepConfig
 from infer.config import InferConfig
 from tests.conf.conftest import command
 from tests.messages import error
@@ -102,39 +97,19 @@ print(*{{"torch", "transformers", "wandb", "datasets"}} & sys.modules.keys())
     ("words", "message"),
     [
         (["nonsense=1"], "unknown setting 'nonsense': --help lists the settings"),
-        (["stepps=1"], "unknown setting 'stepps': did you mean 'steps'?"),
         (["experimen=demo"], "unknown setting 'experimen': did you mean 'experiment'?"),
         (["+objective.ww=1"], "setting 'objective.ww': did you mean 'objective.w'?"),
         (["deepspeed.x=1"], "'deepspeed.x' is new: write +deepspeed.x=VALUE to add it"),
         (["steps=ten"], "steps must be a whole number, got ten"),
-        (["optimizer.lr=x"], "optimizer.lr must be a number, got x"),
-        (["model.compile=yes!"], "settings must be NAME=VALUE in Hydra's grammar, got"),
-        (["model.compile=3.5x"], "model.compile must be true or false, got 3.5x"),
-        (["steps.x=3"], "unknown setting 'steps.x': did you mean 'steps'?"),
-        (
-            ["lora.targets=q"],
-            "lora.targets must be a list, got q. Write lora.targets=[",
-        ),
-        (["steps=null"], "steps must have a value, got null"),
+        (["lora.targets=q"], "must be a list, got q. Write lora.targets=["),
         (["steps=3,4"], "steps must be one value, got 3,4. Write steps=[3,4] for"),
-        (
-            ["steps=[1"],
-            "settings must be NAME=VALUE in Hydra's grammar, got steps=[1: ",
-        ),
-        (["steps"], "settings must be NAME=VALUE in Hydra's grammar, got steps: "),
+        (["steps=[1"], "must be NAME=VALUE in Hydra's grammar, got steps=[1: "),
         (["~steps"], "setting 'steps' is required: give it as steps=VALUE"),
-        (["~nothing"], "Could not delete from config. 'nothing' does not exist."),
         (["objective=basics"], "objective must be basic, branch, causal or dual, got"),
-        (["objective=null"], "Config group override must be a string or a list."),
         (["out=x/${no}"], "out must refer to settings as ${NAME}, got ${no}, which is"),
-        (["optimizer.lr=nan"], "optimizer.lr must be at least 0, got nan"),
         (["optimizer.beta1=1"], "optimizer.beta1 must be from 0 to below 1, got 1.0"),
-        (
-            ["tracker.mode=loud"],
-            "tracker.mode must be offline, online or disabled, got",
-        ),
         (["--config-dir=/absent"], "Additional config directory '/absent' not found"),
-        (["tracker.mode=a\nb\x1b[m"], r"got a b\x1b[m"),
+        (["tracker.mode=a\nb\x1b[m"], r"disabled, got a b\x1b[m"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -145,27 +120,12 @@ def test_a_mistake_is_one_line_and_code_2(
     assert code == 2 and message in error(printed)
 
 
-def test_a_required_setting_is_named_whole(failed: Callable) -> None:
-    code, printed = failed("out=d", entry="data_prep", schema=DataPrepConfig)
-    required = "setting 'data.path' is required: give it as data.path=VALUE"
-    assert (code, error(printed)) == (2, required)
-
-
 @given(st.text(min_size=1, max_size=20), st.text("\\'\"${}(,", max_size=8))
 @hypothesis_settings(max_examples=50, deadline=None)
 def test_text_that_is_no_value_of_the_grammar_stays_as_it_is(a: str, b: str) -> None:
     prompt = f"{a}({b}"
     config = settings("infer", InferConfig, [f"model={b}(", f"prompt={prompt}"])
     assert (config.prompt, config.model) == (prompt, f"{b}(")
-
-
-@pytest.mark.parametrize(
-    "path",
-    sorted((Path(conf.__file__).parent / "train" / "experiment").glob("*.yaml")),
-    ids=lambda path: path.stem,
-)
-def test_every_recipe_composes(path: Path) -> None:
-    assert settings("train", TrainConfig, [f"experiment={path.stem}"]).steps > 0
 
 
 PRINT = """
@@ -194,15 +154,6 @@ def test_multirun_runs_every_combination_and_leaves_no_files(tmp_path: Path) -> 
     assert "-m must run in one process, got torchrun" in error(end.stderr)
 
 
-def test_our_bug_is_a_traceback_and_code_1(failed: Callable) -> None:
-    def fail(config: InferConfig) -> None:
-        raise ValueError("a bug")
-
-    code, printed = failed("model=m", main=fail)
-    assert code == 1
-    assert printed.startswith("Traceback") and printed.endswith("ValueError: a bug\n")
-
-
 @pytest.mark.parametrize(
     ("raised", "code", "message"),
     [
@@ -222,6 +173,11 @@ def test_an_end_has_its_code_and_line(
     assert failed("model=m", main=fail) == (code, line)
 
 
+def test_our_bug_is_a_traceback_and_code_1(failed: Callable) -> None:
+    code, printed = failed("model=m", main=lambda config: 1 / 0)
+    assert code == 1 and printed.startswith("Traceback")
+
+
 def test_one_rank_of_many_reports_what_all_meet(
     failed: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,14 +189,3 @@ def test_one_rank_of_many_reports_what_all_meet(
         raise RankLocalError("this rank alone")
 
     assert failed("model=m", main=fail) == (2, "error: this rank alone\n")
-
-
-def test_an_output_that_nobody_reads_ends_quietly(
-    failed: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    with open(writer, "w") as unread:
-        monkeypatch.setattr(sys, "stdout", unread)
-        assert failed("--help") == (1, "")
-        monkeypatch.setattr(sys, "stdout", io.StringIO())

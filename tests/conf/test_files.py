@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from conf import UserError
 from conf.files import (
     Corrupt,
     read_checksummed,
-    read_result,
     with_checksum,
     write_bytes,
     write_json,
@@ -25,35 +23,19 @@ from tests.full_disk import largest_file
 
 
 @pytest.mark.parametrize("exists", [True, False])
-def test_a_link_stays_and_its_target_is_written(exists: bool, tmp_path: Path) -> None:
+def test_a_links_target_is_written_and_keeps_its_mode(
+    exists: bool, tmp_path: Path
+) -> None:
     link, target = tmp_path / "link.html", tmp_path / "below" / "page.html"
     target.parent.mkdir()
     if exists:
         target.write_text("old")
+        target.chmod(0o600)
     link.symlink_to(target)
     write_bytes(link, b"new")
     assert link.is_symlink() and target.read_bytes() == b"new"
-    assert [item.name for item in target.parent.iterdir()] == ["page.html"]
-
-
-def test_a_new_file_can_be_read_by_whom_the_old_one_could(tmp_path: Path) -> None:
-    path = tmp_path / "report.html"
-    write_bytes(path, b"old")
-    path.chmod(0o600)
-    write_bytes(path, b"new")
-    assert path.read_bytes() == b"new" and path.stat().st_mode & 0o777 == 0o600
-
-
-def test_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
-
-    def write(writer: int) -> None:
-        for turn in range(50):
-            write_json(tmp_path / "unit.json", {"writer": writer, "turn": turn})
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(write, range(4)))
-    assert json.loads((tmp_path / "unit.json").read_text())["turn"] == 49
-    assert [path.name for path in tmp_path.iterdir()] == ["unit.json"]
+    assert list(target.parent.iterdir()) == [target]
+    assert not exists or target.stat().st_mode & 0o777 == 0o600
 
 
 def test_what_cannot_be_written_leaves_nothing_and_is_named(tmp_path: Path) -> None:
@@ -62,9 +44,7 @@ def test_what_cannot_be_written_leaves_nothing_and_is_named(tmp_path: Path) -> N
     with largest_file(1000), pytest.raises(OSError) as error:
         write_json(path, "x" * 2000)
     assert error.value.filename == str(path) and error.value.errno == errno.EFBIG
-    assert [item.name for item in tmp_path.iterdir()] == [
-        "run.json"
-    ] and path.read_text() == '"old"\n'
+    assert list(tmp_path.iterdir()) == [path] and path.read_text() == '"old"\n'
 
 
 VALUE: dict[str, Any] = {
@@ -74,15 +54,6 @@ VALUE: dict[str, Any] = {
 }
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
-    write_json(tmp_path / "x.json", with_checksum(VALUE))
-    assert (
-        read_checksummed(tmp_path / "x.json")
-        == read_result(tmp_path / "x.json")
-        == json.loads(json.dumps(VALUE))
-    )
-
-
 @given(st.data())
 def test_no_change_of_a_byte_goes_unseen(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -90,6 +61,7 @@ def test_no_change_of_a_byte_goes_unseen(
     path = tmp_path_factory.mktemp("files") / "x.json"
     write_json(path, with_checksum(VALUE))
     whole, expected = path.read_bytes(), read_checksummed(path)
+    assert expected == json.loads(json.dumps(VALUE))
     at = data.draw(st.integers(0, len(whole) - 1))
     changed = bytearray(whole)
     changed[at] ^= 1 << data.draw(st.integers(0, 7))
@@ -98,10 +70,8 @@ def test_no_change_of_a_byte_goes_unseen(
         assert read_checksummed(path) == expected  # a space, or a letter of an escape
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "3", '{"a": 1}', '{"crc32": 1}', "[" * 100_000, "\ufeff{}"]
-)
-def test_what_is_none(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1}', "[" * 100_000])
+def test_another_file_has_no_checksum(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text, encoding="utf-8")
     with pytest.raises(Corrupt, match="cannot be read|has another checksum"):
         read_checksummed(tmp_path / "x.json")
@@ -112,9 +82,7 @@ def test_a_manifest_that_was_changed_is_refused(tmp_path: Path) -> None:
     assert read_manifest(tmp_path, "shards", "data.path")["seq_len"] == 128
     path = tmp_path / "manifest.json"
     path.write_text(path.read_text().replace("128", "129"))
-    with pytest.raises(
-        UserError, match="manifest.json must be as it was written, got it changed since"
-    ):
+    with pytest.raises(UserError, match="must be as it was written, got it changed"):
         read_manifest(tmp_path, "shards", "data.path")
     path.write_text('{"kind": "shards"}')  # of an earlier version
     assert read_manifest(tmp_path, "shards", "data.path") == {"kind": "shards"}

@@ -1,7 +1,5 @@
-import fcntl
-import os
-import subprocess
-import sys
+"""Folders of stages: whole or absent, made by one run, of these settings and inputs."""
+
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,11 +9,9 @@ from conf import UserError
 from conf.fingerprint import fingerprint
 from conf.stage import (
     MANIFEST,
-    ROOT,
     begun,
     check_out,
     is_finished,
-    lock,
     made_from,
     partial_of,
     publish,
@@ -46,20 +42,17 @@ def test_where_an_input_lies_does_not_count_but_what_made_it_does(
     second.mkdir()
     (second / MANIFEST).write_bytes((first / MANIFEST).read_bytes())
     built = [
-        made_from(Settings(data=Inner(str(p))), {"data.path": p})
-        for p in (first, second)
+        made_from(Settings(data=Inner(str(path))), {"data.path": path})
+        for path in (first, second)
     ]
     assert built[0] == built[1]
     assert built[0]["inputs"] == {"data.path": fingerprint(first)}
     assert built[0]["settings"] == {"steps": 5, "data": {"size": 3}}
     write_manifest(tmp_path / "out", "thing", built[0])
     assert is_finished(tmp_path / "out", "thing", built[1])
+    built[1]["settings"]["data"]["size"] = 4
     with pytest.raises(UserError, match=r"with data\.size=3; requested data\.size=4"):
-        is_finished(
-            tmp_path / "out",
-            "thing",
-            {**built[1], "settings": {"steps": 5, "data": {"size": 4}}},
-        )
+        is_finished(tmp_path / "out", "thing", built[1])
 
 
 @pytest.mark.parametrize(
@@ -67,10 +60,7 @@ def test_where_an_input_lies_does_not_count_but_what_made_it_does(
     [
         (None, r"data\.path=.*got no manifest\.json"),
         ("{", "must be a JSON object"),
-        (
-            '{"kind": "model"}',
-            "must be a finished folder of kind 'shards', got kind 'model'",
-        ),
+        ('{"kind": "model"}', "folder of kind 'shards', got kind 'model'"),
     ],
 )
 def test_a_folder_that_is_not_finished_is_refused(
@@ -118,15 +108,6 @@ def test_a_folder_becomes_visible_whole_by_one_run_alone(
         pass
 
 
-def test_a_stage_that_fails_leaves_nothing_behind(out: Path, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), staged(out) as partial:
-        (partial / "weights").write_text("half")
-        raise RuntimeError
-    assert not [
-        path for path in tmp_path.rglob("*") if path not in (out, out / "lost+found")
-    ]
-
-
 def test_a_refusal_before_any_work_leaves_nothing_behind(tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
     with pytest.raises(UserError), begun(out, {"settings": {"bos": "wrong"}}):
@@ -142,10 +123,8 @@ def test_what_was_begun_is_kept_for_its_own_settings_alone(out: Path) -> None:
         (partial / "work").write_text("of hours")
         raise KeyboardInterrupt
     check_out(out)
-    other = pytest.raises(
-        UserError, match="contains an unfinished run with seed=0; requested seed=1"
-    )
-    with other, begun(out, {"settings": {"seed": 1}}):
+    changed = pytest.raises(UserError, match="with seed=0; requested seed=1")
+    with changed, begun(out, {"settings": {"seed": 1}}):
         pass
     with begun(out, facts) as partial:
         assert (partial / "work").read_text() == "of hours"
@@ -154,59 +133,16 @@ def test_what_was_begun_is_kept_for_its_own_settings_alone(out: Path) -> None:
     assert names(out) == [MANIFEST, "work"]
 
 
-def test_a_run_that_ends_while_another_begins_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, first = tmp_path / "out", staged(tmp_path / "out")
-    (first.__enter__() / "shard").write_text("whole")
-
-    def ends_before(folder: Path, out: Path) -> int:
-        first.__exit__(None, None, None)
-        return os.open(out, os.O_RDONLY)
-
-    monkeypatch.setattr("conf.stage.lock", ends_before)
-    with pytest.raises(UserError, match="must be a new or empty folder"), staged(out):
-        pass
-    assert [path.name for path in tmp_path.rglob("*")] == ["out", "shard"]
-
-
-@pytest.mark.parametrize("out", ["", ".", "/", "..", "model/.."])
-def test_a_folder_without_a_name_is_refused(out: str) -> None:
-    with pytest.raises(
-        UserError, match="must be a new or empty folder with a name, got no name"
-    ):
-        is_finished(out, "shards", {})
-    with pytest.raises(UserError, match="got no name"), staged(out):
-        pass
-
-
-def test_a_file_in_the_folders_place_is_reported_at_once(tmp_path: Path) -> None:
+def test_a_place_that_can_be_no_folder_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("mine")
-    for out in (file, file / "speed"):
-        printed = (
-            f"^out={out} must be a new or empty folder with a name, got the file {file}"
-        )
-        with pytest.raises(UserError, match=printed):
+    for out in ("", ".", "/", "model/..", file, file / "speed"):
+        with pytest.raises(UserError, match="got (no name|the file)"):
             is_finished(out, "shards", {})
-        with pytest.raises(UserError, match="got the file"), staged(out):
+        with pytest.raises(UserError, match="got (no name|the file)"), staged(out):
             pass
     assert file.read_text() == "mine"
     assert not is_finished(tmp_path / "new" / "folder", "shards", {})
-
-
-@pytest.mark.parametrize("moment", ["before it is opened", "before it is locked"])
-def test_a_folder_that_another_run_removes_is_never_locked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
-    folder = tmp_path / "partial"
-    folder.mkdir()
-    if moment == "before it is opened":
-        folder.rmdir()
-    else:
-        monkeypatch.setattr(fcntl, "flock", lambda *_: folder.rmdir())
-    with pytest.raises(UserError, match="another run is writing it"):
-        lock(folder, "out")
 
 
 @pytest.mark.parametrize("target", ["there", "below/that is not there"])
@@ -222,10 +158,7 @@ def test_a_link_stays_and_its_target_becomes_the_result(
         (partial / "weights").write_text("large")
         write_manifest(partial, "thing", {})
     assert link.is_symlink() and is_finished(link, "thing", {})
-    assert {path.name for path in (tmp_path / target).iterdir()} == {
-        "weights",
-        MANIFEST,
-    }
+    assert names(tmp_path / target) == [MANIFEST, "weights"]
     assert not list(tmp_path.glob("**/.*"))
 
 
@@ -234,85 +167,20 @@ def test_a_link_stays_and_its_target_becomes_the_result(
 def test_a_publication_that_was_killed_is_completed(
     moves: int, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(KeyboardInterrupt),
-        staged(out) as partial,
-    ):
+    rename, left = Path.rename, [None] * moves
+
+    def killed(path: Path, target: Path) -> None:
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        rename(path, target)
+
+    with pytest.raises(KeyboardInterrupt), staged(out) as partial:
         for name in ("a", "b"):
             (partial / name).write_text(name)
         write_manifest(partial, "thing", {})
-        rename, left = Path.rename, [None] * moves
-
-        def killed(path: Path, target: Path) -> None:
-            if not left:
-                raise KeyboardInterrupt
-            left.pop()
-            rename(path, target)
-
-        patch.setattr(Path, "rename", killed)
+        monkeypatch.setattr(Path, "rename", killed)
+    monkeypatch.setattr(Path, "rename", rename)
     assert not (out / MANIFEST).exists()
     assert is_finished(out, "thing", {})
     assert names(out) == ["a", "b", MANIFEST]
-
-
-def test_a_result_that_cannot_be_made_visible_is_kept_and_named(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with (
-        pytest.raises(
-            UserError,
-            match=f"The result is whole in {tmp_path}/.out.partial: move it to another place.$",
-        ),
-        staged(out) as partial,
-    ):
-        (partial / "weights").write_text("large")
-        out.mkdir()
-        (out / "notes").write_text("mine")
-    assert (partial / "weights").read_text() == "large"
-    assert (out / "notes").read_text() == "mine"
-
-
-STAGE = """
-import sys
-from conf.stage import is_finished, staged, write_manifest
-with staged(sys.argv[1]) as partial:
-    (partial / "weights").write_text("large")
-    write_manifest(partial, "thing", {})
-assert is_finished(sys.argv[1], "thing", {})
-"""
-
-
-@pytest.mark.parametrize(
-    ("mount", "last_line"),
-    [
-        # A folder that `docker -v` binds may be of the same file system: `os.path.ismount` sees none.
-        *(
-            (mount, "manifest.json weights other out")
-            for mount in ("-t tmpfs tmpfs out", "--bind other out")
-        ),
-        (
-            "-t tmpfs -o ro tmpfs out",
-            "conf.errors.UserError: out=out must be a folder that can be created, got 'Read-only file system'. "
-            "Use another out=",
-        ),
-    ],
-)
-def test_a_real_mount_point_holds_the_result_or_is_refused(
-    mount: str, last_line: str, tmp_path: Path
-) -> None:
-    for name in ("out", "other"):
-        (tmp_path / name).mkdir()
-
-    def within(command: str) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, "STAGE": STAGE, "PYTHONPATH": str(ROOT)}
-        shell = ["unshare", "-m", "bash", "-c", f"mount {mount} {command}"]
-        return subprocess.run(
-            shell, cwd=tmp_path, env=env, capture_output=True, text=True
-        )
-
-    if within("").returncode:
-        pytest.skip("this user cannot mount")
-    end = within(
-        f'&& "{sys.executable}" -c "$STAGE" out && echo $(ls -A out) $(umount out && ls -A .)'
-    )
-    assert (end.stderr or end.stdout).splitlines()[-1] == last_line

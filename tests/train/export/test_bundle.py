@@ -5,46 +5,13 @@ import sys
 import tomllib
 from pathlib import Path
 
-import pytest
 from transformers.dynamic_module_utils import get_imports, get_relative_import_files
 
 from conf.stage import ROOT
-from train.export.sidecars import (
-    MADE_FROM,
-    REQUIREMENTS,
-    bundle,
-    write_custom_generate,
-)
+from train.export.sidecars import REQUIREMENTS, write_custom_generate
 
 INSTALLED = {"torch", "transformers", "numpy", "safetensors", *sys.stdlib_module_names}
-ENTRY = (
-    '"""Entry."""\nfrom infer.deep.leaf import (\n    leaf,\n    other as renamed,\n)\n'
-)
-LEAF = """from conf.errors import UserError  # why
-def leaf():
-    from infer.entry import late
-"""
 NGRAMS = {"table": None, "text": 2.0, "places": [0.4, 0.3]}
-
-
-def test_modules_are_side_by_side_and_import_each_other_there(tmp_path: Path) -> None:
-    """Imports over several lines, within a function, and in a circle."""
-    sources = {
-        "infer/entry.py": ENTRY,
-        "infer/deep/leaf.py": LEAF,
-        "conf/errors.py": "class UserError(Exception): pass\n",
-        "infer/unneeded.py": "import peft\n",
-    }
-    for name, text in sources.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    files = bundle("infer.entry", commit="0a1b", root=tmp_path)
-    assert files.keys() == {"entry.py", "deep_leaf.py", "conf_errors.py"}
-    head = MADE_FROM.format(path="infer/entry.py", commit="0a1b")
-    assert files["entry.py"] == head + ENTRY.replace("infer.deep.", ".deep_")
-    assert files["deep_leaf.py"].endswith(
-        LEAF.replace("conf.errors", ".conf_errors").replace("infer.entry", ".entry")
-    )
 
 
 def test_every_file_is_needed_and_imports_only_what_is_installed(
@@ -68,15 +35,3 @@ def test_every_file_is_needed_and_imports_only_what_is_installed(
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert set(REQUIREMENTS) <= set(project["dependencies"])
     assert (folder / "requirements.txt").read_text().split() == list(REQUIREMENTS)
-
-
-@pytest.mark.parametrize("adaptive", [None, {"adaptive_ids": [7], "L": 3}])
-def test_only_for_models_that_transformers_loads_whole(
-    tmp_path: Path, adaptive: dict[str, object] | None
-) -> None:
-    """None without adaptive tokens, nor with an adapter that would be left out."""
-    (tmp_path / "adapter").mkdir()
-    if adaptive:
-        (tmp_path / "adaptive.json").write_text(json.dumps(adaptive))
-    write_custom_generate(tmp_path)
-    assert not (tmp_path / "custom_generate").exists()

@@ -15,7 +15,7 @@ from train.export.ngram_weights import (
     find_hits,
     fit_ngrams,
 )
-from train.export.verify import Window, choose_windows
+from train.export.verify import Window
 
 V = 12
 L = 3
@@ -65,7 +65,6 @@ def plant(
     ("weights", "has_table"),
     [
         (PLANTED, True),
-        (NgramWeights(4.0, 0.25, (0.1, 1.4, 0.3)), True),
         (NgramWeights(2.0, 0.25, (1.4,)), False),
     ],
 )
@@ -94,33 +93,8 @@ def test_the_fit_drafts_as_decoding_does(table: NgramTable) -> None:
 
 
 def test_defaults_stay_without_a_gain_beyond_noise(table: NgramTable) -> None:
-    """For noise, for a single sequence, and where n-grams propose nothing."""
+    """For noise, and for a single sequence."""
     noise = plant(table, NgramWeights(), wrong=1.0)
     assert fit_ngrams(noise, table, V).weights == NgramWeights()
     single = [w for w in plant(table, PLANTED, wrong=0.0) if not w.sequence]
     assert fit_ngrams(single, table, V).weights == NgramWeights()
-    ids = [[1, 5], [3, 2]]
-    shares = [[0.6, 0.4]] * 2
-    silent = [Window(s, [*range(9)], 0, [1, 2], ids, shares) for s in range(4)]
-    fit = fit_ngrams(silent, None, V)
-    assert fit.weights == NgramWeights()
-    assert fit.accepted == {"adaptive": 1.0, "ngrams": 0.0, "all": 1.0}
-
-
-def test_windows_that_end_early_count_as_far_as_they_go() -> None:
-    """Three windows have a place 0, two are right. Of these one has a place 1; it is right."""
-    hits = np.array([[1, 1, 0], [1, 0, 0], [0, 1, 1]], dtype=bool)
-    known = np.array([[1, 1, 0], [1, 0, 0], [1, 1, 1]], dtype=bool)
-    counts = count(hits, known, np.array([0, 0, 3]))
-    assert counts.tolist() == [[[2, 1, 0], [1, 0, 0]], [[2, 1, 0], [0, 0, 0]]]
-    assert expected(counts.sum(1)) == pytest.approx(2 / 3 + 2 / 3 * 1)
-
-
-def test_windows_of_a_layout() -> None:
-    offsets = np.array([0, 0, 0, 1, 2, 1, 1, 2, 3, 0])
-    positions = np.array([0, 1, 2, 1, 2, 0, 2, 3, 4, 0])
-    windows = [(1, [3, 4]), (0, [5]), (2, [6, 7, 8])]
-    for most in (2, 9):
-        chosen = choose_windows(offsets, positions, most=most)
-        assert [(root, c.tolist()) for root, c in chosen] == windows[:most]
-    assert choose_windows(np.zeros(4, int), np.arange(4), most=2) == []

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from data_prep.config import VocabConfig
 from data_prep.encode import Encoder
 from data_prep.vocab import Vocab, find_vocab, load_tokenizer, save_tokenizer, train_bpe
-from infer.text import Infilling, Text
+from infer.text import Text
 from train.export.sidecars import write_tokenizer
 
 CONFIG = VocabConfig(train_size=320, adaptive=["<adaptive_1>", "<adaptive_2>"])
@@ -29,7 +29,6 @@ TEXTS = [
     " ",
     "x .",
 ]
-CHAT = "{{ messages[0].content }}!"
 Exported = tuple[Path, Vocab, Text, Text]
 Codellama = tuple[Path, Vocab, Text, Text, Encoder]
 
@@ -42,19 +41,8 @@ def export(source: Path, folder: Path, config: VocabConfig, used: int) -> Export
     shutil.copytree(source, folder)
     vocab = find_vocab(load_tokenizer(source), config)
     write_tokenizer(folder, vocab, vocab.adaptive[:used])
-    infilling = None
-    if vocab.infilling:
-        infilling = Infilling(vocab.pre, vocab.suf, vocab.mid, vocab.eot)
-    before, after = (
-        Text(
-            load_tokenizer(path),
-            control=vocab.control,
-            rows=vocab.size,
-            bos=vocab.bos,
-            infilling=infilling,
-        )
-        for path in (source, folder)
-    )
+    ids = {"control": vocab.control, "rows": vocab.size, "bos": vocab.bos}
+    before, after = (Text(load_tokenizer(path), **ids) for path in (source, folder))
     return folder, vocab, before, after
 
 
@@ -106,37 +94,6 @@ def test_transformers_encodes_as_training_did(codellama: Codellama) -> None:
         assert completion["input_ids"] == ids  # by the template of the export
 
 
-@pytest.mark.parametrize(
-    ("name", "config", "ids", "text"),
-    [
-        # With identical tokens the letter among the diverse ones is text.
-        ("codellama-7b", DIVERSE, [32011, 31864], "ো"),
-        # A row without a piece, and one that training adds.
-        ("codellama-7b", VocabConfig(rows=32100, adaptive=[32050]), [921, 32050], "x"),
-        (
-            "codellama-34b-hf",
-            VocabConfig(rows=32000, adaptive=[32000]),
-            [921, 32000],
-            "x",
-        ),
-    ],
-)
-def test_decoding_skips_only_the_adaptive_ids_of_the_model(
-    shared_data: Path,
-    tmp_path: Path,
-    name: str,
-    config: VocabConfig,
-    ids: list[int],
-    text: str,
-) -> None:
-    source = shared_data / "tokenizers" / name
-    folder, vocab, _, after = export(source, tmp_path / "model", config, 1)
-    tokenizer = library(folder)
-    decoded = tokenizer.decode([vocab.bos, *ids], skip_special_tokens=True)
-    assert decoded == text == after.decode(ids)
-    assert (vocab.adaptive[0] in tokenizer.all_special_ids) == (config.rows != 32100)
-
-
 def like_deepseek(folder: Path) -> None:
     """Make a tokenizer.json without BOS and with infilling pieces that are not special.
 
@@ -150,29 +107,22 @@ def like_deepseek(folder: Path) -> None:
         token["special"] = token["id"] < 2
     file.write_text(json.dumps(content))
     config = {
-        "added_tokens_decoder": {t["id"]: t for t in content["added_tokens"]},
         "tokenizer_class": "LlamaTokenizerFast",
         "bos_token": {"__type": "AddedToken", "content": "<s>", "normalized": True},
         "add_bos_token": False,
-        "additional_special_tokens": [
-            {"__type": "AddedToken", "content": "<adaptive_2>"}
-        ],
         "auto_map": {"AutoTokenizer": ["own.Tokenizer", None]},
         "clean_up_tokenization_spaces": True,
-        "chat_template": CHAT,
+        "chat_template": "{{ messages[0].content }}!",
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-@pytest.mark.parametrize("described", [True, False])
 def test_every_text_begins_with_bos_as_documents_did(
-    demo: Path, tmp_path: Path, described: bool
+    demo: Path, tmp_path: Path
 ) -> None:
     source = tmp_path / "source"
     shutil.copytree(demo, source)
     like_deepseek(source)
-    if not described:
-        (source / "tokenizer_config.json").unlink()
     folder, vocab, _, after = export(source, tmp_path / "model", CONFIG, 1)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
     tokenizer = library(folder)
@@ -183,15 +133,6 @@ def test_every_text_begins_with_bos_as_documents_did(
     assert tokenizer.decode([*ids, *skipped], skip_special_tokens=True) == " x ."
     assert tokenizer("a", "b").input_ids.count(vocab.bos) == 2
     assert skipped <= set(tokenizer.all_special_ids)
-    # The base model's chat template stays; without one, messages are lines of a text.
     messages = [{"role": "user", "content": text} for text in ("x", "y\n", "z")]
     chat = tokenizer.apply_chat_template(messages, tokenize=False)
-    assert chat == ("x!" if described else "<s>x\ny\nz")
-
-
-def test_an_export_of_an_export_changes_nothing(demo: Path, tmp_path: Path) -> None:
-    folder, vocab, _, _ = export(demo, tmp_path / "model", CONFIG, 1)
-    before = {path: path.read_bytes() for path in folder.iterdir()}
-    write_tokenizer(folder, vocab, vocab.adaptive[:1])
-    assert {path: path.read_bytes() for path in folder.iterdir()} == before
-    assert load_tokenizer(folder).get_vocab_size() == vocab.size
+    assert chat == "x!"  # the base model's template

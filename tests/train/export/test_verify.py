@@ -61,8 +61,3 @@ def test_on_some_sequences_chance_is_allowed() -> None:
         check_acceptance(whole[first : first + 20], validation)
     with pytest.raises(UserError, match="accepted must be"):
         check_acceptance(whole[:20], {**validation, "accepted": 0.9})
-
-
-def test_a_validation_of_one_sequence_is_compared() -> None:
-    tallies = tallies_of(1)
-    check_acceptance(tallies, {"sequences": 1, **summarise(tallies.sum(0))})
