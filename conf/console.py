@@ -3,12 +3,10 @@
     PlainConsole   tables and sequences on a terminal
     pictures       a text of several lines: control characters as their pictures
     label          a name in a plot, where matplotlib reads mathematics
-    markdown       a name in a model card
 
 A sentence or a name on a line of its own is `conf.errors.visible`. HTML is escaped by Jinja and html.escape.
 """
 
-import re
 import sys
 from typing import Any
 
@@ -33,11 +31,6 @@ def pictures(text: str) -> str:
 def label(text: str) -> str:
     """Return the text as matplotlib draws it letter by letter: a pair of dollars would be mathematics."""
     return visible(text).replace("$", r"\$")
-
-
-def markdown(text: str) -> str:
-    """Return the text as Markdown shows it letter by letter, in a paragraph or a table's cell."""
-    return re.sub(r"([\\`*|<\[])", r"\\\1", visible(text))
 
 
 def print_line(sentence: str, *, error: bool = False) -> None:

@@ -4,7 +4,7 @@ import io
 
 from rich.table import Table
 
-from conf.console import PlainConsole, markdown, pictures
+from conf.console import PlainConsole, pictures
 
 NAMES = ["$\\frac$", "[/b]x", "[bold]x[/bold]", ":bug:", "\x1b]0;title\x07"]
 NAMES += ["half \ud800", "a\nb"]
@@ -25,7 +25,3 @@ def test_a_console_prints_names_letter_by_letter() -> None:
         out = printed(name) + printed(table)
         assert out.count(pictures(name).split("\n")[0]) >= 3
         assert ESCAPE not in out and out.encode()
-
-
-def test_a_cell_of_a_card_holds_names_letter_by_letter() -> None:
-    assert markdown("a|b\n<script>`x`[y](z)\\") == r"a\|b\\n\<script>\`x\`\[y](z)\\"
