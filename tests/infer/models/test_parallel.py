@@ -39,11 +39,8 @@ def write_models(folder: Path) -> None:
         words.save(str(path / "tokenizer.json"))
 
 
-def test_two_ranks_emit_the_tokens_of_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_ranks_emit_the_tokens_of_one(tmp_path: Path) -> None:
     """Although every rank has its own clock, and only rank 0 has a good draft model."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "costs"))
     write_models(tmp_path)
     answer = warm.run_ranks(outputs.__module__, tmp_path, ranks=2)
     assert answer.returncode == 0, answer.stderr
