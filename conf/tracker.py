@@ -65,7 +65,6 @@ class WandbRun:
         tell: Callable[[str], None],
         linked: Path | None = None,
         run_id: str | None = None,
-        upload_seconds: float = UPLOAD_SECONDS,
     ) -> None:
         saved = _read(file)
         self.id = (
@@ -89,7 +88,6 @@ class WandbRun:
         self._job_type = job_type
         self._settings = dict(settings)
         self._tell = tell
-        self._upload_seconds = upload_seconds
         self._actions: SimpleQueue[Callable[[Any], object] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="wandb", daemon=True)
         self._thread.start()
@@ -102,8 +100,8 @@ class WandbRun:
     def finish(self) -> None:
         """Close the run after all actions; kill W&B's process if it takes too long."""
         self._actions.put(None)
-        limit = ONLINE_SECONDS + self._upload_seconds + GRACE_SECONDS
-        self._thread.join(limit if self._upload_seconds else None)
+        limit = ONLINE_SECONDS + UPLOAD_SECONDS + GRACE_SECONDS
+        self._thread.join(limit)
         if self._thread.is_alive():
             self._tell(
                 f"tracker: W&B did not end within {limit:.0f} s: the run ends without it. Send the rest later: "
@@ -184,7 +182,7 @@ class WandbRun:
                 silent=True,
                 console="off",
                 init_timeout=ONLINE_SECONDS,
-                finish_timeout=self._upload_seconds,
+                finish_timeout=UPLOAD_SECONDS,
             ),
         )
 

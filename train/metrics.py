@@ -1,14 +1,12 @@
 """Metrics of a run: log.jsonl, the console and Weights & Biases."""
 
 import json
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import wandb
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -20,7 +18,7 @@ from rich.progress import (
 from conf.console import PlainConsole
 from conf.files import write_bytes
 from conf.stage import commit, versions
-from conf.tracker import UPLOAD_SECONDS, TrackerConfig, WandbRun, run_file
+from conf.tracker import TrackerConfig, WandbRun, run_file
 
 OFFSETS = 10  # offsets whose accuracy a console line shows
 LINE_SECONDS = 30  # between two lines in a log file, which shows no bar
@@ -123,8 +121,7 @@ def _step_of(line: str) -> float:
 class Tracker:
     """Logs metrics by step to the console and W&B; silent on every rank but the first.
 
-    `file` has W&B's run id, so that a resumed run stays one run; `linked` is the file
-    of a run in the same group.
+    A resumed run stays one run: `run_id` is W&B's id of its beginning.
     """
 
     def __init__(
@@ -135,11 +132,7 @@ class Tracker:
         name: str,
         settings: dict[str, Any],
         speaks: bool,
-        job_type: str = "train",
-        file: Path | None = None,
-        linked: Path | None = None,
         run_id: str | None = None,
-        upload_seconds: float = UPLOAD_SECONDS,
     ) -> None:
         self._console = PlainConsole(quiet=not speaks)
         self._run: WandbRun | None = None
@@ -147,14 +140,12 @@ class Tracker:
             self._run = WandbRun(
                 config,
                 out,
-                file=file or run_file(out),
+                file=run_file(out),
                 name=name,
-                job_type=job_type,
+                job_type="train",
                 settings=settings | {"versions": versions(), "commit": commit()},
                 tell=self.tell,
-                linked=linked,
                 run_id=run_id,
-                upload_seconds=upload_seconds,
             )
         self.run_id = self._run.id if self._run else run_id  # W&B's
 
@@ -166,18 +157,6 @@ class Tracker:
     def summarise(self, values: Mapping[str, Any]) -> None:
         """Record figures of the whole run."""
         self._send(lambda run: run.summary.update(dict(values)))
-
-    def log_folder(self, folder: Path, name: str) -> None:
-        """Record a folder as an artifact of the type model; its files are read where
-        they are.
-        """
-
-        def send(run: Any) -> None:
-            artifact = wandb.Artifact(re.sub(r"[^\w.-]", "-", name), type="model")
-            artifact.add_dir(str(folder), policy="immutable")
-            run.log_artifact(artifact)
-
-        self._send(send)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Record metrics of a step."""

@@ -45,14 +45,14 @@ def copy_sample(sample: Path, copies: int, out: Path) -> list[str]:
     """Write the sample's documents `copies` times, each with its own id; return texts."""
     texts: list[str] = []
     for path in sorted(sample.glob("*/*.parquet")):
+        folder = out / path.parent.name
+        folder.mkdir(exist_ok=True)
         for copy in range(copies):
             columns = pq.read_table(path).to_pydict()
             content = [text.replace("e", f"e{copy}", 20) for text in columns["content"]]
             columns["content"] = content
             columns["id"] = [f"{id}-{copy}" for id in columns["id"]]
-            target = out / path.parent.name / f"{copy:03d}-{path.name}"
-            target.parent.mkdir(parents=True, exist_ok=True)
-            pq.write_table(pa.table(columns), target)
+            pq.write_table(pa.table(columns), folder / f"{copy:03d}-{path.name}")
             texts += [METADATA.sub("", text, count=1) for text in content]
     return texts
 
@@ -70,9 +70,8 @@ def time_data_prep(data: Path, tokenizer: Path, workers: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         arguments = ["experiment=starcoder", f"data.path={data}", f"out={folder}/out"]
         arguments += [f"tokenizer={tokenizer}", f"workers={workers}"]
-        config = settings("data_prep", DataPrepConfig, arguments)
         begun = time.perf_counter()
-        prepare(config)
+        prepare(settings("data_prep", DataPrepConfig, arguments))
         return time.perf_counter() - begun
 
 

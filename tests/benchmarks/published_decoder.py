@@ -1,12 +1,14 @@
 """SDSAT's published decoder beside ours, on one export: texts and speed.
 
     git clone https://github.com/ainergy-ml/SDSAT
+    python -m venv SDSAT/.venv
+    SDSAT/.venv/bin/pip install "torch==$TORCH" transformers==4.36.2 "numpy<2"
     python -m tests.benchmarks.published_decoder SDSAT MODEL_DIR PROMPTS.jsonl
         [--count 24] [--new 200] [--rounds 1] [--k 3 5] [--dtypes float32 bfloat16]
 
-The published code needs Transformers 4.36.2 and NumPy below 2. It runs in a process of its
-own (published_peer.py), in a virtual environment that the first run makes in SDSAT/.venv, with
-this environment's PyTorch. Nothing of its code is in this project.
+TORCH is this environment's version. The published code needs the old Transformers, so it
+runs in a process of its own (published_peer.py) in that virtual environment. Nothing of
+its code is in this project.
 
 Greedy, without an end of text, so that all texts have the same length. Both processes have one
 thread, timed on a CPU by its own clock. The decoders take turns on every prompt; a speedup is
@@ -18,7 +20,6 @@ The last line is JSON.
 import argparse
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -41,67 +42,37 @@ from tests.benchmarks.runs import Decoder, Run, clock, loop_decoder
 from tests.benchmarks.shapes import held_out_prompts
 
 PEER = Path(__file__).with_name("published_peer.py")
-PACKAGES = ("transformers==4.36.2", "numpy<2")
 PLAIN = "published plain"
-
-
-def environment(folder: Path) -> Path:
-    """Return the Python of the peer's virtual environment, made by the first call."""
-    python = folder / "bin" / "python"
-    if not (folder / "installed").is_file():
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        pip = [python, "-m", "pip", "install", "--quiet"]
-        subprocess.run(
-            [*pip, f"torch=={torch.__version__.partition('+')[0]}"], check=True
-        )
-        subprocess.run([*pip, *PACKAGES], check=True)
-        (folder / "installed").touch()
-    return python
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Peer:
-    def __init__(
-        self, python: Path, checkout: Path, model: str, dtype: str, device: str, id: int
-    ) -> None:
-        command = [
-            python,
-            "-W",
-            "ignore",
-            PEER,
-            checkout.resolve(),
-            model,
-            dtype,
-            device,
-            str(id),
-        ]
+    """The published decoders, which answer in a process of their own."""
+
+    def __init__(self, checkout: Path, *arguments: object) -> None:
+        python = checkout / ".venv" / "bin" / "python"
+        command = [python, "-W", "ignore", PEER, checkout, *arguments]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            list(map(str, command)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
-        self._answer("ready")
 
     def decoder(self, k: int, new: int) -> Decoder:
         def run(prompt: Prompt) -> Run:
-            assert self._process.stdin is not None
+            assert self._process.stdin and self._process.stdout
             request = {"ids": list(prompt.ids), "k": k, "new": new}
             print(json.dumps(request), file=self._process.stdin, flush=True)
-            answer = json.loads(self._answer("{"))
-            return Run(answer["tokens"], answer["seconds"], answer["forwards"])
+            for line in self._process.stdout:
+                if line.startswith("{"):  # the published code prints, too
+                    return Run(**json.loads(line))
+            raise SystemExit("error: the peer must answer; its own error is above")
 
         return run
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _answer(self, beginning: str) -> str:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith(beginning):
-                return line
-        raise SystemExit(
-            f"error: the peer must answer, got exit code {self._process.wait()}. Its error is above"
-        )
+        self._process.communicate()
 
 
 def our_decoders(model: str, dtype: str, new: int, longest: int) -> dict[str, Decoder]:
@@ -111,19 +82,16 @@ def our_decoders(model: str, dtype: str, new: int, longest: int) -> dict[str, De
     adaptive = directory.need_adaptive()
     costs = prior_costs(lm.device.type)
     table = Ngrams(directory.ngrams, lm.config.vocab_size, weights=adaptive.ngrams)
-
-    def measured(ids: Sequence[int], ngrams: Ngrams | None) -> Any:
-        policy = MeasuredPolicy(costs, adaptive.L if ids else 0)
-        return partial(AdaptiveDrafter, ids, policy, ngrams, stopwatch=Stopwatch(lm))
-
+    drafter = partial(AdaptiveDrafter, stopwatch=Stopwatch(lm))
+    policy = MeasuredPolicy(costs, adaptive.L)
     makers: dict[str, Any] = {
         "plain": Drafter,
-        "adaptive": measured(adaptive.ids, None),
-        "ngrams": measured((), table),
-        "hybrid": measured(adaptive.ids, table),
+        "adaptive": partial(drafter, adaptive.ids, policy),
+        "ngrams": partial(drafter, (), MeasuredPolicy(costs, 0), table),
+        "hybrid": partial(drafter, adaptive.ids, policy, table),
     }
     runner = Runner(lm, capacity=longest + new, max_rows=64)
-    timer = time.thread_time if lm.device.type == "cpu" else clock
+    timer = time.thread_time if DEVICE == "cpu" else clock
     return {
         f"ours, {name}": loop_decoder(
             runner, Drafters(make), Limits(new, []), clock=timer
@@ -158,13 +126,9 @@ def compare(
             for row in turns
         ]
         ratio, interval = speedup(pairs)
-        rows[name] = {
-            "speedup": ratio,
-            "interval": interval,
-            "same": sum(run[name].tokens == run[PLAIN].tokens for run in runs),
-            "compared": len(runs),
-        }
-    return {"best": best, "rows": rows}
+        same = sum(run[name].tokens == run[PLAIN].tokens for run in runs)
+        rows[name] = {"speedup": ratio, "interval": interval, "same": same}
+    return {"best": best, "compared": len(runs), "rows": rows}
 
 
 def main() -> None:
@@ -178,26 +142,24 @@ def main() -> None:
     parser.add_argument("--k", type=int, nargs="+", default=[3, 5])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     args = parser.parse_args()
-    python = environment((args.checkout / ".venv").resolve())
     torch.set_num_threads(1)
     prompts = held_out_prompts(args.model, args.prompts, "content", args.count)
     longest = max(len(prompt.ids) for prompt in prompts)
     id = ModelDirectory(args.model).need_adaptive().ids[0]
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     results = {}
     for dtype in args.dtypes:
-        peer = Peer(python, args.checkout, args.model, dtype, device, id)
+        peer = Peer(args.checkout.absolute(), args.model, dtype, DEVICE, id)
         decoders = {PLAIN: peer.decoder(0, args.new)}
         decoders |= {f"published k={k}": peer.decoder(k, args.new) for k in args.k}
         decoders |= our_decoders(args.model, dtype, args.new, longest)
-        results[dtype] = compare(decoders, prompts, args.rounds)
+        result = results[dtype] = compare(decoders, prompts, args.rounds)
         peer.close()
-        for name, row in results[dtype]["rows"].items():
+        for name, row in result["rows"].items():
             print(f"{dtype:9} {name:18} {row}")
+        same = min(row["same"] for row in result["rows"].values())
+        if dtype == "float32" and same < result["compared"]:
+            raise SystemExit(f"error: float32 texts must be those of {PLAIN}")
     print(json.dumps(results))
-    rows = results["float32"]["rows"] if "float32" in results else {}
-    if any(row["same"] < row["compared"] for row in rows.values()):
-        raise SystemExit(f"error: float32 texts must be those of {PLAIN}, see above")
 
 
 if __name__ == "__main__":

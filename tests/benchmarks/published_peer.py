@@ -42,48 +42,33 @@ def main() -> None:
     from decoders.sdsat import SDSATDecoderGreedy
 
     torch.set_num_threads(1)
-    model = Wrapper(
-        LlamaForCausalLM.from_pretrained(folder, torch_dtype=getattr(torch, dtype)).to(
-            device
-        )
-    )
-    tokenizer = SimpleNamespace(
-        pad_token_id=-1, eos_token_id=-1, model_max_length=2**20
-    )
+    lm = LlamaForCausalLM.from_pretrained(folder, torch_dtype=getattr(torch, dtype))
     shared = {
-        "tokenizer": tokenizer,
-        "model": model,
+        "tokenizer": SimpleNamespace(
+            pad_token_id=-1, eos_token_id=-1, model_max_length=2**20
+        ),
+        "model": Wrapper(lm.to(device)),
         "gen_config": {"top_p": 0.95},
         "device": device,
     }
     plain = ARDecoder(**shared)
     drafting = SDSATDecoderGreedy(**shared, sats=",".join([adaptive] * MOST))
-    for decoder in (plain, drafting):
-        decoder.initialize()
-    cpu = device == "cpu"
-    clock = time.thread_time if cpu else time.perf_counter
-    print("ready", flush=True)
+    plain.initialize()
+    drafting.initialize()
+    clock = time.thread_time if device == "cpu" else time.perf_counter
     for line in sys.stdin:
         request = json.loads(line)
+        k, new = request["k"], request["new"]
         ids = torch.tensor([request["ids"]], device=device)
+        # It emits one token more.
+        plain.generation_config["max_new_tokens"] = new - 1
         began = clock()
-        if request["k"]:
-            tokens, forwards, *_ = drafting.decode(
-                ids, None, request["k"], request["new"]
-            )
-        else:
-            plain.generation_config["max_new_tokens"] = (
-                request["new"] - 1
-            )  # it emits one token more
-            tokens, forwards, *_ = plain.decode(ids, None, 0)
-        if not cpu:
+        result = drafting.decode(ids, None, k, new) if k else plain.decode(ids, None, 0)
+        if device != "cpu":
             torch.cuda.synchronize()
         seconds = clock() - began
-        answer = {
-            "tokens": tokens[0].tolist(),
-            "seconds": seconds,
-            "forwards": int(forwards),
-        }
+        tokens = result[0][0].tolist()
+        answer = {"tokens": tokens, "seconds": seconds, "forwards": int(result[1])}
         print(json.dumps(answer), flush=True)
 
 

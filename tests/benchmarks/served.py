@@ -14,7 +14,6 @@ import os
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import openai
 
@@ -25,26 +24,14 @@ DTYPE = ("--dtype", "float32")
 MAX_CHARACTERS = 600  # of a prompt
 
 
-class Answer(NamedTuple):
-    text: str
-    tokens: int
-    seconds: float
-
-    @property
-    def rate(self) -> float:
-        return self.tokens / self.seconds
-
-
-def ask(api: openai.OpenAI, model: str, prompt: str, new: int) -> Answer:
+def ask(api: openai.OpenAI, model: str, prompt: str, new: int) -> tuple[str, float]:
+    """Return the text of an answer, and its seconds."""
     began = time.perf_counter()
-    text = ""
-    tokens = 0
-    for chunk in api.completions.create(
+    chunks = api.completions.create(
         model=model, prompt=prompt, max_tokens=new, stream=True, temperature=0
-    ):
-        text += chunk.choices[0].text
-        tokens = chunk.usage.completion_tokens if chunk.usage else tokens
-    return Answer(text, tokens, time.perf_counter() - began)
+    )
+    text = "".join(chunk.choices[0].text for chunk in chunks)
+    return text, time.perf_counter() - began
 
 
 def main() -> None:
@@ -73,9 +60,9 @@ def main() -> None:
             for n, prompt in enumerate(prompts):
                 apis = (ours, plain) if (round_ + n) % 2 else (plain, ours)
                 answers = {api: ask(api, model, prompt, args.new) for api in apis}
-                base = answers[plain]
-                pairs[n].append((base.seconds, answers[ours].rate / base.rate))
-                same += answers[ours].text == base.text
+                text, seconds = answers[plain]
+                pairs[n].append((seconds, seconds / answers[ours][1]))
+                same += answers[ours][0] == text
     ratio, interval = speedup(pairs)
     compared = args.rounds * len(prompts)
     print(json.dumps({"speedup": ratio, "interval": interval, "same": same}))

@@ -5,6 +5,7 @@ Starting PyTorch and DeepSpeed costs more than all of it, so many runs share one
 A run leaves its folder; what it raised is in <folder>/<run>.reported.
 """
 
+import itertools
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Callable
 from errno import ENOSPC
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
@@ -46,8 +48,7 @@ RECIPE = [
 ]
 VARIANTS = {
     **{f"zero{stage}": [f"deepspeed=zero{stage}"] for stage in range(4)},
-    "dropout": ["deepspeed=zero2", "+model.shape.attention_dropout=0.3"],
-    "bf16": ["deepspeed=zero2", "dtype=bfloat16"],
+    "bf16": ["deepspeed=zero2", "dtype=bfloat16", "+model.shape.attention_dropout=0.3"],
     "own": ["deepspeed=zero1", "data.own={data}", "data.own_share=0.4"],
 }
 
@@ -59,38 +60,29 @@ class Run:
         self.folder, self.data = folder, data
         self.rank, self.ranks = engines.start()
 
-    def train(self, name: str, variant: str, *overrides: str) -> Trainer | None:
-        """Train into <folder>/<name>; a sentence for the user, or a stop, is written
+    def train(self, name: str, variant: str, *overrides: str) -> None:
+        """Train into <folder>/<name>; a message for the user, or a stop, is written
         beside it.
         """
         chosen = [text.format(data=self.data) for text in VARIANTS[variant]]
-        arguments = [*RECIPE, *chosen, f"data.path={self.data}", *overrides]
-        config = settings(
-            "train", TrainConfig, [*arguments, f"out={self.folder / name}"]
-        )
-        built = made_from(config, {"data.path": str(self.data)}, CHANGEABLE)
-        trainer = None
+        places = [f"data.path={self.data}", f"out={self.folder / name}"]
+        config = settings("train", TrainConfig, [*RECIPE, *chosen, *places, *overrides])
+        provenance = made_from(config, {"data.path": str(self.data)}, CHANGEABLE)
+        data = read_manifest(self.data, "shards", "data.path")
         try:
-            trainer = Trainer(
-                config, built, read_manifest(self.data, "shards", "data.path")
-            )
-            trainer.run()
+            Trainer(config, provenance, data).run()
         except (UserError, Stopped) as message:
             (self.folder / f"{name}.reported.{self.rank}").write_text(str(message))
         torch.distributed.barrier()
-        return trainer
 
-    def interrupted(self, whole: str, name: str, step: int) -> Path:
-        """A copy of a finished run as a kill after some step would have left it."""
+    def interrupted(self, whole: str, name: str) -> Path:
+        """Copy a finished run as a kill after its second checkpoint would have left it."""
         out = self.folder / name
         if self.rank == 0:
             shutil.copytree(self.folder / whole, out)
-            (out / "manifest.json").unlink(missing_ok=True)
-            for checkpoint in (out / "checkpoints").glob("step-*"):
-                if int(checkpoint.name.removeprefix("step-")) > step:
-                    checkpoint.rename(
-                        checkpoint.with_name(f".{checkpoint.name}.partial")
-                    )
+            (out / "manifest.json").unlink()
+            last = out / "checkpoints" / f"step-{STEPS:06d}"
+            last.rename(last.with_name(f".{last.name}.partial"))
         torch.distributed.barrier()
         return out
 
@@ -99,76 +91,68 @@ def whole_and_resumed(run: Run) -> None:
     """Every variant from start to end, and again from its second checkpoint."""
     for variant in VARIANTS:
         run.train(variant, variant)
-        run.interrupted(variant, f"{variant}-resumed", 2 * SAVE_EVERY)
+        run.interrupted(variant, f"{variant}-resumed")
         run.train(f"{variant}-resumed", variant)
 
 
 def broken(run: Run) -> None:
-    """A flipped bit in the newest checkpoint, and in all of them."""
-    for name, steps in {"flipped": [8]}.items():
-        out = run.interrupted("zero2", name, 2 * SAVE_EVERY)
-        for step in steps if run.rank == 0 else []:
-            path = (
-                out
-                / f"checkpoints/step-{step:06d}/zero_pp_rank_1_mp_rank_00_optim_states.pt"
-            )
-            data = bytearray(path.read_bytes())
-            data[len(data) // 2] ^= 1
-            path.write_bytes(data)
-        torch.distributed.barrier()
-        run.train(name, "zero2")
+    """A flipped bit in the newest checkpoint."""
+    out = run.interrupted("zero2", "flipped")
+    if run.rank == 0:
+        path = out / "checkpoints/step-000008/zero_pp_rank_1_mp_rank_00_optim_states.pt"
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    torch.distributed.barrier()
+    run.train("flipped", "zero2")
 
 
-def failing(run: Run) -> None:
-    """A disk that is full for the second rank's second checkpoint; a loss that is not a
-    number on one rank.
-    """
+def full(run: Run) -> None:
+    """A disk that is full for the second rank's second checkpoint."""
     write = engines.write_file
 
-    def full(value: object, path: Path) -> dict[str, int]:
+    def fail(value: object, path: Path) -> dict[str, int]:
         if run.rank == 1 and "000008" in str(path):
             path.write_bytes(b"half")
             raise OSError(ENOSPC, os.strerror(ENOSPC))
         return write(value, path)
 
-    with mock.patch.object(engines, "write_file", full):
+    with mock.patch.object(engines, "write_file", fail):
         run.train("full", "zero2")
-    run.interrupted("full", "full-resumed", 4)
-    run.train("full-resumed", "zero2")
-    with mock.patch.object(engines.Engine, "forward", spoiled(run, step=6)):
-        run.train("nan", "zero2")
+    run.train("full", "zero2")
 
 
-def spoiled(run: Run, *, step: int) -> Callable[..., object]:
-    """The engine's forward pass, with one loss of the last rank not a number."""
-    forward, calls = engines.Engine.forward, [0]
+def failing_forward(micro_batch: int, fail: Callable[[], float]) -> Any:
+    """Patch the engine: `fail` is called in this training forward of the last rank, and
+    its result is multiplied with the loss.
+    """
+    forward, calls = engines.Engine.forward, itertools.count(1)
 
     def spoil(self: engines.Engine, batch: dict[str, object]) -> object:
         loss, *rest = forward(self, batch)
-        if torch.is_grad_enabled():
-            calls[0] += 1
-            if run.rank == run.ranks - 1 and calls[0] == 2 * step:
-                loss = loss * float("nan")
+        last = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
+        if torch.is_grad_enabled() and next(calls) == micro_batch and last:
+            loss = loss * fail()
         return loss, *rest
 
-    return spoil
+    return mock.patch.object(engines.Engine, "forward", spoil)
+
+
+def diverged(run: Run) -> None:
+    """A loss that is not a number in the last micro-batch of one rank's sixth step."""
+    with failing_forward(12, lambda: float("nan")):
+        run.train("nan", "zero2")
 
 
 def stopped(run: Run) -> None:
-    """A signal to one rank, in the first of its sixth step's micro-batches; then the
-    rest.
-    """
-    forward, calls = engines.Engine.forward, [0]
+    """A signal to one rank in the first micro-batch of its sixth step; then the rest."""
 
-    def signalled(self: engines.Engine, batch: dict[str, object]) -> object:
-        calls[0] += torch.is_grad_enabled()
-        if run.rank == 1 and calls[0] == 11:
-            os.kill(os.getpid(), signal.SIGUSR1)
-        return forward(self, batch)
+    def stop() -> float:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return 1.0
 
-    with mock.patch.object(engines.Engine, "forward", signalled):
+    with failing_forward(11, stop):
         run.train("stopped", "zero2")
-    run.interrupted("stopped", "stopped-before", 2 * SAVE_EVERY)
     run.train("stopped", "zero2")
 
 
@@ -184,7 +168,7 @@ def longer(run: Run) -> None:
 def other_ranks(run: Run) -> None:
     """What two ranks began ends on this number."""
     for variant in ("zero0", "zero1", "zero3", "own"):
-        run.interrupted(variant, f"{variant}-other", 2 * SAVE_EVERY)
+        run.interrupted(variant, f"{variant}-other")
         run.train(f"{variant}-other", variant)
 
 

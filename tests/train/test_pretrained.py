@@ -24,9 +24,8 @@ from train.pretrained import (
 VOCAB = Vocab(
     size=100, bos=3, eos=4, pre=None, suf=None, mid=None, eot=None, adaptive=(7,)
 )
-GROWN = replace(
-    VOCAB, size=101, adaptive=(100,)
-)  # as CodeLlama-34b's, whose rows end before its adaptive id
+# As CodeLlama-34b's, whose rows end before its adaptive id.
+GROWN = replace(VOCAB, size=101, adaptive=(100,))
 SHAPE = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -65,55 +64,32 @@ def test_our_loss_is_the_librarys(kind: str, fields: dict[str, object]) -> None:
     architecture = model_config(config.model, vocab=VOCAB)
     check_architecture(architecture, seq_len=48)
     lm = load(config)
-    assert lm.config.model_type == kind
-    reference = AutoModelForCausalLM.from_config(
-        architecture, attn_implementation="eager"
-    )
+    reference = AutoModelForCausalLM.from_config(architecture)
     reference.load_state_dict(lm.state_dict())
     tokens = np.random.default_rng(0).integers(0, 100, (2, 48))
     layout = causal(tokens, np.zeros_like(tokens))
     loss, *_ = AdaptiveLM(lm, chunk=20, L=5)(**to_tensors(layout, torch.device("cpu")))
     ids = torch.from_numpy(tokens)
-    expected = reference(
-        input_ids=ids, labels=ids
-    ).loss  # a mean over the 47 predictions, ours over 48 tokens
-    torch.testing.assert_close(loss * 48 / 47, expected)
+    # The library's is a mean over the 47 predictions, ours over 48 tokens.
+    expected = reference(input_ids=ids, labels=ids).loss * 47 / 48
+    torch.testing.assert_close(loss, expected)
     loss.backward()
-    (expected * 47 / 48).backward()
-    ours, theirs = dict(lm.named_parameters()), dict(reference.named_parameters())
-    for name in theirs:
-        torch.testing.assert_close(
-            ours[name].grad, theirs[name].grad, rtol=1e-4, atol=1e-6
-        )
+    expected.backward()
+    ours, theirs = (
+        [p.grad for p in model.parameters() if p.grad is not None]
+        for model in (lm, reference)
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-GPT = {"n_embd": 32, "n_layer": 2, "n_head": 2}
 OTHERS = [
-    ("gpt2", GPT, "no rotary positions"),
-    (
-        "opt",
-        {"hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2},
-        "no rotary positions",
-    ),
-    ("bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 2}, "no rotary positions"),
+    ("gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 2}, "no rotary positions"),
     ("t5", {}, "no decoder-only"),
     ("gemma2", SHAPE, "attention is more"),
-    ("nanochat", SHAPE, "logits are not"),
     ("cohere", SHAPE, "logits are not"),
-    ("granite", SHAPE | {"logits_scaling": 8.0}, "logits are not"),
     ("phi", SHAPE, "logits are not"),  # its head has a bias
     ("mistral", SHAPE | {"sliding_window": 16}, "sliding_window=16 is narrower"),
-    (
-        "qwen2",
-        SHAPE
-        | {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
-        "narrower",
-    ),
-    (
-        "lfm2",
-        SHAPE | {"layer_types": ["conv", "full_attention"]},
-        "layers other than attention",
-    ),
+    ("lfm2", SHAPE | {"layer_types": ["conv"] * 2}, "layers other than attention"),
 ]
 
 
@@ -133,19 +109,15 @@ def test_a_missing_adaptive_row_is_added(kind: str, tmp_path: Path) -> None:
     config = settings(
         "train", TrainConfig, [f"model.path={tmp_path}", "model.attention=sdpa"]
     )
-    first, second = load(config, GROWN), load(config, GROWN)
-    assert first.config.vocab_size == 101
-    for name, weight in first.state_dict().items():
-        assert torch.equal(weight, second.state_dict()[name])
-        before = old.state_dict()[name]
-        assert torch.equal(weight[: len(before)], before)
-    head = first.get_output_embeddings().weight
-    assert len(head) == 101
+    lm = load(config, GROWN)
+    weights = lm.state_dict()
+    for name, before in old.state_dict().items():
+        assert torch.equal(weights[name][: len(before)], before)
+    head = lm.get_output_embeddings().weight
+    assert len(head) == lm.config.vocab_size == 101
     torch.testing.assert_close(head[100], head[:100].mean(0))
-    assert (head is first.get_input_embeddings().weight) == tied
-    with pytest.raises(
-        UserError, match="must have at least 102 embedding rows.*got 100"
-    ):
+    assert (head is lm.get_input_embeddings().weight) == tied
+    with pytest.raises(UserError, match="at least 102 embedding rows.*got 100"):
         load(config, replace(GROWN, size=102))
 
 
@@ -153,9 +125,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def test_a_folder_of_the_hubs_cache_tells_its_name(tmp_path: Path) -> None:
-    folder = (
-        tmp_path / "hub" / "models--codellama--CodeLlama-7b-hf" / "snapshots" / COMMIT
-    )
+    folder = tmp_path / "models--codellama--CodeLlama-7b-hf" / "snapshots" / COMMIT
     folder.mkdir(parents=True)
     (folder / "README.md").write_text(
         "---\nlicense: llama2\nlicense_link: LICENSE\ntags: [code]\n---\n# Model\n"

@@ -3,12 +3,14 @@ do.
 """
 
 import json
+import math
 import os
 import signal
 import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from conf import settings
@@ -18,6 +20,7 @@ from train.config import TrainConfig
 from train.trainer import learning_rate
 
 ROOT = Path(__file__).parents[2]
+CASES = "whole_and_resumed,broken,full,diverged,stopped,longer"
 
 
 def worker(cases: str, folder: Path, data: Path, *, ranks: int) -> str:
@@ -28,27 +31,18 @@ def worker(cases: str, folder: Path, data: Path, *, ranks: int) -> str:
 
 @pytest.fixture(scope="module")
 def runs(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folders of every run of two ranks; `reported` is what they printed."""
+    """The folders of every run of two ranks, and `printed`, their output."""
     folder = tmp_path_factory.mktemp("runs")
-    message = worker(
-        "whole_and_resumed,broken,failing,stopped,longer",
-        folder,
-        data_folder,
-        ranks=2,
-    )
-    (folder / "told").write_text(message)
+    printed = worker(CASES, folder, data_folder, ranks=2)
+    (folder / "printed").write_text(printed)
     return folder
 
 
-def values(run: Path, name: str) -> list[float]:
-    """Of every step, in full."""
+def values(run: Path, name: str = "loss") -> list[float]:
+    """Return a metric of every step."""
     rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
     return [row[name] for row in rows]
-
-
-def losses(run: Path) -> list[float]:
-    return values(run, "loss")
 
 
 def checkpoints(run: Path) -> list[str]:
@@ -56,75 +50,51 @@ def checkpoints(run: Path) -> list[str]:
 
 
 def message(runs: Path, run: str) -> str:
-    """What each of both ranks said, which is the same."""
+    """Return what both ranks reported, which is the same."""
     first, second = ((runs / f"{run}.reported.{rank}").read_text() for rank in range(2))
-    assert first.replace("rank 0", "rank 1") == second
+    assert first == second
     return first
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_resumed_run_repeats_every_loss_to_the_bit(runs: Path, variant: str) -> None:
-    whole, resumed = losses(runs / variant), losses(runs / f"{variant}-resumed")
-    assert len(whole) == STEPS and resumed == whole
-    manifests = [
-        json.loads((runs / n / "manifest.json").read_text())
-        for n in (variant, f"{variant}-resumed")
-    ]
-    assert manifests[0]["validation"] == manifests[1]["validation"]
+    whole, resumed = runs / variant, runs / f"{variant}-resumed"
+    assert len(values(whole)) == STEPS and values(resumed) == values(whole)
+    first, second = (
+        json.loads((run / "manifest.json").read_text())["validation"]
+        for run in (whole, resumed)
+    )
+    assert first == second
 
 
 def test_zero_stages_agree(runs: Path) -> None:
-    """Stage 0 in float32 reported a gradient norm of 0: PyTorch's own optimizer keeps
-    none.
-    """
-    reference = losses(runs / "zero0")
+    """Stage 0 in float32 reported a gradient norm of 0."""
+    reference = runs / "zero0"
+    norms = pytest.approx(values(reference, "gradient_norm"), rel=1e-4)
     for stage in (1, 2, 3):
-        assert losses(runs / f"zero{stage}") == pytest.approx(
-            reference, rel=0, abs=1e-5
-        )
-    norms = [values(runs / f"zero{stage}", "gradient_norm") for stage in range(4)]
-    assert all(row == pytest.approx(norms[0], rel=1e-4) for row in norms), (
-        "stage 0 reported none"
-    )
-
-
-def test_own_text_teaches_no_standard_tokens(runs: Path) -> None:
-    """Of 8 sequences 3 are own: 5 have a standard term, and the epoch is that of
-    data.path.
-    """
-    whole, own = (values(runs / name, "epoch") for name in ("zero1", "own"))
-    assert own == pytest.approx([5 / 8 * epoch for epoch in whole])
-    assert losses(runs / "own") != losses(runs / "zero1")
+        run = runs / f"zero{stage}"
+        assert values(run) == pytest.approx(values(reference), rel=0, abs=1e-5)
+        assert values(run, "gradient_norm") == norms
 
 
 def test_one_rank_goes_on_with_what_two_began(runs: Path, data_folder: Path) -> None:
     """From a universal checkpoint ZeRO 3 took the first group's weight decay for all,
-    and counted Adam's steps once for every group of parameters: losses were off by 3e-4
-    after one step.
+    and counted Adam's steps once for every group: losses were off by 3e-4.
     """
     worker("other_ranks", runs, data_folder, ranks=1)
     for variant in ("zero0", "zero1", "zero3", "own"):
-        assert losses(runs / f"{variant}-other") == pytest.approx(
-            losses(runs / variant), rel=0, abs=1e-6
-        )
-        assert all(
-            name.startswith("step-") for name in checkpoints(runs / f"{variant}-other")
-        )
+        other = runs / f"{variant}-other"
+        expected = pytest.approx(values(runs / variant), rel=0, abs=1e-6)
+        assert values(other) == expected
+        assert all(name.startswith("step-") for name in checkpoints(other))
 
 
 def test_a_broken_checkpoint_is_reported_and_the_one_before_taken(runs: Path) -> None:
-    why = "zero_pp_rank_1_mp_rank_00_optim_states.pt has a checksum mismatch: the file is corrupt"
-    lines = [
-        line for line in (runs / "told").read_text().splitlines() if "/flipped/" in line
-    ]
-    assert len(lines) == 1 and f"step-000008 is broken ({why}" in lines[0]
-    assert lines[0].endswith("step-000004 is used")
-    assert losses(runs / "flipped") == losses(runs / "zero2")
-    assert checkpoints(runs / "flipped") == [
-        "step-000004",
-        "step-000008",
-        "step-000012",
-    ]
+    printed = (runs / "printed").read_text().splitlines()
+    (line,) = (line for line in printed if "/flipped/" in line)
+    assert "step-000008 is broken (zero_pp_rank_1" in line
+    assert "checksum mismatch" in line and line.endswith("step-000004 is used")
+    assert values(runs / "flipped") == values(runs / "zero2")
 
 
 def test_a_full_disk_leaves_the_checkpoints_that_were(runs: Path) -> None:
@@ -133,122 +103,73 @@ def test_a_full_disk_leaves_the_checkpoints_that_were(runs: Path) -> None:
         "the checkpoint of step 8 cannot be written: disk full (No space left on device). "
         "Earlier checkpoints stay: ['step-000004']."
     )
-    assert checkpoints(runs / "full") == ["step-000004"]
-    assert losses(runs / "full-resumed") == losses(runs / "zero2")
+    assert values(runs / "full") == values(runs / "zero2")
 
 
 def test_a_diverged_run_stops_with_diagnostics(runs: Path) -> None:
     assert "step 6: the loss is nan. See" in message(runs, "nan")
     assert checkpoints(runs / "nan") == ["step-000004"]
     result = json.loads((runs / "nan" / "diagnostics.json").read_text())
-    assert result["step"] == 6 and len(result["recent_losses"]) == 5
     ranks = result["micro_batches_by_rank"]
-    assert [len(rows) for rows in ranks] == [2, 2]
-    assert all(len(row["sequences"]) == 2 for rows in ranks for row in rows)
-    bad = [row["loss"] != row["loss"] for rows in ranks for row in rows]
-    assert bad == [False, False, False, True]
+    finite = [[math.isfinite(row["loss"]) for row in rows] for rows in ranks]
+    assert finite == [[True, True], [True, False]]
 
 
 def test_a_signal_to_one_rank_saves_and_stops_all(runs: Path) -> None:
-    """It came amid the sixth step, which is given up: the last whole one is saved, and
-    gone on from.
-    """
+    """The sixth step is given up, the fifth is saved."""
     assert "stopped by a signal; step 5 is saved" in message(runs, "stopped")
-    assert "step-000005" in checkpoints(runs / "stopped-before")
-    assert losses(runs / "stopped") == losses(runs / "zero2")
+    assert values(runs / "stopped") == values(runs / "zero2")
 
 
-def start(out: Path, data: Path) -> subprocess.Popen[str]:
-    """A run by the user's own script, once it has passed two checkpoints and has not
-    ended.
-    """
-    arguments = [
-        *RECIPE,
-        *VARIANTS["zero2"],
-        f"data.path={data}",
-        "steps=4000",
-        f"out={out}",
-    ]
-    environment = os.environ | {"RANKS": "2", "OMP_NUM_THREADS": "1"}
-    log = open(f"{out}.log", "w")  # noqa: SIM115
-    run = subprocess.Popen(
-        ["bash", "launch/train.sh", *arguments],
-        cwd=ROOT,
-        env=environment,
-        stdout=log,
-        stderr=log,
-        text=True,
-    )
-    steps, began = out / "log.jsonl", time.time()
-    while (
-        not written_since(began, steps)
-        or len(steps.read_text().splitlines()) < 2 * SAVE_EVERY + 1
-    ):
+def steps_taken(out: Path) -> int:
+    log = out / "log.jsonl"
+    return len(log.read_text().splitlines()) if log.is_file() else 0
+
+
+def start(out: Path, data: Path) -> subprocess.Popen[bytes]:
+    """Start a run by the user's own script; return when it has saved two checkpoints."""
+    arguments = [*RECIPE, *VARIANTS["zero2"], f"data.path={data}", f"out={out}"]
+    last = steps_taken(out) + 2 * SAVE_EVERY
+    with open(f"{out}.log", "w") as log:
+        run = subprocess.Popen(
+            ["bash", "launch/train.sh", *arguments, "steps=4000"],
+            cwd=ROOT,
+            env=os.environ | {"RANKS": "2", "OMP_NUM_THREADS": "1"},
+            stdout=log,
+            stderr=log,
+        )
+    while steps_taken(out) <= last:
         assert run.poll() is None, Path(f"{out}.log").read_text()
         time.sleep(0.05)
     return run
-
-
-def written_since(moment: float, path: Path) -> bool:
-    return path.is_file() and path.stat().st_mtime > moment
-
-
-def rank_process(out: Path, rank: int) -> int:
-    """The process of a rank, found by its command line and environment."""
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            arguments = (process / "cmdline").read_bytes().split(b"\0")
-            environment = (process / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if (
-            f"out={out}".encode() in arguments
-            and f"RANK={rank}".encode() in environment
-        ):
-            return int(process.name)
-    raise AssertionError(f"no rank {rank}")
 
 
 @pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="launch/train.sh wants .venv")
 def test_a_killed_rank_ends_the_run_and_a_signal_ends_it_well(
     data_folder: Path, tmp_path: Path
 ) -> None:
-    """kill -9 of one rank: the others end and it is named. Then the same command goes
+    """After kill -9 of one rank the others end, and it is named. The same command goes
     on from the last checkpoint, and ends with code 75 on SIGUSR1.
     """
-    out = tmp_path / "run"
+    out, log = tmp_path / "run", tmp_path / "run.log"
     run = start(out, data_folder)
-    began = time.monotonic()
-    os.kill(rank_process(out, 1), signal.SIGKILL)
-    assert run.wait() not in (0, 75)
-    assert time.monotonic() - began < 60
-    printed = Path(f"{out}.log").read_text()
-    assert "local_rank: 1" in printed and "exitcode  : -9" in printed
-    before = checkpoints(out)
+    processes = psutil.Process(run.pid).children(recursive=True)
+    next(p for p in processes if p.environ().get("RANK") == "1").kill()
+    assert run.wait(timeout=60) not in (0, 75)
+    assert "local_rank: 1" in log.read_text() and "exitcode  : -9" in log.read_text()
     run = start(out, data_folder)
     run.send_signal(signal.SIGUSR1)
-    assert run.wait() == 75, Path(f"{out}.log").read_text()
-    assert "stopped by a signal; step" in Path(f"{out}.log").read_text()
-    assert (
-        checkpoints(out)[-1] > [name for name in before if name.startswith("step-")][-1]
-    )
-    assert len(losses(out)) == int(checkpoints(out)[-1].removeprefix("step-"))
+    assert run.wait() == 75, log.read_text()
+    assert f"stopped by a signal; step {steps_taken(out)} is saved" in log.read_text()
+    assert checkpoints(out)[-1] == f"step-{steps_taken(out):06d}"
 
 
 def test_a_run_goes_on_with_more_steps(runs: Path) -> None:
-    """A finished run of 12 steps refused steps=16. The learning rate is the new
-    length's from there on.
-    """
-    assert (
-        losses(runs / "longer")[:STEPS] == losses(runs / "zero2")
-        and len(losses(runs / "longer")) == STEPS + 4
-    )
+    """The learning rate is that of the new length from there on."""
+    longer, end = runs / "longer", STEPS + 4
+    assert values(longer)[:STEPS] == values(runs / "zero2")
     optimizer = settings("train", TrainConfig, RECIPE).optimizer
-    expected = [
-        learning_rate(step, STEPS if step < STEPS else STEPS + 4, optimizer)
-        for step in range(STEPS + 4)
-    ]
-    assert values(runs / "longer", "lr") == pytest.approx(expected)
-    manifest = json.loads((runs / "longer" / "manifest.json").read_text())
-    assert manifest["settings"]["steps"] == manifest["step"] == STEPS + 4
-    assert f"at least the {STEPS + 4} steps that out=" in message(runs, "longer")
+    rates = [learning_rate(step, STEPS, optimizer) for step in range(STEPS)]
+    rates += [learning_rate(step, end, optimizer) for step in range(STEPS, end)]
+    assert values(longer, "lr") == pytest.approx(rates)
+    assert f"at least the {end} steps that out=" in message(runs, "longer")
