@@ -11,8 +11,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf import settings
-from data_prep.config import DataPrepConfig, DecontaminateConfig
+from data_prep.config import DecontaminateConfig
 from data_prep.filters import (
     LEAST_WORDS,
     NGRAM,
@@ -20,9 +19,7 @@ from data_prep.filters import (
     Index,
     entries,
     index_entries,
-    word_stream,
 )
-from infer.bench.config import BENCHMARKS
 
 TEXT = "Check if in given list of numbers, are any two numbers closer to each other."
 WORDS = st.lists(st.sampled_from(["a", "b", "return", "x1", "12", "_y"]), max_size=40)
@@ -69,22 +66,6 @@ def test_the_index_agrees_with_the_reference(
     result = Index(index_entries(listed)).search([text.upper() for text in texts])
     expected = [slow_search(listed, text) for text in texts]
     assert [match is not None for match in result] == expected
-
-
-@given(st.lists(st.text(), max_size=4))
-def test_the_stream_is_the_words_of_each_text(texts: list[str]) -> None:
-    parts = (" ".join(["", "\x01", *words_of(text)]) for text in texts)
-    assert word_stream(texts).decode() == "".join(parts) + " "
-
-
-def test_a_match_names_the_task_and_the_words() -> None:
-    short = "def find_rect_num(n): return n*(n+1)"
-    index = Index(index_entries([("HumanEval/0", TEXT), ("short/1", short)]))
-    assert index.search([f"# {TEXT}", short.replace("*", " * "), "x = 1"]) == [
-        ("HumanEval/0", " ".join(words_of(TEXT)[:NGRAM])),
-        ("short/1", "def find_rect_num n return n n 1"),
-        None,
-    ]
 
 
 def test_boilerplate_drops_nothing() -> None:
@@ -140,13 +121,6 @@ def test_fields_and_names_of_ones_own_benchmark(tmp_path: Path) -> None:
     config = DecontaminateConfig(others=[str(tmp_path / "mine.jsonl")])
     tasks = ["others[0]/0", "others[0]/0", "others[0]/n"]
     assert list(entries(config)) == list(zip(tasks, "psq", strict=True))
-
-
-def test_benchmarks_all_are_those_that_evaluation_scores() -> None:
-    given = ["data.path=d", "tokenizer=t", "out=o", "benchmarks=all"]
-    config = settings("data_prep", DataPrepConfig, given)
-    # `lines` are files of the user's own.
-    assert config.decontaminate.benchmarks.keys() == {*BENCHMARKS} - {"lines"}
 
 
 def test_of_an_infilling_the_program_is_caught_and_not_its_line(

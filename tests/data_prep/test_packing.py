@@ -1,17 +1,13 @@
-import errno
 import tempfile
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.encode import Mode
 from data_prep.packing import Encoded, pack
 from data_prep.runs import RunWriter, read_runs, token_dtype
-from data_prep.shards import SPAN, save_array
-from tests.full_disk import largest_file
 
 DOCUMENTS = st.lists(
     st.tuples(st.sampled_from(Mode), st.integers(1, 40)).filter(
@@ -60,17 +56,6 @@ def test_plain_documents_fill_what_infilling_documents_leave() -> None:
     ]
     packed = list(pack(documents, 128))
     assert sum(p.used for p in packed) / (128 * len(packed)) > 0.98
-
-
-def test_why_an_array_cannot_be_written(tmp_path: Path) -> None:
-    """NumPy said "140057 requested and 65408 written" of a full disk, in a traceback."""
-    array = np.arange(5000, dtype=SPAN["start"])
-    with largest_file(10_000), pytest.raises(OSError) as error:
-        save_array(tmp_path / "x.npy", array)
-    assert error.value.errno == errno.EFBIG
-    save_array(tmp_path / "x.npy", array)
-    np.save(tmp_path / "y.npy", array)
-    assert (tmp_path / "x.npy").read_bytes() == (tmp_path / "y.npy").read_bytes()
 
 
 KEYED = st.lists(

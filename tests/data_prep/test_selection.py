@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.selection import BINS, Measure, bin_of, choose, own_shares
+from data_prep.selection import BINS, Measure, bin_of, choose
 
 
 def measures(sizes: dict[str, list[int]]) -> dict[str, Measure]:
@@ -57,12 +57,6 @@ def test_a_budget_is_met_in_the_wanted_proportion(by: str) -> None:
         assert chosen[name].bytes == sum(result[name])
         assert chosen[name].files == len(result[name])
         assert not chosen[name].exhausted
-
-
-def test_without_a_table_the_datas_own_proportion_is_kept() -> None:
-    shares = own_shares(measures(SIZES), "bytes")
-    assert sum(shares.values()) == pytest.approx(1)
-    assert shares["c"] == pytest.approx(sum(SIZES["c"]) / sum(map(sum, SIZES.values())))
 
 
 def test_a_language_with_less_than_its_share_is_taken_whole_and_reported() -> None:

@@ -1,17 +1,17 @@
 import json
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import normalizers, pre_tokenizers
+from tokenizers import normalizers
 
 from conf import UserError
 from conf.encoding import falls_into_words
 from data_prep.config import VocabConfig
 from data_prep.encode import Encoder, WordCache
-from data_prep.vocab import find_vocab, load_tokenizer, save_tokenizer, train_bpe
-from tests.full_disk import largest_file
+from data_prep.vocab import find_vocab, load_tokenizer, train_bpe
 
 CONFIG = VocabConfig(train_size=320, adaptive=["<adaptive_1>", "<adaptive_2>"])
 TOKENIZER = train_bpe(
@@ -49,57 +49,6 @@ def test_text_survives_encoding_and_yields_no_control_id(text: str) -> None:
     assert ENCODER.decode(ids) == text and not VOCAB.control & set(ids.tolist())
 
 
-@pytest.mark.parametrize(
-    ("text", "spells"),
-    [
-        # The plain text ` <PRE>` encoded to CodeLlama's control id 32007, and `</s>` to 2.
-        ("a <PRE> b </s><s><unk> <SUF>", True),
-        ("  lead\t\n x ", False),
-        ("é漢😀", False),
-        ("▁<MID>", True),
-        # The paper's diverse tokens 31864 and 31857 are letters: such a text cannot be cut around them, and
-        # ended in an assertion.
-        ("x = 'কো'  # ਿ", True),
-    ],
-)
-def test_codellama_text_survives_and_yields_no_control_id(
-    codellama: Encoder, text: str, spells: bool
-) -> None:
-    (ids,) = codellama.encode([text])
-    assert not codellama.control & set(ids.tolist())
-    assert codellama.decode(ids) == text
-    assert codellama.spells_control(text) == spells
-
-
-PIECES = [
-    "<PRE>",
-    "<SUF>",
-    "<MID>",
-    "<EOT>",
-    "<s>",
-    "</s>",
-    "<unk>",
-    "▁",
-    " ",
-    "ো",
-    "<EO",
-    "T>",
-    "x",
-    "\n",
-    "<",
-]
-
-
-@given(st.lists(st.sampled_from(PIECES), max_size=12))
-def test_no_fuzz_of_control_strings_yields_a_control_id(
-    codellama: Encoder, parts: list[str]
-) -> None:
-    text = "".join(parts)
-    (ids,) = codellama.encode([text])
-    assert not codellama.control & set(ids.tolist())
-    assert codellama.decode(ids) == text
-
-
 def test_a_piece_without_an_embedding_row_is_none(shared_data: Path) -> None:
     """The tokenizer.json of CodeLlama-34b lists infilling pieces from 32000 on, where its model has no rows."""
     tokenizer = load_tokenizer(shared_data / "tokenizers" / "codellama-34b-hf")
@@ -118,83 +67,6 @@ def test_a_model_with_other_ids_beside_the_tokenizer_is_refused(tmp_path: Path) 
     (tmp_path / "config.json").write_text('{"bos_token_id": 0, "eos_token_id": 5}')
     with pytest.raises(UserError, match=r"vocab.eos=.*eos_token_id=5, got id 1"):
         find_vocab(TOKENIZER, CONFIG, model=str(tmp_path))
-
-
-def test_no_text_yields_an_id_without_an_embedding_row(shared_data: Path) -> None:
-    """With the 7B tokenizer for a model of 32,000 rows, " <PRE>" encoded to 32007, which has no row."""
-    encoder = codellama_encoder(shared_data, 32000, rows=32000)
-    (ids,) = encoder.encode(["a <PRE> b <SU <EOT>"])
-    assert max(ids) < 32000 and encoder.decode(ids) == "a <PRE> b <SU <EOT>"
-
-
-def test_a_tokenizer_with_one_id_for_two_pieces_is_refused(tmp_path: Path) -> None:
-    """One of them was decoded as the other: shards said "ouoted" where the text said "quoted"."""
-    path = tmp_path / "tokenizer.json"
-    TOKENIZER.save(str(path))
-    described = json.loads(path.read_text())
-    pieces = described["model"]["vocab"]
-    pieces["q"] = pieces["o"]
-    path.write_text(json.dumps(described))
-    with pytest.raises(UserError, match="got one id for two pieces"):
-        Encoder(load_tokenizer(tmp_path), VOCAB).check()
-
-
-def test_a_tokenizer_that_loses_text_is_refused(shared_data: Path) -> None:
-    """Metaspace, as in a re-saved Llama tokenizer, swallowed leading spaces; NFC changes letters."""
-    ENCODER.check()
-    for folder in ("codellama-7b", "codellama-34b-hf"):
-        tokenizer = load_tokenizer(shared_data / "tokenizers" / folder)
-        vocab = find_vocab(tokenizer, VocabConfig(rows=32000, adaptive=[32000]))
-        Encoder(tokenizer, vocab).check()
-    tokenizer.normalizer = None
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    with pytest.raises(UserError, match="decode every text as it was, got"):
-        Encoder(tokenizer, vocab).check()
-    composed = train_bpe(["def f(x):\n    return x\n"] * 50, CONFIG)
-    composed.normalizer = normalizers.NFC()
-    with pytest.raises(UserError, match="decode every text as it was, got"):
-        Encoder(composed, VOCAB).check()
-
-
-def test_why_a_tokenizer_cannot_be_written(tmp_path: Path) -> None:
-    """The library's error for a full disk is no OSError: it was a traceback."""
-    with largest_file(1000), pytest.raises(OSError, match="File too large"):
-        save_tokenizer(TOKENIZER, CONFIG, None, tmp_path / "one")
-    save_tokenizer(TOKENIZER, CONFIG, None, tmp_path)
-    TOKENIZER.save(str(tmp_path / "library.json"))
-    assert (tmp_path / "tokenizer.json").read_bytes() == (
-        tmp_path / "library.json"
-    ).read_bytes()
-
-
-TEXT = st.text(alphabet=" \nab<>1_é")
-
-
-@given(st.lists(st.lists(TEXT, max_size=4), max_size=3))
-def test_words_joined_are_the_texts(batches: list[list[str]]) -> None:
-    """An encoder that spells: the ids of a text are its characters, whatever the cache holds."""
-    cache = WordCache(lambda word: list(map(ord, word)))
-    for texts in batches:
-        ids, lengths = cache(texts)
-        assert lengths.tolist() == [len(text) for text in texts]
-        assert ids.tolist() == [ord(char) for text in texts for char in text]
-
-
-def test_a_full_cache_forgets_and_learns_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_prep.encode.CACHE_CHARS", 60)
-    requested: list[str] = []
-
-    def encode(word: str) -> list[int]:
-        requested.append(word)
-        return [len(word)]
-
-    cache = WordCache(encode)
-    for text in ("a bb", "a bb", "ccc dddd", "a bb"):
-        assert cache([text])[0].tolist() == [
-            len(text.split()[0]),
-            len(text.split()[1]) + 1,
-        ]
-    assert requested == ["a", " bb", "ccc", " dddd", "a", " bb"]
 
 
 def test_only_vocabularies_without_pieces_across_words_qualify() -> None:
@@ -228,3 +100,43 @@ def test_codellamas_ids_are_the_librarys(shared_data: Path) -> None:
     ]
     for text, ids in zip(texts, encoder.encode(texts), strict=True):
         assert ids.tolist() == reference.encode(text, add_special_tokens=False).ids
+
+
+PIECES = ["<PRE>", "<SUF>", "<s>", "</s>", "▁", " ", "ো", "<EO", "T>", "x", "\n", "<"]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join) | st.text())
+@example("a <PRE> b </s><s><unk> <SUF>")
+def test_codellama_text_survives_and_yields_no_control_id(
+    codellama: Encoder, text: str
+) -> None:
+    """` <PRE>` encoded to id 32007; letters among the adaptive tokens cannot be cut around."""
+    (ids,) = codellama.encode([text])
+    assert not codellama.control & set(ids.tolist())
+    assert codellama.decode(ids) == text
+
+
+def test_a_tokenizer_that_loses_text_is_refused(tmp_path: Path) -> None:
+    """NFC changes letters; of two pieces with one id, one was decoded as the other."""
+    ENCODER.check()
+    composed = train_bpe(["def f(x):\n    return x\n"] * 50, CONFIG)
+    composed.normalizer = normalizers.NFC()
+    with pytest.raises(UserError, match="decode every text as it was, got"):
+        Encoder(composed, VOCAB).check()
+    described = json.loads(TOKENIZER.to_str())
+    pieces = described["model"]["vocab"]
+    pieces["q"] = pieces["o"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    with pytest.raises(UserError, match="got one id for two pieces"):
+        Encoder(load_tokenizer(tmp_path), VOCAB).check()
+
+
+@patch("data_prep.encode.CACHE_CHARS", 60)
+@given(st.lists(st.lists(st.text(alphabet=" \nab<>1_é"), max_size=4), max_size=3))
+def test_words_joined_are_the_texts(batches: list[list[str]]) -> None:
+    """The ids of a text are its characters, whatever a small cache holds."""
+    cache = WordCache(lambda word: list(map(ord, word)))
+    for texts in batches:
+        ids, lengths = cache(texts)
+        assert lengths.tolist() == [len(text) for text in texts]
+        assert ids.tolist() == [ord(char) for text in texts for char in text]
