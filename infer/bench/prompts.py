@@ -16,6 +16,7 @@ from infer.bench.problems import humaneval_file, read_rows
 from infer.config import Infill
 from infer.text import Text
 
+FILES = (".jsonl", ".json", ".gz")  # no data set of the hub
 MAX_ROWS = 10_000  # of a data set of the hub
 Row = Mapping[str, Any]
 
@@ -65,7 +66,7 @@ def rows_of(source: str) -> Iterable[Row]:
         return read_rows(humaneval_file())
     problem = f"prompts={source} must be humaneval, a JSON-lines file, or a data set of the hub, got"
     with Refusing(problem):
-        if Path(source).is_file():
+        if Path(source).is_file() or source.endswith(FILES):
             return read_rows(Path(source))
         return _hub_rows(source)
 

@@ -114,9 +114,11 @@ def shared_rows(target: Mapping[int, str], draft: Mapping[int, str], name: str) 
 
 def first_layers(lm: PreTrainedModel, layers: int) -> PreTrainedModel:
     """Return a model's first layers with its final norm and head, on the same tensors."""
-    # `deepcopy` takes tensors from its memo, also buffers that no checkpoint contains.
+    # `deepcopy` takes tensors from its memo, also buffers that no checkpoint contains, and
+    # the process groups of a divided adapter, which cannot be copied.
+    groups = (getattr(module, "group", None) for module in lm.modules())
     shared: dict[int, Any] = {
-        id(tensor): tensor for tensor in chain(lm.parameters(), lm.buffers())
+        id(item): item for item in chain(lm.parameters(), lm.buffers(), groups)
     }
     short = copy.deepcopy(lm, shared)
     config = short.config

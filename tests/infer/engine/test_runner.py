@@ -24,25 +24,38 @@ MODELS |= {
 BATCH = st.lists(trees(vocab=97), min_size=1, max_size=3)
 
 
+def tokens_to(tree: Tree, node: int) -> list[int]:
+    return [tree.tokens[i] for i in path_to(tree, node)]
+
+
 def assert_close(result: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
 
 
+BOTH = pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+
+
+@BOTH
 @pytest.mark.parametrize("lm", MODELS.values(), ids=MODELS)
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_every_node_sees_only_its_own_path(
-    lm: PreTrainedModel, data: st.DataObject
+    lm: PreTrainedModel, static: bool, data: st.DataObject
 ) -> None:
-    """In batches of unequal lengths and shapes."""
+    """In batches of unequal lengths and shapes, for which the cache has just the space."""
     drawn = data.draw(BATCH)
     prompts = [PROMPT[: data.draw(st.integers(0, 8))] for _ in drawn]
-    runner = Runner(lm, capacity=32, max_rows=16, batch=3)
+    runner = Runner(
+        lm,
+        capacity=1 + max(map(len, prompts)),
+        max_rows=max(len(tree.tokens) for tree in drawn),
+        batch=len(drawn),
+        static=static,
+    )
     runner.prefill(prompts)
     for tree, prompt, logits in zip(drawn, prompts, logits_of(runner, drawn)):
         node = data.draw(st.integers(0, len(tree.tokens) - 1))
-        path = [tree.tokens[i] for i in path_to(tree, node)]
-        assert_close(logits[node], by_library(lm, prompt + path))
+        assert_close(logits[node], by_library(lm, prompt + tokens_to(tree, node)))
 
 
 @settings(max_examples=60)
@@ -76,7 +89,7 @@ def test_a_committed_path_is_as_if_it_had_been_the_prompt(
         assert_close(logits[1], by_library(llama, [*text, 9, 2]))
 
 
-@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+@BOTH
 @pytest.mark.parametrize("lm", MODELS.values(), ids=MODELS)
 @settings(max_examples=20)
 @given(data=st.data())
@@ -85,45 +98,34 @@ def test_a_tree_fed_in_parts_is_the_tree_fed_at_once(
 ) -> None:
     """As a draft model's: only new nodes are rows, and they see those fed before."""
     drawn = [Tree(t.tokens, t.parents, len(t.tokens)) for t in data.draw(BATCH)]
+    n = len(drawn)
     prompts = [PROMPT[: data.draw(st.integers(0, 8))] for _ in drawn]
     runner = Runner(lm, capacity=32, max_rows=32, batch=3, static=static)
     runner.prefill(prompts)
-    requests = [Request([0], b) for b in range(len(drawn))]
-    fed = [0] * len(drawn)
+
+    def check(trees: list[Tree], nodes: list[int], fed: list[int]) -> None:
+        output = runner.forward(trees, [Request([0])] * n, GREEDY, fed)
+        for b, (prompt, tree, node) in enumerate(zip(prompts, trees, nodes)):
+            result = output.next_candidates(b, [node], 5)
+            text = prompt + tokens_to(tree, node)
+            chances = by_library(lm, text).softmax(-1)
+            weights = torch.tensor(result.weights[0])
+            assert_close(weights, chances.topk(5).values)
+            assert_close(weights, chances[result.ids[0]])
+
     ends = [len(tree.tokens) for tree in drawn]
-    while fed != ends:
-        upto = [data.draw(st.integers(min(a + 1, b), b)) for a, b in zip(fed, ends)]
+    fed = [0] * n
+    cuts = [sorted(data.draw(st.integers(1, end)) for _ in range(2)) for end in ends]
+    for upto in (*zip(*cuts), ends):
         # A sequence without a new node computes its last row again.
         fed = [min(a, b - 1) for a, b in zip(fed, upto)]
         parts = [Tree(t.tokens[:n], t.parents[:n], n) for t, n in zip(drawn, upto)]
-        output = runner.forward(parts, requests, GREEDY, fed)
-        for b, (prompt, tree) in enumerate(zip(prompts, parts)):
-            nodes = range(fed[b], upto[b])
-            result = output.next_candidates(b, nodes, 5)
-            for node, ids, chances in zip(nodes, result.ids, result.weights):
-                path = [tree.tokens[i] for i in path_to(tree, node)]
-                expected = by_library(lm, prompt + path).softmax(-1).topk(5)
-                assert_close(torch.tensor(chances), expected.values)
-                assert ids == expected.indices.tolist()
-        fed = upto
-    runner.commit([path_to(tree, len(tree.tokens) - 1) for tree in drawn])
-    last = [Tree.chain(9)] * len(drawn)
-    output = runner.forward(last, requests, GREEDY, [0] * len(drawn))
-    for b, (prompt, tree) in enumerate(zip(prompts, drawn)):
-        path = [tree.tokens[i] for i in path_to(tree, len(tree.tokens) - 1)]
-        expected = by_library(lm, [*prompt, *path, 9]).softmax(-1).max()
-        chances = output.next_candidates(b, [0], 1).weights[0]
-        assert_close(torch.tensor(chances[0]), expected)
-
-
-def test_a_single_row_runs_twice_in_a_narrow_type_on_a_cpu() -> None:
-    """Otherwise plain decoding, the baseline of every speedup, would be too slow."""
-    runner = Runner(tiny_llama().to(torch.bfloat16), capacity=16, max_rows=1)
-    runner.prefill([PROMPT])
-    output = runner.forward([Tree.chain(7)], [Request([0])], GREEDY)
-    assert len(output.logits) == 2
-    runner.commit([[0]])
-    assert runner.lengths == [9]
+        check(parts, [data.draw(st.integers(a, b - 1)) for a, b in zip(fed, upto)], fed)
+        fed = list(upto)
+    runner.commit([path_to(tree, end - 1) for tree, end in zip(drawn, ends)])
+    for prompt, tree, end in zip(prompts, drawn, ends):
+        prompt += tokens_to(tree, end - 1)
+    check([Tree.chain(9)] * n, [0] * n, [0] * n)
 
 
 def test_a_runner_with_graphs_serves_the_next_text_that_fits() -> None:

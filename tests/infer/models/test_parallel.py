@@ -5,9 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaConfig, MambaConfig
 
 from conf import UserError
@@ -16,27 +13,23 @@ from infer.models.parallel import is_first, plan, processes
 from tests import warm
 from tests.conftest import tiny_llama
 from tests.infer.gated import write_adapter
-from tests.infer.models.parallel_worker import MEASURED, outputs
+from tests.infer.library import number_words
+from tests.infer.models.parallel_worker import outputs
 
 
 def write_models(folder: Path) -> None:
-    """Write a model, a draft model close to it, and a gated one."""
+    """Write a gated model, and a draft model close to it."""
     lm = tiny_llama()
     lm.save_pretrained(folder)
-    lm.save_pretrained(folder / "gated")
     torch.manual_seed(1)
     for parameter in lm.parameters():
         parameter.data += 0.1 * parameter.std() * torch.randn_like(parameter)
     lm.save_pretrained(folder / "draft")
-    write_adapter(
-        tiny_llama(), folder / "gated" / "adapter", r=16, trainable_token_indices=[90]
-    )
+    write_adapter(tiny_llama(), folder / "adapter", r=16, trainable_token_indices=[90])
     adaptive = {"adaptive_ids": [90], "L": 3, "gated": True}
-    (folder / "gated" / "adaptive.json").write_text(json.dumps(adaptive))
-    words = Tokenizer(WordLevel({str(id): id for id in range(97)}, unk_token="0"))
-    words.pre_tokenizer = WhitespaceSplit()
-    for path in (folder, folder / "draft", folder / "gated"):
-        words.save(str(path / "tokenizer.json"))
+    (folder / "adaptive.json").write_text(json.dumps(adaptive))
+    for path in (folder, folder / "draft"):
+        number_words(97).save(str(path / "tokenizer.json"))
 
 
 def test_two_ranks_emit_the_tokens_of_one(tmp_path: Path) -> None:
@@ -48,16 +41,9 @@ def test_two_ranks_emit_the_tokens_of_one(tmp_path: Path) -> None:
     assert len(text.split()) == 4 and answer.stderr.count("tokens/s") == 1
     result = json.loads(line)
     assert result == outputs(str(tmp_path))
-    assert result["sampled"] == result["fixed shapes"]
-    assert result["auto"] == result["greedy"]
-    assert any(result["gated"]["adaptive"][1])
-    for drafted in result["drafted"].values():
-        plain = drafted["ssd"][0]
-        assert drafted["gsd"][0] == plain
-        assert drafted["gsd, measured"][0] == [text[:MEASURED] for text in plain]
-        assert all(
-            accepted is None or any(accepted) for _, accepted in drafted.values()
-        )
+    for name, (texts, accepted) in result.items():
+        assert "sampled" in name or texts == result["plain, None"][0]
+        assert accepted is None or any(accepted)
 
 
 def test_a_schedulers_world_is_not_torchruns(

@@ -93,25 +93,3 @@ def test_a_sibling_below_theta_sib_is_not_drafted(draws: bool, drafted: int) -> 
     growth = Growth(ROOT, Rules(theta_prob=0.4, theta_sib=0.5), most=9, draws=draws)
     growth.grow([[1, 2, 3, 4]], [[0.5, 0.25, 0.2, 0.01]])
     assert growth.graph.tokens == list(range(1 + drafted)) and growth.frontier == [1]
-
-
-def test_a_cycle_is_not_closed() -> None:
-    """With τ=1 two tokens that follow each other could be merged into each other."""
-    rules = Rules(k=2, depth=2, theta_prob=0, theta_sib=0, tau=1)
-    graph = grown(lambda path: [(1, 0.5), (2, 0.5)], rules)
-    assert graph.tokens == [0, 1, 2, 1, 2, 1, 2]
-    # 4, a 2 after the first 1, is merged into the first 2. So the first 1 is on a path
-    # to 5, the 1 after that 2, which is merged into the next one instead.
-    assert graph.merged == {4: 2, 5: 3}
-
-
-def test_the_papers_example() -> None:
-    """Figures 2 and 4 with the, a, one, red, car as 0 to 4: see token_graph.py."""
-    following = {0: [(1, 0.6), (2, 0.4)], 1: [(3, 0.9)], 2: [(3, 0.9)], 3: [(4, 0.9)]}
-    graph = grown(lambda path: following[path[-1]], Rules(k=2, depth=3, tau=1))
-    assert (graph.tokens, graph.merged) == ([0, 1, 2, 3, 3, 4], {4: 3})
-    assert graph.parents == [-1, 0, 0, 1, 2, 3]
-    drafts = unroll(graph, [0.0] * 99, depth=9)
-    assert drafts.tokens == [0, 1, 3, 4, 2, 3, 4]
-    assert drafts.nodes == [0, 1, 3, 5, 2, 4, 5]
-    assert drafts.shared(graph) == {6}  # "car" was drafted after the first "red"
