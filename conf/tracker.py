@@ -112,9 +112,9 @@ class WandbRun:
             self._thread.join(GRACE_SECONDS)
 
     def _work(self) -> None:
-        import wandb  # 1 s, for those alone who track
-
         try:
+            import wandb  # 1 s, for those alone who track; fails on a full disk
+
             run = self._begin()
             atexit.register(
                 self.finish
