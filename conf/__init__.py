@@ -1,4 +1,4 @@
-"""What all packages share: settings, the command line, and what every stage leaves behind.
+"""Shared by all packages: settings, the command line, and the folders of stages.
 
     compose, schema            Hydra's YAML and overrides -> a typed dataclass, and its limits
     cli                        a stage's command: errors in one sentence

@@ -1,12 +1,13 @@
-"""What identifies the input of a stage, wherever it lies and whenever it was copied: its content.
+"""Fingerprints of a stage's inputs: SHA-256 of their content, not of their paths.
 
     a file                  SHA-256 of it
     files                   SHA-256 of their names, sizes and blocks
-    a model directory       its weights, configuration and tokenizer, as files: it may come from anywhere
+    a model directory       its weights, configuration and tokenizer, as files
     a folder of a stage     its manifest, which has the checksums of the rest
 
-Files are read whole, in blocks, by all cores: about 1.7 GB/s for each core. Sampled blocks or times would be
-cheaper, and wrong: a training of adaptive rows changes a millionth of a 7B model, and every `cp` all times.
+Files are read whole, in blocks, by all cores: about 1.7 GB/s for each core. Sampled
+blocks would miss a training of adaptive rows, which changes a millionth of a 7B model,
+and modification times change with every `cp`.
 """
 
 import hashlib

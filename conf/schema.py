@@ -1,4 +1,4 @@
-"""What a stage's dataclass says of its settings: the values that a field may have, and the check of them.
+"""Settings as dataclass fields with types, limits and choices, and their check.
 
 A nested dataclass makes names with a dot. A dict of Any holds a library's own settings, which have any name.
 """

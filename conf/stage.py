@@ -1,4 +1,4 @@
-"""What every stage leaves behind: a folder whose manifest is written last.
+"""The folder of a stage: locked, unfinished until its manifest is written, resumable.
 
 A manifest says what made the folder (kind, settings, inputs, versions, commit) and what is in it. A folder
 without one is unfinished and nobody reads it. Knows nothing of what the stages do.

@@ -251,5 +251,5 @@ def _limit(job: Job) -> int:
 
 
 def _budget(job: Job, packing: Packing) -> int:
-    """Return the bytes for contexts."""
+    """Return the bytes of the table that are left for contexts."""
     return job.config.ngrams.megabytes * 10**6 - table_size(packing)

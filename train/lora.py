@@ -191,7 +191,7 @@ def read_adapter(
 
 
 def adapter_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the adapter's own of an adapted model's weights, read into memory."""
+    """Return the weights of the adapter alone, read into memory."""
     return {name: weights[name] for name in weights if _of_adapter(name)}
 
 

@@ -41,7 +41,7 @@ GRAPHS = 256  # kept at most: a policy needs about 40 for each temperature
 
 @dataclass(frozen=True)
 class Shape:
-    """What a graph is captured for."""
+    """The shape that a graph is captured for."""
 
     sequences: int
     drafts: int
