@@ -68,25 +68,6 @@ def test_the_index_agrees_with_the_reference(
     assert [match is not None for match in result] == expected
 
 
-def test_boilerplate_drops_nothing() -> None:
-    """C# files were dropped for the imports before each of MultiPL-E's tasks, tables of
-    numbers for the numbers in a benchmark's tests.
-    """
-    assert index_entries([("t", ", ".join(map(str, range(40))))]) == {}
-    tasks = [
-        f"{HEADER}class Problem{i} {{ // task {i} wants the sum of {i} and {i + 1}\n"
-        for i in range(SHARED_BY)
-    ]
-    named = [(f"humaneval-cs/{i}", task) for i, task in enumerate(tasks)]
-    index = Index(index_entries(named))
-    assert index.search([HEADER + "class Login : Form {"]) == [None]
-    assert None not in index.search(tasks)
-    assert Index(index_entries(named[1:])).search([HEADER]) != [None]
-    # Without names, each sample of a task counts as a task.
-    samples = Index(index_entries((f"samples/{i}", TEXT) for i in range(SHARED_BY)))
-    assert samples.search([TEXT]) != [None]
-
-
 def test_every_planted_task_is_caught_and_no_file_of_the_standard_library(
     shared_data: Path,
 ) -> None:
@@ -129,12 +110,24 @@ def test_of_an_infilling_the_program_is_caught_and_not_its_line(
     """A line such as `for i in range(len(numbers)):` stands in half of all files."""
     name = "HumanEval-SingleLineInfilling.jsonl.gz"
     file = shared_data / "humaneval_infilling" / name
-    result = list(entries(DecontaminateConfig(infilling=str(file))))
-    assert len(result) == len({text for _, text in result}) < 600
-    index = Index(index_entries(result))
-    tasks = [json.loads(row) for row in gzip.decompress(file.read_bytes()).splitlines()]
-    lines = [task["canonical_solution"] for task in tasks]
-    programs = [f"{t['prompt']}{t['canonical_solution']}{t['suffix']}" for t in tasks]
-    assert None not in index.search(programs)
-    short = [line for line in lines if len(words_of(line)) < NGRAM]
-    assert len(short) > 1000 and set(index.search(short)) == {None}
+    index = Index(index_entries(entries(DecontaminateConfig(infilling=str(file)))))
+    for row in gzip.decompress(file.read_bytes()).splitlines()[::10]:
+        task = json.loads(row)
+        line = task["canonical_solution"]
+        program = f"{task['prompt']}{line}{task['suffix']}"
+        assert index.search([program]) != [None]
+        if len(words_of(line)) < NGRAM:
+            assert index.search([line]) == [None]
+
+
+def test_boilerplate_drops_nothing() -> None:
+    """C# files were dropped for the imports before each of MultiPL-E's tasks."""
+    assert index_entries([("t", ", ".join(map(str, range(40))))]) == {}
+    tasks = [
+        f"{HEADER}class Problem{i} {{ // task {i} wants the sum of {i} and {i + 1}\n"
+        for i in range(SHARED_BY)
+    ]
+    named = [(f"humaneval-cs/{i}", task) for i, task in enumerate(tasks)]
+    index = Index(index_entries(named))
+    assert index.search([HEADER]) == [None] and None not in index.search(tasks)
+    assert Index(index_entries(named[1:])).search([HEADER]) != [None]

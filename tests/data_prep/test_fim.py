@@ -8,7 +8,7 @@ from scipy import stats
 
 from data_prep.config import VocabConfig
 from data_prep.document import generator
-from data_prep.encode import Encoder, Mode, choose_cuts, choose_mode, document_segments
+from data_prep.encode import Encoder, Mode, choose_cuts, document_segments
 from data_prep.vocab import Vocab, find_vocab, load_tokenizer
 
 VOCAB = Vocab(size=100, bos=1, eos=2, pre=3, suf=4, mid=5, eot=6, adaptive=(7,))
@@ -32,19 +32,6 @@ def test_every_character_stands_once_in_every_mode(
     assert segments(Mode.PSM) == [1, 3, space(prefix), 4, suffix, 5, middle, 6, 2]
     assert segments(Mode.SPM) == [1, 3, 4, suffix, 5, space(prefix + middle), 6, 2]
     assert segments(Mode.PSM, ends=False)[-1] == 6
-
-
-def test_modes_come_at_their_rates() -> None:
-    modes = [
-        choose_mode(generator(0, "mode", i), fim_rate=0.5, spm_rate=0.5)
-        for i in range(20000)
-    ]
-    assert (
-        stats.chisquare(
-            [modes.count(mode) for mode in Mode], [10000, 5000, 5000]
-        ).pvalue
-        > 0.001
-    )
 
 
 def test_cuts_are_uniform_over_the_places_between_characters() -> None:

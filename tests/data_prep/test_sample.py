@@ -27,7 +27,12 @@ def test_shards_decode_back_to_the_source_byte_for_byte(
             text = METADATA.sub("", row["content"], count=1)
             if text.strip():
                 sources["/".join([*parts, row["id"]])] = text
-    given = ["experiment=starcoder", f"data.path={root}", "workers=1", "held_out=0"]
+    given = [
+        "experiment=starcoder",
+        f"data.path={root}",
+        "held_out=0",
+        "ngrams.megabytes=0",
+    ]
     given += [f"tokenizer={shared_data / 'tokenizers' / 'codellama-7b'}"]
     given += [f"filters.{name}=null" for name in LIMITS]
     given += [f"out={tmp_path / 'out'}", "decontaminate.humaneval=null"]

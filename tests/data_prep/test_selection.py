@@ -1,7 +1,5 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from data_prep.selection import BINS, Measure, bin_of, choose
 
@@ -67,15 +65,3 @@ def test_a_language_with_less_than_its_share_is_taken_whole_and_reported() -> No
     assert chosen["python"].bytes / chosen["c"].bytes == pytest.approx(5 / 3, rel=0.02)
     total = sum(part.bytes for part in chosen.values())
     assert total == pytest.approx(1_000_000, rel=0.01)
-
-
-@settings(max_examples=20)
-@given(st.lists(st.integers(1, 100), min_size=1, max_size=5), st.floats(1, 200))
-def test_a_budget_is_exceeded_by_a_document_at_most(
-    sizes: list[int], tokens: float
-) -> None:
-    chosen = choose(measures({"c": sizes}), {"c": 1.0}, tokens=tokens, by="bytes")["c"]
-    if 3 * tokens >= sum(sizes):
-        assert chosen.bytes == sum(sizes)
-    else:
-        assert abs(chosen.bytes - 3 * tokens) <= max(sizes)

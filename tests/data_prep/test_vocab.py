@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from tokenizers import normalizers
 
 from conf import UserError
-from conf.encoding import falls_into_words
 from data_prep.config import VocabConfig
 from data_prep.encode import Encoder, WordCache
 from data_prep.vocab import find_vocab, load_tokenizer, train_bpe
@@ -69,39 +68,6 @@ def test_a_model_with_other_ids_beside_the_tokenizer_is_refused(tmp_path: Path) 
         find_vocab(TOKENIZER, CONFIG, model=str(tmp_path))
 
 
-def test_only_vocabularies_without_pieces_across_words_qualify() -> None:
-    assert falls_into_words(["▁a", "▁▁▁", "ab", "<0x0A>", "▁<PRE>"])
-    assert not falls_into_words(["a▁b"])
-    assert not falls_into_words(["a\nb"])
-
-
-def test_codellamas_ids_are_the_librarys(shared_data: Path) -> None:
-    """On this project's own files and on odd spaces, as long as neither a control piece nor "▁" is spelled."""
-    encoder = codellama_encoder(shared_data, 32011)
-    assert isinstance(encoder._encode_all, WordCache)
-    reference = load_tokenizer(shared_data / "tokenizers" / "codellama-7b")
-    reference.normalizer = normalizers.Replace(" ", "▁")
-    reference.encode_special_tokens = True
-    texts = [
-        path.read_text() for path in sorted(Path(__file__).parents[2].glob("*/*.py"))
-    ]
-    texts = [
-        text for text in texts if not encoder.spells_control(text) and "▁" not in text
-    ]
-    texts += [
-        "",
-        " ",
-        "\n \n",
-        "\t\t x",
-        "a\r\n  b ",
-        "漢字 é😀\u2028\u00a0 ",
-        "List <E>",
-        "x <MIDDLE",
-    ]
-    for text, ids in zip(texts, encoder.encode(texts), strict=True):
-        assert ids.tolist() == reference.encode(text, add_special_tokens=False).ids
-
-
 PIECES = ["<PRE>", "<SUF>", "<s>", "</s>", "▁", " ", "ো", "<EO", "T>", "x", "\n", "<"]
 
 
@@ -140,3 +106,23 @@ def test_words_joined_are_the_texts(batches: list[list[str]]) -> None:
         ids, lengths = cache(texts)
         assert lengths.tolist() == [len(text) for text in texts]
         assert ids.tolist() == [ord(char) for text in texts for char in text]
+
+
+def test_codellamas_ids_are_the_librarys(codellama: Encoder, shared_data: Path) -> None:
+    """On this project's own files and on odd spaces, unless control pieces are spelled."""
+    reference = load_tokenizer(shared_data / "tokenizers" / "codellama-7b")
+    reference.normalizer = normalizers.Replace(" ", "▁")
+    reference.encode_special_tokens = True
+    texts = [
+        "",
+        " ",
+        "\n \n",
+        "\t\t x",
+        "a\r\n  b ",
+        "漢字 é😀\u2028\u00a0 ",
+        "x <MIDDLE",
+    ]
+    texts += [path.read_text() for path in Path(__file__).parents[2].glob("*/*.py")]
+    texts = [t for t in texts if not codellama.spells_control(t) and "▁" not in t]
+    for text, ids in zip(texts, codellama.encode(texts), strict=True):
+        assert ids.tolist() == reference.encode(text, add_special_tokens=False).ids
