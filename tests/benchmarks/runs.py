@@ -9,7 +9,7 @@ import torch
 from infer.bench.prompts import Prompt
 from infer.bench.runs import seed_of
 from infer.engine.output import Request
-from infer.engine.runner import Clock, Runner, duration
+from infer.engine.runner import Runner, duration
 from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Drafters, Limits, Step, decode
 
@@ -39,7 +39,7 @@ def loop_decoder(
     limits: Limits,
     sampling: Sampling = GREEDY,
     *,
-    clock: Clock = clock,
+    clock: Callable[[], float] = clock,
 ) -> Decoder:
     """Return the decoding loop with these drafters as a function of the prompt."""
 
