@@ -40,7 +40,7 @@ def loop_decoder(
     limits: Limits,
     sampling: Sampling = GREEDY,
     *,
-    clock: Clock = clock,
+    clock: Callable[[], float] = clock,
 ) -> Decoder:
     """Return the decoding loop with these drafters as a function of the prompt."""
 
