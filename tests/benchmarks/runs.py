@@ -8,7 +8,6 @@ import torch
 
 from infer.bench.prompts import Prompt
 from infer.bench.runs import seed_of
-from infer.drafters.stopwatch import Clock
 from infer.engine.output import Request
 from infer.engine.runner import Runner, duration
 from infer.engine.sampling import GREEDY, Sampling
