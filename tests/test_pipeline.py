@@ -86,7 +86,7 @@ def test_a_model_is_trained_on_its_own_text(
     """Documents continued by the base model are prepared and mixed in for the drafts."""
     text, own, tuned = (tmp_path / name for name in ("text", "own", "tuned"))
     data, model = folders["data"], folders["base_model"]
-    sizes = ["documents=40", "prefix_min=4", "decode.max_new_tokens=60", "batch=8"]
+    sizes = ["documents=40", "prefix_min=4", "max_new_tokens=60", "batch=8"]
     source = [f"model={model}", f"data.path={data}", "dtype=float32", *sizes]
     command("infer.regenerate", *source, f"out={text}", ranks=2)
     vocab = ["vocab=demo", f"tokenizer={data / 'tokenizer'}", "seq_len=128"]
