@@ -53,21 +53,18 @@ def setting(
     above: float | None = None,
     below: float | None = None,
     choices: Sequence[Any] = (),
-    path: bool = False,
     hub: str | None = None,
 ) -> Any:
     """Return a dataclass field with limits, which `check_settings` checks.
 
     The limits of a list are those of its members. Without a `default` the setting is
-    required. `path` marks a file or folder; with `hub`, "model" or "tokenizer", a name of
-    the hub is taken as well.
+    required. With `hub`, "model" or "tokenizer", a name of the hub is taken as well.
     """
     limits = {"least": least, "most": most, "above": above, "below": below}
     metadata: dict[str, Any] = {
         name: value for name, value in limits.items() if value is not None
     }
     metadata |= {"choices": tuple(choices)} if choices else {}
-    metadata |= {"path": True} if path or hub else {}
     metadata |= {"hub": hub} if hub else {}
     if isinstance(default, list | dict):
         return field(default_factory=lambda: copy(default), metadata=metadata)

