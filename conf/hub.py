@@ -42,19 +42,20 @@ def find_folder(
 ) -> str | Path:
     """Return the folder of a hub name's files; anything else is returned as it is.
 
-    `kind` is model or tokenizer. Raises UserError where the hub cannot help: at once if it does not answer,
-    since snapshot_download would try again for minutes.
+    `kind` is model or tokenizer. If the hub does not answer, the files in the cache are
+    taken. Raises UserError where neither helps.
     """
     if os.path.exists(value) or not NAME.fullmatch(str(value)):
         return value
-    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub import snapshot_download
 
     name = str(value)
     try:
-        if not constants.HF_HUB_OFFLINE:
-            HfApi().model_info(name, timeout=TIMEOUT)
         folder = snapshot_download(
-            name, allow_patterns=FILES[kind], ignore_patterns=UNUSED
+            name,
+            allow_patterns=FILES[kind],
+            ignore_patterns=UNUSED,
+            local_files_only=not _answers(name),
         )
     except Exception as error:  # of the library or of its HTTP client
         raise UserError(
@@ -69,6 +70,23 @@ def find_folder(
             page=HUB,
         )
     return folder
+
+
+def _answers(name: str) -> bool:
+    """Return True if the hub has the repository, False if the hub does not answer.
+
+    snapshot_download would try for minutes. Raises RepositoryNotFoundError.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    try:
+        HfApi().model_info(name, timeout=TIMEOUT)
+    except RepositoryNotFoundError:
+        raise
+    except Exception:  # of the hub, of its HTTP client, or HF_HUB_OFFLINE
+        return False
+    return True
 
 
 def hub_refusal(error: Exception, kind: str) -> str:

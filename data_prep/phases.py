@@ -233,7 +233,8 @@ def finish(job: Job) -> None:
     facts = _manifest_facts(job, shards)
     if wants_table(job):
         facts["ngrams"] = job.read_facts("select")
-        results.append(job.done("select") / TABLE)
+        results += job.done("select").glob(TABLE)
+    # A run that was killed here moved some of them: those are no longer listed.
     for path in results:
         os.replace(path, job.folder / path.name)
     encoded = [job.done("encode", part) for part in range(len(job.parts))]

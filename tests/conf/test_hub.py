@@ -52,6 +52,18 @@ def test_a_name_in_the_cache_is_its_folder(cache: Path) -> None:
     assert base_model(model)["hub"] == name
 
 
+def test_a_hub_that_cannot_be_reached_leaves_the_cache(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cached model needed the network, unless HF_HUB_OFFLINE was set."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    model = put(cache, "owner/model", "config.json", "model.safetensors")
+    assert find_folder("owner/model") == model
+    with pytest.raises(UserError, match="the hub did not answer"):
+        find_folder("owner/other")
+
+
 def test_a_name_that_is_not_cached_is_one_sentence_offline(cache: Path) -> None:
     train = settings("train", TrainConfig, ["model.path=owner/model"])
     with pytest.raises(UserError, match=r"^model.path=owner/model must be a folder or"):

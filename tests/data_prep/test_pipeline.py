@@ -110,6 +110,24 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
+def test_a_run_that_was_killed_while_it_finished_goes_on(
+    args: Args,
+    expected: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A table that lay in its place already was looked for at its old place."""
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("data_prep.phases.write_manifest", killed)
+        run(args())
+    run(args())
+    assert content(tmp_path / "out") == expected
+
+
 @pytest.mark.parametrize("size", [1000, 200_000])
 def test_a_run_goes_on_after_a_full_disk(
     size: int, tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch
