@@ -228,13 +228,9 @@ class Contexts:
     orders: np.ndarray  # (n,) uint8
     keys: np.ndarray  # (n,) uint64
     totals: np.ndarray  # (n,) int64: occurrences, with any successor
-    gains: (
-        np.ndarray
-    )  # (n,) float32: what a byte of it adds to the log-likelihood of the data
+    gains: np.ndarray  # (n,) float32: log-likelihood of the data that a byte of it adds
     lengths: np.ndarray  # (n,) uint8: successors
-    ids: (
-        np.ndarray
-    )  # (m,) uint32: the successors of the first context, of the second, and so on
+    ids: np.ndarray  # (m,) uint32: successors of the first context, then of the second
     counts: np.ndarray  # (m,) int64
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -259,13 +255,21 @@ class Contexts:
         return 16 + self.lengths.astype(np.int64) * (4 + id_dtype(vocabulary).itemsize)
 
     def best(self, size: int, vocabulary: int) -> "Contexts":
-        """Return the contexts with the best gain per byte that fit in `size` bytes."""
+        """Return the contexts with the best gain per byte that fit in `size` bytes.
+
+        Equal gains are ordered by order and key. The result is in no order.
+        """
         sizes = self.sizes(vocabulary)
         if sizes.sum() <= size:
             return self
-        index = np.lexsort((self.keys, self.orders, -self.gains))
-        fits = np.cumsum(sizes[index]) <= size
-        return self.take(index[fits])
+        falling = np.argsort(-self.gains)
+        excluded = np.searchsorted(np.cumsum(sizes[falling]), size, side="right")
+        bound = self.gains[falling[excluded]]
+        better = np.flatnonzero(self.gains > bound)
+        equal = np.flatnonzero(self.gains == bound)
+        equal = equal[np.lexsort((self.keys[equal], self.orders[equal]))]
+        fits = np.cumsum(sizes[equal]) <= size - sizes[better].sum()
+        return self.take(np.concatenate([better, equal[fits]]))
 
 
 def descend(ngrams: NgramCounts) -> list[tuple[NgramCounts, np.ndarray]]:
