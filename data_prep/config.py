@@ -98,12 +98,15 @@ class ProportionConfig:
 
 @dataclass
 class VocabConfig:
-    """The control pieces of the tokenizer, by name, and its adaptive tokens."""
+    """The control pieces of the tokenizer, by name, and its adaptive tokens.
 
-    #: begins a document
-    bos: str = setting("<s>")
-    #: ends a document
-    eos: str = setting("</s>")
+    What is null or empty is read from the files of `tokenizer`.
+    """
+
+    #: begins a document; null: what the tokenizer puts before a text, if anything
+    bos: str | None = setting(None)
+    #: ends a document; null: the tokenizer's, or the model's
+    eos: str | None = setting(None)
     #: before a prefix, for infilling
     pre: str = setting("▁<PRE>")
     #: before a suffix
@@ -112,7 +115,8 @@ class VocabConfig:
     mid: str = setting("▁<MID>")
     #: after a middle
     eot: str = setting("▁<EOT>")
-    #: adaptive tokens: pieces or ids that no text produces
+    #: adaptive tokens: pieces or ids that no text produces; []: rows of the embedding
+    #: that have no piece, or the next row, which training adds
     adaptive: list[Any] = setting([])
     #: embedding rows of the model; null: those of config.json beside the tokenizer
     rows: int | None = setting(None, least=1)

@@ -4,9 +4,9 @@
     PSM     BOS PRE enc(prefix) SUF inf(suffix) MID inf(middle) EOT
     SPM     BOS PRE SUF inf(suffix) MID enc(prefix + middle) EOT
 
-followed by EOS where the document ends. In SPM prefix and middle are encoded as one.
-conf.encoding defines enc and inf; no text becomes a control id. (SDSAT §3.1; Code Llama
-§2.3.)
+followed by EOS where the document ends, and without BOS for a tokenizer that puts none.
+In SPM prefix and middle are encoded as one. conf.encoding defines enc and inf; no text
+becomes a control id. (SDSAT §3.1; Code Llama §2.3.)
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -67,9 +67,10 @@ def document_segments(
     ends: bool = True,
 ) -> list[Segment]:
     """Return the document's segments; `lead(s)` is the text whose inf is enc(s)."""
+    bos = [vocab.bos] if vocab.bos is not None else []
     eos = [vocab.eos] if ends else []
     if mode is Mode.PLAIN:
-        return [vocab.bos, lead(text), *eos]
+        return [*bos, lead(text), *eos]
     assert vocab.pre is not None and vocab.eot is not None
     assert vocab.suf is not None and vocab.mid is not None
     suffix: list[Segment] = [vocab.suf, text[cuts[1] :], vocab.mid]
@@ -77,7 +78,7 @@ def document_segments(
         infilling = [lead(text[: cuts[0]]), *suffix, text[cuts[0] : cuts[1]]]
     else:
         infilling = [*suffix, lead(text[: cuts[1]])]
-    return [vocab.bos, vocab.pre, *infilling, vocab.eot, *eos]
+    return [*bos, vocab.pre, *infilling, vocab.eot, *eos]
 
 
 def encode(

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,14 +25,21 @@ FILES = (
 TOKENIZER = "tokenizer"  # the folder of them beside the shards
 INFILLING = ("pre", "suf", "mid", "eot")  # the control pieces of infilling
 SENTINELS = ("bos", "eos", *INFILLING)
+BOS = "<s>"  # of a tokenizer that is trained here
+EOS = "</s>"
+SPARE_ROWS = 7  # adaptive ids at most, where none are given
 
 
 @dataclass(frozen=True)
 class Vocab:
-    """Ids of the control pieces. The infilling ids are None where a tokenizer has none."""
+    """Ids of the control pieces.
+
+    `bos` is None where nothing opens a document; the infilling ids are None where a
+    tokenizer has none.
+    """
 
     size: int
-    bos: int
+    bos: int | None
     eos: int
     pre: int | None
     suf: int | None
@@ -93,71 +100,100 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
 def find_vocab(
     tokenizer: Tokenizer, config: VocabConfig, *, model: str | None = None
 ) -> Vocab:
-    """Look up the control pieces; `model` is a folder whose config.json has the rows.
+    """Look up the control pieces, those that are not given in the files of `model`.
 
     Infilling pieces without a row are left out: the files of CodeLlama-34B list some that
     its model lacks. Adaptive ids may be the next rows, which training adds. Raises
-    UserError for missing pieces, and for a model with another BOS or EOS.
+    UserError for missing pieces.
     """
-    described: dict[str, Any] = {}
-    if model and (path := Path(model) / "config.json").is_file():
-        described = read_json(path, "a model's JSON")
+    described = _described(model, "config.json")
+    own = _described(model, "tokenizer_config.json")
     rows = (
         config.rows
         or described.get("vocab_size")
         or tokenizer.get_vocab_size(with_added_tokens=True)
     )
     pieces = {name: getattr(config, name) for name in SENTINELS}
-    ids = {name: tokenizer.token_to_id(piece) for name, piece in pieces.items()}
+    ids = {
+        name: tokenizer.token_to_id(piece) if piece else None
+        for name, piece in pieces.items()
+    }
+    if config.bos is None:
+        ids["bos"] = next(iter(tokenizer.encode("").ids), None)
+        if ids["bos"] is None and own.get("add_bos_token"):
+            ids["bos"] = _id_of(tokenizer, own["bos_token"])
+    if config.eos is None:
+        id = _id_of(tokenizer, own.get("eos_token") or EOS)
+        expected = described.get("eos_token_id", id)
+        ids["eos"] = expected[0] if isinstance(expected, list) else expected
     for name in ("bos", "eos"):
-        expected = described.get(f"{name}_token_id")
-        listed = expected if isinstance(expected, list) else [expected]
-        if ids[name] is None or (expected is not None and ids[name] not in listed):
+        if ids[name] is None and (name == "eos" or pieces[name]):
             raise UserError(
-                f"vocab.{name}={pieces[name]} must be a piece of the tokenizer "
-                f"and the model's {name}_token_id={expected}, got id {ids[name]}. Check "
-                "vocab and tokenizer"
+                f"vocab.{name}={pieces[name]} must be a piece of the tokenizer, got "
+                "another. Check vocab and tokenizer"
             )
     ids = {
         name: None if name in INFILLING and id is not None and id >= rows else id
         for name, id in ids.items()
     }
+    adaptive = _adaptive_ids(tokenizer, config, rows, frozenset(ids.values()))
+    size = max(rows, *(id + 1 for id in adaptive))
+    return Vocab(size=size, adaptive=adaptive, **ids)  # type: ignore[arg-type]
+
+
+def _described(model: str | None, name: str) -> dict[str, Any]:
+    """Return a JSON file of the model's folder; nothing where there is none."""
+    path = Path(model or "") / name
+    return read_json(path, "a model's JSON") if model and path.is_file() else {}
+
+
+def _id_of(tokenizer: Tokenizer, token: str | dict[str, Any]) -> int | None:
+    """Return the id of a token as tokenizer_config.json has it."""
+    return tokenizer.token_to_id(token if isinstance(token, str) else token["content"])
+
+
+def _adaptive_ids(
+    tokenizer: Tokenizer,
+    config: VocabConfig,
+    rows: int,
+    control: Collection[int | None],
+) -> tuple[int, ...]:
+    """Return the adaptive ids. Raises UserError for ids that cannot serve."""
+    if not config.adaptive:
+        spare = [id for id in range(rows) if tokenizer.id_to_token(id) is None]
+        return tuple(spare[:SPARE_ROWS]) or (rows,)
     adaptive = [
         tokenizer.token_to_id(piece) if isinstance(piece, str) else piece
         for piece in config.adaptive
     ]
     beyond = sorted(id for id in adaptive if id is not None and id >= rows)
-    if (
-        not adaptive
-        or None in adaptive
-        or len({*adaptive, *ids.values()}) < len(adaptive) + len(set(ids.values()))
-        or beyond != list(range(rows, rows + len(beyond)))
-    ):
+    if len({*adaptive, *control, None}) < len(adaptive) + len(
+        {*control, None}
+    ) or beyond != list(range(rows, rows + len(beyond))):
         raise UserError(
             "vocab.adaptive must be pieces or ids of the tokenizer, none of a control "
             f"piece, below the model's {rows} embedding rows or the next from there, got "
             f"{config.adaptive}. Use vocab.adaptive=[{rows}], a row that training adds"
         )
-    size = rows + len(beyond)
-    return Vocab(size=size, adaptive=tuple(adaptive), **ids)  # type: ignore[arg-type]
+    return tuple(adaptive)  # type: ignore[arg-type]
 
 
 def train_bpe(texts: Iterable[str], config: VocabConfig) -> Tokenizer:
     """Train a byte-level BPE of `train_size` ids with the control pieces, for the demo."""
     assert config.train_size is not None
+    control = [BOS, EOS, *(getattr(config, name) for name in INFILLING)]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=config.train_size,
-        special_tokens=[getattr(config, name) for name in SENTINELS] + config.adaptive,
+        special_tokens=control + config.adaptive,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    bos = tokenizer.token_to_id(config.bos)
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{config.bos} $A", special_tokens=[(config.bos, bos)]
+        single=f"{BOS} $A", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
     )
     return tokenizer
 
@@ -178,8 +214,8 @@ def save_tokenizer(
     )
     described = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": config.bos,
-        "eos_token": config.eos,
+        "bos_token": BOS,
+        "eos_token": EOS,
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(

@@ -23,6 +23,7 @@ MODULES = (
     "data_prep",
     "data_prep.inspect",
     "train",
+    "train.convert",
     "train.export",
     "infer",
     "infer.bench",

@@ -5,7 +5,7 @@ from unittest.mock import patch
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import normalizers
+from tokenizers import Tokenizer, normalizers, processors
 
 from conf import UserError
 from data_prep.config import VocabConfig
@@ -57,15 +57,24 @@ def test_a_piece_without_an_embedding_row_is_none(shared_data: Path) -> None:
         find_vocab(tokenizer, VocabConfig(rows=32000, adaptive=[32011]))
 
 
-def test_a_model_with_other_ids_beside_the_tokenizer_is_refused(tmp_path: Path) -> None:
-    assert find_vocab(TOKENIZER, CONFIG, model=str(tmp_path)) == VOCAB
-    (tmp_path / "config.json").write_text(
-        '{"vocab_size": 320, "bos_token_id": 0, "eos_token_id": [5, 1]}'
-    )
-    assert find_vocab(TOKENIZER, CONFIG, model=str(tmp_path)).size == 320
-    (tmp_path / "config.json").write_text('{"bos_token_id": 0, "eos_token_id": 5}')
-    with pytest.raises(UserError, match=r"vocab.eos=.*eos_token_id=5, got id 1"):
-        find_vocab(TOKENIZER, CONFIG, model=str(tmp_path))
+def test_control_pieces_are_those_of_the_tokenizers_files(
+    shared_data: Path, tmp_path: Path
+) -> None:
+    folder = shared_data / "tokenizers" / "codellama-7b"
+    vocab = find_vocab(load_tokenizer(folder), VocabConfig(), model=str(folder))
+    assert (vocab.bos, vocab.eos, vocab.infilling) == (1, 2, True)
+    assert vocab.adaptive == (vocab.size - 1,)  # a row that training adds
+    tokenizer = Tokenizer.from_str(TOKENIZER.to_str())
+    tokenizer.post_processor = processors.Sequence([])
+    (tmp_path / "config.json").write_text('{"vocab_size": 300, "eos_token_id": [0, 1]}')
+    vocab = find_vocab(tokenizer, VocabConfig(), model=str(tmp_path))
+    assert (vocab.bos, vocab.eos) == (None, 0)
+    pieces = tokenizer.get_vocab_size(with_added_tokens=True)
+    assert vocab.adaptive == tuple(range(pieces, pieces + 7))  # rows without a piece
+    with pytest.raises(
+        UserError, match="vocab.eos=<x> must be a piece of the tokenizer"
+    ):
+        find_vocab(tokenizer, VocabConfig(eos="<x>"))
 
 
 PIECES = ["<PRE>", "<SUF>", "<s>", "</s>", "▁", " ", "ো", "<EO", "T>", "x", "\n", "<"]

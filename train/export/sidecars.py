@@ -143,12 +143,12 @@ def served_config(
 
 
 def served_generation(
-    described: Mapping[str, Any], *, bos: int, eos: int
+    described: Mapping[str, Any], *, bos: int | None, eos: int
 ) -> dict[str, Any]:
     """Return generation_config.json with training's BOS and EOS where it sets none."""
     config = dict(described)
     for name, id in (("bos_token_id", bos), ("eos_token_id", eos)):
-        if config.get(name) is None:
+        if config.get(name) is None and id is not None:
             config[name] = id
     return config
 
@@ -173,7 +173,7 @@ def write_tokenizer(folder: Path, vocab: Vocab, adaptive: Collection[int]) -> No
     content["added_tokens"] = mark_special(content["added_tokens"], pieces)
     with TOKENIZING:
         opening = tokenizer.encode("").ids
-    if opening != [vocab.bos]:
+    if vocab.bos is not None and opening != [vocab.bos]:
         bos = pieces[vocab.bos]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=[bos, "$A"],
@@ -215,11 +215,12 @@ def _tokenizer_config(
     ]
     special += [pieces[id] for id in pieces if id not in (vocab.bos, vocab.eos)]
     config.setdefault("eos_token", pieces[vocab.eos])
+    if vocab.bos is not None:
+        config["bos_token"] = pieces[vocab.bos]
     return {
         **config,
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": pieces[vocab.bos],
-        "add_bos_token": True,
+        "add_bos_token": vocab.bos is not None,
         "add_eos_token": False,
         "additional_special_tokens": list(dict.fromkeys(special)),
         "clean_up_tokenization_spaces": False,

