@@ -1,15 +1,19 @@
-"""python -m infer.regenerate: continue training documents with the model's own text.
+"""python -m infer.regenerate: the model's own text, after training documents or prompts.
 
-    OUT/own-00000.jsonl   id, language, content, prefix: the first `prefix` characters
-                          of `content` are the document's own, the rest is the model's
+    OUT/own-00000.jsonl   of a document: id, language, content, prefix: the first `prefix`
+                          characters of `content` are the document's own, the rest is
+                          the model's; of a prompt: id, language, messages, the last of
+                          which is the model's, and ends: whether the model ended it
     OUT/manifest.json     written last
 
-`python -m data_prep experiment=own` prepares these shards for `data.own` of training.
-Under torchrun the documents are divided over the ranks in batches, each of which is
+`python -m data_prep experiment=own` prepares continued documents, experiment=own_chat
+answers. Under torchrun the texts are divided over the ranks in batches, each of which is
 saved as soon as it is done. Neither the number of ranks nor a kill changes a byte.
 
 Only documents of the training split are continued, because validation must not be
 trained on. Infilling documents and the rests of documents that were cut are left out.
+Prompts come from files, or from the model itself as in Magpie (arXiv 2406.08464): it
+continues the header of a user's turn. An answer that repeats a 10-gram is left out.
 """
 
 import json
@@ -46,29 +50,35 @@ SHARD_DOCUMENTS = 4096
 class DocumentsConfig:
     """The documents to continue."""
 
-    #: a finished folder of data_prep, with the model's tokenizer
-    path: str = setting()
+    #: a finished folder of data_prep, with the model's tokenizer; null: prompts are given
+    path: str | None = setting(None)
 
 
 @dataclass
 class RegenerateConfig:
-    """python -m infer.regenerate: training documents, continued by the model.
+    """python -m infer.regenerate: training documents or prompts, continued by the model.
 
-    The text of a document depends on the seed and its id, not on its batch.
+    A text depends on the seed and the id of its document or prompt, not on its batch.
     """
 
     #: a Transformers directory or hub name, with or without adaptive tokens
     model: str = setting(hub="model")
     data: DocumentsConfig = field(default_factory=DocumentsConfig)
+    #: prompts to answer: JSON-lines files or hub data sets with `prompt` or `messages`
+    prompts: list[str] = setting([])
+    #: prompts that the model makes itself
+    own_prompts: int = setting(0, least=0)
     #: the folder to write
     out: str = setting()
     #: tokens to add to a prefix, at most
     max_new_tokens: int = setting(256, least=1)
     #: of sampling; 0: the likeliest token
     temperature: float = setting(0.0, least=0)
+    #: share of texts that are sampled at `temperature`; the others are greedy
+    sampled: float = setting(1.0, least=0, most=1)
     #: draws the documents, their prefixes and the noise of sampling
     seed: int = setting(0, least=0)
-    #: the most documents to continue, drawn by the seed; null: all
+    #: the most documents or prompts of files, drawn by the seed; null: all
     documents: int | None = setting(None, least=1)
     #: the shortest prefix of a document, in tokens
     prefix_min: int = setting(16, least=1)
@@ -81,18 +91,23 @@ class RegenerateConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if (self.data.path is None) == (not self.prompts and not self.own_prompts):
+            raise ValueError(
+                "data.path must be given, or prompts or own_prompts, got "
+                f"{self.data.path}, {self.prompts} and {self.own_prompts}. Give one kind."
+            )
         if self.prefix_max < self.prefix_min:
             raise ValueError(
                 f"prefix_max must be at least prefix_min={self.prefix_min}, "
                 f"got {self.prefix_max}. Raise it."
             )
 
-    @property
-    def decode(self) -> DecodeConfig:
-        """How a prefix is continued: without drafts, many documents side by side."""
+    def decode(self, id: str) -> DecodeConfig:
+        """How a text is made: without drafts, many side by side."""
+        draw = random.Random(seed_from(self.seed, "sampled", id)).random()
         return DecodeConfig(
             "plain",
-            temperature=self.temperature,
+            temperature=self.temperature if draw < self.sampled else 0.0,
             max_new_tokens=self.max_new_tokens,
             seed=self.seed,
         )
@@ -114,16 +129,17 @@ class TrainingDocuments:
 
     def __init__(self, config: RegenerateConfig) -> None:
         self._config = config
-        self._manifest = read_manifest(config.data.path, "shards", "data.path")
-        self._shards = Shards(config.data.path, "train")
+        self._path = str(config.data.path)
+        self._manifest = read_manifest(self._path, "shards", "data.path")
+        self._vocab = Vocab.from_json(self._manifest["vocab"])
+        self._shards = Shards(self._path, "train")
 
     def check_tokenizer(self, text: "Text") -> None:
         """Raise UserError if the model has another piece for an id of the shards."""
-        path = self._config.data.path
+        path = self._path
         tokenizer = load_tokenizer(Path(path) / TOKENIZER)
-        size = Vocab.from_json(self._manifest["vocab"]).text_size
         for piece, id in tokenizer.get_vocab(with_added_tokens=True).items():
-            if id < size and text.pieces.get(id) != piece:
+            if id < self._vocab.text_size and text.pieces.get(id) != piece:
                 raise UserError(
                     f"data.path={path} must be prepared with the tokenizer of "
                     f"model={self._config.model}, got another piece for id {id}. "
@@ -135,7 +151,7 @@ class TrainingDocuments:
         documents = list(islice(self._suitable(), self._config.documents))
         if not documents:
             raise UserError(
-                f"data.path={self._config.data.path} must have training documents in "
+                f"data.path={self._path} must have training documents in "
                 f"plain layout of more than prefix_min={self._config.prefix_min} "
                 "tokens, got none. Lower prefix_min."
             )
@@ -148,11 +164,28 @@ class TrainingDocuments:
         which may be its end, is left to the model.
         """
         config = self._config
-        longest = min(config.prefix_max, document.stop - document.start - 2)
+        opening = int(self._vocab.bos is not None)
+        longest = min(config.prefix_max, document.stop - document.start - opening - 1)
         rng = random.Random(seed_from(config.seed, "prefix", document.id))
         length = rng.randint(config.prefix_min, longest)
         tokens = self._shards[document.sequence].tokens
-        return tokens[document.start : document.start + 1 + length].tolist()
+        return tokens[document.start :][: opening + length].tolist()
+
+    def write(
+        self, model: "Model", documents: Sequence[DocumentSpan]
+    ) -> list[dict[str, Any]]:
+        """Continue documents side by side; return their rows of a shard."""
+        prompts = [self.prompt(document) for document in documents]
+        ids = [document.id for document in documents]
+        texts = complete(model, prompts, ids, self._config)
+        return [
+            {
+                "id": document.id,
+                "language": document.language,
+                **content(model.text, prompt, text),
+            }
+            for document, prompt, text in zip(documents, prompts, texts, strict=True)
+        ]
 
     def _suitable(self) -> Iterator[DocumentSpan]:
         order = list(range(len(self._shards)))
@@ -169,6 +202,91 @@ class TrainingDocuments:
                     yield DocumentSpan(id, language, index, start, stop)
 
 
+@dataclass(frozen=True)
+class ChatPrompt:
+    """Messages to answer; none where the model makes the prompt itself."""
+
+    id: str
+    messages: tuple[dict[str, str], ...] = ()
+
+
+class ChatPrompts:
+    """The prompts of files in an order that the seed decides, then the model's own."""
+
+    def __init__(self, config: RegenerateConfig) -> None:
+        self._config = config
+
+    def check_tokenizer(self, text: "Text") -> None:
+        """Do nothing: prompts are text."""
+
+    def drawn(self) -> list[ChatPrompt]:
+        """Return the prompts, in order. Raises UserError for files without prompts."""
+        from infer.bench.prompts import messages_of, rows_of
+
+        given = [
+            ChatPrompt(f"{source}:{index}", messages_of(row))
+            for source in self._config.prompts
+            for index, row in enumerate(rows_of(source))
+        ]
+        random.Random(self._config.seed).shuffle(given)
+        own = [ChatPrompt(f"own:{n}") for n in range(self._config.own_prompts)]
+        return given[: self._config.documents] + own
+
+    def write(
+        self, model: "Model", prompts: Sequence[ChatPrompt]
+    ) -> list[dict[str, Any]]:
+        """Answer prompts side by side; return rows of a shard, fewer than prompts."""
+        from infer.bench.prompts import chat_ids
+
+        folder = Path(self._config.model)
+        given = {prompt.id: list(prompt.messages) for prompt in prompts}
+        given |= self._own_prompts(model, [id for id in given if not given[id]])
+        given = {id: messages for id, messages in given.items() if messages}
+        if not given:
+            return []
+        ids = [chat_ids(folder, messages) for messages in given.values()]
+        texts = complete(model, ids, list(given), self._config)
+        rows = []
+        for (id, messages), tokens in zip(given.items(), texts, strict=True):
+            answer = {"role": "assistant", "content": model.text.decode(tokens)}
+            if answer["content"].strip() and not repeats(tokens):
+                ends = tokens[-1] in model.eos
+                rows.append(
+                    {
+                        "id": id,
+                        "language": "chat",
+                        "messages": [*messages, answer],
+                        "ends": ends,
+                    }
+                )
+        return rows
+
+    def _own_prompts(
+        self, model: "Model", ids: Sequence[str]
+    ) -> dict[str, list[dict[str, str]]]:
+        """Return the model's user turns, sampled as it is, by id; [] for bad ones."""
+        from infer.bench.prompts import user_header
+
+        if not ids:
+            return {}
+        sampling = replace(self._config, temperature=1.0, sampled=1.0)
+        header = user_header(Path(self._config.model))
+        names = [f"{id}:prompt" for id in ids]
+        turns = complete(model, [header] * len(ids), names, sampling)
+        return {
+            id: [{"role": "user", "content": model.text.decode(turn).strip()}]
+            if turn[-1] in model.eos and len(turn) > 1 and not repeats(turn)
+            else []
+            for id, turn in zip(ids, turns, strict=True)
+        }
+
+
+def repeats(ids: Sequence[int], n: int = 10) -> bool:
+    """Return True if an n-gram occurs twice: a small model that is caught in a loop."""
+    grams = [tuple(ids[start : start + n]) for start in range(len(ids) - n + 1)]
+    return len(set(grams)) < len(grams)
+
+
 def main(config: RegenerateConfig) -> None:
     """Continue the documents, unless the folder already holds the result."""
     check_directory(config.model)
@@ -178,30 +296,33 @@ def main(config: RegenerateConfig) -> None:
 
     workers = init_workers()
     config = replace(config, dtype=workers.agreed(choose_dtype(config.dtype)))
-    source = TrainingDocuments(config)
-    inputs = {"model": config.model, "data.path": config.data.path}
+    inputs = {"model": config.model}
+    if config.data.path:
+        inputs["data.path"] = config.data.path
     origin = made_from(config, inputs)
+    source: TrainingDocuments | ChatPrompts
+    source = TrainingDocuments(config) if config.data.path else ChatPrompts(config)
     if is_finished(config.out, KIND, origin):
         line = f"{config.out} is finished: nothing to do"
     else:
-        line = f"{write_own_text(config, source, origin, workers)} documents"
+        line = f"{write_own_text(config, source, origin, workers)} texts"
     if workers.first:
         print_line(f"regenerate: {line}")
 
 
 def write_own_text(
     config: RegenerateConfig,
-    source: TrainingDocuments,
+    source: "TrainingDocuments | ChatPrompts",
     origin: dict[str, Any],
     workers: "WorkerGroup",
 ) -> int:
-    """Write `out`, together with the other ranks; return the number of documents."""
+    """Write `out`, together with the other ranks; return the number of texts."""
     from infer.api import load
     from infer.bench.harness import Records, result_folder
     from infer.models.checkpoint import ModelDirectory
 
     source.check_tokenizer(ModelDirectory(config.model).text)
-    documents = source.drawn()
+    documents: Sequence[Any] = source.drawn()
     batches = {
         f"{start:08}": documents[start : start + config.batch]
         for start in range(0, len(documents), config.batch)
@@ -211,38 +332,35 @@ def write_own_text(
         model = load(config.model, config.dtype, workers.device())
 
         def unit(name: str) -> dict[str, Any]:
-            return {"rows": continue_documents(model, source, batches[name], config)}
+            return {"rows": source.write(model, batches[name])}
 
-        units.make(workers, "batches of documents", unit)
+        units.make(workers, "batches of texts", unit)
+        rows = [units.load(name)["rows"] for name in batches]
         if workers.first:
-            write_shards(partial, (units.load(name)["rows"] for name in batches))
-            write_manifest(partial, KIND, origin, documents=len(documents))
+            write_shards(partial, rows)
+            write_manifest(partial, KIND, origin, documents=sum(map(len, rows)))
             shutil.rmtree(partial / UNITS)
-    return len(documents)
+    return sum(map(len, rows))
 
 
-def continue_documents(
+def complete(
     model: "Model",
-    source: TrainingDocuments,
-    documents: Sequence[DocumentSpan],
+    prompts: Sequence[list[int]],
+    names: Sequence[str],
     config: RegenerateConfig,
-) -> list[dict[str, Any]]:
-    """Continue documents side by side; return their rows of a shard."""
+) -> list[list[int]]:
+    """Return the new ids of prompts, decoded side by side; `names` decide their seeds."""
     from infer.api import generate
 
-    prompts = [source.prompt(document) for document in documents]
-    seeds = [seed_from(config.seed, document.id) for document in documents]
-    texts: list[list[int]] = [[] for _ in documents]
-    for step in generate(model, prompts, config.decode, seeds=seeds):
-        texts[step.sequence] += step.tokens
-    return [
-        {
-            "id": document.id,
-            "language": document.language,
-            **content(model.text, prompt, text),
-        }
-        for document, prompt, text in zip(documents, prompts, texts, strict=True)
-    ]
+    decodes = [config.decode(name) for name in names]
+    seeds = [seed_from(config.seed, name) for name in names]
+    texts: list[list[int]] = [[] for _ in prompts]
+    for decode in {decode.temperature: decode for decode in decodes}.values():
+        own = [n for n, other in enumerate(decodes) if other == decode]
+        group = [prompts[n] for n in own]
+        for step in generate(model, group, decode, seeds=[seeds[n] for n in own]):
+            texts[own[step.sequence]] += step.tokens
+    return texts
 
 
 def content(

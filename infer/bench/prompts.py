@@ -111,6 +111,33 @@ def chat_ids(folder: Path, messages: Sequence[Mapping[str, str]]) -> list[int]:
     return encoded["input_ids"]
 
 
+def messages_of(row: Row) -> tuple[dict[str, str], ...]:
+    """Return the messages to answer of a row: without a last answer of its own.
+
+    Raises UserError for a row without messages or prompt.
+    """
+    messages = row.get("messages") or [{"role": "user", "content": row.get("prompt")}]
+    if messages[-1]["role"] == "assistant":
+        messages = messages[:-1]
+    if not messages or not messages[-1]["content"]:
+        raise UserError(
+            f"prompts must have prompt or messages in every row, got {', '.join(row)}."
+        )
+    return tuple(dict(message) for message in messages)
+
+
+def user_header(folder: Path) -> list[int]:
+    """Return the ids by which the chat template opens the user's first turn."""
+    mark = "\ue000"  # a character that no template has
+    messages = [{"role": "user", "content": mark}]
+    tokenizer = _tokenizer(folder)
+    with Refusing(f"model={folder} must have a chat template for messages, got"):
+        text: str = tokenizer.apply_chat_template(messages, tokenize=False)
+    header = text.partition(mark)[0]
+    ids: list[int] = tokenizer(header, add_special_tokens=False).input_ids
+    return ids
+
+
 @cache
 def _tokenizer(folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(folder, local_files_only=True)

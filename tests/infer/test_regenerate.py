@@ -61,7 +61,7 @@ def test_a_document_is_its_prefix_and_the_models_continuation(
     written = rows(config)
     for document, row in zip(source.drawn(), written, strict=True):
         prompt = source.prompt(document)
-        new = "".join(step.text for step in generate(model, prompt, config.decode))
+        new = "".join(step.text for step in generate(model, prompt, config.decode(document.id)))
         assert sorted(row) == ["content", "id", "language", "prefix"]
         assert (row["id"], row["language"]) == (document.id, document.language)
         assert row["content"][: row["prefix"]] == model.text.decode(prompt)
