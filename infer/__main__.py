@@ -6,7 +6,7 @@ from pathlib import Path
 
 from conf import UserError, run
 from conf.console import print_line
-from infer.config import DraftConfig, InferConfig, check_directory
+from infer.config import DraftConfig, InferConfig, Infill, check_directory
 
 
 def main(config: InferConfig) -> None:
@@ -21,6 +21,7 @@ def main(config: InferConfig) -> None:
     from rich.console import Console
 
     from infer.api import generate, load
+    from infer.chat import chat_ids
     from infer.models import parallel
     from infer.view import show
 
@@ -36,8 +37,11 @@ def main(config: InferConfig) -> None:
     console = Console(quiet=not parallel.is_first())
     before = prompt or config.infill.prefix
     after = config.infill.suffix
-    steps = generate(model, config.infill if infill else prompt, config.decode)
-    show(steps, console, before, after)
+    given: Infill | str | list[int] = config.infill if infill else prompt
+    if config.chat and not infill:
+        message = {"role": "user", "content": prompt}
+        given = chat_ids(Path(config.model), [message])
+    show(generate(model, given, config.decode), console, before, after)
 
 
 def read_prompt(config: InferConfig) -> str:

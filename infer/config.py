@@ -221,6 +221,8 @@ class InferConfig:
     prompt: str = ""
     #: the text to continue, in a file
     prompt_file: str | None = None
+    #: answer the prompt as a user's message, by the model's chat template
+    chat: bool = False
     infill: Infill = field(default_factory=Infill)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     #: the model that drafts: a model directory or hub name with the same token ids, or

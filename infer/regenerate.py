@@ -236,7 +236,7 @@ class ChatPrompts:
         self, model: "Model", prompts: Sequence[ChatPrompt]
     ) -> list[dict[str, Any]]:
         """Answer prompts side by side; return rows of a shard, fewer than prompts."""
-        from infer.bench.prompts import chat_ids
+        from infer.chat import chat_ids
 
         folder = Path(self._config.model)
         given = {prompt.id: list(prompt.messages) for prompt in prompts}
@@ -264,12 +264,13 @@ class ChatPrompts:
     def _own_prompts(
         self, model: "Model", ids: Sequence[str]
     ) -> dict[str, list[dict[str, str]]]:
-        """Return the model's user turns, sampled as it is, by id; [] for bad ones."""
-        from infer.bench.prompts import user_header
+        """Return the model's sampled user turns by id; [] for one that is of no use."""
+        from infer.chat import user_header
 
         if not ids:
             return {}
-        sampling = replace(self._config, temperature=1.0, sampled=1.0)
+        temperature = self._config.temperature or 1.0
+        sampling = replace(self._config, temperature=temperature, sampled=1.0)
         header = user_header(Path(self._config.model))
         names = [f"{id}:prompt" for id in ids]
         turns = complete(model, [header] * len(ids), names, sampling)

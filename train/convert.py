@@ -53,6 +53,8 @@ class ConvertConfig:
     out: str = setting()
     #: of the weights
     dtype: str = setting("float32", choices=("float32", "bfloat16", "float16"))
+    #: the first layers alone, from which a draft model can be trained; null: all
+    layers: int | None = setting(None, least=1)
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -74,7 +76,7 @@ def main(config: ConvertConfig) -> None:
         facts = gguf_facts(file)
     with staged(config.out) as out:
         save_tokenizer(file, facts, out)
-        lm = load_gguf(file, config.dtype, setting=config.gguf)
+        lm = load_gguf(file, config)
         lm.save_pretrained(out)
         check_weights(lm, out)
         write_card(facts, out)
@@ -146,7 +148,7 @@ def save_tokenizer(file: Path, facts: dict[str, Any], out: Path) -> None:
     tokenizer.save_pretrained(out)
 
 
-def load_gguf(file: Path, dtype: str, *, setting: str) -> "PreTrainedModel":
+def load_gguf(file: Path, settings: ConvertConfig) -> "PreTrainedModel":
     """Return the library's model with the dequantized weights.
 
     Raises UserError for a model that the library does not read. The library refuses to
@@ -158,19 +160,22 @@ def load_gguf(file: Path, dtype: str, *, setting: str) -> "PreTrainedModel":
 
     logging.disable_progress_bar()
     with Refusing(
-        f"gguf={setting} must be a causal model that Transformers reads, got"
+        f"gguf={settings.gguf} must be a causal model that Transformers reads, got"
     ):
         read = AutoModelForCausalLM.from_pretrained(
             file.parent,
             gguf_file=file.name,
-            dtype=getattr(torch, dtype),
+            dtype=getattr(torch, settings.dtype),
             local_files_only=True,
         )
     config = read.config
     del config.quantization_config
+    if settings.layers:
+        config.num_hidden_layers = min(settings.layers, config.num_hidden_layers)
     with torch.device("meta"):
         lm: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=read.dtype)
-    lm.load_state_dict(read.state_dict(), assign=True)
+    weights = read.state_dict()
+    lm.load_state_dict({name: weights[name] for name in lm.state_dict()}, assign=True)
     lm.tie_weights()
     lm.generation_config = read.generation_config
     return lm

@@ -3,16 +3,14 @@
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from conf import UserError
 from conf.errors import Refusing
 from infer.bench.problems import humaneval_file, read_rows
+from infer.chat import chat_ids
 from infer.config import Infill
 from infer.text import Text
 
@@ -99,18 +97,6 @@ def ids_of(row: Row, text: Text, folder: Path, *, max_tokens: int) -> Sequence[i
     return ids[: min(max_tokens, max(1, len(ids) // 2))]
 
 
-def chat_ids(folder: Path, messages: Sequence[Mapping[str, str]]) -> list[int]:
-    """Return the ids of messages by the model's chat template, up to the answer's start."""
-    with Refusing(f"model={folder} must have a chat template for messages, got"):
-        encoded = _tokenizer(folder).apply_chat_template(
-            [dict(message) for message in messages],
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=True,
-        )
-    return encoded["input_ids"]
-
-
 def messages_of(row: Row) -> tuple[dict[str, str], ...]:
     """Return the messages to answer of a row: without a last answer of its own.
 
@@ -124,20 +110,3 @@ def messages_of(row: Row) -> tuple[dict[str, str], ...]:
             f"prompts must have prompt or messages in every row, got {', '.join(row)}."
         )
     return tuple(dict(message) for message in messages)
-
-
-def user_header(folder: Path) -> list[int]:
-    """Return the ids by which the chat template opens the user's first turn."""
-    mark = "\ue000"  # a character that no template has
-    messages = [{"role": "user", "content": mark}]
-    tokenizer = _tokenizer(folder)
-    with Refusing(f"model={folder} must have a chat template for messages, got"):
-        text: str = tokenizer.apply_chat_template(messages, tokenize=False)
-    header = text.partition(mark)[0]
-    ids: list[int] = tokenizer(header, add_special_tokens=False).input_ids
-    return ids
-
-
-@cache
-def _tokenizer(folder: Path) -> Any:
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +18,18 @@ from conf import UserError, settings
 from conf.stage import read_manifest
 from data_prep.shards import Shards
 from infer import regenerate as stage
-from infer.api import Model, generate
+from infer.api import Model, generate, load
 from infer.bench.harness import Records
-from infer.regenerate import KIND, PLAIN, RegenerateConfig, TrainingDocuments
+from infer.bench.prompts import messages_of
+from infer.chat import chat_ids, user_header
+from infer.engine.sampling import seed_from
+from infer.regenerate import (
+    KIND,
+    PLAIN,
+    RegenerateConfig,
+    TrainingDocuments,
+    repeats,
+)
 from tests import warm
 
 Run = Callable[..., RegenerateConfig]
@@ -61,7 +71,9 @@ def test_a_document_is_its_prefix_and_the_models_continuation(
     written = rows(config)
     for document, row in zip(source.drawn(), written, strict=True):
         prompt = source.prompt(document)
-        new = "".join(step.text for step in generate(model, prompt, config.decode(document.id)))
+        new = "".join(
+            step.text for step in generate(model, prompt, config.decode(document.id))
+        )
         assert sorted(row) == ["content", "id", "language", "prefix"]
         assert (row["id"], row["language"]) == (document.id, document.language)
         assert row["content"][: row["prefix"]] == model.text.decode(prompt)
@@ -165,3 +177,75 @@ def test_two_ranks_and_a_killed_run_write_the_bytes_of_one(
 def test_mistakes(run: Run, overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         stage.main(run("out", *overrides))
+
+
+TURNS = (
+    "{% for m in messages %}{{ '<s>' + m['role'] + ':' + m['content'] + '</s>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<s>assistant:' }}{% endif %}"
+)
+
+
+@pytest.fixture
+def chat_dir(model_dir: Path, tmp_path: Path) -> Path:
+    """The model with a chat template."""
+    folder = tmp_path / "chat"
+    shutil.copytree(model_dir, folder)
+    (folder / "chat_template.jinja").write_text(TURNS)
+    return folder
+
+
+def test_prompts_are_answered_in_any_batches(chat_dir: Path, tmp_path: Path) -> None:
+    asked = [{"prompt": "def f(x):"}, {"messages": [{"role": "user", "content": "x"}]}]
+    asked[1]["messages"].append({"role": "assistant", "content": "not this"})
+    file = tmp_path / "asked.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in asked))
+    configs = [
+        composed(
+            f"model={chat_dir}",
+            f"prompts=[{file}]",
+            "own_prompts=6",
+            "temperature=1",
+            "sampled=0.5",
+            "max_new_tokens=24",
+            "dtype=float32",
+            f"batch={batch}",
+            f"out={tmp_path / str(batch)}",
+        )
+        for batch in (3, 8)
+    ]
+    for config in configs:
+        stage.main(config)
+    assert shards(configs[0]) == shards(configs[1])
+    model = load(chat_dir, "float32")
+    answered = {row["id"]: row for row in rows(configs[0])}
+    for index in (0, 1):
+        id = f"{file}:{index}"
+        if id not in answered:  # it repeated itself
+            continue
+        *messages, answer = answered[id]["messages"]
+        assert messages == list(messages_of(asked[index]))
+        steps = list(
+            generate(
+                model,
+                chat_ids(chat_dir, messages),
+                configs[0].decode(id),
+                seeds=[seed_from(0, id)],
+            )
+        )
+        tokens = [token for step in steps for token in step.tokens]
+        assert answer == {"role": "assistant", "content": model.text.decode(tokens)}
+        assert answered[id]["ends"] == (tokens[-1] in model.eos)
+    assert answered and all(len(row["messages"]) == 2 for row in answered.values())
+
+
+@given(st.lists(st.integers(0, 3), max_size=30))
+def test_an_ngram_that_occurs_twice_is_found(ids: list[int]) -> None:
+    grams = [tuple(ids[start : start + 3]) for start in range(len(ids) - 2)]
+    twice = any(gram in grams[:index] for index, gram in enumerate(grams))
+    assert repeats(ids, 3) == twice
+
+
+def test_own_turns_begin_behind_the_users_header(chat_dir: Path) -> None:
+    ids = user_header(chat_dir)
+    whole = chat_ids(chat_dir, [{"role": "user", "content": "abc"}])
+    assert whole[: len(ids)] == ids and len(ids) > 1

@@ -128,6 +128,11 @@ def test_a_file_becomes_a_directory_of_the_same_model(
     assert rendered["input_ids"] == [1, 3, 2]
     assert "license: apache-2.0" in (out / "README.md").read_text()
     main(ConvertConfig(gguf=str(file), out=str(out)))  # finished
+    main(ConvertConfig(gguf=str(file), out=str(tmp_path / "first"), layers=1))
+    first = LlamaForCausalLM.from_pretrained(tmp_path / "first")
+    assert len(first.model.layers) == 1
+    for name, weight in first.state_dict().items():
+        assert torch.equal(weight, lm.state_dict()[name])
 
 
 def test_what_cannot_be_converted_is_refused(
