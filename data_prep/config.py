@@ -120,8 +120,6 @@ class VocabConfig:
     adaptive: list[Any] = setting([])
     #: embedding rows of the model; null: those of config.json beside the tokenizer
     rows: int | None = setting(None, least=1)
-    #: train a byte-level BPE of so many ids (256 are bytes), in place of tokenizer
-    train_size: int | None = setting(None, least=300)
 
     def __post_init__(self) -> None:
         check_settings(self, "vocab")
@@ -163,8 +161,8 @@ class DataPrepConfig:
     proportion: ProportionConfig = field(default_factory=ProportionConfig)
     ngrams: NgramsConfig = field(default_factory=NgramsConfig)
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
-    #: a folder with tokenizer.json, best the model's own; null: vocab.train_size
-    tokenizer: str | None = setting(None, hub="tokenizer")
+    #: a folder with tokenizer.json, best the model's own
+    tokenizer: str = setting(hub="tokenizer")
     #: tokens to choose, such as 8B or 500M; null: all
     budget: str | None = setting(None)
     #: remove near-duplicates, by MinHash
@@ -193,11 +191,6 @@ class DataPrepConfig:
         if self.executor == "slurm" and not self.slurm.partition:
             raise ValueError(
                 "slurm.partition must be given for executor=slurm, got none"
-            )
-        if (self.tokenizer is None) == (self.vocab.train_size is None):
-            raise ValueError(
-                "tokenizer must be given, or vocab.train_size to train one, got "
-                f"{self.tokenizer} and {self.vocab.train_size}. Give one of them"
             )
         if self.budget_tokens is None and self.proportion.table is not None:
             raise ValueError("proportion.table must come with a budget, got none")

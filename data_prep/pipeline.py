@@ -1,12 +1,9 @@
 """Prepare data: a plan, the phases of data_prep.phases, the result made visible."""
 
 import hashlib
-import heapq
 import json
 import os
 import shutil
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,35 +14,28 @@ from conf.fingerprint import fingerprint_file, fingerprint_files
 from conf.stage import begun, check_out, commit, is_finished, made_from
 from data_prep.config import DataPrepConfig
 from data_prep.document import (
-    documents_of,
     held_out_share,
-    in_words,
-    is_held_out,
-    order,
-    split,
 )
 from data_prep.encode import Encoder
 from data_prep.executors import refuse_while_queued, run_local, run_ray, submit_slurm
-from data_prep.filters import entries, index_entries, reason_to_drop, sources_hash
+from data_prep.filters import entries, index_entries, sources_hash
 from data_prep.job import INDEX, PLAN, WORK, Job
 from data_prep.phases import finish
 from data_prep.selection import read_table
-from data_prep.sources import REMOTE, InputPart, list_parts, read
+from data_prep.sources import REMOTE, InputPart, list_parts
 from data_prep.vocab import (
     FILES,
     TOKENIZER,
+    copy_tokenizer,
     find_vocab,
     load_tokenizer,
-    save_tokenizer,
     tokenizer_file,
-    train_bpe,
 )
 
 # Settings that do not change the result.
 CHANGEABLE = ("executor", "workers", "slurm", "max_unreadable")
 # Data that is compared by content: seconds of a core, and one read of the disk.
 CONTENT_BYTES = 2**34
-BPE_CHARS = 8_000_000  # of text that the demo's tokenizer learns from
 LEAST_HELD_OUT = 4  # source files, but at most a fifth of them
 
 
@@ -94,11 +84,10 @@ def _facts(
     facts["inputs"]["decontaminate"] = sources_hash(config.decontaminate)
     if place.startswith(REMOTE):
         facts["inputs"]["commit"] = place.rpartition("@")[2]
-    if config.tokenizer is not None:
-        tokenizer_file(config.tokenizer)
-        for name in ("config.json", *FILES):
-            if (path := Path(config.tokenizer) / name).is_file():
-                facts["inputs"][f"tokenizer/{name}"] = fingerprint_file(path)
+    tokenizer_file(config.tokenizer)
+    for name in ("config.json", *FILES):
+        if (path := Path(config.tokenizer) / name).is_file():
+            facts["inputs"][f"tokenizer/{name}"] = fingerprint_file(path)
     if config.proportion.table is not None:
         table = Path(config.proportion.table)
         read_table(config)
@@ -131,10 +120,7 @@ def _plan(job: Job, parts: list[InputPart], place: str) -> None:
         held_out = held_out_share(
             files, seed=config.seed, share=held_out, least=LEAST_HELD_OUT
         )
-    if config.tokenizer is None:
-        tokenizer = train_bpe(_sample(config, parts, place, held_out), config.vocab)
-    else:
-        tokenizer = load_tokenizer(config.tokenizer)
+    tokenizer = load_tokenizer(config.tokenizer)
     vocab = find_vocab(tokenizer, config.vocab, model=config.tokenizer)
     Encoder(tokenizer, vocab).check()
     index = index_entries(entries(config.decontaminate))
@@ -145,31 +131,6 @@ def _plan(job: Job, parts: list[InputPart], place: str) -> None:
         "shares": read_table(config) if config.proportion.table else None,
         "held_out": held_out,
     }
-    save_tokenizer(tokenizer, config.vocab, config.tokenizer, folder / TOKENIZER)
+    copy_tokenizer(config.tokenizer, folder / TOKENIZER)
     write_json(folder / INDEX, index)
     write_json(folder / PLAN, plan)
-
-
-def _sample(
-    config: DataPrepConfig, parts: list[InputPart], place: str, held_out: float
-) -> Iterator[str]:
-    """Return texts of training documents in shuffled order, up to BPE_CHARS."""
-    heap: list[tuple[int, str]] = []  # the last of them first
-    size = 0
-    drops: Counter[str] = Counter()
-    rows = (row for part in parts for row in read(part, place, config.data))
-    for document in documents_of(rows, drops):
-        aside = is_held_out(document.id, seed=config.seed, share=held_out)
-        if aside or reason_to_drop(document, config.filters):
-            continue
-        for piece in split(document, config.data.split_chars):
-            heapq.heappush(heap, (-order(piece.id, seed=config.seed), piece.text))
-            size += len(piece.text)
-            while size - len(heap[0][1]) >= BPE_CHARS:
-                size -= len(heapq.heappop(heap)[1])
-    if not heap:
-        raise UserError(
-            f"data.path={config.data.path} must have documents to learn a vocabulary "
-            f"from, got as drops {in_words(drops)}"
-        )
-    return (text for _, text in sorted(heap, reverse=True))

@@ -1,14 +1,13 @@
 """The tokenizer's files, and the ids of its control pieces, which the manifest has."""
 
-import json
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer
 
 from conf import UserError
 from conf.errors import Refusing
@@ -25,8 +24,7 @@ FILES = (
 TOKENIZER = "tokenizer"  # the folder of them beside the shards
 INFILLING = ("pre", "suf", "mid", "eot")  # the control pieces of infilling
 SENTINELS = ("bos", "eos", *INFILLING)
-BOS = "<s>"  # of a tokenizer that is trained here
-EOS = "</s>"
+EOS = "</s>"  # where a folder has no tokenizer_config.json
 SPARE_ROWS = 7  # adaptive ids at most, where none are given
 
 
@@ -178,46 +176,9 @@ def _adaptive_ids(
     return tuple(adaptive)  # type: ignore[arg-type]
 
 
-def train_bpe(texts: Iterable[str], config: VocabConfig) -> Tokenizer:
-    """Train a byte-level BPE of `train_size` ids with the control pieces, for the demo."""
-    assert config.train_size is not None
-    control = [BOS, EOS, *(getattr(config, name) for name in INFILLING)]
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=config.train_size,
-        special_tokens=control + config.adaptive,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
-    )
-    return tokenizer
-
-
-def save_tokenizer(
-    tokenizer: Tokenizer, config: VocabConfig, source: str | None, folder: Path
-) -> None:
-    """Copy the tokenizer's files into a folder, or write those of a trained one."""
+def copy_tokenizer(source: str, folder: Path) -> None:
+    """Copy the tokenizer's files into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    if source is not None:
-        for name in FILES:
-            if (Path(source) / name).is_file():
-                shutil.copyfile(Path(source) / name, folder / name)
-        return
-    # Its own `save` raises no OSError for a full disk.
-    (folder / "tokenizer.json").write_text(
-        tokenizer.to_str(pretty=True), encoding="utf-8"
-    )
-    described = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": BOS,
-        "eos_token": EOS,
-        "clean_up_tokenization_spaces": False,
-    }
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps(described, indent=1) + "\n", encoding="utf-8"
-    )
+    for name in FILES:
+        if (Path(source) / name).is_file():
+            shutil.copyfile(Path(source) / name, folder / name)

@@ -17,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from conf import settings
 from data_prep.config import DataPrepConfig
 from data_prep.pipeline import prepare
+from tests import bpe
 
 torch.set_num_threads(1)
 hypothesis_settings.register_profile("default", deadline=None, derandomize=True)
@@ -36,12 +37,12 @@ def shared_data() -> Path:
 def data_arguments(out: Path, *overrides: str) -> list[str]:
     """Of a small data preparation on a few files of the standard library."""
     return [
-        "vocab=demo",
+        f"tokenizer={bpe.FOLDER}",
+        bpe.ADAPTIVE,
         "workers=1",
         f"data.path={sysconfig.get_path('stdlib')}",
         "data.include=[json/*.py,email/*.py,logging/*.py]",
         "data.split_chars=150",
-        "vocab.train_size=400",
         "seq_len=128",
         "held_out=0.2",
         f"out={out}",

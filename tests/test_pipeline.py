@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests import warm
+from tests import bpe, warm
+from tests.recipes import BRANCH, CAUSAL, FINE_TUNE
 from tests.train.export.readers import tensorrt_mask_id, vllm_mask_id
 
 ROOT = Path(__file__).parents[1]
@@ -58,8 +59,8 @@ def folders(
     names = ("base", "base_model", "tuned", "model", "draft_training", "draft")
     result = {name: root / name for name in names} | {"data": data_folder}
 
-    def train(experiment: str, out: str, *settings: str, ranks: int = 1) -> None:
-        recipe = [f"experiment={experiment}", f"data.path={data_folder}"]
+    def train(given: list[str], out: str, *settings: str, ranks: int = 1) -> None:
+        recipe = [*given, f"data.path={data_folder}"]
         place = f"out={result[out]}"
         command("train", *recipe, place, *settings, *SHORT, *BATCH, ranks=ranks)
 
@@ -67,11 +68,11 @@ def folders(
         places = [f"checkpoint={result[checkpoint]}", f"out={result[out]}"]
         command("train.export", *places, *settings, QUIET, cold=cold)
 
-    train("demo_base", "base", *TINY, ranks=2)
+    train(CAUSAL, "base", *TINY, ranks=2)
     export("base", "base_model")
-    train("demo", "tuned", f"model.path={result['base_model']}", ranks=2)
+    train(FINE_TUNE, "tuned", f"model.path={result['base_model']}", ranks=2)
     export("tuned", "model", "dtype=float32")
-    train("demo_draft", "draft_training", *TINY)
+    train(["model=tiny", *BRANCH], "draft_training", *TINY)
     export("draft_training", "draft", "dtype=float32", cold=True)
     return result
 
@@ -89,10 +90,10 @@ def test_a_model_is_trained_on_its_own_text(
     sizes = ["documents=40", "prefix_min=4", "max_new_tokens=60", "batch=8"]
     source = [f"model={model}", f"data.path={data}", "dtype=float32", *sizes]
     command("infer.regenerate", *source, f"out={text}", ranks=2)
-    vocab = ["vocab=demo", f"tokenizer={data / 'tokenizer'}", "seq_len=128"]
+    vocab = [bpe.ADAPTIVE, f"tokenizer={data / 'tokenizer'}", "seq_len=128"]
     made = ["experiment=own", f"data.path={text}", "workers=1", f"out={own}"]
     command("data_prep", *made, *vocab)
-    recipe = ["experiment=demo", f"data.path={data}", f"model.path={model}"]
+    recipe = [*FINE_TUNE, f"data.path={data}", f"model.path={model}"]
     recipe += [f"data.own={own}", f"out={tuned}"]
     command("train", *recipe, *SHORT, *BATCH)
     trained_on = read(tuned, "manifest.json")["data"]["own"]
@@ -168,7 +169,7 @@ def evaluate(*arguments: object, cwd: Path, ranks: int = 1) -> str:
 def test_a_finished_stage_is_skipped_and_another_is_refused(
     folders: dict[str, Path],
 ) -> None:
-    again = ["train", "experiment=demo", f"data.path={folders['data']}"]
+    again = ["train", *FINE_TUNE, f"data.path={folders['data']}"]
     again += [f"model.path={folders['base_model']}", f"out={folders['tuned']}"]
     again += [*SHORT, *BATCH]
     assert "nothing to do" in command(*again)

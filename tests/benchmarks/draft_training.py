@@ -5,7 +5,7 @@
 
 DATA and BASE are a prepared folder and the model directory from which every variant starts
 (of the demo: runs/demo/data, runs/demo/base/model_directory). A variant is a list of settings
-of `python -m train` on top of experiment=demo. Each run is a process on one core and takes as
+of `python -m train` on top of tests/recipes.py. Each run is a process on one core and takes as
 many steps as fit `--seconds` of CPU time, by a calibration before. `--own` is text of BASE,
 prepared (docs/training.md); the `--own_seconds` that it took are taken off.
 
@@ -37,6 +37,7 @@ from infer.engine.output import Request
 from infer.engine.runner import Runner
 from infer.loop import Drafters, Limits, decode
 from infer.models.gated import gate_model
+from tests.recipes import FINE_TUNE
 from train.config import TrainConfig
 from train.lora import PlainWeights
 from train.pretrained import skeleton
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace, name: str, seed: int, steps: int) -> dict[str,
     torch.set_num_threads(1)
     count = steps or TIMED_STEPS
     overrides = [
-        "experiment=demo",
+        *FINE_TUNE,
         f"data.path={args.data}",
         f"model.path={args.base}",
         f"steps={count}",

@@ -15,6 +15,7 @@ from data_prep.encode import Encoder, Mode
 from data_prep.pipeline import prepare
 from data_prep.shards import SPLITS, Shards
 from data_prep.vocab import Vocab, load_tokenizer
+from tests import bpe
 
 BAD_LINES = ['{"content": "x', '{"text": 1}', '{"content": "  "}', "[]"]
 Args = Callable[..., list[str]]
@@ -37,7 +38,7 @@ def jsonl(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def arguments(source: Path, data_folder: Path, tmp_path: Path) -> list[str]:
     return [
-        *("data=jsonl", "vocab=demo", "seq_len=512", "held_out=0.2", "workers=1"),
+        *("data=jsonl", bpe.ADAPTIVE, "seq_len=512", "held_out=0.2", "workers=1"),
         *("shard_tokens=30000", "max_unreadable=0.5", f"data.path={source}"),
         *(f"tokenizer={data_folder}/tokenizer", f"out={tmp_path}/out"),
     ]

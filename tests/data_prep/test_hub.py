@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from conf.stage import read_manifest
+from tests import bpe
 from tests.messages import error
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -123,7 +124,7 @@ def run_on_hub(data_folder: Path, tmp_path: Path) -> Iterator[Run]:
     def run(name: str = NAME, *overrides: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "data_prep", "experiment=starcoder"]
         command += [f"data.path={name}", f"tokenizer={data_folder / 'tokenizer'}"]
-        command += [f"out={tmp_path / 'out'}", "vocab=demo", "seq_len=64", "workers=1"]
+        command += [f"out={tmp_path / 'out'}", bpe.ADAPTIVE, "seq_len=64", "workers=1"]
         command += ["held_out=0", "filters.alphanumeric=null", *overrides]
         environment = os.environ | variables
         return subprocess.run(command, env=environment, capture_output=True, text=True)

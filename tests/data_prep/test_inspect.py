@@ -12,6 +12,7 @@ from data_prep.encode import Encoder
 from data_prep.inspect import InspectConfig, main, marked_text
 from data_prep.pipeline import prepare
 from data_prep.vocab import Vocab, load_tokenizer
+from tests import bpe
 
 
 def inspect(out: Path, *overrides: str) -> None:
@@ -28,8 +29,8 @@ def test_tables_and_sequences_steer_no_terminal(
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     out = tmp_path / "out"
-    given = ["data.kind=jsonl", "data.language=lang", "vocab=demo", "held_out=0.1"]
-    given += ["vocab.train_size=400", "seq_len=64", "workers=1", "budget=1M"]
+    given = ["data.kind=jsonl", "data.language=lang", bpe.ADAPTIVE, "held_out=0.1"]
+    given += [f"tokenizer={bpe.FOLDER}", "seq_len=64", "workers=1", "budget=1M"]
     given += [f"data.path={tmp_path / 'in'}", f"out={out}"]
     prepare(settings("data_prep", DataPrepConfig, given))
     inspect(out, "inspect.sequences=3")

@@ -19,6 +19,7 @@ from data_prep.__main__ import main
 from data_prep.config import DataPrepConfig
 from data_prep.inspect import warnings
 from data_prep.shards import Shards
+from tests import bpe
 from tests.conftest import data_arguments
 from tests.data_prep.conftest import Args, arguments, content, run, texts_of
 from tests.full_disk import largest_file
@@ -96,10 +97,12 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
     args: Args, expected: dict[str, bytes], tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "data_prep", *args("workers=2")]
+    work = partial_of(tmp_path / "out") / "work"
     killed = 0
-    for seconds in (1.5, 2.5, 3.5):
+    for phase in ("encode", "pack", "count"):
         process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
-        time.sleep(seconds)
+        while process.poll() is None and not (work / phase).exists():
+            time.sleep(0.01)
         killed += process.poll() is None
         # The command alone: its workers must notice.
         process.send_signal(signal.SIGKILL)
@@ -228,7 +231,7 @@ def test_a_repository_is_prepared_without_further_settings(
     for name, text in texts.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
-    options = ["vocab=demo", "seq_len=512", "workers=1", "data.split_chars=700"]
+    options = [bpe.ADAPTIVE, "seq_len=512", "workers=1", "data.split_chars=700"]
     tokenizer = f"tokenizer={data_folder / 'tokenizer'}"
     run([f"data.path={root}", tokenizer, f"out={tmp_path / 'out'}", *options])
     manifest = read_manifest(tmp_path / "out", "shards", "out")

@@ -10,12 +10,11 @@ from tokenizers import Tokenizer, normalizers, processors
 from conf import UserError
 from data_prep.config import VocabConfig
 from data_prep.encode import Encoder, WordCache
-from data_prep.vocab import find_vocab, load_tokenizer, train_bpe
+from data_prep.vocab import find_vocab, load_tokenizer
+from tests.bpe import train_bpe
 
-CONFIG = VocabConfig(train_size=320, adaptive=["<adaptive_1>", "<adaptive_2>"])
-TOKENIZER = train_bpe(
-    ["def f(x):\n    return x\n", "class A:\n    pass\n"] * 50, CONFIG
-)
+CONFIG = VocabConfig(adaptive=["<adaptive_1>", "<adaptive_2>"])
+TOKENIZER = train_bpe()
 VOCAB = find_vocab(TOKENIZER, CONFIG)
 ENCODER = Encoder(TOKENIZER, VOCAB)
 
@@ -94,7 +93,7 @@ def test_codellama_text_survives_and_yields_no_control_id(
 def test_a_tokenizer_that_loses_text_is_refused(tmp_path: Path) -> None:
     """NFC changes letters; of two pieces with one id, one was decoded as the other."""
     ENCODER.check()
-    composed = train_bpe(["def f(x):\n    return x\n"] * 50, CONFIG)
+    composed = train_bpe()
     composed.normalizer = normalizers.NFC()
     with pytest.raises(UserError, match="decode every text as it was, got"):
         Encoder(composed, VOCAB).check()

@@ -70,7 +70,7 @@ def test_steps_and_resume(
 
 def test_zero_stages_agree(tmp_path: Path, show: Any) -> None:
     """In float32, where nothing but the order of sums differs."""
-    common = ["model=demo", "objective=branch", "dtype=float32"]
+    common = ["model=tiny", "objective=branch", "dtype=float32"]
     losses = [
         train(tmp_path, *common, f"deepspeed=zero{stage}")["losses"]
         for stage in (1, 2, 3)

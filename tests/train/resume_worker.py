@@ -20,6 +20,7 @@ import torch
 
 from conf import UserError, settings
 from conf.stage import made_from, read_manifest
+from tests.recipes import BRANCH
 from train import engine as engines
 from train.__main__ import CHANGEABLE
 from train.config import TrainConfig
@@ -27,8 +28,8 @@ from train.trainer import Stopped, Trainer
 
 STEPS, SAVE_EVERY = 12, 4
 RECIPE = [
-    "experiment=demo",
-    "model=demo",
+    "model=tiny",
+    *BRANCH,
     "++model.shape.hidden_size=32",
     "++model.shape.intermediate_size=48",
     "++model.shape.num_hidden_layers=1",

@@ -42,7 +42,7 @@ def tiny(kind: str, **fields: object) -> TrainConfig:
         f"++model.shape.{name}={str(value).lower()}" for name, value in shape.items()
     ]
     return settings(
-        "train", TrainConfig, ["model=demo", "model.attention=sdpa", *overrides]
+        "train", TrainConfig, ["model=tiny", "model.attention=sdpa", *overrides]
     )
 
 

@@ -9,9 +9,10 @@ from transformers import AutoConfig, GenerationConfig
 from conf.fingerprint import fingerprint_file
 from conf.stage import read_manifest
 from data_prep.config import VocabConfig
-from data_prep.vocab import find_vocab, save_tokenizer, train_bpe
+from data_prep.vocab import find_vocab
+from tests.bpe import save, train_bpe
 
-CONFIG = VocabConfig(train_size=320, adaptive=["<adaptive_1>", "<adaptive_2>"])
+CONFIG = VocabConfig(adaptive=["<adaptive_1>", "<adaptive_2>"])
 OBJECTIVE = {"name": "branch", "L": 2, "start_rate": 0.1, "w": 2.0}
 BEFORE = {"step": 0, "sequences": 4, "standard_loss": 1.5, "accepted": 0.1}
 AFTER = {"step": 9, "sequences": 4, "standard_loss": 1.4, "accepted": 0.9}
@@ -35,10 +36,10 @@ def training(
     folder: Path, *, adaptive: int = 1, **facts: Any
 ) -> tuple[Path, dict[str, Any]]:
     """Return the folder and its manifest, with `adaptive` ids."""
-    tokenizer = train_bpe(["def f(x):\n    return x\n"] * 50, CONFIG)
+    tokenizer = train_bpe()
     vocab = find_vocab(tokenizer, CONFIG)
     described = folder / "model"
-    save_tokenizer(tokenizer, CONFIG, None, described)
+    save(tokenizer, described)
     shape = {
         "vocab_size": vocab.size,
         "bos_token_id": vocab.bos,

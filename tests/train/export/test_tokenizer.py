@@ -12,13 +12,12 @@ from transformers import AutoTokenizer
 
 from data_prep.config import VocabConfig
 from data_prep.encode import Encoder
-from data_prep.vocab import Vocab, find_vocab, load_tokenizer, save_tokenizer, train_bpe
+from data_prep.vocab import Vocab, find_vocab, load_tokenizer
 from infer.text import Text
+from tests.bpe import save, train_bpe
 from train.export.sidecars import write_tokenizer
 
-CONFIG = VocabConfig(
-    bos="<s>", train_size=320, adaptive=["<adaptive_1>", "<adaptive_2>"]
-)
+CONFIG = VocabConfig(bos="<s>", adaptive=["<adaptive_1>", "<adaptive_2>"])
 # The paper's seven diverse tokens, two of which are letters.
 DIVERSE = VocabConfig(adaptive=[32011, 32012, 32013, 32014, 32015, 31864, 31857])
 PIECES = [*" ▁ox\n", "  ", "ো", "<EOT>", "</s>", "▁<EOT>", " <EOT><EOT>", "def f(x): ."]
@@ -55,8 +54,7 @@ def library(folder: Path) -> Any:
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer") / "demo"
-    tokenizer = train_bpe(["def f(x):\n    return x\n"] * 50, CONFIG)
-    save_tokenizer(tokenizer, CONFIG, None, folder)
+    save(train_bpe(), folder)
     return folder
 
 
