@@ -121,6 +121,17 @@ def test_the_demo_runs_every_stage_with_settings_that_compose(project: Path) -> 
         composed: Any = settings(entry, schema, overrides)
         assert composed.out.startswith(str(out))
         called.append(module)
-    stages = ["data_prep", "train", "train.export", "infer.regenerate", "data_prep"]
-    training = ["train", "train", "train.export", "train.export"]
-    assert called == [*stages, *training, "infer.bench"]
+    assert called == [
+        "train.convert",
+        "train.convert",
+        "data_prep",
+        "infer.regenerate",
+        "infer.regenerate",
+        "data_prep",
+        "data_prep",
+        "train",
+        "train",
+        "train.export",
+        "train.export",
+        "infer.bench",
+    ]
