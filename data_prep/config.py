@@ -23,6 +23,8 @@ class DataConfig:
     exclude: list[str] = setting([])
     #: the column of the text, for parquet and jsonl
     text: str = setting("content")
+    #: the column of conversations, in place of `text`: trains on the answers alone
+    messages: str | None = setting(None)
     #: the columns that name a document; []: its file and row
     id: list[str] = setting([])
     #: its column; null: the folder below `path`, or a source file's suffix
@@ -194,6 +196,11 @@ class DataPrepConfig:
             raise ValueError(
                 "tokenizer must be given, or vocab.train_size to train one, got "
                 f"{self.tokenizer} and {self.vocab.train_size}. Give one of them"
+            )
+        if self.data.messages and self.tokenizer is None:
+            raise ValueError(
+                "tokenizer must be given for data.messages, with a chat template, got "
+                "none"
             )
         if self.budget_tokens is None and self.proportion.table is not None:
             raise ValueError("proportion.table must come with a budget, got none")
