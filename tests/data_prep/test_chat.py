@@ -1,6 +1,7 @@
 """Chat data: ids by the tokenizer's template, loss and windows on answers alone."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from conf import UserError
 from conf.stage import read_manifest
@@ -36,6 +38,8 @@ from tests.data_prep.chat_fixture import (
 )
 from tests.data_prep.conftest import content
 from train.objective import IGNORE, next_tokens
+
+BYTES = bytes_to_unicode()  # of byte-level BPE
 
 
 @pytest.fixture(scope="module")
@@ -63,50 +67,42 @@ def encoded(folder: Path, messages: list[dict[str, str]], **more: Any) -> Docume
     return result
 
 
-GOLDEN = {
+HEAD = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi é<|im_end|>\n"
+ANSWERED = "<|im_start|>assistant\nHo.\n<|im_end|>\n<|im_start|>user\nMore<|im_end|>\n"
+GOLDEN = {  # prompt, answer; prompt, answer, the same answer cut off
     "chatml": [
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi é<|im_end|>\n"
-        "<|im_start|>assistant\n|Ho.\n<|im_end|>\n",
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi é<|im_end|>\n"
-        "<|im_start|>assistant\nHo.\n<|im_end|>\n<|im_start|>user\nMore<|im_end|>\n"
-        "<|im_start|>assistant\n|So<|im_end|>\n",
+        (f"{HEAD}<|im_start|>assistant\n", "Ho.\n<|im_end|>\n"),
+        (f"{HEAD}{ANSWERED}<|im_start|>assistant\n", "So<|im_end|>\n", "So"),
     ],
     "inst": [
-        "<s>[INST] Hi é [/INST]| Ho. </s>",
-        "<s>[INST] Hi é [/INST] Ho. </s>[INST] More [/INST]| So </s>",
+        ("<s>[INST] Hi é [/INST]", " Ho. </s>"),
+        ("<s>[INST] Hi é [/INST] Ho. </s>[INST] More [/INST]", " So </s>", " So"),
     ],
 }
-CUT = {"chatml": "So", "inst": " So"}
 
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_ids_are_those_of_the_rendered_text(
     templates: dict[str, Path], name: str
 ) -> None:
-    """Golden texts, `|` where the answer begins; a piece is one id, a byte another."""
     tokenizer = load_tokenizer(templates[name])
+
+    def ids(text: str) -> list[int]:
+        """A piece is one id, each byte of a text another."""
+        parts = re.split(r"(<[^>]+>)", text)
+        return [
+            tokenizer.token_to_id(part if index % 2 else BYTES[byte])
+            for index, part in enumerate(parts)
+            for byte in ([0] if index % 2 else part.encode())
+        ]
+
     messages = say("Hi é", "Ho.\n", "More", "So")
-    for ends, golden in [
-        (True, GOLDEN[name]),
-        (False, [*GOLDEN[name][:1], GOLDEN[name][1].split("|So")[0].split("| So")[0]]),
-    ]:
-        turns = encoded(templates[name], messages, ends=ends).turns
-        for turn, text in zip(turns, golden, strict=True):
-            # `<|im_end|>` has bars too: the answer's stands after a line end or `]`.
-            prompt, _, answer = (
-                text.replace("\n|", "\n¦").replace("]|", "]¦").partition("¦")
-            )
-            answer = answer or CUT[name]
-            assert (
-                turn.ids[: turn.prompt]
-                == tokenizer.encode(prompt, add_special_tokens=False).ids
-            )
-            assert (
-                turn.ids[turn.prompt :]
-                == tokenizer.encode(answer, add_special_tokens=False).ids
-            )
-    start = tokenizer.token_to_id("<|im_start|>")
-    assert tokenizer.encode("<|im_start|>", add_special_tokens=False).ids == [start]
+    for ends in (True, False):
+        result = encoded(templates[name], messages, ends=ends)
+        for turn, golden in zip(result.turns, GOLDEN[name], strict=True):
+            answer = golden[1] if ends else golden[-1]
+            assert turn.ids == [*ids(golden[0]), *ids(answer)]
+            assert turn.prompt == len(ids(golden[0]))
 
 
 TEXT = st.text("ab \n<|>é漢", max_size=8)
