@@ -315,6 +315,8 @@ def test_a_tokenizer_without_a_template_is_refused(tmp_path: Path) -> None:
     chat_tokenizer(tmp_path / "tokenizer", None)
     with pytest.raises(UserError, match="tokenizer must have a chat template"):
         prepare(chat_settings(tmp_path, ROWS))
+    with pytest.raises(UserError, match=r"tokenizer must be given for data\.messages"):
+        chat_settings(tmp_path, ROWS, "tokenizer=null", "vocab.train_size=300")
 
 
 SHAPES = st.lists(
