@@ -23,6 +23,8 @@ class DataConfig:
     exclude: list[str] = setting([])
     #: the column of the text, for parquet and jsonl
     text: str = setting("content")
+    #: the column of conversations, in place of `text`: trains on the answers alone
+    messages: str | None = setting(None)
     #: the columns that name a document; []: its file and row
     id: list[str] = setting([])
     #: its column; null: the folder below `path`, or a source file's suffix

@@ -7,19 +7,31 @@ workers nor their order changes a byte of the output.
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+
+Message = dict[str, str]  # role and content
+
+
+class Turn(NamedTuple):
+    """An answer of a conversation, in ids of the chat template."""
+
+    message: int  # the answer's index among the messages
+    prompt: int  # leading ids that are of the messages before it
+    ids: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A source file, or a piece of one.
+    """A source file, a conversation, or a piece of one.
 
     `file` and `row` say where it was read. `held_out` documents are never trained on.
-    `ends` is False for a piece that is not its file's last: it gets no EOS.
+    `ends` is False for a piece that is not its file's last, and for a conversation whose
+    last answer was cut off: no EOS or end of turn follows. The text of `messages` is
+    their contents; `turns` are the answers, once data_prep.chat has encoded them.
     """
 
     id: str
@@ -29,6 +41,8 @@ class Document:
     row: int = 0
     held_out: bool = False
     ends: bool = True
+    messages: tuple[Message, ...] = ()
+    turns: tuple[Turn, ...] = ()
 
     def drop(self, reason: str, detail: str = "") -> "Drop":
         """Return the document, dropped for a reason."""
@@ -44,6 +58,11 @@ class Drop:
     row: int | None = None  # None: the whole file
     id: str = ""
     detail: str = ""
+
+
+def text_of(messages: Sequence[Message]) -> str:
+    """Return the text of a conversation."""
+    return "\n\n".join(message["content"] for message in messages)
 
 
 R = TypeVar("R", bound="Document | Drop")
@@ -124,7 +143,20 @@ def split(document: Document, max_chars: int | None) -> Iterator[Document]:
     For sequences much shorter than a file: a piece that fits a sequence can be laid out
     for infilling (Bavarian et al. 2022, context-level FIM). A longer line is a piece of
     its own. The pieces' texts concatenate to the document's. None cuts nothing.
+
+    The pieces of a conversation are its answers, each with all messages before it.
     """
+    if document.messages:
+        for index, turn in enumerate(document.turns):
+            messages = document.messages[: turn.message + 1]
+            yield replace(
+                document,
+                id=f"{document.id}#{index}" if document.turns[1:] else document.id,
+                text=text_of(messages),
+                messages=messages,
+                turns=(turn,),
+            )
+        return
     if max_chars is None:
         yield document
         return

@@ -39,6 +39,7 @@ class Mode(IntEnum):
     PLAIN = 0
     PSM = 1
     SPM = 2
+    CHAT = 3  # by the tokenizer's chat template
 
 
 def choose_mode(
@@ -86,7 +87,8 @@ def encode(
 ) -> Iterator[tuple[Document, Mode, np.ndarray]]:
     """Yield every document with its mode and (n,) ids.
 
-    A document that is too long for infilling stays plain.
+    A document that is too long for infilling stays plain. Conversations are encoded
+    already.
     """
 
     def segments(document: Document, mode: Mode) -> list[Segment]:
@@ -102,6 +104,10 @@ def encode(
 
     fim_rate = config.fim_rate if encoder.vocab.infilling else 0
     for batch in batches(documents):
+        if batch[0].turns:  # then every document is a conversation
+            for document in batch:
+                yield document, Mode.CHAT, np.array(document.turns[0].ids, np.int32)
+            continue
         modes = [
             choose_mode(
                 generator(config.seed, "mode", document.id),

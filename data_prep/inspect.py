@@ -223,7 +223,8 @@ def languages(manifest: dict[str, Any]) -> Table:
 
 def splits(manifest: dict[str, Any]) -> Table:
     """Tabulate documents by mode, sequences and tokens of each split."""
-    modes = [mode.name for mode in Mode]
+    present = {mode for name in SPLITS for mode in manifest[name]["modes"]}
+    modes = [mode.name for mode in Mode if mode.name in present]
     columns = ["split", "documents", *modes, "sequences", "tokens", "filled"]
     table = _table("Sequences", *columns)
     for name in SPLITS:

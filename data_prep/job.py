@@ -20,6 +20,7 @@ from uuid import uuid4
 from conf import UserError
 from conf.files import write_json
 from conf.stage import lock
+from data_prep.chat import ChatTemplate
 from data_prep.config import DataPrepConfig
 from data_prep.document import Document, Drop
 from data_prep.encode import Encoder
@@ -73,6 +74,11 @@ class Job:
         return Encoder(load_tokenizer(self.folder / TOKENIZER), self.vocab)
 
     @cached_property
+    def chat(self) -> ChatTemplate:
+        """The tokenizer's chat template."""
+        return ChatTemplate(self.folder / TOKENIZER, self.encoder)
+
+    @cached_property
     def index(self) -> Index:
         """The index of the benchmarks' words."""
         return Index(json.loads((self.folder / INDEX).read_text(encoding="utf-8")))
@@ -82,8 +88,9 @@ class Job:
         return read(self.parts[part], self.plan["place"], self.config.data)
 
     def screened(self, rows: Iterable[Document | Drop]) -> Iterator[Document | Drop]:
-        """Yield the rows, filtered and decontaminated."""
-        return screen(rows, self.config.filters, self.index)
+        """Yield the rows, filtered and decontaminated; conversations also encoded."""
+        rows = screen(rows, self.config.filters, self.index)
+        return map(self.chat.encode, rows) if self.config.data.messages else rows
 
     def done(self, phase: str, task: int = 0) -> Path:
         """Return the folder of a task, which exists once it is finished."""

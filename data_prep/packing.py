@@ -1,7 +1,8 @@
 """Documents into sequences of one length. Pure: token lists in, sequences out.
 
-An infilling document is never cut; a plain one may be, at the end of a sequence. Every
-sequence knows the spans of its documents, so what is not covered by a span is padding.
+An infilling document is never cut; a plain one may be, at the end of a sequence. A chat
+document is cut only if it is longer than a sequence. Every sequence knows the spans of
+its documents, so what is not covered by a span is padding.
 """
 
 from collections import deque
@@ -21,6 +22,7 @@ class Encoded:
     language: int  # index into a list of languages
     mode: Mode
     ids: np.ndarray  # (n,)
+    prompt: int = 0  # leading ids that have no loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,8 @@ def pack(
     current = SequenceSpans()
     waiting: deque[Encoded] = deque()
     for document in documents:
-        if document.mode is not Mode.PLAIN:
+        long_chat = document.mode is Mode.CHAT and len(document.ids) > seq_len
+        if document.mode is not Mode.PLAIN and not long_chat:
             if len(document.ids) > seq_len:
                 raise ValueError(
                     f"an infilling document of {len(document.ids)} tokens cannot be cut"

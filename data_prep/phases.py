@@ -82,7 +82,9 @@ def encode_part(job: Job, part: int, folder: Path) -> dict[str, Any]:
             name = "held_out" if document.held_out else "train"
             key = order(document.id, seed=job.config.seed)
             language = languages.setdefault(document.language, len(languages))
-            writers[name].add(key, Encoded(document.id, language, mode, ids))
+            prompt = document.turns[0].prompt if document.turns else 0
+            encoded = Encoded(document.id, language, mode, ids, prompt)
+            writers[name].add(key, encoded)
             totals[name]["modes"][mode.name] += 1
             sums = totals[name]["languages"].setdefault(document.language, Counter())
             sums.update(documents=1, bytes=len(document.text.encode()), tokens=len(ids))

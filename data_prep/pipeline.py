@@ -12,6 +12,7 @@ from conf import UserError
 from conf.files import write_json
 from conf.fingerprint import fingerprint_file, fingerprint_files
 from conf.stage import begun, check_out, commit, is_finished, made_from
+from data_prep.chat import ChatTemplate
 from data_prep.config import DataPrepConfig
 from data_prep.document import (
     held_out_share,
@@ -122,7 +123,10 @@ def _plan(job: Job, parts: list[InputPart], place: str) -> None:
         )
     tokenizer = load_tokenizer(config.tokenizer)
     vocab = find_vocab(tokenizer, config.vocab, model=config.tokenizer)
-    Encoder(tokenizer, vocab).check()
+    encoder = Encoder(tokenizer, vocab)
+    encoder.check()
+    if config.data.messages:
+        ChatTemplate(Path(config.tokenizer), encoder)  # refuses a folder without one
     index = index_entries(entries(config.decontaminate))
     plan = {
         "place": place,

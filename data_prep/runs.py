@@ -9,7 +9,8 @@ division into parts does not change its documents.
     <stem>.tokens     the ids of all documents, in the same order
     <stem>.names      the documents' ids as UTF-8, in the same order
 
-Held-out documents are kept as text too: prompts for measurements of the model.
+Held-out documents are kept as text too: prompts for measurements of the model. Those of
+conversations are their `messages` up to the answer.
 """
 
 import json
@@ -18,6 +19,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +34,7 @@ RECORD = np.dtype(
         ("start", "<u8"),  # of its ids within the tokens, in tokens
         ("name", "<u8"),  # start of its id within the names, in bytes
         ("length", "<u4"),
+        ("prompt", "<u4"),
         ("name_length", "<u4"),
         ("language", "<u2"),  # index into the part's languages
         ("mode", "u1"),
@@ -75,7 +78,7 @@ class RunWriter:
         for key, document in self._documents:
             name = document.id.encode()
             place = (key, self._tokens, self._files["names"].tell())
-            lengths = (len(document.ids), len(name))
+            lengths = (len(document.ids), document.prompt, len(name))
             records.append((*place, *lengths, document.language, document.mode))
             self._files["names"].write(name)
             self._files["tokens"].write(document.ids.tobytes())
@@ -122,9 +125,11 @@ def read_runs(
         names = np.fromfile(
             f"{stem}.names", np.uint8, end_name - begin_name, offset=begin_name
         ).tobytes()
-        for key, place, name, length, name_length, language, mode in chosen.tolist():
+        for key, place, name, length, prompt, *rest in chosen.tolist():
+            name_length, language, mode = rest
             id = names[name - begin_name : name - begin_name + name_length].decode()
-            yield key, Encoded(id, language, Mode(mode), ids[place - begin :][:length])
+            own = ids[place - begin :][:length]
+            yield key, Encoded(id, language, Mode(mode), own, prompt)
 
 
 class HeldOutWriter:
@@ -140,11 +145,13 @@ class HeldOutWriter:
 
     def add(self, key: int, document: Document) -> None:
         """Append one document."""
-        row = {
+        row: dict[str, Any] = {
             "id": document.id,
             "language": document.language,
             "content": document.text,
         }
+        if document.messages:
+            row["messages"] = document.messages[:-1]
         start = self._file.tell()
         self._file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
         self._places.extend((key, start, self._file.tell()))

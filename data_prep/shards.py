@@ -34,6 +34,7 @@ SPAN = np.dtype(
         ("start", "<u4"),
         ("stop", "<u4"),
         ("offset", "<u4"),  # of the part within its document
+        ("prompt", "<u4"),  # leading tokens of the part that have no loss
         ("name", "<u4"),  # start of the document's id within the names
         ("name_length", "<u4"),
         ("language", "<u2"),  # index into the manifest's languages
@@ -83,9 +84,16 @@ class ShardWriter:
         self._file.write(tokens.tobytes())
         for span in packed.spans:
             document = span.document
+            prompt = min(max(0, document.prompt - span.offset), span.stop - span.start)
             place = (self._sequences, span.start, span.stop, span.offset)
             self._spans.append(
-                (*place, *self._name(document.id), document.language, document.mode)
+                (
+                    *place,
+                    prompt,
+                    *self._name(document.id),
+                    document.language,
+                    document.mode,
+                )
             )
         self._sums.append(
             checksum(tokens, np.array(self._spans[first:], dtype=SPAN), self._names)
@@ -144,10 +152,18 @@ class PackedSequence:
 
     @property
     def documents(self) -> np.ndarray:
-        """(seq_len,) index of each token's document within the sequence, -1 for padding."""
+        """(seq_len,) index of each token's document within the sequence, or -1.
+
+        -1 marks padding, and the prompt of a conversation but its last token, which
+        predicts the answer's first:
+
+            prompt       1  1  1  0  0          1  1  0          (1: of the prompt)
+            documents   -1 -1  0  0  0  1  1   -1  2  2   -1
+        """
         documents = np.full(len(self.tokens), -1, dtype=np.int32)
         for index, span in enumerate(self.spans):
-            documents[span["start"] : span["stop"]] = index
+            start = int(span["start"]) + max(0, int(span["prompt"]) - 1)
+            documents[start : span["stop"]] = index
         return documents
 
     @property

@@ -34,7 +34,7 @@ from conf.errors import (
 )
 from conf.hub import hub_refusal
 from data_prep.config import DataConfig
-from data_prep.document import Document, Drop
+from data_prep.document import Document, Drop, Message, text_of
 
 METADATA = re.compile(r"\A<(?:reponame|filename|gh_stars)>[^\n]*\n")
 REMOTE = "hf://"
@@ -46,6 +46,7 @@ DECOMPRESSORS: dict[str, Callable[[Any], Any]] = {
     ".xz": lzma.open,
     ".zst": lambda stream: pa.CompressedInputStream(stream, "zstd"),
 }
+ROLES = ("system", "user", "assistant")
 SUFFIXES = {
     "source": ("",),
     "parquet": (".parquet",),
@@ -238,10 +239,15 @@ def _read_source(path: str, file: str, data: DataConfig) -> Iterator[Document | 
 def _read_parquet(path: str, file: str, data: DataConfig) -> Iterator[Document | Drop]:
     import datasets
     from pyarrow.dataset import ParquetFragmentScanOptions
+    from pyarrow.parquet import read_schema
 
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # a request for every file
     datasets.logging.set_verbosity(logging.CRITICAL)
-    names = list(dict.fromkeys(filter(None, [data.text, *data.id, data.language])))
+    names = _columns(data)
+    if data.messages:
+        with _open(path) as stream:
+            if "ends" in read_schema(stream).names:
+                names.append("ends")
     rows = datasets.load_dataset(
         "parquet",
         data_files=[path],
@@ -315,10 +321,10 @@ def _document(
     columns: Mapping[str, Any], file: str, row: int, data: DataConfig
 ) -> Document | Drop:
     """Return a row as a document. Raises ValueError or RecursionError for odd values."""
-    names = list(filter(None, [data.text, *data.id, data.language]))
-    if missing := [name for name in names if columns.get(name) is None]:
+    if missing := [name for name in _columns(data) if columns.get(name) is None]:
         return Drop("missing column", file, row, detail=missing[0])
-    text = columns[data.text]
+    messages = _conversation(columns[data.messages]) if data.messages else ()
+    text = text_of(messages) if messages else columns[data.text]
     if not isinstance(text, str | bytes):
         return Drop("malformed row", file, row, detail=f"{data.text} must be text")
     folder = file.rpartition("/")[0].split("/")[0]
@@ -330,7 +336,38 @@ def _document(
     content = text.encode() if isinstance(text, str) else text
     if len(content) > data.max_bytes:
         return Drop("too large", file, row, id)
+    if messages:
+        ends = columns.get("ends") is not False
+        return Document(
+            id, _text(text), language, file, row, ends=ends, messages=messages
+        )
     return Document(id, METADATA.sub("", _text(text), count=1), language, file, row)
+
+
+def _columns(data: DataConfig) -> list[str]:
+    """Return the columns that every row must have."""
+    names = [data.messages or data.text, *data.id, data.language]
+    return list(dict.fromkeys(filter(None, names)))
+
+
+def _conversation(value: Any) -> tuple[Message, ...]:
+    """Return a row's messages. Raises ValueError unless an answer follows others."""
+    if (
+        not isinstance(value, list)
+        or not all(
+            isinstance(message, dict)
+            and message.get("role") in ROLES
+            and isinstance(message.get("content"), str)
+            for message in value
+        )
+        or all(message["role"] != "assistant" for message in value[1:])
+    ):
+        raise ValueError(
+            f"must be messages of {', '.join(ROLES)}, an answer after others"
+        )
+    return tuple(
+        {"role": message["role"], "content": message["content"]} for message in value
+    )
 
 
 def _drop_for(error: Exception, file: str, row: int) -> Drop:

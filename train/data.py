@@ -220,7 +220,7 @@ def load_batch(
 def trained_on(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts of a data manifest that a model card has.
 
-    Documents, tokens, documents by layout (plain and the orders of infilling),
+    Documents, tokens, documents by layout (plain, chat and the orders of infilling),
     languages with the most tokens first, and the benchmarks that the data is
     decontaminated against, None if not known.
     """

@@ -9,9 +9,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from conf import UserError, settings
+from conf.stage import read_manifest
+from data_prep.pipeline import prepare
+from data_prep.shards import Shards
 from data_prep.vocab import Vocab
-from train.config import TrainConfig
-from train.data import to_tensors
+from tests.data_prep.chat_fixture import chat_settings, say
+from train.config import ObjectiveConfig, TrainConfig
+from train.data import lay_out, to_tensors
 from train.model import AdaptiveLM
 from train.objective import causal
 from train.pretrained import (
@@ -80,6 +84,46 @@ def test_our_loss_is_the_librarys(kind: str, fields: dict[str, object]) -> None:
         for model in (lm, reference)
     )
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("objective", ["causal", "branch"])
+def test_the_loss_of_chat_data_is_the_librarys_on_the_answer(
+    tmp_path: Path, objective: str
+) -> None:
+    rows = [{"messages": say("What is it?", "A test of one answer.")}]
+    prepare(chat_settings(tmp_path, rows))
+    manifest = read_manifest(tmp_path / "out", "shards", "out")
+    vocab = Vocab.from_json(manifest["vocab"])
+    (sequence,) = Shards(tmp_path / "out", "train")
+    config = tiny("llama", max_position_embeddings=256)
+    lm = load(config, vocab)
+    reference = AutoModelForCausalLM.from_config(
+        model_config(config.model, vocab=vocab)
+    )
+    reference.load_state_dict(lm.state_dict())
+    layout = lay_out(
+        [sequence], [0], vocab, ObjectiveConfig(objective, start_rate=0.3), seed=(0,)
+    )
+    module = AdaptiveLM(lm, chunk=20, L=5)
+    batch = to_tensors(layout, torch.device("cpu"))
+    batch["weights"][:, layout.trunk :] = 0  # the drafts' term
+    loss, *_ = module(**batch)
+    ids = torch.from_numpy(sequence.tokens.astype(np.int64))[None]
+    labels = torch.full_like(ids, -100)
+    prompt = int(sequence.spans["prompt"][0])
+    labels[:, prompt : sequence.used] = ids[:, prompt : sequence.used]
+    # The library's is a mean over the answer, ours over all tokens of the sequence.
+    share = (sequence.used - prompt) / ids.numel()
+    half = 0.5 if objective == "branch" else 1.0
+    expected = reference(input_ids=ids, labels=labels).loss * share * half
+    torch.testing.assert_close(loss, expected)
+    drafts = layout.positions[layout.offsets > 0]
+    assert len(drafts) > 2 or objective == "causal"
+    assert ((drafts >= prompt) & (drafts < sequence.used)).all()
+    before = loss.item()
+    loss.backward()
+    torch.optim.SGD(lm.parameters(), lr=0.1).step()
+    assert module(**batch)[0].item() < before
 
 
 OTHERS = [

@@ -1,0 +1,76 @@
+"""A byte-level tokenizer of single bytes with chat pieces, and conversations for it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from conf import settings
+from data_prep.config import DataPrepConfig
+from tests import bpe
+
+ADAPTIVE = [f"<adaptive_{index}>" for index in range(1, 8)]
+# SmolLM2's, which begins with a system message of its own.
+CHATML = """{% for message in messages %}\
+{% if loop.first and messages[0]['role'] != 'system' %}\
+{{ '<|im_start|>system\nBe brief.<|im_end|>\n' }}{% endif %}\
+{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}\
+{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+# Llama 2's: it strips contents, and puts a space before an answer.
+INST = """{{ bos_token }}{% for message in messages %}\
+{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}\
+{{ raise_exception('roles must alternate') }}{% endif %}\
+{% if message.role == 'user' %}{{ '[INST] ' + message.content | trim + ' [/INST]' }}\
+{% else %}{{ ' ' + message.content | trim + ' ' + eos_token }}{% endif %}{% endfor %}"""
+# It drops what was said before the last message.
+FORGETFUL = "{{ messages[-1].role }}: {{ messages[-1].content }}"
+TEMPLATES = {"chatml": CHATML, "inst": INST, "forgetful": FORGETFUL}
+
+
+def say(*contents: str, system: str | None = None) -> list[dict[str, str]]:
+    """Return messages of user and assistant in turn."""
+    roles = ("user", "assistant")
+    messages = [
+        {"role": roles[index % 2], "content": content}
+        for index, content in enumerate(contents)
+    ]
+    return (
+        messages
+        if system is None
+        else [{"role": "system", "content": system}, *messages]
+    )
+
+
+def chat_tokenizer(folder: Path, template: str | None) -> Path:
+    """Write the tokenizer; its template stands in a file of its own."""
+    tokenizer = bpe.train_bpe(ADAPTIVE, [], 300)
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    bpe.save(tokenizer, folder)
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+def chat_settings(folder: Path, rows: list[Any], *overrides: str) -> DataPrepConfig:
+    """Write rows in three files below `folder`; return the settings of their preparation."""
+    source = folder / "in"
+    source.mkdir(exist_ok=True)
+    for index in range(3):
+        lines = [json.dumps(row) for row in rows[index::3]]
+        (source / f"{index}.jsonl").write_text("\n".join(lines))
+    if not (folder / "tokenizer").is_dir():
+        chat_tokenizer(folder / "tokenizer", CHATML)
+    arguments = [
+        *("data=chat", bpe.ADAPTIVE, "seq_len=256", "held_out=0", "workers=1"),
+        *("max_unreadable=1", "ngrams.megabytes=0", "benchmarks=[]"),
+        *(f"data.path={source}", f"tokenizer={folder}/tokenizer", f"out={folder}/out"),
+    ]
+    return settings("data_prep", DataPrepConfig, [*arguments, *overrides])
+
+
+def answers(rows: list[Any]) -> Iterator[tuple[list[dict[str, str]], str]]:
+    """Yield each answer and the messages before it."""
+    for row in rows:
+        for index, message in enumerate(row["messages"]):
+            if message["role"] == "assistant":
+                yield row["messages"][:index], message["content"]
