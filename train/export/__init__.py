@@ -26,7 +26,7 @@ class ExportConfig:
     lora: str | None = setting(None, choices=("merged", "kept"))
     #: largest file of weights: digits and KB, MB, GB or TB, powers of 1000
     shard_size: str = "5GB"
-    #: read the result back: weights, logits and held-out acceptance must be the training's
+    #: read the result back: weights and logits must be the training's; report its acceptance
     verify: bool = True
     #: held-out sequences to measure acceptance on; by default those of a few minutes
     verify_sequences: int | None = setting(None, least=2)

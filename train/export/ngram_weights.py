@@ -3,41 +3,46 @@
 Decoding accepts a draft that is the model's own choice y_j if all drafts before it were
 accepted. A window of held-out text has these choices up to the first one that is not the
 text's next token: behind it the model would write another text. (The next tokens themselves
-are no good target: where the model did not expect them, n-grams would weigh too much.) All
-places of a window follow the text's own tokens, so that the draft of a place,
+are no good target: where the model did not expect them, n-grams would weigh too much.)
 
-    argmax_c (log p_j(c) + λ_j log s_j(c))          with s of infer/ngrams.py,
-
-does not depend on the weights of other places. Windows end at different places, so the
-expected accepted drafts of a chain of L places are (Kaplan and Meier, JASA 1958)
+Windows end at different places, so the expected accepted drafts of a chain of L places are
+(Kaplan and Meier, JASA 1958)
 
     accepted = Σ_j Π_{i <= j} r_i
 
 where r_i is the share of right drafts among the windows that have a place i and whose drafts
-before it are right. All values of small grids are tried. Each grid is in order of preference:
-of equal values the first is chosen.
+before it are right. The search goes through κ and λ in turn, over small grids; of equal
+values the earlier is chosen.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from functools import cache
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import ttest_rel
 
 from conf.files import read_json, write_json
 from data_prep.ngrams import TABLE
-from infer.drafters.places import UNREAD, Places
+from infer.drafters.places import Places
 from infer.engine.output import Candidates
-from infer.ngrams import LONGEST, Ngrams, NgramTable, NgramWeights, TextNgrams
+from infer.ngrams import Ngrams, NgramTable, NgramWeights, TextNgrams
 from train.export.sidecars import ADAPTIVE
-from train.export.verify import LEVEL, Window, jackknife
+from train.export.verify import Window
 
 DEFAULT = NgramWeights()
-TABLES = (DEFAULT.table, 1.0, 4.0, 0.5, 0.25)
-TEXTS = (DEFAULT.text, 0.5, 2.0, 0.25, 4.0)
-PLACES = (DEFAULT.place(0), 0.3, 0.5, 0.2, 0.6, 0.1, 0.8, 0.0, 1.0, 1.4)
-SWEEPS = 3  # over the places, at most
+PLACES = (0.3, 0.5, 0.2, 0.6, 0.1, 0.8, 0.0, 1.0, 1.4)
+# The steps of the search: how a value changes the weights, and the values.
+SEARCH: Sequence[
+    tuple[Callable[[NgramWeights, float], NgramWeights], Sequence[float]]
+] = (
+    (lambda weights, λ: replace(weights, places=(λ,)), PLACES),
+    (lambda weights, κ: replace(weights, table=κ), (1.0, 4.0, 0.5, 0.25)),
+    (lambda weights, κ: replace(weights, text=κ), (0.5, 2.0, 0.25, 4.0)),
+    (lambda weights, λ: replace(weights, places=(λ,)), PLACES),
+)
+LEVEL = 0.05  # of significance, divided by the number of tries (Bonferroni)
 
 
 @dataclass(frozen=True)
@@ -53,12 +58,11 @@ class NgramFit:
         """Return the fit in one sentence."""
         weights = self.weights
         accepted = self.accepted
-        places = " ".join(f"{λ:g}" for λ in weights.places)
         return (
             f"drafts accepted of {self.L}, on {self.windows} held-out windows: "
             f"by adaptive tokens {accepted['adaptive']:.2f}, "
             f"by n-grams {accepted['ngrams']:.2f}, by both {accepted['all']:.2f} "
-            f"(κ {weights.table:g} of the table, {weights.text:g} of the text, λ {places})"
+            f"(κ {weights.table:g} of the table, {weights.text:g} of the text, λ {weights.places[0]:g})"
         )
 
 
@@ -92,159 +96,59 @@ def fit_ngrams(
 
     The model has `vocabulary` ids. The defaults stay unless the gain is beyond noise.
     """
-    ngrams = Ngrams(table, vocabulary)
-    sequences = np.array([window.sequence for window in windows])
-    tables = TABLES if table else TABLES[:1]
-    pairs = [NgramWeights(*pair) for pair in product(tables, TEXTS)]
-    hits_PΛWL, known_WL = find_hits(windows, ngrams, pairs)
-    by_place = [fit_places(hits, known_WL) for hits in hits_PΛWL]
-    chains = [_chain(hits, λs) for hits, λs in zip(hits_PΛWL, by_place)]
-    counts = [count(hits, known_WL, sequences) for hits in chains]
-    best = int(np.argmax([expected(values.sum(1)) for values in counts]))
-    before = count(hits_PΛWL[0, 0], known_WL, sequences)
-    L = known_WL.shape[1]
-    tries = len(pairs) * len(PLACES) * L
+    known_W = np.array([len(window.choices) for window in windows])
+
+    @cache
+    def accepted(weights: NgramWeights) -> np.ndarray:
+        return accepted_drafts(windows, Ngrams(table, vocabulary, weights=weights))
+
+    def drafts(weights: NgramWeights) -> float:
+        return expected(accepted(weights), known_W)
+
     weights = DEFAULT
-    if is_gain(before, counts[best], tries=tries):
-        weights = replace(pairs[best], places=tuple(PLACES[λ] for λ in by_place[best]))
+    for change, values in SEARCH:
+        tries = [change(weights, value) for value in values]
+        weights = max([weights, *tries], key=drafts)
+    if weights != DEFAULT:
+        gain = ttest_rel(accepted(weights), accepted(DEFAULT), alternative="greater")
+        if not gain.pvalue < LEVEL / sum(len(values) for _, values in SEARCH):
+            weights = DEFAULT
     fitted = Ngrams(table, vocabulary, weights=weights)
-    accepted = {
+    alone = {
         "adaptive": accepted_drafts(windows, None),
         "ngrams": accepted_drafts(windows, fitted, adaptive=False),
-        "all": accepted_drafts(windows, fitted),
+        "all": accepted(weights),
     }
-    return NgramFit(weights, len(windows), L, accepted)
+    by_source = {name: expected(count, known_W) for name, count in alone.items()}
+    return NgramFit(weights, len(windows), int(known_W.max()), by_source)
 
 
 def accepted_drafts(
     windows: Sequence[Window], ngrams: Ngrams | None, *, adaptive: bool = True
-) -> float:
-    """Return the expected accepted drafts of a chain, drafted by decoding's drafter."""
-    hits_WL, known_WL = _empty(windows)
-    for hits, known, (window, text) in zip(hits_WL, known_WL, _texts(windows, ngrams)):
-        answers = Candidates(window.ids, window.shares) if adaptive else None
-        w = len(window.choices)
-        places = Places(window.document[: window.root + 1], answers, text, 1)
-        drafts = places.grow([0.0] * w, depth=w).tokens[1:]
-        known[:w] = True
-        hits[: len(drafts)] = np.equal(drafts, window.choices[: len(drafts)])
-    sequences = np.zeros(len(windows), dtype=int)
-    return float(expected(count(hits_WL, known_WL, sequences).sum(1)))
-
-
-def _empty(windows: Sequence[Window]) -> tuple[np.ndarray, np.ndarray]:
-    """Return two (W, L) arrays of False."""
-    L = max(len(window.choices) for window in windows)
-    shape = (len(windows), L)
-    return np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
-
-
-def _texts(
-    windows: Sequence[Window], ngrams: Ngrams | None
-) -> Iterator[tuple[Window, TextNgrams | None]]:
-    """Yield each window with the n-grams of its text.
+) -> np.ndarray:
+    """Return (W,) accepted drafts of each window, drafted by decoding's drafter.
 
     Windows of a document are adjacent, in order.
     """
     document = None
     text = None
+    counts = []
     for window in windows:
         if ngrams and window.document is not document:
             document = window.document
             text = TextNgrams(ngrams)
-        if text:
-            text.extend(window.document[: window.root + 1])
-        yield window, text
+        answers = Candidates(window.ids, window.shares) if adaptive else None
+        w = len(window.choices)
+        places = Places(window.document[: window.root + 1], answers, text, 1)
+        drafts = places.grow([0.0] * w, depth=w).tokens[1:]
+        right = np.equal(drafts, window.choices[: len(drafts)])
+        counts.append(int(np.logical_and.accumulate(right).sum()))
+    return np.array(counts)
 
 
-def find_hits(
-    windows: Sequence[Window], ngrams: Ngrams, pairs: Sequence[NgramWeights]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return which drafts are right (P, Λ, W, L), and which places are known (W, L).
-
-    A draft of window w at place j is right if it is the model's choice, by pair p of κ and
-    one λ of PLACES. The candidates of a place are the answers of adaptive tokens, and the
-    successors by n-grams with the share UNREAD of the last answer's.
-    """
-    hits_WL, known_WL = _empty(windows)
-    hits_PΛWL = np.zeros((len(pairs), len(PLACES), *hits_WL.shape), dtype=bool)
-    unigrams = np.array(ngrams.unigrams)
-    λ_Λ = np.array(PLACES)[:, None]
-    for w, (window, text) in enumerate(_texts(windows, ngrams)):
-        assert text
-        known_WL[w, : len(window.choices)] = True
-        for j, choice in enumerate(window.choices):
-            end = window.root + 1 + j
-            tail = window.document[max(0, end - LONGEST) : end]
-            chances_PS = []
-            for text.weights in pairs:
-                successors = text.successors(tail)[0]
-                chances_PS.append(list(successors.values()))
-            tokens = list(dict.fromkeys([*window.ids[j], *successors]))
-            if choice not in tokens:
-                continue
-            shares_C = np.full(len(tokens), UNREAD * window.shares[j][-1])
-            shares_C[: len(window.ids[j])] = window.shares[j]
-            evidence_PC = np.zeros((len(pairs), len(tokens)))
-            columns = [tokens.index(token) for token in successors]
-            evidence = np.log(chances_PS) - np.log(unigrams[list(successors)])
-            evidence_PC[:, columns] = evidence
-            with np.errstate(divide="ignore"):
-                scores_PΛC = np.log(shares_C) + λ_Λ * evidence_PC[:, None]
-            hits_PΛWL[:, :, w, j] = scores_PΛC.argmax(-1) == tokens.index(choice)
-    return hits_PΛWL, known_WL
-
-
-def count(
-    hits_WL: np.ndarray, known_WL: np.ndarray, sequences_W: np.ndarray
-) -> np.ndarray:
-    """Return (2, S, L) counts of windows by sequence: those that reach place j, and right ones."""
-    alive = np.logical_and.accumulate(hits_WL & known_WL, axis=1)
-    reached = known_WL.copy()
-    reached[:, 1:] &= alive[:, :-1]
-    starts = np.flatnonzero(np.diff(sequences_W, prepend=-1))
-    return np.stack([np.add.reduceat(x.astype(int), starts) for x in (reached, alive)])
-
-
-def expected(counts: np.ndarray) -> np.ndarray:
-    """Return the expected accepted drafts of (..., 2, L) counts."""
-    reached, right = np.moveaxis(counts, -2, 0)
-    accepted: np.ndarray = np.cumprod(right / np.maximum(reached, 1), axis=-1).sum(-1)
-    return accepted
-
-
-def is_gain(before: np.ndarray, after: np.ndarray, *, tries: int) -> bool:
-    """Return True if (2, S, L) counts `after`, the best of `tries`, are better beyond noise.
-
-    By the jackknife over sequences, as in verify.py, at a level for all tries (Bonferroni).
-    """
-    n = before.shape[1]
-    gain = expected(after.sum(1)) - expected(before.sum(1))
-    before, after = (
-        np.moveaxis(c.sum(1, keepdims=True) - c, 1, 0) for c in (before, after)
-    )  # one left out
-    without = expected(after) - expected(before)
-    return n > 1 and bool(gain > jackknife(without, 1 - (1 - LEVEL) / tries))
-
-
-def _chain(hits_ΛWL: np.ndarray, λs: Sequence[int]) -> np.ndarray:
-    """Return the (W, L) hits with each place's λ, given by its index in PLACES."""
-    return np.stack([hits_ΛWL[λ, :, j] for j, λ in enumerate(λs)], axis=1)
-
-
-def fit_places(hits_ΛWL: np.ndarray, known_WL: np.ndarray) -> list[int]:
-    """Return the index in PLACES of each place's λ, by coordinate search."""
-    L = known_WL.shape[1]
-    sequences = np.zeros(len(known_WL), dtype=int)
-
-    def value(λs: Sequence[int]) -> float:
-        hits = _chain(hits_ΛWL, λs)
-        return float(expected(count(hits, known_WL, sequences).sum(1)))
-
-    chosen = max(([λ] * L for λ in range(len(PLACES))), key=value)
-    for _ in range(SWEEPS):
-        for j in range(L):
-            order = [chosen[j], *range(len(PLACES))]  # of equals the first
-            tries = [[*chosen[:j], λ, *chosen[j + 1 :]] for λ in order]
-            chosen = max(tries, key=value)
-    return chosen
+def expected(accepted_W: np.ndarray, known_W: np.ndarray) -> float:
+    """Return the expected accepted drafts of a chain; windows have `known_W` places."""
+    places = np.arange(known_W.max())[:, None]
+    reached = ((known_W > places) & (accepted_W >= places)).sum(1)
+    right = (accepted_W > places).sum(1)
+    return float(np.cumprod(right / np.maximum(reached, 1)).sum())
