@@ -44,7 +44,6 @@ from train.metrics import (
     StepLog,
     Tracker,
     baseline,
-    best,
     describe_step,
     describe_validation,
 )
@@ -354,10 +353,6 @@ class Trainer:
         )
         self.validation.append({"step": self.step, **metrics})
         self._track("validation", metrics)
-        # W&B's own min and max forget the values before a resume in offline files.
-        self.tracker.summarise(
-            {f"best/{name}": value for name, value in best(self.validation).items()}
-        )
         self.tracker.tell(f"step {self.step} held-out: {describe_validation(metrics)}")
         rise = metrics["standard_loss"] / baseline(self.validation)["standard_loss"] - 1
         if rise > self.config.max_loss_rise:

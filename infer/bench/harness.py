@@ -37,6 +37,7 @@ from conf.files import (
 from conf.stage import begun, commit, partial_of, publish, versions
 from infer.api import Model, load
 from infer.bench.config import BenchConfig
+from infer.bench.prompts import Prompt
 from infer.config import DraftConfig
 from infer.models import parallel
 from infer.models.checkpoint import ModelDirectory
@@ -181,17 +182,24 @@ class Part(ABC):
     """A part of the report: speed, quality or GSD's tables, measured in records."""
 
     title: str  # of the progress bar
-    content: Any  # JSON that identifies the prompts or problems
-    names: list[str]  # of the records
+    tasks: Mapping[str, Any]  # of the records, by name
 
-    def __init__(self, config: BenchConfig, directory: ModelDirectory) -> None:
+    def __init__(
+        self,
+        config: BenchConfig,
+        directory: ModelDirectory,
+        sets: Mapping[str, Sequence[Prompt]],
+    ) -> None:
         self.config = config
         self.directory = directory
+        self.sets = sets
+        # JSON that identifies the prompts or problems
+        self.content: Any = [[p.ids for p in prompts] for prompts in sets.values()]
         self.model: Model
         self.base: Model | None = None
 
     @abstractmethod
-    def measure(self, name: str) -> Any:
+    def measure(self, task: Any) -> Any:
         """Return a record."""
 
     @abstractmethod
@@ -214,8 +222,8 @@ class Part(ABC):
 
     def run(self, folder: Path, workers: WorkerGroup) -> Mapping[str, Any]:
         """Make the records below `folder`, and return them."""
-        records = Records(folder / "records", self.names)
-        records.make(workers, self.title, self.measure)
+        records = Records(folder / "records", list(self.tasks))
+        records.make(workers, self.title, lambda name: self.measure(self.tasks[name]))
         return records.read()
 
 

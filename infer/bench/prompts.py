@@ -12,7 +12,8 @@ from transformers import AutoTokenizer
 
 from conf import UserError
 from conf.errors import Refusing
-from infer.bench.problems import humaneval_file, read_rows
+from conf.files import read_rows
+from infer.bench.problems import humaneval_file
 from infer.config import Infill
 from infer.text import Text
 

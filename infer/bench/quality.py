@@ -45,7 +45,8 @@ class QualityPart(Part):
     title = "answers"
 
     def __init__(self, config: BenchConfig, directory: ModelDirectory) -> None:
-        super().__init__(replace(config, draft=None, draft_adaptive=False), directory)
+        config = replace(config, draft=None, draft_adaptive=False)
+        super().__init__(config, directory, {})
         self._benchmarks, self._warnings = read_benchmarks(config, directory.text)
         self._judged = [
             name
@@ -59,7 +60,7 @@ class QualityPart(Part):
         ]
         if config.base:
             answering.append(("base", "plain"))
-        self._batches = {
+        self.tasks = {
             f"{who}-{decoder}-{name}-{start:05}": Batch(
                 name, who, decoder, problems[start : start + SIDE_BY_SIDE]
             )
@@ -67,16 +68,14 @@ class QualityPart(Part):
             for name, problems in self._benchmarks.items()
             for start in range(0, len(problems), SIDE_BY_SIDE)
         }
-        self.names = list(self._batches)
         self.content = [
             [problem.id, str(problem.prompt), problem.tests]
             for problems in self._benchmarks.values()
             for problem in problems
         ]
 
-    def measure(self, name: str) -> Row:
+    def measure(self, batch: Batch) -> Row:
         """Return the answers of a batch."""
-        batch = self._batches[name]
         model = self.model
         if batch.who == "base":
             assert self.base is not None

@@ -6,7 +6,6 @@ from typing import Any
 
 from conf import UserError
 from conf.schema import check_settings, setting
-from conf.tracker import TrackerConfig
 from train.config import LoraSettings, ShardsConfig
 
 
@@ -34,7 +33,6 @@ class ExportConfig:
     report: str | None = setting(None)
     #: upload the finished `out` to the hub as ORG/NAME, into a private repository if it is new
     push: str | None = None
-    tracker: TrackerConfig = field(default_factory=TrackerConfig)
 
     def __post_init__(self) -> None:
         check_settings(self)

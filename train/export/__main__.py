@@ -24,7 +24,6 @@ from conf.console import print_line
 from conf.errors import Refusing
 from conf.fingerprint import fingerprint_file
 from conf.stage import is_finished, made_from, read_manifest, staged, write_manifest
-from conf.tracker import WandbRun, run_file
 from data_prep.ngrams import TABLE
 from train.export import ExportConfig, keeps_adapter, trained_lora
 
@@ -37,7 +36,7 @@ if (
     from train.export.verify import Window
 
 # Settings that do not change what the directory contains.
-CHANGEABLE = ("data", "verify_sequences", "report", "push", "tracker")
+CHANGEABLE = ("data", "verify_sequences", "report", "push")
 # Files on the hub of an older export, which readers would take for the newer one's.
 STALE = ["model*.safetensors*", "ngrams.safetensors", "adaptive.json", "adapter/*"]
 
@@ -116,8 +115,6 @@ def write(
     print_line(f"export: wrote {config.out} ({size}, {config.dtype})")
     for sentence in sentences:
         print_line(f"export: {sentence}")
-    if config.tracker.mode != "disabled":
-        track(config, {"step": step, "verified": verified})
 
 
 def write_model(
@@ -176,23 +173,6 @@ def upload(out: Path, name: str) -> None:
             repo_id=name, folder_path=out, delete_patterns=STALE
         )
     print_line(f"export: pushed to {commit.repo_url}")
-
-
-def track(config: ExportConfig, figures: Mapping[str, Any]) -> None:
-    """Log figures to Weights & Biases, in the group of the training."""
-    out = Path(config.out).resolve()
-    tracker = WandbRun(
-        config.tracker,
-        out.parent,
-        file=run_file(out.parent, out.name),
-        name=f"{out.name}-export",
-        job_type="export",
-        settings=asdict(config),
-        tell=print_line,
-        linked=run_file(Path(config.checkpoint)),
-    )
-    tracker.send(lambda run: run.summary.update(dict(figures)))
-    tracker.finish()
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ Windows end at different places, so the expected accepted drafts of a chain of L
     accepted = Σ_j Π_{i <= j} r_i
 
 where r_i is the share of right drafts among the windows that have a place i and whose drafts
-before it are right. The search goes through κ and λ in turn, over small grids; of equal
-values the earlier is chosen.
+before it are right. All weights of a small grid are tried.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -32,16 +32,15 @@ from train.export.sidecars import ADAPTIVE
 from train.export.verify import Window
 
 DEFAULT = NgramWeights()
-PLACES = (0.3, 0.5, 0.2, 0.6, 0.1, 0.8, 0.0, 1.0, 1.4)
-# The steps of the search: how a value changes the weights, and the values.
-SEARCH: Sequence[
-    tuple[Callable[[NgramWeights, float], NgramWeights], Sequence[float]]
-] = (
-    (lambda weights, λ: replace(weights, places=(λ,)), PLACES),
-    (lambda weights, κ: replace(weights, table=κ), (1.0, 4.0, 0.5, 0.25)),
-    (lambda weights, κ: replace(weights, text=κ), (0.5, 2.0, 0.25, 4.0)),
-    (lambda weights, λ: replace(weights, places=(λ,)), PLACES),
-)
+# Of equal values the first is chosen.
+GRID = [
+    NgramWeights(*weights)
+    for weights in product(
+        (DEFAULT.table, 4.0, 1.0, 0.25),
+        (DEFAULT.text, 4.0, 2.0, 0.25),
+        [(λ,) for λ in (*DEFAULT.places, 0.5, 0.3, 0.7, 0.2, 1.0, 1.4)],
+    )
+]
 LEVEL = 0.05  # of significance, divided by the number of tries (Bonferroni)
 
 
@@ -105,13 +104,11 @@ def fit_ngrams(
     def drafts(weights: NgramWeights) -> float:
         return expected(accepted(weights), known_W)
 
-    weights = DEFAULT
-    for change, values in SEARCH:
-        tries = [change(weights, value) for value in values]
-        weights = max([weights, *tries], key=drafts)
+    grid = GRID if table else [w for w in GRID if w.table == DEFAULT.table]
+    weights = max(grid, key=drafts)
     if weights != DEFAULT:
         gain = ttest_rel(accepted(weights), accepted(DEFAULT), alternative="greater")
-        if not gain.pvalue < LEVEL / sum(len(values) for _, values in SEARCH):
+        if not gain.pvalue < LEVEL / len(grid):
             weights = DEFAULT
     fitted = Ngrams(table, vocabulary, weights=weights)
     alone = {

@@ -38,7 +38,7 @@ def export(folder: Path, **facts: Any) -> tuple[Path, dict[str, Any]]:
 def again(out: Path, *overrides: str) -> None:
     """Run the command on the finished directory."""
     args = [f"checkpoint={out.with_name('tuned')}", f"out={out}", *overrides]
-    main(settings("export", ExportConfig, [*args, "tracker.mode=disabled"]))
+    main(settings("export", ExportConfig, args))
 
 
 def card_of(out: Path) -> str:
