@@ -10,11 +10,9 @@ from contextlib import contextmanager
 from typing import NoReturn, TypeVar
 
 import hydra
-from hydra.errors import HydraException
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
-from conf.compose import FOLDER, as_text, explain, register, to_dataclass
+from conf.compose import FOLDER, as_text, explained, register, to_dataclass
 from conf.errors import DOCS, RankLocalError, UserError, describe_error, visible
 from conf.hub import replace_hub_names
 
@@ -60,9 +58,8 @@ def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
                 "-m must run in one process, got torchrun. Use a loop of the shell."
             )
         try:
-            compose(task)()
-        except (HydraException, OmegaConfBaseException, ValueError) as error:
-            raise UserError(explain(error, entry, schema)) from error
+            with explained(entry, schema):
+                compose(task)()
         finally:
             sys.stdout.flush()
 

@@ -37,7 +37,6 @@ from conf.files import (
 from conf.stage import begun, commit, partial_of, publish, versions
 from infer.api import Model, load
 from infer.bench.config import BenchConfig
-from infer.bench.prompts import Prompt
 from infer.config import DraftConfig
 from infer.models import parallel
 from infer.models.checkpoint import ModelDirectory
@@ -188,7 +187,7 @@ class Part(ABC):
         self,
         config: BenchConfig,
         directory: ModelDirectory,
-        sets: Mapping[str, Sequence[Prompt]],
+        sets: Mapping[str, Sequence[Any]],
     ) -> None:
         self.config = config
         self.directory = directory

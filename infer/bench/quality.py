@@ -26,7 +26,6 @@ from infer.text import NoInfilling, Text
 
 EXACT = ("infilling", "lines")  # benchmarks whose answers are compared with a text
 Row = dict[str, Any]
-Benchmarks = Mapping[str, Sequence[Problem]]
 
 
 @dataclass(frozen=True)
@@ -68,10 +67,14 @@ class QualityPart(Part):
             for name, problems in self._benchmarks.items()
             for start in range(0, len(problems), SIDE_BY_SIDE)
         }
+        self._problems = {
+            (name, problem.id): problem
+            for name, problems in self._benchmarks.items()
+            for problem in problems
+        }
         self.content = [
             [problem.id, str(problem.prompt), problem.tests]
-            for problems in self._benchmarks.values()
-            for problem in problems
+            for problem in self._problems.values()
         ]
 
     def measure(self, batch: Batch) -> Row:
@@ -86,13 +89,8 @@ class QualityPart(Part):
     def run(self, folder: Path, workers: WorkerGroup) -> Mapping[str, Any]:
         """Make the answers, then their verdicts; return the answers with their verdicts."""
         answers = super().run(folder, workers)
-        problems = {
-            (name, problem.id): problem
-            for name, benchmark in self._benchmarks.items()
-            for problem in benchmark
-        }
         cases = {
-            item["key"]: (problems[item["benchmark"], item["id"]], item["text"])
+            item["key"]: (self._problems[item["benchmark"], item["id"]], item["text"])
             for record in answers.values()
             for item in record["answers"]
             if item["benchmark"] in self._judged
@@ -112,7 +110,7 @@ class QualityPart(Part):
     def result(self, records: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         """Write the answers for other harnesses; return the rows of the report."""
         answers = [item for record in records.values() for item in record]
-        write_answers(folder / "solutions", answers, self._benchmarks)
+        write_answers(folder / "solutions", answers, self._problems)
         return {"rows": rows_of(answers), "warnings": self._warnings}
 
 
@@ -226,18 +224,15 @@ def rows_of(answers: Sequence[Row]) -> list[Row]:
     return rows
 
 
-def write_answers(folder: Path, answers: Sequence[Row], benchmarks: Benchmarks) -> None:
+def write_answers(
+    folder: Path, answers: Sequence[Row], problems: Mapping[tuple[str, str], Problem]
+) -> None:
     """Write the answers for the benchmarks' own harnesses.
 
     HumanEval and MBPP as EvalPlus's JSON lines (task_id, solution), infilling as
     human-eval-infilling's (task_id, completion), MultiPL-E as a folder of gzipped JSON files
     with `completions`.
     """
-    problems = {
-        (name, problem.id): problem
-        for name, benchmark in benchmarks.items()
-        for problem in benchmark
-    }
     lines: dict[str, str] = {}
     for item in answers:
         problem = problems[item["benchmark"], item["id"]]

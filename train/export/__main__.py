@@ -33,7 +33,6 @@ if (
     import torch
 
     from train.export.trained import Trained
-    from train.export.verify import Window
 
 # Settings that do not change what the directory contains.
 CHANGEABLE = ("data", "verify_sequences", "report", "push")
@@ -74,7 +73,6 @@ def write(
     import torch
 
     from train.export.card import write_card
-    from train.export.ngram_weights import fit_directory
     from train.export.sidecars import write_custom_generate, write_sidecars
     from train.export.trained import open_trained
     from train.export.verify import verify
@@ -85,20 +83,16 @@ def write(
     step = trained.checkpoint.step
     dtype = getattr(torch, config.dtype)
     verified: dict[str, Any] | None = None
-    sentences = ["not verified"]
+    sentence = "not verified"
     with staged(config.out) as out:
         write_sidecars(trained.folder, out, manifest, step=step, dtype=dtype)
         write_model(trained, out, dtype, config.shard_size)
-        windows: list[Window] = []
         if data:
-            result, windows = verify(
+            result = verify(
                 out, trained, data, dtype=dtype, sequences=config.verify_sequences
             )
             verified = asdict(result)
-            sentences = [result.describe()]
-        if fit := fit_directory(out, windows):
-            verified = {**(verified or {}), "drafts": fit.accepted}
-            sentences.append(fit.describe())
+            sentence = result.describe()
         write_custom_generate(out)
         write_card(out, manifest, step=step, verified=verified, name=config.push)
         write_manifest(
@@ -113,8 +107,7 @@ def write(
         )
     size = f"{manifest['parameters'] / 1e6:.1f}M parameters"
     print_line(f"export: wrote {config.out} ({size}, {config.dtype})")
-    for sentence in sentences:
-        print_line(f"export: {sentence}")
+    print_line(f"export: {sentence}")
 
 
 def write_model(

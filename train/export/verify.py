@@ -1,12 +1,11 @@
 """Verify a written directory against its training: weights, logits, acceptance.
 
 Weights and logits must be the training's. Acceptance is measured again and reported beside
-that of the last validation, on the same sequences, windows and layout. The same forwards
-give the answers of adaptive tokens in some windows, to which train.export.ngram_weights is
-fitted. Layers are read from the disk as they compute.
+that of the last validation, on the same sequences, windows and layout. Layers are read from
+the disk as they compute.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from logging import ERROR, getLogger
@@ -18,7 +17,6 @@ import torch
 from accelerate import cpu_offload, init_empty_weights
 from accelerate.utils import align_module_device
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -28,7 +26,7 @@ from transformers import (
 from transformers.utils import logging
 
 from conf import UserError
-from data_prep.shards import PackedSequence, Shards
+from data_prep.shards import Shards
 from train.attention import register
 from train.data import load_batch
 from train.export.trained import Trained
@@ -47,8 +45,6 @@ CHUNK = 256  # positions whose logits exist at once
 MAX_SEQUENCES = 64  # measured, unless verify_sequences is set
 MIN_SEQUENCES = 4  # measured of a model above LARGE_ON_CPU parameters without a GPU
 LARGE_ON_CPU = 10**9
-ANSWERS = 16  # likeliest tokens of an adaptive token, as many as decoding reads
-MAX_WINDOWS = 4096  # whose answers are read
 
 
 @dataclass(frozen=True)
@@ -74,22 +70,6 @@ class Verification:
         return f"{text} ({self.sequences} held-out sequences)"
 
 
-@dataclass(frozen=True)
-class Window:
-    """The answers of adaptive tokens behind a text, and the model's own choices there.
-
-    `document[root]` is the token that decoding verifies with the drafts. `choices` (w,)
-    are the model's choices behind it, each after the text before: all but the last are
-    the text's own tokens. `ids` and `shares` are (w, m) by place, the likeliest first.
-    """
-
-    document: Sequence[int]
-    root: int
-    choices: list[int]
-    ids: list[list[int]]
-    shares: list[list[float]]
-
-
 @torch.no_grad()
 def verify(
     out: Path,
@@ -98,8 +78,8 @@ def verify(
     *,
     dtype: torch.dtype,
     sequences: int | None,
-) -> tuple[Verification, list[Window]]:
-    """Compare the directory `out` with its training; return the result, and windows.
+) -> Verification:
+    """Compare the directory `out` with its training.
 
     Weights must equal the training's, rounded to `dtype`, to the last bit. Logits,
     computed in float32 on both sides, must be equal too. Only with a merged adapter, which
@@ -128,17 +108,14 @@ def verify(
         count = sequences or (MIN_SEQUENCES if few else MAX_SEQUENCES)
         count = min(count, int(trained.validation["sequences"]))
         with _resident(lm):
-            tally, windows = measure(
-                module, trained, shards, count=count, device=device
-            )
-    measured = summarise(tally)
+            measured = measure(module, trained, shards, device, count=count)
     return Verification(
         weights=weights,
         logit_difference=difference,
         sequences=count,
         validation={name: trained.validation[name] for name in measured},
         measured=measured,
-    ), windows
+    )
 
 
 class DirectoryWeights(Mapping[str, Tensor]):
@@ -282,20 +259,14 @@ def measure(
     module: AdaptiveLM,
     trained: Trained,
     shards: Shards,
+    device: torch.device,
     *,
     count: int,
-    device: torch.device,
-) -> tuple[Tensor, list[Window]]:
-    """Return the (L + 1, 4) tally of the first held-out sequences, and windows.
-
-    Up to MAX_WINDOWS windows of up to MAX_SEQUENCES sequences, evenly spaced in each.
-    """
+) -> dict[str, float]:
+    """Return the metrics of the first `count` held-out sequences."""
     objective = laid_out(trained.objective)
     seed = window_seed(trained.manifest["settings"]["seed"])
-    head: nn.Linear = module.lm.get_output_embeddings()
-    most = MAX_WINDOWS // min(count, MAX_SEQUENCES)
     tallies = []
-    windows: list[Window] = []
     for index in range(count):
         batch = load_batch(
             shards,
@@ -305,71 +276,5 @@ def measure(
             seed=seed,
             device=device,
         )
-        hidden = module.encode(
-            batch["ids"], batch["offsets"], batch["positions"], batch["trunk"]
-        )
-        _, tally, predicted = module.score(
-            hidden,
-            batch["labels"],
-            batch["offsets"],
-            batch["weights"],
-            batch["teachers"],
-        )
-        tallies.append(tally.cpu())
-        if index < MAX_SEQUENCES:
-            chosen = choose_windows(
-                batch["offsets"][0].cpu().numpy(),
-                batch["positions"][0].cpu().numpy(),
-                most=most,
-            )
-            choices = predicted[0].cpu().numpy()
-            windows += _read_windows(shards[index], chosen, choices, hidden[0], head)
-    return torch.stack(tallies).sum(0), windows
-
-
-def choose_windows(
-    offsets: np.ndarray, positions: np.ndarray, *, most: int
-) -> list[tuple[int, np.ndarray]]:
-    """Return roots and columns of up to `most` windows of a (c,) layout, evenly spaced.
-
-    offsets     0 0 0 1 2 1 1 2 3    windows   1: (3 4), 0: (5), 2: (6 7 8)
-    positions   0 1 2 1 2 0 2 3 4
-    """
-    columns = np.flatnonzero(offsets)
-    if not len(columns):
-        return []
-    windows = np.split(columns, np.flatnonzero(offsets[columns] == 1)[1:])
-    count = min(most, len(windows))
-    chosen = (windows[i * len(windows) // count] for i in range(count))
-    return [(int(positions[window[0]]), window) for window in chosen]
-
-
-def _read_windows(
-    sequence: PackedSequence,
-    windows: Sequence[tuple[int, np.ndarray]],
-    predicted: np.ndarray,
-    hidden: Tensor,
-    head: nn.Linear,
-) -> Iterator[Window]:
-    """Yield windows by roots and columns, (c,) predictions and (c, d) hidden states."""
-    documents = sequence.documents
-    texts: dict[int, tuple[int, list[int]]] = {}
-    for root, columns in windows:
-        choices = predicted[root : root + len(columns)]
-        own = choices == sequence.tokens[root + 1 : root + 1 + len(columns)]
-        known = min(len(columns), int(np.logical_and.accumulate(own).sum()) + 1)
-        # Not head(rows): an offloaded head would drop the weights `_resident` holds.
-        logits = linear(hidden[columns[:known]], head.weight, head.bias).float()
-        values, ids = logits.topk(min(ANSWERS, logits.shape[-1]))
-        document = documents[root]
-        if document not in texts:
-            places = np.flatnonzero(documents == document)
-            texts[document] = int(places[0]), sequence.tokens[places].tolist()
-        first, text = texts[document]
-        yield Window(
-            document=text,
-            root=root - first,
-            choices=choices[:known].tolist(),
-            ids=ids.tolist(),
-            shares=values.softmax(-1).tolist(),
-        )
+        tallies.append(module(**batch)[1])
+    return summarise(torch.stack(tallies).sum(0))
