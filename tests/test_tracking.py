@@ -38,7 +38,7 @@ def runs(
     shutil.rmtree(tuned / "checkpoints" / "step-000002")
     time.sleep(1)  # W&B names a run's offline folder by the second
     command("train", *training)
-    export = [f"checkpoint={tuned}", f"out={model}", "verify_sequences=2"]
+    export = [f"checkpoint={tuned}", f"out={model}"]
     command("train.export", *export)
     bench = ["prompts=[humaneval]", "count=1", "prompt_tokens=1000", "part=speed"]
     bench += ["speed.max_new_tokens=3", "speed.decoders=[ngrams]", "speed.peers=[]"]

@@ -396,8 +396,6 @@ class Trainer:
             validation=self.validation,
             base=base_model(None if model.random_init else model.path),
             data=self.trained_on,
-            # For an export that measures again.
-            places={"data.path": str(Path(self.config.data.path).resolve())},
             tokenizer=fingerprint_file(self.out / DESCRIBED / "tokenizer.json"),
             architecture=fingerprint_file(self.out / DESCRIBED / "config.json"),
         )

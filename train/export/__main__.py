@@ -35,7 +35,7 @@ if (
     from train.export.trained import Trained
 
 # Settings that do not change what the directory contains.
-CHANGEABLE = ("data", "verify_sequences", "report", "push")
+CHANGEABLE = ("report", "push")
 # Files on the hub of an older export, which readers would take for the newer one's.
 STALE = ["model*.safetensors*", "ngrams.safetensors", "adaptive.json", "adapter/*"]
 
@@ -79,7 +79,6 @@ def write(
 
     trained = open_trained(config.checkpoint, keep_adapter=keep_adapter)
     manifest = trained.manifest
-    data = trained.validated_shards(config.data.path) if config.verify else None
     step = trained.checkpoint.step
     dtype = getattr(torch, config.dtype)
     verified: dict[str, Any] | None = None
@@ -87,10 +86,8 @@ def write(
     with staged(config.out) as out:
         write_sidecars(trained.folder, out, manifest, step=step, dtype=dtype)
         write_model(trained, out, dtype, config.shard_size)
-        if data:
-            result = verify(
-                out, trained, data, dtype=dtype, sequences=config.verify_sequences
-            )
+        if config.verify:
+            result = verify(out, trained, dtype)
             verified = asdict(result)
             sentence = result.describe()
         write_custom_generate(out)

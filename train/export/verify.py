@@ -1,8 +1,6 @@
-"""Verify a written directory against its training: weights, logits, acceptance.
+"""Verify a written directory against its training: weights and logits.
 
-Weights and logits must be the training's. Acceptance is measured again and reported beside
-that of the last validation, on the same sequences, windows and layout. Layers are read from
-the disk as they compute.
+Layers are read from the disk as they compute.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,11 +10,10 @@ from logging import ERROR, getLogger
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
 import torch
 from accelerate import cpu_offload, init_empty_weights
 from accelerate.utils import align_module_device
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -26,25 +23,15 @@ from transformers import (
 from transformers.utils import logging
 
 from conf import UserError
-from data_prep.shards import Shards
 from train.attention import register
-from train.data import load_batch
 from train.export.trained import Trained
-from train.lora import Gate, adapt, adapter_weights, read_adapter
-from train.loss import summarise
-from train.model import AdaptiveLM
-from train.validation import laid_out, window_seed
+from train.lora import adapt, adapter_weights, read_adapter
 
-POSITIONS = 128  # of a held-out sequence, whose logits are compared
+POSITIONS = 128  # whose logits are compared
 # Allowed difference of logits after a merge, relative to the largest logit: units of the
 # export's precision for rounded weights, and a share for sums in another order.
 MERGE_ROUNDINGS = 16
 MERGE_SUMS = 1e-4
-
-CHUNK = 256  # positions whose logits exist at once
-MAX_SEQUENCES = 64  # measured, unless verify_sequences is set
-MIN_SEQUENCES = 4  # measured of a model above LARGE_ON_CPU parameters without a GPU
-LARGE_ON_CPU = 10**9
 
 
 @dataclass(frozen=True)
@@ -53,32 +40,17 @@ class Verification:
 
     weights: int  # tensors, equal to the last bit
     logit_difference: float  # the largest
-    sequences: int  # held-out ones that were measured again
-    validation: dict[str, float]  # the training's last metrics
-    measured: dict[str, float]  # the same metrics of the written directory
 
     def describe(self) -> str:
         """Return the comparison in one sentence."""
-        text = (
+        return (
             f"read back: all {self.weights} weights equal, logits differ by at most "
             f"{self.logit_difference:.2g} from the training's"
         )
-        for name in ("standard_loss", "accepted"):
-            if name in self.measured:
-                text += f"; {name} {self.measured[name]:.3f}, "
-                text += f"{self.validation[name]:.3f} in training"
-        return f"{text} ({self.sequences} held-out sequences)"
 
 
 @torch.no_grad()
-def verify(
-    out: Path,
-    trained: Trained,
-    data: Path,
-    *,
-    dtype: torch.dtype,
-    sequences: int | None,
-) -> Verification:
+def verify(out: Path, trained: Trained, dtype: torch.dtype) -> Verification:
     """Compare the directory `out` with its training.
 
     Weights must equal the training's, rounded to `dtype`, to the last bit. Logits,
@@ -88,34 +60,17 @@ def verify(
     Raise UserError for a difference.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    shards = Shards(data, "held_out")
     with TemporaryDirectory(dir=out) as offload:
         written = DirectoryWeights(out, dtype, Path(offload))
         weights = _compare_weights(written, trained.served_weights(dtype))
-        lm = _read_model(out, written, torch.float32, device)
+        lm = _read_model(out, written, device)
         if trained.keep_adapter:
             adapter = adapter_weights(trained.weights(dtype))
             weights += _compare_weights(adapter_weights(lm.state_dict()), adapter)
-        text = shards[0].tokens[:POSITIONS].tolist()
+        text = [7919 * index % trained.vocab.text_size for index in range(POSITIONS)]
         ids = torch.tensor([[*text, *trained.manifest["adaptive"]]], device=device)
         difference = _compare_logits(lm, trained, ids, dtype)
-        if device.type == "cuda":  # a CPU computes narrow types more slowly
-            lm = _read_model(out, written, dtype, device)
-        gate = Gate(lm) if trained.lora.gated else None
-        module = AdaptiveLM(lm, chunk=CHUNK, L=trained.objective.L, gate=gate)
-        large = int(trained.manifest["parameters"]) > LARGE_ON_CPU
-        few = large and device.type == "cpu"
-        count = sequences or (MIN_SEQUENCES if few else MAX_SEQUENCES)
-        count = min(count, int(trained.validation["sequences"]))
-        with _resident(lm):
-            measured = measure(module, trained, shards, device, count=count)
-    return Verification(
-        weights=weights,
-        logit_difference=difference,
-        sequences=count,
-        validation={name: trained.validation[name] for name in measured},
-        measured=measured,
-    )
+    return Verification(weights, difference)
 
 
 class DirectoryWeights(Mapping[str, Tensor]):
@@ -156,9 +111,9 @@ def _trained_model(
     """Return the model as it was trained, weights rounded to `dtype`, in float32."""
     weights = trained.weights(dtype)
     if not trained.lora.rank:
-        return _offloaded(trained.config, weights, torch.float32, device)
+        return _offloaded(trained.config, weights, device)
     base = trained.plain_weights(weights, dtype, merged=False)
-    lm = _offloaded(trained.config, base, torch.float32, device)
+    lm = _offloaded(trained.config, base, device)
     adapt(lm, trained.lora, adaptive=trained.manifest["adaptive"])
     adapter = {
         name: tensor.float().to(device)
@@ -170,15 +125,15 @@ def _trained_model(
 
 
 def _read_model(
-    out: Path, weights: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
+    out: Path, weights: Mapping[str, Tensor], device: torch.device
 ) -> PreTrainedModel:
-    """Return the directory's model as a server would load it, computing in `dtype`."""
+    """Return the directory's model as a server would load it, in float32."""
     config = AutoConfig.from_pretrained(
         out, local_files_only=True, trust_remote_code=False
     )
-    lm = _offloaded(config, weights, dtype, device)
+    lm = _offloaded(config, weights, device)
     if (out / "adapter").is_dir():
-        read_adapter(lm, out / "adapter", dtype=dtype, device=device)
+        read_adapter(lm, out / "adapter", dtype=torch.float32, device=device)
         lm.train(False)
     return lm
 
@@ -186,30 +141,19 @@ def _read_model(
 def _offloaded(
     config: PretrainedConfig,
     weights: Mapping[str, Tensor],
-    dtype: torch.dtype,
     device: torch.device,
 ) -> PreTrainedModel:
     """Return a model whose layers hold their `weights` only while they compute."""
     with init_empty_weights():
         lm: PreTrainedModel = AutoModelForCausalLM.from_config(
             config,
-            dtype=dtype,
+            dtype=torch.float32,
             attn_implementation=register("sdpa"),
             trust_remote_code=False,
         )
     cpu_offload(lm, execution_device=device, state_dict=weights)
     lm.train(False)
     return lm
-
-
-def _resident(lm: PreTrainedModel) -> ExitStack:
-    """Return a context in which head and embedding hold their weights for readers."""
-    stack = ExitStack()
-    head: nn.Linear = lm.get_output_embeddings()
-    for module in (head, lm.get_input_embeddings()):
-        for part in module.modules():
-            stack.enter_context(align_module_device(part))
-    return stack
 
 
 def _compare_weights(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> int:
@@ -250,31 +194,10 @@ def _compare_logits(
 
 def _logits(lm: PreTrainedModel, ids: Tensor) -> Tensor:
     """Return (n, V) logits of (1, n) ids."""
-    with _resident(lm):
+    with ExitStack() as stack:
+        # peft reads the weights of head and embedding beside their forward passes.
+        for module in (lm.get_output_embeddings(), lm.get_input_embeddings()):
+            for part in module.modules():
+                stack.enter_context(align_module_device(part))
         logits: Tensor = lm(input_ids=ids, use_cache=False).logits
         return logits[0]
-
-
-def measure(
-    module: AdaptiveLM,
-    trained: Trained,
-    shards: Shards,
-    device: torch.device,
-    *,
-    count: int,
-) -> dict[str, float]:
-    """Return the metrics of the first `count` held-out sequences."""
-    objective = laid_out(trained.objective)
-    seed = window_seed(trained.manifest["settings"]["seed"])
-    tallies = []
-    for index in range(count):
-        batch = load_batch(
-            shards,
-            np.array([index]),
-            trained.vocab,
-            objective,
-            seed=seed,
-            device=device,
-        )
-        tallies.append(module(**batch)[1])
-    return summarise(torch.stack(tallies).sum(0))
