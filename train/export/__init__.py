@@ -27,8 +27,6 @@ class ExportConfig:
     verify: bool = True
     #: folder of infer.bench's report of the finished `out`: its figures go into the model card
     report: str | None = setting(None)
-    #: upload the finished `out` to the hub as ORG/NAME, into a private repository if it is new
-    push: str | None = None
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from conf import UserError, run
 from conf.console import print_line
-from conf.errors import Refusing
 from conf.fingerprint import fingerprint_file
 from conf.stage import is_finished, made_from, read_manifest, staged, write_manifest
 from data_prep.ngrams import TABLE
@@ -34,36 +33,27 @@ if (
 
     from train.export.trained import Trained
 
-# Settings that do not change what the directory contains.
-CHANGEABLE = ("report", "push")
-# Files on the hub of an older export, which readers would take for the newer one's.
-STALE = ["model*.safetensors*", "ngrams.safetensors", "adaptive.json", "adapter/*"]
-
 
 def main(config: ExportConfig) -> None:
-    """Export, unless `out` holds the result, and publish it as the settings say."""
+    """Export, unless `out` holds the result; write a report's figures into its card."""
     manifest = read_manifest(config.checkpoint, "checkpoint", "checkpoint")
     lora = trained_lora(manifest)
     keep_adapter = keeps_adapter(config, lora)
     adapter = "kept" if keep_adapter else "merged"
     settled = replace(config, lora=adapter if lora.rank else None)
-    origin = made_from(settled, {"checkpoint": config.checkpoint}, ignore=CHANGEABLE)
+    origin = made_from(settled, {"checkpoint": config.checkpoint}, ignore=["report"])
     finished = is_finished(config.out, "model", origin)
     if config.report and not finished:
         raise UserError(
             f"report={config.report} must be of the finished directory out={config.out}, "
             "got none. Export without report= first."
         )
-    if config.push:
-        create_repository(config.push)
     if not finished:
         write(config, origin, keep_adapter=keep_adapter)
-    elif not (config.report or config.push):
-        print_line(f"export: {config.out} is finished: nothing to do")
-    if config.report:
+    elif config.report:
         add_report(config, manifest)
-    if config.push:
-        upload(Path(config.out), config.push)
+    else:
+        print_line(f"export: {config.out} is finished: nothing to do")
 
 
 def write(
@@ -91,7 +81,7 @@ def write(
             verified = asdict(result)
             sentence = result.describe()
         write_custom_generate(out)
-        write_card(out, manifest, step=step, verified=verified, name=config.push)
+        write_card(out, manifest, step=step, verified=verified)
         write_manifest(
             out,
             "model",
@@ -140,29 +130,9 @@ def add_report(config: ExportConfig, manifest: Mapping[str, Any]) -> None:
         manifest,
         step=exported["step"],
         verified=exported["verified"],
-        name=config.push,
         report=config.report,
     )
     print_line(f"export: wrote the figures of {config.report} into the model card")
-
-
-def create_repository(name: str) -> None:
-    """Create a private repository on the hub, unless it exists, before a long export."""
-    from huggingface_hub import HfApi
-
-    with Refusing(f"push={name} must be accepted by the hub, got"):
-        HfApi().create_repo(name, private=True, exist_ok=True)
-
-
-def upload(out: Path, name: str) -> None:
-    """Upload a model directory to its repository, where stale files are deleted."""
-    from huggingface_hub import HfApi
-
-    with Refusing(f"push={name} must be accepted by the hub, got"):
-        commit = HfApi().upload_folder(
-            repo_id=name, folder_path=out, delete_patterns=STALE
-        )
-    print_line(f"export: pushed to {commit.repo_url}")
 
 
 if __name__ == "__main__":
