@@ -158,7 +158,7 @@ def begun(out: str | Path, facts: Mapping[str, Any] | None = None) -> Iterator[P
     """
     check_place(out)
     _check_empty(out)
-    if is_mount_point(Path(os.path.realpath(out))):  # which no rename can replace
+    if os.path.ismount(os.path.realpath(out)):  # which no rename can replace
         raise UserError(
             f"out={out} must be no mount point. Use a folder in it, such as out={out}/out"
         )
@@ -239,17 +239,6 @@ def _check_empty(out: str | Path) -> None:
         raise UserError(
             f"out={out} must be a new or empty folder, got other files there. Use another out="
         )
-
-
-def is_mount_point(path: Path) -> bool:
-    """Return whether something is mounted at an absolute path without links.
-
-    `docker -v` may bind a folder of the same file system, which os.path.ismount misses.
-    """
-    import psutil  # late: 40 ms
-
-    mounts = {partition.mountpoint for partition in psutil.disk_partitions(all=True)}
-    return os.path.ismount(path) or str(path) in mounts
 
 
 def partial_of(out: str | Path) -> Path:

@@ -29,7 +29,7 @@ class TrackerConfig:
     mode: str = setting("offline", choices=("offline", "online", "disabled"))
     #: project that runs are listed in
     project: str = "adaptive-tokens"
-    #: group that runs are listed under; null: one for each training and report
+    #: group that runs are listed under
     group: str | None = None
 
     def __post_init__(self) -> None:
@@ -57,18 +57,11 @@ class WandbRun:
         self._folder = folder
         self._files = folder / "wandb"
         self._file = self._files / "run.json"
-        saved = _read(self._file)
         self.id = (
             run_id
-            or saved.get("id")
+            or _saved_id(self._file)
             or os.environ.get("WANDB_RUN_ID")
             or secrets.token_hex(4)
-        )
-        self._group = (
-            config.group
-            or os.environ.get("WANDB_RUN_GROUP")
-            or saved.get("group")
-            or visible(f"{name}-{self.id}")
         )
         self._config = config
         self._name = visible(name)
@@ -123,7 +116,7 @@ class WandbRun:
         import wandb
 
         self._files.mkdir(parents=True, exist_ok=True)
-        write_json(self._file, {"id": self.id, "group": self._group})
+        write_json(self._file, {"id": self.id})
         keep_within(self._folder)
         logging.raiseExceptions = (
             False  # W&B's log on a full disk prints a traceback for every line
@@ -148,7 +141,7 @@ class WandbRun:
 
         return wandb.init(
             project=self._config.project,
-            group=self._group,
+            group=self._config.group,
             job_type=self._job_type,
             name=self._name,
             id=run_id,
@@ -174,13 +167,12 @@ def _kill_service() -> None:
             process.kill()
 
 
-def _read(file: Path) -> dict[str, str]:
-    """Return a run's id and group; nothing where there is no such file, or another's."""
+def _saved_id(file: Path) -> str | None:
+    """Return a run's id; None where there is no such file, or another's."""
     try:
-        run = read_json(file)
-    except UserError:
-        return {}
-    return {key: value for key, value in run.items() if isinstance(value, str)}
+        return str(read_json(file)["id"])
+    except (UserError, KeyError):
+        return None
 
 
 def keep_within(folder: Path) -> None:

@@ -202,11 +202,9 @@ def languages(manifest: dict[str, Any]) -> Table:
         for language, counts in manifest[name]["languages"].items():
             sums[language].update(counts)
     whole = sum(total["bytes"] for total in sums.values())
-    chosen = manifest.get("chosen", {})
     rows = [
         (
-            language
-            + (", all there is" * chosen.get(language, {}).get("exhausted", 0)),
+            language,
             f"{total['documents']:,}",
             f"{total['bytes'] / 1e6:,.2f}",
             f"{total['tokens']:,}",

@@ -36,7 +36,6 @@ DEVICES = {
     "l40s_48gb": ("NVIDIA L40S", 44.4),
     "rtx4090_24gb": ("NVIDIA GeForce RTX 4090", 23.6),
 }
-CLOSE = 0.9  # above this share of a device's memory a plan fits closely
 UTILISATION = 0.4  # share of a device's peak that a plan assumes
 
 
@@ -188,13 +187,9 @@ def _memory(
 
 
 def _verdict(memory: Memory, device: str) -> str:
-    """Return whether the estimate fits the device: fits, fits closely, or does not fit."""
+    """Return whether the estimate fits the device."""
     capacity = plan_device(device)[1] - RESERVED
-    verdict = "fits"
-    if memory.total > CLOSE * capacity:
-        verdict = "fits closely"
-    if memory.total > capacity:
-        verdict = "does not fit"
+    verdict = "fits" if memory.total <= capacity else "does not fit"
     return (
         f"{verdict}: {memory.total / GIB:.1f} of {capacity / GIB:.1f} GiB of {device}"
     )

@@ -72,7 +72,11 @@ class GsdPart(Part):
         """Return the row of a setting."""
         prompt_set, table, name, decode = task
         row = {"prompt_set": prompt_set, "part": table, "setting": name}
-        return row | measure_setting(self.model, self.sets[prompt_set], decode)
+        texts = [
+            decode_prompt(self.model, prompt.ids, decode, seed)
+            for seed, prompt in enumerate(self.sets[prompt_set])
+        ]
+        return row | figures(texts)
 
     def result(self, records: Mapping[str, Row], folder: Path) -> dict[str, Any]:
         """Return the rows of the report."""
@@ -123,25 +127,6 @@ def settings(gsd: DecodeConfig) -> Iterator[tuple[str, str, DecodeConfig]]:
             for decode in (gsd, tsd) if name == "k" else (gsd,):
                 changed = replace(decode, **{name: value})
                 yield "ablation", f"{decode.method} {name}={value}", changed
-
-
-def measure_setting(
-    model: Model, prompts: Sequence[Prompt], decode: DecodeConfig
-) -> Row:
-    """Return the figures of a setting; `same` texts are those of plain decoding."""
-    plain = DecodeConfig(
-        "plain",
-        temperature=decode.temperature,
-        top_p=decode.top_p,
-        max_new_tokens=decode.max_new_tokens,
-    )
-    texts = []
-    same = 0
-    for seed, prompt in enumerate(prompts):
-        text = decode_prompt(model, prompt.ids, decode, seed)
-        same += text.tokens == decode_prompt(model, prompt.ids, plain, seed).tokens
-        texts.append(text)
-    return {"same": same, "compared": len(texts), **figures(texts)}
 
 
 def figures(texts: Sequence[DraftedText]) -> Row:

@@ -11,7 +11,6 @@ killed makes the missing ones, on any number of ranks.
 """
 
 import atexit
-import os
 import platform
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -227,11 +226,10 @@ class Part(ABC):
 
 
 def hardware() -> dict[str, Any]:
-    """Return the names of processor and GPU, the cores and the threads in use."""
+    """Return the names of processor and GPU, and the threads in use."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "cpu": _processor(),
-        "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": gpu,
     }

@@ -5,7 +5,6 @@ Layers are read from the disk as they compute.
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from logging import ERROR, getLogger
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,24 +33,11 @@ MERGE_ROUNDINGS = 16
 MERGE_SUMS = 1e-4
 
 
-@dataclass(frozen=True)
-class Verification:
-    """The result of a comparison that found no error."""
-
-    weights: int  # tensors, equal to the last bit
-    logit_difference: float  # the largest
-
-    def describe(self) -> str:
-        """Return the comparison in one sentence."""
-        return (
-            f"read back: all {self.weights} weights equal, logits differ by at most "
-            f"{self.logit_difference:.2g} from the training's"
-        )
-
-
 @torch.no_grad()
-def verify(out: Path, trained: Trained, dtype: torch.dtype) -> Verification:
+def verify(out: Path, trained: Trained, dtype: torch.dtype) -> tuple[int, float]:
     """Compare the directory `out` with its training.
+
+    Return the number of tensors, equal to the last bit, and the largest difference of logits.
 
     Weights must equal the training's, rounded to `dtype`, to the last bit. Logits,
     computed in float32 on both sides, must be equal too. Only with a merged adapter, which
@@ -70,7 +56,7 @@ def verify(out: Path, trained: Trained, dtype: torch.dtype) -> Verification:
         text = [7919 * index % trained.vocab.text_size for index in range(POSITIONS)]
         ids = torch.tensor([[*text, *trained.manifest["adaptive"]]], device=device)
         difference = _compare_logits(lm, trained, ids, dtype)
-    return Verification(weights, difference)
+    return weights, difference
 
 
 class DirectoryWeights(Mapping[str, Tensor]):
