@@ -1,6 +1,5 @@
 """Run a stage from the command line: Hydra's, with every mistake of a user as one line and exit code 2."""
 
-import errno
 import os
 import sys
 import time
@@ -10,30 +9,15 @@ from contextlib import contextmanager
 from typing import NoReturn, TypeVar
 
 import hydra
-from hydra.errors import HydraException
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
-from conf.compose import FOLDER, as_text, explain, register, to_dataclass
+from conf.compose import FOLDER, as_text, explained, register, to_dataclass
 from conf.errors import DOCS, RankLocalError, UserError, describe_error, visible
 from conf.hub import replace_hub_names
 
 T = TypeVar("T")
 GRACE = 5.0  # seconds
 MULTIRUN = {"-m", "--multirun"}
-# Errors of the file system that the user can correct.
-FILE_ERRORS = {
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.EIO,
-    errno.ENAMETOOLONG,
-    errno.ENOTDIR,
-    errno.EISDIR,
-}
 
 
 def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
@@ -60,9 +44,8 @@ def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
                 "-m must run in one process, got torchrun. Use a loop of the shell."
             )
         try:
-            compose(task)()
-        except (HydraException, OmegaConfBaseException, ValueError) as error:
-            raise UserError(explain(error, entry, schema)) from error
+            with explained(entry, schema):
+                compose(task)()
         finally:
             sys.stdout.flush()
 
@@ -80,9 +63,9 @@ def exit_on_error() -> Iterator[None]:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in FILE_ERRORS:
+        if isinstance(error, OSError) and error.filename:
             # Of two files the second is written.
-            file = error.filename2 or error.filename or "a file"
+            file = error.filename2 or error.filename
             _fail(f"{file}: {describe_error(error)}", None)
         traceback.print_exc()
         sys.exit(1)

@@ -13,7 +13,8 @@ import re
 import shutil
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import is_dataclass
 from pathlib import Path
 from tempfile import mkdtemp
@@ -91,12 +92,19 @@ def settings(entry: str, schema: type[T], overrides: Sequence[str] = ()) -> T:
     """
     register(schema)
     overrides = [as_text(override, schema) for override in overrides]
-    try:
-        with initialize_config_dir(str(FOLDER / entry), version_base=None):
-            config = compose("config", overrides=overrides)
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise UserError(explain(error, entry, schema)) from error
+    folder = str(FOLDER / entry)
+    with explained(entry, schema), initialize_config_dir(folder, version_base=None):
+        config = compose("config", overrides=overrides)
     return to_dataclass(config, entry, schema)
+
+
+@contextmanager
+def explained(entry: str, schema: type) -> Iterator[None]:
+    """Raise UserError for what Hydra, OmegaConf or a dataclass raises in the block."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, ValueError, TypeError) as error:
+        raise UserError(explain(error, entry, schema)) from error
 
 
 def to_dataclass(config: DictConfig, entry: str, schema: type[T]) -> T:
@@ -112,10 +120,8 @@ def to_dataclass(config: DictConfig, entry: str, schema: type[T]) -> T:
         values = OmegaConf.select(config, parent) if parent else config
         if last not in values or OmegaConf.is_missing(values, last):
             raise UserError(f"setting '{name}' is required: give it as {name}=VALUE")
-    try:
+    with explained(entry, schema):
         return OmegaConf.to_object(config)  # type: ignore[return-value]
-    except (OmegaConfBaseException, ValueError, TypeError) as error:
-        raise UserError(explain(error, entry, schema)) from error
 
 
 def as_text(override: str, schema: type, *, multirun: bool = False) -> str:

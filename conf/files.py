@@ -3,6 +3,7 @@
 A checksummed file is {"crc32": of all the rest, ...}.
 """
 
+import gzip
 import json
 import os
 import resource
@@ -35,6 +36,18 @@ def read_json(path: Path, expected: str = "a JSON object") -> dict[str, Any]:
         raise UserError(
             f"{path} must be {expected}, got {in_one_line(error)}"
         ) from error
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of JSON lines or of a JSON list, gzipped or not."""
+    content = path.read_bytes()
+    if path.suffix == ".gz":
+        content = gzip.decompress(content)
+    text = content.decode("utf-8-sig")
+    if text.lstrip().startswith("["):
+        rows: list[dict[str, Any]] = json.loads(text)
+        return rows
+    return [json.loads(line) for line in text.split("\n") if line.strip()]
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -25,7 +25,6 @@ from conf.files import read_result, with_checksum, write_json
 from conf.fingerprint import MANIFEST, fingerprint
 
 BEGUN = "begun.json"
-WITHIN = ".partial"  # the unfinished folder, in one that cannot be replaced
 SCHEMA = 1
 PACKAGES = ("torch", "transformers", "deepspeed", "tokenizers", "numpy")
 ROOT = Path(__file__).parent.parent  # the folder that the project's packages lie in
@@ -95,13 +94,13 @@ def is_finished(out: str | Path, kind: str, facts: Mapping[str, Any]) -> bool:
 
     Raises UserError when it holds a finished result of other settings or other inputs, or can be no folder.
     """
-    if not _has_manifest(out):
-        return False
+    check_place(out)
     path = Path(out) / MANIFEST
+    if not path.is_file():
+        return False
     check_same(read_result(path), {"kind": kind, **facts}, out)
     with suppress(OSError):  # of a run that was killed as it made the folder visible
         path.with_name(BEGUN).unlink(missing_ok=True)
-        path.with_name(WITHIN).rmdir()
     return True
 
 
@@ -159,6 +158,10 @@ def begun(out: str | Path, facts: Mapping[str, Any] | None = None) -> Iterator[P
     """
     check_place(out)
     _check_empty(out)
+    if os.path.ismount(os.path.realpath(out)):  # which no rename can replace
+        raise UserError(
+            f"out={out} must be no mount point. Use a folder in it, such as out={out}/out"
+        )
     partial = partial_of(out)
     created = create_folder(partial, out)
     descriptor = lock(partial, out)
@@ -190,26 +193,9 @@ def check_out(out: str | Path) -> None:
 
     For a stage that must look long at its inputs before it can ask `is_finished`.
     """
-    if not _has_manifest(out):
-        _check_empty(out)
-
-
-def _has_manifest(out: str | Path) -> bool:
-    """Return whether `out` is finished. A publication that was killed midway is completed first."""
     check_place(out)
-    manifest = Path(out) / MANIFEST
-    partial = partial_of(out)
-    if partial.name == WITHIN and not manifest.is_file():
-        with suppress(
-            FileNotFoundError
-        ):  # another process of this run has completed it
-            if (partial / MANIFEST).is_file():
-                descriptor = lock(partial, out)
-                try:
-                    _move_entries(partial)
-                finally:
-                    os.close(descriptor)
-    return manifest.is_file()
+    if not (Path(out) / MANIFEST).is_file():
+        _check_empty(out)
 
 
 def create_folder(path: Path, out: str | Path) -> list[Path]:
@@ -247,39 +233,21 @@ def check_place(out: str | Path) -> None:
 
 
 def _check_empty(out: str | Path) -> None:
-    """Raise UserError where a folder holds anything but what a file system has in its root."""
+    """Raise UserError where a folder holds anything."""
     final = Path(out)
-    if final.exists() and any(
-        path.name not in (WITHIN, "lost+found") for path in final.iterdir()
-    ):
+    if final.exists() and any(final.iterdir()):
         raise UserError(
             f"out={out} must be a new or empty folder, got other files there. Use another out="
         )
-
-
-def is_mount_point(path: Path) -> bool:
-    """Return whether something is mounted at an absolute path without links.
-
-    `docker -v` may bind a folder of the same file system, which os.path.ismount misses.
-    """
-    import psutil  # late: 40 ms
-
-    mounts = {partition.mountpoint for partition in psutil.disk_partitions(all=True)}
-    return os.path.ismount(path) or str(path) in mounts
 
 
 def partial_of(out: str | Path) -> Path:
     """Return the folder that is to become `out`, while it is written: beside it, where a rename makes it
     visible.
 
-    A link is followed: its target becomes the result. A folder that no rename can replace, a mount point or
-    below a parent that cannot be written, has it within: its entries are moved, the manifest last.
+    A link is followed: its target becomes the result.
     """
     final = Path(os.path.realpath(out))
-    if final.is_dir() and (
-        is_mount_point(final) or not os.access(final.parent, os.W_OK)
-    ):
-        return final / WITHIN
     return final.with_name(f".{final.name}.partial")
 
 
@@ -291,20 +259,12 @@ def publish(partial: Path) -> Path:
     for path in partial.glob(".*"):
         if path.is_file():  # left by a writer of JSON that was killed
             path.unlink()
-    within = partial.name == WITHIN
-    final = (
-        partial.parent
-        if within
-        else partial.with_name(partial.name[1:].removesuffix(".partial"))
-    )
+    final = partial.with_name(partial.name[1:].removesuffix(".partial"))
     try:
         _check_empty(final)
-        if within:
-            _move_entries(partial)
-        else:
-            if final.exists():
-                final.rmdir()
-            os.replace(partial, final)
+        if final.exists():
+            final.rmdir()
+        os.replace(partial, final)
     except (OSError, UserError) as error:
         reason = error.strerror if isinstance(error, OSError) else "other files in it"
         raise UserError(
@@ -313,13 +273,6 @@ def publish(partial: Path) -> Path:
         ) from error
     (final / BEGUN).unlink(missing_ok=True)
     return final
-
-
-def _move_entries(partial: Path) -> None:
-    """Move what is in a folder into its parent, the manifest last, and remove the folder."""
-    for path in sorted(partial.iterdir(), key=lambda path: path.name == MANIFEST):
-        path.rename(partial.parent / path.name)
-    partial.rmdir()
 
 
 def lock(folder: Path, out: str | Path) -> int:

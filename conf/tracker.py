@@ -1,17 +1,15 @@
-"""Weights & Biases: its settings, for training, export and reports alike, and a run that never ends theirs."""
+"""Weights & Biases: its settings, for training and reports alike, and a run that never ends theirs."""
 
 import atexit
 import logging
 import os
 import secrets
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from tempfile import TemporaryFile
 from typing import Any
 
 from conf.errors import UserError, describe_error, visible
@@ -21,7 +19,6 @@ from conf.schema import check_settings, setting
 ONLINE_SECONDS = 30.0  # for W&B to answer, before a run goes on offline
 UPLOAD_SECONDS = 30.0  # at the end of a run, for what was not sent before
 GRACE_SECONDS = 10.0  # for W&B's process to end, beyond the time it is given
-DISK_SECONDS = 10.0  # between two checks for a full disk
 
 
 @dataclass
@@ -32,25 +29,18 @@ class TrackerConfig:
     mode: str = setting("offline", choices=("offline", "online", "disabled"))
     #: project that runs are listed in
     project: str = "adaptive-tokens"
-    #: group that runs are listed under; null: one for the training, the export and the
-    #: report of a model
+    #: group that runs are listed under
     group: str | None = None
 
     def __post_init__(self) -> None:
         check_settings(self, "tracker")
 
 
-def run_file(folder: Path, name: str = "run") -> Path:
-    """Return the file beside W&B's own that has a run's id and group."""
-    return folder / "wandb" / f"{name}.json"
-
-
 class WandbRun:
     """A run of W&B, begun and fed by a thread of its own: only `finish` waits for W&B, for a limited time.
 
-    The thread continues the run that `file` names, or begins one. Its group is the setting's, else that of the
-    run in the file `linked`, else that of `file`, else a new one. If an online run does not begin, the thread
-    begins an offline run; on any other failure W&B is off. `tell` prints one line for either.
+    The thread continues the run that `folder`/wandb/run.json names, or begins one. If an online run does not
+    begin, the thread begins an offline run; on any other failure W&B is off. `tell` prints one line for either.
     """
 
     def __init__(
@@ -58,32 +48,22 @@ class WandbRun:
         config: TrackerConfig,
         folder: Path,
         *,
-        file: Path,
         name: str,
         job_type: str,
         settings: Mapping[str, Any],
         tell: Callable[[str], None],
-        linked: Path | None = None,
         run_id: str | None = None,
     ) -> None:
-        saved = _read(file)
+        self._folder = folder
+        self._files = folder / "wandb"
+        self._file = self._files / "run.json"
         self.id = (
             run_id
-            or saved.get("id")
+            or _saved_id(self._file)
             or os.environ.get("WANDB_RUN_ID")
             or secrets.token_hex(4)
         )
-        self._group = (
-            config.group
-            or os.environ.get("WANDB_RUN_GROUP")
-            or _read(linked).get("group")
-            or saved.get("group")
-            or visible(f"{name}-{self.id}")
-        )
         self._config = config
-        self._folder = folder
-        self._files = folder / "wandb"
-        self._file = file
         self._name = visible(name)
         self._job_type = job_type
         self._settings = dict(settings)
@@ -119,13 +99,8 @@ class WandbRun:
             atexit.register(
                 self.finish
             )  # before W&B's own hook, which would wait without a limit
-            checked = time.monotonic()
             for action in iter(self._actions.get, None):
-                if time.monotonic() - checked > DISK_SECONDS:
-                    _check_disk(self._files)
-                    checked = time.monotonic()
                 action(run)
-            _check_disk(self._files)
             run.finish()
         except (
             Exception
@@ -141,8 +116,7 @@ class WandbRun:
         import wandb
 
         self._files.mkdir(parents=True, exist_ok=True)
-        _check_disk(self._files)
-        write_json(self._file, {"id": self.id, "group": self._group})
+        write_json(self._file, {"id": self.id})
         keep_within(self._folder)
         logging.raiseExceptions = (
             False  # W&B's log on a full disk prints a traceback for every line
@@ -155,9 +129,6 @@ class WandbRun:
         except Exception as error:
             if self._config.mode != "online":
                 raise
-            _check_disk(
-                self._files
-            )  # a full disk has no room for an offline run either
             self._tell(
                 f"tracker.mode=online: {describe_error(error)}; the run goes on offline. Send it later: "
                 f"wandb sync {self._files}/offline-run-*"
@@ -170,7 +141,7 @@ class WandbRun:
 
         return wandb.init(
             project=self._config.project,
-            group=self._group,
+            group=self._config.group,
             job_type=self._job_type,
             name=self._name,
             id=run_id,
@@ -187,13 +158,6 @@ class WandbRun:
         )
 
 
-def _check_disk(folder: Path) -> None:
-    """Raise OSError if a file of 1 MiB cannot be written; W&B's process drops what it cannot write."""
-    with TemporaryFile(dir=folder) as file:
-        file.write(bytes(2**20))
-        file.flush()
-
-
 def _kill_service() -> None:
     """Kill W&B's process, a child of this one."""
     import psutil
@@ -203,13 +167,12 @@ def _kill_service() -> None:
             process.kill()
 
 
-def _read(file: Path | None) -> dict[str, str]:
-    """Return a run's id and group; nothing where there is no such file, or another's."""
+def _saved_id(file: Path) -> str | None:
+    """Return a run's id; None where there is no such file, or another's."""
     try:
-        run = read_json(file) if file else {}
-    except UserError:
-        return {}
-    return {key: value for key, value in run.items() if isinstance(value, str)}
+        return str(read_json(file)["id"])
+    except (UserError, KeyError):
+        return None
 
 
 def keep_within(folder: Path) -> None:

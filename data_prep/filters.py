@@ -17,9 +17,7 @@ than 5 words are ignored, and so are 13-grams of numbers and single letters alon
 C# and Java tasks stand at the head of ordinary files too.
 """
 
-import gzip
 import hashlib
-import json
 import string
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,6 +29,7 @@ from ahocorasick_rs import BytesAhoCorasick
 
 from conf import UserError
 from conf.errors import HUB, Refusing
+from conf.files import read_rows
 from data_prep.config import DecontaminateConfig, FilterConfig
 from data_prep.document import Document, Drop, batches
 
@@ -118,13 +117,7 @@ def _rows(setting: str, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from _hub_rows(setting, place)
     for path in files:
         with Refusing(f"decontaminate.{setting}: {path} must be JSON lines, got"):
-            data = path.read_bytes()
-            text = gzip.decompress(data) if path.suffix == ".gz" else data
-            lines = text.decode().split("\n")
-            if path.suffix == ".json":
-                rows = json.loads(text)
-            else:
-                rows = [json.loads(line) for line in lines if line.strip()]
+            rows = read_rows(path)
         source = path.name.split(".")[0] if len(files) > 1 else ""
         yield from ((source, row) for row in rows)
 

@@ -5,7 +5,7 @@ training would draw, by the function that draws them. Changes nothing.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -180,7 +180,7 @@ def warnings(manifest: dict[str, Any]) -> Iterator[str]:
             )
 
 
-def _table(title: str, *columns: str) -> Table:
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     table = Table(
         title=title,
         title_justify="left",
@@ -190,35 +190,30 @@ def _table(title: str, *columns: str) -> Table:
     )
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index else "left")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
 def languages(manifest: dict[str, Any]) -> Table:
-    """Tabulate documents, bytes and tokens of each language; with a budget, its share."""
-    chosen = manifest.get("chosen", {})
-    by = manifest["settings"]["proportion"]["by"]
-    counted = {"bytes": "bytes", "files": "documents"}[by]
+    """Tabulate documents, bytes and tokens of each language, and its share of the bytes."""
     sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for name in SPLITS:
         for language, counts in manifest[name]["languages"].items():
             sums[language].update(counts)
-    whole = sum(total[counted] for total in sums.values())
-    columns = ["language", "documents", "MB", "tokens", f"% of {by}", "bytes/token"]
-    table = _table("Languages", *columns, *(["budget's share"] if chosen else []))
-    for language, total in sorted(sums.items(), key=lambda item: -item[1][counted]):
-        row = [
+    whole = sum(total["bytes"] for total in sums.values())
+    rows = [
+        (
             language,
             f"{total['documents']:,}",
             f"{total['bytes'] / 1e6:,.2f}",
             f"{total['tokens']:,}",
-            f"{total[counted] / whole:.2%}",
-            f"{total['bytes'] / max(1, total['tokens']):.2f}",
-        ]
-        if chosen:
-            exhausted = ", all there is" if chosen[language]["exhausted"] else ""
-            row.append(f"{chosen[language]['share']:.2%}{exhausted}")
-        table.add_row(*row)
-    return table
+            f"{total['bytes'] / whole:.2%}",
+        )
+        for language, total in sorted(sums.items(), key=lambda item: -item[1]["bytes"])
+    ]
+    columns = ("language", "documents", "MB", "tokens", "% of bytes")
+    return _table("Languages", columns, rows)
 
 
 def splits(manifest: dict[str, Any]) -> Table:
@@ -226,26 +221,21 @@ def splits(manifest: dict[str, Any]) -> Table:
     present = {mode for name in SPLITS for mode in manifest[name]["modes"]}
     modes = [mode.name for mode in Mode if mode.name in present]
     columns = ["split", "documents", *modes, "sequences", "tokens", "filled"]
-    table = _table("Sequences", *columns)
+    rows = []
     for name in SPLITS:
         split = manifest[name]
-        documents = max(1, sum(split["modes"].values()))
-        table.add_row(
-            name,
-            f"{split['documents']:,}",
-            *(f"{split['modes'].get(mode, 0) / documents:.1%}" for mode in modes),
-            f"{split['sequences']:,}",
-            f"{split['tokens']:,}",
-            f"{split['filled']:.2%}",
-        )
-    return table
+        counts = [f"{split['modes'].get(mode, 0):,}" for mode in modes]
+        sizes = [f"{split['sequences']:,}", f"{split['tokens']:,}"]
+        documents = f"{split['documents']:,}"
+        rows.append([name, documents, *counts, *sizes, f"{split['filled']:.2%}"])
+    return _table("Sequences", columns, rows)
 
 
 def drops(manifest: dict[str, Any]) -> Table:
     """Tabulate the rows that were read, by what became of them."""
     counts = manifest["counts"]
     reasons = {f"dropped: {name}": n for name, n in manifest["drops"].items()}
-    rows = {
+    fates = {
         "read": counts["rows"],
         **reasons,
         "not chosen": counts.get("not chosen", 0),
@@ -254,11 +244,8 @@ def drops(manifest: dict[str, Any]) -> Table:
             "documents with control pieces"
         ],
     }
-    table = _table("Rows", "", "rows", "share")
-    for name, count in rows.items():
-        if count:
-            table.add_row(name, f"{count:,}", f"{count / max(1, counts['rows']):.2%}")
-    return table
+    rows = [(name, f"{count:,}") for name, count in fates.items() if count]
+    return _table("Rows", ("", "rows"), rows)
 
 
 if __name__ == "__main__":

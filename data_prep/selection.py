@@ -162,8 +162,6 @@ class Chosen:
 
     threshold: int  # bins below it are chosen
     share: float  # of the budget, by the settings
-    files: int  # expected
-    bytes: int
     exhausted: bool  # it had less than its share
 
 
@@ -181,7 +179,7 @@ def choose(
     language whose share is 0.
     """
     result = {
-        name: Chosen(0, 0.0, 0, 0, exhausted=False)
+        name: Chosen(0, 0.0, exhausted=False)
         for name, share in shares.items()
         if name in measures and share == 0
     }
@@ -218,8 +216,6 @@ def choose(
         result[name] = Chosen(
             threshold=place,
             share=known[name],
-            files=int(measures[name].files[:place].sum()),
-            bytes=int(measures[name].bytes[:place].sum()),
             exhausted=bool(all_taken),
         )
     return result

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Hashable
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from transformers import (
@@ -15,6 +16,7 @@ from transformers import (
 
 from conf import UserError
 from infer.config import METHODS, DecodeConfig
+from infer.drafters.budget import FamilyBudget, FixedBudget, MeasuredBudget
 from infer.drafters.draft_model import (
     UNREAD,
     DraftSetup,
@@ -22,14 +24,7 @@ from infer.drafters.draft_model import (
     ProbeDrafters,
     RatioDrafters,
 )
-from infer.drafters.policy import (
-    FamilyBudget,
-    FixedBudget,
-    MeasuredBudget,
-    length_class,
-    prior_costs,
-    remembered,
-)
+from infer.drafters.policy import length_class, prior_costs
 from infer.drafters.source_methods import SourceMethods
 from infer.drafters.stopwatch import Stopwatch
 from infer.engine.runner import Runners
@@ -63,7 +58,7 @@ class DraftMethods:
         self._lm = lm
         self._draft = draft
         self._runners = Runners(draft.lm, compile=compile, target=lm)
-        self._budget = remembered(self._new_budget)
+        self._budget = lru_cache(64)(self._new_budget)
 
     def drafters(
         self,

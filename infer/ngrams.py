@@ -46,7 +46,7 @@ Shares = dict[int, float]  # p(c) / D by successor c
 
 @dataclass(frozen=True)
 class NgramWeights:
-    """The strength of the n-grams, fitted on held-out text by train.export.
+    """The strength of the n-grams, as adaptive.json has them.
 
     `places[j]` is λ of place j after the root; the last one holds for all later places.
     """
@@ -56,7 +56,7 @@ class NgramWeights:
     places: tuple[float, ...] = (0.4,)
 
     def __post_init__(self) -> None:
-        """Raise ValueError for weights that no fit gives."""
+        """Raise ValueError for weights out of range."""
         if (
             not self.places
             or not all(0 <= weight <= 4 for weight in self.places)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from conf import run
 from conf.schema import check_settings, setting
-from infer.config import DTYPES, DecodeConfig, check_directory
+from infer.config import DecodeConfig, check_directory
 
 if TYPE_CHECKING:
     from infer.api import Model, TextStep
@@ -25,8 +25,6 @@ class PlaygroundConfig:
     model: str = setting(hub="model")
     #: a model that drafts, as that of python -m infer
     draft: str | None = setting(None, hub="model")
-    #: of the weights; auto: bfloat16 where the device computes in it as fast
-    dtype: str = setting("auto", choices=DTYPES)
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -112,7 +110,7 @@ def main(config: PlaygroundConfig) -> None:
     check_directory(config.model)
     from infer.api import load
 
-    model = load(config.model, config.dtype, draft=config.draft)
+    model = load(config.model, draft=config.draft)
     build(model, config.model).launch(show_error=True)
 
 

@@ -179,6 +179,10 @@ def _branch_attention(
         return flex_attention_forward(module, query, key, value, mask, scaling=scaling)[
             0
         ]
+    # The kernels that take a mask need a key for every head.
+    groups = query.shape[1] // key.shape[1]
+    key = repeat_kv(key, groups)
+    value = repeat_kv(value, groups)
     kernel = _dense if query.is_cpu else _fused
     return kernel(query, key, value, mask, scaling, dropout)
 
@@ -192,10 +196,6 @@ def _fused(
     dropout: float,
 ) -> Tensor:
     """Attend by PyTorch's fused kernel, which stores no scores."""
-    # The kernel that takes a mask needs a key for every head.
-    groups = query.shape[1] // key.shape[1]
-    key = repeat_kv(key, groups)
-    value = repeat_kv(value, groups)
     output = F.scaled_dot_product_attention(
         query, key, value, mask, dropout_p=dropout, scale=scaling
     )
@@ -211,9 +211,6 @@ def _dense(
     dropout: float,
 ) -> Tensor:
     """Attend in two products: faster than the fused kernel on a CPU with a mask."""
-    groups = query.shape[1] // key.shape[1]
-    key = repeat_kv(key, groups)
-    value = repeat_kv(value, groups)
     scaling = query.shape[3] ** -0.5 if scaling is None else scaling
     bias = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(
         ~mask, -torch.inf
@@ -228,11 +225,8 @@ def _trunk_eager(
     key: Tensor,
     value: Tensor,
     mask: None,
-    *,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **unused: Any,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
     n = query.shape[2]
     causal = torch.ones(n, n, dtype=torch.bool, device=query.device).tril()
-    return _dense(query, key, value, causal, scaling, dropout), None
+    return _branch_attention(module, query, key, value, causal, **kwargs), None

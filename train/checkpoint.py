@@ -99,12 +99,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints of a run, newest first."""
     pattern = re.compile(r"step-\d+")
     paths = [path for path in folder.glob("step-*") if pattern.fullmatch(path.name)]
-    return sorted(paths, key=step_of, reverse=True)
-
-
-def step_of(folder: Path) -> int:
-    """Return the step that a checkpoint's folder is named for."""
-    return int(folder.name.removeprefix("step-"))
+    return sorted(paths, key=lambda path: int(path.name[5:]), reverse=True)
 
 
 def find_whole(

@@ -18,26 +18,10 @@ from rich.progress import (
 from conf.console import PlainConsole
 from conf.files import write_bytes
 from conf.stage import commit, versions
-from conf.tracker import TrackerConfig, WandbRun, run_file
+from conf.tracker import TrackerConfig, WandbRun
 
 OFFSETS = 10  # offsets whose accuracy a console line shows
 LINE_SECONDS = 30  # between two lines in a log file, which shows no bar
-
-
-def best(validation: list[dict[str, float]]) -> dict[str, float]:
-    """Return the least of each loss and the most of each other metric over the
-    validations.
-    """
-    names = [
-        name
-        for name in validation[0]
-        if name.endswith("_loss") or name.startswith("acc")
-    ]
-    columns = {name: [row[name] for row in validation if name in row] for name in names}
-    return {
-        name: min(values) if name.endswith("_loss") else max(values)
-        for name, values in columns.items()
-    }
 
 
 def baseline(validation: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
@@ -140,7 +124,6 @@ class Tracker:
             self._run = WandbRun(
                 config,
                 out,
-                file=run_file(out),
                 name=name,
                 job_type="train",
                 settings=settings | {"versions": versions(), "commit": commit()},
@@ -153,10 +136,6 @@ class Tracker:
         """Draw all metrics over this one, which is logged with them."""
         self._send(lambda run: run.define_metric(name))
         self._send(lambda run: run.define_metric("*", step_metric=name))
-
-    def summarise(self, values: Mapping[str, Any]) -> None:
-        """Record figures of the whole run."""
-        self._send(lambda run: run.summary.update(dict(values)))
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Record metrics of a step."""

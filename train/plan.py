@@ -5,7 +5,6 @@ weights.
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.table import Table
@@ -37,7 +36,6 @@ DEVICES = {
     "l40s_48gb": ("NVIDIA L40S", 44.4),
     "rtx4090_24gb": ("NVIDIA GeForce RTX 4090", 23.6),
 }
-CLOSE = 0.9  # above this share of a device's memory a plan fits closely
 UTILISATION = 0.4  # share of a device's peak that a plan assumes
 
 
@@ -130,50 +128,25 @@ def plan(config: TrainConfig) -> dict[str, str]:
         architecture.vocab_size = max(architecture.vocab_size, vocab.size)
     seq_len: int = data["seq_len"] if data else architecture.max_position_embeddings
     check_architecture(architecture, seq_len=seq_len)
-    return {
-        **_model(config, architecture),
-        **_batch(config, data, seq_len),
-        **_cost(config, architecture, seq_len),
-        **_memory(config, architecture, seq_len),
-    }
-
-
-def _model(config: TrainConfig, architecture: PretrainedConfig) -> dict[str, str]:
     parameters = sum(p.numel() for p in skeleton(architecture).parameters())
-    objective = config.objective
-    optimizer = config.optimizer
-    lora = config.lora
-    trained = "every weight"
-    if lora.rank:
-        trained = f"LoRA of rank {lora.rank}{', gated' if lora.gated else ''}"
-    source = config.model.path or "the shape of the settings"
-    kind = f"{architecture.model_type}, {parameters / 1e9:.2f}B parameters"
-    return {
-        "model": f"{source}: {kind}",
-        "objective": f"{objective.name}, L={objective.L}, w={objective.w:g}",
-        "trained": trained,
-        "steps": f"{config.steps:,}, learning rate {optimizer.lr:g} to "
-        f"{optimizer.min_lr:g}, warm-up {optimizer.warmup_steps}",
-    }
-
-
-def _batch(
-    config: TrainConfig, data: dict[str, Any] | None, seq_len: int
-) -> dict[str, str]:
     step = config.global_batch * seq_len
-    ranks = config.plan_ranks
     computed = expected_work(config.objective, seq_len).rows / seq_len
     total = config.steps * step
     lines = {
-        "batch": f"{config.global_batch} sequences of {seq_len:,} = {ranks} ranks x "
-        f"{config.micro_batch} x {config.accumulations(ranks)} accumulations",
+        "model": f"{architecture.model_type}, {parameters / 1e9:.2f}B parameters",
+        "batch": f"{config.global_batch} sequences of {seq_len:,} = {config.plan_ranks} ranks x "
+        f"{config.micro_batch} x {config.accumulations(config.plan_ranks)} accumulations",
         "tokens": f"{_count(total)} of data, {_count(computed * total)} computed",
     }
     if data:
         epochs = config.steps * config.global_batch / data["train"]["sequences"]
         tokens = _count(data["train"]["tokens"])
         lines["data"] = f"{config.data.path}: {tokens} tokens, read {epochs:.2f} times"
-    return lines
+    return {
+        **lines,
+        **_cost(config, architecture, seq_len),
+        **_memory(config, architecture, seq_len),
+    }
 
 
 def _cost(
@@ -201,14 +174,12 @@ def _memory(
         "activations": memory.activations,
         "loss": memory.loss,
     }
-    dtype = "bfloat16" if config.bf16 else "float32"
     machine = (
         f"{local * memory.loading / GIB:.1f} GiB while {local} ranks load the model"
     )
     if memory.host:
         machine += f", {local * memory.host / GIB:.1f} GiB of states offloaded"
     return {
-        "ranks": f"{ranks}, ZeRO stage {config.stage}, {dtype}",
         "memory per GPU": _verdict(memory, config.plan_device),
         **{f"  {name}": f"{size / GIB:.1f} GiB" for name, size in parts.items()},
         "memory per machine": machine,
@@ -216,13 +187,9 @@ def _memory(
 
 
 def _verdict(memory: Memory, device: str) -> str:
-    """Return whether the estimate fits the device: fits, fits closely, or does not fit."""
+    """Return whether the estimate fits the device."""
     capacity = plan_device(device)[1] - RESERVED
-    verdict = "fits"
-    if memory.total > CLOSE * capacity:
-        verdict = "fits closely"
-    if memory.total > capacity:
-        verdict = "does not fit"
+    verdict = "fits" if memory.total <= capacity else "does not fit"
     return (
         f"{verdict}: {memory.total / GIB:.1f} of {capacity / GIB:.1f} GiB of {device}"
     )

@@ -44,7 +44,6 @@ from train.metrics import (
     StepLog,
     Tracker,
     baseline,
-    best,
     describe_step,
     describe_validation,
 )
@@ -354,10 +353,6 @@ class Trainer:
         )
         self.validation.append({"step": self.step, **metrics})
         self._track("validation", metrics)
-        # W&B's own min and max forget the values before a resume in offline files.
-        self.tracker.summarise(
-            {f"best/{name}": value for name, value in best(self.validation).items()}
-        )
         self.tracker.tell(f"step {self.step} held-out: {describe_validation(metrics)}")
         rise = metrics["standard_loss"] / baseline(self.validation)["standard_loss"] - 1
         if rise > self.config.max_loss_rise:
@@ -401,8 +396,6 @@ class Trainer:
             validation=self.validation,
             base=base_model(None if model.random_init else model.path),
             data=self.trained_on,
-            # For an export that measures again.
-            places={"data.path": str(Path(self.config.data.path).resolve())},
             tokenizer=fingerprint_file(self.out / DESCRIBED / "tokenizer.json"),
             architecture=fingerprint_file(self.out / DESCRIBED / "config.json"),
         )

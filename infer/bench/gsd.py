@@ -18,7 +18,7 @@ speed.decoders=[ssd,tsd,gsd].
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -32,10 +32,12 @@ from infer.models.checkpoint import ModelDirectory
 from infer.trees.token_graph import Outcome
 
 RANKS = 4  # whose shares are reported (Figures 7 and 8)
-ABLATED_K = (1, 2, 3, 4, 5, 6)  # Figure 5
-ABLATED_TAU = (1, 2, 3, 4, 5)
-ABLATED_THETA_PROB = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
-ABLATED_THETA_SIB = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
+ABLATED: Mapping[str, Sequence[Any]] = {  # Figure 5
+    "k": (1, 2, 3, 4, 5, 6),
+    "tau": (1, 2, 3, 4, 5),
+    "theta_prob": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6),
+    "theta_sib": (0.0, 0.1, 0.3, 0.5, 0.7, 0.9),
+}
 Row = dict[str, Any]
 
 
@@ -50,8 +52,7 @@ class GsdPart(Part):
         directory: ModelDirectory,
         sets: Mapping[str, Sequence[Prompt]],
     ) -> None:
-        super().__init__(replace(config, base=None), directory)
-        self._sets = sets
+        super().__init__(replace(config, base=None), directory, sets)
         decode = DecodeConfig(
             "gsd",
             k=config.gsd.k,
@@ -60,63 +61,26 @@ class GsdPart(Part):
             tau=config.gsd.tau,
             max_new_tokens=config.speed.max_new_tokens,
         )
-        self._settings = {
-            f"{prompt_set}-{table}-{name.replace(' ', '_')}": (
-                prompt_set,
-                table,
-                name,
-                setting,
-            )
+        self.tasks = {
+            f"{prompt_set}-{task[0]}-{task[1].replace(' ', '_')}": (prompt_set, *task)
             for prompt_set in sets
-            for table, name, setting in settings(decode)
-            if table in config.gsd.parts
+            for task in settings(decode)
+            if task[0] in config.gsd.parts
         }
-        self.names = list(self._settings)
-        self.content = [[prompt.ids for prompt in sets[name]] for name in sets]
 
-    def measure(self, name: str) -> Row:
+    def measure(self, task: tuple[str, str, str, DecodeConfig]) -> Row:
         """Return the row of a setting."""
-        prompt_set, table, name, decode = self._settings[name]
+        prompt_set, table, name, decode = task
         row = {"prompt_set": prompt_set, "part": table, "setting": name}
-        return row | measure_setting(self.model, self._sets[prompt_set], decode)
+        texts = [
+            decode_prompt(self.model, prompt.ids, decode, seed)
+            for seed, prompt in enumerate(self.sets[prompt_set])
+        ]
+        return row | figures(texts)
 
     def result(self, records: Mapping[str, Row], folder: Path) -> dict[str, Any]:
         """Return the rows of the report."""
         return {"rows": list(records.values())}
-
-
-@dataclass(frozen=True, slots=True)
-class StepCounts:
-    """The draft of one step.
-
-    `nodes` of its graph are without the root and merged nodes, `levels` were drafted and
-    `tokens` emitted. `ranks` are those of the accepted drafts among their siblings, 1 the
-    likeliest.
-    """
-
-    nodes: int
-    levels: int
-    tokens: int
-    ranks: tuple[int, ...]
-    succeeded: bool  # the accepted path continues behind a merged node
-
-    @classmethod
-    def of(cls, outcome: Outcome) -> "StepCounts":
-        """Count a step. The level of a node is that of its own path, without merging."""
-        graph = outcome.graph
-        depths = [0]
-        for parent in graph.parents[1:]:
-            depths.append(depths[parent] + 1)
-        ranks = tuple(
-            1 + graph.children[a].index(b) for a, b in pairwise(outcome.accepted)
-        )
-        return cls(
-            nodes=graph.drafted,
-            levels=max(depths),
-            tokens=len(outcome.tokens),
-            ranks=ranks,
-            succeeded=outcome.succeeded,
-        )
 
 
 @dataclass(frozen=True)
@@ -158,34 +122,11 @@ def settings(gsd: DecodeConfig) -> Iterator[tuple[str, str, DecodeConfig]]:
         yield "methods", f"top-p {decode.method}", sampled
         ratio = replace(sampled, verify="ratio")
         yield "sampling", f"top-p {decode.method} ratio", ratio
-    for k in ABLATED_K:
-        yield "ablation", f"gsd k={k}", replace(gsd, k=k)
-        yield "ablation", f"tsd k={k}", replace(tsd, k=k)
-    for tau in ABLATED_TAU:
-        yield "ablation", f"gsd tau={tau}", replace(gsd, tau=tau)
-    for theta in ABLATED_THETA_PROB:
-        yield "ablation", f"gsd theta_prob={theta}", replace(gsd, theta_prob=theta)
-    for theta in ABLATED_THETA_SIB:
-        yield "ablation", f"gsd theta_sib={theta}", replace(gsd, theta_sib=theta)
-
-
-def measure_setting(
-    model: Model, prompts: Sequence[Prompt], decode: DecodeConfig
-) -> Row:
-    """Return the figures of a setting; `same` texts are those of plain decoding."""
-    plain = DecodeConfig(
-        "plain",
-        temperature=decode.temperature,
-        top_p=decode.top_p,
-        max_new_tokens=decode.max_new_tokens,
-    )
-    texts = []
-    same = 0
-    for seed, prompt in enumerate(prompts):
-        text = decode_prompt(model, prompt.ids, decode, seed)
-        same += text.tokens == decode_prompt(model, prompt.ids, plain, seed).tokens
-        texts.append(text)
-    return {"same": same, "compared": len(texts), **figures(texts)}
+    for name, values in ABLATED.items():
+        for value in values:
+            for decode in (gsd, tsd) if name == "k" else (gsd,):
+                changed = replace(decode, **{name: value})
+                yield "ablation", f"{decode.method} {name}={value}", changed
 
 
 def figures(texts: Sequence[DraftedText]) -> Row:
@@ -196,26 +137,39 @@ def figures(texts: Sequence[DraftedText]) -> Row:
     the share of the emitted tokens. drafted_per_token counts nodes of the graphs, without
     merged ones (`drafted_token_num`).
     """
-    counts = [[StepCounts.of(outcome) for outcome in text.outcomes] for text in texts]
-    steps = list(chain.from_iterable(counts))
+    outcomes = [outcome for text in texts for outcome in text.outcomes]
+    if not outcomes:
+        return {}
     rates = []
     undrafted = 0
-    for text, text_steps in zip(texts, counts, strict=True):
-        undrafted += text.forwards - 1 - len(text_steps)  # each emits one token
-        if levels := sum(step.levels for step in text_steps):
-            rates.append(sum(len(step.ranks) for step in text_steps) / levels)
-    ranks = Counter(rank for step in steps for rank in step.ranks)
-    emitted = sum(step.tokens for step in steps) + undrafted
-    accepted = sum(text.accepted for text in texts)
+    for text in texts:
+        undrafted += text.forwards - 1 - len(text.outcomes)  # each emits one token
+        if levels := sum(levels_of(outcome) for outcome in text.outcomes):
+            rates.append(sum(len(ranks_of(o)) for o in text.outcomes) / levels)
+    ranks = Counter(rank for outcome in outcomes for rank in ranks_of(outcome))
+    emitted = sum(len(outcome.tokens) for outcome in outcomes) + undrafted
+    shares = [ranks[rank] / max(1, ranks.total()) for rank in range(1, RANKS + 1)]
     tokens = sum(len(text.tokens) for text in texts)
-    if not steps:
-        return {}
     return {
         "acceptance_rate": fmean(rates),
-        "drafted_share": accepted / tokens,
-        "mean_acceptance_length": 1 + fmean(len(step.ranks) for step in steps),
-        "levels": fmean(step.levels for step in steps),
-        "drafted_per_token": sum(step.nodes for step in steps) / emitted,
-        "graph_success": fmean(step.succeeded for step in steps),
-        "rank_shares": [ranks[n] / max(1, ranks.total()) for n in range(1, RANKS + 1)],
+        "drafted_share": sum(text.accepted for text in texts) / tokens,
+        "mean_acceptance_length": 1 + ranks.total() / len(outcomes),
+        "levels": fmean(map(levels_of, outcomes)),
+        "drafted_per_token": sum(o.graph.drafted for o in outcomes) / emitted,
+        "graph_success": fmean(outcome.succeeded for outcome in outcomes),
+        "rank_shares": shares,
     }
+
+
+def levels_of(outcome: Outcome) -> int:
+    """Return the levels of a draft. A node's is that of its own path, without merging."""
+    depths = [0]
+    for parent in outcome.graph.parents[1:]:
+        depths.append(depths[parent] + 1)
+    return max(depths)
+
+
+def ranks_of(outcome: Outcome) -> list[int]:
+    """Return the ranks of the accepted drafts among their siblings, 1 the likeliest."""
+    children = outcome.graph.children
+    return [1 + children[a].index(b) for a, b in pairwise(outcome.accepted)]

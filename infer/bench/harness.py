@@ -11,7 +11,6 @@ killed makes the missing ones, on any number of ranks.
 """
 
 import atexit
-import os
 import platform
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -181,17 +180,24 @@ class Part(ABC):
     """A part of the report: speed, quality or GSD's tables, measured in records."""
 
     title: str  # of the progress bar
-    content: Any  # JSON that identifies the prompts or problems
-    names: list[str]  # of the records
+    tasks: Mapping[str, Any]  # of the records, by name
 
-    def __init__(self, config: BenchConfig, directory: ModelDirectory) -> None:
+    def __init__(
+        self,
+        config: BenchConfig,
+        directory: ModelDirectory,
+        sets: Mapping[str, Sequence[Any]],
+    ) -> None:
         self.config = config
         self.directory = directory
+        self.sets = sets
+        # JSON that identifies the prompts or problems
+        self.content: Any = [[p.ids for p in prompts] for prompts in sets.values()]
         self.model: Model
         self.base: Model | None = None
 
     @abstractmethod
-    def measure(self, name: str) -> Any:
+    def measure(self, task: Any) -> Any:
         """Return a record."""
 
     @abstractmethod
@@ -214,17 +220,16 @@ class Part(ABC):
 
     def run(self, folder: Path, workers: WorkerGroup) -> Mapping[str, Any]:
         """Make the records below `folder`, and return them."""
-        records = Records(folder / "records", self.names)
-        records.make(workers, self.title, self.measure)
+        records = Records(folder / "records", list(self.tasks))
+        records.make(workers, self.title, lambda name: self.measure(self.tasks[name]))
         return records.read()
 
 
 def hardware() -> dict[str, Any]:
-    """Return the names of processor and GPU, the cores and the threads in use."""
+    """Return the names of processor and GPU, and the threads in use."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "cpu": _processor(),
-        "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": gpu,
     }

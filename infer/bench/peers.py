@@ -10,8 +10,7 @@ decoding up to near-ties; sampled, they draw with other random numbers and give 
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +33,12 @@ def peer_decoders(
     """Return the peers of these names.
 
     `assisted` needs a draft model with the vocabulary of the target and is left out otherwise.
+    The models lose their directories' generation settings, such as penalties.
     """
+    logging.set_verbosity_error()  # generate warns of its own calls
+    model.lm.generation_config = GenerationConfig()
+    if model.draft:
+        model.draft.lm.generation_config = GenerationConfig()
     settings: dict[str, Any] = {
         "do_sample": decode.temperature > 0,
         "max_new_tokens": decode.max_new_tokens,
@@ -71,20 +75,16 @@ def _peer(
         )
         ids = torch.tensor([prompt.ids], device=lm.device)
         streamer = _Streamer()
-        with ExitStack() as stack:
-            for used in (lm, assistant):
-                if used is not None:
-                    stack.enter_context(_without_generation_settings(used))
-            torch.manual_seed(seed_of(prompt, seed))
-            began = time.perf_counter()
-            lm.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                generation_config=config,
-                streamer=streamer,
-                assistant_model=assistant,
-            )
-            seconds = duration(began, time.perf_counter())
+        torch.manual_seed(seed_of(prompt, seed))
+        began = time.perf_counter()
+        lm.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            generation_config=config,
+            streamer=streamer,
+            assistant_model=assistant,
+        )
+        seconds = duration(began, time.perf_counter())
         return Run(
             tokens=[token for step in streamer.steps for token in step],
             seconds=seconds,
@@ -114,17 +114,3 @@ class _Streamer(BaseStreamer):
 
     def end(self) -> None:
         pass
-
-
-@contextmanager
-def _without_generation_settings(lm: PreTrainedModel) -> Iterator[None]:
-    """Decode without the directory's generation settings, such as penalties."""
-    settings = lm.generation_config
-    verbosity = logging.get_verbosity()
-    lm.generation_config = GenerationConfig()
-    logging.set_verbosity_error()  # generate warns of its own calls
-    try:
-        yield
-    finally:
-        lm.generation_config = settings
-        logging.set_verbosity(verbosity)

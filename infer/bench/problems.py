@@ -1,7 +1,5 @@
 """The problems of code benchmarks, read from the benchmarks' own files."""
 
-import gzip
-import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +8,7 @@ from typing import Any
 
 from conf import UserError
 from conf.errors import Refusing
+from conf.files import read_rows
 from infer.config import Infill
 
 HUMANEVAL_STOP = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # Chen et al. 2021, 2.2
@@ -129,14 +128,3 @@ def read_problems(kind: str, file: str) -> Sequence[Problem]:
     if not problems:
         raise UserError(f"quality.{kind}={file} must have problems, got none.")
     return problems
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Return the objects of JSON lines or of a JSON list, gzipped or not."""
-    content = path.read_bytes()
-    if path.suffix == ".gz":
-        content = gzip.decompress(content)
-    text = content.decode("utf-8-sig")
-    if text.lstrip().startswith("["):
-        return json.loads(text)
-    return [json.loads(line) for line in text.split("\n") if line.strip()]

@@ -9,7 +9,8 @@ from typing import Any
 
 from conf import UserError
 from conf.errors import Refusing
-from infer.bench.problems import humaneval_file, read_rows
+from conf.files import read_rows
+from infer.bench.problems import humaneval_file
 from infer.chat import chat_ids
 from infer.config import Infill
 from infer.text import Text

@@ -26,7 +26,6 @@ from infer.text import NoInfilling, Text
 
 EXACT = ("infilling", "lines")  # benchmarks whose answers are compared with a text
 Row = dict[str, Any]
-Benchmarks = Mapping[str, Sequence[Problem]]
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,8 @@ class QualityPart(Part):
     title = "answers"
 
     def __init__(self, config: BenchConfig, directory: ModelDirectory) -> None:
-        super().__init__(replace(config, draft=None, draft_adaptive=False), directory)
+        config = replace(config, draft=None, draft_adaptive=False)
+        super().__init__(config, directory, {})
         self._benchmarks, self._warnings = read_benchmarks(config, directory.text)
         self._judged = [
             name
@@ -59,7 +59,7 @@ class QualityPart(Part):
         ]
         if config.base:
             answering.append(("base", "plain"))
-        self._batches = {
+        self.tasks = {
             f"{who}-{decoder}-{name}-{start:05}": Batch(
                 name, who, decoder, problems[start : start + SIDE_BY_SIDE]
             )
@@ -67,16 +67,18 @@ class QualityPart(Part):
             for name, problems in self._benchmarks.items()
             for start in range(0, len(problems), SIDE_BY_SIDE)
         }
-        self.names = list(self._batches)
+        self._problems = {
+            (name, problem.id): problem
+            for name, problems in self._benchmarks.items()
+            for problem in problems
+        }
         self.content = [
             [problem.id, str(problem.prompt), problem.tests]
-            for problems in self._benchmarks.values()
-            for problem in problems
+            for problem in self._problems.values()
         ]
 
-    def measure(self, name: str) -> Row:
+    def measure(self, batch: Batch) -> Row:
         """Return the answers of a batch."""
-        batch = self._batches[name]
         model = self.model
         if batch.who == "base":
             assert self.base is not None
@@ -87,13 +89,8 @@ class QualityPart(Part):
     def run(self, folder: Path, workers: WorkerGroup) -> Mapping[str, Any]:
         """Make the answers, then their verdicts; return the answers with their verdicts."""
         answers = super().run(folder, workers)
-        problems = {
-            (name, problem.id): problem
-            for name, benchmark in self._benchmarks.items()
-            for problem in benchmark
-        }
         cases = {
-            item["key"]: (problems[item["benchmark"], item["id"]], item["text"])
+            item["key"]: (self._problems[item["benchmark"], item["id"]], item["text"])
             for record in answers.values()
             for item in record["answers"]
             if item["benchmark"] in self._judged
@@ -113,7 +110,7 @@ class QualityPart(Part):
     def result(self, records: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         """Write the answers for other harnesses; return the rows of the report."""
         answers = [item for record in records.values() for item in record]
-        write_answers(folder / "solutions", answers, self._benchmarks)
+        write_answers(folder / "solutions", answers, self._problems)
         return {"rows": rows_of(answers), "warnings": self._warnings}
 
 
@@ -227,18 +224,15 @@ def rows_of(answers: Sequence[Row]) -> list[Row]:
     return rows
 
 
-def write_answers(folder: Path, answers: Sequence[Row], benchmarks: Benchmarks) -> None:
+def write_answers(
+    folder: Path, answers: Sequence[Row], problems: Mapping[tuple[str, str], Problem]
+) -> None:
     """Write the answers for the benchmarks' own harnesses.
 
     HumanEval and MBPP as EvalPlus's JSON lines (task_id, solution), infilling as
     human-eval-infilling's (task_id, completion), MultiPL-E as a folder of gzipped JSON files
     with `completions`.
     """
-    problems = {
-        (name, problem.id): problem
-        for name, benchmark in benchmarks.items()
-        for problem in benchmark
-    }
     lines: dict[str, str] = {}
     for item in answers:
         problem = problems[item["benchmark"], item["id"]]

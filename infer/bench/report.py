@@ -14,6 +14,7 @@ from typing import Any
 
 import matplotlib
 from jinja2 import Environment, FileSystemLoader
+from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich import box
@@ -22,22 +23,14 @@ from rich.table import Table as RichTable
 from conf import UserError
 from conf.console import PlainConsole, label, print_line
 from conf.files import read_result, with_checksum, write_bytes, write_json
-from conf.tracker import TrackerConfig, WandbRun, run_file
+from conf.tracker import TrackerConfig, WandbRun
 from infer.bench.config import PARTS
 from infer.bench.speed import BASE, PEER, PLAIN
 
 matplotlib.use("Agg")
+style.use("tableau-colorblind10")
 RESULT = "result.json"  # of a part, in its folder
 POSITIONS = 8  # of drafts, in the tables
-COLORS = (  # Okabe and Ito's
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#e69f00",
-    "#56b4e9",
-    "#888888",
-)
 SPEED_HEADS = (
     "decoder",
     "tok/s",
@@ -131,28 +124,20 @@ def header(part: Row) -> str:
     """Return a line with the circumstances of a part."""
     settings = part["settings"]
     machine = part["hardware"]
-    speed = settings["speed"]
     model = Path(settings["model"]).resolve().name
     facts = [
         f"{model} (gated)" if part["gated"] else model,
         settings["dtype"],
         machine["gpu"] or f"{machine['cpu']}, {machine['threads']} thread(s)",
     ]
-    if part["kind"] == "speed":
-        temperatures = ", ".join(f"{value:g}" for value in speed["temperatures"])
-        facts += [
-            f"k={', '.join(map(str, speed['k']))}",
-            f"T={temperatures} (top_k={speed['top_k']}, top_p={speed['top_p']:g})",
-            "chat template" if part["chat"] else "no chat template",
-            f"{settings['count']} prompts a set x {speed['rounds']} rounds",
-            f"up to {speed['max_new_tokens']} new tokens, texts stop at EOS",
-        ]
-    elif part["kind"] == "quality":
-        facts.append(f"up to {settings['quality']['max_new_tokens']} new tokens")
-    else:
-        gsd = settings["gsd"]
-        names = ("k", "theta_prob", "theta_sib", "tau")
-        facts += [f"{name}={gsd[name]}" for name in names]
+    if part.get("chat"):
+        facts.append("chat template")
+    own = {"count": settings["count"], **settings[part["kind"]]}
+    facts += [
+        f"{name}={value}"
+        for name, value in own.items()
+        if value is not None and name not in ("decoders", "peers", "parts")
+    ]
     return f"{', '.join(facts)}; {part['date'][:10]}, commit {part['commit'][:8]}"
 
 
@@ -203,16 +188,15 @@ def speed_table(title: str, rows: Sequence[Row]) -> Table:
 
 
 def position_table(rows: Sequence[Row]) -> Table:
-    """Return acceptance by position: a line with survival, one with conditional rates."""
+    """Return the acceptance rate per position (survival)."""
     drafting = [row for row in rows if row["survival"]]
     deepest = min(POSITIONS, max((len(row["survival"]) for row in drafting), default=0))
     cells = []
     for row in drafting:
-        for name in ("survival", "conditional"):
-            rates = [number(rate, 0, 100) for rate in row[name][:deepest]]
-            rates += [""] * (deepest - len(rates))
-            cells.append([row["decoder"], name, *rates])
-    heads = ["decoder", "rate", *map(str, range(1, deepest + 1))]
+        rates = [number(rate, 0, 100) for rate in row["survival"][:deepest]]
+        rates += [""] * (deepest - len(rates))
+        cells.append([row["decoder"], *rates])
+    heads = ["decoder", *map(str, range(1, deepest + 1))]
     return Table("acceptance rate per position, in %", heads, cells)
 
 
@@ -348,7 +332,7 @@ def draw_speedups(rows: Sequence[Row], figure: Figure) -> None:
                 label(row["decoder"]),
                 row["speedup"],
                 xerr=[[low], [high]],
-                color=COLORS[-1] if peer else COLORS[0],
+                color="C4" if peer else "C0",
                 ecolor="#333333",
                 capsize=2,
             )
@@ -363,13 +347,11 @@ def draw_survival(rows: Sequence[Row], figure: Figure) -> None:
     panels = grouped(drafting, "prompt_set")
     axes = panels_of(figure, len(panels), height=3)
     for axis, ((prompt_set,), group) in zip(axes, panels):
-        for at, row in enumerate(group):
+        for row in group:
             survival = row["survival"][: 2 * POSITIONS]
             axis.plot(
                 range(1, len(survival) + 1),
                 survival,
-                "-" if at < len(COLORS) else ":",
-                color=COLORS[at % len(COLORS)],
                 marker=".",
                 label=label(row["decoder"]),
             )
@@ -383,8 +365,8 @@ def draw_roofline(roofline: Row, figure: Figure) -> None:
     """Draw the milliseconds of a forward by its rows, and the lower bound."""
     (axis,) = panels_of(figure, 1, height=3)
     rows = roofline["rows"]
-    axis.plot(rows, roofline["ms"], ".-", color=COLORS[0], label="measured")
-    axis.plot(rows, roofline["roofline_ms"], "--", color=COLORS[1], label="roofline")
+    axis.plot(rows, roofline["ms"], ".-", label="measured")
+    axis.plot(rows, roofline["roofline_ms"], "--", label="roofline")
     axis.set_xscale("log", base=2)
     axis.set_xticks(rows, list(map(str, rows)))
     axis.set_ylim(0)
@@ -434,16 +416,13 @@ def log(tracker: TrackerConfig, folder: Path, report: Row) -> None:
     if tracker.mode == "disabled":
         return
     settings = {part: report[part]["settings"] for part in PARTS if report[part]}
-    model = Path(next(iter(settings.values()))["model"])
     run = WandbRun(
         tracker,
         folder,
-        file=run_file(folder),
         name=f"{report['name']}-report",
         job_type="report",
         settings=settings,
         tell=partial(print_line, error=True),
-        linked=run_file(model.parent, model.name),  # of the model's export
     )
     run.send(lambda run: run.summary.update(scalars(report)))
     run.finish()

@@ -7,7 +7,7 @@ rows, so it takes at least (Williams, Waterman, Patterson, 2009)
 
 Attention, norms, launches, the choice of tokens and the experts of a mixture are left out: it
 is a lower bound. Bandwidth and rate are measured on this device, as the fastest of several
-bursts, in a buffer as large as the matrices: those of a small model lie in a cache.
+blocks of calls, in a buffer as large as the matrices: those of a small model lie in a cache.
 """
 
 import time
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.benchmark import Timer
 from transformers import PreTrainedModel
 
 from infer.engine.output import Request
@@ -28,8 +29,7 @@ from infer.trees.tree import Tree
 ROWS = (1, 2, 4, 8, 16, 32)
 CONTEXT = 256  # tokens before the rows
 ROUNDS = 9
-MIN_BURST = 0.004  # seconds
-BURSTS = 30
+MEASURED = 0.2  # seconds
 MAX_BUFFER = 2**30  # bytes: larger than any cache
 PRODUCT_ROWS = 512  # so many that arithmetic bounds the product, not memory
 
@@ -72,7 +72,7 @@ def measure_rate(width: int, dtype: torch.dtype, device: torch.device) -> float:
     """Return the operations per second of a product with a square matrix."""
     weight = torch.randn(width, width, dtype=dtype, device=device)
     rows = torch.randn(PRODUCT_ROWS, width, dtype=dtype, device=device)
-    seconds = seconds_of(lambda: F.linear(rows, weight), device)
+    seconds = seconds_of(lambda: F.linear(rows, weight))
     return 2 * PRODUCT_ROWS * width * width / seconds
 
 
@@ -80,25 +80,13 @@ def measure_bandwidth(device: torch.device, *, size: int) -> float:
     """Return bytes per second within `size` bytes: the faster of copying and of reading."""
     buffer = torch.ones(max(2, size // 8 * 2), dtype=torch.int32, device=device)
     source, target = buffer.chunk(2)
-    copying = seconds_of(lambda: target.copy_(source), device)
-    reading = seconds_of(lambda: buffer.amax(), device)
+    copying = seconds_of(lambda: target.copy_(source))
+    reading = seconds_of(lambda: buffer.amax())
     return buffer.nbytes / min(copying, reading)
 
 
 @torch.inference_mode()
-def seconds_of(task: Callable[[], Any], device: torch.device) -> float:
-    """Return the seconds of a call, in bursts so long that clock and launch do not count."""
-
-    def burst(calls: int) -> float:
-        began = time.perf_counter()
-        for _ in range(calls):
-            task()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return duration(began, time.perf_counter())
-
-    burst(1)  # warms up
-    calls = 1
-    while burst(calls) < MIN_BURST:
-        calls *= 2
-    return min(burst(calls) for _ in range(BURSTS)) / calls
+def seconds_of(task: Callable[[], Any]) -> float:
+    """Return the seconds of a call: of blocks of calls, those of the fastest."""
+    timer = Timer("task()", globals={"task": task}, num_threads=torch.get_num_threads())
+    return min(timer.blocked_autorange(min_run_time=MEASURED).times)

@@ -20,8 +20,8 @@ from infer.loop import Step
 class Run:
     """A prompt decoded once. Times are in seconds from the start of the prompt's forward.
 
-    A verification is a forward that judged at least one draft. Lists count drafts by position:
-    `reached` those judged whose predecessors were all accepted, `right` the accepted ones.
+    A verification is a forward that judged at least one draft. `right` counts the accepted
+    drafts by position.
     """
 
     tokens: list[int]
@@ -31,7 +31,6 @@ class Run:
     verifications: int = 0
     drafted: int = 0
     accepted: int = 0
-    reached: list[int] = field(default_factory=list)
     right: list[int] = field(default_factory=list)
     sources: dict[str, int] = field(default_factory=dict)  # accepted drafts by source
 
@@ -63,11 +62,6 @@ def decoder(model: Model, decode: DecodeConfig, *, seed: int) -> Decoder:
 
 def run_of(steps: Sequence[Step], *, seconds: float, first_seconds: float) -> Run:
     """Return the run that consists of these steps."""
-    reached = []
-    for step in steps:
-        # Drafts behind the end of the text were not judged.
-        ended = step.accepted == len(step.tokens)
-        reached.append(step.accepted if ended else min(step.depth, step.accepted + 1))
     accepted = [step.accepted for step in steps]
     return Run(
         tokens=[token for step in steps for token in step.tokens],
@@ -77,18 +71,12 @@ def run_of(steps: Sequence[Step], *, seconds: float, first_seconds: float) -> Ru
         verifications=sum(step.drafted > 0 for step in steps),
         drafted=sum(step.drafted for step in steps),
         accepted=sum(accepted),
-        reached=by_position(reached),
-        right=by_position(accepted),
+        right=[
+            sum(count > position for count in accepted)
+            for position in range(max(accepted, default=0))
+        ],
         sources=dict(Counter(source for step in steps for source in step.sources)),
     )
-
-
-def by_position(depths: Sequence[int]) -> list[int]:
-    """Return how many of the depths are at least 1, 2, ... up to the deepest."""
-    deepest = max(depths, default=0)
-    return [
-        sum(depth >= position for depth in depths) for position in range(1, deepest + 1)
-    ]
 
 
 def seed_of(prompt: Prompt, seed: int) -> int:

@@ -112,13 +112,9 @@ def judge(source: str, tests: str, limits: ProgramLimits | None = None) -> Verdi
 @cache
 def unavailable() -> str:
     """Return why programs cannot be judged on this machine; empty if they can."""
-    for name, package in (
-        ("bwrap", "bubblewrap"),
-        ("prlimit", "util-linux"),
-        ("setpriv", "util-linux"),
-    ):
+    for name in ("bwrap", "prlimit", "setpriv"):
         if not shutil.which(name):
-            return f"programs cannot be judged without {name}. Install it (apt-get install {package})."
+            return f"programs cannot be judged without {name}. Install bubblewrap and util-linux."
     verdict = judge("", "")
     if verdict.passed:
         return ""

@@ -13,7 +13,7 @@ The time of a run is that of the whole text, its prompt included.
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from statistics import median
@@ -27,7 +27,6 @@ from infer.bench.peers import peer_decoders
 from infer.bench.prompts import Prompt
 from infer.bench.roofline import measure_roofline
 from infer.bench.runs import Decoder, decoder
-from infer.models.checkpoint import ModelDirectory
 
 K = TypeVar("K")
 Row = dict[str, Any]
@@ -42,38 +41,30 @@ class SpeedPart(Part):
 
     title = "speed"
 
-    def __init__(
-        self,
-        config: BenchConfig,
-        directory: ModelDirectory,
-        sets: Mapping[str, Sequence[Prompt]],
-    ) -> None:
-        super().__init__(config, directory)
-        self._sets = sets
-        self._decoders: dict[float, dict[str, Decoder]] = {}
-        self._turns = {
+    @property
+    def tasks(self) -> dict[str, tuple[str, int, int]]:  # type: ignore[override]
+        """The set, round and prompt of each turn."""
+        return {
             f"{name}-{round_:03}-{index:05}": (name, round_, index)
-            for name, prompts in sets.items()
-            for round_ in range(config.speed.rounds)
+            for name, prompts in self.sets.items()
+            for round_ in range(self.config.speed.rounds)
             for index in range(len(prompts))
         }
-        self.names = list(self._turns)
-        self.content = [[prompt.ids for prompt in sets[name]] for name in sets]
 
     def load(self, workers: WorkerGroup) -> None:
         """Load the models, and decode the longest prompt once by each decoder."""
         super().load(workers)
         self._decoders = decoders_of(self.config, self.model, self.base)
-        prompts = [prompt for prompts in self._sets.values() for prompt in prompts]
+        prompts = [prompt for prompts in self.sets.values() for prompt in prompts]
         longest = max(prompts, key=lambda prompt: len(prompt.ids))
         for decoders in self._decoders.values():
             for decode in decoders.values():
                 decode(longest)
 
-    def measure(self, name: str) -> Row:
+    def measure(self, task: tuple[str, int, int]) -> Row:
         """Return the runs of a turn."""
-        prompt_set, round_, index = self._turns[name]
-        prompt = self._sets[prompt_set][index]
+        prompt_set, round_, index = task
+        prompt = self.sets[prompt_set][index]
         runs = measure_turn(self._decoders, prompt, round_ + index)
         return {"prompt_set": prompt_set, "prompt": prompt.id, "runs": runs}
 
@@ -84,7 +75,7 @@ class SpeedPart(Part):
             "rows": rows_of(records, order),
             "roofline": measure_roofline(self.model.lm),
             "chat": any(
-                prompt.chat for prompts in self._sets.values() for prompt in prompts
+                prompt.chat for prompts in self.sets.values() for prompt in prompts
             ),
         }
 
@@ -179,8 +170,7 @@ def figures(prompts: Sequence[Sequence[Row]]) -> Row:
 
     mean_acceptance_length is 1 + accepted / verifications, draft_acceptance_rate accepted over
     drafted tokens. survival is vLLM's acceptance rate per position, the share of verifications
-    whose drafts were accepted up to there; conditional is the share of the drafts whose
-    predecessors were all accepted.
+    whose drafts were accepted up to there.
     """
     runs = [run for runs in prompts for run in runs]
     total = {name: sum(run[name] for run in runs) for name in TOTALS}
@@ -190,8 +180,7 @@ def figures(prompts: Sequence[Sequence[Row]]) -> Row:
     ]
     speedup, interval = statistics.speedup(pairs)
     verifications = total["verifications"]
-    right = _sums(run["right"] for run in runs)
-    reached = _sums(run["reached"] for run in runs)
+    right = [sum(n) for n in zip_longest(*(run["right"] for run in runs), fillvalue=0)]
     return {
         "prompts": len(prompts),
         **total,
@@ -205,7 +194,6 @@ def figures(prompts: Sequence[Sequence[Row]]) -> Row:
         ),
         "draft_acceptance_rate": _ratio(total["accepted"], total["drafted"]),
         "survival": [count / verifications for count in right],
-        "conditional": [a / b for a, b in zip(right, reached)],
         "sources": _shares_by_source(runs),
         "same": sum(run["text"] == run["plain"]["text"] for run in runs),
         "compared": len(runs),
@@ -218,10 +206,6 @@ def _rate(run: Row) -> float:
 
 def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
-
-
-def _sums(counts: Iterable[Sequence[int]]) -> list[int]:
-    return [sum(places) for places in zip_longest(*counts, fillvalue=0)]
 
 
 def _shares_by_source(runs: Sequence[Row]) -> dict[str, float]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from infer.drafters.adaptive import probe_ids
-from infer.drafters.policy import FixedBudget
+from infer.drafters.budget import FixedBudget
 from infer.drafters.stopwatch import Stopwatch
 from infer.engine.output import Candidates, ForwardOutput, LazyOutput, Request
 from infer.engine.runner import Runner, Runners

@@ -17,14 +17,13 @@ chances that the first m drafts are right, with and without answers,
 
 where the price of the drafts' rows is deducted from the terms of the sums. An allowance
 bounds what drafting may lose against plain decoding. The same costs, calibration and
-allowance decide how deep a draft model drafts (`MeasuredBudget`).
+allowance decide how deep a draft model drafts (budget.py).
 """
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,9 +32,8 @@ from infer.drafters.adaptive import likely_ends
 from infer.drafters.places import Places
 from infer.engine.sampling import Sampling
 from infer.loop import Verified
-from infer.trees.token_graph import Drafts, TokenGraph, unroll, unroll_levels
+from infer.trees.token_graph import Drafts
 
-T = TypeVar("T")
 Array = NDArray[np.float64]
 #: Numbers of rows for which L is estimated; between them it is linear.
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 128)
@@ -413,188 +411,24 @@ class MeasuredPolicy:
         return waited and self._trial_cost < allowed
 
 
-class FixedBudget:
-    """Every level of a draft model, and the likeliest `nodes` of its graph (GSD §5.4).
+def remember_policies() -> Callable[..., MeasuredPolicy]:
+    """Return a function that finds the policy of one kind of texts, a new one at first.
 
-    A budget serves all sequences of a batch.
+    Its arguments are those of `_new_policy`. Policies learn from text to text.
     """
-
-    def __init__(self, nodes: int) -> None:
-        self._nodes = nodes
-        self.max_rows = 1 + nodes
-
-    @property
-    def drafting(self) -> bool:
-        """Whether anything is drafted now."""
-        return True
-
-    def chance(self, weight: float) -> float:
-        """Return how often a draft with this chance by the draft model is right."""
-        return weight
-
-    def deepens(self, level: int, reach: float) -> bool:
-        """Return whether to draft a level that a text gets to with chance `reach`."""
-        return True
-
-    def verified(self, graph: TokenGraph, *, depth: int) -> Drafts:
-        """Return the part of a graph that is verified, down to a depth."""
-        return unroll(graph, [0.0] * self._nodes, depth=depth)
-
-    def learn(
-        self,
-        graph: TokenGraph | None,
-        result: Verified,
-        seconds: float,
-        forwards: int,
-        drafting: float,
-    ) -> None:
-        """Learn from a step of `seconds`, `drafting` of them in the draft's forwards."""
-
-
-class FamilyBudget(FixedBudget):
-    """The same for verification by ratio: level by level, siblings together."""
-
-    def verified(self, graph: TokenGraph, *, depth: int) -> Drafts:
-        """Return the tree in which the likeliest nodes of each level have children."""
-        return unroll_levels(graph, self._nodes, depth=depth)
-
-
-class MeasuredBudget(FixedBudget):
-    """Levels and nodes of a draft model's graph that pay; learns from text to text.
-
-    A level is drafted if a > λ c, with c the time of a forward of the draft model in
-    plain steps and a the chance that the text goes on through the level before it and
-    then through one of the level's nodes.
-    """
-
-    def __init__(
-        self,
-        prior: Sequence[float],
-        forward: float,
-        *,
-        constants: Constants = CONSTANTS,
-    ) -> None:
-        """`forward` is the expected time of the draft's forward in plain steps."""
-        super().__init__(constants.max_rows - 1)
-        self._pace = constants.min_pace
-        self._cap = constants.outlier_cap
-        self._costs = StepCosts(prior, constants)
-        self._forward = forward
-        self._timed = 0
-        self._calibration = Calibration(constants)
-        self._throughput = Throughput(constants)
-        # The chance that a text goes on through a child of a node. It begins high: one
-        # who drafts a single level never learns what others are worth.
-        self._followed = 0.8
-        self._seen = 5
-
-    @property
-    def drafting(self) -> bool:
-        """Whether an allowance is left and no plain step is due."""
-        return self._throughput.drafting and not self._costs.plain_due
-
-    def chance(self, weight: float) -> float:
-        """Return the recent share of right ones."""
-        return self._calibration.chance(weight)
-
-    def deepens(self, level: int, reach: float) -> bool:
-        """See the class. The first level is always drafted: the allowance pays."""
-        cost = self._throughput.rate * self._forward
-        return level == 0 or reach * self._followed > cost
-
-    def verified(self, graph: TokenGraph, *, depth: int) -> Drafts:
-        """Return every node that is worth its row."""
-        rate = self._throughput.rate
-        prices = [rate * price for price in self._costs.prices[1:]]
-        return unroll(
-            graph, prices, depth=depth, calibrated=lambda weight, _: self.chance(weight)
-        )
-
-    def learn(
-        self,
-        graph: TokenGraph | None,
-        result: Verified,
-        seconds: float,
-        forwards: int,
-        drafting: float,
-    ) -> None:
-        """See FixedBudget."""
-        tokens = result.tokens
-        spent = self._costs.observe(result.rows, seconds - drafting)
-        expected = self._costs(result.rows) + forwards * self._forward
-        self._throughput.record(
-            len(tokens), expected, spent + self._drafted(forwards, drafting)
-        )
-        if graph is None:
-            return
-        for children, right in graph.follow(tokens):
-            for child in children:
-                self._calibration.record(graph.chances[child], child == right)
-            self._seen += 1
-            pace = max(self._pace, 1 / self._seen)
-            self._followed += pace * ((right is not None) - self._followed)
-
-    def _drafted(self, forwards: int, seconds: float) -> float:
-        """Learn from the draft model's forwards. Return their time in plain steps."""
-        steps = self._costs.in_plain_steps(seconds)
-        if not forwards or steps is None:
-            return forwards * self._forward
-        each = min(steps / forwards, self._cap * self._forward)
-        self._timed += 1
-        pace = max(self._pace, 1 / (1 + self._timed))
-        self._forward += pace * (each - self._forward)
-        return forwards * each
-
-
-class Policies:
-    """The measured policies of one model, one for each kind of texts."""
-
-    def __init__(self) -> None:
-        self._policy = remembered(_new_policy)
-
-    def find(
-        self,
-        device: str,
-        k: int,
-        sources: frozenset[str],
-        *,
-        batch: int,
-        capacity: int,
-        sampling: Sampling,
-    ) -> MeasuredPolicy:
-        """Return the policy of `batch` texts of up to `capacity` tokens.
-
-        `device` is a device's type; up to `k` probes hang under a node.
-        """
-        return self._policy(device, k, sources, batch, length_class(capacity), sampling)
+    return lru_cache(64)(_new_policy)
 
 
 def _new_policy(
-    device: str,
-    k: int,
-    sources: frozenset[str],
-    batch: int,
-    length: int,
-    sampling: Sampling,
+    device: str, k: int, sampling: Sampling, *texts: Hashable
 ) -> MeasuredPolicy:
+    """Return a policy for a device's type, with up to `k` probes under a node.
+
+    `texts` tell apart texts whose rows cost differently, or whose drafts do.
+    """
     return MeasuredPolicy(prior_costs(device), k, sampled=sampling.temperature > 0)
 
 
 def length_class(capacity: int) -> int:
     """Return the class of texts of up to `capacity` tokens whose rows cost alike."""
     return min(4096, max(512, 1 << (capacity - 1).bit_length()))
-
-
-def remembered(new: Callable[..., T], *, limit: int = 64) -> Callable[..., T]:
-    """Return `new` with its latest results kept, so that policies learn between texts.
-
-    Safe in threads: two calls with the same arguments get the same object.
-    """
-    lock = Lock()
-    find = lru_cache(limit)(new)
-
-    def locked(*texts: Hashable) -> T:
-        with lock:
-            return find(*texts)
-
-    return locked

@@ -3,7 +3,7 @@
 `infer.generate` and the `custom_generate` of an export share them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from conf.errors import UserError
 from infer.config import METHODS, DecodeConfig
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy, check_probes
-from infer.drafters.policy import Policies
+from infer.drafters.policy import MeasuredPolicy, length_class, remember_policies
 from infer.drafters.stopwatch import Stopwatch
 from infer.loop import Drafters
 from infer.ngrams import FILE, Ngrams, NgramTable, NgramWeights
@@ -36,7 +36,7 @@ class SourceMethods:
     L: int = 1
     weights: NgramWeights = NgramWeights()
     table: NgramTable | None = None
-    policies: Policies = field(default_factory=Policies)
+    policies: Callable[..., MeasuredPolicy] = field(default_factory=remember_policies)
 
     def drafters(
         self,
@@ -61,13 +61,13 @@ class SourceMethods:
         policy: Policy
         if measured or not (ids or decode.k):
             stopwatch = Stopwatch(self.lm)
-            policy = self.policies.find(
+            policy = self.policies(
                 self.lm.device.type,
                 k if ids else 0,
+                decode.sampling,
                 sources,
-                batch=batch,
-                capacity=capacity,
-                sampling=decode.sampling,
+                batch,
+                length_class(capacity),
             )
         else:
             policy = _fixed_policy(decode, k)

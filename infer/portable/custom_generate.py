@@ -35,7 +35,7 @@ from transformers.utils.hub import cached_file
 from conf.errors import UserError
 from infer.config import DecodeConfig
 from infer.drafters.adaptive import check_probes
-from infer.drafters.policy import Policies
+from infer.drafters.policy import MeasuredPolicy, remember_policies
 from infer.drafters.source_methods import SourceMethods
 from infer.engine.attention import view_of
 from infer.engine.families import check_family, check_tree
@@ -69,7 +69,7 @@ class ModelState:
     lm: PreTrainedModel
     runners: Runners
     table: NgramTable | None
-    policies: Policies = field(default_factory=Policies)
+    policies: Callable[..., MeasuredPolicy] = field(default_factory=remember_policies)
 
 
 _states: WeakKeyDictionary[PreTrainedModel, ModelState] = WeakKeyDictionary()
@@ -172,29 +172,6 @@ class Drafting:
         return [(first + b) % SEEDS for b in range(sequences)]
 
 
-def drafting_of(
-    ids: Sequence[int],
-    L: int,
-    ngrams: Mapping[str, Any] | None = None,
-    *,
-    k: int | None = None,
-    probes: str | int | None = None,
-    sources: Collection[str] | None = None,
-    seed: int | None = None,
-) -> Drafting:
-    """Return the drafting of a call. Raise ValueError as DecodeConfig does."""
-    settings = DecodeConfig(
-        "hybrid",
-        sources=None if sources is None else [*sources],
-        k=k,
-        probes="auto" if probes is None else str(probes),
-        seed=0 if seed is None else seed,
-    )
-    check_probes(ids, settings.k or L)
-    weights = NgramWeights() if ngrams is None else NgramWeights.from_json(ngrams)
-    return Drafting(ids, L, settings, weights, None if seed is None else settings.seed)
-
-
 def generate(
     inputs: Tensor | None = None,
     generation_config: GenerationConfig | None = None,
@@ -213,43 +190,45 @@ def generate(
 ) -> Tensor | GenerateDecoderOnlyOutput:
     """Decode as the library's `generate`, greedily or by sampling. Own arguments:
 
-    k       drafts in a row, at most: by default L of training; no more than there are
-            diverse tokens
+    k       most drafts in a row, by default L; no more than there are diverse tokens
     probes  drafts under which the next ones are made: "auto" (by measurement), "root"
             (the paper's two forwards in turn), "all" (one forward), or a number
-    sources of drafts: some of "adaptive", "text" (n-grams of the text so far) and
-            "ngrams" (of the training data, from ngrams.safetensors beside the weights);
-            by default all that there are
+    sources of drafts: some of "adaptive", "text" (n-grams of the text so far), "ngrams"
+            (of the training data); by default all that there are
     seed    of sampling: the same seed gives the same text, whatever is drafted. Sequence
             b has seed + b. By default from PyTorch's generator: `set_seed` repeats it
 
     The tokens are those of decoding without drafts; in bfloat16 and float16 up to
     near-ties. Logits processors must be functions of ids and scores: each sequence
     advances at its own pace. A temperature or top_p in `generation_config` implies
-    do_sample, as in requests to `transformers serve`; a length beyond the context is cut.
-    Raise ValueError for arguments that this decoder does not support, such as beams.
+    do_sample, as in requests to `transformers serve`; a length beyond the context is
+    cut. Raise ValueError for arguments that are not supported, such as beams.
     """
     library: Any = partial(GenerationMixin.generate, model, inputs, generation_config)  # type: ignore[arg-type]
-    # `model.generate` may be this function, and another decoder be given to it.
-    if custom_generate is not None:
+    if custom_generate is not None:  # given to `model.generate`, which is this function
         own = {"k": k, "probes": probes, "sources": sources, "seed": seed}
         args |= {name: value for name, value in own.items() if value is not None}
         return library(custom_generate=custom_generate, **args)
-    drafting = drafting_of(
-        adaptive_ids, L, ngrams, k=k, probes=probes, sources=sources, seed=seed
+    settings = DecodeConfig(
+        "hybrid",
+        sources=None if sources is None else [*sources],
+        k=k,
+        probes="auto" if probes is None else str(probes),
+        seed=0 if seed is None else seed,
     )
-    _convert_stop_strings(args, (generation_config, model.generation_config))
-    if "do_sample" not in args and implies_sampling(
-        generation_config, model.generation_config
-    ):
+    check_probes(adaptive_ids, settings.k or L)
+    weights = NgramWeights() if ngrams is None else NgramWeights.from_json(ngrams)
+    drafting = Drafting(adaptive_ids, L, settings, weights, seed)
+    configs = (generation_config, model.generation_config)
+    _convert_stop_strings(args, configs)
+    if "do_sample" not in args and implies_sampling(*configs):
         args["do_sample"] = True
-    has_table = ngrams is not None and ngrams["table"] is not None
-    # The library gives a streamer the prompt, but does not pass it to a callable.
+    has_table = bool(ngrams and ngrams["table"] is not None)
     decoder = partial(
         _decode,
         drafting=drafting,
         find_state=partial(state_of, has_table=has_table, gated=gated),
-        streamer=args.get("streamer"),
+        streamer=args.get("streamer"),  # which the library passes to no callable
         given=frozenset(args),
     )
     return library(custom_generate=decoder, **args)

@@ -74,20 +74,23 @@ def test_a_folder_that_is_not_finished_is_refused(
         read_manifest(tmp_path, "shards", "data.path")
 
 
-@pytest.fixture(params=["new", "mounted"])
-def out(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Path:
-    """A folder to be made, or an empty one that no rename replaces."""
-    out = tmp_path / "out"
-    if request.param == "mounted":
-        (out / "lost+found").mkdir(parents=True)
-        monkeypatch.setattr("conf.stage.is_mount_point", lambda path: path == out)
-    return out
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """A folder to be made."""
+    return tmp_path / "out"
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.name != "lost+found")
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_mount_point_is_refused(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out.mkdir()
+    monkeypatch.setattr("os.path.ismount", lambda path: path == str(out))
+    with pytest.raises(UserError, match="must be no mount point"), staged(out):
+        pass
+    with staged(out / "data"):
+        pass
 
 
 def test_a_folder_becomes_visible_whole_by_one_run_alone(
@@ -160,27 +163,3 @@ def test_a_link_stays_and_its_target_becomes_the_result(
     assert link.is_symlink() and is_finished(link, "thing", {})
     assert names(tmp_path / target) == [MANIFEST, "weights"]
     assert not list(tmp_path.glob("**/.*"))
-
-
-@pytest.mark.parametrize("out", ["mounted"], indirect=True)
-@pytest.mark.parametrize("moves", [0, 1, 2])
-def test_a_publication_that_was_killed_is_completed(
-    moves: int, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rename, left = Path.rename, [None] * moves
-
-    def killed(path: Path, target: Path) -> None:
-        if not left:
-            raise KeyboardInterrupt
-        left.pop()
-        rename(path, target)
-
-    with pytest.raises(KeyboardInterrupt), staged(out) as partial:
-        for name in ("a", "b"):
-            (partial / name).write_text(name)
-        write_manifest(partial, "thing", {})
-        monkeypatch.setattr(Path, "rename", killed)
-    monkeypatch.setattr(Path, "rename", rename)
-    assert not (out / MANIFEST).exists()
-    assert is_finished(out, "thing", {})
-    assert names(out) == ["a", "b", MANIFEST]

@@ -19,8 +19,8 @@ from transformers import (
 from infer import load
 from infer.api import generate
 from infer.config import DecodeConfig
+from infer.drafters.budget import FamilyBudget
 from infer.drafters.draft_model import DraftSetup, RatioDrafters
-from infer.drafters.policy import FamilyBudget
 from infer.drafters.stopwatch import Stopwatch
 from infer.engine.output import Request
 from infer.engine.pick import Logits, probabilities

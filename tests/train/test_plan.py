@@ -49,7 +49,7 @@ def test_every_recipe_fits_its_device(recipe: str) -> None:
     ("overrides", "verdict"),
     [
         (["experiment=sdsat_7b_l5", "plan_device=24"], "does not fit: "),
-        (["experiment=sdsat_7b_l5", "plan_device=44"], "fits closely: "),
+        (["experiment=sdsat_7b_l5", "plan_device=44"], "fits: "),
     ],
 )
 def test_verdicts_of_memory(overrides: list[str], verdict: str) -> None:

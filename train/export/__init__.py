@@ -1,13 +1,12 @@
 """A finished training folder -> a model directory that others can serve."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from conf import UserError
 from conf.schema import check_settings, setting
-from conf.tracker import TrackerConfig
-from train.config import LoraSettings, ShardsConfig
+from train.config import LoraSettings
 
 
 @dataclass
@@ -18,23 +17,16 @@ class ExportConfig:
     checkpoint: str = setting()
     #: the model directory to write
     out: str = setting()
-    #: where the shards are now, if they have moved
-    data: ShardsConfig = field(default_factory=ShardsConfig)
     #: type of the weights: bfloat16, float16 or float32
     dtype: str = setting("bfloat16", choices=("bfloat16", "float16", "float32"))
     #: merged or kept; by default merged, or kept where the adapter is gated
     lora: str | None = setting(None, choices=("merged", "kept"))
     #: largest file of weights: digits and KB, MB, GB or TB, powers of 1000
     shard_size: str = "5GB"
-    #: read the result back: weights, logits and held-out acceptance must be the training's
+    #: read the result back: weights and logits must be the training's
     verify: bool = True
-    #: held-out sequences to measure acceptance on; by default those of a few minutes
-    verify_sequences: int | None = setting(None, least=2)
     #: folder of infer.bench's report of the finished `out`: its figures go into the model card
     report: str | None = setting(None)
-    #: upload the finished `out` to the hub as ORG/NAME, into a private repository if it is new
-    push: str | None = None
-    tracker: TrackerConfig = field(default_factory=TrackerConfig)
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -15,16 +15,14 @@ manifest.json        written last
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conf import UserError, run
 from conf.console import print_line
-from conf.errors import Refusing
 from conf.fingerprint import fingerprint_file
 from conf.stage import is_finished, made_from, read_manifest, staged, write_manifest
-from conf.tracker import WandbRun, run_file
 from data_prep.ngrams import TABLE
 from train.export import ExportConfig, keeps_adapter, trained_lora
 
@@ -34,38 +32,28 @@ if (
     import torch
 
     from train.export.trained import Trained
-    from train.export.verify import Window
-
-# Settings that do not change what the directory contains.
-CHANGEABLE = ("data", "verify_sequences", "report", "push", "tracker")
-# Files on the hub of an older export, which readers would take for the newer one's.
-STALE = ["model*.safetensors*", "ngrams.safetensors", "adaptive.json", "adapter/*"]
 
 
 def main(config: ExportConfig) -> None:
-    """Export, unless `out` holds the result, and publish it as the settings say."""
+    """Export, unless `out` holds the result; write a report's figures into its card."""
     manifest = read_manifest(config.checkpoint, "checkpoint", "checkpoint")
     lora = trained_lora(manifest)
     keep_adapter = keeps_adapter(config, lora)
     adapter = "kept" if keep_adapter else "merged"
     settled = replace(config, lora=adapter if lora.rank else None)
-    origin = made_from(settled, {"checkpoint": config.checkpoint}, ignore=CHANGEABLE)
+    origin = made_from(settled, {"checkpoint": config.checkpoint}, ignore=["report"])
     finished = is_finished(config.out, "model", origin)
     if config.report and not finished:
         raise UserError(
             f"report={config.report} must be of the finished directory out={config.out}, "
             "got none. Export without report= first."
         )
-    if config.push:
-        create_repository(config.push)
     if not finished:
         write(config, origin, keep_adapter=keep_adapter)
-    elif not (config.report or config.push):
-        print_line(f"export: {config.out} is finished: nothing to do")
-    if config.report:
+    elif config.report:
         add_report(config, manifest)
-    if config.push:
-        upload(Path(config.out), config.push)
+    else:
+        print_line(f"export: {config.out} is finished: nothing to do")
 
 
 def write(
@@ -75,33 +63,28 @@ def write(
     import torch
 
     from train.export.card import write_card
-    from train.export.ngram_weights import fit_directory
     from train.export.sidecars import write_custom_generate, write_sidecars
     from train.export.trained import open_trained
     from train.export.verify import verify
 
     trained = open_trained(config.checkpoint, keep_adapter=keep_adapter)
     manifest = trained.manifest
-    data = trained.validated_shards(config.data.path) if config.verify else None
     step = trained.checkpoint.step
     dtype = getattr(torch, config.dtype)
     verified: dict[str, Any] | None = None
-    sentences = ["not verified"]
+    sentence = "not verified"
     with staged(config.out) as out:
         write_sidecars(trained.folder, out, manifest, step=step, dtype=dtype)
         write_model(trained, out, dtype, config.shard_size)
-        windows: list[Window] = []
-        if data:
-            result, windows = verify(
-                out, trained, data, dtype=dtype, sequences=config.verify_sequences
+        if config.verify:
+            weights, difference = verify(out, trained, dtype)
+            verified = {"weights": weights, "logit_difference": difference}
+            sentence = (
+                f"read back: all {weights} weights equal, logits differ by at most "
+                f"{difference:.2g} from the training's"
             )
-            verified = asdict(result)
-            sentences = [result.describe()]
-        if fit := fit_directory(out, windows):
-            verified = {**(verified or {}), "drafts": fit.accepted}
-            sentences.append(fit.describe())
         write_custom_generate(out)
-        write_card(out, manifest, step=step, verified=verified, name=config.push)
+        write_card(out, manifest, step=step, verified=verified)
         write_manifest(
             out,
             "model",
@@ -114,10 +97,7 @@ def write(
         )
     size = f"{manifest['parameters'] / 1e6:.1f}M parameters"
     print_line(f"export: wrote {config.out} ({size}, {config.dtype})")
-    for sentence in sentences:
-        print_line(f"export: {sentence}")
-    if config.tracker.mode != "disabled":
-        track(config, {"step": step, "verified": verified})
+    print_line(f"export: {sentence}")
 
 
 def write_model(
@@ -153,46 +133,9 @@ def add_report(config: ExportConfig, manifest: Mapping[str, Any]) -> None:
         manifest,
         step=exported["step"],
         verified=exported["verified"],
-        name=config.push,
         report=config.report,
     )
     print_line(f"export: wrote the figures of {config.report} into the model card")
-
-
-def create_repository(name: str) -> None:
-    """Create a private repository on the hub, unless it exists, before a long export."""
-    from huggingface_hub import HfApi
-
-    with Refusing(f"push={name} must be accepted by the hub, got"):
-        HfApi().create_repo(name, private=True, exist_ok=True)
-
-
-def upload(out: Path, name: str) -> None:
-    """Upload a model directory to its repository, where stale files are deleted."""
-    from huggingface_hub import HfApi
-
-    with Refusing(f"push={name} must be accepted by the hub, got"):
-        commit = HfApi().upload_folder(
-            repo_id=name, folder_path=out, delete_patterns=STALE
-        )
-    print_line(f"export: pushed to {commit.repo_url}")
-
-
-def track(config: ExportConfig, figures: Mapping[str, Any]) -> None:
-    """Log figures to Weights & Biases, in the group of the training."""
-    out = Path(config.out).resolve()
-    tracker = WandbRun(
-        config.tracker,
-        out.parent,
-        file=run_file(out.parent, out.name),
-        name=f"{out.name}-export",
-        job_type="export",
-        settings=asdict(config),
-        tell=print_line,
-        linked=run_file(Path(config.checkpoint)),
-    )
-    tracker.send(lambda run: run.summary.update(dict(figures)))
-    tracker.finish()
 
 
 if __name__ == "__main__":

@@ -24,10 +24,9 @@ def write_card(
     *,
     step: int,
     verified: Mapping[str, Any] | None,
-    name: str | None = None,
     report: str | None = None,
 ) -> None:
-    """Write the card of the model directory `out`, whose name on the hub is `name`.
+    """Write the card of the model directory `out`.
 
     `manifest` is that of the training, `verified` is from the directory's own, and `report`
     is the folder of a report of the directory. Raise UserError for another model's report.
@@ -49,7 +48,6 @@ def write_card(
     card = ModelCard.from_template(
         metadata,
         template_path=str(TEMPLATE),
-        path=name or "MODEL",
         manifest=manifest,
         base=base,
         adaptive=adaptive,

@@ -38,6 +38,7 @@ from conf.errors import TOKENIZING
 from conf.files import read_json, write_bytes, write_json
 from conf.fingerprint import fingerprint
 from conf.stage import ROOT, commit
+from data_prep.ngrams import STRENGTH, TABLE
 from data_prep.vocab import FILES, INFILLING, Vocab, load_tokenizer
 from train.config import DESCRIBED
 from train.export import trained_lora
@@ -106,6 +107,11 @@ def adaptive_json(
         "gated": trained_lora(manifest).gated,
         "bos": vocab["bos"],
         "infilling": {name: vocab[name] for name in INFILLING},
+        "ngrams": {
+            "table": STRENGTH if (checkpoint / TABLE).is_file() else None,
+            "text": 1.0,
+            "places": [0.4],
+        },
         "control": sorted(Vocab.from_json(vocab).control),
         "provenance": {
             "checkpoint": fingerprint(checkpoint),

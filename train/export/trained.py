@@ -11,12 +11,12 @@ from transformers import AutoConfig, PretrainedConfig
 
 from conf import UserError
 from conf.console import print_line
-from conf.fingerprint import fingerprint, fingerprint_file
+from conf.fingerprint import fingerprint_file
 from conf.stage import read_manifest
 from data_prep.ngrams import TABLE, find_table
 from data_prep.vocab import Vocab, tokenizer_file
 from train.checkpoint import Checkpoint, find_whole, list_checkpoints
-from train.config import CHECKPOINTS, DESCRIBED, LoraSettings, ObjectiveConfig
+from train.config import CHECKPOINTS, DESCRIBED, LoraSettings
 from train.export import trained_lora
 from train.export.weights import CheckpointWeights
 from train.lora import PlainWeights
@@ -31,7 +31,6 @@ class Trained:
     manifest: dict[str, Any]
     checkpoint: Checkpoint
     vocab: Vocab
-    objective: ObjectiveConfig
     #: rank 0 without LoRA
     lora: LoraSettings
     #: whether the adapter stays beside the weights, unmerged
@@ -55,19 +54,6 @@ class Trained:
             self.described, local_files_only=True, trust_remote_code=False
         )
         return config
-
-    @property
-    def validation(self) -> dict[str, float]:
-        """The row of the checkpoint's validation. Raise UserError if there was none."""
-        step = self.checkpoint.step
-        rows: list[dict[str, float]] = self.manifest["validation"]
-        for row in rows:
-            if row["step"] == step:
-                return row
-        raise UserError(
-            f"verify must have a validated checkpoint, got none at step {step} in {self.folder}. "
-            "Use verify=false."
-        )
 
     def weights(self, dtype: torch.dtype) -> CheckpointWeights:
         """Return the trained weights, those of LoRA among them."""
@@ -95,21 +81,6 @@ class Trained:
         weights = self.weights(dtype if self.keep_adapter else torch.float32)
         return self.plain_weights(weights, dtype, merged=not self.keep_adapter)
 
-    def validated_shards(self, override: str) -> Path:
-        """Return the folder of the training data: `override`, or where it was.
-
-        Raise UserError if it is missing or another, or if the checkpoint was not validated.
-        """
-        _ = self.validation
-        path = override or self.manifest["places"]["data.path"]
-        read_manifest(path, "shards", "data.path")
-        if fingerprint(path) != self.manifest["inputs"]["data.path"]:
-            raise UserError(
-                f"data.path={path} must be the shards that {self.folder} was trained on, "
-                "got other shards. Give data.path=DIR, or verify=false."
-            )
-        return Path(path)
-
 
 def open_trained(folder: str, *, keep_adapter: bool = False) -> Trained:
     """Open the training folder of the setting `checkpoint`.
@@ -128,7 +99,6 @@ def open_trained(folder: str, *, keep_adapter: bool = False) -> Trained:
         manifest,
         checkpoint,
         vocab=Vocab.from_json(manifest["vocab"]),
-        objective=ObjectiveConfig(**manifest["settings"]["objective"]),
         lora=trained_lora(manifest),
         keep_adapter=keep_adapter,
     )

@@ -1,25 +1,18 @@
-"""Verify a written directory against its training: weights, logits, acceptance.
+"""Verify a written directory against its training: weights and logits.
 
-Acceptance is that of the last validation, on the same sequences, windows and layout. The
-same forwards give the answers of adaptive tokens in some windows, to which
-train.export.ngram_weights is fitted. Layers are read from the disk as they compute.
+Layers are read from the disk as they compute.
 """
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from logging import ERROR, getLogger
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
 import torch
 from accelerate import cpu_offload, init_empty_weights
 from accelerate.utils import align_module_device
-from scipy.special import stdtrit
-from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -29,88 +22,22 @@ from transformers import (
 from transformers.utils import logging
 
 from conf import UserError
-from data_prep.shards import PackedSequence, Shards
 from train.attention import register
-from train.data import load_batch
 from train.export.trained import Trained
-from train.lora import Gate, adapt, adapter_weights, read_adapter
-from train.loss import summarise
-from train.model import AdaptiveLM
-from train.validation import laid_out, window_seed
+from train.lora import adapt, adapter_weights, read_adapter
 
-POSITIONS = 128  # of a held-out sequence, whose logits are compared
+POSITIONS = 128  # whose logits are compared
 # Allowed difference of logits after a merge, relative to the largest logit: units of the
 # export's precision for rounded weights, and a share for sums in another order.
 MERGE_ROUNDINGS = 16
 MERGE_SUMS = 1e-4
 
-LEVEL = 0.95  # of confidence
-CHUNK = 256  # positions whose logits exist at once
-MAX_SEQUENCES = 64  # measured, unless verify_sequences is set
-MIN_SEQUENCES = 4  # measured of a model above LARGE_ON_CPU parameters without a GPU
-LARGE_ON_CPU = 10**9
-ANSWERS = 16  # likeliest tokens of an adaptive token, as many as decoding reads
-MAX_WINDOWS = 4096  # whose answers are read
-MAX_WINDOW_SEQUENCES = 64  # with these windows
-# Allowed difference of a metric on the same sequences by rounding: a share of it, and noise
-# that falls with the root of the positions. On the demo, in three types: 0.00014 of a loss,
-# 3 of 1,905 drafts.
-ROUNDING_SHARE = {"standard_loss": 0.001, "masked_loss": 0.001, "accepted": 0.01}
-ROUNDING_NOISE = {"standard_loss": 0.1, "masked_loss": 0.1, "accepted": 2.0}
-
-
-@dataclass(frozen=True)
-class Verification:
-    """The result of a comparison that found no error."""
-
-    weights: int  # tensors, equal to the last bit
-    logit_difference: float  # the largest
-    sequences: int  # held-out ones that were measured again
-    validation: dict[str, float]  # the training's last metrics
-    measured: dict[str, float]  # the same metrics of the written directory
-    # Expected accepted drafts of a chain of L: by adaptive tokens, by n-grams, by all sources
-    drafts: dict[str, float] = field(default_factory=dict)
-
-    def describe(self) -> str:
-        """Return the comparison in one sentence."""
-        text = (
-            f"read back: all {self.weights} weights equal, logits differ by at most "
-            f"{self.logit_difference:.2g} from the training's"
-        )
-        for name in ("standard_loss", "accepted"):
-            if name in self.measured:
-                text += f"; {name} {self.measured[name]:.3f}, "
-                text += f"{self.validation[name]:.3f} in training"
-        return f"{text} ({self.sequences} held-out sequences)"
-
-
-@dataclass(frozen=True)
-class Window:
-    """The answers of adaptive tokens behind a text, and the model's own choices there.
-
-    `document[root]` is the token that decoding verifies with the drafts. `choices` (w,)
-    are the model's choices behind it, each after the text before: all but the last are
-    the text's own tokens. `ids` and `shares` are (w, m) by place, the likeliest first.
-    """
-
-    sequence: int
-    document: Sequence[int]
-    root: int
-    choices: list[int]
-    ids: list[list[int]]
-    shares: list[list[float]]
-
 
 @torch.no_grad()
-def verify(
-    out: Path,
-    trained: Trained,
-    data: Path,
-    *,
-    dtype: torch.dtype,
-    sequences: int | None,
-) -> tuple[Verification, list[Window]]:
-    """Compare the directory `out` with its training; return the result, and windows.
+def verify(out: Path, trained: Trained, dtype: torch.dtype) -> tuple[int, float]:
+    """Compare the directory `out` with its training.
+
+    Return the number of tensors, equal to the last bit, and the largest difference of logits.
 
     Weights must equal the training's, rounded to `dtype`, to the last bit. Logits,
     computed in float32 on both sides, must be equal too. Only with a merged adapter, which
@@ -119,37 +46,17 @@ def verify(
     Raise UserError for a difference.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    shards = Shards(data, "held_out")
     with TemporaryDirectory(dir=out) as offload:
         written = DirectoryWeights(out, dtype, Path(offload))
         weights = _compare_weights(written, trained.served_weights(dtype))
-        lm = _read_model(out, written, torch.float32, device)
+        lm = _read_model(out, written, device)
         if trained.keep_adapter:
             adapter = adapter_weights(trained.weights(dtype))
             weights += _compare_weights(adapter_weights(lm.state_dict()), adapter)
-        text = shards[0].tokens[:POSITIONS].tolist()
+        text = [7919 * index % trained.vocab.text_size for index in range(POSITIONS)]
         ids = torch.tensor([[*text, *trained.manifest["adaptive"]]], device=device)
         difference = _compare_logits(lm, trained, ids, dtype)
-        if device.type == "cuda":  # a CPU computes narrow types more slowly
-            lm = _read_model(out, written, dtype, device)
-        gate = Gate(lm) if trained.lora.gated else None
-        module = AdaptiveLM(lm, chunk=CHUNK, L=trained.objective.L, gate=gate)
-        large = int(trained.manifest["parameters"]) > LARGE_ON_CPU
-        few = large and device.type == "cpu"
-        count = sequences or (MIN_SEQUENCES if few else MAX_SEQUENCES)
-        count = min(count, int(trained.validation["sequences"]))
-        with _resident(lm):
-            tallies, windows = measure(
-                module, trained, shards, count=count, device=device
-            )
-    measured = check_acceptance(tallies, trained.validation)
-    return Verification(
-        weights=weights,
-        logit_difference=difference,
-        sequences=count,
-        validation={name: trained.validation[name] for name in measured},
-        measured=measured,
-    ), windows
+    return weights, difference
 
 
 class DirectoryWeights(Mapping[str, Tensor]):
@@ -190,9 +97,9 @@ def _trained_model(
     """Return the model as it was trained, weights rounded to `dtype`, in float32."""
     weights = trained.weights(dtype)
     if not trained.lora.rank:
-        return _offloaded(trained.config, weights, torch.float32, device)
+        return _offloaded(trained.config, weights, device)
     base = trained.plain_weights(weights, dtype, merged=False)
-    lm = _offloaded(trained.config, base, torch.float32, device)
+    lm = _offloaded(trained.config, base, device)
     adapt(lm, trained.lora, adaptive=trained.manifest["adaptive"])
     adapter = {
         name: tensor.float().to(device)
@@ -204,15 +111,15 @@ def _trained_model(
 
 
 def _read_model(
-    out: Path, weights: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
+    out: Path, weights: Mapping[str, Tensor], device: torch.device
 ) -> PreTrainedModel:
-    """Return the directory's model as a server would load it, computing in `dtype`."""
+    """Return the directory's model as a server would load it, in float32."""
     config = AutoConfig.from_pretrained(
         out, local_files_only=True, trust_remote_code=False
     )
-    lm = _offloaded(config, weights, dtype, device)
+    lm = _offloaded(config, weights, device)
     if (out / "adapter").is_dir():
-        read_adapter(lm, out / "adapter", dtype=dtype, device=device)
+        read_adapter(lm, out / "adapter", dtype=torch.float32, device=device)
         lm.train(False)
     return lm
 
@@ -220,30 +127,19 @@ def _read_model(
 def _offloaded(
     config: PretrainedConfig,
     weights: Mapping[str, Tensor],
-    dtype: torch.dtype,
     device: torch.device,
 ) -> PreTrainedModel:
     """Return a model whose layers hold their `weights` only while they compute."""
     with init_empty_weights():
         lm: PreTrainedModel = AutoModelForCausalLM.from_config(
             config,
-            dtype=dtype,
+            dtype=torch.float32,
             attn_implementation=register("sdpa"),
             trust_remote_code=False,
         )
     cpu_offload(lm, execution_device=device, state_dict=weights)
     lm.train(False)
     return lm
-
-
-def _resident(lm: PreTrainedModel) -> ExitStack:
-    """Return a context in which head and embedding hold their weights for readers."""
-    stack = ExitStack()
-    head: nn.Linear = lm.get_output_embeddings()
-    for module in (head, lm.get_input_embeddings()):
-        for part in module.modules():
-            stack.enter_context(align_module_device(part))
-    return stack
 
 
 def _compare_weights(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> int:
@@ -284,148 +180,10 @@ def _compare_logits(
 
 def _logits(lm: PreTrainedModel, ids: Tensor) -> Tensor:
     """Return (n, V) logits of (1, n) ids."""
-    with _resident(lm):
+    with ExitStack() as stack:
+        # peft reads the weights of head and embedding beside their forward passes.
+        for module in (lm.get_output_embeddings(), lm.get_input_embeddings()):
+            for part in module.modules():
+                stack.enter_context(align_module_device(part))
         logits: Tensor = lm(input_ids=ids, use_cache=False).logits
         return logits[0]
-
-
-def measure(
-    module: AdaptiveLM,
-    trained: Trained,
-    shards: Shards,
-    *,
-    count: int,
-    device: torch.device,
-) -> tuple[Tensor, list[Window]]:
-    """Return (count, L + 1, 4) tallies of the first held-out sequences, and windows.
-
-    Up to MAX_WINDOWS windows of up to MAX_WINDOW_SEQUENCES sequences, evenly spaced.
-    """
-    objective = laid_out(trained.objective)
-    seed = window_seed(trained.manifest["settings"]["seed"])
-    head: nn.Linear = module.lm.get_output_embeddings()
-    stride = -(-count // MAX_WINDOW_SEQUENCES)
-    most = MAX_WINDOWS // len(range(0, count, stride))
-    tallies = []
-    windows: list[Window] = []
-    for index in range(count):
-        batch = load_batch(
-            shards,
-            np.array([index]),
-            trained.vocab,
-            objective,
-            seed=seed,
-            device=device,
-        )
-        hidden = module.encode(
-            batch["ids"], batch["offsets"], batch["positions"], batch["trunk"]
-        )
-        _, tally, predicted = module.score(
-            hidden,
-            batch["labels"],
-            batch["offsets"],
-            batch["weights"],
-            batch["teachers"],
-        )
-        tallies.append(tally.cpu())
-        if index % stride == 0:
-            chosen = choose_windows(
-                batch["offsets"][0].cpu().numpy(),
-                batch["positions"][0].cpu().numpy(),
-                most=most,
-            )
-            choices = predicted[0].cpu().numpy()
-            windows += _read_windows(
-                index, shards[index], chosen, choices, hidden[0], head
-            )
-    return torch.stack(tallies), windows
-
-
-def choose_windows(
-    offsets: np.ndarray, positions: np.ndarray, *, most: int
-) -> list[tuple[int, np.ndarray]]:
-    """Return roots and columns of up to `most` windows of a (c,) layout, evenly spaced.
-
-    offsets     0 0 0 1 2 1 1 2 3    windows   1: (3 4), 0: (5), 2: (6 7 8)
-    positions   0 1 2 1 2 0 2 3 4
-    """
-    columns = np.flatnonzero(offsets)
-    if not len(columns):
-        return []
-    windows = np.split(columns, np.flatnonzero(offsets[columns] == 1)[1:])
-    count = min(most, len(windows))
-    chosen = (windows[i * len(windows) // count] for i in range(count))
-    return [(int(positions[window[0]]), window) for window in chosen]
-
-
-def _read_windows(
-    index: int,
-    sequence: PackedSequence,
-    windows: Sequence[tuple[int, np.ndarray]],
-    predicted: np.ndarray,
-    hidden: Tensor,
-    head: nn.Linear,
-) -> Iterator[Window]:
-    """Yield windows by roots and columns, (c,) predictions and (c, d) hidden states."""
-    documents = sequence.documents
-    texts: dict[int, tuple[int, list[int]]] = {}
-    for root, columns in windows:
-        choices = predicted[root : root + len(columns)]
-        own = choices == sequence.tokens[root + 1 : root + 1 + len(columns)]
-        known = min(len(columns), int(np.logical_and.accumulate(own).sum()) + 1)
-        # Not head(rows): an offloaded head would drop the weights `_resident` holds.
-        logits = linear(hidden[columns[:known]], head.weight, head.bias).float()
-        values, ids = logits.topk(min(ANSWERS, logits.shape[-1]))
-        document = documents[root]
-        if document not in texts:
-            places = np.flatnonzero(documents == document)
-            texts[document] = int(places[0]), sequence.tokens[places].tolist()
-        first, text = texts[document]
-        yield Window(
-            sequence=index,
-            document=text,
-            root=root - first,
-            choices=choices[:known].tolist(),
-            ids=ids.tolist(),
-            shares=values.softmax(-1).tolist(),
-        )
-
-
-def check_acceptance(
-    tallies: Tensor, validation: Mapping[str, float]
-) -> dict[str, float]:
-    """Return the metrics of (n, L + 1, 4) tallies of n sequences.
-
-    Raise UserError for one that differs from the validation's beyond rounding and, on n of
-    its N sequences, beyond chance: the jackknife's interval (Efron and Tibshirani, An
-    Introduction to the Bootstrap, 1993, ch. 11) times sqrt(1 - n / N) (Cochran, Sampling
-    Techniques, 1977, 2.6), at a level that holds for all metrics together (Bonferroni).
-    """
-    n = len(tallies)
-    total = tallies.sum(0)
-    measured = summarise(total)
-    without = [summarise(total - tally) for tally in tallies]
-    unseen = 1 - n / validation["sequences"]
-    level = 1 - (1 - LEVEL) / len(ROUNDING_SHARE)
-    for name in ROUNDING_SHARE.keys() & measured.keys():
-        positions = total[0, 0] if name == "standard_loss" else total[1, 0]
-        noise = ROUNDING_NOISE[name] / math.sqrt(positions)
-        allowed = ROUNDING_SHARE[name] * measured[name] + noise
-        if unseen:
-            values = np.array([metrics.get(name, math.nan) for metrics in without])
-            allowed += math.sqrt(unseen) * jackknife(values, level)
-        if not abs(validation[name] - measured[name]) <= allowed:  # also if it is NaN
-            raise UserError(
-                f"verify: {name} must be {validation[name]:.4f} as in the last validation, "
-                f"within {allowed:.4f}, got {measured[name]:.4f} on {n} of its "
-                f"{validation['sequences']:.0f} held-out sequences when read back. "
-                "Nothing was written; verify=false would write it."
-            )
-    return measured
-
-
-def jackknife(values: np.ndarray, level: float) -> float:
-    """Return half an interval's width of a mean, by (n,) values with one sequence left out."""
-    n = len(values)
-    student = float(stdtrit(n - 1, (1 + level) / 2))
-    return student * math.sqrt((n - 1) / n * ((values - values.mean()) ** 2).sum())

@@ -85,5 +85,5 @@ def test_without_bwrap_the_reason_is_a_sentence(
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     unavailable.cache_clear()
-    assert "without bwrap. Install it" in unavailable()
+    assert "without bwrap. Install bubblewrap" in unavailable()
     unavailable.cache_clear()

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import PreTrainedModel
 
+from infer.drafters.budget import FixedBudget, MeasuredBudget
 from infer.drafters.draft_model import (
     DraftModelDrafters,
     DraftSetup,
     LevelDrafters,
     ProbeDrafters,
 )
-from infer.drafters.policy import FixedBudget, MeasuredBudget, prior_costs
+from infer.drafters.policy import prior_costs
 from infer.drafters.stopwatch import Stopwatch
 from infer.engine.output import Request
 from infer.engine.runner import Runner, Runners

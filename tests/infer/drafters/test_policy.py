@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
+from infer.drafters.budget import MeasuredBudget
 from infer.drafters.policy import (
     CONSTANTS,
     ROWS,
-    MeasuredBudget,
     MeasuredPolicy,
     prior_costs,
 )

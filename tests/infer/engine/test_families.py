@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from conf import UserError
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.drafters.policy import FixedBudget
+from infer.drafters.budget import FixedBudget
 from infer.engine.families import TOLERANCE, check_family, check_tree
 from infer.engine.output import Request
 from infer.loop import Limits

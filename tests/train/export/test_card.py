@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from conf.fingerprint import fingerprint
 from conf.stage import made_from, write_manifest
 from tests.train.export.export_fixture import VERIFIED, training
 from train.export import ExportConfig
-from train.export.__main__ import CHANGEABLE, STALE, main
+from train.export.__main__ import main
 from train.export.card import write_card
 from train.export.sidecars import write_sidecars
 
@@ -30,7 +29,7 @@ def export(folder: Path, **facts: Any) -> tuple[Path, dict[str, Any]]:
     verified = VERIFIED if manifest["adaptive"] else None
     write_card(out, manifest, step=9, verified=verified)
     config = ExportConfig(str(checkpoint), str(out))
-    origin = made_from(config, {"checkpoint": checkpoint}, ignore=CHANGEABLE)
+    origin = made_from(config, {"checkpoint": checkpoint}, ignore=["report"])
     write_manifest(out, "model", origin, step=9, verified=verified)
     return out, manifest
 
@@ -38,7 +37,7 @@ def export(folder: Path, **facts: Any) -> tuple[Path, dict[str, Any]]:
 def again(out: Path, *overrides: str) -> None:
     """Run the command on the finished directory."""
     args = [f"checkpoint={out.with_name('tuned')}", f"out={out}", *overrides]
-    main(settings("export", ExportConfig, [*args, "tracker.mode=disabled"]))
+    main(settings("export", ExportConfig, args))
 
 
 def card_of(out: Path) -> str:
@@ -96,32 +95,12 @@ def test_a_report_goes_into_the_card(tmp_path: Path) -> None:
         again(out, f"report={report}")
 
 
-class Hub:
-    """In place of HfApi."""
-
-    calls: list[tuple[str, dict[str, Any]]]
-
-    def create_repo(self, name: str, **options: Any) -> None:
-        self.calls.append((name, options))
-
-    def upload_folder(self, **options: Any) -> SimpleNamespace:
-        self.calls.append((options.pop("repo_id"), options))
-        return SimpleNamespace(repo_url="http://hub/org/model")
-
-
-def test_a_finished_directory_is_pushed_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_finished_directory_is_left_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The card may have been edited, the checkpoints may be gone."""
-    Hub.calls = []
-    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
     out, _ = export(tmp_path)
     files = {path.name: path.read_bytes() for path in out.iterdir()}
-    again(out, "push=org/model")
-    assert capsys.readouterr().out == "export: pushed to http://hub/org/model\n"
-    created, uploaded = Hub.calls
-    assert created == ("org/model", {"private": True, "exist_ok": True})
-    assert uploaded == ("org/model", {"folder_path": out, "delete_patterns": STALE})
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == files
     again(out)
     assert capsys.readouterr().out == f"export: {out} is finished: nothing to do\n"
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == files

@@ -14,7 +14,6 @@ from conf import UserError
 from conf.files import read_result
 from conf.fingerprint import fingerprint_file
 from data_prep.ngrams import TABLE
-from data_prep.shards import Shards
 from infer.models.checkpoint import ModelDirectory
 from infer.ngrams import NgramWeights
 from tests.train.export.runs import (
@@ -100,35 +99,25 @@ def test_the_directory_is_verified(
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["decontaminated"] == ["humaneval"]  # which infer.bench reads
     verified = manifest["verified"]
-    assert verified["sequences"] == 4 and verified["weights"] >= 12
+    assert verified["weights"] >= 12
     assert (verified["logit_difference"] == 0) == (name != "zero3-lora")
-    measured = verified["measured"]
-    assert measured.get("masked") == verified["validation"].get("masked")
-    for metric in measured.keys() & {"standard_loss", "masked_loss"}:
-        expected = pytest.approx(verified["validation"][metric], rel=2e-3)
-        assert measured[metric] == expected
     if name == "causal":
-        assert not verified["drafts"] and not (out / "adaptive.json").exists()
+        assert not (out / "adaptive.json").exists()
         return
     ngrams = json.loads((out / "adaptive.json").read_text())["ngrams"]
     adaptive = ModelDirectory(out).need_adaptive()
     assert adaptive.ngrams == NgramWeights.from_json(ngrams) and adaptive.has_table
-    assert f"{verified['drafts']['all']:.2f} by both" in (out / "README.md").read_text()
     decoder = (out / "custom_generate" / "generate.py").read_text()
     assert f"ngrams={ngrams}, gated={adaptive.gated})" in decoder
 
 
 @pytest.mark.parametrize("name", ["zero1", "zero2-lora"])
 def test_a_wrong_weight_is_detected(
-    runs: Path,
-    data_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Also in the embedding of a token that the compared text lacks."""
     vocab = read_result(runs / name / "manifest.json")["vocab"]
-    seen = {*Shards(data_folder, "held_out")[0].tokens.tolist(), *vocab["adaptive"]}
+    seen = {7919 * i % vocab["size"] for i in range(128)} | {*vocab["adaptive"]}
     unseen = next(id for id in range(vocab["size"]) if id not in seen)
 
     def wrong(config: Any, weights: Any, out: Path, **settings: Any) -> None:
@@ -158,13 +147,12 @@ def test_another_rope_is_detected(
 @pytest.mark.parametrize(
     ("file", "changed", "message"),
     [
-        ("manifest.json", {"inputs": {"data.path": "0"}}, "got other shards. Give"),
         ("model/tokenizer.json", {"truncation": {}}, "the tokenizer of the training"),
         ("model/config.json", {"num_hidden_layers": 1}, "the architecture of the"),
         (TABLE, None, f"{TABLE} must be a whole n-gram table"),
         ("checkpoints/*/*rank_1*optim_states.pt", None, "optim_states.pt has"),
     ],
-    ids=["shards", "tokenizer", "architecture", "table", "weights"],
+    ids=["tokenizer", "architecture", "table", "weights"],
 )
 def test_a_damaged_training_is_refused(
     runs: Path, tmp_path: Path, file: str, changed: dict[str, Any] | None, message: str
@@ -176,17 +164,6 @@ def test_a_damaged_training_is_refused(
     else:
         damaged.write_bytes(damaged.read_bytes()[:-7])
     assert message in refused(run, tmp_path / "model")
-
-
-def test_shards_that_moved_are_given(
-    runs: Path, data_folder: Path, tmp_path: Path
-) -> None:
-    run = Path(shutil.copytree(runs / "zero3", tmp_path / "run"))
-    change(run / "manifest.json", places={"data.path": str(tmp_path / "gone")})
-    assert "got no such folder" in refused(run, tmp_path / "model")
-    overrides = (f"data.path={data_folder}", "verify_sequences=2")
-    out = export(run, tmp_path / "model", *overrides)
-    assert read_result(out / "manifest.json")["verified"]["sequences"] == 2
 
 
 def test_a_gated_adapter_is_kept_and_cannot_be_merged() -> None:
