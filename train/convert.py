@@ -182,15 +182,14 @@ def load_gguf(file: Path, settings: ConvertConfig) -> "PreTrainedModel":
 
 
 def check_weights(lm: "PreTrainedModel", out: Path) -> None:
-    """Raise RuntimeError unless the written weights are the model's, bit for bit."""
+    """Check that the written weights are the model's, bit for bit."""
     import torch
     from transformers import AutoModelForCausalLM
 
     written = AutoModelForCausalLM.from_pretrained(out, dtype=lm.dtype)
     expected = lm.state_dict()
     for name, tensor in written.state_dict().items():
-        if not torch.equal(tensor, expected[name]):
-            raise RuntimeError(f"{name} was written with other values")
+        assert torch.equal(tensor, expected[name]), f"{name} has other values"
 
 
 def write_card(facts: dict[str, Any], out: Path) -> None:

@@ -84,7 +84,7 @@ def ids_of(row: Row, text: Text, folder: Path, *, max_tokens: int) -> Sequence[i
     Raises UserError for a row without a prompt.
     """
     if "messages" in row:
-        return chat_ids(folder, row["messages"])
+        return chat_ids(folder, messages_of(row))
     if "prompt" in row and "suffix" in row:
         return text.infill(Infill(row["prompt"], row["suffix"]))
     if "prompt" in row:

@@ -9,6 +9,7 @@ import io
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -130,14 +131,19 @@ def header(part: Row) -> str:
         settings["dtype"],
         machine["gpu"] or f"{machine['cpu']}, {machine['threads']} thread(s)",
     ]
-    if part.get("chat"):
-        facts.append("chat template")
-    own = {"count": settings["count"], **settings[part["kind"]]}
-    facts += [
-        f"{name}={value}"
-        for name, value in own.items()
-        if value is not None and name not in ("decoders", "peers", "parts")
-    ]
+    if part["kind"] == "speed":
+        speed = settings["speed"]
+        temperatures = ", ".join(f"{value:g}" for value in speed["temperatures"])
+        facts += [
+            f"k={', '.join(map(str, speed['k']))}",
+            f"T={temperatures} (top_k={speed['top_k']}, top_p={speed['top_p']:g})",
+            "chat template" if part["chat"] else "no chat template",
+            f"{settings['count']} prompts a set x {speed['rounds']} rounds",
+            f"up to {speed['max_new_tokens']} new tokens, texts stop at EOS",
+        ]
+    else:
+        own = settings[part["kind"]]
+        facts += [f"{name}={value}" for name, value in own.items() if value is not None]
     return f"{', '.join(facts)}; {part['date'][:10]}, commit {part['commit'][:8]}"
 
 
@@ -188,15 +194,18 @@ def speed_table(title: str, rows: Sequence[Row]) -> Table:
 
 
 def position_table(rows: Sequence[Row]) -> Table:
-    """Return the acceptance rate per position (survival)."""
+    """Return acceptance by position: survival, and the rate given the position before."""
     drafting = [row for row in rows if row["survival"]]
     deepest = min(POSITIONS, max((len(row["survival"]) for row in drafting), default=0))
     cells = []
     for row in drafting:
-        rates = [number(rate, 0, 100) for rate in row["survival"][:deepest]]
-        rates += [""] * (deepest - len(rates))
-        cells.append([row["decoder"], *rates])
-    heads = ["decoder", *map(str, range(1, deepest + 1))]
+        survival = row["survival"][:deepest]
+        conditional = [b / a if a else 0.0 for a, b in pairwise([1.0, *survival])]
+        for name, rates in (("survival", survival), ("conditional", conditional)):
+            texts = [number(rate, 0, 100) for rate in rates]
+            texts += [""] * (deepest - len(texts))
+            cells.append([row["decoder"], name, *texts])
+    heads = ["decoder", "rate", *map(str, range(1, deepest + 1))]
     return Table("acceptance rate per position, in %", heads, cells)
 
 
