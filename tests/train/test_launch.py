@@ -14,11 +14,13 @@ from data_prep.config import DataPrepConfig
 from infer.bench.config import BenchConfig
 from infer.regenerate import RegenerateConfig
 from train.config import TrainConfig
+from train.convert import ConvertConfig
 from train.export import ExportConfig
 
 ROOT = Path(__file__).parents[2]
 
 ENTRIES: dict[str, tuple[str, Any]] = {
+    "train.convert": ("convert", ConvertConfig),
     "data_prep": ("data_prep", DataPrepConfig),
     "train": ("train", TrainConfig),
     "train.export": ("export", ExportConfig),

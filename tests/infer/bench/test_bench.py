@@ -19,12 +19,12 @@ from infer.bench import run as bench_run
 from infer.bench import sandbox
 from infer.bench.config import BenchConfig
 from infer.bench.problems import humaneval_file, read_problems
-from infer.bench.prompts import _tokenizer
 from infer.bench.quality import judge
 from infer.bench.run import bench
 from infer.bench.runs import run_of
 from infer.bench.speed import SpeedPart, blocks, figures
 from infer.bench.statistics import speedup
+from infer.chat import _tokenizer
 from infer.loop import Step
 
 DOCUMENTS = [
