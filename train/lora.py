@@ -12,6 +12,7 @@ whatever the adapter has learned.
 """
 
 import copy
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,7 +86,9 @@ def adapt(
     torch.manual_seed(seed)
     # In the model's own type: the engine keeps float32 masters of the trained weights.
     try:
-        adapted = get_peft_model(lm, settings, autocast_adapter_dtype=False)
+        with warnings.catch_warnings():  # of an attribute of Transformers that peft reads
+            warnings.simplefilter("ignore", FutureWarning)
+            adapted = get_peft_model(lm, settings, autocast_adapter_dtype=False)
     except (ValueError, TypeError) as error:
         raise UserError(
             f"lora.targets={','.join(config.targets)} must be linear layers of the model, "

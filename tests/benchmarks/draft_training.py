@@ -4,7 +4,7 @@
         [--only NAME ...] [--own DIR --own_seconds S]
 
 DATA and BASE are a prepared folder and the model directory from which every variant starts
-(of the demo: runs/demo/data, runs/demo/base/model_directory). A variant is a list of settings
+(of the demo: runs/demo/documents, runs/demo/base). A variant is a list of settings
 of `python -m train` on top of tests/recipes.py. Each run is a process on one core and takes as
 many steps as fit `--seconds` of CPU time, by a calibration before. `--own` is text of BASE,
 prepared (docs/training.md); the `--own_seconds` that it took are taken off.
