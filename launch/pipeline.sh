@@ -45,6 +45,5 @@ python -m train.export checkpoint="$out/tuned" out="$out/model" dtype=float32 & 
 python -m train.export checkpoint="$out/draft_training" out="$out/draft" dtype=float32
 wait $!
 RANKS=1 bash launch/evaluate.sh "$out/model" "$out/base" out="$out/report" experiment="$name" draft="$out/draft" \
-    prompts="[humaneval,$out/documents/held_out.jsonl,$out/chat/held_out.jsonl]" \
-    quality.lines="$out/documents/held_out.jsonl"
+    prompts="[humaneval,$out/documents/held_out.jsonl,$out/chat/held_out.jsonl]"
 echo "$name: the report is $out/report/index.html"
