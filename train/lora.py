@@ -86,7 +86,9 @@ def adapt(
     torch.manual_seed(seed)
     # In the model's own type: the engine keeps float32 masters of the trained weights.
     try:
-        with warnings.catch_warnings():  # of an attribute of Transformers that peft reads
+        with (
+            warnings.catch_warnings()
+        ):  # of an attribute of Transformers that peft reads
             warnings.simplefilter("ignore", FutureWarning)
             adapted = get_peft_model(lm, settings, autocast_adapter_dtype=False)
     except (ValueError, TypeError) as error:

@@ -15,6 +15,7 @@ from infer.chat import chat_ids
 from infer.config import Infill
 from infer.text import Text
 
+HELD_OUT = "held_out.jsonl"  # of data_prep
 FILES = (".jsonl", ".json", ".gz")  # no data set of the hub
 MAX_ROWS = 10_000  # of a data set of the hub
 Row = Mapping[str, Any]
@@ -30,8 +31,12 @@ class Prompt:
 
 
 def name_of(source: str) -> str:
-    """Return the name of a prompt set: a file's stem, or the last part of a hub name."""
-    return Path(source).name.split(".")[0]
+    """Return the name of a prompt set: a file's stem, or the last part of a hub name.
+
+    The held-out documents of a data folder have the folder's name.
+    """
+    path = Path(source)
+    return (path.parent if path.name == HELD_OUT else path).name.split(".")[0]
 
 
 def read_prompts(
