@@ -136,6 +136,7 @@ def test_evaluation_makes_one_report_of_speed_and_quality(
         "speed.temperatures=[0]",
         "speed.rounds=1",
         "speed.k=[2]",
+        "speed.decoders=[hybrid,sdsat,ssd,gsd]",
         "speed.peers=[assisted]",
         f"quality.lines={held_out}",
         "quality.max_new_tokens=8",

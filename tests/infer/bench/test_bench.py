@@ -99,7 +99,7 @@ def test_acceptance_csv_has_the_columns_of_speculators(out: Path) -> None:
     counts = ["num_drafts", "num_draft_tokens", "num_accepted_tokens"]
     assert list(rows[0])[3:8] == [*counts, "acceptance_length", "acceptance_at_pos_0"]
     hybrid = next(row for row in rows if row["decoder"] == "hybrid")
-    assert hybrid["subset"] == "held_out"
+    assert hybrid["subset"] == "prompts0"
     length = 1 + int(hybrid["num_accepted_tokens"]) / int(hybrid["num_drafts"])
     assert float(hybrid["acceptance_length"]) == pytest.approx(length)
 
