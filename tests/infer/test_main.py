@@ -1,5 +1,6 @@
 """python -m infer: what it prints, and its mistakes."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -94,3 +95,20 @@ def test_a_mistake_is_one_line_and_code_2(
         infer(monkeypatch, f"model={model_dir}", FLOAT, *arguments)
     message = capsys.readouterr()
     assert ended.value.code == 2 and sentence in error(message.err) and not message.out
+
+
+def test_a_chat_prompt_is_a_users_message(
+    model_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "chat"
+    shutil.copytree(model_dir, folder)
+    template = "{{ bos_token }}{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    given = [FLOAT, "decode.max_new_tokens=8"]
+    infer(monkeypatch, f"model={folder}", *given, "chat=true", "prompt=x")
+    chat = capsys.readouterr().out
+    infer(monkeypatch, f"model={model_dir}", *given, "prompt=<x>")
+    assert capsys.readouterr().out == chat != ""
