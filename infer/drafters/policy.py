@@ -50,8 +50,10 @@ class Constants:
     width: int = 2
     #: Steps over which rates are averaged.
     window: float = 100.0
-    #: Bins of the calibration, and trials of a bin after which its counts are halved.
+    #: Bins of the calibration, trials that its prior counts as, and trials after which
+    #: counts are halved.
     bins: int = 12
+    prior_trials: float = 3.0
     max_trials: float = 400.0
     #: Steps that the prior of L counts as at each of its points.
     prior_steps: float = 2.0
@@ -191,31 +193,45 @@ class StepCosts:
 
 
 class Calibration:
-    """How often a candidate with a given weight is right, if all before it are."""
+    """How often a candidate with a given weight is right, if all before it are.
+
+    A bin of weights that has few trials is as much too sure as all bins together.
+    """
 
     def __init__(self, constants: Constants = CONSTANTS) -> None:
-        bins = constants.bins
         self._max_trials = constants.max_trials
-        self._trials = [3.0] * bins
-        self._right = [3.0 * (bin_ + 0.5) / bins for bin_ in range(bins)]
+        self._prior_trials = constants.prior_trials
+        self._trials = [0.0] * constants.bins
+        self._right = [0.0] * constants.bins
+        # Of all bins: right ones, and those expected to be right by their weights.
+        self._all_right = self._expected = constants.prior_trials
 
     def chance(self, weight: float) -> float:
         """Return the estimate, between 0 and 1."""
-        bin_ = self._bin(weight)
-        return self._right[bin_] / self._trials[bin_]
+        bin_, middle = self._bin(weight)
+        prior = min(1.0, middle * self._all_right / self._expected)
+        known = self._right[bin_] + self._prior_trials * prior
+        return known / (self._trials[bin_] + self._prior_trials)
 
     def record(self, weight: float, right: bool) -> None:
         """Record whether a candidate was right."""
-        bin_ = self._bin(weight)
+        bin_, middle = self._bin(weight)
         if self._trials[bin_] >= self._max_trials:
             self._trials[bin_] /= 2
             self._right[bin_] /= 2
+        if self._expected >= self._max_trials:
+            self._expected /= 2
+            self._all_right /= 2
         self._trials[bin_] += 1
         self._right[bin_] += right
+        self._expected += middle
+        self._all_right += right
 
-    def _bin(self, weight: float) -> int:
+    def _bin(self, weight: float) -> tuple[int, float]:
+        """Return the bin of a weight, and the bin's middle."""
         bins = len(self._trials)
-        return min(bins - 1, int(weight * bins))
+        bin_ = min(bins - 1, int(weight * bins))
+        return bin_, (bin_ + 0.5) / bins
 
 
 class Throughput:
@@ -312,6 +328,7 @@ class MeasuredPolicy:
         self._since_trial = 0
         self._emitted = 0
         self._trial_cost = 0.0
+        self._trial_steps = 0.0  # of the present step, in plain steps
 
     @property
     def resting(self) -> bool:
@@ -338,7 +355,9 @@ class MeasuredPolicy:
             if self._trial_due():
                 k = self.max_probes
                 sites = likely_ends(drafts, 1)
-                self._trial_cost += self._price(len(drafts.tokens), k)
+                rows = len(drafts.tokens)
+                self._trial_cost += self._price(rows, k)
+                self._trial_steps += self.costs(rows + k) - self.costs(rows)
             if sites and k == self.max_probes:
                 self._since_trial = 0
             return drafts, sorted(sites), k
@@ -349,7 +368,11 @@ class MeasuredPolicy:
         with self._lock:
             self._emitted += len(tokens)
             spent = self.costs.observe(result.rows, seconds)
-            self._throughput.record(len(tokens), self.costs(result.rows), spent)
+            # Trials have a budget of their own: they must not end other drafts.
+            trial = self._trial_steps
+            self._trial_steps = 0.0
+            expected = self.costs(result.rows)
+            self._throughput.record(len(tokens), expected - trial, spent - trial)
             if places is None:
                 return
             for place, (children, right) in enumerate(places.graph.follow(tokens)):

@@ -43,6 +43,7 @@ STEEP = Costs(10, 20, 40, 80, 160, 320, 640)  # rows cost as much as forwards
 CPU = Costs(10, 10, 10.5, 11.5, 14, 19, 30)
 RISING = Costs(10, 11.5, 13, 17, 25, 41, 73)  # float32 on a CPU
 JUMP = Costs(10, 20, 20.5, 22, 25, 35, 60)  # a model of 1.1B in float32
+SMOLLM2 = Costs(56, 88, 96, 120, 140, 180, 320)  # 135M, two threads, float32
 ADAPTIVE, WRONG = 2, 3
 TEXT = Ngrams(None, 10**6)
 
@@ -181,6 +182,29 @@ def test_a_bad_start_does_not_end_drafting() -> None:
         rows = len(text.propose(99).tokens)
         text.observe(rows, CPU(rows) * (30 if rows > 1 else 1), 0.0)
     assert Text(policy).write(600, CPU, 0.8) > 1.3
+
+
+def misleading(position: int) -> int:
+    """Its n-grams are wrong at first; then it repeats itself."""
+    if position >= 60:
+        return periodic(position)
+    return 1000 + position if position % 4 == 3 else 7 + position % 4
+
+
+@pytest.mark.parametrize("token", [distinct, misleading])
+def test_bad_drafts_at_the_beginning_do_not_end_good_ones(
+    token: Callable[[int], int],
+) -> None:
+    """Trials of adaptive tokens and n-grams used up the allowance of SmolLM2's drafts."""
+
+    def then_periodic(position: int) -> int:
+        return token(position) if position < 60 else periodic(position)
+
+    alone, beside = (
+        Text(MeasuredPolicy(SMOLLM2.prior, k), then_periodic).write(300, SMOLLM2, 0.0)
+        for k in (0, 5)
+    )
+    assert beside > 0.9 * alone > 1.2
 
 
 def test_in_a_batch_every_sequence_pays_for_the_rows_of_all() -> None:
