@@ -105,7 +105,7 @@ def test_a_chat_prompt_is_a_users_message(
 ) -> None:
     folder = tmp_path / "chat"
     shutil.copytree(model_dir, folder)
-    template = "{{ bos_token }}{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
+    template = "<s>{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
     (folder / "chat_template.jinja").write_text(template)
     given = [FLOAT, "decode.max_new_tokens=8"]
     infer(monkeypatch, f"model={folder}", *given, "chat=true", "prompt=x")
