@@ -17,6 +17,7 @@ continues the header of a user's turn. An answer that repeats a 10-gram is left 
 """
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from conf import UserError, run
 from conf.console import print_line
 from conf.files import write_bytes
+from conf.fingerprint import fingerprint_file
 from conf.schema import check_settings, setting
 from conf.stage import is_finished, made_from, read_manifest, write_manifest
 from data_prep.shards import Shards
@@ -274,12 +276,12 @@ class ChatPrompts:
         header = user_header(Path(self._config.model))
         names = [f"{id}:prompt" for id in ids]
         turns = complete(model, [header] * len(ids), names, sampling)
-        return {
-            id: [{"role": "user", "content": model.text.decode(turn).strip()}]
-            if turn[-1] in model.eos and len(turn) > 1 and not repeats(turn)
-            else []
-            for id, turn in zip(ids, turns, strict=True)
-        }
+        prompts: dict[str, list[dict[str, str]]] = {}
+        for id, turn in zip(ids, turns, strict=True):
+            content = model.text.decode(turn).strip()
+            useful = content and turn[-1] in model.eos and not repeats(turn)
+            prompts[id] = [{"role": "user", "content": content}] if useful else []
+        return prompts
 
 
 def repeats(ids: Sequence[int], n: int = 10) -> bool:
@@ -301,6 +303,8 @@ def main(config: RegenerateConfig) -> None:
     if config.data.path:
         inputs["data.path"] = config.data.path
     origin = made_from(config, inputs)
+    for file in filter(os.path.isfile, config.prompts):
+        origin["inputs"][file] = fingerprint_file(Path(file))
     source: TrainingDocuments | ChatPrompts
     source = TrainingDocuments(config) if config.data.path else ChatPrompts(config)
     if is_finished(config.out, KIND, origin):

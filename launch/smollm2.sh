@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The demo's recipe for hours: launch/smollm2.sh [OUT]
-#   SmolLM2-135M with half a million tokens of its own text; at most six hours of two cores.
+#   SmolLM2-135M with a third of a million tokens of its own text; some six hours of two cores (an estimate: never run).
 # Finished stages are skipped; an interrupted run continues where it stopped.
 set -euo pipefail
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then

@@ -236,6 +236,9 @@ def test_prompts_are_answered_in_any_batches(chat_dir: Path, tmp_path: Path) -> 
         assert answer == {"role": "assistant", "content": model.text.decode(tokens)}
         assert answered[id]["ends"] == (tokens[-1] in model.eos)
     assert answered and all(len(row["messages"]) == 2 for row in answered.values())
+    file.write_text(file.read_text() + '{"prompt": "y"}\n')
+    with pytest.raises(UserError, match="already contains a result with inputs"):
+        stage.main(configs[0])
 
 
 @given(st.lists(st.integers(0, 3), max_size=30))
