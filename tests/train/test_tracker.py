@@ -17,6 +17,7 @@ NOWHERE = "http://127.0.0.1:9"  # refuses connections
 SCRIPT = """
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -29,8 +30,9 @@ conf.tracker.ONLINE_SECONDS = 4.0
 
 def kill_children():
     for child in psutil.Process().children(recursive=True):
-        child.kill()
-        child.wait()
+        with suppress(psutil.NoSuchProcess):  # it ended with its parent
+            child.kill()
+            child.wait()
     time.sleep(0.5)
 
 mode, event, out = sys.argv[1:]
