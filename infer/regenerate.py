@@ -321,7 +321,7 @@ def write_own_text(
     origin: dict[str, Any],
     workers: "WorkerGroup",
 ) -> int:
-    """Write `out`, together with the other ranks; return the number of texts."""
+    """Write `out`, together with the other ranks; return rank 0's number of texts."""
     from infer.api import load
     from infer.bench.harness import Records, result_folder
     from infer.models.checkpoint import ModelDirectory
@@ -340,12 +340,13 @@ def write_own_text(
             return {"rows": source.write(model, batches[name])}
 
         units.make(workers, "batches of texts", unit)
-        rows = [units.load(name)["rows"] for name in batches]
-        if workers.first:
-            write_shards(partial, rows)
-            write_manifest(partial, KIND, origin, documents=sum(map(len, rows)))
+        written = 0
+        if workers.first:  # it removes the batches: no other rank may read them
+            rows = (units.load(name)["rows"] for name in batches)
+            written = write_shards(partial, rows)
+            write_manifest(partial, KIND, origin, documents=written)
             shutil.rmtree(partial / UNITS)
-    return sum(map(len, rows))
+    return written
 
 
 def complete(
@@ -380,18 +381,21 @@ def content(
     return {"content": prefix + "".join(map(stream, new)), "prefix": len(prefix)}
 
 
-def write_shards(folder: Path, batches: Iterable[list[dict[str, Any]]]) -> None:
-    """Write the rows of all batches, in their order."""
+def write_shards(folder: Path, batches: Iterable[list[dict[str, Any]]]) -> int:
+    """Write the rows of all batches, in their order; return their number."""
     lines = (
         json.dumps(row, ensure_ascii=False).encode() + b"\n"
         for rows in batches
         for row in rows
     )
+    total = 0
     for index in count():
-        shard = b"".join(islice(lines, SHARD_DOCUMENTS))
+        shard = list(islice(lines, SHARD_DOCUMENTS))
         if not shard:
             break
-        write_bytes(folder / f"own-{index:05}.jsonl", shard)
+        write_bytes(folder / f"own-{index:05}.jsonl", b"".join(shard))
+        total += len(shard)
+    return total
 
 
 if __name__ == "__main__":

@@ -22,9 +22,8 @@ from conf.fingerprint import fingerprint_file
 from conf.schema import check_settings, setting
 from conf.stage import is_finished, made_from, staged, write_manifest
 
-if (
-    TYPE_CHECKING
-):  # imported late: errors in the settings appear before PyTorch is loaded
+# Imported late: errors in the settings appear before PyTorch is loaded.
+if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 KIND = "converted"
