@@ -61,7 +61,7 @@ class Vocab:
         """Ids that no text may produce: sentinels and adaptive ids."""
         return self.sentinels.union(self.adaptive)
 
-    @property
+    @cached_property
     def text_size(self) -> int:
         """The number of ids up to the last that is not adaptive."""
         return max(set(range(self.size)).difference(self.adaptive)) + 1
