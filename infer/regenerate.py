@@ -46,6 +46,7 @@ KIND = "own_text"
 PLAIN = 0  # data_prep.encode.Mode.PLAIN: a span that is not laid out for infilling
 UNITS = "units"  # the folder of finished batches; removed at the end
 SHARD_DOCUMENTS = 4096
+OWN_PROMPT_TOKENS = 64  # a user's turn that is longer is left out
 
 
 @dataclass
@@ -272,7 +273,13 @@ class ChatPrompts:
         if not ids:
             return {}
         temperature = self._config.temperature or 1.0
-        sampling = replace(self._config, temperature=temperature, sampled=1.0)
+        longest = min(OWN_PROMPT_TOKENS, self._config.max_new_tokens)
+        sampling = replace(
+            self._config,
+            temperature=temperature,
+            sampled=1.0,
+            max_new_tokens=longest,
+        )
         header = user_header(Path(self._config.model))
         names = [f"{id}:prompt" for id in ids]
         turns = complete(model, [header] * len(ids), names, sampling)

@@ -175,6 +175,8 @@ class OptimizerConfig:
     lr: float = setting(5e-5, least=0)
     #: learning rate in the last step, where the warm-up has ended before
     min_lr: float = setting(1e-5, least=0)
+    #: learning rate of the adaptive ids' embeddings beside LoRA, as a multiple of lr
+    rows_rate: float = setting(1.0, above=0)
     #: steps in which the learning rate rises from 0
     warmup_steps: int = setting(400, least=0)
     #: decay of the mean of gradients

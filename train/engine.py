@@ -144,22 +144,29 @@ def model_states(
 def parameter_groups(
     module: nn.Module, config: OptimizerConfig
 ) -> list[dict[str, Any]]:
-    """Return the trained parameters; norms, biases and embeddings have no weight decay."""
+    """Return the trained parameters; norms, biases and embeddings have no weight decay.
+
+    `rate` is a group's learning rate as a multiple of the schedule's.
+    """
     embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
     # peft's name for single rows of an embedding
-    embeddings |= {
-        id(p) for name, p in module.named_parameters() if "trainable_tokens" in name
-    }
+    rows = {id(p) for name, p in module.named_parameters() if "trainable_tokens" in name}
     trained = [p for p in module.parameters() if p.requires_grad]
     # ZeRO 3 flattens a weight and stores its shape elsewhere.
-    matrices = {
-        id(p) for p in trained if len(getattr(p, "ds_shape", p.shape)) >= 2
-    } - embeddings
+    matrices = {id(p) for p in trained if len(getattr(p, "ds_shape", p.shape)) >= 2}
+    matrices -= embeddings | rows
     decayed = [p for p in trained if id(p) in matrices]
-    plain = [p for p in trained if id(p) not in matrices]
-    groups = [(decayed, config.weight_decay), (plain, 0.0)]
+    adaptive = [p for p in trained if id(p) in rows]
+    plain = [p for p in trained if id(p) not in matrices | rows]
+    groups = [
+        (decayed, config.weight_decay, 1.0),
+        (plain, 0.0, 1.0),
+        (adaptive, 0.0, config.rows_rate),
+    ]
     return [
-        {"params": params, "weight_decay": decay} for params, decay in groups if params
+        {"params": params, "weight_decay": decay, "rate": rate}
+        for params, decay, rate in groups
+        if params
     ]
 
 
@@ -280,7 +287,7 @@ class Engine:
         state, so that the number of ranks changes nothing.
         """
         for group in self._engine.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["rate"]
         losses = []
         tallies = []
         for index, batch in enumerate(batches):
