@@ -53,6 +53,14 @@ class Policy(Protocol):
     def learn(self, places: Places | None, result: Verified, seconds: float) -> None:
         """Learn from a step, its candidates (None in a plain step), and its time."""
 
+    def imagine(self, places: Places, left: int) -> Drafts | None:
+        """Return drafts that show while the policy rests what they would gain, or None."""
+
+    def learn_imagined(
+        self, places: Places, drafts: Drafts, tokens: Sequence[int]
+    ) -> bool:
+        """Learn from such drafts and the tokens behind them; False if too few."""
+
 
 @dataclass(frozen=True)
 class FixedPolicy(Policy):
@@ -106,6 +114,15 @@ class FixedPolicy(Policy):
     def learn(self, places: Places | None, result: Verified, seconds: float) -> None:
         """Do nothing: the shape is fixed."""
 
+    def imagine(self, places: Places, left: int) -> None:
+        """Return None: it never rests."""
+
+    def learn_imagined(
+        self, places: Places, drafts: Drafts, tokens: Sequence[int]
+    ) -> bool:
+        """Do nothing: the shape is fixed."""
+        return True
+
 
 def likely_ends(drafts: Drafts, count: int) -> list[int]:
     """Return the likeliest ends of the accepted path, the likeliest first."""
@@ -151,6 +168,8 @@ class AdaptiveDrafter(Drafter):
         self._ngrams = TextNgrams(ngrams) if ngrams else None
         self._answers: Candidates | None = None
         self._places: Places | None = None
+        # While the policy rests: places, their drafts, and the text's length there.
+        self._imagined: tuple[Places, Drafts, int] | None = None
         self._sampling = GREEDY
         self._seed = 0
         self.max_rows = policy.max_rows
@@ -169,15 +188,11 @@ class AdaptiveDrafter(Drafter):
             self._stopwatch.start()
         if self._policy.resting:
             self._places = None
+            if self._ngrams:
+                self._imagine(context, left)
             return Tree.chain(context[-1])
-        self._places = Places(
-            context,
-            self._answers,
-            self._ngrams,
-            self._policy.width,
-            self._sampling,
-            self._seed,
-        )
+        self._imagined = None
+        self._places = self._places_behind(context, self._answers)
         drafts, sites, k = self._policy.shape(self._places, left)
         self._drafts = drafts
         sources = tuple(map(self._places.source, drafts.nodes))
@@ -191,6 +206,24 @@ class AdaptiveDrafter(Drafter):
         k = min(k, left - 2, len(self._probes))
         sites = [node for node in sites if drafts.depths[node] + k < left]
         return tree.probe(sites, self._probes[:k]) if k > 0 and sites else tree
+
+    def _places_behind(
+        self, context: Sequence[int], answers: Candidates | None
+    ) -> Places:
+        policy = self._policy
+        return Places(
+            context, answers, self._ngrams, policy.width, self._sampling, self._seed
+        )
+
+    def _imagine(self, context: Sequence[int], left: int) -> None:
+        """Draft without rows, or compare such a draft with the text by now."""
+        if self._imagined:
+            places, drafts, start = self._imagined
+            if not self._policy.learn_imagined(places, drafts, context[start:]):
+                return
+        places = self._places_behind(context, None)
+        drawn = self._policy.imagine(places, left)
+        self._imagined = (places, drawn, len(context)) if drawn else None
 
     def observe(self, result: Verified) -> None:
         """See Drafter. The answers behind the accepted path draft the next step."""

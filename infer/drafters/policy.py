@@ -16,8 +16,9 @@ chances that the first m drafts are right, with and without answers,
     h(k) = E_k - E_0,    E_k = sum_{m <= k} A_m + A_k / B_k sum_{m > k} B_m
 
 where the price of the drafts' rows is deducted from the terms of the sums. An allowance
-bounds what drafting may lose against plain decoding. The same costs, calibration and
-allowance decide how deep a draft model drafts (budget.py).
+bounds what drafting may lose against plain decoding. When it is used up steps are plain,
+and drafts that are made but not verified show whether it pays again. The same costs,
+calibration and allowance decide how deep a draft model drafts (budget.py).
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -70,11 +71,13 @@ class Constants:
     plain_run: int = 4
     plain_pace: float = 1 / 4
     #: Plain steps that drafting may lose: at first, at most, and after it has stopped,
-    #: when it starts again at `retry_allowance`, saved from `saved_share` of each step.
+    #: when it starts again at `retry_allowance`, saved from `saved_share` of each step
+    #: and from what unverified drafts, one every `look_every` steps, would have gained.
     first_allowance: float = 10.0
     max_allowance: float = 24.0
     retry_allowance: float = 2.0
     saved_share: float = 0.01
+    look_every: int = 8
     #: Steps with answers between two that are drafted without them too.
     compare_every: int = 8
     #: Steps without the most probes after which these are tried, the answers that are
@@ -239,7 +242,7 @@ class Throughput:
 
     Losses against plain decoding are taken from the allowance, gains are added. When it
     is used up decoding is plain, and a small share of that time is saved for another
-    attempt.
+    attempt, with the gains of drafts that were not verified.
     """
 
     def __init__(self, constants: Constants = CONSTANTS) -> None:
@@ -269,6 +272,11 @@ class Throughput:
         # One slow step is not paid off for ever.
         self._allowance = max(allowance, -constants.retry_allowance)
         self.drafting = self._allowance > 0
+
+    def imagine(self, gain: float) -> None:
+        """Record what an unverified draft would have gained, in plain steps."""
+        # A cumulative sum (Page 1954): the losses before a change do not count.
+        self._allowance = max(0.0, self._allowance + gain)
 
 
 class ProbeGain:
@@ -362,6 +370,25 @@ class MeasuredPolicy:
                 self._since_trial = 0
             return drafts, sorted(sites), k
 
+    def imagine(self, places: Places, left: int) -> Drafts | None:
+        """Return what would be drafted now; None unless the allowance is used up."""
+        if self._throughput.drafting:
+            return None
+        with self._lock:
+            return self._drafts(places, min(left, 1 + self._constants.look_every))
+
+    def learn_imagined(
+        self, places: Places, drafts: Drafts, tokens: Sequence[int]
+    ) -> bool:
+        """Learn from an unverified draft, if all its places have their token by now."""
+        if len(tokens) < self._constants.look_every:
+            return False
+        with self._lock:
+            drafted = set(drafts.nodes)
+            accepted = sum(node in drafted for node in self._calibrate(places, tokens))
+            self._throughput.imagine(1 + accepted - self.costs(len(drafts.tokens)))
+        return True
+
     def learn(self, places: Places | None, result: Verified, seconds: float) -> None:
         """Learn from the time and the tokens of a step."""
         tokens = result.tokens
@@ -373,12 +400,18 @@ class MeasuredPolicy:
             self._trial_steps = 0.0
             expected = self.costs(result.rows)
             self._throughput.record(len(tokens), expected - trial, spent - trial)
-            if places is None:
-                return
-            for place, (children, right) in enumerate(places.graph.follow(tokens)):
-                for child in children:
-                    calibration = self._calibrations[place < places.answered]
-                    calibration.record(places.graph.chances[child], child == right)
+            if places is not None:
+                self._calibrate(places, tokens)
+
+    def _calibrate(self, places: Places, tokens: Sequence[int]) -> list[int | None]:
+        """Record which candidates the tokens are. Return each place's, None for none."""
+        followed = []
+        for place, (children, right) in enumerate(places.graph.follow(tokens)):
+            for child in children:
+                calibration = self._calibrations[place < places.answered]
+                calibration.record(places.graph.chances[child], child == right)
+            followed.append(right)
+        return followed
 
     def _drafts(self, places: Places, left: int) -> Drafts:
         constants = self._constants

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -205,6 +206,13 @@ def test_bad_drafts_at_the_beginning_do_not_end_good_ones(
         for k in (0, 5)
     )
     assert beside > 0.9 * alone > 1.2
+
+
+def test_drafts_that_are_not_verified_end_a_rest() -> None:
+    """It took 200 plain steps: a short text was over before anything was drafted."""
+    resting = replace(CONSTANTS, first_allowance=0.0)
+    text = Text(MeasuredPolicy(SMOLLM2.prior, 0, constants=resting), periodic)
+    assert text.write(200, SMOLLM2, 0.0) > 2
 
 
 def test_in_a_batch_every_sequence_pays_for_the_rows_of_all() -> None:
