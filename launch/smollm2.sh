@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # The demo's recipe for hours: launch/smollm2.sh [OUT]
-#   SmolLM2-135M with a third of a million tokens of its own text; some six hours of two cores (an estimate: never run).
+#   SmolLM2-135M with some 220 thousand tokens of its own text; some six hours of two cores (an estimate: never run).
 # Finished stages are skipped; an interrupted run continues where it stopped.
 set -euo pipefail
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
     exit
 fi
-exec bash "$(dirname "$0")/pipeline.sh" smollm2 "${1:-runs/smollm2}" 1536 2048
+exec bash "$(dirname "$0")/pipeline.sh" smollm2 "${1:-runs/smollm2}" 1024 1024
