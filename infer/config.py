@@ -215,7 +215,7 @@ class InferConfig:
     Without a prompt it reads standard input.
     """
 
-    #: a Transformers directory, best an export, or a hub name
+    #: a Transformers directory, best an export, a hub name, or smollm2
     model: str = setting(hub="model")
     #: the text to continue; -: standard input
     prompt: str = ""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class PlaygroundConfig:
     """python -m infer.playground: a page to try a model on, on this machine."""
 
-    #: a Transformers directory, best an export, or a hub name
+    #: a Transformers directory, best an export, a hub name, or smollm2
     model: str = setting(hub="model")
     #: a model that drafts, as that of python -m infer
     draft: str | None = setting(None, hub="model")

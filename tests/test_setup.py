@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 
 def test_a_python_that_does_not_start_is_passed_over(tmp_path: Path) -> None:
     """pyenv's python3.11 may only print that no such version is chosen. A .venv without
-    pip is not finished.
+    pip is not finished. Nothing but model=smollm2 needs its package.
     """
     for place in ("launch", "programs", ".venv/bin"):
         (tmp_path / place).mkdir(parents=True)
@@ -24,6 +24,8 @@ def test_a_python_that_does_not_start_is_passed_over(tmp_path: Path) -> None:
         program.write_text(f"#!/bin/sh\n{line}\n")
         program.chmod(0o755)
     path = f"{tmp_path / 'programs'}:{os.environ['PATH']}"
-    subprocess.run(["bash", script], env=os.environ | {"PATH": path}, check=True)
+    env = os.environ | {"PATH": path, "PIP_NO_INDEX": "1"}
+    run = subprocess.run(["bash", script], env=env, check=True, stderr=subprocess.PIPE)
+    assert b"warning: model=smollm2" in run.stderr
     for made in ("bin/pip", "installed.lock"):
         assert (tmp_path / ".venv" / made).exists()

@@ -5,11 +5,15 @@ config.json, generation_config.json, tokenizer files, chat_template.jinja
 README.md            a model card with name and license, as the file states them
 manifest.json        written last
 
+With adapter=FOLDER the directory is the export that the folder's files were taken from, of
+this base model: adapter/, adaptive.json, ngrams.safetensors, and README.md if it has one.
+
 Transformers reads the file. Its table of pre-tokenizers has no rule that splits digits
 first; GPT-2's, which it takes instead, gives other ids for spaces before a number.
 """
 
 import os
+import shutil
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from conf import UserError, run
 from conf.console import print_line
 from conf.errors import Refusing
-from conf.fingerprint import fingerprint_file
+from conf.files import read_json
+from conf.fingerprint import fingerprint_file, fingerprint_model
 from conf.schema import check_settings, setting
 from conf.stage import is_finished, made_from, staged, write_manifest
 
@@ -54,6 +59,8 @@ class ConvertConfig:
     dtype: str = setting("float32", choices=("float32", "bfloat16", "float16"))
     #: the first layers alone, from which a draft model can be trained; null: all
     layers: int | None = setting(None, least=1)
+    #: a folder of an export's adapter/ and adaptive.json: the result decodes as that export
+    adapter: str | None = setting(None)
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -64,21 +71,27 @@ def main(config: ConvertConfig) -> None:
     os.environ.setdefault("TQDM_DISABLE", "1")  # read when transformers is imported
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # transformers imports deepspeed
     file = find_gguf(config.gguf)
-    origin = made_from(config, {})
+    origin = made_from(config, {}, ignore=["adapter"])
     origin["inputs"]["gguf"] = fingerprint_file(file)
+    adapter = Path(config.adapter) if config.adapter else None
+    origin["inputs"]["adapter"] = fingerprint_model(adapter) if adapter else None
     if is_finished(config.out, KIND, origin):
         print_line(f"convert: {config.out} is finished: nothing to do")
         return
+    adaptive = read_json(adapter / "adaptive.json") if adapter else None
     with Refusing(
         f"gguf={config.gguf} must be a causal model that Transformers reads, got"
     ):
         facts = gguf_facts(file)
     with staged(config.out) as out:
         save_tokenizer(file, facts, out)
-        lm = load_gguf(file, config)
-        lm.save_pretrained(out)
-        check_weights(lm, out)
         write_card(facts, out)
+        lm = load_gguf(file, config)
+        if adapter and adaptive:
+            add_adapter(lm, adapter, adaptive, out)
+        else:
+            lm.save_pretrained(out)
+        check_weights(lm, out)
         write_manifest(out, KIND, origin, name=facts.get("general.name"))
     print_line(f"convert: wrote {config.out}")
 
@@ -103,19 +116,14 @@ def find_gguf(source: str) -> Path:
 
 
 def gguf_facts(file: Path) -> dict[str, Any]:
-    """Return the general and the tokenizer's metadata, without the lists of pieces.
+    """Return the metadata; of lists of texts, as pieces, their lengths.
 
     Raises ValueError for a file that is no GGUF.
     """
-    from gguf import GGUFReader
+    from transformers.integrations.gguf import read_gguf_metadata
 
-    fields = GGUFReader(file).fields
-    lists = ("tokens", "merges", "scores", "token_type")
-    return {
-        name: field.contents()
-        for name, field in fields.items()
-        if name.startswith(("general.", "tokenizer.")) and not name.endswith(lists)
-    }
+    facts, _ = read_gguf_metadata(str(file))
+    return facts
 
 
 def save_tokenizer(file: Path, facts: dict[str, Any], out: Path) -> None:
@@ -178,6 +186,48 @@ def load_gguf(file: Path, settings: ConvertConfig) -> "PreTrainedModel":
     lm.tie_weights()
     lm.generation_config = read.generation_config
     return lm
+
+
+def add_adapter(lm: Any, folder: Path, adaptive: dict[str, Any], out: Path) -> None:
+    """Make `out`, which has the base model's tokenizer, an export with this adapter.
+
+    `adaptive` is the content of the folder's adaptive.json. Raises UserError for content
+    that no export has.
+    """
+    from torch import nn
+
+    from data_prep.vocab import INFILLING, Vocab
+    from train.export.sidecars import serve, write_custom_generate
+    from train.export.weights import write_weights
+    from train.pretrained import add_adaptive_rows
+
+    shutil.copytree(folder, out, dirs_exist_ok=True)
+    with Refusing(f"adapter={folder} must have an export's adaptive.json, got"):
+        vocab = Vocab(
+            size=max(lm.config.vocab_size, *(id + 1 for id in adaptive["control"])),
+            bos=adaptive["bos"],
+            eos=lm.config.eos_token_id,
+            adaptive=tuple(adaptive["adaptive_ids"]),
+            **{name: adaptive["infilling"][name] for name in INFILLING},
+        )
+    add_adaptive_rows(lm, vocab.size)
+    # The head does not share the embedding's rows, as in the training of an adapter.
+    head = lm.get_output_embeddings()
+    head.weight = nn.Parameter(head.weight.detach().clone())
+    lm.config.tie_word_embeddings = False
+    lm.config.architectures = [type(lm).__name__]
+    lm.config.save_pretrained(out)
+    lm.generation_config.save_pretrained(out)
+    write_weights(
+        lm.config,
+        lm.state_dict(),
+        out,
+        dtype=lm.dtype,
+        shard_size="5GB",
+        indexed=any(out.glob("*.safetensors")),
+    )
+    serve(out, vocab, adaptive, dtype=lm.dtype)
+    write_custom_generate(out)
 
 
 def check_weights(lm: "PreTrainedModel", out: Path) -> None:

@@ -173,7 +173,13 @@ def load_trainable(
             raise UserError(
                 f"model.path={config.path} must be a complete model, got {reason}."
             )
-    _add_adaptive_rows(lm, config, vocab)
+    rows = lm.get_input_embeddings().num_embeddings
+    if not set(range(rows, vocab.size)) <= set(vocab.adaptive):
+        raise UserError(
+            f"model.path={config.path} must have at least {vocab.size} embedding rows "
+            f"like the data's vocabulary, got {rows}."
+        )
+    add_adaptive_rows(lm, vocab.size)
     if config.activation_checkpointing:
         lm.activation_checkpointing_enable({"use_reentrant": False})
     if config.compile:
@@ -213,24 +219,19 @@ def _read_model(path: str, *, dtype: torch.dtype, attention: str) -> tuple[Any, 
     return lm, ""
 
 
-def _add_adaptive_rows(lm: Any, config: ModelConfig, vocab: Vocab) -> None:
-    """Add the embedding rows of adaptive ids that the model does not have.
+def add_adaptive_rows(lm: Any, size: int) -> None:
+    """Add the embedding rows, up to `size`, of adaptive ids that the model does not have.
 
     Each is the mean of the others: then the head gives none of them an outstanding
     logit (Hewitt 2021, "Initializing New Word Embeddings"). The library's mean_resizing
     would compute a covariance, which takes minutes at the width of 34B.
     """
     rows = lm.get_input_embeddings().num_embeddings
-    if not set(range(rows, vocab.size)) <= set(vocab.adaptive):
-        raise UserError(
-            f"model.path={config.path} must have at least {vocab.size} embedding rows "
-            f"like the data's vocabulary, got {rows}."
-        )
-    if rows < vocab.size:
+    if rows < size:
         # Imported late: an export needs this module, and no DeepSpeed.
         from train.engine import gathered
 
-        lm.resize_token_embeddings(vocab.size, mean_resizing=False)
+        lm.resize_token_embeddings(size, mean_resizing=False)
         for embeddings in (lm.get_input_embeddings(), lm.get_output_embeddings()):
             with gathered(embeddings):
                 weight: Tensor = embeddings.weight.data

@@ -162,7 +162,7 @@ class BenchConfig:
 
     #: folder of the report
     out: str = setting()
-    #: a Transformers directory, best an export, or a hub name
+    #: a Transformers directory, best an export, a hub name, or smollm2
     model: str = setting(hub="model")
     #: the model before fine-tuning, to compare with; null: none
     base: str | None = setting(None, hub="model")

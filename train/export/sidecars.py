@@ -44,6 +44,8 @@ from train.config import DESCRIBED
 from train.export import trained_lora
 
 ADAPTIVE = "adaptive.json"
+CONFIG = "config.json"
+GENERATION = "generation_config.json"
 CHAT = "chat_template.jinja"  # as Transformers names it
 COMPLETION = Path(__file__).with_name("chat_template.j2")
 # The mask token of parallel drafting in config.json: TensorRT-LLM's and vLLM's name.
@@ -61,33 +63,46 @@ def write_sidecars(
 ) -> None:
     """Write everything but the weights, which are those of `step`, in `dtype`."""
     described = checkpoint / DESCRIBED
-    vocab = Vocab.from_json(manifest["vocab"])
-    for name in FILES:
+    for name in (*FILES, CONFIG, GENERATION):
         if (described / name).is_file():
             shutil.copyfile(described / name, out / name)
-    architecture = AutoConfig.from_pretrained(
-        described, local_files_only=True, trust_remote_code=False
-    )
-    lm_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(architecture)]
     adaptive = adaptive_json(checkpoint, manifest, step=step)
-    mask_id = None
     if adaptive:
         write_json(out / ADAPTIVE, adaptive)
-        # Servers know a single mask token for all places, and no gated adapter.
-        if adaptive["identical"] and not adaptive["gated"]:
-            mask_id = manifest["adaptive"][0]
+    serve(out, Vocab.from_json(manifest["vocab"]), adaptive, dtype=dtype)
+
+
+def serve(
+    out: Path,
+    vocab: Vocab,
+    adaptive: Mapping[str, Any] | None,
+    *,
+    dtype: torch.dtype,
+) -> None:
+    """Rewrite the library's configuration and tokenizer in place, as servers read them.
+
+    `adaptive` is the content of adaptive.json; None for a model without adaptive tokens.
+    """
+    architecture = AutoConfig.from_pretrained(
+        out, local_files_only=True, trust_remote_code=False
+    )
+    lm_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(architecture)]
+    ids = adaptive["adaptive_ids"] if adaptive else []
+    mask_id = None
+    # Servers know a single mask token for all places, and no gated adapter.
+    if adaptive and adaptive["identical"] and not adaptive["gated"]:
+        mask_id = ids[0]
     config = served_config(
-        read_json(described / "config.json"),
+        read_json(out / CONFIG),
         architecture=lm_class.__name__,
         dtype=str(dtype).removeprefix("torch."),
         mask_id=mask_id,
     )
-    write_json(out / "config.json", config)
-    file = described / "generation_config.json"
+    write_json(out / CONFIG, config)
+    file = out / GENERATION
     generation = read_json(file) if file.is_file() else {}
-    generation = served_generation(generation, bos=vocab.bos, eos=vocab.eos)
-    write_json(out / file.name, generation)
-    write_tokenizer(out, vocab, manifest["adaptive"])
+    write_json(file, served_generation(generation, bos=vocab.bos, eos=vocab.eos))
+    write_tokenizer(out, vocab, ids)
 
 
 def adaptive_json(
