@@ -96,6 +96,8 @@ class ObjectiveConfig:
     draft_loss: str = setting("ce", choices=("ce", "lk"))
     #: share of the model's own prediction in a draft's target, with draft_loss=ce
     soft: float = setting(0.0, least=0, most=1)
+    #: train a head that corrects each draft by the token before it (lora.gated)
+    previous_token: bool = False
     #: weights of a window's places: uniform, or dynamic (by expected accepted length)
     place_weights: str = setting("uniform", choices=("uniform", "dynamic"))
 
@@ -247,6 +249,10 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_settings(self)
         name = self.objective.name
+        _require(
+            self.lora.gated or not self.objective.previous_token,
+            "objective.previous_token needs lora.gated=true, got false",
+        )
         _require(
             name == "branch" or not (self.lora.gated or self.data.own),
             f"lora.gated and data.own need objective=branch, got objective={name}",
