@@ -103,7 +103,6 @@ class AdaptiveLM(nn.Module):
             both(labels),
             both(weights),
             chunk=self._chunk,
-            offsets_T=both(offsets),
             teachers_T=both(teachers),
             draft=self.draft if torch.is_grad_enabled() else DraftLoss(),
         )

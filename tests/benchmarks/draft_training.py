@@ -46,7 +46,6 @@ from train.trainer import Trainer
 PLAIN = [
     "objective.soft=0",
     "objective.start_rate=0.1",
-    "objective.place_weights=uniform",
 ]
 BRANCH = [
     "objective=branch",
@@ -57,7 +56,6 @@ BRANCH = [
 BEST = [
     *BRANCH,
     "objective.soft=0.5",
-    "objective.place_weights=dynamic",
     "objective.start_rate=0.2",
 ]
 GATED = ["lora.rank=128", "lora.alpha=128", "lora.gated=true", "optimizer.lr=3e-3"]
