@@ -26,6 +26,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from conf import settings
@@ -40,6 +42,7 @@ from infer.models.gated import gate_model
 from train.config import TrainConfig
 from train.head import write_head
 from train.lora import PlainWeights
+from train.model import AdaptiveLM
 from train.pretrained import skeleton
 from train.trainer import Trainer
 
@@ -57,6 +60,7 @@ RUNGS = {
     "gated LoRA": NO_HEAD,
     "with head": [],
     "with head, lk": ["objective.soft=0", "objective.draft_loss=lk"],
+    "with head, latent": [],
     "dual": [
         "objective=dual",
         *ALL_WEIGHTS,
@@ -92,6 +96,8 @@ def run(args: argparse.Namespace, rung: str, seed: int, steps: int) -> dict[str,
     with TemporaryDirectory() as folder:
         config = settings("train", TrainConfig, [*overrides, f"out={folder}"])
         trainer = Trainer(config, {}, read_manifest(args.chat, "shards", "CHAT"))
+        if rung.endswith("latent"):
+            add_latent_consistency(trainer.module)
         if not steps:
             for _ in range(WARM_UP_STEPS):
                 trainer.train_step()
@@ -112,6 +118,36 @@ def run(args: argparse.Namespace, rung: str, seed: int, steps: int) -> dict[str,
             "standard_loss": held_out["standard_loss"],
             "reached": accepted_drafts(args, trainer),
         }
+
+
+def add_latent_consistency(module: AdaptiveLM) -> None:
+    """Add to the loss the distance of each draft's hidden state from its teacher's.
+
+    Both are normalised; the trunk, which teaches, has no gradient (arXiv 2507.11851, §3.3).
+    """
+    score = module.score
+
+    def with_distance(
+        hidden: Tensor,
+        labels: Tensor,
+        offsets: Tensor,
+        weights: Tensor,
+        teachers: Tensor,
+        corrected: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        loss, tally, predicted = score(
+            hidden, labels, offsets, weights, teachers, corrected
+        )
+        drafts = teachers >= 0
+        assert corrected is not None
+        trunk = hidden[:, : -corrected.shape[1]]
+        ours = torch.cat([trunk, corrected], 1)[drafts]
+        theirs = hidden.flatten(0, 1)[teachers[drafts]].detach()
+        d = ours.shape[-1:]
+        distance = (F.rms_norm(ours, d) - F.rms_norm(theirs, d)).square().mean(-1)
+        return loss + (distance * weights[drafts]).sum(), tally, predicted
+
+    module.score = with_distance  # type: ignore[method-assign]
 
 
 @torch.no_grad()
