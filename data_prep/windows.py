@@ -28,26 +28,6 @@ def sample_windows(
     return starts, generator.integers(1, L + 1, size=len(starts))
 
 
-def widen(
-    widths: np.ndarray,
-    *,
-    L: int,
-    L_max: int,
-    share: float,
-    generator: np.random.Generator,
-) -> np.ndarray:
-    """Draw a `share` of (m,) widths, chosen independently, again: uniformly on L + 1..L_max.
-
-    widths                  2 5 1 3 4
-    chosen                  0 1 0 0 1
-    with L = 5, L_max = 8   2 7 1 3 6
-    """
-    chosen = generator.random(len(widths)) < share
-    return np.where(
-        chosen, generator.integers(L + 1, L_max + 1, size=len(widths)), widths
-    )
-
-
 def window_offsets(
     starts: np.ndarray, widths: np.ndarray, replaceable: np.ndarray
 ) -> np.ndarray:

@@ -16,7 +16,6 @@ BRANCH = [
     "objective.masked_mean=masked",
     "objective.soft=0.5",
     "objective.start_rate=0.2",
-    "objective.place_weights=dynamic",
     "optimizer.lr=1.5e-3",
     "optimizer.min_lr=5e-5",
 ]

@@ -30,6 +30,7 @@ from train.config import LoraSettings
 from train.data import to_tensors
 from train.export.sidecars import adaptive_json
 from train.export.weights import write_weights
+from train.head import PreviousTokenHead, write_head
 from train.lora import Gate, PlainWeights, adapt
 from train.model import AdaptiveLM
 from train.objective import branch
@@ -124,10 +125,15 @@ TOKENS = np.random.default_rng(0).integers(2, 80, size=(2, 40))
 STARTS, WIDTH = np.array([3, 4, 11, 30]), 3
 
 
-def logits_of(runner: Runner, prefix: list[int], tree: Tree) -> torch.Tensor:
-    """(q, V) of a tree under a prefix, whose last token is the root."""
+def output_of(runner: Runner, prefix: list[int], tree: Tree) -> Any:
+    """The forward of a tree under a prefix, whose last token is the root."""
     runner.prefill([prefix[:-1]])
-    output = runner.forward([tree], [Request(prefix)], GREEDY)
+    return runner.forward([tree], [Request(prefix)], GREEDY)
+
+
+def logits_of(runner: Runner, prefix: list[int], tree: Tree) -> torch.Tensor:
+    """(q, V) of a tree."""
+    output = output_of(runner, prefix, tree)
     rows = [output.flat.row(0, tree, node) for node in range(len(tree.tokens))]
     return output.logits[rows].whole()
 
@@ -167,6 +173,29 @@ def test_every_window_of_branch_is_the_decoders_probes(
     check_branches(AdaptiveLM(lm, chunk=64, L=WIDTH), tiny_llama(), adaptive)
 
 
+def check_head(module: AdaptiveLM, lm: Any, adaptive: tuple[int, ...]) -> None:
+    """The head corrects every window of training as decoding does, with the same token."""
+    assert module.head is not None
+    rows = branch_rows(adaptive)
+    inputs = [rows[name] for name in ("ids", "offsets", "positions", "trunk")]
+    hidden = module.encode(*inputs)[:, 40:]
+    embed = module.lm.get_input_embeddings()
+    tree = partial(Tree.chain, probes=(adaptive * WIDTH)[:WIDTH])
+    for static in (False, True):
+        runner = Runner(lm, capacity=64, max_rows=8, static=static)
+        for row, window, j in np.ndindex(2, len(STARTS), WIDTH):
+            start = STARTS[window]
+            previous = int(TOKENS[row, start + j])
+            state = hidden[row, window * WIDTH + j]
+            corrected = module.head(state, embed(torch.tensor(previous)))
+            prefix = TOKENS[row, :start].tolist()
+            found = output_of(runner, prefix, tree(prefix[-1])).drafts(0, 0, 1)
+            ours = torch.tensor(found.correct(j, previous, found.ids[j]))
+            theirs = module.lm.get_output_embeddings()(corrected)[found.ids[j]]
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+            assert len(ours) == 16
+
+
 def train_gated(folder: Path, adaptive: tuple[int, ...], tied: bool) -> AdaptiveLM:
     """A base model in folder/base, and its adapted self after a few steps, exported to
     folder/model.
@@ -178,8 +207,9 @@ def train_gated(folder: Path, adaptive: tuple[int, ...], tied: bool) -> Adaptive
     lm.save_pretrained(folder / "base")
     lm.set_attn_implementation(register("sdpa"))
     adapt(lm, config, adaptive=adaptive)
-    module = AdaptiveLM(lm, chunk=64, L=WIDTH, gate=Gate(lm))
-    trained = [p for p in lm.parameters() if p.requires_grad]
+    head = PreviousTokenHead(lm.config.hidden_size, torch.float32)
+    module = AdaptiveLM(lm, chunk=64, L=WIDTH, gate=Gate(lm), head=head)
+    trained = [p for p in module.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=0.02)
     for _ in range(3):
         optimizer.zero_grad()
@@ -194,6 +224,7 @@ def train_gated(folder: Path, adaptive: tuple[int, ...], tied: bool) -> Adaptive
     out = folder / "model"
     out.mkdir()
     weights.save_adapter(out / "adapter")
+    write_head(module.state_dict(), out / "adapter", torch.float32)
     write_weights(lm.config, weights, out, dtype=torch.float32, shard_size="5GB")
     lm.config.save_pretrained(out)
     described = {"adaptive_ids": adaptive, "L": WIDTH, "gated": True}
@@ -216,6 +247,7 @@ def test_decoding_with_a_gated_adapter(
     module = train_gated(tmp_path, adaptive, tied)
     model = ModelDirectory(tmp_path / "model")
     check_branches(module, model.load(dtype="float32"), adaptive)
+    check_head(module, model.load(dtype="float32"), adaptive)
     for dtype in ("float32", "bfloat16"):
         lms = [ModelDirectory(tmp_path / "base").load(dtype=dtype)]
         lms.append(model.load(dtype=dtype))

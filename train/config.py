@@ -78,10 +78,6 @@ class ObjectiveConfig:
     name: str = setting("dual", choices=("causal", "basic", "dual", "branch"))
     #: widest window of adaptive tokens
     L: int = setting(5, least=1)
-    #: share of branch's windows that are wider than L; 0: offsets above L untrained
-    wide_share: float = setting(0.0, least=0, most=1)
-    #: widest of these windows: their widths are uniform on L + 1..L_max
-    L_max: int = setting(13, least=1)
     #: probability that a position starts a window
     start_rate: float = setting(0.1, above=0, most=1)
     #: weight of the masked term
@@ -96,8 +92,8 @@ class ObjectiveConfig:
     draft_loss: str = setting("ce", choices=("ce", "lk"))
     #: share of the model's own prediction in a draft's target, with draft_loss=ce
     soft: float = setting(0.0, least=0, most=1)
-    #: weights of a window's places: uniform, or dynamic (by expected accepted length)
-    place_weights: str = setting("uniform", choices=("uniform", "dynamic"))
+    #: train a head that corrects each draft by the token before it (lora.gated)
+    previous_token: bool = False
 
     def __post_init__(self) -> None:
         check_settings(self, "objective")
@@ -110,16 +106,6 @@ class ObjectiveConfig:
             self.draft_loss == "ce" or not self.soft,
             f"objective.soft must be 0 with draft_loss=lk, got {self.soft}",
         )
-        if self.wide_share:
-            _require(
-                self.name == "branch" and not self.diverse,
-                "objective.wide_share needs objective=branch and diverse=false, "
-                f"got objective={self.name} and diverse={self.diverse}",
-            )
-            _require(
-                self.L_max > self.L,
-                f"objective.L_max must be above objective.L={self.L}, got {self.L_max}",
-            )
 
     @property
     def needs_teachers(self) -> bool:
@@ -247,6 +233,10 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_settings(self)
         name = self.objective.name
+        _require(
+            self.lora.gated or not self.objective.previous_token,
+            "objective.previous_token needs lora.gated=true, got false",
+        )
         _require(
             name == "branch" or not (self.lora.gated or self.data.own),
             f"lora.gated and data.own need objective=branch, got objective={name}",

@@ -14,7 +14,7 @@ import torch
 from conf.stage import read_manifest
 from data_prep.shards import PackedSequence, Shards
 from data_prep.vocab import Vocab
-from data_prep.windows import replaceable, sample_windows, widen, window_offsets
+from data_prep.windows import replaceable, sample_windows, window_offsets
 from train.config import ObjectiveConfig, TrainConfig
 from train.objective import COLUMNS, Layout, basic, branch, causal, dual
 
@@ -168,17 +168,12 @@ def draw_windows(
     n: int, objective: ObjectiveConfig, *, seed: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw starts and widths of one sequence's windows."""
-    generator = np.random.default_rng(seed)
-    L = objective.L
-    share = objective.wide_share
-    starts, widths = sample_windows(
-        n, L=L, start_rate=objective.start_rate, generator=generator
+    return sample_windows(
+        n,
+        L=objective.L,
+        start_rate=objective.start_rate,
+        generator=np.random.default_rng(seed),
     )
-    if share:
-        widths = widen(
-            widths, L=L, L_max=objective.L_max, share=share, generator=generator
-        )
-    return starts, widths
 
 
 def to_tensors(layout: Layout, device: torch.device) -> dict[str, Any]:

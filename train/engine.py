@@ -150,7 +150,9 @@ def parameter_groups(
     """
     embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
     # peft's name for single rows of an embedding
-    rows = {id(p) for name, p in module.named_parameters() if "trainable_tokens" in name}
+    rows = {
+        id(p) for name, p in module.named_parameters() if "trainable_tokens" in name
+    }
     trained = [p for p in module.parameters() if p.requires_grad]
     # ZeRO 3 flattens a weight and stores its shape elsewhere.
     matrices = {id(p) for p in trained if len(getattr(p, "ds_shape", p.shape)) >= 2}

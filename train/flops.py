@@ -99,24 +99,17 @@ def expected_work(objective: ObjectiveConfig, n: int) -> ExpectedRows:
         return ExpectedRows(
             rows=n + branches,
             pairs=causal + branches * (n - 1) / 2 + own,
-            predicted=n + branches,
+            predicted=n + branches * (2 if objective.previous_token else 1),
         )
     return ExpectedRows(rows=n, pairs=causal, predicted=n)
 
 
 def retained(objective: ObjectiveConfig) -> list[float]:
-    """Return the share of windows with a j-th token, for j = 1, 2, ...
-
-    Widths are uniform on 1..L (eq. 4), those of a share of wide windows on L +
-    1..L_max.
+    """Return the share of windows with a j-th token, j = 1..L: widths are uniform on
+    1..L (eq. 4).
     """
     L = objective.L
-    reached = [(L - j + 1) / L for j in range(1, L + 1)]
-    if wide := objective.wide_share:
-        more = objective.L_max - L
-        reached = [(1 - wide) * share + wide for share in reached]
-        reached += [wide * (more - j) / more for j in range(more)]
-    return reached
+    return [(L - j + 1) / L for j in range(1, L + 1)]
 
 
 def head_width(config: PretrainedConfig) -> int:

@@ -15,15 +15,11 @@ prefix (its teacher, through which no gradient flows), an adaptive token learns 
     lk    λ KL(p | q) + (1 - λ) (1 - α) with λ = exp(-3 α), where    λ (q - p)
           α = Σ min(p, q) is the chance that a draft of q is            + (1 - λ) q (Σ 1[q < p] q - 1[q < p])
           accepted (Leviathan et al. 2023, §3.3; arXiv 2602.23881)
-
-Weights by place (D-PACE, arXiv 2605.18810, eq. 7 and 8): a draft counts only with those
-before it, so the j-th of a window weighs what it adds to the expected accepted length,
-
-    w_j = Σ_{m ≥ j} Π_{i ≤ m} ã_i    with ã = ½ + ½ a,    a = q(label) for ce, α for lk
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -33,18 +29,14 @@ from torch.autograd.function import once_differentiable
 from train.objective import IGNORE
 
 ETA = 3.0  # λ = exp(-ETA α): the paper's
-SMOOTHING = 0.5  # ã = SMOOTHING + (1 - SMOOTHING) a: the paper's
 
 
 @dataclass(frozen=True)
 class DraftLoss:
-    """How adaptive tokens learn: `kind` ce or lk; `soft` for ce; whether places weigh
-    differently.
-    """
+    """How adaptive tokens learn: `kind` ce or lk; `soft` for ce."""
 
     kind: str = "ce"
     soft: float = 0.0
-    by_place: bool = False
 
     @property
     def taught(self) -> bool:
@@ -59,7 +51,6 @@ def draft_loss(
     weights_T: Tensor,
     *,
     chunk: int,
-    offsets_T: Tensor | None = None,
     teachers_T: Tensor | None = None,
     draft: DraftLoss = DraftLoss(),
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -67,13 +58,10 @@ def draft_loss(
 
     The loss is a scalar with gradient; the others have none. Positions labelled IGNORE
     cost nothing; their entries are 0 and IGNORE. `teachers_T` is the position that
-    teaches, -1 for none: such a position learns its label. `offsets_T`, j where a
-    window's j-th token predicts, is needed for weights by place. A chunk ends with a
-    window, so it may be longer by one.
+    teaches, -1 for none: such a position learns its label.
     """
     absent = torch.full_like(labels_T, -1)
     teachers = teachers_T if teachers_T is not None and draft.taught else absent
-    offsets = offsets_T if offsets_T is not None and draft.by_place else absent
     grad = torch.is_grad_enabled()
     apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _DraftLoss.apply
     return apply(
@@ -82,7 +70,6 @@ def draft_loss(
         labels_T,
         weights_T,
         teachers,
-        offsets,
         draft,
         chunk,
         grad,
@@ -98,7 +85,6 @@ class _DraftLoss(torch.autograd.Function):
         labels: Tensor,
         weights: Tensor,
         teachers: Tensor,
-        offsets: Tensor,
         draft: DraftLoss,
         chunk: int,
         grad_enabled: bool,
@@ -115,10 +101,10 @@ class _DraftLoss(torch.autograd.Function):
         predicted = torch.full_like(labels, IGNORE)
         labelled = labels != IGNORE
         taught = labelled & (teachers >= 0)
-        for part in (
-            *_chunks(labelled & ~taught, offsets, chunk),
-            *_chunks(taught, offsets, chunk),
-        ):
+        parts = [torch.nonzero(labelled & ~taught)[:, 0], torch.nonzero(taught)[:, 0]]
+        for part in chain.from_iterable(places.split(chunk) for places in parts):
+            if not len(part):
+                continue
             hidden_cd = hidden[part]
             logits_cV = (hidden_cd @ weight.T).float()
             predicted[part] = logits_cV.argmax(-1)
@@ -126,9 +112,8 @@ class _DraftLoss(torch.autograd.Function):
             p_cV = None
             if teacher[0] >= 0:
                 p_cV = torch.softmax((hidden[teacher] @ weight.T).float(), dim=-1)
-            losses[part], learned, agreed = _chunk(logits_cV, labels[part], p_cV, draft)
-            of_place = place_weights(agreed, offsets[part]) if draft.by_place else 1.0
-            weights_c = weights[part] * of_place
+            losses[part], learned = _chunk(logits_cV, labels[part], p_cV, draft)
+            weights_c = weights[part]
             loss += (learned * weights_c).sum()
             d_logits = logits_cV.mul_(weights_c[:, None]).to(hidden.dtype)
             if d_hidden is not None:
@@ -153,34 +138,13 @@ class _DraftLoss(torch.autograd.Function):
         d_hidden, d_weight = (
             None if saved is None else saved.mul_(d_loss) for saved in ctx.saved_tensors
         )
-        return d_hidden, d_weight, *[None] * 7
-
-
-def _chunks(chosen: Tensor, offsets: Tensor, chunk: int) -> list[Tensor]:
-    """Cut the chosen (T,) places into chunks, each extended to the end of its last
-    window.
-    """
-    places = torch.nonzero(chosen)[:, 0]
-    goes_on = offsets[places] > 1
-    if not goes_on.any():
-        return [part for part in places.split(chunk) if len(part)]
-    index = torch.arange(len(places), device=places.device)
-    starts = torch.where(goes_on, len(places), index)
-    starts = (
-        starts.flip(0).cummin(0).values.flip(0)
-    )  # the next place that begins a window
-    return [
-        part
-        for part in places.tensor_split(starts[chunk::chunk].unique().cpu())
-        if len(part)
-    ]
+        return d_hidden, d_weight, *[None] * 6
 
 
 def _chunk(
     logits: Tensor, labels: Tensor, p: Tensor | None, draft: DraftLoss
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (c,) cross-entropies with the labels, losses that are learned, and chances
-    that a draft holds.
+) -> tuple[Tensor, Tensor]:
+    """Return (c,) cross-entropies with the labels, and losses that are learned.
 
     The (c, V) logits become the gradient of the losses. `p` (c, V) is the teacher's
     distribution.
@@ -188,7 +152,6 @@ def _chunk(
     log_z = logits.logsumexp(-1)
     by_label = logits.gather(1, labels[:, None])[:, 0]
     losses = log_z - by_label
-    agreed = torch.exp(-losses)
     if p is None or draft.kind == "ce":
         soft = 0.0 if p is None else draft.soft
         softly = 0.0 if p is None else log_z - (p * logits).sum(-1)
@@ -200,7 +163,7 @@ def _chunk(
         )
         if p is not None:
             q.sub_(p, alpha=soft)
-        return losses, (1 - soft) * losses + soft * softly, agreed
+        return losses, (1 - soft) * losses + soft * softly
     divergence = (
         torch.special.xlogy(p, p).sum(-1) + log_z - (p * logits).sum(-1)
     )  # KL(p | q)
@@ -210,27 +173,7 @@ def _chunk(
     share = torch.exp(-ETA * alpha)
     of_tv = ((q * below).sum(-1, keepdim=True) - below).mul_(q)
     q.sub_(p).mul_(share[:, None]).add_(of_tv.mul_((1 - share)[:, None]))
-    return losses, share * divergence + (1 - share) * (1 - alpha), alpha
-
-
-def place_weights(agreed: Tensor, offsets: Tensor) -> Tensor:
-    """Return (c,) weights of whole windows' positions: w_j of offset j, and 1 of a
-    standard token's.
-
-    `agreed` (c,) are the chances a that each draft holds.
-    """
-    smoothed = SMOOTHING + (1 - SMOOTHING) * agreed
-    reached = torch.where(offsets > 0, smoothed, 1.0)  # Π_{i ≤ j} ã_i after the loop
-    first = torch.arange(len(offsets), device=offsets.device)
-    widest = int(offsets.max()) if len(offsets) else 0
-    for j in range(2, widest + 1):
-        row = first[offsets == j]
-        reached[row] = reached[row] * reached[row - 1]
-    weights = reached.clone()  # Σ_{m ≥ j}
-    for j in range(widest, 1, -1):
-        row = first[offsets == j]
-        weights[row - 1] = weights[row - 1] + weights[row]
-    return weights
+    return losses, share * divergence + (1 - share) * (1 - alpha)
 
 
 def tally(

@@ -13,6 +13,7 @@ from conf.stage import partial_of
 from data_prep.vocab import TOKENIZER, Vocab
 from train.attention import Mask, TrunkKeys, branch_kernel, branch_mask
 from train.config import TrainConfig
+from train.head import PreviousTokenHead
 from train.lora import Gate, adapt
 from train.loss import DraftLoss, draft_loss, tally
 from train.objective import IGNORE
@@ -37,9 +38,11 @@ class AdaptiveLM(nn.Module):
         L: int,
         gate: Gate | None = None,
         attention: str = "auto",
+        head: PreviousTokenHead | None = None,
     ) -> None:
         super().__init__()
         self.lm = lm
+        self.head = head
         self.draft = DraftLoss()
         self._chunk = chunk
         self._L = L
@@ -61,7 +64,14 @@ class AdaptiveLM(nn.Module):
         if self._gate is not None and torch.is_grad_enabled():
             # No weight learns from standard tokens.
             labels = labels.masked_fill(offsets == 0, IGNORE)
-        return self.score(hidden, labels, offsets, weights, teachers)
+        corrected = None
+        if self.head is not None and trunk < ids.shape[1]:
+            # The token in an adaptive token's place comes before the one it predicts.
+            previous = ids[:, :trunk].gather(1, positions[:, trunk:])
+            with torch.no_grad():
+                embedded = self.lm.get_input_embeddings()(previous)
+            corrected = self.head(hidden[:, trunk:], embedded)
+        return self.score(hidden, labels, offsets, weights, teachers, corrected)
 
     def score(
         self,
@@ -70,20 +80,40 @@ class AdaptiveLM(nn.Module):
         offsets: Tensor,
         weights: Tensor,
         teachers: Tensor,
+        corrected: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the results of `forward` from `encode`'s hidden states."""
+        """Return the results of `forward` from `encode`'s hidden states.
+
+        `corrected` (r, m, d) are the head's for the last m columns: the loss is that of
+        both, tally and tokens are the head's.
+        """
+        m = 0 if corrected is None else corrected.shape[1]
+        states = [hidden.flatten(0, 1)]
+        if corrected is not None:
+            states.append(corrected.flatten(0, 1))
+            weights = torch.cat([weights[:, :-m], weights[:, -m:] / 2], dim=1)
+
+        def both(values: Tensor) -> Tensor:
+            last = values[:, values.shape[1] - m :]
+            return torch.cat([values.flatten(), last.flatten()])
+
         loss, losses, predicted = draft_loss(
-            hidden.flatten(0, 1),
+            torch.cat(states),
             self.lm.get_output_embeddings().weight,
-            labels.flatten(),
-            weights.flatten(),
+            both(labels),
+            both(weights),
             chunk=self._chunk,
-            offsets_T=offsets.flatten(),
-            teachers_T=teachers.flatten(),
+            teachers_T=both(teachers),
             draft=self.draft if torch.is_grad_enabled() else DraftLoss(),
         )
-        losses = losses.view_as(labels)
-        predicted = predicted.view_as(labels)
+
+        def last_of(values: Tensor) -> Tensor:
+            whole, tail = values.tensor_split([labels.numel()])
+            first = whole.view_as(labels)[:, : labels.shape[1] - m]
+            return torch.cat([first, tail.view(len(labels), m)], dim=1) if m else first
+
+        losses = last_of(losses)
+        predicted = last_of(predicted)
         return loss, tally(losses, predicted, labels, offsets, L=self._L), predicted
 
     def encode(
@@ -149,12 +179,17 @@ def assemble(config: TrainConfig, vocab: Vocab) -> tuple[AdaptiveLM, int]:
                 seed=config.seed,
             )
     gate = Gate(lm) if config.lora.gated else None
+    head = None
+    if objective.previous_token:
+        torch.manual_seed(config.seed)
+        head = PreviousTokenHead(lm.config.get_text_config().hidden_size, lm.dtype)
     module = AdaptiveLM(
         lm,
         chunk=config.loss_chunk,
         L=objective.L,
         gate=gate,
         attention=objective.attention,
+        head=head,
     )
     return module, parameters
 

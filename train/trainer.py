@@ -146,11 +146,7 @@ class Trainer:
         self.config = config = replace(config, dtype=broadcast(dtype))
         self.module, self.parameters = assemble(config, self.vocab)
         objective = config.objective
-        self.module.draft = DraftLoss(
-            objective.draft_loss,
-            objective.soft,
-            by_place=objective.place_weights == "dynamic",
-        )
+        self.module.draft = DraftLoss(objective.draft_loss, objective.soft)
         universal = checkpoint is not None and not checkpoint.fits(self.ranks)
         self.engine = Engine(self.module, config, universal=universal)
         self.peak = peak_flops(self.engine.device_name())

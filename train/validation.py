@@ -119,4 +119,4 @@ def laid_out(objective: ObjectiveConfig) -> ObjectiveConfig:
     """Return the objective that lays out held-out windows: branch, or causal."""
     if objective.name == "causal":
         return objective
-    return replace(objective, name="branch", wide_share=0.0)
+    return replace(objective, name="branch")

@@ -137,7 +137,7 @@ def header(part: Row) -> str:
         facts += [
             f"k={', '.join(map(str, speed['k']))}",
             f"T={temperatures} (top_k={speed['top_k']}, top_p={speed['top_p']:g})",
-            "chat template" if part["chat"] else "no chat template",
+            f"chat template: {', '.join(part['chat']) or 'none'}",
             f"{settings['count']} prompts a set x {speed['rounds']} rounds",
             f"up to {speed['max_new_tokens']} new tokens, texts stop at EOS",
         ]

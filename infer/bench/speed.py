@@ -74,9 +74,11 @@ class SpeedPart(Part):
         return {
             "rows": rows_of(records, order),
             "roofline": measure_roofline(self.model.lm),
-            "chat": any(
-                prompt.chat for prompts in self.sets.values() for prompt in prompts
-            ),
+            "chat": [
+                name
+                for name, prompts in self.sets.items()
+                if any(prompt.chat for prompt in prompts)
+            ],
         }
 
 

@@ -22,6 +22,8 @@ from infer.trees.token_graph import Drafts, TokenGraph, unroll
 
 #: Scores by token, their total, and the text's counts by n-gram length.
 Scores = tuple[dict[int, float], float, Sequence[dict[int, int]]]
+#: Ids by falling weight, and their weights.
+Answer = tuple[Sequence[int], Sequence[float]]
 SOURCES = ("adaptive", "text", "ngrams")
 #: Largest power of a chance: near a temperature of 0 greater ones underflow.
 MAX_POWER = 24.0
@@ -60,6 +62,8 @@ class Places:
         # By node: the place of its children, and the text's counts for its siblings.
         self._places = [0]
         self._counted: list[Sequence[dict[int, int]]] = [()]
+        # By node: the answers for its children, as the node's token corrects them.
+        self._corrected: dict[int, Answer] = {}
 
     def unanswered(self) -> "Places":
         """Return the same without the adaptive tokens' answers."""
@@ -89,7 +93,7 @@ class Places:
         scores: dict[int, float]
         counted: Sequence[dict[int, int]] = ()
         if self._ngrams is None:
-            scores = self._answered(place)
+            scores = dict(zip(*self._answer(node))) if place < self.answered else {}
             total = 1.0
         else:
             if not node:
@@ -99,9 +103,7 @@ class Places:
                 tail = self._tails[self.graph.parents[node]]
                 self._tails[node] = (*tail, self.graph.tokens[node])[-LONGEST:]
             if place < self.answered:
-                scores, total, counted = self._combined(
-                    self._ngrams, self._tails[node], place
-                )
+                scores, total, counted = self._combined(self._ngrams, node)
             else:
                 scores, total, counted = self._by_ngrams(
                     self._ngrams, self._tails[node], place
@@ -125,9 +127,8 @@ class Places:
         place = self._places[node] - 1
         if not node:
             return ""
-        answered = (
-            self._answers.ids[place] if self._answers and place < self.answered else []
-        )
+        parent = self.graph.parents[node]
+        answered = self._answer(parent)[0] if place < self.answered else []
         if token in answered and (token == answered[0] or not self._is_known(node)):
             return "adaptive"
         return (
@@ -144,18 +145,33 @@ class Places:
         )
         return self.graph.tokens[node] in successors
 
-    def _answered(self, place: int) -> dict[int, float]:
-        if self._answers is None or place >= self.answered:
-            return {}
-        return dict(zip(self._answers.ids[place], self._answers.weights[place]))
+    def _answer(self, node: int) -> Answer:
+        """Return the answer for the place under a node, by falling weight."""
+        answers = self._answers
+        assert answers is not None
+        place = self._places[node]
+        ids = answers.ids[place]
+        if answers.correct is None:
+            return ids, answers.weights[place]
+        if node not in self._corrected:
+            scores = answers.correct(place, self.graph.tokens[node], ids)
+            if temperature := self._sampling.temperature:
+                position = self._position + place
+                scores = [
+                    score / temperature + noise(self._seed, position, id)
+                    for score, id in zip(scores, ids)
+                ]
+            largest = max(scores)
+            shares = {id: exp(score - largest) for score, id in zip(scores, ids)}
+            total = sum(shares.values())
+            order = sorted(ids, key=shares.__getitem__, reverse=True)
+            self._corrected[node] = order, [shares[id] / total for id in order]
+        return self._corrected[node]
 
-    def _combined(
-        self, ngrams: TextNgrams, tail: tuple[int, ...], place: int
-    ) -> Scores:
-        successors, _, counted = ngrams.successors(tail)
-        assert self._answers is not None
-        ids = self._answers.ids[place]
-        weights = self._answers.weights[place]
+    def _combined(self, ngrams: TextNgrams, node: int) -> Scores:
+        place = self._places[node]
+        successors, _, counted = ngrams.successors(self._tails[node])
+        ids, weights = self._answer(node)
         shares = dict(zip(ids, weights))
         unigrams = ngrams.unigrams
         power = ngrams.weights.place(place) / (self._sampling.temperature or 1.0)

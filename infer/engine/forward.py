@@ -19,6 +19,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from infer.engine.attention import ProbeGate, view_of
 from infer.engine.cache import TreeCache
+from infer.engine.head import PreviousTokenHead
 from infer.engine.output import LazyOutput, Request
 from infer.engine.pick import Logits
 from infer.engine.sampling import Sampling
@@ -42,6 +43,7 @@ class Target:
         capacity: int,
         target: PreTrainedModel | None = None,
     ) -> None:
+        self.correction = PreviousTokenHead.of(lm)
         lm = view_of(lm)  # other threads may decode on the same model
         self.decoder: Any = lm.get_decoder()
         self.head: Any = lm.get_output_embeddings()
@@ -161,7 +163,9 @@ class DynamicForward:
         flat, hidden_Bqd = self.hidden(trees, fed)
         hidden = hidden_Bqd.flatten(0, 1)
         logits = Logits(target.head, hidden, target.head(hidden))
-        return LazyOutput(logits, flat, trees, requests, sampling, target.agree)
+        return LazyOutput(
+            logits, flat, trees, requests, sampling, target.agree, target.correction
+        )
 
     def hidden(
         self, trees: Sequence[Tree], fed: Fed = None

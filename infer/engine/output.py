@@ -6,7 +6,7 @@ computed with the forward and copied at once.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
 
+from infer.engine.head import CORRECTED, Correct, PreviousTokenHead
 from infer.engine.pick import (
     Logits,
     candidates,
@@ -43,11 +44,13 @@ class Request:
 class Candidates:
     """Drafts for the k places after a node's pick, by falling weight.
 
-    A weight is the candidate's share among the best candidates for its place.
+    A weight is the candidate's share among the best candidates for its place. With
+    `correct` a place's logits depend on the token before it.
     """
 
     ids: list[list[int]]
     weights: list[list[float]]
+    correct: Correct | None = None
 
 
 def needs_logits(tree: Tree, request: Request) -> bool:
@@ -56,7 +59,10 @@ def needs_logits(tree: Tree, request: Request) -> bool:
 
 
 class LazyOutput:
-    """B * q rows of logits, read on demand; `agree` makes the results rank 0's."""
+    """B * q rows of logits, read on demand; `agree` makes the results rank 0's.
+
+    `head` corrects the candidates of probes.
+    """
 
     def __init__(
         self,
@@ -66,7 +72,9 @@ class LazyOutput:
         requests: Sequence[Request],
         sampling: Sampling,
         agree: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+        head: PreviousTokenHead | None = None,
     ) -> None:
+        self._head = head
         self.logits = logits
         self.flat = flat
         self.trees = trees
@@ -96,7 +104,11 @@ class LazyOutput:
         probes = self.trees[b].probes_of(node)
         if not probes:
             return None
-        return self._candidates(candidates, b, probes, width)
+        if self._head is None:
+            return self._candidates(candidates, b, probes, width)
+        found = self._candidates(candidates, b, probes, max(width, CORRECTED))
+        hidden = self._agree(self.logits[self._rows(b, probes)].hidden)
+        return replace(found, correct=self._head.correct(hidden))
 
     def next_candidates(self, b: int, nodes: Sequence[int], width: int) -> Candidates:
         """Return the likeliest tokens after adjacent nodes of a draft model's tree b.
@@ -208,6 +220,8 @@ class PackedOutput:
     weights: npt.NDArray[np.float64]
     flat: FlatTrees
     trees: Sequence[Tree]
+    head: PreviousTokenHead | None = None
+    hidden: Tensor | None = None  # (B, P, d) of the probes, with a head
 
     def chooser(self, b: int, context: Sequence[int]) -> Callable[[int], int]:
         """See LazyOutput."""
@@ -220,7 +234,11 @@ class PackedOutput:
         if not probes:
             return None
         first = self.flat.row(b, self.trees[b], probes[0]) - self.flat.drafts
-        return self._candidates(b, first, len(probes), width)
+        if self.head is None or self.hidden is None:
+            return self._candidates(b, first, len(probes), width)
+        found = self._candidates(b, first, len(probes), max(width, CORRECTED))
+        hidden = self.hidden[b, first : first + len(probes)]
+        return replace(found, correct=self.head.correct(hidden))
 
     def next_candidates(self, b: int, nodes: Sequence[int], width: int) -> Candidates:
         """See LazyOutput."""

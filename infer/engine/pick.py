@@ -49,8 +49,8 @@ class Logits:
     """n rows of logits over V tokens, returned in float32 or wider."""
 
     def __init__(self, head: nn.Module, hidden_nd: Tensor, logits_nV: Tensor) -> None:
+        self.hidden = hidden_nd
         self._head = head
-        self._hidden = hidden_nd
         self._logits = logits_nV
         self._narrow = logits_nV.dtype.itemsize < 4
 
@@ -58,11 +58,11 @@ class Logits:
         return len(self._logits)
 
     def __getitem__(self, rows: slice | list[int]) -> "Logits":
-        return Logits(self._head, self._hidden[rows], self._logits[rows])
+        return Logits(self._head, self.hidden[rows], self._logits[rows])
 
     def replaced(self, logits_nV: Tensor) -> "Logits":
         """Return the same rows with other logits, which are not recomputed."""
-        return Logits(self._head, self._hidden, logits_nV)
+        return Logits(self._head, self.hidden, logits_nV)
 
     @property
     def device(self) -> torch.device:
@@ -98,7 +98,7 @@ class Logits:
 
     def _exact(self, ids_nt: Tensor) -> Tensor:
         weight_ntd = F.embedding(ids_nt, self._head.weight).float()  # type: ignore[arg-type]
-        values = torch.bmm(weight_ntd, self._hidden.float()[..., None])[..., 0]
+        values = torch.bmm(weight_ntd, self.hidden.float()[..., None])[..., 0]
         bias = getattr(self._head, "bias", None)
         return values if bias is None else values + bias[ids_nt].float()
 

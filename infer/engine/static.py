@@ -124,8 +124,11 @@ class StaticForward:
         if shape.keeps_logits:
             logits = graph.logits
             assert logits is not None
-            return LazyOutput(logits, flat, trees, requests, sampling, target.agree)
-        return unpack(target.agree(packed), shape, flat, trees)
+            head = target.correction
+            return LazyOutput(
+                logits, flat, trees, requests, sampling, target.agree, head
+            )
+        return unpack(target.agree(packed), shape, flat, trees, target)
 
 
 class Graph:
@@ -211,22 +214,36 @@ class Graph:
             parts.append(pick(*rows(0, shape.drafts)))
             if shape.probes:
                 parts += candidates(*rows(shape.drafts, q), WIDTH)
+                if target.correction:
+                    parts.append(hidden[:, shape.drafts :])
         return torch.cat([part.double().flatten() for part in parts])
 
 
 def unpack(
-    packed: Tensor, shape: Shape, flat: FlatTrees, trees: Sequence[Tree]
+    packed: Tensor,
+    shape: Shape,
+    flat: FlatTrees,
+    trees: Sequence[Tree],
+    target: Target,
 ) -> PackedOutput:
-    """Return a graph's picks, ids and weights, which follow each other in `packed`."""
+    """Return a graph's picks, ids and weights, which follow each other in `packed`.
+
+    With a head the probes' hidden states are behind them; they stay on the device.
+    """
     B = shape.sequences
     drafts = 0 if shape.draft_model else shape.drafts
     rows = shape.probes + (shape.drafts if shape.draft_model else 0)
+    head = target.correction if shape.probes else None
+    hidden = None
+    if head:
+        packed, states = packed.tensor_split([len(packed) - B * rows * head.width])
+        hidden = states.view(B, rows, head.width).to(target.dtype)
     numbers = packed.cpu().numpy()
     picks, rest = np.split(numbers, [B * drafts])
     width = len(rest) // (2 * B * rows) if rows else 0
     ids, weights = rest.reshape(2, B, rows, width)
     picks = picks.astype(np.int64).reshape(B, drafts)
-    return PackedOutput(picks, ids.astype(np.int64), weights, flat, trees)
+    return PackedOutput(picks, ids.astype(np.int64), weights, flat, trees, head, hidden)
 
 
 class Inputs:

@@ -17,10 +17,12 @@ from transformers import PreTrainedModel
 from conf.errors import Refusing
 from infer.engine.attention import ProbeGate
 from infer.engine.gate import GatedEmbedding, GatedLinear
+from infer.engine.head import PreviousTokenHead
 
 FOLDER = "adapter"
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
+HEAD = "head.safetensors"
 PREFIX = "base_model.model."  # of module names in peft's files
 A = ".lora_A.weight"
 B = ".lora_B.weight"
@@ -48,10 +50,25 @@ DEFAULTS: dict[str, list[Any]] = {"bias": ["none"], "init_lora_weights": [True, 
 
 
 def gate_model(lm: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """Return `lm` with the adapter of a folder, in place."""
+    """Return `lm` with the adapter of a folder and its head, if any, in place."""
     for name, layer in gated_layers(lm, folder).items():
         lm.set_submodule(name, layer)
+    if (folder / HEAD).is_file():
+        lm.previous_token_head = read_head(lm, folder / HEAD)
     return lm
+
+
+def read_head(lm: PreTrainedModel, path: Path) -> PreviousTokenHead:
+    """Return the previous-token head of a file. Raises UserError for another file."""
+    d = lm.config.get_text_config().hidden_size
+    with Refusing(f"{path} must be a head of this model, got", ". Export it again."):
+        weights = load_file(path)
+        w1, w2 = (
+            weights[name].to(lm.device, lm.dtype) for name in ("w1.weight", "w2.weight")
+        )
+        check_shape(w1, d, 2 * d)
+        check_shape(w2, d, d)
+    return PreviousTokenHead(lm, w1, w2)
 
 
 def gated_layers(lm: PreTrainedModel, folder: Path) -> dict[str, nn.Module]:

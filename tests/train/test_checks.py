@@ -19,7 +19,6 @@ from train.engine import check_settings
 from train.plan import GIB, Memory, plan
 
 GATED = ["lora.rank=8", "lora.gated=true"]
-WIDE = ["objective=branch", "objective.wide_share=0.2"]
 REFUSED = [
     (["optimizer.beta2=95"], "optimizer.beta2 must be from 0 to below 1, got 95"),
     (["+deepspeed.optimizer.type=Lion"], "deepspeed.optimizer must be left out"),
@@ -29,10 +28,7 @@ REFUSED = [
     (["data.own=x", "objective=dual"], "need objective=branch, got objective=dual"),
     (["data.own=x", "objective=branch", "global_batch=1"], "sequences of both kinds"),
     (["data.own_share=1.0"], "data.own_share must be above 0 and below 1"),
-    (["objective.wide_share=1.5"], "objective.wide_share must be 0 to 1"),
-    (["objective.wide_share=0.2"], "needs objective=branch and diverse=false"),
-    ([*WIDE, "objective.diverse=true"], "needs objective=branch and diverse=false"),
-    ([*WIDE, "objective.L_max=5"], "objective.L_max must be above objective.L=5"),
+    (["objective.previous_token=true"], "previous_token needs lora.gated=true"),
     (["objective=basic", "objective.soft=0.5"], "need objective=dual or branch"),
     (["objective.soft=0.5", "objective.draft_loss=lk"], "must be 0 with draft_loss=lk"),
     (["global_batch=9"], "global_batch must be a multiple of micro_batch=1 x 8 ranks"),

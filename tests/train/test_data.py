@@ -1,5 +1,4 @@
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +8,9 @@ from hypothesis import strategies as st
 
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
-from data_prep.windows import sample_windows
 from train.config import ObjectiveConfig, OptimizerConfig, TrainConfig, TrainDataConfig
 from train.data import (
     TrainingData,
-    draw_windows,
     global_order,
     lay_out,
     rank_batches,
@@ -116,18 +113,6 @@ def test_a_sequences_windows_do_not_depend_on_its_batch(data_folder: Path) -> No
     alone = lay(7, step=5)[1]
     assert np.array_equal(lay(3, 7, step=5)[3], alone)
     assert not np.array_equal(lay(7, step=6)[1], alone)
-
-
-def test_wide_windows_change_no_draw_where_they_are_off() -> None:
-    """Old runs must go on with the bytes that they began with."""
-    objective = ObjectiveConfig(name="branch", L=5)
-    off = draw_windows(5000, objective, seed=(0, 1))
-    generator = np.random.default_rng((0, 1))
-    plain = sample_windows(5000, L=5, start_rate=0.1, generator=generator)
-    assert np.array_equal(off, plain)
-    wide = replace(objective, wide_share=0.2, L_max=9)
-    starts, widths = draw_windows(5000, wide, seed=(0, 1))
-    assert np.array_equal(starts, off[0]) and widths.max() == 9
 
 
 def test_the_learning_rate_warms_up_and_falls_to_its_floor() -> None:

@@ -12,6 +12,7 @@ from tests.train.test_attention import L, a_layout, model
 from train.config import LoraSettings, OptimizerConfig
 from train.data import to_tensors
 from train.engine import parameter_groups
+from train.head import PreviousTokenHead
 from train.lora import Gate, adapt
 from train.model import AdaptiveLM
 from train.objective import IGNORE, Layout, causal
@@ -48,6 +49,19 @@ def train(module: AdaptiveLM) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+
+
+def test_a_new_head_changes_nothing() -> None:
+    """Its second matrix is zero; it learns as soon as the loss does."""
+    module = adapted(LoraSettings(rank=4, gated=True))
+    batch = to_tensors(a_branch_layout(), CPU)
+    without = module(**batch)
+    module.head = PreviousTokenHead(module.lm.config.hidden_size, torch.float32)
+    with_head = module(**batch)
+    for ours, theirs in zip(with_head, without, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    with_head[0].backward()
+    assert module.head.w2.weight.grad.abs().sum() > 0
 
 
 def hidden_and_tally(module: AdaptiveLM, layout: Layout) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from data_prep.windows import (
     replaceable,
     sample_windows,
-    widen,
     window_offsets,
 )
 from train.objective import IGNORE, basic, branch, dual, next_tokens
@@ -126,11 +125,3 @@ def test_windows_follow_the_papers_process() -> None:
     expected = len(starts) / L
     counts = np.bincount(widths, minlength=L + 1)[1:]
     assert (np.abs(counts - expected) < 3.5 * np.sqrt(expected)).all()
-
-
-def test_a_share_of_the_windows_is_wider_than_L() -> None:
-    narrow = np.random.default_rng(0).integers(1, 6, size=100_000)
-    widths = widen(narrow, L=5, L_max=8, share=0.25, generator=np.random.default_rng(1))
-    shares = np.bincount(widths)[1:] / len(widths)
-    assert np.allclose(shares, [0.15] * 5 + [0.25 / 3] * 3, atol=0.005)
-    assert (widths[widths <= 5] == narrow[widths <= 5]).all()

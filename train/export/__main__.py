@@ -105,11 +105,13 @@ def write_model(
 ) -> None:
     """Write the weights, a kept adapter and the n-gram table into `out`."""
     from train.export.weights import write_weights
+    from train.head import write_head
     from train.lora import PlainWeights
 
     weights = trained.served_weights(dtype)
     if isinstance(weights, PlainWeights) and trained.keep_adapter:
         weights.save_adapter(out / "adapter")
+        write_head(trained.weights(dtype), out / "adapter", dtype)
     write_weights(
         trained.config,
         weights,

@@ -1,0 +1,255 @@
+"""Accepted drafts after equal training time, rung by rung, on a real model.
+
+    python -m tests.benchmarks.ladder BASE CHAT CODE PROMPTS... [--seconds 600] [--seeds 2]
+        [--only RUNG ...]
+
+BASE is a model directory, CHAT and CODE are its own text, prepared (of the demo: runs/demo/base,
+chat, code). PROMPTS are humaneval or files of prompts, messages or documents. A rung is a list
+of settings of `python -m train` on top of experiment=demo. The seeds of a rung train side by
+side, each in a process on one core, as many steps as fit `--seconds` of CPU time by a
+calibration before. `dual` trains all weights, as the paper does, on CHAT alone.
+
+Then the adaptive tokens alone draft 12 prompts of each set: one greedy chain with k = L, in
+float32. Prints a line of JSON for each rung, and a table with means over seeds.
+"""
+
+import argparse
+import json
+import math
+import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import mean
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from conf import settings
+from conf.stage import read_manifest
+from infer.bench.prompts import name_of, read_prompts
+from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
+from infer.engine.output import Request
+from infer.engine.runner import Runner
+from infer.loop import Drafters, Limits, decode
+from infer.models.checkpoint import ModelDirectory, eos_ids
+from infer.models.gated import gate_model
+from train.config import TrainConfig
+from train.head import write_head
+from train.lora import PlainWeights
+from train.model import AdaptiveLM
+from train.pretrained import skeleton
+from train.trainer import Trainer
+
+NO_HEAD = ["objective.previous_token=false"]
+ALL_WEIGHTS = ["lora.rank=0", "lora.gated=false", "objective.soft=0", *NO_HEAD]
+RUNGS = {
+    # The mean embedding, on which ESP (arXiv 2603.17942) drafts without training.
+    "no training": [*NO_HEAD, "optimizer.lr=0", "optimizer.min_lr=0"],
+    "embedding": [
+        *NO_HEAD,
+        "optimizer.lr=1e-9",
+        "optimizer.min_lr=1e-10",
+        "optimizer.rows_rate=1e7",
+    ],
+    "gated LoRA": NO_HEAD,
+    "with head": [],
+    "with head, lk": ["objective.soft=0", "objective.draft_loss=lk"],
+    "with head, latent": [],
+    "dual": [
+        "objective=dual",
+        *ALL_WEIGHTS,
+        "objective.masked_mean=n",
+        "objective.start_rate=0.1",
+        "optimizer.lr=1e-4",
+        "optimizer.min_lr=1e-5",
+    ],
+}
+WARM_UP_STEPS = 2
+TIMED_STEPS = 4
+PROMPTS = 12
+PROMPT_TOKENS = 256
+NEW_TOKENS = 96
+
+
+def run(args: argparse.Namespace, rung: str, seed: int, steps: int) -> dict[str, Any]:
+    """Train one rung and measure it; with 0 `steps` only time a step."""
+    torch.set_num_threads(1)
+    count = steps or TIMED_STEPS
+    overrides = [
+        "experiment=demo",
+        f"data.path={args.chat}",
+        f"model.path={args.base}",
+        f"steps={count}",
+        f"seed={seed}",
+        "tracker.mode=disabled",
+        "validate_sequences=8",
+        f"optimizer.warmup_steps={math.ceil(count / 20)}",
+        *([] if rung == "dual" else [f"data.own={args.code}"]),
+        *RUNGS[rung],
+    ]
+    with TemporaryDirectory() as folder:
+        config = settings("train", TrainConfig, [*overrides, f"out={folder}"])
+        trainer = Trainer(config, {}, read_manifest(args.chat, "shards", "CHAT"))
+        if rung.endswith("latent"):
+            add_latent_consistency(trainer.module)
+        if not steps:
+            for _ in range(WARM_UP_STEPS):
+                trainer.train_step()
+            trainer.step = 0
+        began = time.process_time()
+        for _ in range(count):
+            trainer.train_step()
+        seconds = (time.process_time() - began) / count
+        if not steps:
+            return {"cpu_seconds": seconds}
+        forward = trainer.engine.forward
+        held_out = trainer.held_out.run(
+            forward, stop=lambda: False, show=lambda line: None
+        )
+        return {
+            "steps": count,
+            "cpu_seconds": seconds,
+            "standard_loss": held_out["standard_loss"],
+            "reached": accepted_drafts(args, trainer),
+        }
+
+
+def add_latent_consistency(module: AdaptiveLM) -> None:
+    """Add to the loss the distance of each draft's hidden state from its teacher's.
+
+    Both are normalised; the trunk, which teaches, has no gradient (arXiv 2507.11851, §3.3).
+    """
+    score = module.score
+
+    def with_distance(
+        hidden: Tensor,
+        labels: Tensor,
+        offsets: Tensor,
+        weights: Tensor,
+        teachers: Tensor,
+        corrected: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        loss, tally, predicted = score(
+            hidden, labels, offsets, weights, teachers, corrected
+        )
+        drafts = teachers >= 0
+        assert corrected is not None
+        trunk = hidden[:, : -corrected.shape[1]]
+        ours = torch.cat([trunk, corrected], 1)[drafts]
+        theirs = hidden.flatten(0, 1)[teachers[drafts]].detach()
+        d = ours.shape[-1:]
+        distance = (F.rms_norm(ours, d) - F.rms_norm(theirs, d)).square().mean(-1)
+        return loss + (distance * weights[drafts]).sum(), tally, predicted
+
+    module.score = with_distance  # type: ignore[method-assign]
+
+
+@torch.no_grad()
+def accepted_drafts(
+    args: argparse.Namespace, trainer: Trainer
+) -> dict[str, list[float]]:
+    """Return by set the share of steps whose first j drafts were accepted, j = 1..L."""
+    objective = trainer.config.objective
+    ids = objective.adaptive_ids(trainer.vocab.adaptive)
+    lm = decodable(args, trainer, ids)
+    directory = ModelDirectory(args.base)
+    ends = eos_ids(lm) | {trainer.vocab.eos}
+    drafters = Drafters(partial(AdaptiveDrafter, ids, FixedPolicy(objective.L, "root")))
+    capacity = PROMPT_TOKENS + NEW_TOKENS + 8
+    runner = Runner(lm, capacity=capacity, max_rows=4 * objective.L)
+    reached = {}
+    for source in args.prompts:
+        prompts = read_prompts(
+            source,
+            directory.text,
+            directory.path,
+            count=PROMPTS,
+            max_tokens=PROMPT_TOKENS,
+            seed=0,
+        )
+        accepted = [
+            step.accepted
+            for prompt in prompts
+            for (step,) in decode(
+                runner, [Request(prompt.ids)], drafters, Limits(NEW_TOKENS, ends)
+            )
+            if step.drafted
+        ]
+        reached[name_of(source)] = [
+            mean(count >= j for count in accepted) for j in range(1, objective.L + 1)
+        ]
+    return reached
+
+
+def decodable(args: argparse.Namespace, trainer: Trainer, ids: Any) -> Any:
+    """Return the trained model, or the base model with a gated adapter, for decoding."""
+    trained = trainer.module.lm
+    config = trainer.config
+    if not config.lora.gated:
+        trained.set_attn_implementation("sdpa")
+        return trained.float().eval()
+    base = AutoModelForCausalLM.from_pretrained(args.base, dtype=torch.float32)
+    base.resize_token_embeddings(trainer.vocab.size, mean_resizing=False)
+    with TemporaryDirectory() as folder:
+        adapter = PlainWeights(
+            skeleton(trained.config),
+            config.lora,
+            trained.state_dict(),
+            adaptive=ids,
+            merged=False,
+            dtype=torch.float32,
+        )
+        adapter.save_adapter(Path(folder) / "adapter")
+        state = trainer.module.state_dict()
+        write_head(state, Path(folder) / "adapter", torch.float32)
+        return gate_model(base.eval(), Path(folder) / "adapter")
+
+
+def print_table(results: dict[str, list[dict[str, Any]]]) -> None:
+    sets = list(next(iter(results.values()))[0]["reached"])
+    print(f"| rung | steps | {' | '.join(sets)} | standard loss |")
+    print("|---|---|" + "---|" * len(sets) + "---|")
+    for rung, rows in results.items():
+        cells = []
+        for name in sets:
+            accepted = [sum(row["reached"][name]) for row in rows]
+            by_seed = " ".join(f"{value:.2f}" for value in accepted)
+            cells.append(f"{mean(accepted):.2f} ({by_seed})")
+        loss = mean(row["standard_loss"] for row in rows)
+        print(f"| {rung} | {rows[0]['steps']} | {' | '.join(cells)} | {loss:.3f} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("base")
+    parser.add_argument("chat")
+    parser.add_argument("code")
+    parser.add_argument("prompts", nargs="+")
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--only", nargs="+", default=list(RUNGS))
+    args = parser.parse_args()
+    results: dict[str, list[dict[str, Any]]] = {}
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(
+        args.seeds, mp_context=spawn, max_tasks_per_child=1
+    ) as pool:
+        for rung in args.only:
+            step = pool.submit(run, args, rung, 0, 0).result()["cpu_seconds"]
+            steps = 1 if rung == "no training" else round(args.seconds / step)
+            runs = [
+                pool.submit(run, args, rung, seed, steps) for seed in range(args.seeds)
+            ]
+            results[rung] = [each.result() for each in runs]
+            print(json.dumps({rung: results[rung]}), flush=True)
+    print_table(results)
+
+
+if __name__ == "__main__":
+    main()
