@@ -40,8 +40,7 @@ def read_runs(folder: Path) -> dict[str, dict[str, Any]]:
         (begun,) = items["run"]
         empty = {"summary": {}, "history": [], "metrics": {}}
         run = runs.setdefault(begun["run_id"], empty)
-        for name in ("run_group", "job_type", "tags", "entity", "project"):
-            run[name] = begun.get(name)
+        run["job_type"] = begun["job_type"]
         for summary in items["summary"]:
             run["summary"] |= summary.get("update", {})
         run["history"] += items["history"]

@@ -4,14 +4,17 @@ the training.
 
 import json
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from tests.offline_runs import read_runs
-from tests.stub_wandb import stub_server
 
 NOWHERE = "http://127.0.0.1:9"  # refuses connections
 SCRIPT = """
@@ -79,24 +82,46 @@ def track(
     return run.stdout.splitlines()
 
 
+class Refusal(BaseHTTPRequestHandler):
+    """Answers every request of W&B with 404."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_error(404)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def addresses() -> Iterator[dict[str, str]]:
+    """Of a server that refuses, of one that never answers, and of none."""
+    here = ("127.0.0.1", 0)
+    with socket.create_server(here) as silent, HTTPServer(here, Refusal) as refusing:
+        Thread(target=refusing.serve_forever, daemon=True).start()
+        silent_url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        refusing_url = f"http://127.0.0.1:{refusing.server_port}"
+        yield {"silent": silent_url, "refusing": refusing_url, "absent": NOWHERE}
+        refusing.shutdown()
+
+
 @pytest.mark.parametrize(
-    ("status", "delay", "key", "reason"),
+    ("server", "key", "reason"),
     [
-        (404, 0, "a" * 40, "returned error 404"),
-        (200, 30, "a" * 40, "context deadline exceeded"),
-        (0, 0, "a" * 40, "connection refused"),
-        (0, 0, "", "No API key configured"),
+        ("refusing", "a" * 40, "returned error 404"),
+        ("silent", "a" * 40, "context deadline exceeded"),
+        ("absent", "a" * 40, "connection refused"),
+        ("absent", "", "No API key configured"),
     ],
 )
 def test_a_server_that_fails_leaves_an_offline_run(
-    tmp_path: Path, status: int, delay: float, key: str, reason: str
+    addresses: dict[str, str], tmp_path: Path, server: str, key: str, reason: str
 ) -> None:
     """The offline run took the id of the online one, which W&B's process still had:
     "run ID x is in use".
     """
-    with stub_server(status=status, delay=delay) as server:
-        url = server.url if status else NOWHERE
-        (line,) = track(tmp_path, url, WANDB_API_KEY=key, HOME=str(tmp_path))
+    url = addresses[server]
+    (line,) = track(tmp_path, url, WANDB_API_KEY=key, HOME=str(tmp_path))
     assert line.startswith("tracker.mode=online: ") and reason in line
     later = f"Send it later: wandb sync {tmp_path}/wandb/offline-run-*"
     assert f"the run goes on offline. {later}" in line
