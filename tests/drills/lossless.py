@@ -16,6 +16,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -97,14 +98,23 @@ def prompts_of(text: Text, held_out: Path, count: int) -> list[list[int]]:
 
 
 def texts_of(
-    model: Model, prompts: Sequence[list[int]], decode: DecodeConfig, *, batch: int
+    model: Model,
+    prompts: Sequence[list[int]],
+    decode: DecodeConfig,
+    *,
+    batch: int,
+    steps: int | None = None,
 ) -> list[list[int]]:
-    """Return the new tokens of every prompt, `batch` prompts side by side."""
+    """Return the new tokens of every prompt, `batch` prompts side by side.
+
+    With `steps` the caller leaves each batch after so many.
+    """
     texts: list[list[int]] = [[] for _ in prompts]
     for start in range(0, len(prompts), batch):
         part = prompts[start : start + batch]
         seeds = range(start, start + len(part))
-        for step in generate(model, part, decode, seeds=list(seeds)):
+        decoded = generate(model, part, decode, seeds=list(seeds))
+        for step in islice(decoded, steps):
             texts[start + step.sequence] += step.tokens
     return texts
 
