@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from conf.files import read_json, write_json
 from data_prep.config import VocabConfig
 from data_prep.encode import Encoder, Mode, document_segments
 from data_prep.vocab import Vocab, find_vocab, load_tokenizer
@@ -51,7 +52,7 @@ def model_directory(folder: Path, tokenizer: Path, vocab: Vocab) -> Path:
     """All of an exported directory that prompts depend on."""
     folder.mkdir()
     shutil.copyfile(tokenizer / "tokenizer.json", folder / "tokenizer.json")
-    (folder / "config.json").write_text(json.dumps({"vocab_size": vocab.size}))
+    write_json(folder / "config.json", {"vocab_size": vocab.size})
     manifest = {
         "adaptive": vocab.adaptive[:1],
         "L": 5,
@@ -101,7 +102,7 @@ def test_a_prompt_at_inference_is_a_documents_prefix_in_training(
     data_folder: Path, tmp_path: Path
 ) -> None:
     """Also if it spells a control piece, and in both orders of infilling."""
-    vocab = json.loads((data_folder / "manifest.json").read_text())["vocab"]
+    vocab = read_json(data_folder / "manifest.json")["vocab"]
     config = VocabConfig(adaptive=vocab["adaptive"])
     check_prompts(tmp_path / "model", data_folder / "tokenizer", config)
 
@@ -114,7 +115,7 @@ def test_the_same_with_codellamas_tokenizer(shared_data: Path, tmp_path: Path) -
     tokenizer = shared_data / "tokenizers" / "codellama-7b"
     adaptive = [32011, 32012, 32013, 32014, 32015, 31864, 31857]
     text = check_prompts(tmp_path / "model", tokenizer, VocabConfig(adaptive=adaptive))
-    for case in json.loads((tokenizer / "golden_infilling.json").read_text())["cases"]:
+    for case in read_json(tokenizer / "golden_infilling.json")["cases"]:
         for order in ("psm", "spm"):
             infill = Infill(case["prefix"], case["suffix"], order)
             assert text.infill(infill) == case[f"{order}_prompt"]
@@ -197,7 +198,7 @@ def train_gated(folder: Path, adaptive: tuple[int, ...], tied: bool) -> Adaptive
     write_weights(lm.config, weights, out, dtype=torch.float32, shard_size="5GB")
     lm.config.save_pretrained(out)
     described = {"adaptive_ids": adaptive, "L": WIDTH, "gated": True}
-    (out / "adaptive.json").write_text(json.dumps(described))
+    write_json(out / "adaptive.json", described)
     return module
 
 

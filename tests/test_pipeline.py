@@ -1,6 +1,5 @@
 """End to end by the users' own commands, on a model so small that it learns nothing."""
 
-import json
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from conf.files import read_json
 from tests import bpe, warm
 from tests.recipes import BRANCH, CAUSAL, FINE_TUNE
 from tests.train.export.readers import tensorrt_mask_id, vllm_mask_id
@@ -78,7 +78,7 @@ def folders(
 
 
 def read(folder: Path, name: str) -> dict[str, Any]:
-    return json.loads((folder / name).read_text())
+    return read_json(folder / name)
 
 
 def test_a_model_is_trained_on_its_own_text(

@@ -92,7 +92,7 @@ def main(sizes: list[str]) -> None:
     torch.set_num_threads(1)
     ngrams = random_ngrams()
     for size in sizes or ["15M", "110M"]:
-        lm = random_llama(size, torch.bfloat16)
+        lm = random_llama(size, "bfloat16")
         costs = prior_costs(lm.device.type)
         auto = MeasuredPolicy(costs, K)
         every = MeasuredPolicy(costs, K)

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from infer.bench.prompts import Prompt
+from infer.bench.runs import Decoder, Run
 from infer.bench.statistics import speedup
 from infer.drafters.adaptive import AdaptiveDrafter
 from infer.drafters.policy import MeasuredPolicy, prior_costs
@@ -38,7 +39,7 @@ from infer.engine.runner import Runner
 from infer.loop import Drafter, Drafters, Limits
 from infer.models.checkpoint import ModelDirectory
 from infer.ngrams import Ngrams
-from tests.benchmarks.runs import Decoder, Run, clock, loop_decoder
+from tests.benchmarks.runs import clock, loop_decoder
 from tests.benchmarks.shapes import held_out_prompts
 
 PEER = Path(__file__).with_name("published_peer.py")

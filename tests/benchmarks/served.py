@@ -17,6 +17,7 @@ from pathlib import Path
 
 import openai
 
+from conf.files import read_rows
 from infer.bench.statistics import speedup
 from tests.served_openai import served
 
@@ -43,8 +44,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    lines = args.held_out.read_text(encoding="utf-8").splitlines()[: args.count]
-    texts = [json.loads(line)["content"] for line in lines]
+    texts = [row["content"] for row in read_rows(args.held_out)[: args.count]]
     prompts = [text[: min(len(text) // 2, MAX_CHARACTERS)] for text in texts]
     model = str(args.model)
     pairs: list[list[tuple[float, float]]] = [[] for _ in prompts]

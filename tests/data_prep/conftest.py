@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from conf import settings
+from conf.files import read_json
 from conf.stage import read_manifest
 from data_prep.config import DataPrepConfig
 from data_prep.encode import Encoder, Mode
@@ -76,7 +77,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def texts_of(folder: Path) -> dict[str, str]:
     """Every document's text, decoded from the shards."""
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = read_json(folder / "manifest.json")
     encoder = Encoder(
         load_tokenizer(folder / "tokenizer"), Vocab.from_json(manifest["vocab"])
     )

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from conf import UserError
+from conf.files import read_rows
 from conf.stage import read_manifest
 from data_prep.chat import ChatTemplate
 from data_prep.config import DataConfig, VocabConfig
@@ -236,7 +237,7 @@ def test_conversations_become_shards(tmp_path: Path) -> None:
     cut = {row["messages"][-1]["content"].strip() for row in rows if not row["ends"]}
     assert set(texts) <= ended | cut and set(texts) & cut
     assert len(texts) > 0.5 * len(every)
-    held_out = [json.loads(line) for line in (out / "held_out.jsonl").open()]
+    held_out = read_rows(out / "held_out.jsonl")
     prompts = [prompt for prompt, _ in every]
     assert held_out and all(row["messages"] in prompts for row in held_out)
     assert all(row["content"].startswith(text_of(row["messages"])) for row in held_out)

@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 
 import numpy as np
@@ -6,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from conf.files import read_json
 from data_prep.config import VocabConfig
 from data_prep.document import generator
 from data_prep.encode import Encoder, Mode, choose_cuts, document_segments
@@ -56,7 +56,7 @@ def test_codellama_golden_vectors(shared_data: Path) -> None:
         32009,
         32010,
     )
-    for case in json.loads((folder / "golden_infilling.json").read_text())["cases"]:
+    for case in read_json(folder / "golden_infilling.json")["cases"]:
         text = case["prefix"] + case["middle"] + case["suffix"]
         cuts = (len(case["prefix"]), len(case["prefix"] + case["middle"]))
         for mode, key in {Mode.PSM: "psm_train", Mode.SPM: "spm_train"}.items():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from conf import UserError, settings
+from conf.files import read_json
 from data_prep.config import DataPrepConfig
 from data_prep.encode import Encoder
 from data_prep.inspect import InspectConfig, main, marked_text
@@ -43,7 +44,7 @@ def test_tables_and_sequences_steer_no_terminal(
 
 
 def test_control_pieces_and_windows_are_marked(data_folder: Path) -> None:
-    manifest = json.loads((data_folder / "manifest.json").read_text())
+    manifest = read_json(data_folder / "manifest.json")
     vocab = Vocab.from_json(manifest["vocab"])
     encoder = Encoder(load_tokenizer(data_folder / "tokenizer"), vocab)
     ids = np.array([vocab.bos, vocab.pre, *encoder.encode(["def f(x):"])[0]])

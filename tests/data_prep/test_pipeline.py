@@ -14,6 +14,7 @@ import pytest
 
 from conf import UserError
 from conf import run as run_command
+from conf.files import read_json, read_rows
 from conf.stage import ROOT, partial_of, read_manifest
 from data_prep.__main__ import main
 from data_prep.config import DataPrepConfig
@@ -236,8 +237,8 @@ def test_a_repository_is_prepared_without_further_settings(
     run([f"data.path={root}", tokenizer, f"out={tmp_path / 'out'}", *options])
     manifest = read_manifest(tmp_path / "out", "shards", "out")
     assert manifest["counts"]["rows"] == 17 and manifest["languages"] == ["py"]
-    lines = (tmp_path / "out" / "held_out.jsonl").read_text().splitlines()
-    assert len({json.loads(line)["id"].split("#")[0] for line in lines}) == 3
+    rows = read_rows(tmp_path / "out" / "held_out.jsonl")
+    assert len({row["id"].split("#")[0] for row in rows}) == 3
     assert list(warnings(manifest)) == []
     manifest["held_out"]["sequences"] = 0
     (sentence,) = warnings(manifest)
@@ -290,7 +291,7 @@ def test_shards_decode_back_to_the_source_text(data_folder: Path) -> None:
 
 def test_splits_modes_padding_and_starts(data_folder: Path) -> None:
     """Files that are held out are never trained on."""
-    manifest = json.loads((data_folder / "manifest.json").read_text())
+    manifest = read_json(data_folder / "manifest.json")
     modes = manifest["train"]["modes"]
     assert min(modes["PSM"], modes["SPM"]) > 0.15 * manifest["train"]["documents"]
     assert manifest["train"]["filled"] > 0.98

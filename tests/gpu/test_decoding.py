@@ -5,7 +5,6 @@ forwards of different widths may round near-ties differently: there every token 
 of one causal forward over the whole text, or nearly tie with it.
 """
 
-import json
 import os
 import random
 import subprocess
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from conf.files import write_json
 from infer import DecodeConfig, Model
 from infer import load as load_model
 from infer.bench.roofline import measure_roofline
@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = number_words(LIVELY["vocab_size"])
     words.save(str(path / "tokenizer.json"))
     adaptive = {"adaptive_ids": [490], "L": 3}
-    (path / "adaptive.json").write_text(json.dumps(adaptive))
+    write_json(path / "adaptive.json", adaptive)
     return path
 
 

@@ -1,6 +1,5 @@
 """A model directory with random weights, the demo's tokenizer and adaptive.json."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from conf.files import read_json, write_json
 from infer import Model, load
 from infer.models.checkpoint import ModelDirectory
 from tests.conftest import tiny_llama
@@ -28,14 +28,14 @@ def model_dir(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     shutil.copyfile(
         data_folder / "tokenizer" / "tokenizer.json", folder / "tokenizer.json"
     )
-    vocab = json.loads((data_folder / "manifest.json").read_text())["vocab"]
+    vocab = read_json(data_folder / "manifest.json")["vocab"]
     described = {
         "adaptive_ids": vocab["adaptive"][:1],
         "L": 3,
         "bos": vocab["bos"],
         "infilling": {name: vocab[name] for name in ("pre", "suf", "mid", "eot")},
     }
-    (folder / "adaptive.json").write_text(json.dumps(described))
+    write_json(folder / "adaptive.json", described)
     return folder
 
 

@@ -1,6 +1,5 @@
 """A model directory with a table of n-grams, without one, and with a wrong one."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from conf import UserError
+from conf.files import read_json, write_json
 from infer import DecodeConfig, Infill, Model, generate, load
 from infer.models.checkpoint import ModelDirectory
 from infer.ngrams import FILE
@@ -35,9 +35,9 @@ def with_table(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     new = tokens_of(model, prompts, DecodeConfig("plain", max_new_tokens=NEW))
     own = [prompt + text for prompt, text in zip(prompts, new)]
     make_table(folder / FILE, own, order=4, vocabulary=ROWS)
-    described = json.loads((folder / "adaptive.json").read_text())
+    described = read_json(folder / "adaptive.json")
     weights = {"table": 2.0, "text": 1.0, "places": [0.4]}
-    (folder / "adaptive.json").write_text(json.dumps(described | {"ngrams": weights}))
+    write_json(folder / "adaptive.json", described | {"ngrams": weights})
     return folder
 
 

@@ -1,4 +1,3 @@
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from conf.files import read_json
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
 from data_prep.windows import sample_windows
@@ -44,7 +44,7 @@ def test_ranks_share_a_global_batch_without_changing_it() -> None:
 
 
 def vocab_of(folder: Path) -> Vocab:
-    return Vocab.from_json(json.loads((folder / "manifest.json").read_text())["vocab"])
+    return Vocab.from_json(read_json(folder / "manifest.json")["vocab"])
 
 
 def own_text(folder: Path, *, share: float, batch: int, seed: int = 0) -> TrainConfig:

@@ -2,7 +2,6 @@
 the training.
 """
 
-import json
 import os
 import socket
 import subprocess
@@ -14,6 +13,7 @@ from threading import Thread
 
 import pytest
 
+from conf.files import read_json
 from tests.offline_runs import read_runs
 
 NOWHERE = "http://127.0.0.1:9"  # refuses connections
@@ -129,7 +129,7 @@ def test_a_server_that_fails_leaves_an_offline_run(
     rows = [row["item"] for row in run["history"]]
     assert [row["loss"] for row in rows if "loss" in row] == [2.0, 1.0]
     # A resumed run goes on with the online id, and does not overwrite this part.
-    assert json.loads((tmp_path / "wandb" / "run.json").read_text())["id"] != run_id
+    assert read_json(tmp_path / "wandb" / "run.json")["id"] != run_id
 
 
 def test_a_killed_process_turns_it_off(tmp_path: Path) -> None:

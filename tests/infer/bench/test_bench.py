@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf import UserError, settings
-from conf.files import read_rows
+from conf.files import read_json, read_rows, write_json
 from infer.bench import run as bench_run
 from infer.bench import sandbox
 from infer.bench.config import BenchConfig
@@ -61,7 +61,7 @@ def configured(model: Path, prompts: Path, out: Path, *overrides: str) -> BenchC
 
 
 def read_report(out: Path) -> dict[str, Any]:
-    return json.loads((out / "report.json").read_text())
+    return read_json(out / "report.json")
 
 
 @pytest.fixture(scope="session")
@@ -118,7 +118,7 @@ def test_quality_compares_model_and_base(out: Path) -> None:
         judged = row["benchmark"] == "lines" or not sandbox.unavailable()
         assert (row["value"] is not None) == judged
     file = out / "quality" / "solutions" / "humaneval-model-plain.jsonl"
-    solutions = [json.loads(line) for line in file.read_text().splitlines()]
+    solutions = read_rows(file)
     names = [solution["task_id"] for solution in solutions]
     assert names == ["HumanEval/0", "HumanEval/1"]
     assert all("def " in solution["solution"] for solution in solutions)
@@ -212,7 +212,7 @@ def test_messages_need_a_chat_template(model_dir: Path, tmp_path: Path) -> None:
         bench(configured(model, chat, tmp_path / "out", *overrides))
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template}
-    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    write_json(model / "tokenizer_config.json", config)
     _tokenizer.cache_clear()
     bench(configured(model, chat, tmp_path / "out", *overrides))
     assert read_report(tmp_path / "out")["speed"]["chat"]
@@ -241,8 +241,8 @@ def test_answers_are_written_as_each_harness_reads_them(
     folder = tmp_path / "out" / "quality" / "solutions"
 
     def keys(name: str) -> set[str]:
-        (line,) = (folder / f"{name}-model-plain.jsonl").read_text().splitlines()
-        return json.loads(line).keys()
+        (row,) = read_rows(folder / f"{name}-model-plain.jsonl")
+        return row.keys()
 
     assert keys("mbpp") == {"task_id", "solution"}
     assert keys("infilling") == {"task_id", "completion"}
