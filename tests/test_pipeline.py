@@ -176,13 +176,3 @@ def test_a_finished_stage_is_skipped_and_another_is_refused(
     assert "nothing to do" in command(*again)
     assert "seed=0; requested seed=1" in command(*again, "seed=1", code=2)
     assert "steps must be at least the 4 steps" in command(*again, "steps=3", code=2)
-
-
-def test_infer_completes_a_prompt(folders: dict[str, Path]) -> None:
-    arguments = ["infer", f"model={folders['model']}", "prompt=def f(x):"]
-    arguments += ["decode.max_new_tokens=12", "dtype=float32"]
-    plain = command(*arguments, "decode=plain", cold=True)
-    hybrid = ["decode=hybrid", "decode.k=4", "decode.probes=root"]
-    drafted = command(*arguments, *hybrid)
-    assert plain.rstrip().rsplit("\n", 1)[0] == drafted.rstrip().rsplit("\n", 1)[0]
-    assert "tokens per forward" in drafted

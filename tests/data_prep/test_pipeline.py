@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from conf import UserError
@@ -20,6 +21,7 @@ from data_prep.__main__ import main
 from data_prep.config import DataPrepConfig
 from data_prep.inspect import warnings
 from data_prep.shards import Shards
+from data_prep.sources import METADATA
 from tests import bpe
 from tests.conftest import data_arguments
 from tests.data_prep.conftest import Args, arguments, content, run, texts_of
@@ -276,17 +278,32 @@ def test_refusals_leave_nothing(
         assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_shards_decode_back_to_the_source_text(data_folder: Path) -> None:
-    """Plain documents and both infilling modes, whole and cut, held out or not."""
-    files: dict[str, dict[int, str]] = {}
-    for id, text in texts_of(data_folder).items():
-        file, _, piece = id.rpartition("#")
-        files.setdefault(file, {})[int(piece)] = text
-    root = Path(sysconfig.get_path("stdlib"))
-    assert len(files) > 20
-    for file, pieces in files.items():
-        text = "".join(pieces[index] for index in range(len(pieces)))
-        assert text.strip() == (root / file).read_text().strip()
+def test_the_starcoder_sample_decodes_back_to_the_source_byte_for_byte(
+    shared_data: Path, tmp_path: Path
+) -> None:
+    """With CodeLlama's tokenizer, as plain documents and by both modes of infilling.
+
+    The sources are read without this project.
+    """
+    root = shared_data / "starcoder_sample"
+    names = ("max_stars_repo_name", "max_stars_repo_path", "id")
+    sources = {}
+    for path in root.glob("*/*.parquet"):
+        for row in pq.read_table(path).to_pylist():
+            text = METADATA.sub("", row["content"], count=1)
+            if text.strip():
+                id = "/".join([path.parent.name, *(row[name] for name in names)])
+                sources[id] = text
+    options = ["experiment=starcoder", f"data.path={root}", "held_out=0"]
+    options += ["ngrams.megabytes=0", f"out={tmp_path / 'out'}"]
+    options += [f"tokenizer={shared_data / 'tokenizers' / 'codellama-7b'}"]
+    limits = ("filters.longest_line", "filters.mean_line", "filters.alphanumeric")
+    options += [f"{name}=null" for name in (*limits, "decontaminate.humaneval")]
+    run(options)
+    texts = texts_of(tmp_path / "out")
+    assert texts == sources and len(texts) > 4000
+    train = read_manifest(tmp_path / "out", "shards", "out")["train"]
+    assert train["filled"] >= 0.99 and train["modes"].keys() == {"PLAIN", "PSM", "SPM"}
 
 
 def test_splits_modes_padding_and_starts(data_folder: Path) -> None:

@@ -156,9 +156,9 @@ def test_two_ranks_and_a_killed_run_write_the_bytes_of_one(
     alone, both, killed = (run(name, *sizes) for name in "abc")
     stage.main(alone)
     assert list(shards(alone)) == [f"own-{index:05}.jsonl" for index in range(8)]
-    assert warm.call_ranks(_rank, both, ranks=2) == [0, 0]
+    assert warm.call_ranks(_rank, both, ranks=2) == 0
     assert shards(both) == shards(alone)
-    assert warm.call_ranks(_killed, killed, ranks=1) == [-signal.SIGKILL]
+    assert warm.call_ranks(_killed, killed) == -signal.SIGKILL
     assert not Path(killed.out).exists()
     stage.main(killed)
     assert shards(killed) == shards(alone)
