@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from conf.files import read_json, write_json
 from data_prep.config import VocabConfig
-from data_prep.encode import Encoder, Mode, document_segments
+from data_prep.encode import Encoder, Mode
 from data_prep.vocab import Vocab, find_vocab, load_tokenizer
 from infer.config import Infill
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
@@ -25,7 +25,8 @@ from infer.loop import Drafter, Drafters, Limits, decode
 from infer.models.checkpoint import ModelDirectory
 from infer.text import Text
 from infer.trees.tree import Tree
-from tests.conftest import tiny_llama
+from tests.conftest import tiny_llama, vocab_of
+from tests.data_prep.conftest import document_ids
 from train.attention import register
 from train.config import LoraSettings
 from train.data import to_tensors
@@ -73,19 +74,9 @@ def check_prompts(folder: Path, tokenizer: Path, config: VocabConfig) -> Text:
     encoder = Encoder(load_tokenizer(tokenizer), vocab)
     text = ModelDirectory(model_directory(folder, tokenizer, vocab)).text
 
-    def document(whole: str, mode: Mode, cuts: tuple[int, int]) -> list[int]:
-        segments = document_segments(
-            whole, mode, cuts, vocab=vocab, lead=encoder.lead, ends=False
-        )
-        return [
-            i
-            for s in segments
-            for i in (encoder.encode([s])[0].tolist() if isinstance(s, str) else [s])
-        ]
-
     for prompt in PROMPTS:
         ids = text.encode(prompt)
-        assert ids == document(prompt, Mode.PLAIN, (0, 0)), prompt
+        assert ids == document_ids(prompt, Mode.PLAIN, (0, 0), encoder), prompt
         assert text.decode(ids) == prompt
         assert vocab.control.isdisjoint(ids[1:])
         for suffix in PROMPTS:
@@ -93,7 +84,8 @@ def check_prompts(folder: Path, tokenizer: Path, config: VocabConfig) -> Text:
             for mode, order in {Mode.PSM: "psm", Mode.SPM: "spm"}.items():
                 cuts = (len(prompt), len(prompt))
                 requested = text.infill(Infill(prompt, suffix, order))
-                assert [*requested, vocab.eot] == document(prompt + suffix, mode, cuts)
+                expected = document_ids(prompt + suffix, mode, cuts, encoder)
+                assert [*requested, vocab.eot] == expected
                 assert text.ends(requested) == {vocab.eot}
     return text
 
@@ -102,8 +94,7 @@ def test_a_prompt_at_inference_is_a_documents_prefix_in_training(
     data_folder: Path, tmp_path: Path
 ) -> None:
     """Also if it spells a control piece, and in both orders of infilling."""
-    vocab = read_json(data_folder / "manifest.json")["vocab"]
-    config = VocabConfig(adaptive=vocab["adaptive"])
+    config = VocabConfig(adaptive=list(vocab_of(data_folder).adaptive))
     check_prompts(tmp_path / "model", data_folder / "tokenizer", config)
 
 

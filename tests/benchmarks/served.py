@@ -19,19 +19,16 @@ import openai
 
 from conf.files import read_rows
 from infer.bench.statistics import speedup
-from tests.served_openai import served
+from tests.served_openai import served, stream
 
 DTYPE = ("--dtype", "float32")
 MAX_CHARACTERS = 600  # of a prompt
 
 
-def ask(api: openai.OpenAI, model: str, prompt: str, new: int) -> tuple[str, float]:
+def ask(api: openai.OpenAI, model: Path, prompt: str, new: int) -> tuple[str, float]:
     """Return the text of an answer, and its seconds."""
     began = time.perf_counter()
-    chunks = api.completions.create(
-        model=model, prompt=prompt, max_tokens=new, stream=True, temperature=0
-    )
-    text = "".join(chunk.choices[0].text for chunk in chunks)
+    text = stream(api, model, prompt, max_tokens=new, temperature=0)
     return text, time.perf_counter() - began
 
 
@@ -46,7 +43,6 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     texts = [row["content"] for row in read_rows(args.held_out)[: args.count]]
     prompts = [text[: min(len(text) // 2, MAX_CHARACTERS)] for text in texts]
-    model = str(args.model)
     pairs: list[list[tuple[float, float]]] = [[] for _ in prompts]
     same = 0
     with (
@@ -55,11 +51,11 @@ def main() -> None:
         served(args.model, Path(folder, "plain"), *DTYPE) as plain,
     ):
         for api in (ours, plain):  # warms up
-            ask(api, model, prompts[0], args.new)
+            ask(api, args.model, prompts[0], args.new)
         for round_ in range(args.rounds):
             for n, prompt in enumerate(prompts):
                 apis = (ours, plain) if (round_ + n) % 2 else (plain, ours)
-                answers = {api: ask(api, model, prompt, args.new) for api in apis}
+                answers = {api: ask(api, args.model, prompt, args.new) for api in apis}
                 text, seconds = answers[plain]
                 pairs[n].append((seconds, seconds / answers[ours][1]))
                 same += answers[ours][0] == text

@@ -1,6 +1,5 @@
 """A byte-level tokenizer of single bytes with chat pieces, and conversations for it."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from conf import settings
 from data_prep.config import DataPrepConfig
 from tests import bpe
+from tests.conftest import write_rows
 
 ADAPTIVE = [f"<adaptive_{index}>" for index in range(1, 8)]
 # SmolLM2's, which begins with a system message of its own.
@@ -30,15 +30,11 @@ TEMPLATES = {"chatml": CHATML, "inst": INST, "forgetful": FORGETFUL}
 def say(*contents: str, system: str | None = None) -> list[dict[str, str]]:
     """Return messages of user and assistant in turn."""
     roles = ("user", "assistant")
-    messages = [
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return first + [
         {"role": roles[index % 2], "content": content}
         for index, content in enumerate(contents)
     ]
-    return (
-        messages
-        if system is None
-        else [{"role": "system", "content": system}, *messages]
-    )
 
 
 def chat_tokenizer(folder: Path, template: str | None) -> Path:
@@ -56,8 +52,7 @@ def chat_settings(folder: Path, rows: list[Any], *overrides: str) -> DataPrepCon
     source = folder / "in"
     source.mkdir(exist_ok=True)
     for index in range(3):
-        lines = [json.dumps(row) for row in rows[index::3]]
-        (source / f"{index}.jsonl").write_text("\n".join(lines))
+        write_rows(source / f"{index}.jsonl", rows[index::3])
     if not (folder / "tokenizer").is_dir():
         chat_tokenizer(folder / "tokenizer", CHATML)
     arguments = [

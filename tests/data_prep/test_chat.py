@@ -1,6 +1,5 @@
 """Chat data: ids by the tokenizer's template, loss and windows on answers alone."""
 
-import json
 import shutil
 from collections import defaultdict
 from pathlib import Path
@@ -20,13 +19,12 @@ from conf.stage import read_manifest
 from data_prep.chat import ChatTemplate
 from data_prep.config import DataConfig, VocabConfig
 from data_prep.document import Document, Drop, split, text_of
-from data_prep.encode import Encoder, Mode
-from data_prep.packing import Encoded, pack
+from data_prep.encode import Encoder
 from data_prep.pipeline import prepare
-from data_prep.shards import SPAN, SPLITS, PackedSequence, Shards, ShardWriter
+from data_prep.shards import SPLITS, Shards
 from data_prep.sources import list_parts, read
 from data_prep.vocab import find_vocab, load_tokenizer
-from data_prep.windows import replaceable
+from tests.conftest import write_rows
 from tests.data_prep.chat_fixture import (
     ADAPTIVE,
     TEMPLATES,
@@ -188,8 +186,7 @@ def test_rows_of_conversations(tmp_path: Path, kind: str, with_ends: bool) -> No
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
         reasons = []
     else:
-        lines = [json.dumps(row) for row in [*rows, *BAD, {"messages": None}]]
-        (tmp_path / "a.jsonl").write_text("\n".join(lines))
+        write_rows(tmp_path / "a.jsonl", [*rows, *BAD, {"messages": None}])
         reasons = [*["malformed row"] * len(BAD), "missing column"]
     data = DataConfig(path=str(tmp_path), kind=kind, messages="messages")
     parts, place = list_parts(data)
@@ -264,61 +261,3 @@ def test_a_tokenizer_without_a_template_is_refused(tmp_path: Path) -> None:
     chat_tokenizer(tmp_path / "tokenizer", None)
     with pytest.raises(UserError, match="tokenizer must have a chat template"):
         prepare(chat_settings(tmp_path, ROWS))
-
-
-SHAPES = st.lists(
-    st.tuples(
-        st.sampled_from([Mode.PLAIN, Mode.CHAT]), st.integers(1, 40), st.integers(0, 40)
-    ),
-    min_size=1,
-    max_size=12,
-)
-
-
-@given(SHAPES)
-def test_loss_and_windows_lie_exactly_on_answers(
-    tmp_path_factory: pytest.TempPathFactory, shapes: list[tuple[Mode, int, int]]
-) -> None:
-    """Against a walk over every token of the documents, cut or whole."""
-    n = 16
-    documents = [
-        Encoded(
-            str(i),
-            0,
-            mode,
-            np.arange(n) + 100 * i,
-            min(prompt, n) * (mode is Mode.CHAT),
-        )
-        for i, (mode, n, prompt) in enumerate(shapes)
-    ]
-    stem = tmp_path_factory.mktemp("shard") / "train-00000"
-    writer = ShardWriter(stem, seq_len=n, dtype=np.dtype("<u4"), padding=5000)
-    packed = list(pack(documents, n))
-    for sequence in packed:
-        writer.add(sequence)
-    writer.close()
-    tokens = np.load(f"{stem}.tokens.npy").astype(np.int64)
-    spans = np.load(f"{stem}.spans.npy")
-    assert spans.dtype == SPAN
-    for row, sequence in enumerate(packed):
-        own = spans[spans["sequence"] == row]
-        read_back = PackedSequence(tokens[row], own, np.empty(0, np.uint8)).documents
-        labels = [IGNORE] * n
-        free = [False] * n
-        for span in sequence.spans:
-            for place in range(span.start, span.stop):
-                index = span.offset + place - span.start
-                answer = index >= span.document.prompt
-                # The first token of a part has nothing before it to predict it.
-                if answer and place > span.start:
-                    labels[place - 1] = int(span.document.ids[index])
-                    free[place] = True
-        assert next_tokens(tokens[row][None], read_back[None])[0].tolist() == labels
-        windows = replaceable(tokens[row][None], read_back[None], [])[0]
-        # A token that predicts nothing may be replaceable, but is never laid out.
-        assert windows.tolist() == free
-        for span in sequence.spans:
-            whole = span.stop - span.start == len(span.document.ids)
-            assert (
-                whole or span.document.mode is Mode.PLAIN or len(span.document.ids) > n
-            )

@@ -10,11 +10,11 @@ from transformers import AutoModelForCausalLM
 
 from conf import UserError
 from conf.files import read_json, write_json
-from infer import DecodeConfig, Infill, Model, generate, load
+from infer import DecodeConfig, Infill, generate, load
 from infer.models.checkpoint import ModelDirectory
 from infer.ngrams import FILE
 from tests.infer.conftest import ROWS
-from tests.infer.library import PROMPT, collect, drafting, left_padded
+from tests.infer.library import PROMPT, drafting, left_padded, tokens_of
 from tests.infer.ngram_tables import make_random_table, make_table
 
 NEW = 24
@@ -39,10 +39,6 @@ def with_table(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     weights = {"table": 2.0, "text": 1.0, "places": [0.4]}
     write_json(folder / "adaptive.json", described | {"ngrams": weights})
     return folder
-
-
-def tokens_of(model: Model, prompts: list, decode: DecodeConfig) -> list[list[int]]:
-    return collect([list(generate(model, prompts, decode))], len(prompts))[0]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

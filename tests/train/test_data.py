@@ -6,10 +6,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from conf.files import read_json
 from data_prep.shards import Shards
-from data_prep.vocab import Vocab
 from data_prep.windows import sample_windows
+from tests.conftest import vocab_of
 from train.config import ObjectiveConfig, OptimizerConfig, TrainConfig, TrainDataConfig
 from train.data import (
     TrainingData,
@@ -41,10 +40,6 @@ def test_ranks_share_a_global_batch_without_changing_it() -> None:
             for batch in rank_batches(order, rank=rank, ranks=ranks, micro_batch=micro)
         ]
         assert sorted(np.concatenate(batches)) == sorted(order)
-
-
-def vocab_of(folder: Path) -> Vocab:
-    return Vocab.from_json(read_json(folder / "manifest.json")["vocab"])
 
 
 def own_text(folder: Path, *, share: float, batch: int, seed: int = 0) -> TrainConfig:

@@ -26,6 +26,7 @@ from infer.bench.speed import SpeedPart, blocks, figures
 from infer.bench.statistics import speedup
 from infer.chat import _tokenizer
 from infer.loop import Step
+from tests.conftest import write_rows
 
 DOCUMENTS = [
     "def first(x):\n    return x + 1\n" * 4,
@@ -43,15 +44,10 @@ TINY = [
 ]
 
 
-def write_rows(file: Path, *rows: dict[str, Any]) -> Path:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
-
-
 @pytest.fixture(scope="session")
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"id": f"file{at}", "content": text} for at, text in enumerate(DOCUMENTS)]
-    return write_rows(tmp_path_factory.mktemp("prompts") / "held_out.jsonl", *rows)
+    return write_rows(tmp_path_factory.mktemp("prompts") / "held_out.jsonl", rows)
 
 
 def configured(model: Path, prompts: Path, out: Path, *overrides: str) -> BenchConfig:
@@ -206,7 +202,7 @@ def test_messages_need_a_chat_template(model_dir: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(model_dir, model)
     messages = [{"role": "user", "content": "hello"}]
-    chat = write_rows(tmp_path / "chat.jsonl", {"messages": messages})
+    chat = write_rows(tmp_path / "chat.jsonl", [{"messages": messages}])
     overrides = ["part=speed", "count=1", "speed.decoders=[ngrams]", "speed.peers=[]"]
     with pytest.raises(UserError, match="must have a chat template for messages"):
         bench(configured(model, chat, tmp_path / "out", *overrides))
@@ -223,11 +219,11 @@ def test_answers_are_written_as_each_harness_reads_them(
 ) -> None:
     task = {"text": "Add one.", "code": "", "test_list": ["assert f(1) == 2"]}
     rows = ({"task_id": id, **task} for id in (10, 11))
-    mbpp = write_rows(tmp_path / "mbpp", *rows)
+    mbpp = write_rows(tmp_path / "mbpp", rows)
     holes = {"prompt": "a = ", "suffix": "\nb", "canonical_solution": "1"}
-    infilling = write_rows(tmp_path / "infilling", {"task_id": "i", **holes})
+    infilling = write_rows(tmp_path / "infilling", [{"task_id": "i", **holes}])
     fields = {"language": "lua", "prompt": "f", "tests": "t", "stop_tokens": ["\nend"]}
-    multipl_e = write_rows(tmp_path / "multipl_e", {"name": "m", **fields})
+    multipl_e = write_rows(tmp_path / "multipl_e", [{"name": "m", **fields}])
     overrides = [
         "part=quality",
         "quality.humaneval=false",
