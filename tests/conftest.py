@@ -19,7 +19,7 @@ from conf import settings
 from conf.files import read_json
 from data_prep.config import DataPrepConfig
 from data_prep.pipeline import prepare
-from data_prep.vocab import Vocab
+from data_prep.vocab import INFILLING, Vocab
 from tests import bpe
 
 torch.set_num_threads(1)
@@ -55,6 +55,12 @@ def data_arguments(out: Path, *overrides: str) -> list[str]:
 
 def data_settings(out: Path, *overrides: str) -> DataPrepConfig:
     return settings("data_prep", DataPrepConfig, data_arguments(out, *overrides))
+
+
+def text_vocab(size: int, *adaptive: int) -> Vocab:
+    """Return a vocabulary without infilling."""
+    pieces = dict.fromkeys(INFILLING)
+    return Vocab(size=size, bos=0, eos=1, adaptive=adaptive, **pieces)
 
 
 def vocab_of(folder: Path) -> Vocab:

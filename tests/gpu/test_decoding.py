@@ -24,7 +24,7 @@ from infer.bench.roofline import measure_roofline
 from infer.engine.pick import Logits, gumbel
 from infer.engine.sampling import Sampling
 from tests.drills.lossless import OTHERS, SAMPLINGS, SHAPES, texts_of
-from tests.gpu.shapes import CODELLAMA_7B, DEVICE, LIVELY, RANKS, TINY, random_model
+from tests.gpu.shapes import CODELLAMA_7B, DEVICE, LIVELY, RANKS, random_model
 from tests.infer.library import number_words
 
 NEAR = {"float32": 1e-4, "bfloat16": 0.02, "float16": 0.003}  # below the pick, at most
@@ -156,7 +156,7 @@ def test_a_model_divided_over_all_devices_gives_the_same_text(folder: Path) -> N
 
 def test_the_cost_of_rows(show: Any) -> None:
     """A forward of q rows and its lower bound, of CodeLlama-7B's shape in bfloat16."""
-    shape = CODELLAMA_7B if DEVICE == "cuda" else TINY
+    shape = CODELLAMA_7B if DEVICE == "cuda" else LIVELY
     figures = measure_roofline(random_model(shape, dtype=torch.bfloat16, device=DEVICE))
     show(**figures)
     assert min(figures["ms"]) > 0

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from conf import settings
 from conf.stage import read_manifest
-from data_prep.vocab import Vocab
+from tests.conftest import text_vocab, tiny_llama
 from train.config import ObjectiveConfig, TrainConfig
 from train.data import lay_out
 from train.flops import expected_work, peak_flops, step_flops
@@ -19,17 +19,8 @@ from train.objective import IGNORE
 from train.plan import DEVICES, Memory, estimate_memory, plan
 from train.pretrained import model_config
 
-VOCAB = Vocab(
-    size=100, bos=3, eos=4, pre=None, suf=None, mid=None, eot=None, adaptive=(7,)
-)
-TINY = LlamaConfig(
-    vocab_size=97,
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-)
+VOCAB = text_vocab(100, 7)
+TINY = tiny_llama().config
 EXPERIMENTS = Path(__file__).parents[2] / "conf" / "train" / "experiment"
 RECIPES = sorted(
     path.stem

@@ -12,7 +12,7 @@ from conf import UserError, settings
 from data_prep.pipeline import prepare
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
-from tests.conftest import vocab_of
+from tests.conftest import text_vocab, vocab_of
 from tests.data_prep.chat_fixture import chat_settings, say
 from train.config import ObjectiveConfig, TrainConfig
 from train.data import lay_out, to_tensors
@@ -25,9 +25,7 @@ from train.pretrained import (
     model_config,
 )
 
-VOCAB = Vocab(
-    size=100, bos=3, eos=4, pre=None, suf=None, mid=None, eot=None, adaptive=(7,)
-)
+VOCAB = text_vocab(100, 7)
 # As CodeLlama-34b's, whose rows end before its adaptive id.
 GROWN = replace(VOCAB, size=101, adaptive=(100,))
 SHAPE = {
