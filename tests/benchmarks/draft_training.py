@@ -164,12 +164,15 @@ def decodable(args: argparse.Namespace, trainer: Trainer, ids: Sequence[int]) ->
 
 
 def print_table(results: dict[str, list[dict[str, Any]]]) -> None:
-    print("| variant | steps | accepted drafts per step, by seed | loss |")
-    print("|---|---|---|---|")
+    print(
+        "| variant | seconds a step | steps | accepted drafts per step, by seed | loss |"
+    )
+    print("|---|---|---|---|---|")
     for name, rows in results.items():
         accepted = [row["accepted"] for row in rows]
         loss = mean(row["standard_loss"] for row in rows)
-        steps = rows[0]["steps"]
+        seconds = mean(row["cpu_seconds"] for row in rows)
+        steps = f"{seconds:.3f} | {rows[0]['steps']}"
         print(f"| {name} | {steps} | {mean(accepted):.2f} {accepted} | {loss:.3f} |")
 
 

@@ -1,13 +1,13 @@
 """Compare the measured policy with fixed ones, n-grams alone, and plain decoding.
 
-    python -m tests.benchmarks.policies MODEL_DIR PROMPTS.jsonl [KEY] [--count 12]
-        [--new 128] [--base DIR] [--dtypes bfloat16 float32] [--rounds 5]
+    python -m tests.benchmarks.policies MODEL_DIR PROMPTS.jsonl [--count 12]
+        [--base DIR] [--dtypes bfloat16 float32]
         [--temperature 0] [--shape 15M|110M|1.1B ...] [--vary NAME=VALUE ...]
 
-Greedy, or sampled with top_k 10 and top_p 0.95; one thread, timed on a CPU by its own
-clock, on which other processes leave little trace. Every run stands beside one of plain
-decoding (infer/bench/speed.py). A row has the speedup of these pairs with its 95 %
-interval (infer/bench/statistics.py), and that over the paper's two forwards at their
+Five rounds of 128 tokens, greedy, or sampled with top_k 10 and top_p 0.95; one thread, timed
+on a CPU by its own clock, on which other processes leave little trace. Every run stands beside
+one of plain decoding (infer/bench/speed.py). A row has the speedup of these pairs with its
+95 % interval (infer/bench/statistics.py), and that over the paper's two forwards at their
 best k. `--base` names a model without adaptive tokens in its training, on which the
 policy has to fall back to plain decoding. `--shape` adds random models of other sizes,
 for their L(q). `--vary` adds the policy with one of its constants changed
@@ -39,6 +39,9 @@ from infer.models.checkpoint import ModelDirectory, eos_ids
 from infer.ngrams import Ngrams
 from tests.benchmarks.runs import clock, loop_decoder
 from tests.benchmarks.shapes import SIZES, held_out_prompts, random_llama
+
+NEW = 128  # tokens
+ROUNDS = 5
 
 
 def drafters_of(
@@ -92,10 +95,10 @@ def compare(
     args: argparse.Namespace,
 ) -> list[dict[str, Any]]:
     """Return the rows of infer/bench/speed.py, one for each decoder."""
-    capacity = max(len(prompt.ids) for prompt in prompts) + args.new
+    capacity = max(len(prompt.ids) for prompt in prompts) + NEW
     sampling = Sampling(args.temperature, 10, 0.95) if args.temperature else Sampling()
     runner = Runner(lm, capacity=capacity, max_rows=96)
-    limits = Limits(args.new, eos_ids(lm))
+    limits = Limits(NEW, eos_ids(lm))
     timer = time.thread_time if lm.device.type == "cpu" else clock
     decoders = {
         name: loop_decoder(runner, drafters, limits, sampling, clock=timer)
@@ -104,7 +107,7 @@ def compare(
     for decoder in decoders.values():
         decoder(prompts[0])
     records = {}
-    for turn in range(args.rounds):
+    for turn in range(ROUNDS):
         for prompt in prompts:
             runs = measure_turn({args.temperature: decoders}, prompt, turn)
             key = f"{turn} {prompt.id}"
@@ -131,10 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("prompts")
-    parser.add_argument("key", nargs="?", default="content")
     parser.add_argument("--count", type=int, default=12)
-    parser.add_argument("--new", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--base")
@@ -143,7 +143,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     directory = ModelDirectory(args.model)
-    prompts = held_out_prompts(args.model, Path(args.prompts), args.key, args.count)
+    prompts = held_out_prompts(args.model, Path(args.prompts), args.count)
     models: dict[str, Callable[..., PreTrainedModel]] = {"adaptive": directory.load}
     if args.base:
         models["base"] = ModelDirectory(args.base).load

@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     args = parser.parse_args()
     torch.set_num_threads(1)
-    prompts = held_out_prompts(args.model, args.prompts, "content", args.count)
+    prompts = held_out_prompts(args.model, args.prompts, args.count)
     longest = max(len(prompt.ids) for prompt in prompts)
     id = ModelDirectory(args.model).need_adaptive().ids[0]
     results = {}

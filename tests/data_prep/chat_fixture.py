@@ -1,6 +1,5 @@
 """A byte-level tokenizer of single bytes with chat pieces, and conversations for it."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +60,3 @@ def chat_settings(folder: Path, rows: list[Any], *overrides: str) -> DataPrepCon
         *(f"data.path={source}", f"tokenizer={folder}/tokenizer", f"out={folder}/out"),
     ]
     return settings("data_prep", DataPrepConfig, [*arguments, *overrides])
-
-
-def answers(rows: list[Any]) -> Iterator[tuple[list[dict[str, str]], str]]:
-    """Yield each answer and the messages before it."""
-    for row in rows:
-        for index, message in enumerate(row["messages"]):
-            if message["role"] == "assistant":
-                yield row["messages"][:index], message["content"]

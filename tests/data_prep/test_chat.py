@@ -28,7 +28,6 @@ from tests.conftest import write_rows
 from tests.data_prep.chat_fixture import (
     ADAPTIVE,
     TEMPLATES,
-    answers,
     chat_settings,
     chat_tokenizer,
     say,
@@ -227,7 +226,12 @@ def test_conversations_become_shards(tmp_path: Path) -> None:
                 learned[id].append(own[own != IGNORE].tolist())
     whole = [parts[0] for parts in learned.values() if len(parts) == 1]
     texts = list(map(library.decode, whole))
-    every = list(answers(rows))
+    every = [
+        (row["messages"][:index], message["content"])
+        for row in rows
+        for index, message in enumerate(row["messages"])
+        if message["role"] == "assistant"
+    ]
     assert len(learned) == len(every)
     assert sum(manifest[name]["modes"]["CHAT"] for name in SPLITS) == len(every)
     ended = {f"{answer}<|im_end|>\n" for _, answer in every}

@@ -193,13 +193,6 @@ def test_near_duplicates_are_removed_but_one(args: Args, tmp_path: Path) -> None
     assert manifest["counts"]["documents"] == len(texts)
 
 
-def test_three_workers_change_no_byte(
-    args: Args, expected: dict[str, bytes], tmp_path: Path
-) -> None:
-    run(args("workers=3"))
-    assert content(tmp_path / "out") == expected
-
-
 def test_a_run_that_failed_on_ray_goes_on_to_the_same_bytes(
     args: Args, few: dict[str, bytes], tmp_path: Path
 ) -> None:

@@ -1,7 +1,7 @@
 """Losslessness in bulk: the texts of every decoder are those of plain decoding.
 
     python -m tests.drills.lossless MODEL_DIR HELD_OUT.jsonl [--draft DIR|self:N]
-        [--count 1000] [--new 32] [--only NAME ...]
+        [--count 1000]
 
 Two thirds of the prompts are held-out code and HumanEval's, a third random ids. Plain decoding
 decodes each alone; every other decoder, and more and more sources of drafts, decodes them
@@ -32,6 +32,7 @@ from infer.engine.sampling import Sampling
 from infer.text import Text
 
 MAX_PROMPT = 160  # tokens
+NEW = 32
 SAMPLINGS = {
     "greedy": Sampling(),
     "nucleus": Sampling(0.8, 10, 0.95),
@@ -156,8 +157,6 @@ def arguments() -> argparse.ArgumentParser:
 def main() -> None:
     parser = arguments()
     parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--new", type=int, default=32)
-    parser.add_argument("--only", nargs="+", default=[""], help="beginnings of names")
     args = parser.parse_args()
     torch.set_num_threads(1)
     model = load(args.model, "float32", draft=args.draft)
@@ -165,12 +164,10 @@ def main() -> None:
     prompts = prompts_of(model.text, args.held_out, args.count)
     results: dict[str, list[float]] = {}
     for kind, sampling in SAMPLINGS.items():
-        settings = {**vars(sampling), "max_new_tokens": args.new}
+        settings = {**vars(sampling), "max_new_tokens": NEW}
         plain = texts_of(model, prompts, DecodeConfig("plain", **settings), batch=1)
         requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts)]
         for name, config in decoders_of(model).items():
-            if not name.startswith(tuple(args.only)):
-                continue
             began = time.perf_counter()
             decode = replace(config, **settings)
             texts = texts_of(model, prompts, decode, batch=SIDE_BY_SIDE)

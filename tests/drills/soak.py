@@ -35,6 +35,7 @@ from infer.engine.output import Request
 from tests.drills.lossless import (
     DRAFTED,
     OTHERS,
+    SAMPLINGS,
     SHAPES,
     arguments,
     gap,
@@ -53,20 +54,6 @@ DECODERS = {  # by model
     "self": list(DRAFTED.values()),
     "base": [DecodeConfig("plain"), DecodeConfig("prompt_lookup", k=8)],
 }
-
-
-def draw_settings(rng: random.Random, most: int) -> dict[str, Any]:
-    """Draw a length of at most `most`, stops and sampling."""
-    new = rng.randint(13, rng.choice([20, 60, 150, 400]))
-    settings: dict[str, Any] = {
-        "max_new_tokens": min(most, new),
-        "stop": rng.choice([[], rng.sample(STOPS, 2)]),
-    }
-    if temperature := rng.choice([0.0, 0.0, 0.2, 0.8, 1.0, 1.5]):
-        settings["temperature"] = temperature
-        settings["top_p"] = rng.choice([1.0, 0.95, 0.7])
-        settings["top_k"] = rng.choice([0, 20])
-    return settings
 
 
 class Soak:
@@ -93,7 +80,12 @@ class Soak:
         slot = rng.choice(list(DECODERS))
         model = self._models[slot]
         prompts = rng.sample(self._prompts, rng.choice([1, 1, 1, 2, 4, 8]))
-        settings = draw_settings(rng, model.context - max(map(len, prompts)))
+        left = model.context - max(map(len, prompts))
+        settings = {
+            **vars(rng.choice(list(SAMPLINGS.values()))),
+            "max_new_tokens": min(left, rng.choice([13, 20, 60, 150, 400])),
+            "stop": rng.choice([[], rng.sample(STOPS, 2)]),
+        }
         plain = DecodeConfig("plain", **settings)
         expected = texts_of(model, prompts, plain, batch=1)
         for _ in range(3):
