@@ -26,6 +26,7 @@ IMPORTS = [  # by the server; DeepSpeed imports the last one, and with it PyTorc
     "deepspeed.runtime.zero.muon.muon_optimizer",
 ]
 
+SECONDS = 300  # of all ranks, at most
 forks = multiprocessing.get_context("forkserver")
 forks.set_forkserver_preload(IMPORTS)
 
@@ -35,7 +36,6 @@ def run_ranks(
     *arguments: object,
     ranks: int = 1,
     env: Mapping[str, str] | None = None,
-    timeout: float = 300,
 ) -> subprocess.CompletedProcess[str]:
     """Run `python -m MODULE ...` in `ranks` processes, which if several have torchrun's variables.
 
@@ -46,9 +46,7 @@ def run_ranks(
         streams = [Path(folder, name) for name in ("stdout", "stderr")]
         for stream in streams:
             stream.touch()
-        code = call_ranks(
-            _run_module, command, streams, ranks=ranks, env=env, timeout=timeout
-        )
+        code = call_ranks(_run_module, command, streams, ranks=ranks, env=env)
         return subprocess.CompletedProcess(
             command, code, *(stream.read_text() for stream in streams)
         )
@@ -59,7 +57,6 @@ def call_ranks(
     *arguments: object,
     ranks: int = 1,
     env: Mapping[str, str] | None = None,
-    timeout: float = 120,
 ) -> int:
     """Call a module's function in `ranks` processes, which if several have torchrun's variables.
 
@@ -73,7 +70,7 @@ def call_ranks(
     ]
     for process in processes:
         process.start()
-    deadline, running = time.monotonic() + timeout, list(processes)
+    deadline, running = time.monotonic() + SECONDS, list(processes)
     try:
         while running:
             sentinels = [process.sentinel for process in running]

@@ -10,8 +10,6 @@ from infer.bench.prompts import Prompt
 from infer.models.checkpoint import ModelDirectory
 
 SIZES = {  # hidden, layers, heads, intermediate, vocabulary
-    "0.4M": (128, 1, 2, 352, 512),
-    "5M": (256, 6, 4, 704, 512),
     "15M": (288, 6, 6, 768, 32000),
     "110M": (768, 12, 12, 2048, 32000),
     "1.1B": (2048, 22, 32, 5632, 32000),
