@@ -20,7 +20,6 @@ from data_prep.filters import (
     index_entries,
 )
 
-TEXT = "Check if in given list of numbers, are any two numbers closer to each other."
 WORDS = st.lists(st.sampled_from(["a", "b", "return", "x1", "12", "_y"]), max_size=40)
 GAPS = st.sampled_from([" ", "\n\t", " + ", "-", "\x01", "é", "().\n#  "])
 HEADER = "".join(

@@ -20,7 +20,6 @@ from tests.messages import error
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NAME = "someone/code"
 FILE = "train-00000-of-00001.parquet"
-ROOT = Path(__file__).parents[2]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
