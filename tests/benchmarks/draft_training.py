@@ -116,7 +116,7 @@ def run(args: argparse.Namespace, name: str, seed: int, steps: int) -> dict[str,
                 forward, stop=lambda: False, show=lambda line: None
             )
             drafts = name != "causal"
-            result["accepted"] = accepted_drafts(args, trainer) if drafts else 0.0
+            result["reached"] = accepted_drafts(args, trainer) if drafts else 0.0
         return result
 
 
@@ -169,7 +169,7 @@ def print_table(results: dict[str, list[dict[str, Any]]]) -> None:
     )
     print("|---|---|---|---|---|")
     for name, rows in results.items():
-        accepted = [row["accepted"] for row in rows]
+        accepted = [row["reached"] for row in rows]
         loss = mean(row["standard_loss"] for row in rows)
         seconds = mean(row["cpu_seconds"] for row in rows)
         steps = f"{seconds:.3f} | {rows[0]['steps']}"
