@@ -126,15 +126,9 @@ def batches(rows: Iterable[R]) -> Iterator[list[R]]:
         yield batch
 
 
-def documents_of(
-    rows: Iterable[Document | Drop], drops: Counter[str] | None = None
-) -> Iterator[Document]:
-    """Yield the documents; count the drops by reason."""
-    for row in rows:
-        if isinstance(row, Document):
-            yield row
-        elif drops is not None:
-            drops[row.reason] += 1
+def documents_of(rows: Iterable[Document | Drop]) -> Iterator[Document]:
+    """Yield the documents."""
+    return (row for row in rows if isinstance(row, Document))
 
 
 def split(document: Document, max_chars: int | None) -> Iterator[Document]:

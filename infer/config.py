@@ -4,7 +4,6 @@ them are reported before its import.
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -145,24 +144,6 @@ class DecodeConfig:
                 f"decode.sources must be some of {', '.join(method.sources)} "
                 f"with decode.method={self.method}, got {', '.join(self.sources or ())}"
             )
-
-
-def check_dtype(value: str, *, name: str = "dtype") -> None:
-    """Raise ValueError for a dtype that weights cannot be read as."""
-    if value not in DTYPES:
-        raise ValueError(
-            f"{name} must be one of {', '.join(DTYPES)}, got {value or 'none'}"
-        )
-
-
-def check_at_least(
-    config: object, bounds: Mapping[str, int], *, group: str = ""
-) -> None:
-    """Raise ValueError for a setting below its bound; null has no bound."""
-    for name, bound in bounds.items():
-        value = getattr(config, name)
-        if value is not None and value < bound:
-            raise ValueError(f"{group}{name} must be at least {bound}, got {value}")
 
 
 @dataclass

@@ -3,12 +3,12 @@
 tests/tokenizer is one of 400 pieces of the standard library's code.
 """
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from conf.files import write_json
 from data_prep.vocab import INFILLING
 
 PIECES = ("▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>")
@@ -49,4 +49,4 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
         "eos_token": "</s>",
         "clean_up_tokenization_spaces": False,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(described))
+    write_json(folder / "tokenizer_config.json", described)

@@ -1,9 +1,10 @@
 """Shared fixtures: one thread per process, tiny real data, tiny random models."""
 
 import fcntl
+import json
 import os
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -15,8 +16,10 @@ from hypothesis import settings as hypothesis_settings
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from conf import settings
+from conf.files import read_json
 from data_prep.config import DataPrepConfig
 from data_prep.pipeline import prepare
+from data_prep.vocab import INFILLING, Vocab
 from tests import bpe
 
 torch.set_num_threads(1)
@@ -52,6 +55,23 @@ def data_arguments(out: Path, *overrides: str) -> list[str]:
 
 def data_settings(out: Path, *overrides: str) -> DataPrepConfig:
     return settings("data_prep", DataPrepConfig, data_arguments(out, *overrides))
+
+
+def text_vocab(size: int, *adaptive: int) -> Vocab:
+    """Return a vocabulary without infilling."""
+    pieces = dict.fromkeys(INFILLING)
+    return Vocab(size=size, bos=0, eos=1, adaptive=adaptive, **pieces)
+
+
+def vocab_of(folder: Path) -> Vocab:
+    """Return the vocabulary of a data folder."""
+    return Vocab.from_json(read_json(folder / "manifest.json")["vocab"])
+
+
+def write_rows(file: Path, rows: Iterable[object]) -> Path:
+    """Write JSON lines; return their file."""
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
 
 
 def make_once(

@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:^(?: {4}.*)?\n)+", re.MULTILINE)
@@ -11,6 +12,7 @@ SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#{1,6} +(.+)$", re.MULTILINE)
 ANCHOR = re.compile(r'\bid="([^"]+)"')
+CALL = re.compile(r"-m (conf|data_prep|train|infer|tests)\b|launch/\w+\.sh")
 SEPARATORS = ("&&", "&", "|", ";")
 
 
@@ -29,11 +31,6 @@ class Command:
         ]
 
 
-def blocks(page: str, language: str = "bash") -> list[str]:
-    """The fenced blocks of this language."""
-    return [text for result, text in FENCE.findall(page) if result == language]
-
-
 def prose(page: str) -> str:
     """The page without its fenced blocks."""
     return FENCE.sub("", page)
@@ -42,27 +39,16 @@ def prose(page: str) -> str:
 def commands(page: str) -> Iterator[Command]:
     """Every call of a program of ours: in blocks for a shell, in indented ones, and between backticks."""
     bare = prose(page)
-    texts = [
-        *blocks(page),
-        *map(str, INDENTED.findall(bare)),
-        *SPAN.findall(INDENTED.sub("", bare)),
-    ]
-    for text in texts:
-        for line in text.replace("\\\n", " ").splitlines():
-            yield from _commands_of(line.strip())
-
-
-def _commands_of(line: str) -> Iterator[Command]:
-    if not re.search(r"-m (conf|data_prep|train|infer|tests)\b|launch/\w+\.sh", line):
-        return
-    words: list[str] = []
-    for word in [*shlex.split(line, comments=True), ";"]:
-        if word not in SEPARATORS:
-            words.append(word)
+    texts = [text for language, text in FENCE.findall(page) if language == "bash"]
+    texts += [*INDENTED.findall(bare), *SPAN.findall(INDENTED.sub("", bare))]
+    for line in "\n".join(texts).replace("\\\n", " ").splitlines():
+        if not CALL.search(line):
             continue
-        if (result := _command(words)) is not None:
-            yield result
-        words = []
+        words = shlex.split(line, comments=True)
+        for separates, part in groupby(words, SEPARATORS.__contains__):
+            command = None if separates else _command(list(part))
+            if command is not None:
+                yield command
 
 
 def _command(words: list[str]) -> Command | None:

@@ -12,8 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from conf.files import read_json, write_json
 from data_prep.config import VocabConfig
-from data_prep.encode import Encoder, Mode, document_segments
+from data_prep.encode import Encoder, Mode
 from data_prep.vocab import Vocab, find_vocab, load_tokenizer
 from infer.config import Infill
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
@@ -24,7 +25,8 @@ from infer.loop import Drafter, Drafters, Limits, decode
 from infer.models.checkpoint import ModelDirectory
 from infer.text import Text
 from infer.trees.tree import Tree
-from tests.conftest import tiny_llama
+from tests.conftest import tiny_llama, vocab_of
+from tests.data_prep.conftest import document_ids
 from train.attention import register
 from train.config import LoraSettings
 from train.data import to_tensors
@@ -52,7 +54,7 @@ def model_directory(folder: Path, tokenizer: Path, vocab: Vocab) -> Path:
     """All of an exported directory that prompts depend on."""
     folder.mkdir()
     shutil.copyfile(tokenizer / "tokenizer.json", folder / "tokenizer.json")
-    (folder / "config.json").write_text(json.dumps({"vocab_size": vocab.size}))
+    write_json(folder / "config.json", {"vocab_size": vocab.size})
     manifest = {
         "adaptive": vocab.adaptive[:1],
         "L": 5,
@@ -73,19 +75,9 @@ def check_prompts(folder: Path, tokenizer: Path, config: VocabConfig) -> Text:
     encoder = Encoder(load_tokenizer(tokenizer), vocab)
     text = ModelDirectory(model_directory(folder, tokenizer, vocab)).text
 
-    def document(whole: str, mode: Mode, cuts: tuple[int, int]) -> list[int]:
-        segments = document_segments(
-            whole, mode, cuts, vocab=vocab, lead=encoder.lead, ends=False
-        )
-        return [
-            i
-            for s in segments
-            for i in (encoder.encode([s])[0].tolist() if isinstance(s, str) else [s])
-        ]
-
     for prompt in PROMPTS:
         ids = text.encode(prompt)
-        assert ids == document(prompt, Mode.PLAIN, (0, 0)), prompt
+        assert ids == document_ids(prompt, Mode.PLAIN, (0, 0), encoder), prompt
         assert text.decode(ids) == prompt
         assert vocab.control.isdisjoint(ids[1:])
         for suffix in PROMPTS:
@@ -93,7 +85,8 @@ def check_prompts(folder: Path, tokenizer: Path, config: VocabConfig) -> Text:
             for mode, order in {Mode.PSM: "psm", Mode.SPM: "spm"}.items():
                 cuts = (len(prompt), len(prompt))
                 requested = text.infill(Infill(prompt, suffix, order))
-                assert [*requested, vocab.eot] == document(prompt + suffix, mode, cuts)
+                expected = document_ids(prompt + suffix, mode, cuts, encoder)
+                assert [*requested, vocab.eot] == expected
                 assert text.ends(requested) == {vocab.eot}
     return text
 
@@ -102,8 +95,7 @@ def test_a_prompt_at_inference_is_a_documents_prefix_in_training(
     data_folder: Path, tmp_path: Path
 ) -> None:
     """Also if it spells a control piece, and in both orders of infilling."""
-    vocab = json.loads((data_folder / "manifest.json").read_text())["vocab"]
-    config = VocabConfig(adaptive=vocab["adaptive"])
+    config = VocabConfig(adaptive=list(vocab_of(data_folder).adaptive))
     check_prompts(tmp_path / "model", data_folder / "tokenizer", config)
 
 
@@ -115,7 +107,7 @@ def test_the_same_with_codellamas_tokenizer(shared_data: Path, tmp_path: Path) -
     tokenizer = shared_data / "tokenizers" / "codellama-7b"
     adaptive = [32011, 32012, 32013, 32014, 32015, 31864, 31857]
     text = check_prompts(tmp_path / "model", tokenizer, VocabConfig(adaptive=adaptive))
-    for case in json.loads((tokenizer / "golden_infilling.json").read_text())["cases"]:
+    for case in read_json(tokenizer / "golden_infilling.json")["cases"]:
         for order in ("psm", "spm"):
             infill = Infill(case["prefix"], case["suffix"], order)
             assert text.infill(infill) == case[f"{order}_prompt"]
@@ -228,7 +220,7 @@ def train_gated(folder: Path, adaptive: tuple[int, ...], tied: bool) -> Adaptive
     write_weights(lm.config, weights, out, dtype=torch.float32, shard_size="5GB")
     lm.config.save_pretrained(out)
     described = {"adaptive_ids": adaptive, "L": WIDTH, "gated": True}
-    (out / "adaptive.json").write_text(json.dumps(described))
+    write_json(out / "adaptive.json", described)
     return module
 
 

@@ -5,13 +5,15 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infer import DecodeConfig, generate, load
+from infer import DecodeConfig, load
 from tests.infer.conftest import model_dir
+from tests.infer.library import tokens_of
 from train.export.sidecars import write_custom_generate
 
 WORKER = Path(__file__).with_name("portable_worker.py")
@@ -44,15 +46,6 @@ def in_a_process(model: Path, runs: list[dict[str, Any]], cache: Path) -> Any:
     return json.loads(done.stdout)
 
 
-def by_infer(model: Path, prompts: list[list[int]], **sampling: Any) -> list[list[int]]:
-    texts: list[list[int]] = [[] for _ in prompts]
-    decode = DecodeConfig("plain", max_new_tokens=40, **sampling)
-    seeds = range(SEED, SEED + len(prompts))
-    for step in generate(load(model, "float32", "cpu"), prompts, decode, seeds=seeds):
-        texts[step.sequence] += step.tokens
-    return texts
-
-
 def test_in_a_process_without_this_project(portable: Path, tmp_path: Path) -> None:
     """Greedy and sampled, by argument and by loading; and the library's own greedy."""
     greedy = {"max_new_tokens": 40, "do_sample": False}
@@ -68,9 +61,13 @@ def test_in_a_process_without_this_project(portable: Path, tmp_path: Path) -> No
     runs = [{"prompts": prompts, "ways": ways} for prompts in batches]
     result = in_a_process(portable, runs, tmp_path)
     assert result["ours"] == []
+    model = load(portable, "float32", "cpu")
+    plain = DecodeConfig("plain", max_new_tokens=40)
     for run, prompts in zip(result["runs"], batches):
-        greedy_texts = by_infer(portable, prompts)
-        sampled_texts = by_infer(portable, prompts, **NUCLEUS)
+        seeds = list(range(SEED, SEED + len(prompts)))
+        greedy_texts = tokens_of(model, prompts, plain)
+        nucleus = replace(plain, **NUCLEUS)
+        sampled_texts = tokens_of(model, prompts, nucleus, seeds=seeds)
         for name, rows in run.items():
             expected = sampled_texts if "sampled" in name else greedy_texts
             own = [row[: len(text)] for row, text in zip(rows, expected)]

@@ -9,15 +9,6 @@ from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-# The playground is left out: Gradio holds Pillow back, and no script installs it.
-EXTRAS = [
-    names
-    for extra, names in PROJECT["optional-dependencies"].items()
-    if extra != "playground"
-]
-RANGES = [
-    Requirement(text) for group in (PROJECT["dependencies"], *EXTRAS) for text in group
-]
 LOCK = map(Requirement, (ROOT / "requirements.lock").read_text("utf-8").splitlines())
 PINS = {pin.name.lower().replace("_", "-"): pin for pin in LOCK}
 

@@ -1,6 +1,6 @@
 """Data preparation against the bare tokenizer, in turns on the same text and cores.
 
-    python -m tests.benchmarks.data_prep SAMPLE TOKENIZER [--workers 2] [--rounds 3]
+    python -m tests.benchmarks.data_prep SAMPLE TOKENIZER [--copies 1]
 
 SAMPLE is a folder in StarCoder's layout, TOKENIZER one with tokenizer.json. `tokenizers`
 encodes texts that are in memory; `data_prep` reads parquet, filters, decontaminates,
@@ -28,6 +28,8 @@ from data_prep.pipeline import prepare
 from data_prep.sources import METADATA
 
 BATCH = 256
+WORKERS = 2
+ROUNDS = 3
 _tokenizer: Tokenizer
 
 
@@ -57,19 +59,19 @@ def copy_sample(sample: Path, copies: int, out: Path) -> list[str]:
     return texts
 
 
-def time_tokenizer(texts: list[str], tokenizer: Path, workers: int) -> float:
+def time_tokenizer(texts: list[str], tokenizer: Path) -> float:
     batches = [texts[start : start + BATCH] for start in range(0, len(texts), BATCH)]
-    with ProcessPoolExecutor(workers, initializer=load, initargs=(tokenizer,)) as pool:
-        list(pool.map(encode, [["warm"]] * workers))
+    with ProcessPoolExecutor(WORKERS, initializer=load, initargs=(tokenizer,)) as pool:
+        list(pool.map(encode, [["warm"]] * WORKERS))
         begun = time.perf_counter()
         list(pool.map(encode, batches))
         return time.perf_counter() - begun
 
 
-def time_data_prep(data: Path, tokenizer: Path, workers: int) -> float:
+def time_data_prep(data: Path, tokenizer: Path) -> float:
     with tempfile.TemporaryDirectory() as folder:
         arguments = ["experiment=starcoder", f"data.path={data}", f"out={folder}/out"]
-        arguments += [f"tokenizer={tokenizer}", f"workers={workers}"]
+        arguments += [f"tokenizer={tokenizer}", f"workers={WORKERS}"]
         begun = time.perf_counter()
         prepare(settings("data_prep", DataPrepConfig, arguments))
         return time.perf_counter() - begun
@@ -79,17 +81,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sample", type=Path)
     parser.add_argument("tokenizer", type=Path)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--copies", type=int, default=1)
     given = parser.parse_args()
     ratios = []
     with tempfile.TemporaryDirectory() as folder:
         texts = copy_sample(given.sample, given.copies, Path(folder))
         size = sum(len(text.encode()) for text in texts) / 1e6
-        for _ in range(given.rounds):
-            bare = time_tokenizer(texts, given.tokenizer, given.workers)
-            whole = time_data_prep(Path(folder), given.tokenizer, given.workers)
+        for _ in range(ROUNDS):
+            bare = time_tokenizer(texts, given.tokenizer)
+            whole = time_data_prep(Path(folder), given.tokenizer)
             ratios.append(bare / whole)
             print(f"MB/s: tokenizers {size / bare:.2f}, data_prep {size / whole:.2f}")
     print(f"{size:.1f} MB, median ratio {statistics.median(ratios):.3f}")

@@ -16,9 +16,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
 
-from data_prep.vocab import Vocab
+from tests.benchmarks.shapes import random_llama
+from tests.conftest import text_vocab
 from train.attention import register
 from train.config import ObjectiveConfig
 from train.data import lay_out, to_tensors
@@ -27,25 +27,15 @@ from train.model import AdaptiveLM
 TOKENS = 1024
 SEQUENCES = 2
 L = 5
-VOCAB = Vocab(
-    size=4096, bos=1, eos=2, pre=None, suf=None, mid=None, eot=None, adaptive=(3,)
-)
+VOCAB = text_vocab(4096, 3)
 OBJECTIVES = ("causal", "basic", "dual", "branch")
 
 
 def step_of(objective: str) -> Callable[[int], None]:
     """Return a function that takes one optimizer step; its argument seeds the windows."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB.size,
-        hidden_size=512,
-        intermediate_size=1408,
-        num_hidden_layers=8,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        max_position_embeddings=TOKENS,
-    )
-    lm = AutoModelForCausalLM.from_config(config, attn_implementation=register("sdpa"))
+    lm = random_llama("30M", "float32")
+    lm.set_attn_implementation(register("sdpa"))
     module = AdaptiveLM(lm, chunk=1024, L=L)
     optimizer = torch.optim.AdamW(module.parameters(), fused=True)
     tokens = torch.randint(10, VOCAB.size, (SEQUENCES, TOKENS)).numpy()

@@ -1,13 +1,13 @@
 """Compare the measured policy with fixed ones, n-grams alone, and plain decoding.
 
-    python -m tests.benchmarks.policies MODEL_DIR PROMPTS.jsonl [KEY] [--count 12]
-        [--new 128] [--base DIR] [--dtypes bfloat16 float32] [--rounds 5]
+    python -m tests.benchmarks.policies MODEL_DIR PROMPTS.jsonl [--count 12]
+        [--base DIR] [--dtypes bfloat16 float32]
         [--temperature 0] [--shape 15M|110M|1.1B ...] [--vary NAME=VALUE ...]
 
-Greedy, or sampled with top_k 10 and top_p 0.95; one thread, timed on a CPU by its own
-clock, on which other processes leave little trace. Every run stands beside one of plain
-decoding (infer/bench/speed.py). A row has the speedup of these pairs with its 95 %
-interval (infer/bench/statistics.py), and that over the paper's two forwards at their
+Five rounds of 128 tokens, greedy, or sampled with top_k 10 and top_p 0.95; one thread, timed
+on a CPU by its own clock, on which other processes leave little trace. Every run stands beside
+one of plain decoding (infer/bench/speed.py). A row has the speedup of these pairs with its
+95 % interval (infer/bench/statistics.py), and that over the paper's two forwards at their
 best k. `--base` names a model without adaptive tokens in its training, on which the
 policy has to fall back to plain decoding. `--shape` adds random models of other sizes,
 for their L(q). `--vary` adds the policy with one of its constants changed
@@ -27,9 +27,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from infer.bench import statistics
 from infer.bench.prompts import Prompt
-from infer.bench.speed import blocks
+from infer.bench.speed import measure_turn, rows_of
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
 from infer.drafters.policy import CONSTANTS, MeasuredPolicy, prior_costs
 from infer.drafters.stopwatch import Stopwatch
@@ -38,14 +37,11 @@ from infer.engine.sampling import Sampling
 from infer.loop import Drafter, Drafters, Limits
 from infer.models.checkpoint import ModelDirectory, eos_ids
 from infer.ngrams import Ngrams
-from tests.benchmarks.runs import Run, clock, loop_decoder
+from tests.benchmarks.runs import clock, loop_decoder
 from tests.benchmarks.shapes import SIZES, held_out_prompts, random_llama
 
-PLAIN = "plain"
-
-
-#: By prompt and round: a decoder's run, and plain decoding's beside it.
-Pairs = list[list[tuple[Run, Run]]]
+NEW = 128  # tokens
+ROUNDS = 5
 
 
 def drafters_of(
@@ -78,7 +74,7 @@ def drafters_of(
         every[f"measured, {item}"] = measured(8, **{name: kind(value)})
     known = Ngrams(folder.ngrams, lm.config.vocab_size)
     ids = folder.need_adaptive().ids
-    result = {PLAIN: Drafters(Drafter)}
+    result = {"plain": Drafters(Drafter)}
     for policies, own_ids, source in (
         (adaptive, ids, None),
         (ngrams, (), known),
@@ -97,11 +93,12 @@ def compare(
     folder: ModelDirectory,
     prompts: list[Prompt],
     args: argparse.Namespace,
-) -> dict[str, Pairs]:
-    capacity = max(len(prompt.ids) for prompt in prompts) + args.new
+) -> list[dict[str, Any]]:
+    """Return the rows of infer/bench/speed.py, one for each decoder."""
+    capacity = max(len(prompt.ids) for prompt in prompts) + NEW
     sampling = Sampling(args.temperature, 10, 0.95) if args.temperature else Sampling()
     runner = Runner(lm, capacity=capacity, max_rows=96)
-    limits = Limits(args.new, eos_ids(lm))
+    limits = Limits(NEW, eos_ids(lm))
     timer = time.thread_time if lm.device.type == "cpu" else clock
     decoders = {
         name: loop_decoder(runner, drafters, limits, sampling, clock=timer)
@@ -109,65 +106,35 @@ def compare(
     }
     for decoder in decoders.values():
         decoder(prompts[0])
-    names = [name for name in decoders if name != PLAIN]
-    result: dict[str, Pairs] = {name: [[] for _ in prompts] for name in names}
-    for turn in range(args.rounds):
-        for index, prompt in enumerate(prompts):
-            for block in blocks(names, PLAIN, turn):
-                runs = {name: decoders[name](prompt) for name in block}
-                plain = runs.pop(PLAIN)
-                for name, run in runs.items():
-                    result[name][index].append((run, plain))
-    return result
+    records = {}
+    for turn in range(ROUNDS):
+        for prompt in prompts:
+            runs = measure_turn({args.temperature: decoders}, prompt, turn)
+            key = f"{turn} {prompt.id}"
+            records[key] = {"prompt_set": "", "prompt": prompt.id, "runs": runs}
+    return rows_of(records, list(decoders))
 
 
-def rate(run: Run) -> float:
-    return len(run.tokens) / run.seconds
-
-
-def table(result: dict[str, Pairs], title: str) -> dict[str, dict[str, Any]]:
-    """Print and return tokens per second over plain decoding's, and the rest."""
-    speedups: dict[str, Any] = {}
-    for name, by in result.items():
-        ratios = [
-            [(base.seconds, rate(run) / rate(base)) for run, base in item]
-            for item in by
-        ]
-        speedups[name] = statistics.speedup(ratios)
-    best = max(speedups[name][0] for name in result if name.startswith("two-forward"))
-    rows = {}
+def show(rows: list[dict[str, Any]], title: str) -> None:
+    """Print tokens per second over plain decoding's, and the rest."""
+    best = max(
+        row["speedup"] for row in rows if row["decoder"].startswith("two-forward")
+    )
     print(f"{title}\n{'':24} x plain          95 %  x two-forward tok/forward     same")
-    for name, by in result.items():
-        runs = [pair for prompt in by for pair in prompt]
-        same = sum(run.tokens == plain.tokens for run, plain in runs)
-        plain, (low, high) = speedups[name]
-        tokens = sum(len(run.tokens) for run, _ in runs)
-        forwards = sum(run.forwards for run, _ in runs)
-        rows[name] = {
-            "plain": plain,
-            "interval": (low, high),
-            "paper": plain / best,
-            "tokens_per_forward": tokens / forwards,
-        }
+    for row in rows:
+        low, high = row["speedup_interval"]
         print(
-            f"{name:24} {plain:7.3f} {low:6.3f} {high:6.3f} {plain / best:14.2f} "
-            f"{tokens / forwards:11.2f} {same:4}/{len(runs)}"
+            f"{row['decoder']:24} {row['speedup']:7.3f} {low:6.3f} {high:6.3f} "
+            f"{row['speedup'] / best:14.2f} {row['tokens_per_forward']:11.2f} "
+            f"{row['same']:4}/{row['compared']}"
         )
-    return rows
-
-
-def random_of(size: str, dtype: str) -> PreTrainedModel:
-    return random_llama(size, getattr(torch, dtype))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("prompts")
-    parser.add_argument("key", nargs="?", default="content")
     parser.add_argument("--count", type=int, default=12)
-    parser.add_argument("--new", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--base")
@@ -176,18 +143,18 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     directory = ModelDirectory(args.model)
-    prompts = held_out_prompts(args.model, Path(args.prompts), args.key, args.count)
+    prompts = held_out_prompts(args.model, Path(args.prompts), args.count)
     models: dict[str, Callable[..., PreTrainedModel]] = {"adaptive": directory.load}
     if args.base:
         models["base"] = ModelDirectory(args.base).load
     for size in args.shape:
-        models[size] = partial(random_of, size)
+        models[size] = partial(random_llama, size)
     results = {}
     for dtype in args.dtypes:
         for name, load in models.items():
-            title = f"{name} model, {dtype}, {len(prompts)} prompts"
-            pairs = compare(load(dtype=dtype), directory, prompts, args)
-            results[f"{name} {dtype}"] = table(pairs, title)
+            rows = compare(load(dtype=dtype), directory, prompts, args)
+            show(rows, f"{name} model, {dtype}, {len(prompts)} prompts")
+            results[f"{name} {dtype}"] = rows
     print(json.dumps(results))
 
 

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from infer.bench.prompts import Prompt
+from infer.bench.runs import Decoder, Run
 from infer.bench.statistics import speedup
 from infer.drafters.adaptive import AdaptiveDrafter
 from infer.drafters.policy import MeasuredPolicy, prior_costs
@@ -38,7 +39,7 @@ from infer.engine.runner import Runner
 from infer.loop import Drafter, Drafters, Limits
 from infer.models.checkpoint import ModelDirectory
 from infer.ngrams import Ngrams
-from tests.benchmarks.runs import Decoder, Run, clock, loop_decoder
+from tests.benchmarks.runs import clock, loop_decoder
 from tests.benchmarks.shapes import held_out_prompts
 
 PEER = Path(__file__).with_name("published_peer.py")
@@ -143,7 +144,7 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     args = parser.parse_args()
     torch.set_num_threads(1)
-    prompts = held_out_prompts(args.model, args.prompts, "content", args.count)
+    prompts = held_out_prompts(args.model, args.prompts, args.count)
     longest = max(len(prompt.ids) for prompt in prompts)
     id = ModelDirectory(args.model).need_adaptive().ids[0]
     results = {}

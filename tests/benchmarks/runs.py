@@ -2,28 +2,15 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
 from infer.bench.prompts import Prompt
-from infer.bench.runs import seed_of
+from infer.bench.runs import Decoder, Run, run_of, seed_of
 from infer.engine.output import Request
 from infer.engine.runner import Runner, duration
 from infer.engine.sampling import GREEDY, Sampling
-from infer.loop import Drafters, Limits, Step, decode
-
-
-@dataclass
-class Run:
-    """One prompt decoded once, in seconds from the start of its forward."""
-
-    tokens: list[int]
-    seconds: float
-    forwards: int
-
-
-Decoder = Callable[[Prompt], Run]
+from infer.loop import Drafters, Limits, decode
 
 
 def clock() -> float:
@@ -46,11 +33,9 @@ def loop_decoder(
     def run(prompt: Prompt) -> Run:
         request = Request(prompt.ids, seed_of(prompt, 0))
         began = clock()
-        steps: list[Step] = [
+        steps = [
             step for (step,) in decode(runner, [request], drafters, limits, sampling)
         ]
-        seconds = duration(began, clock())
-        tokens = [token for step in steps for token in step.tokens]
-        return Run(tokens, seconds, len(steps))
+        return run_of(steps, seconds=duration(began, clock()), first_seconds=0.0)
 
     return run

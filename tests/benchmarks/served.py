@@ -1,11 +1,11 @@
 """An export behind `transformers serve`: its texts and speed, with its own decoder and without.
 
-    python -m tests.benchmarks.served MODEL HELD_OUT.jsonl [--count 24] [--new 128] [--rounds 3]
+    python -m tests.benchmarks.served MODEL HELD_OUT.jsonl [--count 24]
 
 Two servers of one directory, with --trust-remote-code and without, answer the OpenAI client in
-turns, streamed, greedily, in float32 on one thread; prompts are the first halves of held-out
-documents. The command fails unless all texts are the same. The speedup is of whole requests,
-with its 95 % interval over the prompts. The last line is JSON.
+turns, streamed, greedily, in float32 on one thread, in three rounds of 128 tokens; prompts are
+the first halves of held-out documents. The command fails unless all texts are the same. The
+speedup is of whole requests, with its 95 % interval over the prompts. The last line is JSON.
 """
 
 import argparse
@@ -17,20 +17,20 @@ from pathlib import Path
 
 import openai
 
+from conf.files import read_rows
 from infer.bench.statistics import speedup
-from tests.served_openai import served
+from tests.served_openai import served, stream
 
 DTYPE = ("--dtype", "float32")
+NEW = 128  # tokens
+ROUNDS = 3
 MAX_CHARACTERS = 600  # of a prompt
 
 
-def ask(api: openai.OpenAI, model: str, prompt: str, new: int) -> tuple[str, float]:
+def ask(api: openai.OpenAI, model: Path, prompt: str) -> tuple[str, float]:
     """Return the text of an answer, and its seconds."""
     began = time.perf_counter()
-    chunks = api.completions.create(
-        model=model, prompt=prompt, max_tokens=new, stream=True, temperature=0
-    )
-    text = "".join(chunk.choices[0].text for chunk in chunks)
+    text = stream(api, model, prompt, max_tokens=NEW, temperature=0)
     return text, time.perf_counter() - began
 
 
@@ -39,14 +39,10 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("held_out", type=Path)
     parser.add_argument("--count", type=int, default=24)
-    parser.add_argument("--new", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    lines = args.held_out.read_text(encoding="utf-8").splitlines()[: args.count]
-    texts = [json.loads(line)["content"] for line in lines]
+    texts = [row["content"] for row in read_rows(args.held_out)[: args.count]]
     prompts = [text[: min(len(text) // 2, MAX_CHARACTERS)] for text in texts]
-    model = str(args.model)
     pairs: list[list[tuple[float, float]]] = [[] for _ in prompts]
     same = 0
     with (
@@ -55,16 +51,16 @@ def main() -> None:
         served(args.model, Path(folder, "plain"), *DTYPE) as plain,
     ):
         for api in (ours, plain):  # warms up
-            ask(api, model, prompts[0], args.new)
-        for round_ in range(args.rounds):
+            ask(api, args.model, prompts[0])
+        for round_ in range(ROUNDS):
             for n, prompt in enumerate(prompts):
                 apis = (ours, plain) if (round_ + n) % 2 else (plain, ours)
-                answers = {api: ask(api, model, prompt, args.new) for api in apis}
+                answers = {api: ask(api, args.model, prompt) for api in apis}
                 text, seconds = answers[plain]
                 pairs[n].append((seconds, seconds / answers[ours][1]))
                 same += answers[ours][0] == text
     ratio, interval = speedup(pairs)
-    compared = args.rounds * len(prompts)
+    compared = ROUNDS * len(prompts)
     print(json.dumps({"speedup": ratio, "interval": interval, "same": same}))
     if same < compared:
         raise SystemExit(f"error: all texts must be the same, got {same} of {compared}")

@@ -1,24 +1,23 @@
 """Models with random weights, and held-out prompts, for benchmarks."""
 
-import json
 from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from conf.files import read_rows
 from infer.bench.prompts import Prompt
 from infer.models.checkpoint import ModelDirectory
 
 SIZES = {  # hidden, layers, heads, intermediate, vocabulary
-    "0.4M": (128, 1, 2, 352, 512),
-    "5M": (256, 6, 4, 704, 512),
     "15M": (288, 6, 6, 768, 32000),
+    "30M": (512, 8, 8, 1408, 4096),
     "110M": (768, 12, 12, 2048, 32000),
     "1.1B": (2048, 22, 32, 5632, 32000),
 }
 
 
-def random_llama(size: str, dtype: torch.dtype) -> LlamaForCausalLM:
+def random_llama(size: str, dtype: str) -> LlamaForCausalLM:
     hidden, layers, heads, intermediate, vocab = SIZES[size]
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -31,13 +30,13 @@ def random_llama(size: str, dtype: torch.dtype) -> LlamaForCausalLM:
         max_position_embeddings=16384,
         tie_word_embeddings=size in ("15M", "110M"),
     )
-    return LlamaForCausalLM._from_config(config, dtype=dtype).eval()
+    return LlamaForCausalLM._from_config(config, dtype=getattr(torch, dtype)).eval()
 
 
-def held_out_prompts(model: str, path: Path, key: str, count: int) -> list[Prompt]:
+def held_out_prompts(model: str, path: Path, count: int) -> list[Prompt]:
     """Return the first half of each of the first `count` texts, up to 300 tokens of it."""
     text = ModelDirectory(model).text
-    lines = [json.loads(line)[key] for line in path.read_text("utf-8").splitlines()]
-    halves = [line[: len(line) // 2] for line in lines if len(line) > 200][:count]
+    texts = [row["content"] for row in read_rows(path)]
+    halves = [whole[: len(whole) // 2] for whole in texts if len(whole) > 200][:count]
     ids = [tuple(text.encode(half)[:300]) for half in halves]
     return [Prompt(str(n), ids[n]) for n, half in enumerate(halves)]

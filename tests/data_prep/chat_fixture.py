@@ -1,13 +1,12 @@
 """A byte-level tokenizer of single bytes with chat pieces, and conversations for it."""
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from conf import settings
 from data_prep.config import DataPrepConfig
 from tests import bpe
+from tests.conftest import write_rows
 
 ADAPTIVE = [f"<adaptive_{index}>" for index in range(1, 8)]
 # SmolLM2's, which begins with a system message of its own.
@@ -30,15 +29,11 @@ TEMPLATES = {"chatml": CHATML, "inst": INST, "forgetful": FORGETFUL}
 def say(*contents: str, system: str | None = None) -> list[dict[str, str]]:
     """Return messages of user and assistant in turn."""
     roles = ("user", "assistant")
-    messages = [
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return first + [
         {"role": roles[index % 2], "content": content}
         for index, content in enumerate(contents)
     ]
-    return (
-        messages
-        if system is None
-        else [{"role": "system", "content": system}, *messages]
-    )
 
 
 def chat_tokenizer(folder: Path, template: str | None) -> Path:
@@ -56,8 +51,7 @@ def chat_settings(folder: Path, rows: list[Any], *overrides: str) -> DataPrepCon
     source = folder / "in"
     source.mkdir(exist_ok=True)
     for index in range(3):
-        lines = [json.dumps(row) for row in rows[index::3]]
-        (source / f"{index}.jsonl").write_text("\n".join(lines))
+        write_rows(source / f"{index}.jsonl", rows[index::3])
     if not (folder / "tokenizer").is_dir():
         chat_tokenizer(folder / "tokenizer", CHATML)
     arguments = [
@@ -66,11 +60,3 @@ def chat_settings(folder: Path, rows: list[Any], *overrides: str) -> DataPrepCon
         *(f"data.path={source}", f"tokenizer={folder}/tokenizer", f"out={folder}/out"),
     ]
     return settings("data_prep", DataPrepConfig, [*arguments, *overrides])
-
-
-def answers(rows: list[Any]) -> Iterator[tuple[list[dict[str, str]], str]]:
-    """Yield each answer and the messages before it."""
-    for row in rows:
-        for index, message in enumerate(row["messages"]):
-            if message["role"] == "assistant":
-                yield row["messages"][:index], message["content"]

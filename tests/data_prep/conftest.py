@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 from conf import settings
+from conf.files import read_json
 from conf.stage import read_manifest
 from data_prep.config import DataPrepConfig
-from data_prep.encode import Encoder, Mode
+from data_prep.encode import Encoder, Mode, document_segments
 from data_prep.pipeline import prepare
 from data_prep.shards import SPLITS, Shards
-from data_prep.vocab import Vocab, load_tokenizer
+from data_prep.vocab import load_tokenizer
 from tests import bpe
+from tests.conftest import vocab_of, write_rows
 
 BAD_LINES = ['{"content": "x', '{"text": 1}', '{"content": "  "}', "[]"]
 Args = Callable[..., list[str]]
@@ -53,8 +55,7 @@ def args(jsonl: Path, data_folder: Path, tmp_path: Path) -> Args:
         if texts is not None:
             source = tmp_path / "in"
             source.mkdir(exist_ok=True)
-            rows = [json.dumps({"content": text}) for text in texts]
-            (source / "a.jsonl").write_text("\n".join(rows))
+            write_rows(source / "a.jsonl", ({"content": text} for text in texts))
         return [*arguments(source, data_folder, tmp_path), *overrides]
 
     return build
@@ -76,11 +77,9 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def texts_of(folder: Path) -> dict[str, str]:
     """Every document's text, decoded from the shards."""
-    manifest = json.loads((folder / "manifest.json").read_text())
-    encoder = Encoder(
-        load_tokenizer(folder / "tokenizer"), Vocab.from_json(manifest["vocab"])
-    )
+    encoder = Encoder(load_tokenizer(folder / "tokenizer"), vocab_of(folder))
     parts: dict[str, list[tuple[int, int, np.ndarray]]] = {}
+    manifest = read_json(folder / "manifest.json")
     for split in (name for name in SPLITS if manifest[name]["sequences"]):
         for sequence in Shards(folder, split):
             for id, span in zip(sequence.ids, sequence.spans, strict=True):
@@ -93,6 +92,20 @@ def texts_of(folder: Path) -> dict[str, str]:
         ids = np.concatenate([piece[2] for piece in pieces]).tolist()
         texts[id] = text_of(ids, Mode(pieces[0][1]), encoder)
     return texts
+
+
+def document_ids(
+    text: str, mode: Mode, cuts: tuple[int, int], encoder: Encoder
+) -> list[int]:
+    """Return the ids of a document that does not end."""
+    segments = document_segments(
+        text, mode, cuts, vocab=encoder.vocab, lead=encoder.lead, ends=False
+    )
+    return [
+        id
+        for part in segments
+        for id in (encoder.encode([part])[0] if isinstance(part, str) else [part])
+    ]
 
 
 def text_of(ids: list[int], mode: Mode, encoder: Encoder) -> str:

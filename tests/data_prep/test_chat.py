@@ -1,9 +1,7 @@
 """Chat data: ids by the tokenizer's template, loss and windows on answers alone."""
 
-import json
-import re
 import shutil
-from dataclasses import replace
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -14,32 +12,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from conf import UserError
+from conf.files import read_rows
 from conf.stage import read_manifest
 from data_prep.chat import ChatTemplate
 from data_prep.config import DataConfig, VocabConfig
 from data_prep.document import Document, Drop, split, text_of
-from data_prep.encode import Encoder, Mode
-from data_prep.packing import Encoded, pack
+from data_prep.encode import Encoder
 from data_prep.pipeline import prepare
-from data_prep.shards import SPAN, SPLITS, PackedSequence, Shards, ShardWriter
+from data_prep.shards import SPLITS, Shards
 from data_prep.sources import list_parts, read
 from data_prep.vocab import find_vocab, load_tokenizer
-from data_prep.windows import replaceable
+from tests.conftest import write_rows
 from tests.data_prep.chat_fixture import (
     ADAPTIVE,
     TEMPLATES,
-    answers,
     chat_settings,
     chat_tokenizer,
     say,
 )
 from tests.data_prep.conftest import content
 from train.objective import IGNORE, next_tokens
-
-BYTES = bytes_to_unicode()  # of byte-level BPE
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +45,9 @@ def templates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-def load(folder: Path) -> ChatTemplate:
+def load(folder: Path, adaptive: list[Any] = ADAPTIVE) -> ChatTemplate:
     tokenizer = load_tokenizer(folder)
-    vocab = find_vocab(tokenizer, VocabConfig(adaptive=ADAPTIVE))
+    vocab = find_vocab(tokenizer, VocabConfig(adaptive=adaptive), model=str(folder))
     return ChatTemplate(folder, Encoder(tokenizer, vocab))
 
 
@@ -61,51 +55,21 @@ def document(messages: list[dict[str, str]], **more: Any) -> Document:
     return Document("a", text_of(messages), "none", messages=tuple(messages), **more)
 
 
-def encoded(folder: Path, messages: list[dict[str, str]], **more: Any) -> Document:
-    result = load(folder).encode(document(messages, **more))
+def encoded(
+    template: ChatTemplate, messages: list[dict[str, str]], **more: Any
+) -> Document:
+    result = template.encode(document(messages, **more))
     assert isinstance(result, Document), result
     return result
 
 
-HEAD = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi é<|im_end|>\n"
-ANSWERED = "<|im_start|>assistant\nHo.\n<|im_end|>\n<|im_start|>user\nMore<|im_end|>\n"
-GOLDEN = {  # prompt, answer; prompt, answer, the same answer cut off
-    "chatml": [
-        (f"{HEAD}<|im_start|>assistant\n", "Ho.\n<|im_end|>\n"),
-        (f"{HEAD}{ANSWERED}<|im_start|>assistant\n", "So<|im_end|>\n", "So"),
-    ],
-    "inst": [
-        ("<s>[INST] Hi é [/INST]", " Ho. </s>"),
-        ("<s>[INST] Hi é [/INST] Ho. </s>[INST] More [/INST]", " So </s>", " So"),
-    ],
-}
-
-
-@pytest.mark.parametrize("name", GOLDEN)
-def test_ids_are_those_of_the_rendered_text(
-    templates: dict[str, Path], name: str
-) -> None:
-    tokenizer = load_tokenizer(templates[name])
-
-    def ids(text: str) -> list[int]:
-        """A piece is one id, each byte of a text another."""
-        parts = re.split(r"(<[^>]+>)", text)
-        return [
-            tokenizer.token_to_id(part if index % 2 else BYTES[byte])
-            for index, part in enumerate(parts)
-            for byte in ([0] if index % 2 else part.encode())
-        ]
-
-    messages = say("Hi é", "Ho.\n", "More", "So")
-    for ends in (True, False):
-        result = encoded(templates[name], messages, ends=ends)
-        for turn, golden in zip(result.turns, GOLDEN[name], strict=True):
-            answer = golden[1] if ends else golden[-1]
-            assert turn.ids == [*ids(golden[0]), *ids(answer)]
-            assert turn.prompt == len(ids(golden[0]))
-
-
 TEXT = st.text("ab \n<|>é漢", max_size=8)
+
+
+def library_prompt(library: Any, messages: list[dict[str, str]]) -> list[int]:
+    return library.apply_chat_template(
+        messages, add_generation_prompt=True, tokenize=True, return_dict=True
+    )["input_ids"]
 
 
 @given(
@@ -125,17 +89,12 @@ def test_prompts_are_the_librarys(
         system = None
     library = AutoTokenizer.from_pretrained(templates[name])
     messages = say(*contents, system=system)
-    result = encoded(templates[name], messages, ends=ends)
+    result = encoded(load(templates[name]), messages, ends=ends)
     indices = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
     assert [turn.message for turn in result.turns] == indices
     for turn in result.turns:
-        prompt = library.apply_chat_template(
-            messages[: turn.message],
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=True,
-        )["input_ids"]
-        assert turn.ids[: turn.prompt] == prompt
+        prompt, answer = turn.ids[: turn.prompt], turn.ids[turn.prompt :]
+        assert prompt == library_prompt(library, messages[: turn.message])
         whole = library.apply_chat_template(
             messages[: turn.message + 1], tokenize=False
         )
@@ -144,28 +103,20 @@ def test_prompts_are_the_librarys(
         assert decoded == whole or (cut and whole.startswith(decoded))
         if cut:
             assert decoded.endswith(messages[-1]["content"].strip())
+        text = library.decode(answer)
+        assert answer == library(text, add_special_tokens=False).input_ids
 
 
 def test_an_answer_in_a_real_tokenizer(shared_data: Path, tmp_path: Path) -> None:
     """CodeLlama's answer begins with one space, not with the implicit one too."""
-    folder = tmp_path / "codellama"
-    folder.mkdir()
-    for file in (shared_data / "tokenizers/codellama-7b").iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
+    source = shared_data / "tokenizers/codellama-7b"
+    folder = Path(shutil.copytree(source, tmp_path / "codellama"))
     (folder / "chat_template.jinja").write_text(TEMPLATES["inst"])
-    tokenizer = load_tokenizer(folder)
-    vocab = find_vocab(tokenizer, VocabConfig(adaptive=[32015]), model=str(folder))
-    template = ChatTemplate(folder, Encoder(tokenizer, vocab))
-    result = template.encode(document(say("Hi there", "print(1)")))
-    assert isinstance(result, Document)
-    (turn,) = result.turns
+    (turn,) = encoded(load(folder, [32015]), say("Hi there", "print(1)")).turns
     library = AutoTokenizer.from_pretrained(folder)
-    prompt = library.apply_chat_template(
-        say("Hi there"), add_generation_prompt=True, tokenize=True, return_dict=True
-    )["input_ids"]
-    assert turn.ids[: turn.prompt] == prompt
-    pieces = [tokenizer.id_to_token(id) for id in turn.ids]
-    assert pieces[turn.prompt :] == ["▁print", "(", "1", ")", "▁", "</s>"]
+    assert turn.ids[: turn.prompt] == library_prompt(library, say("Hi there"))
+    pieces = library.convert_ids_to_tokens(turn.ids[turn.prompt :])
+    assert pieces == ["▁print", "(", "1", ")", "▁", "</s>"]
 
 
 @pytest.mark.parametrize(
@@ -185,9 +136,10 @@ def test_a_message_that_spells_a_control_piece_is_a_drop(
 
 
 def test_what_a_template_refuses_is_a_drop(templates: dict[str, Path]) -> None:
-    cases = [("inst", [*say("a"), *say("b", "c")], "alternate")]
-    cases.append(("forgetful", say("a", "b"), "does not begin"))
-    for name, messages, detail in cases:
+    for name, messages, detail in (
+        ("inst", [*say("a"), *say("b", "c")], "alternate"),
+        ("forgetful", say("a", "b"), "does not begin"),
+    ):
         row = load(templates[name]).encode(document(messages))
         assert isinstance(row, Drop) and row.reason == "chat template"
         assert detail in row.detail
@@ -196,14 +148,17 @@ def test_what_a_template_refuses_is_a_drop(templates: dict[str, Path]) -> None:
 
 
 def test_each_answer_is_a_piece(templates: dict[str, Path]) -> None:
+    template = load(templates["chatml"])
     messages = say("a", "b", "c", "d", system="s")
-    result = encoded(templates["chatml"], messages)
-    pieces = list(split(result, 1))
-    assert [piece.id for piece in pieces] == ["a#0", "a#1"]
-    assert [piece.text for piece in pieces] == ["s\n\na\n\nb", "s\n\na\n\nb\n\nc\n\nd"]
-    assert [len(piece.messages) for piece in pieces] == [3, 5]
-    assert [piece.turns for piece in pieces] == [(turn,) for turn in result.turns]
-    (piece,) = split(encoded(templates["chatml"], messages[:3]), None)
+    result = encoded(template, messages)
+    assert [
+        (piece.id, piece.text, len(piece.messages), piece.turns)
+        for piece in split(result, 1)
+    ] == [
+        ("a#0", "s\n\na\n\nb", 3, result.turns[:1]),
+        ("a#1", "s\n\na\n\nb\n\nc\n\nd", 5, result.turns[1:]),
+    ]
+    (piece,) = split(encoded(template, messages[:3]), None)
     assert piece.id == "a"
 
 
@@ -228,9 +183,10 @@ def test_rows_of_conversations(tmp_path: Path, kind: str, with_ends: bool) -> No
     rows = ROWS if with_ends else [{"messages": row["messages"]} for row in ROWS]
     if kind == "parquet":
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+        reasons = []
     else:
-        lines = [json.dumps(row) for row in [*rows, *BAD, {"messages": None}]]
-        (tmp_path / "a.jsonl").write_text("\n".join(lines))
+        write_rows(tmp_path / "a.jsonl", [*rows, *BAD, {"messages": None}])
+        reasons = [*["malformed row"] * len(BAD), "missing column"]
     data = DataConfig(path=str(tmp_path), kind=kind, messages="messages")
     parts, place = list_parts(data)
     result = [row for part in parts for row in read(part, place, data)]
@@ -239,9 +195,7 @@ def test_rows_of_conversations(tmp_path: Path, kind: str, with_ends: bool) -> No
         assert list(document.messages) == row["messages"]
         assert document.text == text_of(row["messages"])
         assert document.ends == (row.get("ends") is not False)
-    drops = [row.reason for row in result[len(rows) :]]
-    expected = [*["malformed row"] * len(BAD), "missing column"]
-    assert drops == (expected if kind == "jsonl" else [])
+    assert [row.reason for row in result[len(rows) :]] == reasons
 
 
 def many(count: int) -> list[dict[str, Any]]:
@@ -262,42 +216,38 @@ def test_conversations_become_shards(tmp_path: Path) -> None:
     out = tmp_path / "out"
     manifest = read_manifest(out, "shards", "out")
     library = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
-    learned: dict[str, list[tuple[int, list[int]]]] = {}
+    learned = defaultdict(list)  # by document: the labels of every part
     for name in SPLITS:
         for sequence in Shards(out, name):
             documents = sequence.documents
             labels = next_tokens(sequence.tokens[None].astype(int), documents[None])[0]
             for index, id in enumerate(sequence.ids):
                 own = labels[documents == index]
-                part = own[own != IGNORE].tolist()
-                offset = int(sequence.spans[index]["offset"])
-                learned.setdefault(id, []).append((offset, part))
-    texts = sorted(
-        library.decode([id for _, ids in sorted(parts) for id in ids])
-        for parts in learned.values()
-        if len(parts) == 1
-    )
-    every = list(answers(rows))
+                learned[id].append(own[own != IGNORE].tolist())
+    whole = [parts[0] for parts in learned.values() if len(parts) == 1]
+    texts = list(map(library.decode, whole))
+    every = [
+        (row["messages"][:index], message["content"])
+        for row in rows
+        for index, message in enumerate(row["messages"])
+        if message["role"] == "assistant"
+    ]
     assert len(learned) == len(every)
     assert sum(manifest[name]["modes"]["CHAT"] for name in SPLITS) == len(every)
     ended = {f"{answer}<|im_end|>\n" for _, answer in every}
     cut = {row["messages"][-1]["content"].strip() for row in rows if not row["ends"]}
     assert set(texts) <= ended | cut and set(texts) & cut
     assert len(texts) > 0.5 * len(every)
-    held_out = [json.loads(line) for line in (out / "held_out.jsonl").open()]
+    held_out = read_rows(out / "held_out.jsonl")
     prompts = [prompt for prompt, _ in every]
     assert held_out and all(row["messages"] in prompts for row in held_out)
     assert all(row["content"].startswith(text_of(row["messages"])) for row in held_out)
     # All answers of a conversation are held out, or none.
     trained = {id.split("#")[0] for s in Shards(out, "train") for id in s.ids}
     assert trained.isdisjoint(row["id"].split("#")[0] for row in held_out)
-    three = replace(chat_settings(tmp_path, rows, "held_out=0.2"), workers=3)
-    prepare(replace(three, out=str(tmp_path / "three")))
-    expected = content(out)
-    other = content(tmp_path / "three")
-    assert {k: v for k, v in other.items() if k != "manifest.json"} == {
-        k: v for k, v in expected.items() if k != "manifest.json"
-    }
+    three = ["held_out=0.2", "workers=3", f"out={tmp_path / 'three'}"]
+    prepare(chat_settings(tmp_path, rows, *three))
+    assert content(tmp_path / "three") == content(out)
 
 
 def test_a_budget_and_drops_of_conversations(tmp_path: Path) -> None:
@@ -315,61 +265,3 @@ def test_a_tokenizer_without_a_template_is_refused(tmp_path: Path) -> None:
     chat_tokenizer(tmp_path / "tokenizer", None)
     with pytest.raises(UserError, match="tokenizer must have a chat template"):
         prepare(chat_settings(tmp_path, ROWS))
-
-
-SHAPES = st.lists(
-    st.tuples(
-        st.sampled_from([Mode.PLAIN, Mode.CHAT]), st.integers(1, 40), st.integers(0, 40)
-    ),
-    min_size=1,
-    max_size=12,
-)
-
-
-@given(SHAPES)
-def test_loss_and_windows_lie_exactly_on_answers(
-    tmp_path_factory: pytest.TempPathFactory, shapes: list[tuple[Mode, int, int]]
-) -> None:
-    """Against a walk over every token of the documents, cut or whole."""
-    n = 16
-    documents = [
-        Encoded(
-            str(i),
-            0,
-            mode,
-            np.arange(size) + 100 * i,
-            min(prompt, size) * (mode is Mode.CHAT),
-        )
-        for i, (mode, size, prompt) in enumerate(shapes)
-    ]
-    stem = tmp_path_factory.mktemp("shard") / "train-00000"
-    writer = ShardWriter(stem, seq_len=n, dtype=np.dtype("<u4"), padding=5000)
-    packed = list(pack(documents, n))
-    for sequence in packed:
-        writer.add(sequence)
-    writer.close()
-    tokens = np.load(f"{stem}.tokens.npy").astype(np.int64)
-    spans = np.load(f"{stem}.spans.npy")
-    assert spans.dtype == SPAN
-    for row, sequence in enumerate(packed):
-        own = spans[spans["sequence"] == row]
-        read_back = PackedSequence(tokens[row], own, np.empty(0, np.uint8)).documents
-        labels = [IGNORE] * n
-        free = [False] * n
-        for span in sequence.spans:
-            for place in range(span.start, span.stop):
-                index = span.offset + place - span.start
-                answer = index >= span.document.prompt
-                # The first token of a part has nothing before it to predict it.
-                if answer and place > span.start:
-                    labels[place - 1] = int(span.document.ids[index])
-                    free[place] = True
-        assert next_tokens(tokens[row][None], read_back[None])[0].tolist() == labels
-        windows = replaceable(tokens[row][None], read_back[None], [])[0]
-        # A token that predicts nothing may be replaceable, but is never laid out.
-        assert windows.tolist() == free
-        for span in sequence.spans:
-            whole = span.stop - span.start == len(span.document.ids)
-            assert (
-                whole or span.document.mode is Mode.PLAIN or len(span.document.ids) > n
-            )

@@ -1,7 +1,5 @@
 """The search for benchmarks, against a slow reference and on real benchmarks."""
 
-import gzip
-import json
 import re
 import sysconfig
 import textwrap
@@ -11,6 +9,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conf.files import read_rows
 from data_prep.config import DecontaminateConfig
 from data_prep.filters import (
     LEAST_WORDS,
@@ -21,7 +20,6 @@ from data_prep.filters import (
     index_entries,
 )
 
-TEXT = "Check if in given list of numbers, are any two numbers closer to each other."
 WORDS = st.lists(st.sampled_from(["a", "b", "return", "x1", "12", "_y"]), max_size=40)
 GAPS = st.sampled_from([" ", "\n\t", " + ", "-", "\x01", "é", "().\n#  "])
 HEADER = "".join(
@@ -111,8 +109,7 @@ def test_of_an_infilling_the_program_is_caught_and_not_its_line(
     name = "HumanEval-SingleLineInfilling.jsonl.gz"
     file = shared_data / "humaneval_infilling" / name
     index = Index(index_entries(entries(DecontaminateConfig(infilling=str(file)))))
-    for row in gzip.decompress(file.read_bytes()).splitlines()[::10]:
-        task = json.loads(row)
+    for task in read_rows(file)[::10]:
         line = task["canonical_solution"]
         program = f"{task['prompt']}{line}{task['suffix']}"
         assert index.search([program]) != [None]

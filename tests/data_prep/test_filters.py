@@ -12,8 +12,6 @@ from data_prep.document import (
 )
 from data_prep.filters import Index, is_alphanumeric, reason_to_drop, screen
 
-LONG = "x" * 2000
-
 
 @given(st.text(), st.floats(0, 1))
 def test_letters_and_digits_of_every_script_count(text: str, least: float) -> None:

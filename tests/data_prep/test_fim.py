@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 
 import numpy as np
@@ -6,10 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from conf.files import read_json
 from data_prep.config import VocabConfig
 from data_prep.document import generator
 from data_prep.encode import Encoder, Mode, choose_cuts, document_segments
 from data_prep.vocab import Vocab, find_vocab, load_tokenizer
+from tests.data_prep.conftest import document_ids
 
 VOCAB = Vocab(size=100, bos=1, eos=2, pre=3, suf=4, mid=5, eot=6, adaptive=(7,))
 
@@ -49,23 +50,10 @@ def test_codellama_golden_vectors(shared_data: Path) -> None:
     tokenizer = load_tokenizer(folder)
     vocab = find_vocab(tokenizer, VocabConfig(adaptive=[32011]))
     encoder = Encoder(tokenizer, vocab)
-    assert (vocab.size, vocab.pre, vocab.suf, vocab.mid, vocab.eot) == (
-        32016,
-        32007,
-        32008,
-        32009,
-        32010,
-    )
-    for case in json.loads((folder / "golden_infilling.json").read_text())["cases"]:
+    pieces = (vocab.pre, vocab.suf, vocab.mid, vocab.eot)
+    assert (vocab.size, *pieces) == (32016, *range(32007, 32011))
+    for case in read_json(folder / "golden_infilling.json")["cases"]:
         text = case["prefix"] + case["middle"] + case["suffix"]
         cuts = (len(case["prefix"]), len(case["prefix"] + case["middle"]))
         for mode, key in {Mode.PSM: "psm_train", Mode.SPM: "spm_train"}.items():
-            segments = document_segments(
-                text, mode, cuts, vocab=vocab, lead=encoder.lead, ends=False
-            )
-            ids = [
-                i
-                for s in segments
-                for i in (encoder.encode([s])[0] if isinstance(s, str) else [s])
-            ]
-            assert ids == case[key], (mode, text)
+            assert document_ids(text, mode, cuts, encoder) == case[key], (mode, text)

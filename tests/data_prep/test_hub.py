@@ -19,7 +19,7 @@ from tests.messages import error
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NAME = "someone/code"
-ROOT = Path(__file__).parents[2]
+FILE = "train-00000-of-00001.parquet"
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -52,48 +52,37 @@ class Hub(BaseHTTPRequestHandler):
             for f in files
         ]
 
+    def answer_json(self, content: object) -> None:
+        self.answer(json.dumps(content).encode(), Content_Type="application/json")
+
     def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
-        if path.startswith(f"/datasets/{NAME}/resolve/") and self.broken in path:
-            self.answer(b"", 400)
-        elif path.startswith(f"/datasets/{NAME}/resolve/"):
-            data = (self.root / path.split("/", 6)[6]).read_bytes()
-            first, last = 0, len(data) - 1
-            if requested := self.headers.get("Range"):
-                first, last = (
-                    int(part) for part in requested.removeprefix("bytes=").split("-")
-                )
-            extra = {"ETag": '"1"', "X_Repo_Commit": COMMIT, "Accept_Ranges": "bytes"}
-            extra["Content_Range"] = f"bytes {first}-{last}/{len(data)}"
-            self.answer(data[first : last + 1], 206 if requested else 200, **extra)
-        elif path.startswith(f"/api/datasets/{NAME}/tree/"):
-            self.answer(
-                json.dumps(self.entries()).encode(), Content_Type="application/json"
-            )
-        elif path == f"/api/datasets/{NAME}" or path.startswith(
-            f"/api/datasets/{NAME}/revision/"
-        ):
-            info = {
-                "id": NAME,
-                "sha": COMMIT,
-                "siblings": [],
-                "private": False,
-                "gated": False,
-                "tags": [],
-            }
-            self.answer(json.dumps(info).encode(), Content_Type="application/json")
+        api = f"/api/datasets/{NAME}"
+        if self.path.startswith(f"/datasets/{NAME}/resolve/"):
+            self.answer_file(self.path.split("/", 6)[6])
+        elif self.path.startswith(f"{api}/tree/"):
+            self.answer_json(self.entries())
+        elif self.path.startswith(api):
+            self.answer_json({"id": NAME, "sha": COMMIT})
         else:
             self.answer(b"{}", 403, X_Error_Code="GatedRepo")
+
+    def answer_file(self, name: str) -> None:
+        if self.broken in name:
+            self.answer(b"", 400)
+            return
+        data = (self.root / name).read_bytes()
+        extra = {"ETag": '"1"', "X_Repo_Commit": COMMIT, "Accept_Ranges": "bytes"}
+        if requested := self.headers.get("Range"):
+            first, last = map(int, requested.removeprefix("bytes=").split("-"))
+            extra["Content_Range"] = f"bytes {first}-{last}/{len(data)}"
+            data = data[first : last + 1]
+        self.answer(data, 206 if requested else 200, **extra)
 
     do_HEAD = do_GET
 
     def do_POST(self) -> None:
         requested = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        paths = (
-            json.loads(requested)["paths"] if requested.startswith("{") else requested
-        )
-        result = [entry for entry in self.entries() if str(entry["path"]) in paths]
-        self.answer(json.dumps(result).encode(), Content_Type="application/json")
+        self.answer_json([e for e in self.entries() if str(e["path"]) in requested])
 
 
 @pytest.fixture
@@ -102,16 +91,11 @@ def run_on_hub(data_folder: Path, tmp_path: Path) -> Iterator[Run]:
     Hub.root, Hub.broken = tmp_path / "hub", "none"
     for language, count in {"python": 12, "go": 5}.items():
         (Hub.root / language).mkdir(parents=True)
-        rows = {
-            "content": [
-                f"<reponame>r\nname_{index} = {index}\n" for index in range(count)
-            ]
-        }
+        numbers = list(map(str, range(count)))
+        rows = {"content": [f"<reponame>r\nname_{n} = {n}\n" for n in numbers]}
         for key in ("id", "max_stars_repo_name", "max_stars_repo_path"):
-            rows[key] = [str(index) for index in range(count)]
-        pq.write_table(
-            pa.table(rows), Hub.root / language / "train-00000-of-00001.parquet"
-        )
+            rows[key] = numbers
+        pq.write_table(pa.table(rows), Hub.root / language / FILE)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     variables = {
@@ -136,8 +120,8 @@ def run_on_hub(data_folder: Path, tmp_path: Path) -> Iterator[Run]:
 def test_what_the_hub_refuses_is_one_sentence(run_on_hub: Run) -> None:
     result = run_on_hub("someone/gated")
     assert result.returncode == 2
-    assert "data.path=someone/gated" in (sentence := error(result.stderr))
-    assert "asks for sign-in" in sentence
+    sentence = error(result.stderr)
+    assert "data.path=someone/gated" in sentence and "asks for sign-in" in sentence
 
 
 def test_a_dataset_is_streamed_at_a_pinned_commit(
@@ -147,10 +131,10 @@ def test_a_dataset_is_streamed_at_a_pinned_commit(
 
     Errors of Arrow's codecs are OSError, and were taken for the hub's.
     """
-    whole = (Hub.root / "go" / "train-00000-of-00001.parquet").read_bytes()
+    whole = (Hub.root / "go" / FILE).read_bytes()
     (Hub.root / "c").mkdir()
     (Hub.root / "c" / "a.parquet").write_bytes(whole[:8] + bytes(60) + whole[68:])
-    Hub.broken = "/python/"
+    Hub.broken = "python/"
     result = run_on_hub(NAME, "max_unreadable=0.9")
     assert result.returncode == 2 and "python/train-00000-of-" in error(result.stderr)
     assert not (tmp_path / "out").exists()

@@ -1,6 +1,5 @@
 """Tables and sequences in the terminal."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +10,9 @@ from data_prep.config import DataPrepConfig
 from data_prep.encode import Encoder
 from data_prep.inspect import InspectConfig, main, marked_text
 from data_prep.pipeline import prepare
-from data_prep.vocab import Vocab, load_tokenizer
+from data_prep.vocab import load_tokenizer
 from tests import bpe
+from tests.conftest import vocab_of, write_rows
 
 
 def inspect(out: Path, *overrides: str) -> None:
@@ -27,7 +27,7 @@ def test_tables_and_sequences_steer_no_terminal(
     text = "def f{0}(x):\n    return '\x1b]0;title\x07' + {0}\n"
     rows = [{"content": text.format(i), "lang": languages[i % 3]} for i in range(40)]
     (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    write_rows(tmp_path / "in" / "a.jsonl", rows)
     out = tmp_path / "out"
     given = ["data.kind=jsonl", "data.language=lang", bpe.ADAPTIVE, "held_out=0.1"]
     given += [f"tokenizer={bpe.FOLDER}", "seq_len=64", "workers=1", "budget=1M"]
@@ -43,8 +43,7 @@ def test_tables_and_sequences_steer_no_terminal(
 
 
 def test_control_pieces_and_windows_are_marked(data_folder: Path) -> None:
-    manifest = json.loads((data_folder / "manifest.json").read_text())
-    vocab = Vocab.from_json(manifest["vocab"])
+    vocab = vocab_of(data_folder)
     encoder = Encoder(load_tokenizer(data_folder / "tokenizer"), vocab)
     ids = np.array([vocab.bos, vocab.pre, *encoder.encode(["def f(x):"])[0]])
     marked = marked_text(ids, (np.arange(len(ids)) == 2).astype(int), encoder).plain

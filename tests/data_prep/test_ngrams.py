@@ -1,7 +1,6 @@
 """The n-gram table against dictionaries; its tasks on shards that are made here."""
 
 import math
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,17 +23,7 @@ from data_prep.ngrams import (
 from data_prep.pipeline import prepare
 from data_prep.shards import Shards
 from tests.conftest import data_settings
-
-
-def slow_counts(
-    sequences: Sequence[Sequence[int]], order: int
-) -> dict[tuple[int, ...], Counter[int]]:
-    """Successors of each context of order - 1 tokens, the oldest first."""
-    result: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
-    for tokens in sequences:
-        for last in range(order - 1, len(tokens)):
-            result[tuple(tokens[last - order + 1 : last])][tokens[last]] += 1
-    return result
+from tests.infer.ngram_tables import columns, count_ngrams
 
 
 def slow_key(context: Sequence[int]) -> int:
@@ -48,50 +37,43 @@ def slow_table(
     sequences: Sequence[Sequence[int]], order: int, vocabulary: int, size: int
 ) -> dict[str, Any]:
     """The file's tensors as lists: every context by its gain for a byte, the best until `size` is full."""
-    counts = {o: slow_counts(sequences, o) for o in range(1, order + 1)}
-    tokens = sum(map(len, sequences))
+    counts = count_ngrams(sequences, range(order))
 
     def chance(context: tuple[int, ...], token: int) -> float:
+        own = counts[context]
         if not context:
-            return counts[1][()][token] / tokens
-        own = counts[len(context) + 1][context]
+            return own[token] / own.total()
         return (own[token] + STRENGTH * chance(context[1:], token)) / (
             own.total() + STRENGTH
         )
 
     ranked = []
-    for o in range(2, order + 1):
-        for context, successors in counts[o].items():
-            likely = sorted(successors.items(), key=lambda item: (-item[1], item[0]))[
-                :SUCCESSORS
-            ]
-            likely = [(token, count) for token, count in likely if count > 1]
-            gain = sum(
-                (n - 1) * math.log(chance(context, t) / chance(context[1:], t))
-                for t, n in likely
-            )
-            room = 16 + (6 if vocabulary <= 2**16 else 8) * len(likely)
-            if gain > 0:
-                rank = -np.float32(gain / room), o, slow_key(context)
-                ranked.append((*rank, room, successors.total(), likely))
+    for context, successors in counts.items():
+        if not context:
+            continue
+        likely = sorted(successors.items(), key=lambda item: (-item[1], item[0]))
+        likely = [item for item in likely[:SUCCESSORS] if item[1] > 1]
+        gain = sum(
+            (n - 1) * math.log(chance(context, t) / chance(context[1:], t))
+            for t, n in likely
+        )
+        room = 16 + (6 if vocabulary <= 2**16 else 8) * len(likely)
+        if gain > 0:
+            rank = -np.float32(gain / room), len(context), slow_key(context)
+            ranked.append((rank, room, successors.total(), likely))
     ranked.sort()
-    while sum(context[3] for context in ranked) > size:
+    while sum(room for _, room, *_ in ranked) > size:
         ranked.pop()
     table: dict[str, Any] = {
-        "unigrams": [counts[1][()][token] for token in range(vocabulary)]
+        "unigrams": [counts[()][token] for token in range(vocabulary)]
     }
-    for o in range(2, order + 1):
+    for length in range(1, order):
         rows = sorted(
-            (key, total, likely) for _, own, key, _, total, likely in ranked if own == o
+            (key, total, likely)
+            for (_, own, key), _, total, likely in ranked
+            if own == length
         )
-        table[f"keys_{o}"] = [key for key, _, _ in rows]
-        table[f"totals_{o}"] = [total for _, total, _ in rows]
-        table[f"first_{o}"] = [
-            0,
-            *np.cumsum([len(likely) for _, _, likely in rows]).tolist(),
-        ]
-        table[f"ids_{o}"] = [token for _, _, likely in rows for token, _ in likely]
-        table[f"counts_{o}"] = [count for _, _, likely in rows for _, count in likely]
+        table |= columns(length, rows)
     return table
 
 

@@ -8,13 +8,9 @@ from hypothesis import strategies as st
 from data_prep.encode import Mode
 from data_prep.packing import Encoded, pack
 from data_prep.runs import RunWriter, read_runs, token_dtype
-
-DOCUMENTS = st.lists(
-    st.tuples(st.sampled_from(Mode), st.integers(1, 40)).filter(
-        lambda d: d[0] is Mode.PLAIN or d[1] <= 16
-    )
-)
-
+from data_prep.shards import SPAN, PackedSequence, ShardWriter
+from data_prep.windows import replaceable
+from train.objective import IGNORE, next_tokens
 
 KEYED = st.lists(
     st.tuples(
@@ -58,26 +54,71 @@ def test_the_ranges_of_keys_hold_every_document_once(
     assert rows == expected
 
 
-@given(DOCUMENTS, st.integers(0, 4))
-def test_nothing_is_lost_and_no_infilling_document_is_cut(
-    shapes: list[tuple[Mode, int]], patience: int
+SHAPES = st.lists(  # mode, size, prompt
+    st.tuples(st.sampled_from(Mode), st.integers(1, 40), st.integers(0, 40)).filter(
+        lambda shape: shape[0] in (Mode.PLAIN, Mode.CHAT) or shape[1] <= 16
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+@given(SHAPES, st.integers(0, 4))
+def test_sequences_hold_every_document_and_its_answers_are_learned(
+    shapes: list[tuple[Mode, int, int]], patience: int
 ) -> None:
+    """Nothing is lost, and only plain documents and answers that fit nowhere are cut.
+
+    Labels and windows are those of a walk over every token of the documents.
+    """
+    n = 16
     documents = [
-        Encoded(str(i), 0, mode, np.arange(n) + 1000 * i)
-        for i, (mode, n) in enumerate(shapes)
+        Encoded(
+            str(i),
+            0,
+            mode,
+            np.arange(size) + 100 * i,
+            min(prompt, size) if mode is Mode.CHAT else 0,
+        )
+        for i, (mode, size, prompt) in enumerate(shapes)
     ]
+    packed = list(pack(documents, n, patience=patience))
+    with tempfile.TemporaryDirectory() as folder:
+        stem = Path(folder) / "train-00000"
+        writer = ShardWriter(stem, seq_len=n, dtype=np.dtype("<u4"), padding=5000)
+        for sequence in packed:
+            writer.add(sequence)
+        writer.close()
+        tokens = np.load(f"{stem}.tokens.npy").astype(np.int64)
+        spans = np.load(f"{stem}.spans.npy")
+    assert tokens.shape == (len(packed), n) and spans.dtype == SPAN
     result: dict[str, list[np.ndarray]] = {document.id: [] for document in documents}
-    for packed in pack(documents, 16, patience=patience):
-        tokens = packed.tokens(16, -1)
+    for row, sequence in enumerate(packed):
+        labels = [IGNORE] * n
+        free = [False] * n
         end = 0
-        for span in packed.spans:
+        for span in sequence.spans:
             assert end == span.start < span.stop
             end = span.stop
             parts = result[span.document.id]
             assert span.offset == sum(map(len, parts))
-            parts.append(tokens[span.start : span.stop])
-        assert len(tokens) == 16 and (tokens[packed.used :] == -1).all()
+            parts.append(tokens[row, span.start : span.stop])
+            # The first token of a part has nothing before it to predict it.
+            for place in range(span.start + 1, span.stop):
+                index = span.offset + place - span.start
+                if index >= span.document.prompt:
+                    labels[place - 1] = int(span.document.ids[index])
+                    free[place] = True
+        assert sequence.used == end and (tokens[row, end:] == 5000).all()
+        own = spans[spans["sequence"] == row]
+        read_back = PackedSequence(tokens[row], own, np.empty(0, np.uint8)).documents
+        learned = next_tokens(tokens[row][None], read_back[None])[0]
+        assert learned.tolist() == labels
+        # A token that predicts nothing may be replaceable, but is never laid out.
+        windows = replaceable(tokens[row][None], read_back[None], [])[0]
+        assert windows.tolist() == free
     for document in documents:
         parts = result[document.id]
         assert np.array_equal(np.concatenate(parts), document.ids)
-        assert document.mode is Mode.PLAIN or len(parts) == 1
+        whole = len(parts) == 1 or document.mode is Mode.PLAIN
+        assert whole or len(document.ids) > n

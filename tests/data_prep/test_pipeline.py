@@ -10,15 +10,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from conf import UserError
 from conf import run as run_command
+from conf.files import read_json, read_rows
 from conf.stage import ROOT, partial_of, read_manifest
 from data_prep.__main__ import main
 from data_prep.config import DataPrepConfig
 from data_prep.inspect import warnings
 from data_prep.shards import Shards
+from data_prep.sources import METADATA
 from tests import bpe
 from tests.conftest import data_arguments
 from tests.data_prep.conftest import Args, arguments, content, run, texts_of
@@ -190,13 +193,6 @@ def test_near_duplicates_are_removed_but_one(args: Args, tmp_path: Path) -> None
     assert manifest["counts"]["documents"] == len(texts)
 
 
-def test_three_workers_change_no_byte(
-    args: Args, expected: dict[str, bytes], tmp_path: Path
-) -> None:
-    run(args("workers=3"))
-    assert content(tmp_path / "out") == expected
-
-
 def test_a_run_that_failed_on_ray_goes_on_to_the_same_bytes(
     args: Args, few: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -236,8 +232,8 @@ def test_a_repository_is_prepared_without_further_settings(
     run([f"data.path={root}", tokenizer, f"out={tmp_path / 'out'}", *options])
     manifest = read_manifest(tmp_path / "out", "shards", "out")
     assert manifest["counts"]["rows"] == 17 and manifest["languages"] == ["py"]
-    lines = (tmp_path / "out" / "held_out.jsonl").read_text().splitlines()
-    assert len({json.loads(line)["id"].split("#")[0] for line in lines}) == 3
+    rows = read_rows(tmp_path / "out" / "held_out.jsonl")
+    assert len({row["id"].split("#")[0] for row in rows}) == 3
     assert list(warnings(manifest)) == []
     manifest["held_out"]["sequences"] = 0
     (sentence,) = warnings(manifest)
@@ -275,22 +271,37 @@ def test_refusals_leave_nothing(
         assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_shards_decode_back_to_the_source_text(data_folder: Path) -> None:
-    """Plain documents and both infilling modes, whole and cut, held out or not."""
-    files: dict[str, dict[int, str]] = {}
-    for id, text in texts_of(data_folder).items():
-        file, _, piece = id.rpartition("#")
-        files.setdefault(file, {})[int(piece)] = text
-    root = Path(sysconfig.get_path("stdlib"))
-    assert len(files) > 20
-    for file, pieces in files.items():
-        text = "".join(pieces[index] for index in range(len(pieces)))
-        assert text.strip() == (root / file).read_text().strip()
+def test_the_starcoder_sample_decodes_back_to_the_source_byte_for_byte(
+    shared_data: Path, tmp_path: Path
+) -> None:
+    """With CodeLlama's tokenizer, as plain documents and by both modes of infilling.
+
+    The sources are read without this project.
+    """
+    root = shared_data / "starcoder_sample"
+    names = ("max_stars_repo_name", "max_stars_repo_path", "id")
+    sources = {}
+    for path in root.glob("*/*.parquet"):
+        for row in pq.read_table(path).to_pylist():
+            text = METADATA.sub("", row["content"], count=1)
+            if text.strip():
+                id = "/".join([path.parent.name, *(row[name] for name in names)])
+                sources[id] = text
+    options = ["experiment=starcoder", f"data.path={root}", "held_out=0"]
+    options += ["ngrams.megabytes=0", f"out={tmp_path / 'out'}"]
+    options += [f"tokenizer={shared_data / 'tokenizers' / 'codellama-7b'}"]
+    limits = ("filters.longest_line", "filters.mean_line", "filters.alphanumeric")
+    options += [f"{name}=null" for name in (*limits, "decontaminate.humaneval")]
+    run(options)
+    texts = texts_of(tmp_path / "out")
+    assert texts == sources and len(texts) > 4000
+    train = read_manifest(tmp_path / "out", "shards", "out")["train"]
+    assert train["filled"] >= 0.99 and train["modes"].keys() == {"PLAIN", "PSM", "SPM"}
 
 
 def test_splits_modes_padding_and_starts(data_folder: Path) -> None:
     """Files that are held out are never trained on."""
-    manifest = json.loads((data_folder / "manifest.json").read_text())
+    manifest = read_json(data_folder / "manifest.json")
     modes = manifest["train"]["modes"]
     assert min(modes["PSM"], modes["SPM"]) > 0.15 * manifest["train"]["documents"]
     assert manifest["train"]["filled"] > 0.98

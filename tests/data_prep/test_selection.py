@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from data_prep.selection import BINS, Measure, bin_of, choose
+from data_prep.selection import BINS, Chosen, Measure, bin_of, choose
 
 
 def measures(sizes: dict[str, list[int]]) -> dict[str, Measure]:
@@ -17,17 +17,13 @@ def measures(sizes: dict[str, list[int]]) -> dict[str, Measure]:
     return result
 
 
-def selected(
-    sizes: dict[str, list[int]], thresholds: dict[str, int]
-) -> dict[str, list[int]]:
-    """The sizes of the documents whose own bin lies below their language's threshold."""
+def sums(
+    documents: dict[str, Measure], chosen: dict[str, Chosen], by: str
+) -> dict[str, int]:
+    """The bytes or files of each language whose bins lie below its threshold."""
     return {
-        language: [
-            size
-            for i, size in enumerate(listed)
-            if bin_of(0, f"{language}/{i}") < thresholds.get(language, 0)
-        ]
-        for language, listed in sizes.items()
+        name: getattr(documents[name], by)[: part.threshold].sum()
+        for name, part in chosen.items()
     }
 
 
@@ -42,14 +38,12 @@ SIZES = {
 def test_a_budget_is_met_in_the_wanted_proportion(by: str) -> None:
     """The share of a language without data goes to the others; one of 0 was taken whole."""
     shares = {"python": 0.5, "c": 0.2, "absent": 0.1, "go": 0.0}
-    chosen = choose(measures(SIZES), shares, tokens=2_000_000, by=by)
-    thresholds = {name: part.threshold for name, part in chosen.items()}
-    result = selected(SIZES, thresholds)
-    assert result.pop("go") == []
-    assert sum(map(sum, result.values())) == pytest.approx(6_000_000, rel=0.01)
-    sizes = {
-        name: sum(own) if by == "bytes" else len(own) for name, own in result.items()
-    }
+    documents = measures(SIZES)
+    chosen = choose(documents, shares, tokens=2_000_000, by=by)
+    bytes_taken = sums(documents, chosen, "bytes")
+    assert bytes_taken.pop("go", 0) == 0
+    assert sum(bytes_taken.values()) == pytest.approx(6_000_000, rel=0.01)
+    sizes = sums(documents, chosen, by)
     for name, share in {"python": 5 / 7, "c": 2 / 7}.items():
         assert sizes[name] / sum(sizes.values()) == pytest.approx(share, rel=0.01)
         assert not chosen[name].exhausted
@@ -59,10 +53,7 @@ def test_a_language_with_less_than_its_share_is_taken_whole_and_reported() -> No
     result = measures({**SIZES, "go": [100]})
     shares = {"python": 0.5, "c": 0.3, "go": 0.2}
     chosen = choose(result, shares, tokens=1_000_000 / 3, by="bytes")
-    sizes = {
-        name: result[name].bytes[: part.threshold].sum()
-        for name, part in chosen.items()
-    }
+    sizes = sums(result, chosen, "bytes")
     assert chosen["go"].exhausted and sizes["go"] == 100
     assert sizes["python"] / sizes["c"] == pytest.approx(5 / 3, rel=0.02)
     assert sum(sizes.values()) == pytest.approx(1_000_000, rel=0.01)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, normalizers, processors
 
 from conf import UserError
+from conf.files import write_json
 from data_prep.config import VocabConfig
 from data_prep.encode import Encoder, WordCache
 from data_prep.vocab import find_vocab, load_tokenizer
@@ -19,32 +20,28 @@ VOCAB = find_vocab(TOKENIZER, CONFIG)
 ENCODER = Encoder(TOKENIZER, VOCAB)
 
 
-def codellama_encoder(
-    shared_data: Path, *adaptive: int, rows: int | None = None
-) -> Encoder:
-    tokenizer = load_tokenizer(shared_data / "tokenizers" / "codellama-7b")
-    return Encoder(
-        tokenizer,
-        find_vocab(tokenizer, VocabConfig(rows=rows, adaptive=list(adaptive))),
-    )
-
-
 @pytest.fixture(scope="module")
 def codellama(shared_data: Path) -> Encoder:
-    return codellama_encoder(
-        shared_data, 32011, 32012, 32013, 32014, 32015, 31864, 31857
-    )
+    tokenizer = load_tokenizer(shared_data / "tokenizers" / "codellama-7b")
+    adaptive = [32011, 32012, 32013, 32014, 32015, 31864, 31857]
+    return Encoder(tokenizer, find_vocab(tokenizer, VocabConfig(adaptive=adaptive)))
 
 
-@given(
-    st.text()
-    | st.lists(st.sampled_from(["<s>", "▁<PRE>", " <PRE>", "<adaptive_1>", " "])).map(
-        "".join
-    )
-)
-def test_text_survives_encoding_and_yields_no_control_id(text: str) -> None:
-    (ids,) = ENCODER.encode([text])
-    assert ENCODER.decode(ids) == text and not VOCAB.control & set(ids.tolist())
+PIECES = ["<PRE>", "<SUF>", "<s>", "</s>", "▁", " ", "ো", "<EO", "T>", "x", "\n", "<"]
+PIECES += ["▁<PRE>", " <PRE>", "<adaptive_1>"]
+
+
+@pytest.mark.parametrize("name", ["own", "codellama"])
+@given(text=st.lists(st.sampled_from(PIECES), max_size=12).map("".join) | st.text())
+@example(text="a <PRE> b </s><s><unk> <SUF>")
+def test_text_survives_encoding_and_yields_no_control_id(
+    request: pytest.FixtureRequest, name: str, text: str
+) -> None:
+    """` <PRE>` encoded to id 32007; letters among the adaptive tokens cannot be cut around."""
+    encoder = ENCODER if name == "own" else request.getfixturevalue(name)
+    (ids,) = encoder.encode([text])
+    assert not encoder.control & set(ids.tolist())
+    assert encoder.decode(ids) == text
 
 
 def test_a_piece_without_an_embedding_row_is_none(shared_data: Path) -> None:
@@ -76,20 +73,6 @@ def test_control_pieces_are_those_of_the_tokenizers_files(
         find_vocab(tokenizer, VocabConfig(eos="<x>"))
 
 
-PIECES = ["<PRE>", "<SUF>", "<s>", "</s>", "▁", " ", "ো", "<EO", "T>", "x", "\n", "<"]
-
-
-@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join) | st.text())
-@example("a <PRE> b </s><s><unk> <SUF>")
-def test_codellama_text_survives_and_yields_no_control_id(
-    codellama: Encoder, text: str
-) -> None:
-    """` <PRE>` encoded to id 32007; letters among the adaptive tokens cannot be cut around."""
-    (ids,) = codellama.encode([text])
-    assert not codellama.control & set(ids.tolist())
-    assert codellama.decode(ids) == text
-
-
 def test_a_tokenizer_that_loses_text_is_refused(tmp_path: Path) -> None:
     """NFC changes letters; of two pieces with one id, one was decoded as the other."""
     ENCODER.check()
@@ -100,7 +83,7 @@ def test_a_tokenizer_that_loses_text_is_refused(tmp_path: Path) -> None:
     described = json.loads(TOKENIZER.to_str())
     pieces = described["model"]["vocab"]
     pieces["q"] = pieces["o"]
-    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    write_json(tmp_path / "tokenizer.json", described)
     with pytest.raises(UserError, match="got one id for two pieces"):
         Encoder(load_tokenizer(tmp_path), VOCAB).check()
 

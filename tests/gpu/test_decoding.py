@@ -5,7 +5,6 @@ forwards of different widths may round near-ties differently: there every token 
 of one causal forward over the whole text, or nearly tie with it.
 """
 
-import json
 import os
 import random
 import subprocess
@@ -18,30 +17,19 @@ from typing import Any
 import pytest
 import torch
 
+from conf.files import write_json
 from infer import DecodeConfig, Model
 from infer import load as load_model
 from infer.bench.roofline import measure_roofline
 from infer.engine.pick import Logits, gumbel
-from tests.drills.lossless import texts_of
-from tests.gpu.shapes import CODELLAMA_7B, DEVICE, LIVELY, RANKS, TINY, random_model
+from infer.engine.sampling import Sampling
+from tests.drills.lossless import OTHERS, SAMPLINGS, SHAPES, texts_of
+from tests.gpu.shapes import CODELLAMA_7B, DEVICE, LIVELY, RANKS, random_model
 from tests.infer.library import number_words
 
 NEAR = {"float32": 1e-4, "bfloat16": 0.02, "float16": 0.003}  # below the pick, at most
-PLAIN = DecodeConfig("plain", max_new_tokens=48)
-DECODERS = {
-    "plain": PLAIN,
-    "prompt lookup": replace(PLAIN, method="prompt_lookup", k=5),
-    "two forwards": replace(PLAIN, method="hybrid", k=5, probes="root"),
-    "one forward": replace(PLAIN, method="hybrid", k=5, probes="all"),
-    "two sites": replace(PLAIN, method="hybrid", k=3, probes="2"),
-    "tree": replace(PLAIN, method="sdsat", k=5, tree="paper"),
-    "measured": replace(PLAIN, method="hybrid"),
-}
-SAMPLINGS = {
-    "greedy": partial(replace),
-    "sampled": partial(replace, temperature=1.0),
-    "top_k, top_p": partial(replace, temperature=0.8, top_k=10, top_p=0.95),
-}
+DECODERS = {"plain": DecodeConfig("plain"), **SHAPES, **OTHERS}
+GREEDY = SAMPLINGS["greedy"]
 load = partial(load_model, device=DEVICE)
 
 
@@ -53,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = number_words(LIVELY["vocab_size"])
     words.save(str(path / "tokenizer.json"))
     adaptive = {"adaptive_ids": [490], "L": 3}
-    (path / "adaptive.json").write_text(json.dumps(adaptive))
+    write_json(path / "adaptive.json", adaptive)
     return path
 
 
@@ -70,15 +58,30 @@ def prompts() -> list[list[int]]:
     ]
 
 
+def decoded(
+    model: Model,
+    prompts: list[list[int]],
+    decoder: str = "plain",
+    sampling: Sampling = GREEDY,
+    *,
+    batch: int = 1,
+) -> list[list[int]]:
+    decode = replace(DECODERS[decoder], max_new_tokens=48, **vars(sampling))
+    return texts_of(model, prompts, decode, batch=batch)
+
+
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_tokens_are_those_of_plain_decoding(
-    model: Model, prompts: list[list[int]], decoder: str, sampling: str, batch: int
+    model: Model,
+    prompts: list[list[int]],
+    decoder: str,
+    sampling: Sampling,
+    batch: int,
 ) -> None:
-    sampled = SAMPLINGS[sampling]
-    texts = texts_of(model, prompts, sampled(DECODERS[decoder]), batch=batch)
-    assert texts == texts_of(model, prompts, sampled(PLAIN), batch=1)
+    texts = decoded(model, prompts, decoder, sampling, batch=batch)
+    assert texts == decoded(model, prompts, sampling=sampling)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="only a GPU's forward is compiled")
@@ -86,11 +89,13 @@ def test_a_compiled_forward_gives_the_same_tokens(
     model: Model, prompts: list[list[int]], folder: Path
 ) -> None:
     compiled = load(folder, "float32", compile=True)
-    texts = texts_of(compiled, prompts, DECODERS["tree"], batch=1)
-    assert texts == texts_of(model, prompts, PLAIN, batch=1)
+    texts = decoded(compiled, prompts, "sdsat, paper's tree")
+    assert texts == decoded(model, prompts)
 
 
-@pytest.mark.parametrize("decoder", ["plain", "two forwards", "tree"])
+@pytest.mark.parametrize(
+    "decoder", ["plain", "two forwards, k=5", "sdsat, paper's tree"]
+)
 @pytest.mark.parametrize("dtype", NEAR)
 def test_other_tokens_nearly_tie(
     folder: Path, prompts: list[list[int]], dtype: str, decoder: str, show: Any
@@ -98,10 +103,9 @@ def test_other_tokens_nearly_tie(
     """Float32 is compared with the CPU, narrow types with the library on the same device."""
     model = load(folder, dtype)
     judge = load(folder, dtype, device="cpu") if dtype == "float32" else model
-    texts = texts_of(model, prompts, DECODERS[decoder], batch=1)
     worst = max(
         float(distances(judge.lm, prompt, text).max())
-        for prompt, text in zip(prompts, texts)
+        for prompt, text in zip(prompts, decoded(model, prompts, decoder))
     )
     show(worst=worst)
     assert worst <= NEAR[dtype]
@@ -152,7 +156,7 @@ def test_a_model_divided_over_all_devices_gives_the_same_text(folder: Path) -> N
 
 def test_the_cost_of_rows(show: Any) -> None:
     """A forward of q rows and its lower bound, of CodeLlama-7B's shape in bfloat16."""
-    shape = CODELLAMA_7B if DEVICE == "cuda" else TINY
+    shape = CODELLAMA_7B if DEVICE == "cuda" else LIVELY
     figures = measure_roofline(random_model(shape, dtype=torch.bfloat16, device=DEVICE))
     show(**figures)
     assert min(figures["ms"]) > 0

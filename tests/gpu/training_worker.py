@@ -14,7 +14,7 @@ import torch
 
 from conf import settings
 from data_prep.shards import SPAN, PackedSequence
-from data_prep.vocab import Vocab
+from tests.conftest import text_vocab
 from train.config import ObjectiveConfig, TrainConfig
 from train.data import COLUMNS, CUDA_COLUMNS, lay_out, to_tensors
 from train.engine import Engine, start
@@ -22,20 +22,7 @@ from train.model import assemble
 from train.pretrained import model_config
 
 STEPS = 4
-
-
-def vocab(size: int) -> Vocab:
-    """Return the vocabulary of random tokens: adaptive ids 2 to 8."""
-    return Vocab(
-        size=size,
-        bos=0,
-        eos=1,
-        pre=None,
-        suf=None,
-        mid=None,
-        eot=None,
-        adaptive=tuple(range(2, 9)),
-    )
+ADAPTIVE = range(2, 9)
 
 
 def random_batch(
@@ -53,7 +40,12 @@ def random_batch(
     multiple = CUDA_COLUMNS if device.type == "cuda" else COLUMNS
     return to_tensors(
         lay_out(
-            [sequence], [0], vocab(size), objective, seed=(seed,), multiple=multiple
+            [sequence],
+            [0],
+            text_vocab(size, *ADAPTIVE),
+            objective,
+            seed=(seed,),
+            multiple=multiple,
         ),
         device,
     )
@@ -76,7 +68,7 @@ class Steps:
         self.tokens = tokens
         self.size = model_config(self.settings.model).vocab_size
         self.engine = Engine(
-            assemble(self.settings, vocab(self.size))[0], self.settings
+            assemble(self.settings, text_vocab(self.size, *ADAPTIVE))[0], self.settings
         )
 
     def step(self, index: int) -> float:

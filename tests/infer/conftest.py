@@ -1,6 +1,5 @@
 """A model directory with random weights, the demo's tokenizer and adaptive.json."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -8,9 +7,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from conf.files import write_json
+from data_prep.vocab import INFILLING
 from infer import Model, load
 from infer.models.checkpoint import ModelDirectory
-from tests.conftest import tiny_llama
+from tests.conftest import tiny_llama, vocab_of
 from tests.infer.library import Generate, drafting
 
 ROWS = 400  # of data_folder's tokenizer
@@ -28,14 +29,14 @@ def model_dir(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     shutil.copyfile(
         data_folder / "tokenizer" / "tokenizer.json", folder / "tokenizer.json"
     )
-    vocab = json.loads((data_folder / "manifest.json").read_text())["vocab"]
+    vocab = vocab_of(data_folder)
     described = {
-        "adaptive_ids": vocab["adaptive"][:1],
+        "adaptive_ids": vocab.adaptive[:1],
         "L": 3,
-        "bos": vocab["bos"],
-        "infilling": {name: vocab[name] for name in ("pre", "suf", "mid", "eot")},
+        "bos": vocab.bos,
+        "infilling": {name: getattr(vocab, name) for name in INFILLING},
     }
-    (folder / "adaptive.json").write_text(json.dumps(described))
+    write_json(folder / "adaptive.json", described)
     return folder
 
 

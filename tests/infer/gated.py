@@ -1,6 +1,5 @@
 """Random gated adapters, written by peft."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import PreTrainedModel
 
+from conf.files import read_json, write_json
 from tests.conftest import tiny_llama
 
 
@@ -32,8 +32,8 @@ def adapted_copy(
 ) -> Path:
     """A copy of the model directory with an adapter of these settings."""
     shutil.copytree(model_dir, folder)
-    described = json.loads((folder / "adaptive.json").read_text())
-    (folder / "adaptive.json").write_text(json.dumps(described | {"gated": gated}))
-    vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
+    described = read_json(folder / "adaptive.json")
+    write_json(folder / "adaptive.json", described | {"gated": gated})
+    vocab = read_json(folder / "config.json")["vocab_size"]
     write_adapter(tiny_llama(vocab=vocab), folder / "adapter", **settings)
     return folder

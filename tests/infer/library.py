@@ -17,11 +17,14 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
+import infer
+from infer import DecodeConfig, Model
 from infer.engine.output import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Drafter, Drafters, Limits, Step, decode
 from infer.portable.custom_generate import generate
+from infer.requests import Prompt
 from infer.trees.tree import Tree
 
 Generate = Callable[..., Any]
@@ -37,6 +40,14 @@ def collect(
         [t for s in steps if s.sequence == b for t in s.tokens]
         for b in range(sequences)
     ], steps
+
+
+def tokens_of(
+    model: Model, prompts: Sequence[Prompt], decode: DecodeConfig, **options: Any
+) -> list[list[int]]:
+    """The tokens of every prompt by `infer.generate`."""
+    steps = infer.generate(model, prompts, decode, **options)
+    return collect([list(steps)], len(prompts))[0]
 
 
 def steps_of(

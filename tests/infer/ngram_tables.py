@@ -1,10 +1,13 @@
 """Tables of n-grams, and the slow reference: dictionaries and dense vectors."""
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from data_prep.ngrams import FORMAT, hash_contexts, id_dtype, write_table
 from infer.ngrams import NgramTable, NgramWeights
@@ -22,34 +25,39 @@ def count_ngrams(texts: Sequence[Sequence[int]], contexts: Iterable[int]) -> Cou
     return counts
 
 
+def columns(
+    length: int, rows: Sequence[tuple[int, int, list[tuple[int, int]]]]
+) -> dict[str, list[int]]:
+    """Return the tensors of the contexts of one length, as lists.
+
+    A row is a context's key and total, and its successors with their counts.
+    """
+    pairs = [pair for _, _, successors in rows for pair in successors]
+    ends = itertools.accumulate(len(successors) for _, _, successors in rows)
+    o = length + 1
+    return {
+        f"keys_{o}": [key for key, _, _ in rows],
+        f"totals_{o}": [total for _, total, _ in rows],
+        f"first_{o}": [0, *ends],
+        f"ids_{o}": [token for token, _ in pairs],
+        f"counts_{o}": [count for _, count in pairs],
+    }
+
+
 def make_table(
     path: Path, texts: Sequence[Sequence[int]], *, order: int, vocabulary: int
 ) -> NgramTable:
     """Write and read the table of all n-grams of these texts."""
-    counts = count_ngrams(texts, range(1, order))
     unigrams = np.bincount(
         [token for text in texts for token in text], minlength=vocabulary
-    ).astype(np.uint32)
-    tensors = {"unigrams": unigrams}
+    )
+    tensors: dict[str, Any] = {"unigrams": unigrams}
     for length in range(1, order):
         rows = []
-        for context, successors in counts.items():
-            if len(context) == length:
-                columns = [np.array([token]) for token in reversed(context)]
-                key = int(hash_contexts(columns)[0])
-                rows.append((key, successors.most_common()))
-        rows.sort()
-        pairs = [pair for _, successors in rows for pair in successors]
-        lengths = [len(successors) for _, successors in rows]
-        totals = [sum(n for _, n in successors) for _, successors in rows]
-        o = length + 1
-        tensors |= {
-            f"keys_{o}": np.array([key for key, _ in rows], np.uint64),
-            f"totals_{o}": np.array(totals, np.uint32),
-            f"first_{o}": np.cumsum([0, *lengths]).astype(np.uint32),
-            f"ids_{o}": np.array([token for token, _ in pairs], id_dtype(vocabulary)),
-            f"counts_{o}": np.array([n for _, n in pairs], np.uint32),
-        }
+        for context, successors in count_ngrams(texts, [length]).items():
+            key = hash_contexts([np.array([token]) for token in reversed(context)])
+            rows.append((int(key[0]), successors.total(), successors.most_common()))
+        tensors |= columns(length, sorted(rows))
     return save(path, tensors, order=order, vocabulary=vocabulary)
 
 
@@ -58,29 +66,33 @@ def make_random_table(
 ) -> NgramTable:
     """Write and read a table of random contexts, successors and counts."""
     rng = np.random.default_rng(seed)
-    tensors = {"unigrams": rng.integers(0, 9, vocabulary).astype(np.uint32)}
+    tensors = {"unigrams": rng.integers(0, 9, vocabulary)}
     for o in range(2, order + 1):
         tokens = rng.integers(0, vocabulary, (o - 1, 400))
         keys = np.unique(hash_contexts(list(tokens)))
         sizes = rng.integers(0, 9, len(keys))
-        ids = rng.integers(0, vocabulary, sizes.sum())
         tensors |= {
+            f"ids_{o}": rng.integers(0, vocabulary, sizes.sum()),
             f"keys_{o}": keys,
-            f"totals_{o}": rng.integers(0, 9, len(keys)).astype(np.uint32),
-            f"first_{o}": np.concatenate([[0], np.cumsum(sizes)]).astype(np.uint32),
-            f"ids_{o}": ids.astype(id_dtype(vocabulary)),
-            f"counts_{o}": rng.integers(0, 2**32, sizes.sum()).astype(np.uint32),
+            f"totals_{o}": rng.integers(0, 9, len(keys)),
+            f"first_{o}": np.concatenate([[0], np.cumsum(sizes)]),
+            f"counts_{o}": rng.integers(0, 2**32, sizes.sum()),
         }
     return save(path, tensors, order=order, vocabulary=vocabulary)
 
 
 def save(
-    path: Path, tensors: Mapping[str, np.ndarray], **metadata: object
+    path: Path, tensors: Mapping[str, ArrayLike], *, order: int, vocabulary: int
 ) -> NgramTable:
     """Write and read a table."""
+    dtypes = {"keys": np.uint64, "ids": id_dtype(vocabulary)}
+    arrays = {
+        name: np.array(values, dtypes.get(name.split("_")[0], np.uint32))
+        for name, values in tensors.items()
+    }
     described = {"format": FORMAT, "tokenizer": "0" * 64, "tokens": "0"}
-    described |= {name: str(value) for name, value in metadata.items()}
-    write_table(path, tensors, described)
+    described |= {"order": str(order), "vocabulary": str(vocabulary)}
+    write_table(path, arrays, described)
     return NgramTable(path)
 
 

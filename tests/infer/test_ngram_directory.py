@@ -1,6 +1,5 @@
 """A model directory with a table of n-grams, without one, and with a wrong one."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +9,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from conf import UserError
-from infer import DecodeConfig, Infill, Model, generate, load
+from conf.files import read_json, write_json
+from infer import DecodeConfig, Infill, generate, load
 from infer.models.checkpoint import ModelDirectory
 from infer.ngrams import FILE
 from tests.infer.conftest import ROWS
-from tests.infer.library import PROMPT, collect, drafting, left_padded
+from tests.infer.library import PROMPT, drafting, left_padded, tokens_of
 from tests.infer.ngram_tables import make_random_table, make_table
 
 NEW = 24
@@ -35,14 +35,10 @@ def with_table(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     new = tokens_of(model, prompts, DecodeConfig("plain", max_new_tokens=NEW))
     own = [prompt + text for prompt, text in zip(prompts, new)]
     make_table(folder / FILE, own, order=4, vocabulary=ROWS)
-    described = json.loads((folder / "adaptive.json").read_text())
+    described = read_json(folder / "adaptive.json")
     weights = {"table": 2.0, "text": 1.0, "places": [0.4]}
-    (folder / "adaptive.json").write_text(json.dumps(described | {"ngrams": weights}))
+    write_json(folder / "adaptive.json", described | {"ngrams": weights})
     return folder
-
-
-def tokens_of(model: Model, prompts: list, decode: DecodeConfig) -> list[list[int]]:
-    return collect([list(generate(model, prompts, decode))], len(prompts))[0]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

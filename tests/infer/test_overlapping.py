@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import pytest
 from transformers import PreTrainedModel
 
-from infer import DecodeConfig, Model, generate, load
+from infer import DecodeConfig, Model, load
 from tests.infer.gated import adapted_copy
-from tests.infer.library import PROMPT, Generate, left_padded
+from tests.infer.library import PROMPT, Generate, left_padded, tokens_of
 
 THREADS = 4
 PROMPTS = [PROMPT, [61, 62], [99] * 7, [20, 31, 77]]
@@ -57,10 +57,6 @@ def test_custom_generate_beside_the_librarys_padded_batches(
     assert lm.config._attn_implementation == "sdpa" and lm.config.to_dict() == before
 
 
-def text_of(model: Model, prompt: list[int], decode: DecodeConfig) -> list[int]:
-    return [token for step in generate(model, prompt, decode) for token in step.tokens]
-
-
 @pytest.mark.parametrize("gated", [False, True])
 def test_generate_in_threads(
     model: Model, model_dir: Path, tmp_path: Path, gated: bool
@@ -73,14 +69,14 @@ def test_generate_in_threads(
         {"probes": "root", "k": 3},
         {"probes": "all", "k": 2},
     ]
-    expected: list[list[int]] = []
-    calls: list[Callable[[], list[int]]] = []
+    expected: list[list[list[int]]] = []
+    calls: list[Callable[[], list[list[int]]]] = []
     for prompt in PROMPTS:
         for temperature in (0.0, 1.0):
             plain = DecodeConfig("plain", max_new_tokens=16, temperature=temperature)
-            text = text_of(model, prompt, plain)
+            text = tokens_of(model, [prompt], plain)
             for method in methods:
                 decode = replace(plain, method=None, **method)
-                calls.append(partial(text_of, model, prompt, decode))
+                calls.append(partial(tokens_of, model, [prompt], decode))
                 expected.append(text)
     assert in_threads(calls) == expected

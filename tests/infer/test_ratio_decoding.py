@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +15,6 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
-from infer import load
-from infer.api import generate
-from infer.config import DecodeConfig
 from infer.drafters.budget import FamilyBudget
 from infer.drafters.draft_model import DraftSetup, RatioDrafters
 from infer.drafters.stopwatch import Stopwatch
@@ -171,11 +167,3 @@ def test_families_stay_together(graph: TokenGraph, most: int, depth: int) -> Non
         assert there in ([], family)
         if not there and drafts.depths[node] < depth:
             assert count + len(family) > 1 + most or not family
-
-
-def test_by_its_settings(model_dir: Path) -> None:
-    model = load(model_dir, "float32", draft="self:1")
-    sampled = {"temperature": 0.8, "verify": "ratio", "max_new_tokens": 12}
-    steps = list(generate(model, [5, 6, 7], DecodeConfig("gsd", **sampled)))
-    assert sum(len(step.tokens) for step in steps) <= 12
-    assert any(step.drafted for step in steps)

@@ -31,6 +31,8 @@ from infer.regenerate import (
     repeats,
 )
 from tests import warm
+from tests.conftest import write_rows
+from tests.infer.library import tokens_of
 
 Run = Callable[..., RegenerateConfig]
 
@@ -156,9 +158,9 @@ def test_two_ranks_and_a_killed_run_write_the_bytes_of_one(
     alone, both, killed = (run(name, *sizes) for name in "abc")
     stage.main(alone)
     assert list(shards(alone)) == [f"own-{index:05}.jsonl" for index in range(8)]
-    assert warm.call_ranks(_rank, both, ranks=2) == [0, 0]
+    assert warm.call_ranks(_rank, both, ranks=2) == 0
     assert shards(both) == shards(alone)
-    assert warm.call_ranks(_killed, killed, ranks=1) == [-signal.SIGKILL]
+    assert warm.call_ranks(_killed, killed) == -signal.SIGKILL
     assert not Path(killed.out).exists()
     stage.main(killed)
     assert shards(killed) == shards(alone)
@@ -197,8 +199,7 @@ def chat_dir(model_dir: Path, tmp_path: Path) -> Path:
 def test_prompts_are_answered_in_any_batches(chat_dir: Path, tmp_path: Path) -> None:
     asked = [{"prompt": "def f(x):"}, {"messages": [{"role": "user", "content": "x"}]}]
     asked[1]["messages"].append({"role": "assistant", "content": "not this"})
-    file = tmp_path / "asked.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in asked))
+    file = write_rows(tmp_path / "asked.jsonl", asked)
     configs = [
         composed(
             f"model={chat_dir}",
@@ -224,15 +225,9 @@ def test_prompts_are_answered_in_any_batches(chat_dir: Path, tmp_path: Path) -> 
             continue
         *messages, answer = answered[id]["messages"]
         assert messages == list(messages_of(asked[index]))
-        steps = list(
-            generate(
-                model,
-                chat_ids(chat_dir, messages),
-                configs[0].decode(id),
-                seeds=[seed_from(0, id)],
-            )
-        )
-        tokens = [token for step in steps for token in step.tokens]
+        prompt = chat_ids(chat_dir, messages)
+        seeds = [seed_from(0, id)]
+        (tokens,) = tokens_of(model, [prompt], configs[0].decode(id), seeds=seeds)
         assert answer == {"role": "assistant", "content": model.text.decode(tokens)}
         assert answered[id]["ends"] == (tokens[-1] in model.eos)
     assert answered and all(len(row["messages"]) == 2 for row in answered.values())

@@ -1,6 +1,5 @@
 """Text out of ids: whole characters as they come, and the end at a stop string."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from conf.files import write_json
 from infer.models.checkpoint import ModelDirectory
 from infer.text import Output, Text
 
@@ -97,5 +97,5 @@ def test_a_tokenizer_beyond_the_models_rows_spells_with_bytes(
     source = shared_data / "tokenizers" / "codellama-7b"
     shutil.copyfile(source / "tokenizer.json", tmp_path / "tokenizer.json")
     for rows, text in ((32000, "a <PRE> b"), (31000, "ो 한국")):
-        (tmp_path / "config.json").write_text(json.dumps({"vocab_size": rows}))
+        write_json(tmp_path / "config.json", {"vocab_size": rows})
         assert max(ModelDirectory(tmp_path).text.encode(text)) < rows

@@ -11,9 +11,10 @@ from torch.nn.attention.flex_attention import (
     create_mask,
     flex_attention,
 )
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from data_prep.windows import replaceable
+from tests.conftest import tiny_llama
 from train import attention
 from train.attention import (
     block_mask,
@@ -27,18 +28,9 @@ from train.objective import Layout, branch
 L = 3
 
 
-def model(attention: str, *, kv_heads: int = 2, hidden: int = 32) -> AdaptiveLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=50,
-        hidden_size=hidden,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=kv_heads,
-        initializer_range=0.3,
-    )
-    lm = LlamaForCausalLM._from_config(config, attn_implementation=register(attention))
+def model(attention: str) -> AdaptiveLM:
+    lm = tiny_llama()
+    lm.set_attn_implementation(register(attention))
     return AdaptiveLM(lm, chunk=7, L=L)
 
 

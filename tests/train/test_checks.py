@@ -11,7 +11,7 @@ import torch
 from conf import RankLocalError, UserError, settings
 from conf.stage import read_manifest
 from data_prep.shards import Shards
-from data_prep.vocab import Vocab
+from tests.conftest import vocab_of
 from train import checks
 from train.checks import check_adaptive, check_devices, check_own, check_ranks
 from train.config import ObjectiveConfig, TrainConfig
@@ -66,7 +66,7 @@ def test_own_text_must_have_the_ids_of_the_data(
 
 
 def test_text_must_not_contain_adaptive_ids(data_folder: Path) -> None:
-    vocab = Vocab.from_json(read_manifest(data_folder, "shards", "data.path")["vocab"])
+    vocab = vocab_of(data_folder)
     common = int(Shards(data_folder, "train")[0].tokens[5])
     used = replace(vocab, adaptive=(common,))
     with pytest.raises(UserError, match=f"got {common} in the text"):

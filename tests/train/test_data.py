@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from data_prep.shards import Shards
-from data_prep.vocab import Vocab
+from tests.conftest import vocab_of
 from train.config import ObjectiveConfig, OptimizerConfig, TrainConfig, TrainDataConfig
 from train.data import (
     TrainingData,
@@ -38,10 +37,6 @@ def test_ranks_share_a_global_batch_without_changing_it() -> None:
             for batch in rank_batches(order, rank=rank, ranks=ranks, micro_batch=micro)
         ]
         assert sorted(np.concatenate(batches)) == sorted(order)
-
-
-def vocab_of(folder: Path) -> Vocab:
-    return Vocab.from_json(json.loads((folder / "manifest.json").read_text())["vocab"])
 
 
 def own_text(folder: Path, *, share: float, batch: int, seed: int = 0) -> TrainConfig:

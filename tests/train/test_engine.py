@@ -12,9 +12,8 @@ import torch
 from torch.nn.utils import parameters_to_vector
 
 from conf import UserError, settings
-from conf.stage import read_manifest
 from data_prep.shards import Shards
-from data_prep.vocab import Vocab
+from tests.conftest import vocab_of
 from tests.train.resume_worker import RECIPE
 from train.config import TrainConfig
 from train.data import load_batch
@@ -44,8 +43,7 @@ class Setup:
         batch = ["global_batch=4", "micro_batch=1"]
         arguments = [*RECIPE, f"data.path={data}", *batch, *overrides]
         self.config = settings("train", TrainConfig, arguments)
-        manifest = read_manifest(data, "shards", "data.path")
-        self.vocab = Vocab.from_json(manifest["vocab"])
+        self.vocab = vocab_of(data)
         self._shards = Shards(data, "train")
 
     def module(self) -> AdaptiveLM:

@@ -1,32 +1,19 @@
-"""The launch scripts under stubs of Slurm's commands."""
+"""The launch scripts under stubs of Slurm's commands and of Python."""
 
 import os
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from conf import settings
-from data_prep.config import DataPrepConfig
-from infer.bench.config import BenchConfig
-from infer.regenerate import RegenerateConfig
-from train.config import TrainConfig
-from train.convert import ConvertConfig
-from train.export import ExportConfig
+from tests.markdown import Command
+from tests.test_docs import check
 
 ROOT = Path(__file__).parents[2]
 
-ENTRIES: dict[str, tuple[str, Any]] = {
-    "train.convert": ("convert", ConvertConfig),
-    "data_prep": ("data_prep", DataPrepConfig),
-    "train": ("train", TrainConfig),
-    "train.export": ("export", ExportConfig),
-    "infer.regenerate": ("regenerate", RegenerateConfig),
-    "infer.bench": ("bench", BenchConfig),
-}
 RECORD = """[[ $1 != -c ]] || { echo 2; exit; }  # how many ranks
 { printf "%q " "$@"; echo; } >>"$CALLS"
 """
@@ -119,9 +106,8 @@ def test_the_demo_runs_every_stage_with_settings_that_compose(project: Path) -> 
     for line in calls.read_text().splitlines():
         words = shlex.split(line)
         module, *overrides = words[words.index("-m") + 1 :]
-        entry, schema = ENTRIES[module]
-        composed: Any = settings(entry, schema, overrides)
-        assert composed.out.startswith(str(out))
+        assert check(Command(module, tuple(overrides))) is None
+        assert any(word.startswith(f"out={out}") for word in overrides)
         called.append(module)
     assert called == [
         "train.convert",
@@ -137,3 +123,22 @@ def test_the_demo_runs_every_stage_with_settings_that_compose(project: Path) -> 
         "train.export",
         "infer.bench",
     ]
+
+
+def test_a_python_that_does_not_start_is_passed_over(tmp_path: Path) -> None:
+    """pyenv's python3.11 may only print that no such version is chosen. A .venv without
+    pip is not finished. Nothing but model=smollm2 needs its package.
+    """
+    for place in ("launch", "programs", ".venv/bin"):
+        (tmp_path / place).mkdir(parents=True)
+    (tmp_path / "requirements.lock").touch()
+    (tmp_path / ".venv/bin/python").symlink_to(sys.executable)
+    script = shutil.copy(ROOT / "launch" / "setup.sh", tmp_path / "launch")
+    python = f'exec "{sys.executable}" "$@"'
+    stub(tmp_path / "programs", **{"python3.11": "exit 127", "python3.12": python})
+    path = f"{tmp_path / 'programs'}:{os.environ['PATH']}"
+    env = os.environ | {"PATH": path, "PIP_NO_INDEX": "1"}
+    run = subprocess.run(["bash", script], env=env, check=True, stderr=subprocess.PIPE)
+    assert b"warning: model=smollm2" in run.stderr
+    for made in ("bin/pip", "installed.lock"):
+        assert (tmp_path / ".venv" / made).exists()

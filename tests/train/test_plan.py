@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from conf import settings
 from conf.stage import read_manifest
-from data_prep.vocab import Vocab
+from tests.conftest import text_vocab, tiny_llama
 from train.config import ObjectiveConfig, TrainConfig
 from train.data import lay_out
 from train.flops import expected_work, peak_flops, step_flops
@@ -19,17 +19,8 @@ from train.objective import IGNORE
 from train.plan import DEVICES, Memory, estimate_memory, plan
 from train.pretrained import model_config
 
-VOCAB = Vocab(
-    size=100, bos=3, eos=4, pre=None, suf=None, mid=None, eot=None, adaptive=(7,)
-)
-TINY = LlamaConfig(
-    vocab_size=97,
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-)
+VOCAB = text_vocab(100, 7)
+TINY = tiny_llama().config
 EXPERIMENTS = Path(__file__).parents[2] / "conf" / "train" / "experiment"
 RECIPES = sorted(
     path.stem
@@ -38,21 +29,15 @@ RECIPES = sorted(
 )
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_every_recipe_fits_its_device(recipe: str) -> None:
-    config = settings("train", TrainConfig, [f"experiment={recipe}"])
-    lines = plan(config)
-    assert lines["memory per GPU"].startswith("fits"), lines["memory per GPU"]
-
-
 @pytest.mark.parametrize(
     ("overrides", "verdict"),
     [
+        *(([f"experiment={recipe}"], "fits") for recipe in RECIPES),
         (["experiment=sdsat_7b_l5", "plan_device=24"], "does not fit: "),
         (["experiment=sdsat_7b_l5", "plan_device=44"], "fits: "),
     ],
 )
-def test_verdicts_of_memory(overrides: list[str], verdict: str) -> None:
+def test_every_recipe_fits_its_device(overrides: list[str], verdict: str) -> None:
     lines = plan(settings("train", TrainConfig, overrides))
     assert lines["memory per GPU"].startswith(verdict), lines["memory per GPU"]
 

@@ -9,10 +9,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from conf import UserError, settings
-from conf.stage import read_manifest
 from data_prep.pipeline import prepare
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
+from tests.conftest import text_vocab, vocab_of
 from tests.data_prep.chat_fixture import chat_settings, say
 from train.config import ObjectiveConfig, TrainConfig
 from train.data import lay_out, to_tensors
@@ -25,9 +25,7 @@ from train.pretrained import (
     model_config,
 )
 
-VOCAB = Vocab(
-    size=100, bos=3, eos=4, pre=None, suf=None, mid=None, eot=None, adaptive=(7,)
-)
+VOCAB = text_vocab(100, 7)
 # As CodeLlama-34b's, whose rows end before its adaptive id.
 GROWN = replace(VOCAB, size=101, adaptive=(100,))
 SHAPE = {
@@ -92,8 +90,7 @@ def test_the_loss_of_chat_data_is_the_librarys_on_the_answer(
 ) -> None:
     rows = [{"messages": say("What is it?", "A test of one answer.")}]
     prepare(chat_settings(tmp_path, rows))
-    manifest = read_manifest(tmp_path / "out", "shards", "out")
-    vocab = Vocab.from_json(manifest["vocab"])
+    vocab = vocab_of(tmp_path / "out")
     (sequence,) = Shards(tmp_path / "out", "train")
     config = tiny("llama", max_position_embeddings=256)
     lm = load(config, vocab)

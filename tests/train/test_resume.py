@@ -2,7 +2,6 @@
 do.
 """
 
-import json
 import math
 import os
 import signal
@@ -14,6 +13,7 @@ import psutil
 import pytest
 
 from conf import settings
+from conf.files import read_json, read_rows
 from tests import warm
 from tests.train.resume_worker import RECIPE, SAVE_EVERY, STEPS, VARIANTS
 from train.config import TrainConfig
@@ -40,7 +40,7 @@ def runs(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def values(run: Path, name: str = "loss") -> list[float]:
     """Return a metric of every step."""
-    rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    rows = read_rows(run / "log.jsonl")
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
     return [row[name] for row in rows]
 
@@ -61,8 +61,7 @@ def test_a_resumed_run_repeats_every_loss_to_the_bit(runs: Path, variant: str) -
     whole, resumed = runs / variant, runs / f"{variant}-resumed"
     assert len(values(whole)) == STEPS and values(resumed) == values(whole)
     first, second = (
-        json.loads((run / "manifest.json").read_text())["validation"]
-        for run in (whole, resumed)
+        read_json(run / "manifest.json")["validation"] for run in (whole, resumed)
     )
     assert first == second
 
@@ -109,7 +108,7 @@ def test_a_full_disk_leaves_the_checkpoints_that_were(runs: Path) -> None:
 def test_a_diverged_run_stops_with_diagnostics(runs: Path) -> None:
     assert "step 6: the loss is nan. See" in message(runs, "nan")
     assert checkpoints(runs / "nan") == ["step-000004"]
-    result = json.loads((runs / "nan" / "diagnostics.json").read_text())
+    result = read_json(runs / "nan" / "diagnostics.json")
     ranks = result["micro_batches_by_rank"]
     finite = [[math.isfinite(row["loss"]) for row in rows] for rows in ranks]
     assert finite == [[True, True], [True, False]]

@@ -1,17 +1,119 @@
-"""Runs of Weights & Biases whose server, network or disk fails. They ended or delayed
-the training.
+"""Weights & Biases: what it gets of a model, and runs whose server, network or disk
+fails, which ended or delayed the training.
 """
 
 import json
 import os
+import shutil
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
 
-from tests.offline_runs import read_runs
-from tests.stub_wandb import stub_server
+from conf.files import read_json
+from tests import warm
+from tests.train.resume_worker import RECIPE
+
+
+def records(file: Path) -> list[dict[str, Any]]:
+    """Return every record of a run's log, which W&B may write some time after the run has ended."""
+    wandb = Path(sys.executable).with_name("wandb")
+    command = [wandb, "leet", "inspect", "--json", file]
+    for _ in range(20):
+        output = subprocess.check_output(command, text=True)
+        parts = [json.loads(line) for line in output.splitlines()]
+        if any(part["type"] == "exit" for part in parts):
+            break
+        time.sleep(1)
+    return parts
+
+
+def read_runs(folder: Path) -> dict[str, dict[str, list[Any]]]:
+    """Return the records of each run below a folder by kind, of all its offline files in their order."""
+    runs: dict[str, dict[str, list[Any]]] = {}
+    for file in sorted(folder.rglob("offline-run-*/run-*.wandb")):
+        parts = records(file)
+        (id,) = (part["run"]["run_id"] for part in parts if part["type"] == "run")
+        for part in parts:
+            kind = part["type"]
+            runs.setdefault(id, {}).setdefault(kind, []).append(part.get(kind))
+    return runs
+
+
+TINY = [
+    item
+    for item in RECIPE
+    if not item.startswith(("tracker", "steps", "save_every", "validate_every"))
+]
+
+
+def command(module: str, *arguments: str) -> None:
+    done = warm.run_ranks(module, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def runs(
+    data_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, Any]]:
+    """Of a training that was resumed, and a report that was made twice."""
+    folder = tmp_path_factory.mktemp("tracking")
+    tuned, model, report = (folder / name for name in ("tuned", "model", "report"))
+    training = [*TINY, "steps=2", "save_every=1", "validate_every=1"]
+    training += [f"data.path={data_folder}", f"out={tuned}"]
+    command("train", *training)
+    (tuned / "manifest.json").unlink()  # as if it had been killed in its second step
+    shutil.rmtree(tuned / "checkpoints" / "step-000002")
+    time.sleep(1)  # W&B names a run's offline folder by the second
+    command("train", *training)
+    export = [f"checkpoint={tuned}", f"out={model}"]
+    command("train.export", *export)
+    bench = ["prompts=[humaneval]", "count=1", "prompt_tokens=1000", "part=speed"]
+    bench += ["speed.max_new_tokens=3", "speed.decoders=[ngrams]", "speed.peers=[]"]
+    bench += ["speed.rounds=1", "dtype=float32"]
+    for _ in range(2):  # the second finds all measured
+        command("infer.bench", f"model={model}", f"out={report}", *bench)
+    return read_runs(folder)
+
+
+def of(runs: dict[str, dict[str, Any]], job: str) -> dict[str, Any]:
+    (run,) = (run for run in runs.values() if run["run"][0]["job_type"] == job)
+    return run
+
+
+def test_each_has_one_run(runs: dict[str, dict[str, Any]]) -> None:
+    """Each report made another run."""
+    jobs = sorted(run["run"][0]["job_type"] for run in runs.values())
+    assert jobs == ["report", "train"]
+
+
+def test_a_training_is_drawn_over_tokens(runs: dict[str, dict[str, Any]]) -> None:
+    run = of(runs, "train")
+    drawn = [item for item in run["metric"] if item.get("glob_name") == "*"]
+    assert {item["step_metric"] for item in drawn} == {"tokens_seen"}
+    rows = [row["item"] for row in run["history"]]
+    seen = [row["tokens_seen"] for row in rows if "train/loss" in row]
+    assert seen == [8 * 128, 2 * 8 * 128, 2 * 8 * 128]  # the second step twice
+    assert {"train/lr", "train/tokens_per_second", "train/accepted"} <= rows[1].keys()
+    validations = [row for row in rows if "validation/standard_loss" in row]
+    assert validations[0] is rows[0]
+
+
+def test_a_report_has_its_figures(runs: dict[str, dict[str, Any]]) -> None:
+    summary: dict[str, float] = {}
+    for part in of(runs, "report")["summary"]:
+        summary |= part.get("update", {})
+    assert summary["speed/humaneval/T0/plain/speedup"] == 1.0
+    figures = {f"speed/humaneval/T{heat}/ngrams/speedup" for heat in (0, 1)}
+    assert figures <= summary.keys()
+
 
 NOWHERE = "http://127.0.0.1:9"  # refuses connections
 SCRIPT = """
@@ -79,24 +181,46 @@ def track(
     return run.stdout.splitlines()
 
 
+class Refusal(BaseHTTPRequestHandler):
+    """Answers every request of W&B with 404."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_error(404)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def addresses() -> Iterator[dict[str, str]]:
+    """Of a server that refuses, of one that never answers, and of none."""
+    here = ("127.0.0.1", 0)
+    with socket.create_server(here) as silent, HTTPServer(here, Refusal) as refusing:
+        Thread(target=refusing.serve_forever, daemon=True).start()
+        silent_url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        refusing_url = f"http://127.0.0.1:{refusing.server_port}"
+        yield {"silent": silent_url, "refusing": refusing_url, "absent": NOWHERE}
+        refusing.shutdown()
+
+
 @pytest.mark.parametrize(
-    ("status", "delay", "key", "reason"),
+    ("server", "key", "reason"),
     [
-        (404, 0, "a" * 40, "returned error 404"),
-        (200, 30, "a" * 40, "context deadline exceeded"),
-        (0, 0, "a" * 40, "connection refused"),
-        (0, 0, "", "No API key configured"),
+        ("refusing", "a" * 40, "returned error 404"),
+        ("silent", "a" * 40, "context deadline exceeded"),
+        ("absent", "a" * 40, "connection refused"),
+        ("absent", "", "No API key configured"),
     ],
 )
 def test_a_server_that_fails_leaves_an_offline_run(
-    tmp_path: Path, status: int, delay: float, key: str, reason: str
+    addresses: dict[str, str], tmp_path: Path, server: str, key: str, reason: str
 ) -> None:
     """The offline run took the id of the online one, which W&B's process still had:
     "run ID x is in use".
     """
-    with stub_server(status=status, delay=delay) as server:
-        url = server.url if status else NOWHERE
-        (line,) = track(tmp_path, url, WANDB_API_KEY=key, HOME=str(tmp_path))
+    url = addresses[server]
+    (line,) = track(tmp_path, url, WANDB_API_KEY=key, HOME=str(tmp_path))
     assert line.startswith("tracker.mode=online: ") and reason in line
     later = f"Send it later: wandb sync {tmp_path}/wandb/offline-run-*"
     assert f"the run goes on offline. {later}" in line
@@ -104,7 +228,7 @@ def test_a_server_that_fails_leaves_an_offline_run(
     rows = [row["item"] for row in run["history"]]
     assert [row["loss"] for row in rows if "loss" in row] == [2.0, 1.0]
     # A resumed run goes on with the online id, and does not overwrite this part.
-    assert json.loads((tmp_path / "wandb" / "run.json").read_text())["id"] != run_id
+    assert read_json(tmp_path / "wandb" / "run.json")["id"] != run_id
 
 
 def test_a_killed_process_turns_it_off(tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
 """What ends a run, in a sentence. Whole runs: test_resume.py, tests/test_pipeline.py."""
 
-import json
 import math
 from pathlib import Path
 
 import pytest
 
+from conf.files import read_rows
 from train.config import TrainConfig
 from train.metrics import StepLog
 from train.trainer import SETTLED, WINDOW, why_diverged
@@ -44,7 +44,7 @@ def test_the_log_is_cut_to_where_the_run_stands(tmp_path: Path, damaged: str) ->
         log.append(step, {"loss": step / 3})
     path.write_text(path.read_text() + damaged)
     StepLog(path, step=2).append(3, {"loss": 1.0})
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = read_rows(path)
     assert [row["loss"] for row in rows] == [1 / 3, 2 / 3, 1.0]
 
 

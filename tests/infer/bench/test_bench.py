@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf import UserError, settings
-from conf.files import read_rows
+from conf.files import read_json, read_rows, write_json
 from infer.bench import run as bench_run
 from infer.bench import sandbox
 from infer.bench.config import BenchConfig
@@ -26,6 +26,7 @@ from infer.bench.speed import SpeedPart, blocks, figures
 from infer.bench.statistics import speedup
 from infer.chat import _tokenizer
 from infer.loop import Step
+from tests.conftest import write_rows
 
 DOCUMENTS = [
     "def first(x):\n    return x + 1\n" * 4,
@@ -43,15 +44,10 @@ TINY = [
 ]
 
 
-def write_rows(file: Path, *rows: dict[str, Any]) -> Path:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
-
-
 @pytest.fixture(scope="session")
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"id": f"file{at}", "content": text} for at, text in enumerate(DOCUMENTS)]
-    return write_rows(tmp_path_factory.mktemp("prompts") / "held_out.jsonl", *rows)
+    return write_rows(tmp_path_factory.mktemp("prompts") / "held_out.jsonl", rows)
 
 
 def configured(model: Path, prompts: Path, out: Path, *overrides: str) -> BenchConfig:
@@ -61,7 +57,7 @@ def configured(model: Path, prompts: Path, out: Path, *overrides: str) -> BenchC
 
 
 def read_report(out: Path) -> dict[str, Any]:
-    return json.loads((out / "report.json").read_text())
+    return read_json(out / "report.json")
 
 
 @pytest.fixture(scope="session")
@@ -118,7 +114,7 @@ def test_quality_compares_model_and_base(out: Path) -> None:
         judged = row["benchmark"] == "lines" or not sandbox.unavailable()
         assert (row["value"] is not None) == judged
     file = out / "quality" / "solutions" / "humaneval-model-plain.jsonl"
-    solutions = [json.loads(line) for line in file.read_text().splitlines()]
+    solutions = read_rows(file)
     names = [solution["task_id"] for solution in solutions]
     assert names == ["HumanEval/0", "HumanEval/1"]
     assert all("def " in solution["solution"] for solution in solutions)
@@ -206,13 +202,13 @@ def test_messages_need_a_chat_template(model_dir: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(model_dir, model)
     messages = [{"role": "user", "content": "hello"}]
-    chat = write_rows(tmp_path / "chat.jsonl", {"messages": messages})
+    chat = write_rows(tmp_path / "chat.jsonl", [{"messages": messages}])
     overrides = ["part=speed", "count=1", "speed.decoders=[ngrams]", "speed.peers=[]"]
     with pytest.raises(UserError, match="must have a chat template for messages"):
         bench(configured(model, chat, tmp_path / "out", *overrides))
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template}
-    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    write_json(model / "tokenizer_config.json", config)
     _tokenizer.cache_clear()
     bench(configured(model, chat, tmp_path / "out", *overrides))
     assert read_report(tmp_path / "out")["speed"]["chat"]
@@ -223,11 +219,11 @@ def test_answers_are_written_as_each_harness_reads_them(
 ) -> None:
     task = {"text": "Add one.", "code": "", "test_list": ["assert f(1) == 2"]}
     rows = ({"task_id": id, **task} for id in (10, 11))
-    mbpp = write_rows(tmp_path / "mbpp", *rows)
+    mbpp = write_rows(tmp_path / "mbpp", rows)
     holes = {"prompt": "a = ", "suffix": "\nb", "canonical_solution": "1"}
-    infilling = write_rows(tmp_path / "infilling", {"task_id": "i", **holes})
+    infilling = write_rows(tmp_path / "infilling", [{"task_id": "i", **holes}])
     fields = {"language": "lua", "prompt": "f", "tests": "t", "stop_tokens": ["\nend"]}
-    multipl_e = write_rows(tmp_path / "multipl_e", {"name": "m", **fields})
+    multipl_e = write_rows(tmp_path / "multipl_e", [{"name": "m", **fields}])
     overrides = [
         "part=quality",
         "quality.humaneval=false",
@@ -241,8 +237,8 @@ def test_answers_are_written_as_each_harness_reads_them(
     folder = tmp_path / "out" / "quality" / "solutions"
 
     def keys(name: str) -> set[str]:
-        (line,) = (folder / f"{name}-model-plain.jsonl").read_text().splitlines()
-        return json.loads(line).keys()
+        (row,) = read_rows(folder / f"{name}-model-plain.jsonl")
+        return row.keys()
 
     assert keys("mbpp") == {"task_id", "solution"}
     assert keys("infilling") == {"task_id", "completion"}

@@ -1,6 +1,5 @@
 """Model directories: damaged ones, other programs' ones, and their adapters."""
 
-import json
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import pre_tokenizers
 
 from conf import UserError
+from conf.files import read_json, write_json
 from infer import DecodeConfig, generate, load
 from infer.models.checkpoint import ModelDirectory
 from tests.infer.conftest import ROWS
@@ -27,8 +27,8 @@ def changed(file: str, **values: Any) -> Damage:
     """Return a function that changes values of a directory's JSON file."""
 
     def change(folder: Path) -> None:
-        content = json.loads((folder / file).read_text())
-        (folder / file).write_text(json.dumps(content | values))
+        content = read_json(folder / file)
+        write_json(folder / file, content | values)
 
     return change
 
@@ -85,11 +85,11 @@ def test_pickled_weights_and_a_slow_tokenizer_load(tmp_path: Path) -> None:
     """A directory like OPT's on the hub, with the files of GPT-2's slow tokenizer."""
     pieces = ["<s>", "<pad>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     vocab = {piece: id for id, piece in enumerate(pieces)}
-    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    write_json(tmp_path / "vocab.json", vocab)
     (tmp_path / "merges.txt").write_text("")
     special = dict.fromkeys(["bos_token", "eos_token", "unk_token"], "</s>")
     settings = {"tokenizer_class": "GPT2Tokenizer", "add_bos_token": True} | special
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    write_json(tmp_path / "tokenizer_config.json", settings)
     lm = tiny("opt", ffn_dim=64, vocab_size=len(vocab), word_embed_proj_dim=32)
     lm.config.save_pretrained(tmp_path)
     torch.save(lm.state_dict(), tmp_path / "pytorch_model.bin")

@@ -8,6 +8,7 @@ import torch
 from transformers import LlamaConfig, MambaConfig
 
 from conf import UserError
+from conf.files import write_json
 from infer.models.checkpoint import ModelDirectory
 from infer.models.parallel import is_first, plan, processes
 from tests import warm
@@ -27,7 +28,7 @@ def write_models(folder: Path) -> None:
     lm.save_pretrained(folder / "draft")
     write_adapter(tiny_llama(), folder / "adapter", r=16, trainable_token_indices=[90])
     adaptive = {"adaptive_ids": [90], "L": 3, "gated": True}
-    (folder / "adaptive.json").write_text(json.dumps(adaptive))
+    write_json(folder / "adaptive.json", adaptive)
     for path in (folder, folder / "draft"):
         number_words(97).save(str(path / "tokenizer.json"))
 

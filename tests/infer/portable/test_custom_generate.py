@@ -15,8 +15,14 @@ from transformers import (
 )
 
 from infer import DecodeConfig, Model
-from infer import generate as by_infer
-from tests.infer.library import PROMPT, Ends, Generate, Listener, left_padded
+from tests.infer.library import (
+    PROMPT,
+    Ends,
+    Generate,
+    Listener,
+    left_padded,
+    tokens_of,
+)
 
 IDS = st.lists(st.integers(13, 399), min_size=1, max_size=12)
 DRAFTING: list[dict[str, Any]] = [
@@ -76,9 +82,8 @@ def test_draws_are_those_of_infer(
         "repetition_penalty": data.draw(st.sampled_from([1.0, 1.2])),
     }
     seeds = [(seed + b) % 2**63 for b in range(len(prompts))]
-    expected: list[list[int]] = [[] for _ in prompts]
-    for step in by_infer(model, prompts, DecodeConfig("plain", **shape), seeds=seeds):
-        expected[step.sequence] += step.tokens
+    plain = DecodeConfig("plain", **shape)
+    expected = tokens_of(model, prompts, plain, seeds=seeds)
     args = left_padded(prompts) | {"do_sample": True, "seed": seed, "pad_token_id": 2}
     for drafting in DRAFTING:
         result = ours(**args, **shape, **drafting)[:, args["input_ids"].shape[1] :]
