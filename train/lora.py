@@ -86,9 +86,8 @@ def adapt(
     torch.manual_seed(seed)
     # In the model's own type: the engine keeps float32 masters of the trained weights.
     try:
-        with (
-            warnings.catch_warnings()
-        ):  # of an attribute of Transformers that peft reads
+        # peft reads an attribute of Transformers that warns.
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             adapted = get_peft_model(lm, settings, autocast_adapter_dtype=False)
     except (ValueError, TypeError) as error:

@@ -106,9 +106,9 @@ class LazyOutput:
             return None
         if self._head is None:
             return self._candidates(candidates, b, probes, width)
-        found = self._candidates(candidates, b, probes, max(width, CORRECTED))
+        answers = self._candidates(candidates, b, probes, max(width, CORRECTED))
         hidden = self._agree(self.logits[self._rows(b, probes)].hidden)
-        return replace(found, correct=self._head.correct(hidden))
+        return replace(answers, correct=self._head.correct(hidden))
 
     def next_candidates(self, b: int, nodes: Sequence[int], width: int) -> Candidates:
         """Return the likeliest tokens after adjacent nodes of a draft model's tree b.
@@ -236,9 +236,9 @@ class PackedOutput:
         first = self.flat.row(b, self.trees[b], probes[0]) - self.flat.drafts
         if self.head is None or self.hidden is None:
             return self._candidates(b, first, len(probes), width)
-        found = self._candidates(b, first, len(probes), max(width, CORRECTED))
+        answers = self._candidates(b, first, len(probes), max(width, CORRECTED))
         hidden = self.hidden[b, first : first + len(probes)]
-        return replace(found, correct=self.head.correct(hidden))
+        return replace(answers, correct=self.head.correct(hidden))
 
     def next_candidates(self, b: int, nodes: Sequence[int], width: int) -> Candidates:
         """See LazyOutput."""
