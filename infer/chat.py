@@ -10,12 +10,26 @@ from transformers import AutoTokenizer
 from conf.errors import Refusing
 
 
-def chat_ids(folder: Path, messages: Sequence[Mapping[str, str]]) -> list[int]:
-    """Return the ids of messages by the model's chat template, up to the answer's start."""
+def has_template(folder: Path) -> bool:
+    """Return True if a model directory has a chat template."""
+    return bool(_tokenizer(folder).chat_template)
+
+
+def chat_ids(
+    folder: Path, messages: Sequence[Mapping[str, str]], answer: str = ""
+) -> list[int]:
+    """Return the ids of messages by the model's chat template, up to the answer's start.
+
+    `answer` is a beginning of the answer, without white space at its end.
+    """
+    turns = [dict(message) for message in messages]
+    if answer:
+        turns.append({"role": "assistant", "content": answer})
     with Refusing(f"model={folder} must have a chat template for messages, got"):
         encoded = _tokenizer(folder).apply_chat_template(
-            [dict(message) for message in messages],
-            add_generation_prompt=True,
+            turns,
+            add_generation_prompt=not answer,
+            continue_final_message=bool(answer),
             tokenize=True,
             return_dict=True,
         )

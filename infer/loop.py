@@ -76,7 +76,7 @@ class Verified:
 
     `path` is the accepted path from the root, `choice` the token behind it, `answers`
     the probes' candidates for the places behind that, `rows` each sequence's rows in
-    the forward.
+    the forward, which had probes if `probed`.
     """
 
     tree: Tree
@@ -84,6 +84,7 @@ class Verified:
     choice: int
     answers: Candidates | None
     rows: int
+    probed: bool = False
 
     @property
     def tokens(self) -> list[int]:
@@ -226,12 +227,15 @@ def decode(
         ]
         runner.commit([path for path, _ in walks])
         steps = []
-        rows = sum(extent(trees))
+        drafts, probes = extent(trees)
         for b, (sequence, tree, (path, choice)) in enumerate(zip(live, trees, walks)):
             steps.append(sequence.advance(tree, path, choice))
             if not steps[-1].finished:
                 answers = output.drafts(b, path[-1], drafters.width)
-                drafters.observe(b, Verified(tree, path, choice, answers, rows))
+                result = Verified(
+                    tree, path, choice, answers, drafts + probes, probes > 0
+                )
+                drafters.observe(b, result)
         yield steps
         for b in reversed(range(len(live))):
             if steps[b].finished:

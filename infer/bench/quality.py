@@ -20,11 +20,14 @@ from infer.bench import sandbox, statistics
 from infer.bench.config import ADAPTIVE_ALONE, BenchConfig, decoder_config
 from infer.bench.harness import Part, Records, WorkerGroup
 from infer.bench.problems import Problem, read_problems
-from infer.config import SIDE_BY_SIDE, DecodeConfig, Infill
+from infer.chat import has_template
+from infer.config import DecodeConfig, Infill
 from infer.models.checkpoint import ModelDirectory
 from infer.text import NoInfilling, Text
 
 EXACT = ("infilling", "lines")  # benchmarks whose answers are compared with a text
+BY_CHAT = ("humaneval", "mbpp")  # benchmarks that a chat model is asked
+TOGETHER = 32  # answers that are decoded side by side
 Row = dict[str, Any]
 
 
@@ -46,7 +49,7 @@ class QualityPart(Part):
     def __init__(self, config: BenchConfig, directory: ModelDirectory) -> None:
         config = replace(config, draft=None, draft_adaptive=False)
         super().__init__(config, directory, {})
-        self._benchmarks, self._warnings = read_benchmarks(config, directory.text)
+        self._benchmarks, self._warnings = read_benchmarks(config, directory)
         self._judged = [
             name
             for name, problems in self._benchmarks.items()
@@ -61,11 +64,11 @@ class QualityPart(Part):
             answering.append(("base", "plain"))
         self.tasks = {
             f"{who}-{decoder}-{name}-{start:05}": Batch(
-                name, who, decoder, problems[start : start + SIDE_BY_SIDE]
+                name, who, decoder, problems[start : start + TOGETHER]
             )
             for who, decoder in answering
             for name, problems in self._benchmarks.items()
-            for start in range(0, len(problems), SIDE_BY_SIDE)
+            for start in range(0, len(problems), TOGETHER)
         }
         self._problems = {
             (name, problem.id): problem
@@ -115,15 +118,17 @@ class QualityPart(Part):
 
 
 def read_benchmarks(
-    config: BenchConfig, text: Text
+    config: BenchConfig, directory: ModelDirectory
 ) -> tuple[dict[str, Sequence[Problem]], list[str]]:
     """Return the problems by benchmark, and warnings: not answered, or not judged."""
     benchmarks: dict[str, Sequence[Problem]] = {}
     warnings = []
     for name, file in config.quality.files.items():
         problems = read_problems(name, file)[: config.quality.problems]
+        if name in BY_CHAT and config.quality.chat and has_template(directory.path):
+            problems = [problem.asked(directory.path) for problem in problems]
         try:
-            prompt_ids(text, problems[0])
+            prompt_ids(directory.text, problems[0])
         except NoInfilling as error:
             warnings.append(f"{name} is not answered: {error}")
             continue
@@ -139,7 +144,9 @@ def prompt_ids(text: Text, problem: Problem) -> Sequence[int]:
     Raises NoInfilling if the tokenizer has no infilling.
     """
     prompt = problem.prompt
-    return text.infill(prompt) if isinstance(prompt, Infill) else text.encode(prompt)
+    if isinstance(prompt, Infill):
+        return text.infill(prompt)
+    return text.encode(prompt) if isinstance(prompt, str) else prompt
 
 
 def answer(model: Model, batch: Batch, max_new_tokens: int) -> Row:

@@ -124,8 +124,8 @@ class MeasuredBudget(FixedBudget):
     ) -> None:
         """See FixedBudget."""
         tokens = result.tokens
-        spent = self._costs.observe(result.rows, seconds - drafting)
-        expected = self._costs(result.rows) + forwards * self._forward
+        spent = self._costs.observe(result, seconds - drafting)
+        expected = self._costs.of(result) + forwards * self._forward
         self._throughput.record(
             len(tokens), expected, spent + self._drafted(forwards, drafting)
         )

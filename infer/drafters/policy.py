@@ -58,8 +58,10 @@ class Constants:
     max_trials: float = 400.0
     #: Steps that the prior of L counts as at each of its points.
     prior_steps: float = 2.0
-    #: Least share of one step in an estimate of L.
+    #: Least share of one step in an estimate of L, and the pace of steps with probes,
+    #: whose time is also that of the adapter.
     min_pace: float = 1 / 32
+    probed_pace: float = 0.3
     #: A step counts as at most so many times its expected time, and in the estimate of
     #: L as at least the inverse: new shapes and other processes take time of their own.
     outlier_cap: float = 4.0
@@ -105,7 +107,8 @@ def prior_costs(device: str) -> tuple[float, ...]:
 class StepCosts:
     """L(q), q rows' time in plain steps: a prior, corrected by the time of every step.
 
-    The part of the prior above a plain step is scaled to all measurements, so that rows
+    `probing` is what probes take beyond their rows: the adapter, and their answers. The
+    part of the prior above a plain step is scaled to all measurements, so that rows
     that no step had yet move along. Each point is shrunk towards this curve. `curve[q]`
     is L(q), which never falls; `prices[q]` is the price of the next row behind q rows.
     """
@@ -119,6 +122,8 @@ class StepCosts:
         self._means = self._prior.copy()  # above a plain step
         self._weights = np.zeros(len(ROWS))
         self._steps = 0
+        self.probing = 0.0
+        self._probed = 0
         self._plain_seconds: float | None = None
         self._since_plain = constants.plain_every - 1
         self._plain_run = 0
@@ -139,8 +144,13 @@ class StepCosts:
         """Convert seconds to plain steps; None before a plain step was timed."""
         return seconds / self._plain_seconds if self._plain_seconds else None
 
-    def observe(self, q: int, seconds: float) -> float:
-        """Learn from a step of q rows. Return its time in plain steps."""
+    def of(self, result: Verified) -> float:
+        """Return the expected time of a step."""
+        return self(result.rows) + result.probed * self.probing
+
+    def observe(self, result: Verified, seconds: float) -> float:
+        """Learn from a step. Return its time in plain steps."""
+        q = result.rows
         constants = self._constants
         seconds = max(seconds, 1e-5)  # some clocks tick seldom
         if q == 1:
@@ -148,16 +158,23 @@ class StepCosts:
             return 1.0
         self._since_plain += 1
         self._plain_run = 0
-        expected = self(q)
+        expected = self.of(result)
         steps = self.in_plain_steps(seconds)
         if steps is None:
             return expected
         cap = constants.outlier_cap
-        ratio = min(max(steps / expected, 1 / cap), cap)
+        likely = expected * min(max(steps / expected, 1 / cap), cap)
+        of_rows = likely - result.probed * self.probing
+        if result.probed:
+            self._probed += 1
+            pace = max(constants.min_pace, 1 / (constants.prior_steps + self._probed))
+            self.probing += pace * max(likely - expected, -self.probing)
         position = np.interp(q, ROWS, np.arange(len(ROWS)))
         shares = np.clip(1 - abs(np.arange(len(ROWS)) - position), 0, 1)
         paces = shares * np.maximum(constants.min_pace, 1 / (1 + self._weights))
-        self._means += paces * (ratio * self._values - 1 - self._means)
+        if result.probed:
+            paces *= constants.probed_pace
+        self._means += paces * (of_rows / self(q) * self._values - 1 - self._means)
         self._weights += shares
         self._steps += 1
         every = constants.update_every
@@ -364,8 +381,9 @@ class MeasuredPolicy:
                 k = self.max_probes
                 sites = likely_ends(drafts, 1)
                 rows = len(drafts.tokens)
-                self._trial_cost += self._price(rows, k)
-                self._trial_steps += self.costs(rows + k) - self.costs(rows)
+                cost = self.costs(rows + k) - self.costs(rows) + self.costs.probing
+                self._trial_cost += self._throughput.rate * cost
+                self._trial_steps += cost
             if sites and k == self.max_probes:
                 self._since_trial = 0
             return drafts, sorted(sites), k
@@ -394,11 +412,11 @@ class MeasuredPolicy:
         tokens = result.tokens
         with self._lock:
             self._emitted += len(tokens)
-            spent = self.costs.observe(result.rows, seconds)
+            spent = self.costs.observe(result, seconds)
             # Trials have a budget of their own: they must not end other drafts.
             trial = self._trial_steps
             self._trial_steps = 0.0
-            expected = self.costs(result.rows)
+            expected = self.costs.of(result)
             self._throughput.record(len(tokens), expected - trial, spent - trial)
             if places is not None:
                 self._calibrate(places, tokens)
@@ -449,15 +467,19 @@ class MeasuredPolicy:
             for k in range(1, self.max_probes + 1)
         ]
         k = 1 + int(np.argmax(profits))
-        sites: list[int] = []
-        for node in order:
+        # One site alone may not be worth the adapter: all of them share it.
+        profit = -self._throughput.rate * self.costs.probing
+        best = 0.0
+        sites = 0
+        for count, node in enumerate(order, start=1):
             if rows + k > self.max_rows:
                 break
-            if endings[node] * self._gain.gains[k - 1] <= self._price(rows, k):
-                break
-            sites.append(node)
+            profit += endings[node] * self._gain.gains[k - 1] - self._price(rows, k)
             rows += k
-        return sites, k
+            if profit > best:
+                best = profit
+                sites = count
+        return order[:sites], k
 
     def _trial_due(self) -> bool:
         constants = self._constants

@@ -74,27 +74,33 @@ class GatedLinear(nn.Module):
             y: Tensor = self.base(x)
             return y
         first = self.gate.first
-        rows = x.reshape(-1, q, x.shape[-1])
         # Two-dimensional operands: otherwise PyTorch copies the weight for each sequence.
-        probes = rows[:, first:].flatten(0, 1)
-        B = len(rows)
+        flat = x.reshape(-1, x.shape[-1])
+        B = len(flat) // q
         if self.dense is not None:
+            drafts, probes = flat.view(B, q, -1).tensor_split([first], dim=1)
             bias: Any = self.base.bias
-            ours = self.base(rows[:, :first].flatten(0, 1))
-            theirs = F.linear(probes, self.dense, bias)
+            ours = self.base(drafts.flatten(0, 1))
+            theirs = F.linear(probes.flatten(0, 1), self.dense, bias)
             parts = ours.unflatten(0, (B, first)), theirs.unflatten(0, (B, q - first))
             y = torch.cat(parts, dim=1)
         else:
-            y = self.base(rows.flatten(0, 1)).view(B, q, -1)
-            y[:, first:] += self._update(probes).view(B, q - first, -1)
+            y = self.base(flat)
+            if B == 1:  # in as few operations as possible: there are hundreds of layers
+                self._update(flat[first:], y[first:])
+            else:
+                probes = flat.view(B, q, -1)[:, first:].flatten(0, 1)
+                update = self._update(probes, y.new_zeros(len(probes), y.shape[-1]))
+                y.view(B, q, -1)[:, first:] += update.view(B, q - first, -1)
         return y.view(*x.shape[:-1], -1)
 
-    def _update(self, probes: Tensor) -> Tensor:
+    def _update(self, probes: Tensor, y: Tensor) -> Tensor:
+        """Add the adapter's part of the probes to `y`."""
         assert self.a is not None and self.b is not None
-        inner = F.linear(probes, self.a)
+        inner = probes @ self.a.T
         if self.group is not None:
             dist.all_reduce(inner, group=self.group)
-        return F.linear(inner, self.b)
+        return y.addmm_(inner, self.b.T)
 
 
 class GatedEmbedding(nn.Module):

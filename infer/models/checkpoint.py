@@ -24,6 +24,7 @@ from conf.files import read_json
 from infer.config import check_directory
 from infer.engine.families import check_family, check_tree
 from infer.engine.memory import enough_memory
+from infer.engine.packed import pack
 from infer.models import parallel
 from infer.models.gated import FOLDER, gate_model
 from infer.ngrams import ABSENT, FILE, NgramTable, NgramWeights
@@ -204,6 +205,8 @@ class ModelDirectory:
                 default = "cuda" if torch.cuda.is_available() else "cpu"
                 lm.to(device or default)  # type: ignore[arg-type]
             check_tree(lm.eval(), self.name)
+            if ranks == 1 and lm.device.type == "cpu":
+                pack(lm)
         return lm
 
     def _read(self, dtype: str, ranks: int) -> PreTrainedModel:

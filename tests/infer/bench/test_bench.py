@@ -26,6 +26,7 @@ from infer.bench.speed import SpeedPart, blocks, figures
 from infer.bench.statistics import speedup
 from infer.chat import _tokenizer
 from infer.loop import Step
+from infer.models.checkpoint import ModelDirectory
 from tests.conftest import write_rows
 
 DOCUMENTS = [
@@ -253,6 +254,29 @@ def test_every_canonical_solution_of_humaneval_passes() -> None:
     solutions = [row["canonical_solution"] for row in read_rows(humaneval_file())[:8]]
     for problem, solution in zip(read_problems("humaneval", ""), solutions):
         assert judge(problem, problem.cut(solution))["passed"]
+
+
+def test_a_chat_model_is_asked_for_its_programs(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "chat"
+    shutil.copytree(model_dir, folder)
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    problem = read_problems("humaneval", "")[0]
+    asked = problem.asked(folder)
+    text = ModelDirectory(folder).text.decode(asked.prompt)  # type: ignore[arg-type]
+    assert text.startswith("user: Please provide a self-contained Python script")
+    assert problem.prompt.strip() in text and text.endswith("```python")
+    solution = next(iter(read_rows(humaneval_file())))["canonical_solution"]
+    program = asked.cut(f"\n{problem.prompt}{solution}\n```\nThis adds ```")
+    assert program == f"\n{problem.prompt}{solution}"
+    if not sandbox.unavailable():
+        assert judge(asked, program)["passed"]
+    overrides = ["part=quality", "quality.lines=null"]
+    bench(configured(folder, tmp_path, tmp_path / "out", *overrides))
+    rows = read_report(tmp_path / "out")["quality"]["rows"]
+    assert [row["same"] == row["compared"] for row in rows] == [True, True]
 
 
 @given(st.integers(0, 9), st.integers(0, 40))
