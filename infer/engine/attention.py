@@ -73,8 +73,8 @@ def tree_attention(
     """Attend from (B, heads, q, d) queries to (B, kv_heads, kv, d) keys.
 
     Returns (B, q, heads, d). Grouped queries become rows of their key's head, so that no
-    key is copied. Raises ValueError for a feature of the model's attention that would
-    otherwise be ignored.
+    key is copied; `attention_mask` has these rows. Raises ValueError for a feature of the
+    model's attention that would otherwise be ignored.
     """
     unsupported = [name for name in UNSUPPORTED if others.get(name) is not None]
     if unsupported:
@@ -94,7 +94,6 @@ def tree_attention(
     groups = heads // kv_heads
     if groups > 1:
         query = query.reshape(b, kv_heads, groups * q, d)
-        attention_mask = attention_mask.repeat(1, 1, groups, 1)
     output = F.scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, scale=scaling
     )

@@ -51,6 +51,7 @@ class Target:
         self.device = lm.device
         self.gate = ProbeGate.of(lm)
         self.windows = windows(lm.config)
+        self.groups = query_groups(lm.config)
         self.agree = agreement(target or lm)
         self.cache = TreeCache(
             lm.config,
@@ -70,16 +71,21 @@ class Target:
         self,
         ids_Bq: Tensor,
         positions_Bq: Tensor,
-        masks: Mapping[str, Tensor] | None = None,
+        masks: Mapping[str, Tensor | None] | None = None,
     ) -> Tensor:
         """Return (B, q, d) and write the rows to the cache's slots.
 
         `masks` are (B, 1, q, n) by kind of layer. Without them the rows are prompts, or
         one row that attends to the whole cache.
         """
-        attention_mask: Any = masks
-        if masks is not None and len(masks) == 1:
-            (attention_mask,) = masks.values()
+        attention_mask: Any = None
+        if masks is not None:  # for all layers at once what each of them needs
+            attention_mask = {
+                kind: None if mask is None else mask.repeat(1, 1, self.groups, 1)
+                for kind, mask in masks.items()
+            }
+            if len(masks) == 1:
+                (attention_mask,) = attention_mask.values()
         output = self.decoder(
             input_ids=ids_Bq,
             position_ids=positions_Bq,
@@ -114,6 +120,12 @@ def addresses_of(*modules: nn.Module) -> tuple[int, ...]:
         for module in modules
         for tensor in chain(module.parameters(), module.buffers())
     )
+
+
+def query_groups(config: Any) -> int:
+    """Return the number of query heads for each head of keys."""
+    heads: int = config.num_attention_heads
+    return heads // (getattr(config, "num_key_value_heads", None) or heads)
 
 
 def windows(config: Any) -> dict[str, int | None]:
@@ -190,11 +202,18 @@ class DynamicForward:
         single = flat.attends.size == 1  # one row, and no fed nodes before it
         if single and all(w is None or end <= w for w in windows.values()):
             return None
-        masks = {
-            kind: torch.from_numpy(mask(flat, cache.lengths, end, window=window))
-            for kind, window in windows.items()
-        }
-        return {kind: mask.to(self._target.device) for kind, mask in masks.items()}
+        masks = {}
+        for kind, window in windows.items():
+            attends = torch.from_numpy(mask(flat, cache.lengths, end, window=window))
+            attends = attends.to(self._target.device)
+            masks[kind] = additive(attends, self._target.dtype)
+        return masks
+
+
+def additive(attends: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return 0 where a row attends and -inf elsewhere."""
+    zeros = torch.zeros_like(attends, dtype=dtype)
+    return zeros.masked_fill(~attends, float("-inf"))
 
 
 def shares(lm: PreTrainedModel) -> int:

@@ -59,8 +59,9 @@ class GatedLinear(nn.Module):
             sum_ = weight.float() + scaling * (b.float() @ a.float())
             self.dense = _frozen(sum_.to(weight.dtype))
         else:
-            self.a = _frozen(a)
-            self.b = _frozen(b * scaling)
+            # Transposed in memory, as the products read them.
+            self.a = _frozen(a.T.contiguous().T)
+            self.b = _frozen((b * scaling).T.contiguous().T)
 
     @property
     def adapter(self) -> list[nn.Parameter]:

@@ -5,6 +5,8 @@ first, which takes about as long as the product of one row. Here the copy is kep
 tests/benchmarks/packed.py measures both.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from psutil import virtual_memory
@@ -26,8 +28,13 @@ class PackedLinear(nn.Linear):
         )
         self.weight = linear.weight
         self.bias = linear.bias
-        self._packed_version: tuple[int, int] | None = None
+        self._packed: Tensor | None = None
+        self._source: tuple[int, ...] = ()  # what the copy was made of
         self._pack()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return all but the copy: a packed tensor cannot be copied."""
+        return {**self.__dict__, "_packed": None, "_source": ()}
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., d) to (..., d')."""
@@ -45,13 +52,12 @@ class PackedLinear(nn.Linear):
         return y
 
     def _pack(self) -> None:
-        weight = self.weight
-        version = (weight.data_ptr(), weight._version)
-        if version != self._packed_version:
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(
-                weight.detach(), MOST_ROWS
-            )
-            self._packed_version = version
+        weight = self.weight.detach()
+        version = 0 if weight.is_inference() else weight._version
+        source = (id(self.weight), weight.data_ptr(), version)
+        if source != self._source:
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, MOST_ROWS)
+            self._source = source
 
 
 def pack(lm: nn.Module) -> None:

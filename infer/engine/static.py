@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from infer.engine.forward import Target, shares
+from infer.engine.forward import Target, additive, shares
 from infer.engine.output import (
     ForwardOutput,
     LazyOutput,
@@ -317,8 +317,7 @@ def additive_mask(
         own = inputs.column_positions.gather(1, offset_in_tree)
         positions = torch.where(offset < 0, column, own)
         attends &= positions[:, None] > inputs.positions[..., None] - window
-    zeros = torch.zeros_like(attends, dtype=dtype)
-    return zeros.masked_fill(~attends, float("-inf"))[:, None]
+    return additive(attends, dtype)[:, None]
 
 
 def bucket(n: int) -> int:

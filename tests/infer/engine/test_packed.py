@@ -1,5 +1,7 @@
 """Packed linear layers compute what nn.Linear computes."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given
@@ -30,12 +32,23 @@ def test_a_changed_weight_is_packed_again() -> None:
     linear = nn.Linear(8, 8)
     packed = PackedLinear(linear)
     x = torch.randn(4, 8)
-    with torch.inference_mode():
-        packed(x)
     with torch.no_grad():
         linear.weight.mul_(2)
     with torch.inference_mode():
         torch.testing.assert_close(packed(x), linear(x))
+        packed.weight = nn.Parameter(linear.weight[:3], requires_grad=False)
+        packed.bias = None
+        packed.out_features = 3
+        torch.testing.assert_close(packed(x), x @ linear.weight[:3].T)
+        torch.testing.assert_close(copy.deepcopy(packed)(x), packed(x))
+
+
+def test_other_types_and_gradients_take_the_usual_way() -> None:
+    packed = PackedLinear(nn.Linear(8, 8))
+    packed(torch.randn(4, 8)).sum().backward()
+    assert packed.weight.grad is not None
+    with torch.inference_mode():
+        assert packed.double()(torch.randn(4, 8).double()).dtype == torch.float64
 
 
 def test_names_and_tied_weights_stay() -> None:
