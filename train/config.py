@@ -140,10 +140,8 @@ class LoraSettings:
     dropout: float = setting(0.0, least=0, below=1)
     #: names of linear layers; []: all but the head
     targets: list[str] = setting([])
-    #: on adaptive rows only: the standard path stays the base model's bit for bit
+    #: on adaptive tokens only: the standard path stays the base model's bit for bit
     gated: bool = False
-    #: train the adaptive ids' input embeddings too
-    adaptive_rows: bool = True
 
     def __post_init__(self) -> None:
         check_settings(self, "lora")

@@ -65,12 +65,11 @@ def adapt(
 ) -> PeftModel:
     """Freeze `lm` and add peft's layers to it, in place; return peft's view of it.
 
-    With `adaptive_rows` the input embeddings of the adaptive ids are trained too. The
-    head's rows never are: a head that shares its weight with the embedding gets its own
-    copy, since the standard path reads every row of it. Raises UserError for targets
-    that do not exist.
+    The input embeddings of the adaptive ids are trained too. The head's rows never are:
+    a head that shares its weight with the embedding gets its own copy, since the
+    standard path reads every row of it. Raises UserError for targets that do not exist.
     """
-    rows = list(adaptive) if config.adaptive_rows else []
+    rows = list(adaptive)
     if rows and lm.get_input_embeddings().weight is lm.get_output_embeddings().weight:
         head = lm.get_output_embeddings()
         head.weight = nn.Parameter(head.weight.detach().clone())

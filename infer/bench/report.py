@@ -1,10 +1,9 @@
 """The report of the finished parts, a function of their results alone.
 
-A terminal table, index.html with three plots, report.json, acceptance.csv, W&B's summary.
+A terminal table, index.html with three plots, report.json, W&B's summary.
 """
 
 import base64
-import csv
 import io
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -64,12 +63,6 @@ SCALARS = (
     "mean_acceptance_length",
     "draft_acceptance_rate",
 )
-COUNTS = {  # columns of speculators' evaluation; a draft is a verification
-    "num_drafts": "verifications",
-    "num_draft_tokens": "drafted",
-    "num_accepted_tokens": "accepted",
-    "acceptance_length": "mean_acceptance_length",
-}
 Row = Mapping[str, Any]
 
 
@@ -89,7 +82,6 @@ def write_report(folder: Path, tracker: TrackerConfig) -> dict[str, Any]:
     plots = {}
     if report["speed"]:
         rows = report["speed"]["rows"]
-        write_bytes(folder / "acceptance.csv", acceptance_csv(rows).encode())
         plots = {
             "Speedup over plain decoding": png(partial(draw_speedups, rows)),
             "Acceptance rate per position (survival)": png(
@@ -305,25 +297,6 @@ def print_report(report: Row, parts: Collection[str]) -> None:
             console.print(printed)
         for warning in report[part]["warnings"]:
             console.print(f"warning: {warning}", soft_wrap=True)
-
-
-def acceptance_csv(rows: Sequence[Row]) -> str:
-    """Return the columns of speculators' evaluation.
-
-    A row for each prompt set, decoder and temperature; acceptance at a position is survival.
-    """
-    drafting = [row for row in rows if row["verifications"]]
-    deepest = max((len(row["survival"]) for row in drafting), default=0)
-    positions = [f"acceptance_at_pos_{at}" for at in range(deepest)]
-    file = io.StringIO()
-    writer = csv.writer(file)
-    writer.writerow(["subset", "decoder", "temperature", *COUNTS, *positions])
-    for row in drafting:
-        survival = [*row["survival"], *[0.0] * (deepest - len(row["survival"]))]
-        place = [row["prompt_set"], row["decoder"], row["temperature"]]
-        counts = [row[name] for name in COUNTS.values()]
-        writer.writerow([*place, *counts, *survival])
-    return file.getvalue()
 
 
 def draw_speedups(rows: Sequence[Row], figure: Figure) -> None:

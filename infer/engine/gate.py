@@ -1,18 +1,14 @@
 """Layers whose adapter acts on probes only; all other rows are the base model's.
 
-    rows            drafts            probes
-                    0 .. first - 1    first .. q - 1
-    low rank        Wx                Wx + s·BAx       W for all rows, then A and B
-    dense           Wx                W'x              W' = W + s·BA beside W
+    rows    drafts            probes
+            0 .. first - 1    first .. q - 1
+            Wx                Wx + s·BAx       W for all rows, then A and B
 
-Two small products cost more than one product if the rank is large for the layer. So a
-layer stores W' if A and B have at least `DENSE` of W's numbers. In both forms no number
-of the adapter reaches a draft's row.
+No number of the adapter reaches a draft's row.
 
 Knows rows only; models/gated.py reads an adapter from its files.
 """
 
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,8 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infer.engine.attention import ProbeGate
-
-DENSE = 0.5  # the share of W's numbers in A and B from which on W' is stored
 
 
 class GatedLinear(nn.Module):
@@ -39,34 +33,15 @@ class GatedLinear(nn.Module):
         scaling: float,
         gate: ProbeGate,
         *,
-        divided: bool = False,
         group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
         self.base = base
         self.gate = gate
         self.group = group
-        self.a: nn.Parameter | None = None
-        self.b: nn.Parameter | None = None
-        self.dense: nn.Parameter | None = None
-        large = (
-            type(base) is nn.Linear
-            and not divided
-            and a.numel() + b.numel() >= DENSE * base.in_features * base.out_features
-        )
-        if large:
-            weight: Any = base.weight
-            sum_ = weight.float() + scaling * (b.float() @ a.float())
-            self.dense = _frozen(sum_.to(weight.dtype))
-        else:
-            # Transposed in memory, as the products read them.
-            self.a = _frozen(a.T.contiguous().T)
-            self.b = _frozen((b * scaling).T.contiguous().T)
-
-    @property
-    def adapter(self) -> list[nn.Parameter]:
-        """The weights that are read for probes only."""
-        return [weight for weight in (self.dense, self.a, self.b) if weight is not None]
+        # Transposed in memory, as the products read them.
+        self.a = _frozen(a.T.contiguous().T)
+        self.b = _frozen((b * scaling).T.contiguous().T)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, q, d) to (B, q, d'); in some families (B·q, d) to (B·q, d')."""
@@ -77,27 +52,18 @@ class GatedLinear(nn.Module):
         first = self.gate.first
         # Two-dimensional operands: otherwise PyTorch copies the weight for each sequence.
         flat = x.reshape(-1, x.shape[-1])
+        y = self.base(flat)
         B = len(flat) // q
-        if self.dense is not None:
-            drafts, probes = flat.view(B, q, -1).tensor_split([first], dim=1)
-            bias: Any = self.base.bias
-            ours = self.base(drafts.flatten(0, 1))
-            theirs = F.linear(probes.flatten(0, 1), self.dense, bias)
-            parts = ours.unflatten(0, (B, first)), theirs.unflatten(0, (B, q - first))
-            y = torch.cat(parts, dim=1)
+        if B == 1:  # in as few operations as possible: there are hundreds of layers
+            self._update(flat[first:], y[first:])
         else:
-            y = self.base(flat)
-            if B == 1:  # in as few operations as possible: there are hundreds of layers
-                self._update(flat[first:], y[first:])
-            else:
-                probes = flat.view(B, q, -1)[:, first:].flatten(0, 1)
-                update = self._update(probes, y.new_zeros(len(probes), y.shape[-1]))
-                y.view(B, q, -1)[:, first:] += update.view(B, q - first, -1)
+            probes = flat.view(B, q, -1)[:, first:].flatten(0, 1)
+            update = self._update(probes, y.new_zeros(len(probes), y.shape[-1]))
+            y.view(B, q, -1)[:, first:] += update.view(B, q - first, -1)
         return y.view(*x.shape[:-1], -1)
 
     def _update(self, probes: Tensor, y: Tensor) -> Tensor:
         """Add the adapter's part of the probes to `y`."""
-        assert self.a is not None and self.b is not None
         inner = probes @ self.a.T
         if self.group is not None:
             dist.all_reduce(inner, group=self.group)

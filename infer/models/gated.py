@@ -153,4 +153,4 @@ def _gated_linear(
     elif placement == Shard(1):
         a = distribute_tensor(a, mesh, [placement], src_data_rank=None).to_local()
         group = mesh.get_group()
-    return GatedLinear(base, a, b, scaling, gate, divided=True, group=group)
+    return GatedLinear(base, a, b, scaling, gate, group=group)

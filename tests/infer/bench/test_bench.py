@@ -1,6 +1,5 @@
 """A bench on a model of random weights: parts, resuming, the report."""
 
-import csv
 import gzip
 import json
 import shutil
@@ -89,18 +88,6 @@ def test_every_decoder_has_a_row_of_consistent_figures(out: Path) -> None:
             assert sum(row["sources"].values()) == pytest.approx(float(accepted > 0))
             assert row["mean_acceptance_length"] == pytest.approx(1 + accepted)
             assert sum(row["survival"]) == pytest.approx(accepted)
-
-
-def test_acceptance_csv_has_the_columns_of_speculators(
-    out: Path, prompts: Path
-) -> None:
-    rows = list(csv.DictReader((out / "acceptance.csv").open()))
-    counts = ["num_drafts", "num_draft_tokens", "num_accepted_tokens"]
-    assert list(rows[0])[3:8] == [*counts, "acceptance_length", "acceptance_at_pos_0"]
-    hybrid = next(row for row in rows if row["decoder"] == "hybrid")
-    assert hybrid["subset"] == prompts.parent.name
-    length = 1 + int(hybrid["num_accepted_tokens"]) / int(hybrid["num_drafts"])
-    assert float(hybrid["acceptance_length"]) == pytest.approx(length)
 
 
 def test_quality_compares_model_and_base(out: Path) -> None:
