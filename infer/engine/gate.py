@@ -9,7 +9,6 @@ No number of the adapter reaches a draft's row.
 Knows rows only; models/gated.py reads an adapter from its files.
 """
 
-
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

@@ -122,6 +122,7 @@ def test_the_demo_runs_every_stage_with_settings_that_compose(project: Path) -> 
         "train.export",
         "train.export",
         "infer.bench",
+        "infer.bench",
     ]
 
 
