@@ -52,11 +52,13 @@ class PackedLinear(nn.Linear):
         return y
 
     def _pack(self) -> None:
-        weight = self.weight.detach()
+        weight = self.weight
         version = 0 if weight.is_inference() else weight._version
-        source = (id(self.weight), weight.data_ptr(), version)
+        source = (id(weight), weight.data_ptr(), version)
         if source != self._source:
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, MOST_ROWS)
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(
+                weight.detach(), MOST_ROWS
+            )
             self._source = source
 
 
