@@ -14,7 +14,6 @@ from infer.trees.growth import Rules
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 SELF = "self:"  # the model's own first layers
-SIDE_BY_SIDE = 8  # prompts decoded together, at most
 ORDERS = ("psm", "spm")  # of an infilling's parts
 SOURCES = ("adaptive", "text", "ngrams")  # of drafts
 

@@ -1,8 +1,8 @@
 """Tree attention for Transformers' models, and a view of a model that uses it.
 
 Tree attention is registered with Transformers under a name of its own. The runner passes a
-(B, 1, q, kv) mask through the library's model (True: attend). Without a mask the rows are
-a prompt and attention is causal.
+(B, 1, groups * q, kv) mask through the library's model: 0 or True where a row attends, -inf
+or False elsewhere. Without a mask the rows are a prompt and attention is causal.
 
     model                          view, on the same weights
     CausalLM                       CausalLM'      copied: contains a configuration or a gate
@@ -15,7 +15,7 @@ place would change what other threads compute. So a runner decodes through copie
 modules that contain one of them; all other modules are shared. Weights that move, change
 or are replaced do so in both.
 
-    B sequences, q rows each, kv columns of cache in use
+    B sequences, q rows each, kv columns of cache in use, `groups` query heads per key head
 """
 
 import copy

@@ -155,9 +155,15 @@ def shape(
     config: PretrainedConfig, batch: int, capacity: int, shares: int = 1
 ) -> tuple[int, ...]:
     """Return the shape of the cache's tensor, for one of `shares` of the heads."""
-    attention_heads: int = config.num_attention_heads
-    heads = getattr(config, "num_key_value_heads", None) or attention_heads
     head_dim = (
-        getattr(config, "head_dim", None) or config.hidden_size // attention_heads
+        getattr(config, "head_dim", None)
+        or config.hidden_size // config.num_attention_heads
     )
-    return (2, config.num_hidden_layers, batch, heads // shares, capacity, head_dim)
+    heads = key_heads(config) // shares
+    return (2, config.num_hidden_layers, batch, heads, capacity, head_dim)
+
+
+def key_heads(config: PretrainedConfig) -> int:
+    """Return the number of heads of keys; each serves a group of query heads."""
+    heads: int = config.num_attention_heads
+    return getattr(config, "num_key_value_heads", None) or heads

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from infer.engine.attention import ProbeGate, view_of
-from infer.engine.cache import TreeCache
+from infer.engine.cache import TreeCache, key_heads
 from infer.engine.head import PreviousTokenHead
 from infer.engine.output import LazyOutput, Request
 from infer.engine.pick import Logits
@@ -51,7 +51,7 @@ class Target:
         self.device = lm.device
         self.gate = ProbeGate.of(lm)
         self.windows = windows(lm.config)
-        self.groups = query_groups(lm.config)
+        self.groups = lm.config.num_attention_heads // key_heads(lm.config)
         self.agree = agreement(target or lm)
         self.cache = TreeCache(
             lm.config,
@@ -120,12 +120,6 @@ def addresses_of(*modules: nn.Module) -> tuple[int, ...]:
         for module in modules
         for tensor in chain(module.parameters(), module.buffers())
     )
-
-
-def query_groups(config: Any) -> int:
-    """Return the number of query heads for each head of keys."""
-    heads: int = config.num_attention_heads
-    return heads // (getattr(config, "num_key_value_heads", None) or heads)
 
 
 def windows(config: Any) -> dict[str, int | None]:

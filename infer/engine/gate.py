@@ -54,19 +54,18 @@ class GatedLinear(nn.Module):
         y = self.base(flat)
         B = len(flat) // q
         if B == 1:  # in as few operations as possible: there are hundreds of layers
-            self._update(flat[first:], y[first:])
+            y[first:].addmm_(self._inner(flat[first:]), self.b.T)
         else:
             probes = flat.view(B, q, -1)[:, first:].flatten(0, 1)
-            update = self._update(probes, y.new_zeros(len(probes), y.shape[-1]))
+            update = self._inner(probes) @ self.b.T
             y.view(B, q, -1)[:, first:] += update.view(B, q - first, -1)
         return y.view(*x.shape[:-1], -1)
 
-    def _update(self, probes: Tensor, y: Tensor) -> Tensor:
-        """Add the adapter's part of the probes to `y`."""
+    def _inner(self, probes: Tensor) -> Tensor:
         inner = probes @ self.a.T
         if self.group is not None:
             dist.all_reduce(inner, group=self.group)
-        return y.addmm_(inner, self.b.T)
+        return inner
 
 
 class GatedEmbedding(nn.Module):

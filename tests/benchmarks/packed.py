@@ -54,7 +54,7 @@ def main() -> None:
             for name, runner in runners.items():
                 began = time.perf_counter()
                 runner.forward([tree], [request], GREEDY).chooser(0, request.prompt)(0)
-                if turn >= 2:  # the first ones pack and warm up
+                if turn >= 2:  # the first ones warm up
                     seconds[name].append(time.perf_counter() - began)
         row = {name: 1000 * median(times) for name, times in seconds.items()}
         results.append({"rows": q, **row})

@@ -25,13 +25,13 @@ from transformers import PreTrainedModel
 
 from conf.files import read_rows
 from infer import DecodeConfig, Model, generate, load
-from infer.config import SIDE_BY_SIDE
 from infer.engine.output import Request
 from infer.engine.pick import Logits, gumbel, probabilities
 from infer.engine.sampling import Sampling
 from infer.text import Text
 
 MAX_PROMPT = 160  # tokens
+BATCH = 8  # prompts side by side
 NEW = 32
 SAMPLINGS = {
     "greedy": Sampling(),
@@ -170,7 +170,7 @@ def main() -> None:
         for name, config in decoders_of(model).items():
             began = time.perf_counter()
             decode = replace(config, **settings)
-            texts = texts_of(model, prompts, decode, batch=SIDE_BY_SIDE)
+            texts = texts_of(model, prompts, decode, batch=BATCH)
             gaps = [
                 gap(exact, request, expected, tokens, sampling)
                 for request, expected, tokens in zip(requests, plain, texts)
