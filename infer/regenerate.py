@@ -39,7 +39,6 @@ from infer.engine.sampling import seed_from
 
 if TYPE_CHECKING:
     from infer.api import Model
-    from infer.bench.harness import WorkerGroup
     from infer.text import Text
 
 KIND = "own_text"
@@ -300,12 +299,6 @@ def repeats(ids: Sequence[int], n: int = 10) -> bool:
 def main(config: RegenerateConfig) -> None:
     """Continue the documents, unless the folder already holds the result."""
     check_directory(config.model)
-    # Imported late: a mistake in the settings is reported without loading PyTorch.
-    from conf.dtype import choose_dtype
-    from infer.bench.harness import init_workers
-
-    workers = init_workers()
-    config = replace(config, dtype=workers.agreed(choose_dtype(config.dtype)))
     inputs = {"model": config.model}
     if config.data.path:
         inputs["data.path"] = config.data.path
@@ -317,8 +310,8 @@ def main(config: RegenerateConfig) -> None:
     if is_finished(config.out, KIND, origin):
         line = f"{config.out} is finished: nothing to do"
     else:
-        line = f"{write_own_text(config, source, origin, workers)} texts"
-    if workers.first:
+        line = f"{write_own_text(config, source, origin)} texts"
+    if os.environ.get("RANK", "0") == "0":
         print_line(f"regenerate: {line}")
 
 
@@ -326,13 +319,16 @@ def write_own_text(
     config: RegenerateConfig,
     source: "TrainingDocuments | ChatPrompts",
     origin: dict[str, Any],
-    workers: "WorkerGroup",
 ) -> int:
     """Write `out`, together with the other ranks; return rank 0's number of texts."""
+    # Imported late: PyTorch is not loaded for a mistake, or for what is finished.
+    from conf.dtype import choose_dtype
     from infer.api import load
-    from infer.bench.harness import Records, result_folder
+    from infer.bench.harness import Records, init_workers, result_folder
     from infer.models.checkpoint import ModelDirectory
 
+    workers = init_workers()
+    dtype = workers.agreed(choose_dtype(config.dtype))
     source.check_tokenizer(ModelDirectory(config.model).text)
     documents: Sequence[Any] = source.drawn()
     batches = {
@@ -341,7 +337,7 @@ def write_own_text(
     }
     with result_folder(config.out, origin, workers) as partial:
         units = Records(partial / UNITS, list(batches))
-        model = load(config.model, config.dtype, workers.device())
+        model = load(config.model, dtype, workers.device())
 
         def unit(name: str) -> dict[str, Any]:
             return {"rows": source.write(model, batches[name])}

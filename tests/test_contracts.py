@@ -34,6 +34,7 @@ from train.export.sidecars import adaptive_json
 from train.export.weights import write_weights
 from train.head import PreviousTokenHead, write_head
 from train.lora import Gate, PlainWeights, adapt
+from train.loss import CANDIDATES
 from train.model import AdaptiveLM
 from train.objective import branch
 
@@ -185,7 +186,7 @@ def check_head(module: AdaptiveLM, lm: Any, adaptive: tuple[int, ...]) -> None:
             ours = torch.tensor(found.correct(j, previous, found.ids[j]))
             theirs = module.lm.get_output_embeddings()(corrected)[found.ids[j]]
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-            assert len(ours) == 16
+            assert len(ours) == CANDIDATES
 
 
 def train_gated(folder: Path, adaptive: tuple[int, ...], tied: bool) -> AdaptiveLM:

@@ -99,7 +99,7 @@ def expected_work(objective: ObjectiveConfig, n: int) -> ExpectedRows:
         return ExpectedRows(
             rows=n + branches,
             pairs=causal + branches * (n - 1) / 2 + own,
-            predicted=n + branches * (2 if objective.previous_token else 1),
+            predicted=n + branches,
         )
     return ExpectedRows(rows=n, pairs=causal, predicted=n)
 

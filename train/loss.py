@@ -15,9 +15,12 @@ prefix (its teacher, through which no gradient flows), an adaptive token learns 
     lk    λ KL(p | q) + (1 - λ) (1 - α) with λ = exp(-3 α), where    λ (q - p)
           α = Σ min(p, q) is the chance that a draft of q is            + (1 - λ) q (Σ 1[q < p] q - 1[q < p])
           accepted (Leviathan et al. 2023, §3.3; arXiv 2602.23881)
+
+What the previous-token head makes of an adaptive token's state learns by ce among the
+likeliest CANDIDATES of that state, as decoding uses it: -Σ_c target(c) log q(c).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -29,6 +32,7 @@ from torch.autograd.function import once_differentiable
 from train.objective import IGNORE
 
 ETA = 3.0  # λ = exp(-ETA α): the paper's
+CANDIDATES = 16  # infer.engine.head.CORRECTED
 
 
 @dataclass(frozen=True)
@@ -53,19 +57,24 @@ def draft_loss(
     chunk: int,
     teachers_T: Tensor | None = None,
     draft: DraftLoss = DraftLoss(),
+    corrected_Td: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the loss, and each position's cross-entropy (T,) and likeliest token (T,).
 
     The loss is a scalar with gradient; the others have none. Positions labelled IGNORE
     cost nothing; their entries are 0 and IGNORE. `teachers_T` is the position that
-    teaches, -1 for none: such a position learns its label.
+    teaches, -1 for none: such a position learns its label. Half of the loss is that of
+    `corrected_Td`, if given, which then also decide the likeliest token; `weight_Vd`
+    has no gradient then.
     """
+    assert corrected_Td is None or not weight_Vd.requires_grad
     absent = torch.full_like(labels_T, -1)
     teachers = teachers_T if teachers_T is not None and draft.taught else absent
     grad = torch.is_grad_enabled()
     apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _DraftLoss.apply
     return apply(
         hidden_Td,
+        corrected_Td,
         weight_Vd,
         labels_T,
         weights_T,
@@ -81,6 +90,7 @@ class _DraftLoss(torch.autograd.Function):
     def forward(
         ctx: Any,
         hidden: Tensor,
+        corrected: Tensor | None,
         weight: Tensor,
         labels: Tensor,
         weights: Tensor,
@@ -89,35 +99,37 @@ class _DraftLoss(torch.autograd.Function):
         chunk: int,
         grad_enabled: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        of_hidden, of_weight = (
-            grad_enabled and needed for needed in ctx.needs_input_grad[:2]
+        of_hidden, of_corrected, of_weight = (
+            grad_enabled and needed for needed in ctx.needs_input_grad[:3]
         )
         d_hidden = torch.zeros_like(hidden) if of_hidden else None
+        d_corrected = torch.zeros_like(hidden) if of_corrected else None
         # In bfloat16 a sum over chunks would lose small terms.
         wide = torch.promote_types(weight.dtype, torch.float32)
         d_weight = torch.zeros_like(weight, dtype=wide) if of_weight else None
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         losses = torch.zeros_like(weights)
         predicted = torch.full_like(labels, IGNORE)
-        labelled = labels != IGNORE
-        taught = labelled & (teachers >= 0)
-        pupils = torch.nonzero(taught)[:, 0]
-        pupils = pupils[teachers[pupils].argsort(stable=True)]  # a teacher's together
-        parts = [torch.nonzero(labelled & ~taught)[:, 0], pupils]
-        for part in chain.from_iterable(places.split(chunk) for places in parts):
-            if not len(part):
-                continue
+        for part in _parts(labels, teachers, chunk):
             hidden_cd = hidden[part]
-            logits_cV = (hidden_cd @ weight.T).float()
-            predicted[part] = logits_cV.argmax(-1)
-            teacher = teachers[part]
-            p_cV = None
-            if teacher[0] >= 0:
-                distinct, of_pupil = teacher.unique(return_inverse=True)
-                teaching = (hidden[distinct] @ weight.T).float()
-                p_cV = torch.softmax(teaching, dim=-1)[of_pupil]
-            losses[part], learned = _chunk(logits_cV, labels[part], p_cV, draft)
             weights_c = weights[part]
+            logits_cV = (hidden_cd @ weight.T).float()
+            p_cV = _taught(hidden, weight, teachers[part])
+            if corrected is None:
+                predicted[part] = logits_cV.argmax(-1)
+            else:
+                weights_c = weights_c / 2
+                ids_cn = logits_cV.topk(min(CANDIDATES, len(weight))).indices
+                rows_cnd = weight[ids_cn]
+                scores = (rows_cnd @ corrected[part][..., None])[..., 0].float()
+                best = scores.argmax(-1, keepdim=True)
+                predicted[part] = ids_cn.gather(1, best)[:, 0]
+                learned = _among(scores, ids_cn, labels[part], p_cV, draft)
+                loss += (learned * weights_c).sum()
+                if d_corrected is not None:
+                    d_scores = scores.mul_(weights_c[:, None]).to(hidden.dtype)
+                    d_corrected[part] = (d_scores[:, None] @ rows_cnd)[:, 0]
+            losses[part], learned = _chunk(logits_cV, labels[part], p_cV, draft)
             loss += (learned * weights_c).sum()
             d_logits = logits_cV.mul_(weights_c[:, None]).to(hidden.dtype)
             if d_hidden is not None:
@@ -128,9 +140,8 @@ class _DraftLoss(torch.autograd.Function):
                 else:
                     d_weight += d_logits.T @ hidden_cd
             del logits_cV, d_logits, p_cV  # before the next chunk's are made
-        ctx.save_for_backward(
-            d_hidden, None if d_weight is None else d_weight.to(weight.dtype)
-        )
+        d_weight = None if d_weight is None else d_weight.to(weight.dtype)
+        ctx.save_for_backward(d_hidden, d_corrected, d_weight)
         ctx.mark_non_differentiable(losses, predicted)
         return loss, losses, predicted
 
@@ -139,10 +150,46 @@ class _DraftLoss(torch.autograd.Function):
     def backward(
         ctx: Any, d_loss: Tensor, *unused: Tensor
     ) -> tuple[Tensor | None, ...]:
-        d_hidden, d_weight = (
-            None if saved is None else saved.mul_(d_loss) for saved in ctx.saved_tensors
-        )
-        return d_hidden, d_weight, *[None] * 6
+        saved = ctx.saved_tensors
+        return *(None if d is None else d.mul_(d_loss) for d in saved), *[None] * 6
+
+
+def _parts(labels: Tensor, teachers: Tensor, chunk: int) -> Iterator[Tensor]:
+    """Yield up to `chunk` labelled positions at a time, all with teachers or none."""
+    labelled = labels != IGNORE
+    taught = labelled & (teachers >= 0)
+    pupils = torch.nonzero(taught)[:, 0]
+    pupils = pupils[teachers[pupils].argsort(stable=True)]  # a teacher's together
+    parts = [torch.nonzero(labelled & ~taught)[:, 0], pupils]
+    pieces = chain.from_iterable(places.split(chunk) for places in parts)
+    return (piece for piece in pieces if len(piece))
+
+
+def _taught(hidden: Tensor, weight: Tensor, teachers: Tensor) -> Tensor | None:
+    """Return the (c, V) distributions of teachers; None for pupils without."""
+    if teachers[0] < 0:
+        return None
+    distinct, of_pupil = teachers.unique(return_inverse=True)
+    teaching = (hidden[distinct] @ weight.T).float()
+    return torch.softmax(teaching, dim=-1)[of_pupil]
+
+
+def _among(
+    scores: Tensor, ids: Tensor, labels: Tensor, p: Tensor | None, draft: DraftLoss
+) -> Tensor:
+    """Return the (c,) losses among candidates `ids` (c, n).
+
+    Their (c, n) `scores` become the gradient. Mass of the target elsewhere costs nothing.
+    """
+    target = (ids == labels[:, None]).float()
+    if p is not None:
+        soft = draft.soft if draft.kind == "ce" else 1.0
+        target.lerp_(p.gather(1, ids), soft)
+    mass = target.sum(-1)
+    log_z = scores.logsumexp(-1)
+    losses = mass * log_z - (target * scores).sum(-1)
+    scores.sub_(log_z[:, None]).exp_().mul_(mass[:, None]).sub_(target)
+    return losses
 
 
 def _chunk(

@@ -70,7 +70,8 @@ class AdaptiveLM(nn.Module):
             previous = ids[:, :trunk].gather(1, positions[:, trunk:])
             with torch.no_grad():
                 embedded = self.lm.get_input_embeddings()(previous)
-            corrected = self.head(hidden[:, trunk:], embedded)
+            ours = self.head(hidden[:, trunk:], embedded)
+            corrected = torch.cat([hidden[:, :trunk], ours], dim=1)
         return self.score(hidden, labels, offsets, weights, teachers, corrected)
 
     def score(
@@ -84,36 +85,20 @@ class AdaptiveLM(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the results of `forward` from `encode`'s hidden states.
 
-        `corrected` (r, m, d) are the head's for the last m columns: the loss is that of
-        both, tally and tokens are the head's.
+        `corrected` (r, c, d) are these with the head's for adaptive tokens.
         """
-        m = 0 if corrected is None else corrected.shape[1]
-        states = [hidden.flatten(0, 1)]
-        if corrected is not None:
-            states.append(corrected.flatten(0, 1))
-            weights = torch.cat([weights[:, :-m], weights[:, -m:] / 2], dim=1)
-
-        def both(values: Tensor) -> Tensor:
-            last = values[:, values.shape[1] - m :]
-            return torch.cat([values.flatten(), last.flatten()])
-
         loss, losses, predicted = draft_loss(
-            torch.cat(states),
+            hidden.flatten(0, 1),
             self.lm.get_output_embeddings().weight,
-            both(labels),
-            both(weights),
+            labels.flatten(),
+            weights.flatten(),
             chunk=self._chunk,
-            teachers_T=both(teachers),
+            teachers_T=teachers.flatten(),
             draft=self.draft if torch.is_grad_enabled() else DraftLoss(),
+            corrected_Td=None if corrected is None else corrected.flatten(0, 1),
         )
-
-        def last_of(values: Tensor) -> Tensor:
-            whole, tail = values.tensor_split([labels.numel()])
-            first = whole.view_as(labels)[:, : labels.shape[1] - m]
-            return torch.cat([first, tail.view(len(labels), m)], dim=1) if m else first
-
-        losses = last_of(losses)
-        predicted = last_of(predicted)
+        losses = losses.view_as(labels)
+        predicted = predicted.view_as(labels)
         return loss, tally(losses, predicted, labels, offsets, L=self._L), predicted
 
     def encode(

@@ -140,8 +140,7 @@ def add_latent_consistency(module: AdaptiveLM) -> None:
         )
         drafts = teachers >= 0
         assert corrected is not None
-        trunk = hidden[:, : -corrected.shape[1]]
-        ours = torch.cat([trunk, corrected], 1)[drafts]
+        ours = corrected[drafts]
         theirs = hidden.flatten(0, 1)[teachers[drafts]].detach()
         d = ours.shape[-1:]
         distance = (F.rms_norm(ours, d) - F.rms_norm(theirs, d)).square().mean(-1)

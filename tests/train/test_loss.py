@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.loss import DraftLoss, draft_loss, summarise, tally
+from train.loss import CANDIDATES, DraftLoss, draft_loss, summarise, tally
 from train.objective import IGNORE
 
 
@@ -81,6 +81,54 @@ def test_chunks_are_the_plain_loss(
     theirs = torch.autograd.grad(expected * 3, [hidden, head])
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=5e-6)
+
+
+@pytest.mark.parametrize("draft", DRAFTS, ids=str)
+def test_the_head_learns_among_the_likeliest_tokens(draft: DraftLoss) -> None:
+    """Half of the loss is that of the states before it, half its own."""
+    generator = torch.Generator().manual_seed(0)
+    T, V = 12, 3 * CANDIDATES
+    hidden, corrected = (
+        torch.randn(T, 8, dtype=torch.float64, generator=generator).requires_grad_()
+        for _ in range(2)
+    )
+    head = torch.randn(V, 8, dtype=torch.float64, generator=generator)
+    labels = torch.randint(0, V, (T,), generator=generator)
+    teachers = torch.tensor([-1] * 4 + [*range(8)])
+    weights = torch.rand(T, generator=generator)
+    own, losses, _ = reference(hidden, head, labels, weights, teachers, draft)
+    theirs = torch.zeros((), dtype=torch.float64)
+    likeliest = torch.empty_like(labels)
+    for t in range(T):
+        logits = hidden[t].detach() @ head.T
+        ids = logits.topk(CANDIDATES).indices
+        target = F.one_hot(labels[t], V).double()
+        if teachers[t] >= 0 and draft.taught:
+            p = (hidden[teachers[t]].detach() @ head.T).softmax(-1)
+            soft = 1.0 if draft.kind == "lk" else draft.soft
+            target = (1 - soft) * target + soft * p
+        scores = corrected[t] @ head[ids].T
+        theirs = theirs - weights[t] * (target[ids] * scores.log_softmax(-1)).sum()
+        likeliest[t] = ids[scores.argmax()]
+    loss, entropies, predicted = draft_loss(
+        hidden,
+        head,
+        labels,
+        weights,
+        chunk=5,
+        teachers_T=teachers,
+        draft=draft,
+        corrected_Td=corrected,
+    )
+    expected = (own + theirs) / 2
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6, check_dtype=False)
+    torch.testing.assert_close(entropies, losses, rtol=1e-5, atol=1e-6)
+    assert torch.equal(predicted, likeliest)
+    inputs = [hidden, corrected]
+    for ours, slow in zip(
+        torch.autograd.grad(loss, inputs), torch.autograd.grad(expected, inputs)
+    ):
+        torch.testing.assert_close(ours, slow, rtol=1e-4, atol=1e-6)
 
 
 def test_a_draft_is_accepted_with_all_before_it() -> None:

@@ -84,6 +84,9 @@ def test_every_decoder_has_a_row_of_consistent_figures(out: Path) -> None:
         assert row["speedup_interval"] and row["output_tokens_per_second"] > 0
         if row["decoder"] in ours:
             assert row["same"] == row["compared"] == 4
+            if not row["verifications"]:  # a policy found that no draft pays
+                assert row["decoder"] in {"hybrid", "adaptive", "ngrams"}
+                continue
             accepted = row["accepted"] / row["verifications"]
             assert sum(row["sources"].values()) == pytest.approx(float(accepted > 0))
             assert row["mean_acceptance_length"] == pytest.approx(1 + accepted)
