@@ -22,7 +22,7 @@ import random
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count, islice
+from itertools import count, groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +103,10 @@ class RegenerateConfig:
                 f"prefix_max must be at least prefix_min={self.prefix_min}, "
                 f"got {self.prefix_max}. Raise it."
             )
+
+    def temperature_of(self, text: "DocumentSpan | ChatPrompt") -> float:
+        """How likely a text's tokens are: drawn by the seed and the text's id."""
+        return self.decode(text.id).temperature
 
     def decode(self, id: str) -> DecodeConfig:
         """How a text is made: without drafts, many side by side."""
@@ -330,11 +334,13 @@ def write_own_text(
     workers = init_workers()
     dtype = workers.agreed(choose_dtype(config.dtype))
     source.check_tokenizer(ModelDirectory(config.model).text)
-    documents: Sequence[Any] = source.drawn()
-    batches = {
-        f"{start:08}": documents[start : start + config.batch]
-        for start in range(0, len(documents), config.batch)
-    }
+    batches: dict[str, Sequence[Any]] = {}
+    # A batch has one temperature: its texts are decoded together.
+    documents: Sequence[Any] = sorted(source.drawn(), key=config.temperature_of)
+    for temperature, group in groupby(documents, config.temperature_of):
+        texts = list(group)
+        for start in range(0, len(texts), config.batch):
+            batches[f"{temperature:g}-{start:08}"] = texts[start:][: config.batch]
     with result_folder(config.out, origin, workers) as partial:
         units = Records(partial / UNITS, list(batches))
         model = load(config.model, dtype, workers.device())
@@ -358,17 +364,16 @@ def complete(
     names: Sequence[str],
     config: RegenerateConfig,
 ) -> list[list[int]]:
-    """Return the new ids of prompts, decoded side by side; `names` decide their seeds."""
+    """Return the new ids of prompts, decoded side by side at the temperature of the first.
+
+    `names` decide their seeds.
+    """
     from infer.api import generate
 
-    decodes = [config.decode(name) for name in names]
     seeds = [seed_from(config.seed, name) for name in names]
     texts: list[list[int]] = [[] for _ in prompts]
-    for decode in {decode.temperature: decode for decode in decodes}.values():
-        own = [n for n, other in enumerate(decodes) if other == decode]
-        group = [prompts[n] for n in own]
-        for step in generate(model, group, decode, seeds=[seeds[n] for n in own]):
-            texts[own[step.sequence]] += step.tokens
+    for step in generate(model, prompts, config.decode(names[0]), seeds=seeds):
+        texts[step.sequence] += step.tokens
     return texts
 
 

