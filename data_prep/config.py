@@ -181,8 +181,8 @@ class DataPrepConfig:
     max_unreadable: float = setting(0.05, least=0, most=1)
     #: tokens of a shard at most; a worker holds one in memory
     shard_tokens: int = setting(2**26, least=16)
-    #: local (processes of this machine), slurm or ray
-    executor: str = setting("local", choices=("local", "slurm", "ray"))
+    #: local (processes of this machine) or slurm
+    executor: str = setting("local", choices=("local", "slurm"))
     #: tasks at once; null: one for each core of this machine, or 100 under slurm
     workers: int | None = setting(None, least=1)
     #: seed of every random choice

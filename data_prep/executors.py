@@ -1,11 +1,10 @@
-"""Run the tasks of all phases: on this machine's cores, on Ray or on Slurm.
+"""Run the tasks of all phases: on this machine's cores, or on Slurm.
 
-Ray and Slurm are datatrove's. On one machine its pool waits forever for a worker that was
-killed for want of memory; ours ends with an error. A task's result lies in its files
-alone, so all three write the same bytes.
+Slurm's executor is datatrove's. On one machine its pool waits forever for a worker that
+was killed for want of memory; ours ends with an error. A task's result lies in its files
+alone, so both write the same bytes.
 """
 
-import logging
 import os
 import shlex
 import shutil
@@ -104,38 +103,6 @@ def run_rank(
         return
     for task in range(rank, _phases[phase].tasks(job), world_size):
         _phases[phase].run_task(job, task)
-
-
-def run_ray(job: Job) -> None:
-    """Run all phases on the Ray cluster of RAY_ADDRESS, or on one of this machine."""
-    import ray
-    from datatrove.executor.ray import RayPipelineExecutor
-    from loguru import logger
-
-    logger.disable("datatrove")  # its tasks' logs are in files
-    ray.init(
-        ignore_reinit_error=True,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        include_dashboard=False,
-        runtime_env={"env_vars": ENVIRONMENT},
-    )
-    for phase in PHASES:
-        if not phase.open_tasks(job):
-            continue
-        logs = _logs(job.config.out) / phase.name
-        RayPipelineExecutor(
-            pipeline=[partial(run_rank, job, phase.name)],
-            tasks=phase.tasks(job),
-            workers=job.config.workers or -1,
-            logging_dir=str(logs),
-            skip_completed=False,  # a task knows whether it has been run
-        ).run()
-        if failed := phase.open_tasks(job):  # their errors are in the logs alone
-            raise UserError(
-                f"executor=ray: {len(failed)} of {phase.tasks(job)} tasks of phase "
-                f"'{phase.name}' failed. See {logs}/logs"
-            )
 
 
 def submit_slurm(job: Job) -> str:

@@ -18,7 +18,7 @@ from data_prep.document import (
     held_out_share,
 )
 from data_prep.encode import Encoder
-from data_prep.executors import refuse_while_queued, run_local, run_ray, submit_slurm
+from data_prep.executors import refuse_while_queued, run_local, submit_slurm
 from data_prep.filters import entries, index_entries, sources_hash
 from data_prep.job import INDEX, PLAN, WORK, Job
 from data_prep.phases import finish
@@ -68,10 +68,7 @@ def prepare(config: DataPrepConfig) -> str | None:
             _plan(job, parts, place)
         if config.executor == "slurm":
             return f"will be made by Slurm, last by job {submit_slurm(job)}"
-        if config.executor == "ray":
-            run_ray(job)
-        else:
-            run_local(job)
+        run_local(job)
         finish(job)
     return None
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infer.engine.attention import ProbeGate
+from infer.engine.packed import PackedLinear
 
 
 class GatedLinear(nn.Module):
@@ -49,23 +50,29 @@ class GatedLinear(nn.Module):
             y: Tensor = self.base(x)
             return y
         first = self.gate.first
-        # Two-dimensional operands: otherwise PyTorch copies the weight for each sequence.
-        flat = x.reshape(-1, x.shape[-1])
-        y = self.base(flat)
-        B = len(flat) // q
+        y, inner = self._products(x)
+        y, inner = (rows.view(-1, rows.shape[-1]) for rows in (y, inner))
+        B = len(y) // q
         if B == 1:  # in as few operations as possible: there are hundreds of layers
-            y[first:].addmm_(self._inner(flat[first:]), self.b.T)
+            y[first:].addmm_(inner[first:], self.b.T)
         else:
-            probes = flat.view(B, q, -1)[:, first:].flatten(0, 1)
-            update = self._inner(probes) @ self.b.T
+            update = inner.view(B, q, -1)[:, first:].flatten(0, 1) @ self.b.T
             y.view(B, q, -1)[:, first:] += update.view(B, q - first, -1)
         return y.view(*x.shape[:-1], -1)
 
-    def _inner(self, probes: Tensor) -> Tensor:
-        inner = probes @ self.a.T
+    def _products(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return Wx and Ax of all rows."""
+        if isinstance(self.base, PackedLinear):
+            y, inner = self.base.with_inner(x)
+            if inner is not None:
+                return y, inner
+        else:
+            y = self.base(x)
+        # Two-dimensional operands: otherwise PyTorch copies the weight for each sequence.
+        inner = x.reshape(-1, x.shape[-1]) @ self.a.T
         if self.group is not None:
             dist.all_reduce(inner, group=self.group)
-        return inner
+        return y, inner
 
 
 class GatedEmbedding(nn.Module):

@@ -1,10 +1,16 @@
 """Linear layers with packed weights, for a few rows on a CPU in float32.
 
 PyTorch's product of several rows by a weight copies the weight to the layout of its kernel
-first, which takes about as long as the product of one row. Here the copy is kept.
-tests/benchmarks/packed.py measures both.
+first, which takes about as long as the product of one row. Here the copy is kept. Layers
+that read the same input are one product, and an adapter's A is part of its layer's:
+
+    x  ->  [ Wq x | Aq x | Wk x | Ak x | Wv x | Av x ]        engine/gate.py adds B(Ax)
+
+tests/benchmarks/packed.py measures it.
 """
 
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,13 +20,18 @@ from torch import Tensor, nn
 
 #: More rows cost as much without the copy.
 MOST_ROWS = 24
+#: Layers of one parent that read the same input.
+SIBLINGS = {
+    "q_proj": "qkv",
+    "k_proj": "qkv",
+    "v_proj": "qkv",
+    "gate_proj": "gate, up",
+    "up_proj": "gate, up",
+}
 
 
 class PackedLinear(nn.Linear):
-    """`linear` on the same weight, and a packed copy of it for up to `MOST_ROWS` rows.
-
-    The copy is made again after the weight has changed.
-    """
+    """`linear` on the same weight; up to `MOST_ROWS` rows by the product it is part of."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__(
@@ -28,36 +39,73 @@ class PackedLinear(nn.Linear):
         )
         self.weight = linear.weight
         self.bias = linear.bias
-        self._packed: Tensor | None = None
-        self._source: tuple[int, ...] = ()  # what the copy was made of
-        self._pack()
+        self.product: Product | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return all but the copy: a packed tensor cannot be copied."""
-        return {**self.__dict__, "_packed": None, "_source": ()}
+        """Return all but the product: a packed tensor cannot be copied."""
+        return {**self.__dict__, "product": None}
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., d) to (..., d')."""
+        return self.with_inner(x)[0]
+
+    def with_inner(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return Wx (..., d'), and Ax (..., r) if it is part of the product."""
         weight = self.weight
         # PyTorch's product of one row runs on one thread, and is the faster one there.
         least = 1 if torch.get_num_threads() > 1 else 2
         few = least <= x.numel() // self.in_features <= MOST_ROWS
         cpu = weight.dtype == torch.float32 and weight.device.type == "cpu"
-        if not few or not cpu or torch.is_grad_enabled():
-            return F.linear(x, weight, self.bias)
+        if self.product is None or not few or not cpu or torch.is_grad_enabled():
+            return F.linear(x, weight, self.bias), None
+        part = self.product.take(self, x)
+        d = len(weight)
+        y = part[..., :d] if self.bias is None else part[..., :d] + self.bias
+        return y, part[..., d:] if part.shape[-1] > d else None
+
+
+class Product:
+    """The products of one input by the weights of several layers, each with its A or None.
+
+    The packed copy is made again after a weight has changed.
+    """
+
+    def __init__(self, layers: Sequence[tuple[PackedLinear, Tensor | None]]) -> None:
+        self._layers = layers
+        self._source: list[Any] = []  # what the copy was made of
+        self._sizes: list[int] = []
+        # An input, and the parts of its product that no layer has taken: a layer may
+        # change its part. In a tuple, which other threads replace but never change.
+        self._last: tuple[Tensor | None, dict[int, Tensor]] = (None, {})
+        for layer, _ in layers:
+            layer.product = self
         self._pack()
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(
-            x, self._packed, self.bias, "none", [], ""
-        )
-        return y
+
+    def take(self, layer: PackedLinear, x: Tensor) -> Tensor:
+        """Return [Wx | Ax] of a layer, computed for all layers when the first one asks."""
+        last, parts = self._last
+        if last is not x or id(layer) not in parts:
+            self._pack()
+            y = torch.ops.mkldnn._linear_pointwise(
+                x, self._packed, None, "none", [], ""
+            )
+            found = zip(self._layers, y.split(self._sizes, -1))
+            parts = {id(layer): part for (layer, _), part in found}
+            self._last = x, parts
+        return parts.pop(id(layer))
 
     def _pack(self) -> None:
-        weight = self.weight
-        version = 0 if weight.is_inference() else weight._version
-        source = (id(weight), weight.data_ptr(), version)
+        weights = [
+            [w for w in (layer.weight, a) if w is not None] for layer, a in self._layers
+        ]
+        flat = list(chain.from_iterable(weights))
+        source = [
+            (id(w), w.data_ptr(), 0 if w.is_inference() else w._version) for w in flat
+        ]
         if source != self._source:
+            self._sizes = [sum(map(len, own)) for own in weights]
             self._packed = torch.ops.mkldnn._reorder_linear_weight(
-                weight.detach(), MOST_ROWS
+                torch.cat(flat).detach(), MOST_ROWS
             )
             self._source = source
 
@@ -74,6 +122,19 @@ def pack(lm: nn.Module) -> None:
         if type(module) is nn.Linear and module.weight.dtype == torch.float32
     }
     size = sum(layer.weight.nbytes for layer in layers.values())
-    if torch.backends.mkldnn.is_available() and 2 * size < virtual_memory().available:
-        for name, layer in layers.items():
-            lm.set_submodule(name, PackedLinear(layer))
+    if (
+        not torch.backends.mkldnn.is_available()
+        or 2 * size > virtual_memory().available
+    ):
+        return
+    groups: dict[Any, list[tuple[PackedLinear, Tensor | None]]] = {}
+    for name, layer in layers.items():
+        packed = PackedLinear(layer)
+        lm.set_submodule(name, packed)
+        gated = name.removesuffix(".base")  # engine/gate.py
+        parent, _, own = gated.rpartition(".")
+        key = parent, SIBLINGS.get(own, own), layer.in_features
+        a = getattr(lm.get_submodule(gated), "a", None)
+        groups.setdefault(key, []).append((packed, a))
+    for group in groups.values():
+        Product(group)

@@ -28,7 +28,6 @@ MODULES = (
     "infer",
     "infer.bench",
     "infer.regenerate",
-    "infer.playground",
 )
 DATA = {
     "vocab.bos='<x>'": ("vocab.bos", "<x>"),

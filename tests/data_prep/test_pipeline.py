@@ -193,18 +193,6 @@ def test_near_duplicates_are_removed_but_one(args: Args, tmp_path: Path) -> None
     assert manifest["counts"]["documents"] == len(texts)
 
 
-def test_a_run_that_failed_on_ray_goes_on_to_the_same_bytes(
-    args: Args, few: dict[str, bytes], tmp_path: Path
-) -> None:
-    """datatrove keeps a task's error in its log and goes on."""
-    pytest.importorskip("ray")
-    with pytest.raises(UserError, match=r"1 of 1 tasks of phase 'tally' failed. See"):
-        run(args(*FEW, "executor=ray", "max_unreadable=0"))
-    assert not (tmp_path / "out").exists()
-    run(args(*FEW, "executor=ray"))
-    assert content(tmp_path / "out") == few
-
-
 def test_a_document_larger_than_a_shard_stays_plain(args: Args, tmp_path: Path) -> None:
     """The shards beside its own are empty, and an empty file cannot be mapped."""
     texts = [f"x{i} = 1\n" * 2000 for i in range(8)]

@@ -30,7 +30,6 @@ def test_a_mistaken_model_is_reported_without_torch() -> None:
     """Its sentence came behind seven seconds of imports."""
     calls = {
         "infer": ["prompt=x"],
-        "infer.playground": [],
         "infer.bench": ["out=absent/out"],
         "infer.regenerate": ["data.path=absent", "out=absent/out"],
     }

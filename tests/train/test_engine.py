@@ -9,12 +9,14 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from deepspeed.runtime.zero.config import ZeroStageEnum
 from torch.nn.utils import parameters_to_vector
 
 from conf import UserError, settings
 from data_prep.shards import Shards
 from tests.conftest import vocab_of
 from tests.train.resume_worker import RECIPE
+from train.checkpoint import index
 from train.config import TrainConfig
 from train.data import load_batch
 from train.engine import (
@@ -174,6 +176,19 @@ def test_a_checkpoint_runs_nothing(data_folder: Path, tmp_path: Path) -> None:
     torch.save(state | {"lr_scheduler": Foreign()}, file)
     with pytest.raises(UserError, match="got a pickle of posix.putenv"):
         engine.load(tmp_path, "step")
+
+
+class NamedStage:
+    """A stage of ZeRO as Python 3.11.2 pickles it, by getattr."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (ZeroStageEnum, "gradients")
+
+
+def test_a_checkpoint_of_any_python_is_read(tmp_path: Path) -> None:
+    """On Debian 12 no checkpoint of ZeRO could be exported: "got a pickle of getattr"."""
+    torch.save({"zero_stage": NamedStage()}, tmp_path / "state.pt")
+    assert index(tmp_path / "state.pt") == {"zero_stage": 2}
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

@@ -6,13 +6,39 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
-from infer.engine.packed import MOST_ROWS, PackedLinear, pack
+from infer.engine.attention import ProbeGate
+from infer.engine.gate import GatedLinear
+from infer.engine.packed import MOST_ROWS, PackedLinear, Product, pack
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN"
 )
+WIDTHS = {"q_proj": 40, "k_proj": 8, "v_proj": 24}
+
+
+def packed_of(linear: nn.Linear) -> PackedLinear:
+    """The layer packed alone."""
+    packed = PackedLinear(linear)
+    Product([(packed, None)])
+    return packed
+
+
+def attention(*, bias: bool, gate: ProbeGate | None = None) -> nn.Module:
+    """Three layers that read the same input; gated, each with an adapter."""
+    module = nn.Module()
+    for name, width in WIDTHS.items():
+        layer: nn.Module = nn.Linear(24, width, bias=bias and name != "k_proj")
+        if gate is not None:
+            a, b = torch.randn(3, 24), torch.randn(width, 3)
+            layer = GatedLinear(layer, a, b, 0.5, gate)
+        module.add_module(name, layer)
+    return module
+
+
+def outputs(module: nn.Module, x: Tensor) -> list[Tensor]:
+    return [module.get_submodule(name)(x) for name in WIDTHS]
 
 
 @given(
@@ -22,15 +48,41 @@ def test_products_are_those_of_linear(
     batch: int, rows: int, bias: bool, seed: int
 ) -> None:
     torch.manual_seed(seed)
-    linear = nn.Linear(24, 40, bias=bias)
+    module = attention(bias=bias)
+    packed = copy.deepcopy(module)
+    pack(packed)
     x = torch.randn(batch, rows, 24)
     with torch.inference_mode():
-        torch.testing.assert_close(PackedLinear(linear)(x), linear(x))
+        expected = outputs(module, x)
+        for _ in range(2):
+            torch.testing.assert_close(outputs(packed, x), expected)
+
+
+@pytest.mark.parametrize(("sequences", "first", "rows"), [(1, 1, 4), (3, 2, 7)])
+def test_an_adapters_products_are_part_of_its_layers(
+    sequences: int, first: int, rows: int
+) -> None:
+    """A layer's part is changed in place: whoever asks again gets it computed again."""
+    torch.manual_seed(0)
+    gate = ProbeGate()
+    module = attention(bias=True, gate=gate)
+    packed = copy.deepcopy(module)
+    pack(packed)
+    gates = [gate, ProbeGate.of(packed)]
+    x = torch.randn(sequences, rows, 24)
+    with torch.inference_mode():
+        torch.testing.assert_close(outputs(packed, x), outputs(module, x))
+        with gates[0].open(first, rows), gates[1].open(first, rows):
+            expected = outputs(module, x)
+            for _ in range(2):
+                found = outputs(packed, x)
+                torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(outputs(packed, x), outputs(module, x))
 
 
 def test_a_changed_weight_is_packed_again() -> None:
     linear = nn.Linear(8, 8)
-    packed = PackedLinear(linear)
+    packed = packed_of(linear)
     x = torch.randn(4, 8)
     with torch.no_grad():
         linear.weight.mul_(2)
@@ -44,7 +96,7 @@ def test_a_changed_weight_is_packed_again() -> None:
 
 
 def test_other_types_and_gradients_take_the_usual_way() -> None:
-    packed = PackedLinear(nn.Linear(8, 8))
+    packed = packed_of(nn.Linear(8, 8))
     packed(torch.randn(4, 8)).sum().backward()
     assert packed.weight.grad is not None
     with torch.inference_mode():
