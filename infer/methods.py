@@ -24,7 +24,8 @@ from infer.drafters.draft_model import (
     ProbeDrafters,
     RatioDrafters,
 )
-from infer.drafters.policy import length_class, prior_costs
+from infer.drafters.estimates import prior_costs
+from infer.drafters.policy import length_class
 from infer.drafters.source_methods import SourceMethods
 from infer.drafters.stopwatch import Stopwatch
 from infer.engine.runner import Runners

@@ -1,12 +1,12 @@
 """Budgets: how many levels a draft model drafts, and how many nodes are verified.
 
 Fixed, as in the GSD paper; by families, for verification by ratio; or by measurement, with
-the costs, calibration and allowance of policy.py.
+the costs, calibration and allowance of estimates.py.
 """
 
 from collections.abc import Sequence
 
-from infer.drafters.policy import (
+from infer.drafters.estimates import (
     CONSTANTS,
     Calibration,
     Constants,

@@ -1,8 +1,7 @@
 """Policies that measure: they draft as much as pays on this device.
 
-Time is counted in plain steps, steps of one row. Two things are estimated from the
-steps so far: L(q), the time of a step of q rows, and how often a candidate with a given
-weight is right. With λ tokens per plain step over the recent steps,
+By the estimates of estimates.py: L(q), the time of a step of q rows in plain steps, and
+how often a candidate is right. With λ tokens per plain step over the recent steps,
 
 - a draft that is right with chance p is verified if p > λ (L(q+1) - L(q));
 - k probes hang under a node at which the accepted path ends with chance e if
@@ -17,312 +16,29 @@ chances that the first m drafts are right, with and without answers,
 
 where the price of the drafts' rows is deducted from the terms of the sums. An allowance
 bounds what drafting may lose against plain decoding. When it is used up steps are plain,
-and drafts that are made but not verified show whether it pays again. The same costs,
-calibration and allowance decide how deep a draft model drafts (budget.py).
+and drafts that are made but not verified show whether it pays again.
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
 
 import numpy as np
-from numpy.typing import NDArray
 
 from infer.drafters.adaptive import likely_ends
+from infer.drafters.estimates import (
+    CONSTANTS,
+    Calibration,
+    Constants,
+    ProbeGain,
+    StepCosts,
+    Throughput,
+    prior_costs,
+)
 from infer.drafters.places import Places
 from infer.engine.sampling import Sampling
 from infer.loop import Verified
 from infer.trees.token_graph import Drafts
-
-Array = NDArray[np.float64]
-#: Numbers of rows for which L is estimated; between them it is linear.
-ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 128)
-
-
-@dataclass(frozen=True)
-class Constants:
-    """Constants of the policies. tests/benchmarks/policies.py times other values."""
-
-    #: Rows of the largest tree, and drafts in a row.
-    max_rows: int = 64
-    max_depth: int = 16
-    #: Candidates for a place. Sampled text has one: computing its noise takes time.
-    width: int = 2
-    #: Steps over which rates are averaged.
-    window: float = 100.0
-    #: Bins of the calibration, trials that its prior counts as, and trials after which
-    #: counts are halved.
-    bins: int = 12
-    prior_trials: float = 3.0
-    max_trials: float = 400.0
-    #: Steps that the prior of L counts as at each of its points.
-    prior_steps: float = 2.0
-    #: Least share of one step in an estimate of L, and the pace of steps with probes,
-    #: whose time is also that of the adapter.
-    min_pace: float = 1 / 32
-    probed_pace: float = 0.3
-    #: A step counts as at most so many times its expected time, and in the estimate of
-    #: L as at least the inverse: new shapes and other processes take time of their own.
-    outlier_cap: float = 4.0
-    #: Steps between two updates of the prices that follow from L.
-    update_every: int = 16
-    #: Steps between two runs of plain steps, their number, and the share of each in the
-    #: time of a plain step. The first of a run meets cold caches and is not counted.
-    plain_every: int = 256
-    plain_run: int = 4
-    plain_pace: float = 1 / 4
-    #: Plain steps that drafting may lose: at first, at most, and after it has stopped,
-    #: when it starts again at `retry_allowance`, saved from `saved_share` of each step
-    #: and from what unverified drafts, one every `look_every` steps, would have gained.
-    first_allowance: float = 10.0
-    max_allowance: float = 24.0
-    retry_allowance: float = 2.0
-    saved_share: float = 0.01
-    look_every: int = 8
-    #: Steps with answers between two that are drafted without them too.
-    compare_every: int = 8
-    #: Steps without the most probes after which these are tried, the answers that are
-    #: collected first, and the tokens that trials may cost: at first and per token.
-    trial_every: int = 48
-    first_answers: int = 4
-    trial_tokens: float = 6.0
-    trial_share: float = 0.02
-
-
-CONSTANTS = Constants()
-# Points of L(q) in plain steps, by type of device. Measured tables of 0.1M to 110M
-# parameters on CPUs lie around the first: L(8) is 1.2 in bfloat16 and up to 3.5 in
-# float32. A GPU reads the weights for 64 rows as fast as for one.
-_CPU = ((1, 2, 8, 16, 32, 64, 128), (1.0, 1.2, 1.5, 2.0, 2.8, 4.0, 6.4))
-_GPU = ((1, 2, 64, 128), (1.0, 1.02, 1.2, 1.4))
-
-
-def prior_costs(device: str) -> tuple[float, ...]:
-    """Return L at `ROWS` in plain steps for a type of device, before any measurement."""
-    rows, steps = _CPU if device == "cpu" else _GPU
-    return tuple(np.interp(ROWS, rows, steps).tolist())
-
-
-class StepCosts:
-    """L(q), q rows' time in plain steps: a prior, corrected by the time of every step.
-
-    `probing` is what probes take beyond their rows: the adapter, and their answers. The
-    part of the prior above a plain step is scaled to all measurements, so that rows
-    that no step had yet move along. Each point is shrunk towards this curve. `curve[q]`
-    is L(q), which never falls; `prices[q]` is the price of the next row behind q rows.
-    """
-
-    def __init__(
-        self, prior: Sequence[float], constants: Constants = CONSTANTS
-    ) -> None:
-        self._constants = constants
-        self._prior = np.array(prior) - prior[0]
-        self._prior /= prior[0]
-        self._means = self._prior.copy()  # above a plain step
-        self._weights = np.zeros(len(ROWS))
-        self._steps = 0
-        self.probing = 0.0
-        self._probed = 0
-        self._plain_seconds: float | None = None
-        self._since_plain = constants.plain_every - 1
-        self._plain_run = 0
-        self._update()
-
-    @property
-    def plain_due(self) -> bool:
-        """Whether the next step has to be plain; the same for all of a batch."""
-        return self._since_plain >= self._constants.plain_every
-
-    def __call__(self, q: int) -> float:
-        """Return L(q)."""
-        if q < len(self.curve):
-            return self.curve[q]
-        return float(np.interp(q, ROWS, self._values))
-
-    def in_plain_steps(self, seconds: float) -> float | None:
-        """Convert seconds to plain steps; None before a plain step was timed."""
-        return seconds / self._plain_seconds if self._plain_seconds else None
-
-    def of(self, result: Verified) -> float:
-        """Return the expected time of a step."""
-        return self(result.rows) + result.probed * self.probing
-
-    def observe(self, result: Verified, seconds: float) -> float:
-        """Learn from a step. Return its time in plain steps."""
-        q = result.rows
-        constants = self._constants
-        seconds = max(seconds, 1e-5)  # some clocks tick seldom
-        if q == 1:
-            self._observe_plain(seconds)
-            return 1.0
-        self._since_plain += 1
-        self._plain_run = 0
-        expected = self.of(result)
-        steps = self.in_plain_steps(seconds)
-        if steps is None:
-            return expected
-        cap = constants.outlier_cap
-        likely = expected * min(max(steps / expected, 1 / cap), cap)
-        of_rows = likely - result.probed * self.probing
-        if result.probed:
-            self._probed += 1
-            pace = max(constants.min_pace, 1 / (constants.prior_steps + self._probed))
-            self.probing += pace * max(likely - expected, -self.probing)
-        position = np.interp(q, ROWS, np.arange(len(ROWS)))
-        shares = np.clip(1 - abs(np.arange(len(ROWS)) - position), 0, 1)
-        paces = shares * np.maximum(constants.min_pace, 1 / (1 + self._weights))
-        if result.probed:
-            paces *= constants.probed_pace
-        self._means += paces * (of_rows / self(q) * self._values - 1 - self._means)
-        self._weights += shares
-        self._steps += 1
-        every = constants.update_every
-        if self._steps < every or self._steps % every == 0:
-            self._update()
-        return min(steps, cap * expected)
-
-    def _observe_plain(self, seconds: float) -> None:
-        constants = self._constants
-        self._plain_run += 1
-        if self._plain_run >= constants.plain_run:
-            self._since_plain = 0
-        if self._plain_run > 1:
-            known = self._plain_seconds or seconds
-            seconds = min(seconds, constants.outlier_cap * known)
-            self._plain_seconds = known + constants.plain_pace * (seconds - known)
-
-    def _update(self) -> None:
-        prior = self._prior
-        fit = self._weights @ (prior * self._means) + 0.1 * prior @ prior / len(prior)
-        norm = self._weights @ prior**2 + 0.1 * prior @ prior / len(prior)
-        scaled = prior * (fit / norm if norm else 1.0)
-        shrunk = self._constants.prior_steps
-        means = self._weights * self._means + shrunk * scaled
-        values = 1 + means / (self._weights + shrunk)
-        values[0] = 1.0
-        self._values = np.maximum.accumulate(values)
-        rows = np.arange(self._constants.max_rows + 1)
-        curve = np.interp(rows, ROWS, self._values)
-        # The least slope on the way to any more rows: where the second row costs as
-        # much as a forward and the next six nothing, no row pays by itself.
-        ahead = np.array(ROWS) - rows[:-1, None]
-        slopes = (self._values - curve[:-1, None]) / np.where(ahead > 0, ahead, np.nan)
-        self.prices: list[float] = np.nanmin(slopes, 1).tolist()
-        self.curve: list[float] = [0.0, *curve.tolist()[1:]]
-
-
-class Calibration:
-    """How often a candidate with a given weight is right, if all before it are.
-
-    A bin of weights that has few trials is as much too sure as all bins together.
-    """
-
-    def __init__(self, constants: Constants = CONSTANTS) -> None:
-        self._max_trials = constants.max_trials
-        self._prior_trials = constants.prior_trials
-        self._trials = [0.0] * constants.bins
-        self._right = [0.0] * constants.bins
-        # Of all bins: right ones, and those expected to be right by their weights.
-        self._all_right = self._expected = constants.prior_trials
-
-    def chance(self, weight: float) -> float:
-        """Return the estimate, between 0 and 1."""
-        bin_, middle = self._bin(weight)
-        prior = min(1.0, middle * self._all_right / self._expected)
-        known = self._right[bin_] + self._prior_trials * prior
-        return known / (self._trials[bin_] + self._prior_trials)
-
-    def record(self, weight: float, right: bool) -> None:
-        """Record whether a candidate was right."""
-        bin_, middle = self._bin(weight)
-        if self._trials[bin_] >= self._max_trials:
-            self._trials[bin_] /= 2
-            self._right[bin_] /= 2
-        if self._expected >= self._max_trials:
-            self._expected /= 2
-            self._all_right /= 2
-        self._trials[bin_] += 1
-        self._right[bin_] += right
-        self._expected += middle
-        self._all_right += right
-
-    def _bin(self, weight: float) -> tuple[int, float]:
-        """Return the bin of a weight, and the bin's middle."""
-        bins = len(self._trials)
-        bin_ = min(bins - 1, int(weight * bins))
-        return bin_, (bin_ + 0.5) / bins
-
-
-class Throughput:
-    """Tokens per plain step, and the allowance that bounds the loss by drafting.
-
-    Losses against plain decoding are taken from the allowance, gains are added. When it
-    is used up decoding is plain, and a small share of that time is saved for another
-    attempt, with the gains of drafts that were not verified.
-    """
-
-    def __init__(self, constants: Constants = CONSTANTS) -> None:
-        self._constants = constants
-        self._allowance = constants.first_allowance
-        self._tokens = 0.0
-        self._steps = 0.0
-        self.drafting = True
-
-    @property
-    def rate(self) -> float:
-        """Tokens per plain step over the recent steps, at least 1."""
-        return max(1.0, self._tokens / self._steps) if self._steps else 1.0
-
-    def record(self, tokens: int, expected: float, spent: float) -> None:
-        """Record a step: its tokens, its expected and its own time in plain steps."""
-        constants = self._constants
-        gain = tokens - spent
-        if not self.drafting:
-            self._allowance += min(gain, 0.0) + constants.saved_share
-            self.drafting = self._allowance > constants.retry_allowance
-            return
-        fade = 1 - 1 / constants.window
-        self._tokens = fade * self._tokens + tokens
-        self._steps = fade * self._steps + expected
-        allowance = min(self._allowance + gain, constants.max_allowance)
-        # One slow step is not paid off for ever.
-        self._allowance = max(allowance, -constants.retry_allowance)
-        self.drafting = self._allowance > 0
-
-    def imagine(self, gain: float) -> None:
-        """Record what an unverified draft would have gained, in plain steps."""
-        # A cumulative sum (Page 1954): the losses before a change do not count.
-        self._allowance = max(0.0, self._allowance + gain)
-
-
-class ProbeGain:
-    """h(k): the tokens that the answers of k adaptive tokens add to the next draft."""
-
-    def __init__(self, constants: Constants = CONSTANTS) -> None:
-        self._window = constants.window
-        # By depth: the chance of all drafts so far, and this less the price of the row.
-        self._with = np.zeros((2, constants.max_depth))
-        self._without = np.zeros((2, constants.max_depth))
-        self.comparisons = 0
-        self.gains = np.zeros(constants.max_depth)  # h(1), h(2), ...
-
-    def record(self, drafts: Drafts, without: Drafts, prices: Sequence[float]) -> None:
-        """Record two drafts for one step, and the price of each row in tokens."""
-        self.comparisons += 1
-        pace = max(1 / self._window, 1 / self.comparisons)
-        for mean, drawn in ((self._with, drafts), (self._without, without)):
-            reached = np.zeros_like(mean)
-            for depth, chance, price in zip(
-                drawn.depths[1:], drawn.chances[1:], prices
-            ):
-                reached[:, depth - 1] += chance, chance - price
-            mean += pace * (reached - mean)
-        A, answered = self._with
-        B, others = self._without
-        behind = others.sum() - others.cumsum()
-        share = np.divide(A, B, out=np.zeros_like(A), where=B > 1e-3)
-        self.gains = answered.cumsum() + share * behind - others.sum()
 
 
 class MeasuredPolicy:
@@ -380,10 +96,9 @@ class MeasuredPolicy:
             if self._trial_due():
                 k = self.max_probes
                 sites = likely_ends(drafts, 1)
-                rows = len(drafts.tokens)
-                cost = self.costs(rows + k) - self.costs(rows) + self.costs.probing
-                self._trial_cost += self._throughput.rate * cost
-                self._trial_steps += cost
+                price = self._price(len(drafts.tokens), k, probing=True)
+                self._trial_cost += price
+                self._trial_steps += price / self._throughput.rate
             if sites and k == self.max_probes:
                 self._since_trial = 0
             return drafts, sorted(sites), k
@@ -452,9 +167,10 @@ class MeasuredPolicy:
         curve = self.costs.curve
         return [rate * (more - fewer) for fewer, more in zip(curve[1:], curve[2:])]
 
-    def _price(self, rows: int, added: int) -> float:
+    def _price(self, rows: int, added: int, *, probing: bool = False) -> float:
         """Return the price in tokens of rows beyond those that a step has."""
-        return self._throughput.rate * (self.costs(rows + added) - self.costs(rows))
+        cost = self.costs(rows + added) - self.costs(rows)
+        return self._throughput.rate * (cost + probing * self.costs.probing)
 
     def _sites(self, drafts: Drafts) -> tuple[list[int], int]:
         """Return the nodes to probe, and the number of probes under each."""

@@ -59,6 +59,7 @@ RUNGS = {
     ],
     "gated LoRA": NO_HEAD,
     "with head": [],
+    "with head, rank 8": ["lora.rank=8"],
     "with head, lk": ["objective.soft=0", "objective.draft_loss=lk"],
     "with head, latent": [],
     "dual": [

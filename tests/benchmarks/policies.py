@@ -11,7 +11,7 @@ one of plain decoding (infer/bench/speed.py). A row has the speedup of these pai
 best k. `--base` names a model without adaptive tokens in its training, on which the
 policy has to fall back to plain decoding. `--shape` adds random models of other sizes,
 for their L(q). `--vary` adds the policy with one of its constants changed
-(infer/drafters/policy.py): the constants are defended by these rows. The n-grams are
+(infer/drafters/estimates.py): the constants are defended by these rows. The n-grams are
 those of the model directory's table. The last line is JSON.
 """
 
@@ -30,7 +30,8 @@ from transformers import PreTrainedModel
 from infer.bench.prompts import Prompt
 from infer.bench.speed import measure_turn, rows_of
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
-from infer.drafters.policy import CONSTANTS, MeasuredPolicy, prior_costs
+from infer.drafters.estimates import CONSTANTS, prior_costs
+from infer.drafters.policy import MeasuredPolicy
 from infer.drafters.stopwatch import Stopwatch
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling

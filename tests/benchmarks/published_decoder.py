@@ -33,7 +33,8 @@ from infer.bench.prompts import Prompt
 from infer.bench.runs import Decoder, Run
 from infer.bench.statistics import speedup
 from infer.drafters.adaptive import AdaptiveDrafter
-from infer.drafters.policy import MeasuredPolicy, prior_costs
+from infer.drafters.estimates import prior_costs
+from infer.drafters.policy import MeasuredPolicy
 from infer.drafters.stopwatch import Stopwatch
 from infer.engine.runner import Runner
 from infer.loop import Drafter, Drafters, Limits

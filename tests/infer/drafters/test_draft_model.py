@@ -17,7 +17,7 @@ from infer.drafters.draft_model import (
     LevelDrafters,
     ProbeDrafters,
 )
-from infer.drafters.policy import prior_costs
+from infer.drafters.estimates import prior_costs
 from infer.drafters.stopwatch import Stopwatch
 from infer.engine.output import Request
 from infer.engine.runner import Runner, Runners

@@ -10,12 +10,8 @@ import pytest
 
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
 from infer.drafters.budget import MeasuredBudget
-from infer.drafters.policy import (
-    CONSTANTS,
-    ROWS,
-    MeasuredPolicy,
-    prior_costs,
-)
+from infer.drafters.estimates import CONSTANTS, ROWS, prior_costs
+from infer.drafters.policy import MeasuredPolicy
 from infer.drafters.stopwatch import Stopwatch
 from infer.engine.output import Candidates, Request
 from infer.engine.sampling import GREEDY
