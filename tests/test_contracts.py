@@ -37,6 +37,7 @@ from train.lora import Gate, PlainWeights, adapt
 from train.loss import CANDIDATES
 from train.model import AdaptiveLM
 from train.objective import branch
+from train.validation import replay
 
 PROMPTS = [
     "def fib(n):\n    ",
@@ -263,6 +264,31 @@ def test_decoding_with_a_gated_adapter(
                 assert decoded(gated, partial(AdaptiveDrafter, adaptive, policy)) == (
                     expected
                 )
+
+
+def test_validation_replays_decoding(tmp_path: Path) -> None:
+    """tau_real is the mean acceptance length of decoding on the model's greedy text."""
+    module = train_gated(tmp_path, (90,), tied=False)
+    lm = ModelDirectory(tmp_path / "model").load(dtype="float32")
+    runner = Runner(lm, capacity=160, max_rows=16)
+    drafter = partial(AdaptiveDrafter, (90,), FixedPolicy(WIDTH, "root"))
+    text = TOKENS[0, :9].tolist()
+    accepted = []
+    for (step,) in decode(runner, [Request(text)], Drafters(drafter), Limits(120)):
+        text = [*text, *step.tokens]
+        accepted += [step.accepted] if step.drafted else []
+    starts = np.arange(9, len(text))
+    windows = [(starts, np.full(len(starts), WIDTH))]
+    tokens = np.array([text])
+    everywhere = np.ones_like(tokens, dtype=bool)
+    layout = branch(tokens, np.zeros_like(tokens), windows, everywhere, (90,))
+    with torch.no_grad():
+        _, _, predicted = module(**to_tensors(layout, torch.device("cpu")))
+    hits = predicted[0].numpy() == layout.labels[0]
+    replayed = replay(layout.offsets[0], layout.positions[0], hits)
+    loops = len(accepted) - 2  # the last ones end with the text
+    assert replayed[:loops] == accepted[:loops]
+    assert len({*accepted}) > 1
 
 
 def decoded(runner: Runner, new_drafter: Callable[[], Drafter]) -> list[int]:

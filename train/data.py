@@ -4,7 +4,7 @@ The order is a pure function of the seed and the step: ranks and workers do not 
 it, and a resumed run needs no state but its step.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -23,6 +23,8 @@ TRAINING = 0
 HELD_OUT = 1
 # Branch columns are padded to multiples of it: flex attention compiles for each width.
 CUDA_COLUMNS = 128
+#: From positions, objective and seed to the starts and widths of a sequence's windows.
+Draw = Callable[[int, ObjectiveConfig, Sequence[int]], tuple[np.ndarray, np.ndarray]]
 
 
 def global_order(seed: int, count: int, start: int, length: int) -> np.ndarray:
@@ -109,6 +111,18 @@ class TrainingData(Sequence[PackedSequence]):
         )
 
 
+def draw_windows(
+    n: int, objective: ObjectiveConfig, seed: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw starts and widths of one sequence's windows."""
+    return sample_windows(
+        n,
+        L=objective.L,
+        start_rate=objective.start_rate,
+        generator=np.random.default_rng(seed),
+    )
+
+
 def lay_out(
     sequences: Sequence[PackedSequence],
     indices: Sequence[int] | np.ndarray,
@@ -118,9 +132,10 @@ def lay_out(
     seed: Sequence[int],
     multiple: int = COLUMNS,
     standard: np.ndarray | None = None,
+    draw: Draw = draw_windows,
 ) -> Layout:
     """Return the objective's layout of sequences; their windows are keyed by (seed,
-    index).
+    index), and drawn by `draw`.
 
     `multiple` and `standard` are those of `objective.branch`. Where `standard` is 0 the
     sequence is the model's own text: it ends where generation was stopped, so no draft
@@ -133,8 +148,7 @@ def lay_out(
     adaptive = objective.adaptive_ids(vocab.adaptive)
     free = replaceable(tokens, documents, sorted(vocab.control))
     windows = [
-        draw_windows(tokens.shape[1], objective, seed=(*seed, int(index)))
-        for index in indices
+        draw(tokens.shape[1], objective, (*seed, int(index))) for index in indices
     ]
     w = objective.w
     mean = objective.masked_mean
@@ -164,18 +178,6 @@ def lay_out(
     return dual(tokens, documents, offsets, adaptive, w=w, masked_mean=mean)
 
 
-def draw_windows(
-    n: int, objective: ObjectiveConfig, *, seed: Sequence[int]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Draw starts and widths of one sequence's windows."""
-    return sample_windows(
-        n,
-        L=objective.L,
-        start_rate=objective.start_rate,
-        generator=np.random.default_rng(seed),
-    )
-
-
 def to_tensors(layout: Layout, device: torch.device) -> dict[str, Any]:
     """Return the layout's arrays as tensors on the device, by name, and its trunk."""
     return {
@@ -193,10 +195,11 @@ def load_batch(
     seed: Sequence[int],
     device: torch.device,
     standard: np.ndarray | None = None,
+    draw: Draw = draw_windows,
 ) -> dict[str, Any]:
     """Read one micro-batch, lay it out and move it to the device.
 
-    `standard` is that of `lay_out`.
+    `standard` and `draw` are those of `lay_out`.
     """
     sequences = [shards[int(index)] for index in indices]
     multiple = CUDA_COLUMNS if device.type == "cuda" else COLUMNS
@@ -208,6 +211,7 @@ def load_batch(
         seed=seed,
         multiple=multiple,
         standard=standard,
+        draw=draw,
     )
     return to_tensors(layout, device)
 

@@ -53,7 +53,7 @@ def describe_validation(metrics: dict[str, float]) -> str:
         ]
         percentages = " ".join(f"{100 * value:.0f}" for value in accuracies)
         parts.append(
-            f"masked {metrics['masked_loss']:.3f}  accepted {metrics['accepted']:.2f}"
+            f"masked {metrics['masked_loss']:.3f}  tau_real {metrics['tau_real']:.2f}"
         )
         parts.append(f"accuracy by offset {percentages} %")
     return "  ".join(parts)

@@ -1,9 +1,12 @@
 """Validation on held-out sequences: the same sequences and windows each time.
 
-All windows have clean prefixes, as in decoding, whatever the objective.
+All windows have clean prefixes, as in decoding, whatever the objective. They are those of
+a stretch of each sequence, one at every position: decoding with adaptive tokens alone
+(SDSAT §2.1) can be replayed along it. Where the text is the model's own greedy text, its
+mean acceptance length is that of decoding: `tau_real`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +23,7 @@ from train.data import HELD_OUT, load_batch
 from train.distributed import Abandoned
 from train.loss import summarise
 
+REPLAYED = 256  # positions of a sequence that have windows
 MAX_SEQUENCES = 64  # of a validation, without the setting validate_sequences
 TIME_SHARE = 0.01  # of a run's time, for all its validations
 FORWARD_SHARE = (
@@ -55,7 +59,7 @@ class Validation:
         self._shards = shards
         self._vocab = vocab
         self._device = device
-        self._seed = window_seed(config.seed)
+        self._seed = (config.seed, HELD_OUT)
 
     @torch.no_grad()
     def run(
@@ -69,6 +73,7 @@ class Validation:
         total = torch.zeros(
             self._objective.L + 1, 4, dtype=torch.float64, device=self._device
         )
+        loops: list[int] = []
         for index, part in enumerate(self._parts):
             if stop():
                 raise Abandoned
@@ -82,11 +87,50 @@ class Validation:
                 self._objective,
                 seed=self._seed,
                 device=self._device,
+                draw=stretch,
             )
-            _, tally, _ = forward(batch)
+            _, tally, predicted = forward(batch)
             total += tally
+            hits = predicted == batch["labels"]
+            for row in zip(batch["offsets"], batch["positions"], hits):
+                loops += replay(*(tensor.cpu().numpy() for tensor in row))
         dist.all_reduce(total)
-        return {"sequences": self._count} | summarise(total)
+        verified = torch.tensor([len(loops), sum(loops)], device=self._device)
+        dist.all_reduce(verified)
+        metrics = {"sequences": self._count} | summarise(total)
+        if verified[0]:
+            metrics["tau_real"] = 1 + float(verified[1] / verified[0])
+        return metrics
+
+
+def stretch(
+    n: int, objective: ObjectiveConfig, seed: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return starts and widths of windows at REPLAYED positions in a row."""
+    last = max(0, n - REPLAYED)
+    first = int(np.random.default_rng(seed).integers(0, last, endpoint=True))
+    starts = np.arange(first, min(n, first + REPLAYED))
+    return starts, np.full(len(starts), objective.L)
+
+
+def replay(offsets: np.ndarray, positions: np.ndarray, hits: np.ndarray) -> list[int]:
+    """Return how many drafts each loop of decoding along the text accepts.
+
+    All are (c,) columns with a window at each position: offsets, positions, and whether
+    the likeliest token is the text's. A loop that accepts a drafts moves on by a + 2
+    tokens: the model's own come before and after them.
+    """
+    right = np.append(hits * offsets, 0)
+    accepted = []
+    end = 0
+    for column in np.flatnonzero(offsets == 1):
+        if positions[column] >= end:
+            a = 0
+            while right[column + a] == a + 1:
+                a += 1
+            accepted.append(a)
+            end = positions[column] + a + 2
+    return accepted
 
 
 def affordable_sequences(config: TrainConfig) -> int:
@@ -108,11 +152,6 @@ def validated(sequences: int, *, available: int, per_round: int) -> int:
             f"{count}. Raise it, lower micro_batch, or prepare more held-out data."
         )
     return count // per_round * per_round
-
-
-def window_seed(seed: int) -> tuple[int, int]:
-    """Return the seed of the windows of held-out sequences."""
-    return seed, HELD_OUT
 
 
 def laid_out(objective: ObjectiveConfig) -> ObjectiveConfig:

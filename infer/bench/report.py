@@ -8,7 +8,6 @@ import io
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -186,18 +185,14 @@ def speed_table(title: str, rows: Sequence[Row]) -> Table:
 
 
 def position_table(rows: Sequence[Row]) -> Table:
-    """Return acceptance by position: survival, and the rate given the position before."""
+    """Return the shares of verifications whose drafts were accepted up to a position."""
     drafting = [row for row in rows if row["survival"]]
     deepest = min(POSITIONS, max((len(row["survival"]) for row in drafting), default=0))
     cells = []
     for row in drafting:
-        survival = row["survival"][:deepest]
-        conditional = [b / a if a else 0.0 for a, b in pairwise([1.0, *survival])]
-        for name, rates in (("survival", survival), ("conditional", conditional)):
-            texts = [number(rate, 0, 100) for rate in rates]
-            texts += [""] * (deepest - len(texts))
-            cells.append([row["decoder"], name, *texts])
-    heads = ["decoder", "rate", *map(str, range(1, deepest + 1))]
+        texts = [number(rate, 0, 100) for rate in row["survival"][:deepest]]
+        cells.append([row["decoder"], *texts, *[""] * (deepest - len(texts))])
+    heads = ["decoder", *map(str, range(1, deepest + 1))]
     return Table("acceptance rate per position, in %", heads, cells)
 
 
