@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from psutil import virtual_memory
 from torch import Tensor, nn
 
 #: More rows cost as much without the copy.
@@ -110,11 +109,11 @@ class Product:
             self._source = source
 
 
-def pack(lm: nn.Module) -> None:
+def pack(lm: nn.Module, most_bytes: int) -> None:
     """Replace the linear layers of a model in float32 on a CPU by packed ones.
 
-    Do nothing where their copies, as large as the weights, would take more than half of
-    the memory that is left.
+    Do nothing where their copies, as large as the weights, would take more than
+    `most_bytes`.
     """
     layers = {
         name: module
@@ -122,10 +121,7 @@ def pack(lm: nn.Module) -> None:
         if type(module) is nn.Linear and module.weight.dtype == torch.float32
     }
     size = sum(layer.weight.nbytes for layer in layers.values())
-    if (
-        not torch.backends.mkldnn.is_available()
-        or 2 * size > virtual_memory().available
-    ):
+    if not torch.backends.mkldnn.is_available() or size > most_bytes:
         return
     groups: dict[Any, list[tuple[PackedLinear, Tensor | None]]] = {}
     for name, layer in layers.items():

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from psutil import virtual_memory
 from tokenizers import Tokenizer
 from transformers import (
     AutoConfig,
@@ -206,7 +207,7 @@ class ModelDirectory:
                 lm.to(device or default)  # type: ignore[arg-type]
             check_tree(lm.eval(), self.name)
             if ranks == 1 and lm.device.type == "cpu":
-                pack(lm)
+                pack(lm, virtual_memory().available // 2)
         return lm
 
     def _read(self, dtype: str, ranks: int) -> PreTrainedModel:

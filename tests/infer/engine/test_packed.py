@@ -50,7 +50,7 @@ def test_products_are_those_of_linear(
     torch.manual_seed(seed)
     module = attention(bias=bias)
     packed = copy.deepcopy(module)
-    pack(packed)
+    pack(packed, 1 << 20)
     x = torch.randn(batch, rows, 24)
     with torch.inference_mode():
         expected = outputs(module, x)
@@ -67,7 +67,7 @@ def test_an_adapters_products_are_part_of_its_layers(
     gate = ProbeGate()
     module = attention(bias=True, gate=gate)
     packed = copy.deepcopy(module)
-    pack(packed)
+    pack(packed, 1 << 20)
     gates = [gate, ProbeGate.of(packed)]
     x = torch.randn(sequences, rows, 24)
     with torch.inference_mode():
@@ -107,7 +107,7 @@ def test_names_and_tied_weights_stay() -> None:
     lm = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9), nn.Linear(9, 2).double())
     lm[1].weight = lm[0].weight
     before = lm.state_dict()
-    pack(lm)
+    pack(lm, 1 << 20)
     assert type(lm[1]) is PackedLinear and lm[1].weight is lm[0].weight
     assert type(lm[2]) is nn.Linear
     assert lm.state_dict().keys() == before.keys()
