@@ -110,15 +110,16 @@ class _DraftLoss(torch.autograd.Function):
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         losses = torch.zeros_like(weights)
         predicted = torch.full_like(labels, IGNORE)
+        if corrected is not None:
+            weights = weights / 2
         for part in _parts(labels, teachers, chunk):
             hidden_cd = hidden[part]
-            weights_c = weights[part]
             logits_cV = (hidden_cd @ weight.T).float()
+            weights_c = weights[part]
             p_cV = _taught(hidden, weight, teachers[part])
             if corrected is None:
                 predicted[part] = logits_cV.argmax(-1)
             else:
-                weights_c = weights_c / 2
                 ids_cn = logits_cV.topk(min(CANDIDATES, len(weight))).indices
                 rows_cnd = weight[ids_cn]
                 scores = (rows_cnd @ corrected[part][..., None])[..., 0].float()

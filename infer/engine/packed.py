@@ -9,7 +9,7 @@ that read the same input are one product, and an adapter's A is part of its laye
 tests/benchmarks/packed.py measures it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
@@ -69,33 +69,33 @@ class Product:
     The packed copy is made again after a weight has changed.
     """
 
-    def __init__(self, layers: Sequence[tuple[PackedLinear, Tensor | None]]) -> None:
+    def __init__(self, layers: Mapping[PackedLinear, Tensor | None]) -> None:
         self._layers = layers
         self._source: list[Any] = []  # what the copy was made of
         self._sizes: list[int] = []
         # An input, and the parts of its product that no layer has taken: a layer may
         # change its part. In a tuple, which other threads replace but never change.
-        self._last: tuple[Tensor | None, dict[int, Tensor]] = (None, {})
-        for layer, _ in layers:
+        self._last: tuple[Tensor | None, dict[PackedLinear, Tensor]] = (None, {})
+        for layer in layers:
             layer.product = self
         self._pack()
 
     def take(self, layer: PackedLinear, x: Tensor) -> Tensor:
         """Return [Wx | Ax] of a layer, computed for all layers when the first one asks."""
         last, parts = self._last
-        if last is not x or id(layer) not in parts:
+        if last is not x or layer not in parts:
             self._pack()
             y = torch.ops.mkldnn._linear_pointwise(
                 x, self._packed, None, "none", [], ""
             )
-            found = zip(self._layers, y.split(self._sizes, -1))
-            parts = {id(layer): part for (layer, _), part in found}
+            parts = dict(zip(self._layers, y.split(self._sizes, -1)))
             self._last = x, parts
-        return parts.pop(id(layer))
+        return parts.pop(layer)
 
     def _pack(self) -> None:
         weights = [
-            [w for w in (layer.weight, a) if w is not None] for layer, a in self._layers
+            [w for w in (layer.weight, a) if w is not None]
+            for layer, a in self._layers.items()
         ]
         flat = list(chain.from_iterable(weights))
         source = [
@@ -123,7 +123,7 @@ def pack(lm: nn.Module, most_bytes: int) -> None:
     size = sum(layer.weight.nbytes for layer in layers.values())
     if not torch.backends.mkldnn.is_available() or size > most_bytes:
         return
-    groups: dict[Any, list[tuple[PackedLinear, Tensor | None]]] = {}
+    groups: dict[Any, dict[PackedLinear, Tensor | None]] = {}
     for name, layer in layers.items():
         packed = PackedLinear(layer)
         lm.set_submodule(name, packed)
@@ -131,6 +131,6 @@ def pack(lm: nn.Module, most_bytes: int) -> None:
         parent, _, own = gated.rpartition(".")
         key = parent, SIBLINGS.get(own, own), layer.in_features
         a = getattr(lm.get_submodule(gated), "a", None)
-        groups.setdefault(key, []).append((packed, a))
+        groups.setdefault(key, {})[packed] = a
     for group in groups.values():
         Product(group)

@@ -21,7 +21,7 @@ WIDTHS = {"q_proj": 40, "k_proj": 8, "v_proj": 24}
 def packed_of(linear: nn.Linear) -> PackedLinear:
     """The layer packed alone."""
     packed = PackedLinear(linear)
-    Product([(packed, None)])
+    Product({packed: None})
     return packed
 
 
