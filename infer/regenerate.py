@@ -105,7 +105,7 @@ class RegenerateConfig:
             )
 
     def temperature_of(self, text: "DocumentSpan | ChatPrompt") -> float:
-        """How likely a text's tokens are: drawn by the seed and the text's id."""
+        """Return the temperature of a text, drawn by the seed and the text's id."""
         return self.decode(text.id).temperature
 
     def decode(self, id: str) -> DecodeConfig:
