@@ -195,7 +195,7 @@ class _Unread:
     """Stands for an object of DeepSpeed's without weights: loading needs no DeepSpeed."""
 
 
-def _stage(kind: Any, name: str) -> int:
+def zero_stage(kind: Any, name: str) -> int:
     """Return the stage of ZeRO that Python 3.11.2 names, and later ones number."""
     return ("disabled", "optimizer_states", "gradients", "weights").index(name)
 
@@ -204,7 +204,7 @@ def _stage(kind: Any, name: str) -> int:
 # else is refused, not run.
 KNOWN: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
     (int, "deepspeed.runtime.zero.config.ZeroStageEnum"),
-    (_stage, "builtins.getattr"),
+    (zero_stage, "builtins.getattr"),
     (_Unread, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
     (_Unread, "deepspeed.utils.tensor_fragment.fragment_address"),
 ]

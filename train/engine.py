@@ -10,6 +10,7 @@ import resource
 import socket
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -21,7 +22,7 @@ from transformers.integrations import HfDeepSpeedConfig
 
 from conf import UserError
 from conf.errors import in_one_line
-from train.checkpoint import why_unread, write_file
+from train.checkpoint import why_unread, write_file, zero_stage
 from train.config import OptimizerConfig, TrainConfig
 from train.distributed import COLLECTIVE_TIMEOUT, Abandoned
 
@@ -49,8 +50,12 @@ from deepspeed.utils.tensor_fragment import fragment_address
 
 RANKS_PER_MACHINE = 8
 
-# All classes in our checkpoints beside tensors and plain values.
-torch.serialization.add_safe_globals([ZeroStageEnum, LossScaler, fragment_address])
+# All classes in our checkpoints beside tensors and plain values. `partial` makes another
+# object of the function: PyTorch forgets the one of train.checkpoint.KNOWN after a use.
+named = partial(zero_stage), "builtins.getattr"
+torch.serialization.add_safe_globals(
+    [ZeroStageEnum, LossScaler, fragment_address, named]
+)
 
 
 def start() -> tuple[int, int]:

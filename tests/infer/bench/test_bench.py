@@ -85,7 +85,7 @@ def test_every_decoder_has_a_row_of_consistent_figures(out: Path) -> None:
         if row["decoder"] in ours:
             assert row["same"] == row["compared"] == 4
             if not row["verifications"]:  # a policy found that no draft pays
-                assert row["decoder"] in {"hybrid", "adaptive", "ngrams"}
+                assert row["decoder"] in ours - {"sdsat k=2"}
                 continue
             accepted = row["accepted"] / row["verifications"]
             assert sum(row["sources"].values()) == pytest.approx(float(accepted > 0))
