@@ -116,7 +116,7 @@ class _DraftLoss(torch.autograd.Function):
             hidden_cd = hidden[part]
             logits_cV = (hidden_cd @ weight.T).float()
             weights_c = weights[part]
-            p_cV = _taught(hidden, weight, teachers[part])
+            p_cV = _teacher_distributions(hidden, weight, teachers[part])
             if corrected is None:
                 predicted[part] = logits_cV.argmax(-1)
             else:
@@ -125,7 +125,7 @@ class _DraftLoss(torch.autograd.Function):
                 scores = (rows_cnd @ corrected[part][..., None])[..., 0].float()
                 best = scores.argmax(-1, keepdim=True)
                 predicted[part] = ids_cn.gather(1, best)[:, 0]
-                learned = _among(scores, ids_cn, labels[part], p_cV, draft)
+                learned = _candidate_losses(scores, ids_cn, labels[part], p_cV, draft)
                 loss += (learned * weights_c).sum()
                 if d_corrected is not None:
                     d_scores = scores.mul_(weights_c[:, None]).to(hidden.dtype)
@@ -166,7 +166,9 @@ def _parts(labels: Tensor, teachers: Tensor, chunk: int) -> Iterator[Tensor]:
     return (piece for piece in pieces if len(piece))
 
 
-def _taught(hidden: Tensor, weight: Tensor, teachers: Tensor) -> Tensor | None:
+def _teacher_distributions(
+    hidden: Tensor, weight: Tensor, teachers: Tensor
+) -> Tensor | None:
     """Return the (c, V) distributions of teachers; None for pupils without."""
     if teachers[0] < 0:
         return None
@@ -175,7 +177,7 @@ def _taught(hidden: Tensor, weight: Tensor, teachers: Tensor) -> Tensor | None:
     return torch.softmax(teaching, dim=-1)[of_pupil]
 
 
-def _among(
+def _candidate_losses(
     scores: Tensor, ids: Tensor, labels: Tensor, p: Tensor | None, draft: DraftLoss
 ) -> Tensor:
     """Return the (c,) losses among candidates `ids` (c, n).

@@ -86,6 +86,8 @@ def test_every_decoder_has_a_row_of_consistent_figures(out: Path) -> None:
             assert row["same"] == row["compared"] == 4
             if not row["verifications"]:  # a policy found that no draft pays
                 assert row["decoder"] in ours - {"sdsat k=2"}
+                assert row["accepted"] == 0 and row["mean_acceptance_length"] is None
+                assert not row["sources"] and not row["survival"]
                 continue
             accepted = row["accepted"] / row["verifications"]
             assert sum(row["sources"].values()) == pytest.approx(float(accepted > 0))
