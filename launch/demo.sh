@@ -10,7 +10,7 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
 fi
 cd "$(dirname "$0")/.."
 out=${1:-runs/demo}
-bash launch/pipeline.sh demo "$out" 32 48
+bash launch/pipeline.sh demo "$out" 32 48 0.2
 source .venv/bin/activate
 python -m infer.bench model=smollm2 experiment=demo part=speed out="$out/trained" \
     prompts="[humaneval,$out/chat/held_out.jsonl]" speed.decoders=[hybrid,ngrams] speed.peers=[]

@@ -34,9 +34,7 @@ Forward = Callable[[dict[str, Any]], tuple[Tensor, Tensor, Tensor]]
 
 
 class Validation:
-    """One rank's share of the held-out sequences. Raises UserError when they are too
-    few for all ranks.
-    """
+    """One rank's share of the held-out sequences. Raises UserError where there are none."""
 
     def __init__(
         self,
@@ -51,10 +49,16 @@ class Validation:
         per_round = config.micro_batch * ranks
         requested = config.validate_sequences
         if requested is None:
-            requested = max(per_round, affordable_sequences(config))
-        count = validated(requested, available=len(shards), per_round=per_round)
-        self._count = count
-        self._parts = np.arange(count).reshape(-1, ranks, config.micro_batch)[:, rank]
+            requested = affordable_sequences(config)
+        available = len(shards)
+        if not available:
+            raise UserError(
+                f"data.path must have held-out sequences, got none in {config.data.path}. "
+                "Prepare it with a larger held_out."
+            )
+        parts = in_rounds(requested, available=available, per_round=per_round)
+        self._count = min(available, parts.size)
+        self._parts = parts.reshape(-1, ranks, config.micro_batch)[:, rank]
         self._objective = laid_out(config.objective)
         self._shards = shards
         self._vocab = vocab
@@ -140,18 +144,13 @@ def affordable_sequences(config: TrainConfig) -> int:
     return min(MAX_SEQUENCES, int(TIME_SHARE * trained / (FORWARD_SHARE * validations)))
 
 
-def validated(sequences: int, *, available: int, per_round: int) -> int:
-    """Return the number of held-out sequences, whole rounds of micro_batch x ranks.
+def in_rounds(sequences: int, *, available: int, per_round: int) -> np.ndarray:
+    """Return (rounds, per_round) indices of sequences, at least one round.
 
-    Raises UserError when they make no round.
+    A round that has more sequences than are available has some of them twice.
     """
-    count = min(sequences, available)
-    if count < per_round:
-        raise UserError(
-            f"validate_sequences must be at least micro_batch x ranks = {per_round}, got "
-            f"{count}. Raise it, lower micro_batch, or prepare more held-out data."
-        )
-    return count // per_round * per_round
+    rounds = max(1, min(sequences, available) // per_round)
+    return np.arange(rounds * per_round).reshape(rounds, per_round) % available
 
 
 def laid_out(objective: ObjectiveConfig) -> ObjectiveConfig:

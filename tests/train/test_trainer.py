@@ -9,7 +9,7 @@ from conf.files import read_rows
 from train.config import TrainConfig
 from train.metrics import StepLog
 from train.trainer import SETTLED, WINDOW, why_diverged
-from train.validation import affordable_sequences
+from train.validation import affordable_sequences, in_rounds
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,17 @@ def test_validations_take_a_hundredth_of_the_time(
     """A held-out sequence costs a third of a training sequence."""
     config = TrainConfig(steps=steps, global_batch=batch, validate_every=every)
     assert affordable_sequences(config) == sequences
+
+
+@pytest.mark.parametrize(
+    ("wanted", "available", "rounds"),
+    [(5, 9, [[0, 1], [2, 3]]), (1, 9, [[0, 1]]), (4, 1, [[0, 0]])],
+)
+def test_every_rank_validates(
+    wanted: int, available: int, rounds: list[list[int]]
+) -> None:
+    """A run with one held-out sequence and two ranks was refused: the demo's, on a CPU
+    whose bfloat16 made other answers.
+    """
+    result = in_rounds(wanted, available=available, per_round=2)
+    assert result.tolist() == rounds
