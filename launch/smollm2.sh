@@ -7,4 +7,4 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
     exit
 fi
-exec bash "$(dirname "$0")/pipeline.sh" smollm2 "${1:-runs/smollm2}" 1024 1024 0.05
+exec bash "$(dirname "$0")/pipeline.sh" smollm2 "${1:-runs/smollm2}" 2048 2048 0.05

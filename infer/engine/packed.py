@@ -1,4 +1,4 @@
-"""Linear layers with packed weights, for a few rows on a CPU in float32.
+"""Linear layers with packed weights, on a CPU in float32.
 
 PyTorch's product of several rows by a weight copies the weight to the layout of its kernel
 first, which takes about as long as the product of one row. Here the copy is kept. Layers
@@ -17,8 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-#: More rows cost as much without the copy.
-MOST_ROWS = 24
 #: Layers of one parent that read the same input.
 SIBLINGS = {
     "q_proj": "qkv",
@@ -30,7 +28,7 @@ SIBLINGS = {
 
 
 class PackedLinear(nn.Linear):
-    """`linear` on the same weight; up to `MOST_ROWS` rows by the product it is part of."""
+    """`linear` on the same weight, by the product it is part of."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__(
@@ -52,10 +50,9 @@ class PackedLinear(nn.Linear):
         """Return Wx (..., d'), and Ax (..., r) if it is part of the product."""
         weight = self.weight
         # PyTorch's product of one row runs on one thread, and is the faster one there.
-        least = 1 if torch.get_num_threads() > 1 else 2
-        few = least <= x.numel() // self.in_features <= MOST_ROWS
+        single = x.numel() == self.in_features and torch.get_num_threads() == 1
         cpu = weight.dtype == torch.float32 and weight.device.type == "cpu"
-        if self.product is None or not few or not cpu or torch.is_grad_enabled():
+        if self.product is None or single or not cpu or torch.is_grad_enabled():
             return F.linear(x, weight, self.bias), None
         part = self.product.take(self, x)
         d = len(weight)
@@ -104,7 +101,7 @@ class Product:
         if source != self._source:
             self._sizes = [sum(map(len, own)) for own in weights]
             self._packed = torch.ops.mkldnn._reorder_linear_weight(
-                torch.cat(flat).detach(), MOST_ROWS
+                torch.cat(flat).detach()
             )
             self._source = source
 

@@ -21,7 +21,7 @@ from infer.engine.sampling import GREEDY
 from infer.models.checkpoint import ModelDirectory
 from infer.trees.tree import Tree
 
-ROWS = (1, 2, 4, 6, 8, 12, 16, 24)
+ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 64)
 PROMPT = 256
 
 
