@@ -7,6 +7,7 @@
 A sentence or a name on a line of its own is `conf.errors.visible`. HTML is escaped by Jinja and html.escape.
 """
 
+import os
 import sys
 from typing import Any
 
@@ -36,6 +37,12 @@ def label(text: str) -> str:
 def print_line(sentence: str, *, error: bool = False) -> None:
     """Print a sentence on a line of its own, to standard output or error."""
     print(visible(sentence), file=sys.stderr if error else sys.stdout, flush=True)
+
+
+def print_once(sentence: str, *, error: bool = False) -> None:
+    """Print as print_line does, in the first of torchrun's processes alone."""
+    if os.environ.get("RANK", "0") == "0":
+        print_line(sentence, error=error)
 
 
 class PlainConsole(Console):

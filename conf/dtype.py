@@ -3,10 +3,10 @@
 A CPU without AVX512-BF16 or AMX multiplies bfloat16 matrices up to 70 times more slowly than float32 ones.
 """
 
-import os
-import sys
 import time
 from functools import cache
+
+from conf.console import print_once
 
 AUTO = "auto"
 SLOW = (
@@ -41,12 +41,14 @@ def choose_dtype(requested: str, device: str | None = None) -> str:
     chosen = requested
     if requested == AUTO:
         chosen = "bfloat16" if cost <= 1 else "float32"
-        _print(
-            f"dtype=auto: {chosen} (bfloat16 takes {cost:.2g} times as long as float32 on this CPU)"
+        print_once(
+            f"dtype=auto: {chosen} (bfloat16 takes {cost:.2g} times as long as float32 on this CPU)",
+            error=True,
         )
     elif cost >= SLOW:
-        _print(
-            f"warning: dtype=bfloat16 takes {cost:.2g} times as long as float32 on this CPU. Use dtype=auto"
+        print_once(
+            f"warning: dtype=bfloat16 takes {cost:.2g} times as long as float32 on this CPU. Use dtype=auto",
+            error=True,
         )
     return chosen
 
@@ -71,8 +73,3 @@ def _seconds(name: str) -> float:
         functional.linear(rows, weight)
         times.append(time.perf_counter() - began)
     return min(times)
-
-
-def _print(line: str) -> None:
-    if os.environ.get("RANK", "0") == "0":
-        print(line, file=sys.stderr)

@@ -1,6 +1,6 @@
-"""The pictures of these pages, made again from a finished demo.
+"""The pictures of these pages, made again from a model and the report on its speed.
 
-    python -m docs.pictures [runs/demo]
+    python -m docs.pictures MODEL_DIR REPORT_DIR
 
 Pictures have at most 64 colours: they stay small.
 (As a module, not as a file: this folder's conf.py is Sphinx's, and must not hide the project's `conf`.)
@@ -8,6 +8,8 @@ Pictures have at most 64 colours: they stay small.
 
 import sys
 from collections.abc import Sequence
+from functools import partial
+from io import BytesIO
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -16,6 +18,13 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from infer import DecodeConfig, Model, generate, load
+from infer.bench.report import (
+    draw_roofline,
+    draw_speedups,
+    draw_survival,
+    png,
+    read_parts,
+)
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.places import Places
 from infer.engine.output import Candidates, Request
@@ -29,26 +38,27 @@ from infer.trees.tree import Tree, flatten, mask
 from infer.view import KINDS
 
 IMAGES = Path(__file__).parent / "images"
-COLOURS, MARGIN = 64, 16  # of a picture; pixels around it
+COLOURS = 64
 PROMPT = "class LlamaAttention(nn.Module):\n    def __init__(self, config"
 EDGE, PROBE_EDGE = "#b3bac2", "#0969da"
 ACCEPTED, REJECTED, PROBE = "#cdeed3", "#fbdcd8", "#cfe3fb"
 REST = "#b3bac2"  # bars of the combination
-PLOTS = ("speedup", "acceptance", "rows")
 
 
-def main(demo: Path) -> None:
+def main(folder: Path, report: Path) -> None:
     """Make all of them."""
     IMAGES.mkdir(exist_ok=True)
-    for plot in PLOTS:
-        shrink(
-            Image.open(demo / "report" / f"{plot}.png"),
-            IMAGES / f"{plot}.png",
-            width=1200,
-        )
-    model = load(str(demo / "model"), "float32")
+    speed = read_parts(report)["speed"]
+    plots = {
+        "speedup": png(partial(draw_speedups, speed["rows"])),
+        "acceptance": png(partial(draw_survival, speed["rows"])),
+        "rows": png(partial(draw_roofline, speed["roofline"])),
+    }
+    for name, plot in plots.items():
+        shrink(Image.open(BytesIO(plot)), IMAGES / f"{name}.png", width=1200)
+    model = load(folder, "float32")
     one_forward(model, IMAGES / "one_forward.png")
-    combination(model, demo / "model", IMAGES / "combination.png")
+    combination(model, folder, IMAGES / "combination.png")
 
 
 def spelled(text: Text, id: int) -> str:
@@ -69,7 +79,7 @@ def shrink(image: Image.Image, picture: Path, *, width: int) -> None:
 
 def one_forward(model: Model, picture: Path, *, k: int = 3) -> None:
     """Draw a step that verifies k drafts and makes the next ones: its tree, and which row attends to which."""
-    assert model.adaptive is not None  # the demo's fine-tuned model has them
+    assert model.adaptive is not None
     seen = list[Outcome]()
     decode = DecodeConfig(method="sdsat", k=k, probes="all", max_new_tokens=128)
     for _ in generate(model, PROMPT, decode, watch=seen.append):
@@ -306,4 +316,4 @@ def _draw_candidates(
 
 
 if __name__ == "__main__":
-    main(Path(*sys.argv[1:]) if sys.argv[1:] else Path("runs/demo"))
+    main(*map(Path, sys.argv[1:]))

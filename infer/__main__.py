@@ -1,11 +1,10 @@
 """python -m infer: continue a prompt, or write what lies between a prefix and a suffix."""
 
-import os
 import sys
 from pathlib import Path
 
 from conf import UserError, run
-from conf.console import print_line
+from conf.console import print_once
 from infer.config import DraftConfig, InferConfig, Infill, check_directory
 
 
@@ -14,8 +13,8 @@ def main(config: InferConfig) -> None:
     check_directory(config.model)
     infill = bool(config.infill.prefix or config.infill.suffix)
     prompt = "" if infill else read_prompt(config)
-    if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
-        print_line(f"loading {config.model} ...", error=True)
+    if sys.stderr.isatty():
+        print_once(f"loading {config.model} ...", error=True)
     # Imported late: a mistake in the settings is reported without waiting for PyTorch.
     import torch
     from rich.console import Console

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conf import UserError, run
-from conf.console import print_line
+from conf.console import print_once
 from conf.files import write_bytes
 from conf.fingerprint import fingerprint_file
 from conf.schema import check_settings, setting
@@ -315,8 +315,7 @@ def main(config: RegenerateConfig) -> None:
         line = f"{config.out} is finished: nothing to do"
     else:
         line = f"{write_own_text(config, source, origin)} texts"
-    if os.environ.get("RANK", "0") == "0":
-        print_line(f"regenerate: {line}")
+    print_once(f"regenerate: {line}")
 
 
 def write_own_text(
