@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from conf import UserError, run
-from conf.console import print_line
+from conf.console import print_once
 from conf.stage import existing, is_finished, made_from, read_manifest
 from train.config import TrainConfig
 
@@ -59,7 +59,7 @@ def main(config: TrainConfig) -> None:
         done = manifest["step"]
         config.check_steps(done)
     if done == config.steps:
-        _print(f"{config.out} is finished: nothing to do")
+        print_once(f"train: {config.out} is finished: nothing to do")
     else:
         # Imported late: a mistake in the settings is reported without waiting for
         # PyTorch and DeepSpeed.
@@ -71,16 +71,11 @@ def main(config: TrainConfig) -> None:
         try:
             validation = train(config, provenance, data)
         except Stopped as stop:
-            _print(str(stop))
+            print_once(f"train: {stop}")
             sys.exit(EXIT_STOPPED)
     from train.metrics import describe_change
 
-    _print(describe_change(validation))
-
-
-def _print(sentence: str) -> None:
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        print_line(f"train: {sentence}")
+    print_once(f"train: {describe_change(validation)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Linear layers with packed weights, on a CPU in float32.
+"""Linear layers with packed weights, on a CPU in float32, and in bfloat16 where it computes in it.
 
 PyTorch's product of several rows by a weight copies the weight to the layout of its kernel
 first, which takes about as long as the product of one row. Here the copy is kept. Layers
@@ -17,6 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+#: Types that this CPU has kernels for.
+TYPES = []
+if torch.backends.mkldnn.is_available():
+    TYPES = [torch.float32]
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        TYPES = [torch.float32, torch.bfloat16]
 #: Layers of one parent that read the same input.
 SIBLINGS = {
     "q_proj": "qkv",
@@ -51,7 +57,7 @@ class PackedLinear(nn.Linear):
         weight = self.weight
         # PyTorch's product of one row runs on one thread, and is the faster one there.
         single = x.numel() == self.in_features and torch.get_num_threads() == 1
-        cpu = weight.dtype == torch.float32 and weight.device.type == "cpu"
+        cpu = weight.device.type == "cpu" and weight.dtype in TYPES
         if self.product is None or single or not cpu or torch.is_grad_enabled():
             return F.linear(x, weight, self.bias), None
         part = self.product.take(self, x)
@@ -107,7 +113,7 @@ class Product:
 
 
 def pack(lm: nn.Module, most_bytes: int) -> None:
-    """Replace the linear layers of a model in float32 on a CPU by packed ones.
+    """Replace the linear layers of a model on a CPU by packed ones.
 
     Do nothing where their copies, as large as the weights, would take more than
     `most_bytes`.
@@ -115,10 +121,10 @@ def pack(lm: nn.Module, most_bytes: int) -> None:
     layers = {
         name: module
         for name, module in lm.named_modules()
-        if type(module) is nn.Linear and module.weight.dtype == torch.float32
+        if type(module) is nn.Linear and module.weight.dtype in TYPES
     }
     size = sum(layer.weight.nbytes for layer in layers.values())
-    if not torch.backends.mkldnn.is_available() or size > most_bytes:
+    if size > most_bytes:
         return
     groups: dict[Any, dict[PackedLinear, Tensor | None]] = {}
     for name, layer in layers.items():

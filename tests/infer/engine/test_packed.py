@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from infer.engine.attention import ProbeGate
 from infer.engine.gate import GatedLinear
-from infer.engine.packed import PackedLinear, Product, pack
+from infer.engine.packed import TYPES, PackedLinear, Product, pack
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN"
@@ -42,20 +42,28 @@ def outputs(module: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 @given(
-    st.integers(1, 3), st.integers(1, 40), st.booleans(), st.integers(0, 2**31)
+    st.integers(1, 3),
+    st.integers(1, 40),
+    st.booleans(),
+    st.sampled_from(TYPES or [torch.float32]),
+    st.integers(0, 2**31),
 )
 def test_products_are_those_of_linear(
-    batch: int, rows: int, bias: bool, seed: int
+    batch: int, rows: int, bias: bool, dtype: torch.dtype, seed: int
 ) -> None:
     torch.manual_seed(seed)
-    module = attention(bias=bias)
+    module = attention(bias=bias).to(dtype)
     packed = copy.deepcopy(module)
     pack(packed, 1 << 20)
-    x = torch.randn(batch, rows, 24)
+    assert type(packed.get_submodule("q_proj")) is PackedLinear
+    x = torch.randn(batch, rows, 24, dtype=dtype)
+    atol, rtol = (1e-5, 1e-5) if dtype == torch.float32 else (0.02, 0.02)
     with torch.inference_mode():
         expected = outputs(module, x)
         for _ in range(2):
-            torch.testing.assert_close(outputs(packed, x), expected)
+            torch.testing.assert_close(
+                outputs(packed, x), expected, atol=atol, rtol=rtol
+            )
 
 
 @pytest.mark.parametrize(("sequences", "first", "rows"), [(1, 1, 4), (3, 2, 7)])
