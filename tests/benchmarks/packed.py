@@ -1,6 +1,6 @@
 """The time of q rows behind 256 cached tokens, with packed layers and without, in turns.
 
-    python -m tests.benchmarks.packed MODEL_DIR [--threads 2] [--rounds 9]
+    python -m tests.benchmarks.packed MODEL_DIR [--dtype float32] [--threads 2] [--rounds 9]
 
 Prints for each q the milliseconds of a forward with nn.Linear and with packed layers
 (medians), and both in forwards of one row, L(q). The last line is JSON.
@@ -28,12 +28,13 @@ PROMPT = 256
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
+    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    packed = ModelDirectory(args.model).load(dtype="float32", device="cpu")
-    plain = ModelDirectory(args.model).load(dtype="float32", device="cpu")
+    packed = ModelDirectory(args.model).load(dtype=args.dtype, device="cpu")
+    plain = ModelDirectory(args.model).load(dtype=args.dtype, device="cpu")
     for name, module in list(plain.named_modules()):
         if type(module) is PackedLinear:
             linear = nn.Linear(1, 1, bias=False)
