@@ -31,7 +31,7 @@ class Constants:
     #: Rows of the largest tree, and drafts in a row.
     max_rows: int = 64
     max_depth: int = 16
-    #: Candidates for a place. Sampled text has one: computing its noise takes time.
+    #: Candidates for a place.
     width: int = 2
     #: Steps over which rates are averaged.
     window: float = 100.0

@@ -36,7 +36,6 @@ from infer.drafters.estimates import (
     prior_costs,
 )
 from infer.drafters.places import Places
-from infer.engine.sampling import Sampling
 from infer.loop import Verified
 from infer.trees.token_graph import Drafts
 
@@ -52,14 +51,13 @@ class MeasuredPolicy:
         prior: Sequence[float],
         k: int,
         *,
-        sampled: bool = False,
         constants: Constants = CONSTANTS,
     ) -> None:
         self._constants = constants
         self._lock = Lock()
         self.max_probes = min(k, constants.max_depth)
         self.max_rows = max(constants.max_rows, 1 + self.max_probes)
-        self.width = 1 if sampled else constants.width
+        self.width = constants.width
         self.costs = StepCosts(prior, constants)
         self._throughput = Throughput(constants)
         self._gain = ProbeGain(constants)
@@ -213,14 +211,12 @@ def remember_policies() -> Callable[..., MeasuredPolicy]:
     return lru_cache(64)(_new_policy)
 
 
-def _new_policy(
-    device: str, k: int, sampling: Sampling, *texts: Hashable
-) -> MeasuredPolicy:
+def _new_policy(device: str, k: int, *texts: Hashable) -> MeasuredPolicy:
     """Return a policy for a device's type, with up to `k` probes under a node.
 
     `texts` tell apart texts whose rows cost differently, or whose drafts do.
     """
-    return MeasuredPolicy(prior_costs(device), k, sampled=sampling.temperature > 0)
+    return MeasuredPolicy(prior_costs(device), k)
 
 
 def length_class(capacity: int) -> int:

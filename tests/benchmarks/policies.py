@@ -53,8 +53,7 @@ def drafters_of(
 
     def measured(k: int, **constants: Any) -> MeasuredPolicy:
         changed = replace(CONSTANTS, **constants)
-        sampled = args.temperature > 0
-        return MeasuredPolicy(prior, k, sampled=sampled, constants=changed)
+        return MeasuredPolicy(prior, k, constants=changed)
 
     adaptive: dict[str, Policy] = {
         **{f"two-forward k={k}": FixedPolicy(k) for k in (1, 2, 3, 5)},
