@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The demo's recipe for hours: launch/smollm2.sh [OUT]
-#   SmolLM2-135M with some 270 thousand tokens of its own text; some two hours on two cores with AVX512-BF16, four with AVX2.
+#   SmolLM2-135M with some 270 thousand tokens of its own text; by estimate two hours of two cores with AVX512-BF16, four with AVX2.
 # Finished stages are skipped; an interrupted run continues where it stopped.
 set -euo pipefail
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
