@@ -38,7 +38,7 @@ from infer.trees.tree import Tree, flatten, mask
 from infer.view import KINDS
 
 IMAGES = Path(__file__).parent / "images"
-COLOURS = 64
+COLOURS = 64  # of a picture
 PROMPT = "class LlamaAttention(nn.Module):\n    def __init__(self, config"
 EDGE, PROBE_EDGE = "#b3bac2", "#0969da"
 ACCEPTED, REJECTED, PROBE = "#cdeed3", "#fbdcd8", "#cfe3fb"

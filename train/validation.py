@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conf import UserError
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab
 from train.config import ObjectiveConfig, TrainConfig
@@ -34,7 +33,7 @@ Forward = Callable[[dict[str, Any]], tuple[Tensor, Tensor, Tensor]]
 
 
 class Validation:
-    """One rank's share of the held-out sequences. Raises UserError where there are none."""
+    """One rank's share of the held-out sequences, which Shards refuses where there are none."""
 
     def __init__(
         self,
@@ -50,14 +49,8 @@ class Validation:
         requested = config.validate_sequences
         if requested is None:
             requested = affordable_sequences(config)
-        available = len(shards)
-        if not available:
-            raise UserError(
-                f"data.path must have held-out sequences, got none in {config.data.path}. "
-                "Prepare it with a larger held_out."
-            )
-        parts = in_rounds(requested, available=available, per_round=per_round)
-        self._count = min(available, parts.size)
+        parts = in_rounds(requested, available=len(shards), per_round=per_round)
+        self._count = min(len(shards), parts.size)
         self._parts = parts.reshape(-1, ranks, config.micro_batch)[:, rank]
         self._objective = laid_out(config.objective)
         self._shards = shards

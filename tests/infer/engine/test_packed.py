@@ -57,13 +57,11 @@ def test_products_are_those_of_linear(
     pack(packed, 1 << 20)
     assert type(packed.get_submodule("q_proj")) is PackedLinear
     x = torch.randn(batch, rows, 24, dtype=dtype)
-    atol, rtol = (1e-5, 1e-5) if dtype == torch.float32 else (0.02, 0.02)
+    tolerance = {"atol": 0.02, "rtol": 0.02} if dtype == torch.bfloat16 else {}
     with torch.inference_mode():
         expected = outputs(module, x)
         for _ in range(2):
-            torch.testing.assert_close(
-                outputs(packed, x), expected, atol=atol, rtol=rtol
-            )
+            torch.testing.assert_close(outputs(packed, x), expected, **tolerance)
 
 
 @pytest.mark.parametrize(("sequences", "first", "rows"), [(1, 1, 4), (3, 2, 7)])
@@ -83,8 +81,8 @@ def test_an_adapters_products_are_part_of_its_layers(
         with gates[0].open(first, rows), gates[1].open(first, rows):
             expected = outputs(module, x)
             for _ in range(2):
-                found = outputs(packed, x)
-                torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+                actual = outputs(packed, x)
+                torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(outputs(packed, x), outputs(module, x))
 
 
