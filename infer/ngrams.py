@@ -48,23 +48,24 @@ Shares = dict[int, float]  # p(c) / D by successor c
 class NgramWeights:
     """The strength of the n-grams, as adaptive.json has them.
 
-    `places[j]` is λ of place j after the root; the last one holds for all later places.
+    `places[j]` is their share at place j after the root, beside adaptive tokens; the last one
+    holds for all later places.
     """
 
     table: float = 2.0  # κ of the table's counts
     text: float = 1.0  # κ of the text's
-    places: tuple[float, ...] = (0.4,)
+    places: tuple[float, ...] = (0.4, 0.5)
 
     def __post_init__(self) -> None:
         """Raise ValueError for weights out of range."""
         if (
             not self.places
-            or not all(0 <= weight <= 4 for weight in self.places)
+            or not all(0 <= share <= 1 for share in self.places)
             or not (0 < self.table <= 1000 and 0 < self.text <= 1000)
         ):
             raise ValueError(
                 "ngrams must have table and text above 0 and at most 1000, and places "
-                f"from 0 to 4, got {self}"
+                f"from 0 to 1, got {self}"
             )
 
     @classmethod

@@ -1,18 +1,17 @@
 """Candidates for the places of a draft: from adaptive tokens, the text, training data.
 
-    score(c) = log p_adaptive(c) + λ_j (log p_ngram(c) - log u(c))      for place j
+    p(c) = (1 - λ_j) p_adaptive(c) + λ_j p_ngram(c)      for place j
 
-u is the token's frequency, which the adaptive token's distribution contains already; a
-factor that all candidates of a place share is left out. Behind the last place with an
-answer of an adaptive token p_ngram (ngrams.py) alone decides. The noise of a place of
-sampled text is known (pick.py) and is part of both distributions.
+Behind the last place with an answer of an adaptive token p_ngram (ngrams.py) alone
+decides. The noise of a place of sampled text is known (pick.py) and is part of both
+distributions.
 
 The candidates for a place depend on the tokens before it: a draft is a tree that grows
 node by node.
 """
 
 from collections.abc import Callable, Sequence
-from math import exp, log
+from math import exp
 
 from infer.engine.output import Candidates
 from infer.engine.pick import noise
@@ -29,8 +28,6 @@ SOURCES = ("adaptive", "text", "ngrams")
 MAX_POWER = 24.0
 #: Likeliest successors whose noise is computed: it seldom lifts others above them.
 NOISY = 6
-#: Share of a token that is not among the answers, relative to the last answer's.
-UNREAD = 0.25
 
 
 class Places:
@@ -170,25 +167,12 @@ class Places:
 
     def _combined(self, ngrams: TextNgrams, node: int) -> Scores:
         place = self._places[node]
-        successors, _, counted = ngrams.successors(self._tails[node])
-        ids, weights = self._answer(node)
-        shares = dict(zip(ids, weights))
-        unigrams = ngrams.unigrams
-        power = ngrams.weights.place(place) / (self._sampling.temperature or 1.0)
-        exponents = {
-            token: power * log(chance / unigrams[token])
-            for token, chance in successors.items()
-        }
-        # Scale by the largest factor, which overflows near a temperature of 0.
-        largest = max(0.0, *exponents.values()) if exponents else 0.0
-        total = scale = exp(-largest)
-        scores = {token: share * scale for token, share in shares.items()}
-        least = UNREAD * weights[-1]
-        for token, exponent in exponents.items():
-            share = shares.get(token, least)
-            scores[token] = score = share * exp(exponent - largest)
-            total += score - share * scale
-        return scores, total or 1.0, counted
+        by_ngrams, total, counted = self._by_ngrams(ngrams, self._tails[node], place)
+        λ = ngrams.weights.place(place)
+        scores = {id: (1 - λ) * share for id, share in zip(*self._answer(node))}
+        for token, score in by_ngrams.items():
+            scores[token] = scores.get(token, 0.0) + λ * score / total
+        return scores, 1.0, counted
 
     def _by_ngrams(
         self, ngrams: TextNgrams, tail: tuple[int, ...], place: int

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infer.drafters.places import UNREAD, Places
+from infer.drafters.places import Places
 from infer.engine.output import Candidates
 from infer.engine.pick import gumbel
 from infer.engine.sampling import Sampling
@@ -24,7 +24,6 @@ from tests.infer.ngram_tables import (
     count_ngrams,
     make_table,
     slow_successors,
-    smoothed,
 )
 
 V, ORDER = 6, 4
@@ -36,7 +35,7 @@ WEIGHTS = st.builds(
     NgramWeights,
     st.floats(0.1, 9),
     st.floats(0.1, 9),
-    st.tuples(st.floats(0, 2), st.floats(0, 2)),
+    st.tuples(st.floats(0, 1), st.floats(0, 1)),
 )
 
 
@@ -110,33 +109,35 @@ def answers(draw: st.DrawFn) -> Candidates:
     st.integers(0, 99),
     st.sampled_from([1, 2, V]),
 )
-def test_the_combination_is_log_linear(
+def test_the_combination_is_a_mixture(
     data, text, result, weights, temperature, seed, width
 ) -> None:
     """The likeliest chain's places by the formulas over all tokens, with sources."""
     ngrams = TextNgrams(ngrams_of(data, weights))
     ngrams.extend(text)
     places = Places(text, result, ngrams, width, Sampling(temperature), seed)
-    u_V = smoothed(data, V) if data else np.full(V, 1 / V)
     counts = count_ngrams([text], TEXT_CONTEXTS)
-    sharpness = 1 / (temperature or 1)
     before = list(text)
     node = 0
     for place in range(len(result.ids) + 2):
         p_V = slow_successors(data, text, before, ORDER, V, weights, TEXT_CONTEXTS)
         ids = result.ids[place] if place < len(result.ids) else []
+        # Of tokens that no context has counts of only answers are candidates.
+        known = sorted(ngrams.successors(before)[0])
+        by_ngrams_V = np.zeros(V)
+        by_ngrams_V[known] = p_V[known]
+        if temperature:
+            keys = torch.tensor([len(before)]), torch.tensor([seed])
+            noise_V = gumbel(keys[1], keys[0], torch.arange(V)[None])[0].numpy()
+            by_ngrams_V **= 1 / temperature
+            rest = max(0.0, 1 - p_V[known].sum()) ** (1 / temperature)
+            by_ngrams_V *= np.exp(noise_V)
+            by_ngrams_V /= by_ngrams_V.sum() + rest
+        score_V = by_ngrams_V
         if ids:
-            shares = dict(zip(ids, result.weights[place]))
-            unread = UNREAD * min(shares.values())
-            known_V = np.array([shares.get(token, unread) for token in range(V)])
-            power = sharpness * weights.place(place)
-            score_V = np.log(known_V) + power * np.log(p_V / u_V)
-        else:
-            score_V = sharpness * np.log(p_V)
-            if temperature:
-                position = torch.tensor([len(before)])
-                key = torch.tensor([seed])
-                score_V += gumbel(key, position, torch.arange(V)[None])[0].numpy()
+            share = weights.place(place)
+            score_V = share * by_ngrams_V
+            score_V[ids] += (1 - share) * np.array(result.weights[place])
         places.expand(node)
         children = places.graph.children[node]
         if not children:
@@ -153,9 +154,8 @@ def test_the_combination_is_log_linear(
             likeliest = token in ids[:1]
             if likeliest or token in in_text:
                 assert places.source(child) == ("adaptive" if likeliest else "text")
-        logs = np.log(chances) - score_V[chosen]
         others = list({*ids, *in_text} - set(chosen))
-        assert logs == pytest.approx(logs[0], abs=1e-8)
+        assert chances == pytest.approx(score_V[chosen], abs=1e-8)
         assert (np.diff(chances) <= 0).all() and len(chosen) <= width
         assert (score_V[others] <= score_V[chosen[-1]] + 1e-9).all()
         node = children[0]

@@ -125,7 +125,7 @@ def adaptive_json(
         "ngrams": {
             "table": STRENGTH if (checkpoint / TABLE).is_file() else None,
             "text": 1.0,
-            "places": [0.4],
+            "places": [0.4, 0.5],
         },
         "control": sorted(Vocab.from_json(vocab).control),
         "provenance": {

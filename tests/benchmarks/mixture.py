@@ -1,0 +1,81 @@
+"""Tokens per forward by the share of n-grams among the candidates for a place.
+
+    python -m tests.benchmarks.mixture MODEL_DIR PROMPTS... [--count 12]
+        [--shares 0 0.2 0.4 0.5 0.6 1] [--temperatures 0 1]
+
+PROMPTS are files or humaneval. A fixed tree, two forwards in turn (k=5, 2 candidates a place,
+128 new tokens), so that nothing depends on times. Prints a line for each temperature, share
+and set; the default of adaptive.json is a row of its own.
+"""
+
+import argparse
+from functools import partial
+
+from infer.bench.prompts import name_of, read_prompts
+from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
+from infer.engine.output import Request
+from infer.engine.runner import Runner
+from infer.engine.sampling import Sampling
+from infer.loop import Drafters, Limits, decode
+from infer.models.checkpoint import ModelDirectory, eos_ids
+from infer.ngrams import Ngrams, NgramWeights
+
+NEW = 128
+PROMPT_TOKENS = 256
+POLICY = FixedPolicy(5, "root", nodes=8, width=2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("prompts", nargs="+")
+    parser.add_argument("--count", type=int, default=12)
+    parser.add_argument(
+        "--shares", type=float, nargs="+", default=[0, 0.2, 0.4, 0.5, 0.6, 1]
+    )
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0, 1])
+    args = parser.parse_args()
+    folder = ModelDirectory(args.model)
+    lm = folder.load(dtype="float32")
+    assert folder.adaptive
+    vocabulary = lm.config.get_text_config().vocab_size
+    runner = Runner(lm, capacity=PROMPT_TOKENS + NEW + 16, max_rows=64)
+    limits = Limits(NEW, eos_ids(lm))
+    rows = {str(share): NgramWeights(places=(share,)) for share in args.shares}
+    rows["default"] = NgramWeights()
+    for source in args.prompts:
+        prompts = read_prompts(
+            source,
+            folder.text,
+            folder.path,
+            count=args.count,
+            max_tokens=PROMPT_TOKENS,
+            seed=0,
+        )
+        for temperature in args.temperatures:
+            for row, weights in rows.items():
+                ngrams = Ngrams(folder.ngrams, vocabulary, weights=weights)
+                drafters = Drafters(
+                    partial(AdaptiveDrafter, folder.adaptive.ids, POLICY, ngrams)
+                )
+                steps = [
+                    step
+                    for seed, prompt in enumerate(prompts)
+                    for (step,) in decode(
+                        runner,
+                        [Request(prompt.ids, seed)],
+                        drafters,
+                        limits,
+                        Sampling(temperature),
+                    )
+                ]
+                tokens = sum(len(step.tokens) for step in steps)
+                print(
+                    f"{name_of(source)}, T={temperature:g}, share {row}: "
+                    f"{tokens / len(steps):.2f} tokens per forward",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
