@@ -153,8 +153,10 @@ class LoraSettings:
 
 @dataclass
 class OptimizerConfig:
-    """AdamW with linear warm-up and a cosine to a floor."""
+    """AdamW or Muon, with linear warm-up and a cosine to a floor."""
 
+    #: adamw; muon: for matrices, and AdamW for the rest (deepspeed=zero0)
+    name: str = setting("adamw", choices=("adamw", "muon"))
     #: learning rate after the warm-up
     lr: float = setting(5e-5, least=0)
     #: learning rate in the last step, where the warm-up has ended before
@@ -238,6 +240,11 @@ class TrainConfig:
         _require(
             name == "branch" or not (self.lora.gated or self.data.own),
             f"lora.gated and data.own need objective=branch, got objective={name}",
+        )
+        _require(
+            self.optimizer.name == "adamw" or not self.stage,
+            "optimizer.name=muon needs deepspeed=zero0: others cut matrices into pieces, "
+            f"got stage {self.stage}",
         )
         own = self.data.own_sequences(self.global_batch)
         _require(

@@ -23,8 +23,9 @@ from transformers.integrations import HfDeepSpeedConfig
 from conf import UserError
 from conf.errors import in_one_line
 from train.checkpoint import why_unread, write_file, zero_stage
-from train.config import OptimizerConfig, TrainConfig
+from train.config import TrainConfig
 from train.distributed import COLLECTIVE_TIMEOUT, Abandoned
+from train.optimizer import build_optimizer, parameter_groups
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when deepspeed is imported
@@ -146,37 +147,6 @@ def model_states(
     return int(device + 2 * held + wide * weights), host if offload else 0
 
 
-def parameter_groups(
-    module: nn.Module, config: OptimizerConfig
-) -> list[dict[str, Any]]:
-    """Return the trained parameters; norms, biases and embeddings have no weight decay.
-
-    `rate` is a group's learning rate as a multiple of the schedule's.
-    """
-    embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
-    # peft's name for single rows of an embedding
-    rows = {
-        id(p) for name, p in module.named_parameters() if "trainable_tokens" in name
-    }
-    trained = [p for p in module.parameters() if p.requires_grad]
-    # ZeRO 3 flattens a weight and stores its shape elsewhere.
-    matrices = {id(p) for p in trained if len(getattr(p, "ds_shape", p.shape)) >= 2}
-    matrices -= embeddings | rows
-    decayed = [p for p in trained if id(p) in matrices]
-    adaptive = [p for p in trained if id(p) in rows]
-    plain = [p for p in trained if id(p) not in matrices | rows]
-    groups = [
-        (decayed, config.weight_decay, 1.0),
-        (plain, 0.0, 1.0),
-        (adaptive, 0.0, config.rows_rate),
-    ]
-    return [
-        {"params": params, "weight_decay": decay, "rate": rate}
-        for params, decay, rate in groups
-        if params
-    ]
-
-
 @contextlib.contextmanager
 def load_partitioned(config: TrainConfig) -> Iterator[None]:
     """Partition every weight as it loads, within the block, under ZeRO 3."""
@@ -234,12 +204,7 @@ class Engine:
         self._trained = [
             [names[id(parameter)] for parameter in group["params"]] for group in groups
         ]
-        optimizer = torch.optim.AdamW(
-            groups,
-            lr=config.optimizer.lr,
-            betas=(config.optimizer.beta1, config.optimizer.beta2),
-            fused=True,
-        )
+        optimizer = build_optimizer(groups, config.optimizer)
         settings = deepspeed_config(config, ranks=dist.get_world_size())
         if universal:
             settings["checkpoint"] = {

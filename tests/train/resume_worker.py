@@ -50,6 +50,7 @@ RECIPE = [
 VARIANTS = {
     **{f"zero{stage}": [f"deepspeed=zero{stage}"] for stage in range(4)},
     "bf16": ["deepspeed=zero2", "dtype=bfloat16", "+model.shape.attention_dropout=0.3"],
+    "muon": ["deepspeed=zero0", "dtype=bfloat16", "optimizer.name=muon"],
     "own": ["deepspeed=zero1", "data.own={data}", "data.own_share=0.4"],
 }
 

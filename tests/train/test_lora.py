@@ -11,11 +11,11 @@ from transformers import LlamaForCausalLM
 from tests.train.test_attention import L, a_layout, model
 from train.config import LoraSettings, OptimizerConfig
 from train.data import to_tensors
-from train.engine import parameter_groups
 from train.head import PreviousTokenHead
 from train.lora import Gate, adapt
 from train.model import AdaptiveLM
 from train.objective import IGNORE, Layout, causal
+from train.optimizer import parameter_groups
 
 ADAPTIVE = (45, 46, 47)
 CPU = torch.device("cpu")
