@@ -12,6 +12,7 @@ import hydra
 from omegaconf import DictConfig
 
 from conf.compose import FOLDER, as_text, explained, register, to_dataclass
+from conf.console import place
 from conf.errors import DOCS, RankLocalError, UserError, describe_error, visible
 from conf.hub import replace_hub_names
 
@@ -39,7 +40,7 @@ def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, for us to explain
     compose = hydra.main(str(FOLDER / entry), "config", version_base=None)
     with exit_on_error():
-        if multirun and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if multirun and place()[1] > 1:
             raise UserError(
                 "-m must run in one process, got torchrun. Use a loop of the shell."
             )
@@ -73,7 +74,7 @@ def exit_on_error() -> Iterator[None]:
 
 def _fail(sentence: str, page: str | None, *, rank_local: bool = False) -> NoReturn:
     # Every rank of a torchrun job meets the same mistake: one of them reports it.
-    if rank_local or os.environ.get("LOCAL_RANK", "0") == "0":
+    if rank_local or not place()[2]:
         link = f"\n  see {DOCS}/{page}" if page else ""
         print(f"error: {visible(sentence)}{link}", file=sys.stderr, flush=True)
     else:

@@ -39,9 +39,18 @@ def print_line(sentence: str, *, error: bool = False) -> None:
     print(visible(sentence), file=sys.stderr if error else sys.stdout, flush=True)
 
 
+def place() -> tuple[int, int, int]:
+    """Return torchrun's rank, world size and local rank; 0, 1 and 0 without it."""
+    # Schedulers set WORLD_SIZE and RANK for jobs of their own kinds too.
+    if "TORCHELASTIC_RUN_ID" not in os.environ and "LOCAL_RANK" not in os.environ:
+        return 0, 1, 0
+    get = os.environ.get
+    return int(get("RANK", 0)), int(get("WORLD_SIZE", 1)), int(get("LOCAL_RANK", 0))
+
+
 def print_once(sentence: str, *, error: bool = False) -> None:
     """Print as print_line does, in the first of torchrun's processes alone."""
-    if os.environ.get("RANK", "0") == "0":
+    if not place()[0]:
         print_line(sentence, error=error)
 
 

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from conf import UserError, run
-from conf.console import print_once
+from conf.console import place, print_once
 from infer.config import DraftConfig, InferConfig, Infill, check_directory
 
 
@@ -21,7 +21,6 @@ def main(config: InferConfig) -> None:
 
     from infer.api import generate, load
     from infer.chat import chat_ids
-    from infer.models import parallel
     from infer.view import show
 
     if config.threads:
@@ -33,7 +32,7 @@ def main(config: InferConfig) -> None:
         draft=DraftConfig(config.draft, config.draft_adaptive),
         compile=config.compile,
     )
-    console = Console(quiet=not parallel.is_first())
+    console = Console(quiet=place()[0] > 0)
     before = prompt or config.infill.prefix
     after = config.infill.suffix
     given: Infill | str | list[int] = config.infill if infill else prompt

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from conf import UserError, run
-from conf.console import print_once
+from conf.console import place, print_once
 from conf.stage import existing, is_finished, made_from, read_manifest
 from train.config import TrainConfig
 
@@ -82,8 +82,6 @@ if __name__ == "__main__":
     try:
         run("train", TrainConfig, main)
     except SystemExit as end:
-        if (path := os.environ.get(EXIT_FILE)) and os.environ.get(
-            "LOCAL_RANK", "0"
-        ) == "0":
+        if (path := os.environ.get(EXIT_FILE)) and not place()[2]:
             Path(path).write_text(f"{end.code}\n", encoding="utf-8")
         raise

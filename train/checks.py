@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from conf import RankLocalError, UserError
+from conf.console import place
 from conf.dtype import AUTO
 from conf.errors import MEMORY
 from conf.fingerprint import fingerprint_file
@@ -39,7 +40,7 @@ def check_start(config: TrainConfig, data: dict[str, Any]) -> None:
     check_adaptive(config.data.path, vocab, config.objective)
     if config.data.own:
         check_own(config.data.own, config.data.path, data)
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    ranks = place()[1]
     config.accumulations(ranks)
     check_devices()
     if config.memory_check:
@@ -79,7 +80,7 @@ def _identity(manifest: Mapping[str, Any], folder: str) -> dict[str, Any]:
 def check_devices() -> None:
     """Raise RankLocalError on a rank without a GPU of its own, if there are GPUs."""
     gpus = torch.cuda.device_count()
-    if gpus and int(os.environ.get("LOCAL_RANK", "0")) >= gpus:
+    if gpus and place()[2] >= gpus:
         raise RankLocalError(
             f"torchrun must start at most one process for each GPU, got {gpus} GPUs."
         )
@@ -107,17 +108,17 @@ def check_memory(memory: Memory) -> None:
     machine = machine_memory()
     needs = [("a step", ranks * (memory.total + memory.host), machine, "machine")]
     if torch.cuda.is_available():
-        gpu = torch.cuda.get_device_properties(int(os.environ.get("LOCAL_RANK", "0")))
+        gpu = torch.cuda.get_device_properties(place()[2])
         needs = [
             ("a step", memory.total, gpu.total_memory - RESERVED, "GPU"),
             ("loading the model", ranks * memory.loading, machine, "machine"),
             ("offloaded states", ranks * memory.host, machine, "machine"),
         ]
-    for purpose, needed, capacity, place in needs:
+    for purpose, needed, capacity, holder in needs:
         if needed > capacity:
             raise UserError(
                 f"memory must suffice for {purpose}: it needs {needed / GIB:.1f} GiB, got "
-                f"{capacity / GIB:.1f} GiB of this {place}. plan=true shows all parts; "
+                f"{capacity / GIB:.1f} GiB of this {holder}. plan=true shows all parts; "
                 "memory_check=false trains anyway.",
                 page=MEMORY,
             )

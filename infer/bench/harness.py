@@ -26,6 +26,7 @@ import torch.distributed as dist
 from rich.progress import Progress
 
 from conf import RankLocalError, UserError
+from conf.console import place
 from conf.files import (
     Corrupt,
     read_checksummed,
@@ -84,7 +85,7 @@ def init_workers() -> WorkerGroup:
     Raises UserError for more processes than GPUs.
     """
     parallel.stand_alone()
-    workers = WorkerGroup(*parallel.place())
+    workers = WorkerGroup(*place())
     if torch.cuda.is_available():
         if workers.local >= torch.cuda.device_count():
             raise UserError(

@@ -10,7 +10,7 @@ The candidates for a place depend on the tokens before it: a draft is a tree tha
 node by node.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import exp
 
 from infer.engine.output import Candidates
@@ -19,10 +19,12 @@ from infer.engine.sampling import GREEDY, Sampling
 from infer.ngrams import LONGEST, TextNgrams
 from infer.trees.token_graph import Drafts, TokenGraph, unroll
 
-#: Scores by token, their total, and the text's counts by n-gram length.
-Scores = tuple[dict[int, float], float, Sequence[dict[int, int]]]
-#: Ids by falling weight, and their weights.
-Answer = tuple[Sequence[int], Sequence[float]]
+#: Chances by n-grams, and the text's counts by n-gram length.
+Known = Sequence[Mapping[int, float]]
+#: Scores by token, their total, and what n-grams know.
+Scores = tuple[dict[int, float], float, Known]
+#: Weights by id, falling.
+Answer = dict[int, float]
 SOURCES = ("adaptive", "text", "ngrams")
 #: Largest power of a chance: near a temperature of 0 greater ones underflow.
 MAX_POWER = 24.0
@@ -56,9 +58,9 @@ class Places:
         self._width = width
         self._sampling = sampling
         self._seed = seed
-        # By node: the place of its children, and the text's counts for its siblings.
+        # By node: the place of its children, and what n-grams know of its siblings.
         self._places = [0]
-        self._counted: list[Sequence[dict[int, int]]] = [()]
+        self._known: list[Known] = [()]
         # By node: the answers for its children, as the node's token corrects them.
         self._corrected: dict[int, Answer] = {}
 
@@ -88,10 +90,10 @@ class Places:
         """Add the candidates for the next place under a node."""
         place = self._places[node]
         scores: dict[int, float]
-        counted: Sequence[dict[int, int]] = ()
         if self._ngrams is None:
-            scores = dict(zip(*self._answer(node))) if place < self.answered else {}
+            scores = self._answer(node) if place < self.answered else {}
             total = 1.0
+            known: Known = ({},)
         else:
             if not node:
                 # A plain step needs no n-grams: they are updated here.
@@ -99,19 +101,12 @@ class Places:
             else:
                 tail = self._tails[self.graph.parents[node]]
                 self._tails[node] = (*tail, self.graph.tokens[node])[-LONGEST:]
-            if place < self.answered:
-                scores, total, counted = self._combined(self._ngrams, node)
-            else:
-                scores, total, counted = self._by_ngrams(
-                    self._ngrams, self._tails[node], place
-                )
-        if self._width == 1:
-            best = [max(scores, key=scores.__getitem__)] if scores else []
-        else:
-            best = sorted(scores, key=scores.__getitem__, reverse=True)[: self._width]
-        for token in best:
+            score = self._combined if place < self.answered else self._by_ngrams
+            scores, total, known = score(self._ngrams, node)
+        ranked = sorted(scores, key=scores.__getitem__, reverse=True)
+        for token in ranked[: self._width]:
             self.graph.add(node, token, scores[token] / total)
-            self._counted.append(counted)
+            self._known.append(known)
             self._places.append(place + 1)
 
     def source(self, node: int) -> str:
@@ -125,22 +120,13 @@ class Places:
         if not node:
             return ""
         parent = self.graph.parents[node]
-        answered = self._answer(parent)[0] if place < self.answered else []
-        if token in answered and (token == answered[0] or not self._is_known(node)):
+        answered = self._answer(parent) if place < self.answered else {}
+        chances, *counted = self._known[node]
+        if token in answered and (
+            token == next(iter(answered)) or token not in chances
+        ):
             return "adaptive"
-        return (
-            "text"
-            if any(token in counts for counts in self._counted[node])
-            else "ngrams"
-        )
-
-    def _is_known(self, node: int) -> bool:
-        if self._ngrams is None:
-            return False
-        successors, _, _ = self._ngrams.successors(
-            self._tails[self.graph.parents[node]]
-        )
-        return self.graph.tokens[node] in successors
+        return "text" if any(token in counts for counts in counted) else "ngrams"
 
     def _answer(self, node: int) -> Answer:
         """Return the answer for the place under a node, by falling weight."""
@@ -149,44 +135,41 @@ class Places:
         place = self._places[node]
         ids = answers.ids[place]
         if answers.correct is None:
-            return ids, answers.weights[place]
+            return dict(zip(ids, answers.weights[place]))
         if node not in self._corrected:
             scores = answers.correct(place, self.graph.tokens[node], ids)
             if temperature := self._sampling.temperature:
-                position = self._position + place
                 scores = [
-                    score / temperature + noise(self._seed, position, id)
+                    score / temperature + noise(self._seed, self._position + place, id)
                     for score, id in zip(scores, ids)
                 ]
             largest = max(scores)
             shares = {id: exp(score - largest) for score, id in zip(scores, ids)}
             total = sum(shares.values())
             order = sorted(ids, key=shares.__getitem__, reverse=True)
-            self._corrected[node] = order, [shares[id] / total for id in order]
+            self._corrected[node] = {id: shares[id] / total for id in order}
         return self._corrected[node]
 
     def _combined(self, ngrams: TextNgrams, node: int) -> Scores:
-        place = self._places[node]
-        by_ngrams, total, counted = self._by_ngrams(ngrams, self._tails[node], place)
-        λ = ngrams.weights.place(place)
-        scores = {id: (1 - λ) * share for id, share in zip(*self._answer(node))}
+        by_ngrams, total, known = self._by_ngrams(ngrams, node)
+        λ = ngrams.weights.place(self._places[node])
+        scores = {id: (1 - λ) * share for id, share in self._answer(node).items()}
         for token, score in by_ngrams.items():
             scores[token] = scores.get(token, 0.0) + λ * score / total
-        return scores, 1.0, counted
+        return scores, 1.0, known
 
-    def _by_ngrams(
-        self, ngrams: TextNgrams, tail: tuple[int, ...], place: int
-    ) -> Scores:
-        chances, D, counted = ngrams.successors(tail)
+    def _by_ngrams(self, ngrams: TextNgrams, node: int) -> Scores:
+        chances, D, counted = ngrams.successors(self._tails[node])
+        known: Known = (chances, *counted)
         if not self._sampling.temperature:
-            return chances, 1 / D, counted
-        seed = self._seed
-        position = self._position + place
+            return chances, 1 / D, known
+        position = self._position + self._places[node]
         power = min(1 / self._sampling.temperature, MAX_POWER)
         likeliest = sorted(chances, key=chances.__getitem__, reverse=True)[:NOISY]
         rest = max(0.0, 1 - D * sum(chances[token] for token in likeliest)) ** power
         chances = {
-            token: (D * chances[token]) ** power * exp(noise(seed, position, token))
+            token: (D * chances[token]) ** power
+            * exp(noise(self._seed, position, token))
             for token in likeliest
         }
-        return chances, rest + sum(chances.values()), counted
+        return chances, rest + sum(chances.values()), known

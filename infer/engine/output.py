@@ -104,9 +104,10 @@ class LazyOutput:
         probes = self.trees[b].probes_of(node)
         if not probes:
             return None
+        width = max(width, CORRECTED if self._head else 0)
+        answers = self._candidates(candidates, b, probes, width)
         if self._head is None:
-            return self._candidates(candidates, b, probes, width)
-        answers = self._candidates(candidates, b, probes, max(width, CORRECTED))
+            return answers
         hidden = self._agree(self.logits[self._rows(b, probes)].hidden)
         return replace(answers, correct=self._head.correct(hidden))
 
@@ -234,9 +235,10 @@ class PackedOutput:
         if not probes:
             return None
         first = self.flat.row(b, self.trees[b], probes[0]) - self.flat.drafts
+        width = max(width, CORRECTED if self.head else 0)
+        answers = self._candidates(b, first, len(probes), width)
         if self.head is None or self.hidden is None:
-            return self._candidates(b, first, len(probes), width)
-        answers = self._candidates(b, first, len(probes), max(width, CORRECTED))
+            return answers
         hidden = self.hidden[b, first : first + len(probes)]
         return replace(answers, correct=self.head.correct(hidden))
 

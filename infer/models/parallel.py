@@ -6,7 +6,6 @@ differ: each process has a whole model and its own prompts (`stand_alone`).
 """
 
 import atexit
-import os
 
 import torch.distributed as dist
 from transformers import PretrainedConfig
@@ -14,6 +13,7 @@ from transformers.distributed import DistributedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from conf import UserError
+from conf.console import place
 
 _alone = False
 
@@ -27,23 +27,6 @@ def stand_alone() -> None:
 def processes() -> int:
     """Return the number of processes that share a model; 1 without torchrun."""
     return 1 if _alone else place()[1]
-
-
-def place() -> tuple[int, int, int]:
-    """Return torchrun's rank, world size and local rank; 0, 1 and 0 without it."""
-    # Schedulers set WORLD_SIZE and RANK for jobs of their own kinds too.
-    if "TORCHELASTIC_RUN_ID" not in os.environ and "LOCAL_RANK" not in os.environ:
-        return 0, 1, 0
-    defaults = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    rank, world, local = (
-        int(os.environ.get(name, default)) for name, default in defaults.items()
-    )
-    return rank, world, local
-
-
-def is_first() -> bool:
-    """Return True for the process that prints."""
-    return place()[0] == 0
 
 
 def plan(config: PretrainedConfig, ranks: int) -> DistributedConfig:
