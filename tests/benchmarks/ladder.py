@@ -47,6 +47,7 @@ from train.pretrained import skeleton
 from train.trainer import Trainer
 
 NO_HEAD = ["objective.previous_token=false"]
+ADAMW = ["optimizer.name=adamw"]
 ALL_WEIGHTS = ["lora.rank=0", "lora.gated=false", "objective.soft=0", *NO_HEAD]
 RUNGS = {
     # The mean embedding, on which ESP (arXiv 2603.17942) drafts without training.
@@ -60,11 +61,18 @@ RUNGS = {
     "gated LoRA": NO_HEAD,
     "with head": [],
     "with head, rank 8": ["lora.rank=8"],
+    "with head, AdamW": [
+        *ADAMW,
+        "optimizer.lr=2e-3",
+        "optimizer.min_lr=2e-4",
+        "optimizer.rows_rate=5",
+    ],
     "with head, lk": ["objective.soft=0", "objective.draft_loss=lk"],
     "with head, latent": [],
     "dual": [
         "objective=dual",
         *ALL_WEIGHTS,
+        *ADAMW,
         "objective.masked_mean=n",
         "objective.start_rate=0.1",
         "optimizer.lr=1e-4",
