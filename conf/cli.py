@@ -40,7 +40,7 @@ def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, for us to explain
     compose = hydra.main(str(FOLDER / entry), "config", version_base=None)
     with exit_on_error():
-        if multirun and place()[1] > 1:
+        if multirun and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise UserError(
                 "-m must run in one process, got torchrun. Use a loop of the shell."
             )

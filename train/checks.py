@@ -40,7 +40,7 @@ def check_start(config: TrainConfig, data: dict[str, Any]) -> None:
     check_adaptive(config.data.path, vocab, config.objective)
     if config.data.own:
         check_own(config.data.own, config.data.path, data)
-    ranks = place()[1]
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))  # as the engine counts them
     config.accumulations(ranks)
     check_devices()
     if config.memory_check:

@@ -51,7 +51,7 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Return the optimizer of `parameter_groups`."""
     betas = config.beta1, config.beta2
-    if any(group["muon"] for group in groups):
+    if config.name == "muon":
         return MuonAdamW(groups, config.lr, betas)
     return torch.optim.AdamW(groups, lr=config.lr, betas=betas, fused=True)
 

@@ -30,7 +30,7 @@ def main() -> None:
     settings = json.loads((args.out / CONFIG).read_text())
     scaling = settings["lora_alpha"] / settings["r"]
     weights = load_file(args.out / WEIGHTS)
-    kept = defaultdict(list)
+    shares_of_kind = defaultdict(list)
     for name in [name for name in weights if name.endswith(A)]:
         place = name.removesuffix(A)
         a, b = weights[name], weights[place + B]
@@ -38,7 +38,7 @@ def main() -> None:
         q_b, r_b = torch.linalg.qr(b.double())
         u, values, v = torch.linalg.svd(r_b @ r_a.T)
         squares = values.square()
-        kept[place.rpartition(".")[2]].append(
+        shares_of_kind[place.rpartition(".")[2]].append(
             squares[: args.rank].sum() / squares.sum()
         )
         root = (scaling * values[: args.rank]).sqrt()
@@ -47,7 +47,7 @@ def main() -> None:
     settings |= {"r": args.rank, "lora_alpha": args.rank}
     save_file(weights, args.out / WEIGHTS, metadata={"format": "pt"})
     (args.out / CONFIG).write_text(json.dumps(settings, indent=2, sort_keys=True))
-    for kind, shares in sorted(kept.items()):
+    for kind, shares in sorted(shares_of_kind.items()):
         print(f"{kind:10} keeps {100 * mean(map(float, shares)):.1f} %")
 
 

@@ -13,12 +13,12 @@ from functools import partial
 
 from infer.bench.prompts import name_of, read_prompts
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.engine.output import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
-from infer.loop import Drafters, Limits, decode
+from infer.loop import Drafters, Limits
 from infer.models.checkpoint import ModelDirectory, eos_ids
 from infer.ngrams import Ngrams, NgramWeights
+from tests.benchmarks.runs import loop_decoder
 
 NEW = 128
 PROMPT_TOKENS = 256
@@ -58,21 +58,13 @@ def main() -> None:
                 drafters = Drafters(
                     partial(AdaptiveDrafter, folder.adaptive.ids, POLICY, ngrams)
                 )
-                steps = [
-                    step
-                    for seed, prompt in enumerate(prompts)
-                    for (step,) in decode(
-                        runner,
-                        [Request(prompt.ids, seed)],
-                        drafters,
-                        limits,
-                        Sampling(temperature),
-                    )
-                ]
-                tokens = sum(len(step.tokens) for step in steps)
+                decoder = loop_decoder(runner, drafters, limits, Sampling(temperature))
+                runs = [decoder(prompt) for prompt in prompts]
+                tokens = sum(len(run.tokens) for run in runs)
+                forwards = sum(run.forwards for run in runs)
                 print(
                     f"{name_of(source)}, T={temperature:g}, share {row}: "
-                    f"{tokens / len(steps):.2f} tokens per forward",
+                    f"{tokens / forwards:.2f} tokens per forward",
                     flush=True,
                 )
 

@@ -150,7 +150,7 @@ def test_multirun_runs_every_combination_and_leaves_no_files(tmp_path: Path) -> 
     assert (end.returncode, end.stdout.splitlines()) == (2, printed)
     assert end.stderr == "error: seed must not be 5\n"
     assert list(tmp_path.rglob("*")) == [temporary]
-    end = command(*words, cwd=tmp_path, WORLD_SIZE="2", LOCAL_RANK="0")
+    end = command(*words, cwd=tmp_path, WORLD_SIZE="2")
     assert "-m must run in one process, got torchrun" in error(end.stderr)
 
 

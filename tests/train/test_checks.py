@@ -28,6 +28,7 @@ REFUSED = [
     (["data.own=x", "objective=dual"], "need objective=branch, got objective=dual"),
     (["data.own=x", "objective=branch", "global_batch=1"], "sequences of both kinds"),
     (["data.own_share=1.0"], "data.own_share must be above 0 and below 1"),
+    (["optimizer.name=muon", "deepspeed=zero1"], "needs deepspeed=zero0.* got stage 1"),
     (["objective.previous_token=true"], "previous_token needs lora.gated=true"),
     (["objective=basic", "objective.soft=0.5"], "need objective=dual or branch"),
     (["objective.soft=0.5", "objective.draft_loss=lk"], "must be 0 with draft_loss=lk"),

@@ -58,8 +58,8 @@ def test_a_new_head_changes_nothing() -> None:
     without = module(**batch)
     module.head = PreviousTokenHead(module.lm.config.hidden_size, torch.float32)
     with_head = module(**batch)
-    loss, *found = with_head
-    for ours, theirs in zip(found, without[1:], strict=True):
+    loss, *others = with_head
+    for ours, theirs in zip(others, without[1:], strict=True):
         torch.testing.assert_close(ours, theirs)
     loss.backward()
     assert module.head.w2.weight.grad.abs().sum() > 0
