@@ -6,9 +6,11 @@ workers nor their order changes a byte of the output.
 
 import hashlib
 import math
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -135,8 +137,9 @@ def split(document: Document, max_chars: int | None) -> Iterator[Document]:
     """Cut a document into pieces of whole lines of at most `max_chars` characters.
 
     For sequences much shorter than a file: a piece that fits a sequence can be laid out
-    for infilling (Bavarian et al. 2022, context-level FIM). A longer line is a piece of
-    its own. The pieces' texts concatenate to the document's. None cuts nothing.
+    for infilling (Bavarian et al. 2022, context-level FIM). A piece of at least half the
+    size ends before a function or a paragraph, if one begins there. A longer line is a
+    piece of its own. The pieces' texts concatenate to the document's. None cuts nothing.
 
     The pieces of a conversation are its answers, each with all messages before it.
     """
@@ -154,17 +157,28 @@ def split(document: Document, max_chars: int | None) -> Iterator[Document]:
     if max_chars is None:
         yield document
         return
-    texts: list[str] = []
-    lines: list[str] = []
-    size = 0
-    for line in document.text.splitlines(keepends=True):
-        if lines and size + len(line) > max_chars:
-            texts.append("".join(lines))
-            lines = []
-            size = 0
-        lines.append(line)
-        size += len(line)
-    texts.append("".join(lines))
+    lines = document.text.splitlines(keepends=True)
+    ends = [0, *accumulate(map(len, lines))]
+    texts = [] if lines else [""]
+    first = 0
+    while first < len(lines):
+        size = ends[first] + max_chars
+        full = max(first + 1, bisect_right(ends, size) - 1)
+        half = max(first + 1, bisect_left(ends, size - max_chars // 2))
+        last = full if full == len(lines) else _outermost(lines, half, full)
+        texts.append("".join(lines[first:last]))
+        first = last
     for index, text in enumerate(texts):
         ends = document.ends and index == len(texts) - 1
         yield replace(document, id=f"{document.id}#{index}", text=text, ends=ends)
+
+
+def _outermost(lines: Sequence[str], start: int, stop: int) -> int:
+    """Return the last of the least indented lines that follow a blank one, else `stop`."""
+    opening = [
+        index
+        for index in range(start, stop + 1)
+        if lines[index - 1].isspace() and not lines[index].isspace()
+    ]
+    indents = {index: len(lines[index]) - len(lines[index].lstrip()) for index in opening}
+    return min(reversed(opening), key=indents.__getitem__, default=stop)

@@ -13,7 +13,8 @@ saved as soon as it is done. Neither the number of ranks nor a kill changes a by
 Only documents of the training split are continued, because validation must not be
 trained on. Infilling documents and the rests of documents that were cut are left out.
 Prompts come from files, or from the model itself as in Magpie (arXiv 2406.08464): it
-continues the header of a user's turn. An answer that repeats a 10-gram is left out.
+continues the header of a user's turn. An answer that repeats a 10-gram is left out, and
+a continuation is cut there: loops teach nothing.
 """
 
 import json
@@ -181,14 +182,15 @@ class TrainingDocuments:
         self, model: "Model", documents: Sequence[DocumentSpan]
     ) -> list[dict[str, Any]]:
         """Continue documents side by side; return their rows of a shard."""
-        prompts = [self.prompt(document) for document in documents]
+        least = self._config.prefix_min
+        prompts = [whole_lines(model.text, self.prompt(d), least) for d in documents]
         ids = [document.id for document in documents]
         texts = complete(model, prompts, ids, self._config)
         return [
             {
                 "id": document.id,
                 "language": document.language,
-                **content(model.text, prompt, text),
+                **content(model.text, prompt, before_loop(text)),
             }
             for document, prompt, text in zip(documents, prompts, texts, strict=True)
         ]
@@ -255,7 +257,7 @@ class ChatPrompts:
         rows = []
         for (id, messages), tokens in zip(given.items(), texts, strict=True):
             answer = {"role": "assistant", "content": model.text.decode(tokens)}
-            if answer["content"].strip() and not repeats(tokens):
+            if answer["content"].strip() and before_loop(tokens) == tokens:
                 ends = tokens[-1] in model.eos
                 rows.append(
                     {
@@ -289,15 +291,30 @@ class ChatPrompts:
         prompts: dict[str, list[dict[str, str]]] = {}
         for id, turn in zip(ids, turns, strict=True):
             content = model.text.decode(turn).strip()
-            useful = content and turn[-1] in model.eos and not repeats(turn)
+            useful = content and turn[-1] in model.eos and before_loop(turn) == turn
             prompts[id] = [{"role": "user", "content": content}] if useful else []
         return prompts
 
 
-def repeats(ids: Sequence[int], n: int = 10) -> bool:
-    """Return True if an n-gram occurs twice: a small model that is caught in a loop."""
-    grams = [tuple(ids[start : start + n]) for start in range(len(ids) - n + 1)]
-    return len(set(grams)) < len(grams)
+def whole_lines(text: "Text", prompt: list[int], least: int) -> list[int]:
+    """Return a prompt's lines that have ended, if they are `least` tokens.
+
+    Code is asked for where a line ends; in the middle of one a small model loses its way.
+    """
+    lines, end, _ = text.decode(prompt).rpartition("\n")
+    ids = text.encode(lines + end)
+    return ids if len(ids) >= least else prompt
+
+
+def before_loop(ids: list[int], n: int = 10) -> list[int]:
+    """Return the ids before an n-gram occurs twice: a small model is caught in a loop."""
+    seen = set()
+    for end in range(n, len(ids) + 1):
+        gram = tuple(ids[end - n : end])
+        if gram in seen:
+            return ids[: end - 1]
+        seen.add(gram)
+    return ids
 
 
 def main(config: RegenerateConfig) -> None:

@@ -45,6 +45,20 @@ def test_pieces_concatenate_to_the_document(text: str, limit: int, ends: bool) -
     assert len({piece.id for piece in pieces}) == len(pieces)
 
 
+def test_pieces_end_before_functions() -> None:
+    """A piece that begins within a function teaches a model of short texts little."""
+    functions = [f"def f{n}():\n    a = {n}\n\n    return a\n\n\n" for n in range(9)]
+    pieces = list(split(Document("a.py", "".join(functions), "py"), 100))
+    assert [piece.text for piece in pieces] == [
+        "".join(functions[first : first + 2]) for first in range(0, 9, 2)
+    ]
+
+
+def test_a_text_without_paragraphs_is_cut_where_a_piece_is_full() -> None:
+    pieces = list(split(Document("a.txt", "word\n" * 9, "txt"), 20))
+    assert [len(piece.text) for piece in pieces] == [20, 20, 5]
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -28,7 +28,8 @@ from infer.regenerate import (
     PLAIN,
     RegenerateConfig,
     TrainingDocuments,
-    repeats,
+    before_loop,
+    whole_lines,
 )
 from tests import warm
 from tests.conftest import write_rows
@@ -72,7 +73,7 @@ def test_a_document_is_its_prefix_and_the_models_continuation(
     source = TrainingDocuments(config)
     written = rows(config)
     for document, row in zip(source.drawn(), written, strict=True):
-        prompt = source.prompt(document)
+        prompt = whole_lines(model.text, source.prompt(document), config.prefix_min)
         new = "".join(
             step.text for step in generate(model, prompt, config.decode(document.id))
         )
@@ -237,10 +238,22 @@ def test_prompts_are_answered_in_any_batches(chat_dir: Path, tmp_path: Path) -> 
 
 
 @given(st.lists(st.integers(0, 3), max_size=30))
-def test_an_ngram_that_occurs_twice_is_found(ids: list[int]) -> None:
-    grams = [tuple(ids[start : start + 3]) for start in range(len(ids) - 2)]
-    twice = any(gram in grams[:index] for index, gram in enumerate(grams))
-    assert repeats(ids, 3) == twice
+def test_a_loop_is_cut_where_an_ngram_occurs_twice(ids: list[int]) -> None:
+    def loops(part: list[int]) -> bool:
+        grams = [tuple(part[start : start + 3]) for start in range(len(part) - 2)]
+        return len(set(grams)) < len(grams)
+
+    kept = before_loop(ids, 3)
+    assert kept == ids[: len(kept)] and not loops(kept)
+    assert kept == ids or loops(ids[: len(kept) + 1])
+
+
+def test_a_prefix_ends_with_a_line(model: Model) -> None:
+    text = model.text
+    prompt = text.encode("def f(n):\n    return n")
+    whole = text.encode("def f(n):\n")
+    assert whole_lines(text, prompt, 3) == whole
+    assert whole_lines(text, prompt, len(whole) + 1) == prompt
 
 
 def test_own_turns_begin_behind_the_users_header(chat_dir: Path) -> None:
