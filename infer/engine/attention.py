@@ -57,6 +57,19 @@ class ProbeGate:
         finally:
             self.first = self.rows = 0
 
+    def update(self, y: Tensor, inner: Tensor, outer: Tensor) -> None:
+        """Add the product of `inner` (..., r) and `outer` (r, d') to y (..., d') in the gate's rows."""
+        q, first = self.rows, self.first
+        if not q:
+            return
+        y, inner = y.view(-1, y.shape[-1]), inner.view(-1, inner.shape[-1])
+        B = len(y) // q
+        if B == 1:  # in as few operations as possible: there are hundreds of layers
+            y[first:].addmm_(inner[first:], outer)
+        else:
+            update = inner.view(B, q, -1)[:, first:].flatten(0, 1) @ outer
+            y.view(B, q, -1)[:, first:] += update.view(B, q - first, -1)
+
 
 COPIED = (PreTrainedConfig, ProbeGate)
 

@@ -45,34 +45,18 @@ class GatedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, q, d) to (B, q, d'); in some families (B·q, d) to (B·q, d')."""
-        q = self.gate.rows
-        if not q:
-            y: Tensor = self.base(x)
-            return y
-        first = self.gate.first
-        y, inner = self._products(x)
-        y, inner = (rows.view(-1, rows.shape[-1]) for rows in (y, inner))
-        B = len(y) // q
-        if B == 1:  # in as few operations as possible: there are hundreds of layers
-            y[first:].addmm_(inner[first:], self.b.T)
-        else:
-            update = inner.view(B, q, -1)[:, first:].flatten(0, 1) @ self.b.T
-            y.view(B, q, -1)[:, first:] += update.view(B, q - first, -1)
-        return y.view(*x.shape[:-1], -1)
-
-    def _products(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return Wx and Ax of all rows."""
         if isinstance(self.base, PackedLinear):
-            y, inner = self.base.with_inner(x)
-            if inner is not None:
-                return y, inner
-        else:
-            y = self.base(x)
-        # Two-dimensional operands: otherwise PyTorch copies the weight for each sequence.
-        inner = x.reshape(-1, x.shape[-1]) @ self.a.T
-        if self.group is not None:
-            dist.all_reduce(inner, group=self.group)
-        return y, inner
+            adapted = self.base.adapted(x, self.gate)
+            if adapted is not None:
+                return adapted
+        y: Tensor = self.base(x)
+        if self.gate.rows:
+            # Two-dimensional operands: otherwise PyTorch copies the weight for each sequence.
+            inner = x.reshape(-1, x.shape[-1]) @ self.a.T
+            if self.group is not None:
+                dist.all_reduce(inner, group=self.group)
+            self.gate.update(y, inner, self.b.T)
+        return y
 
 
 class GatedEmbedding(nn.Module):

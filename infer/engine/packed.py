@@ -2,21 +2,26 @@
 
 PyTorch's product of several rows by a weight copies the weight to the layout of its kernel
 first, which takes about as long as the product of one row. Here the copy is kept. Layers
-that read the same input are one product, and an adapter's A is part of its layer's:
+that read the same input are one product, and their adapter's A are part of it. So is the
+update of the probes' rows (engine/gate.py), by one product with all B:
 
-    x  ->  [ Wq x | Aq x | Wk x | Ak x | Wv x | Av x ]        engine/gate.py adds B(Ax)
+    x  ->  y = [ Wq x | Wk x | Wv x | Aq x | Ak x | Av x ]       probes: + [ Bq Aq x | Bk Ak x | Bv Av x ]
 
 tests/benchmarks/packed.py measures it.
 """
 
 from collections.abc import Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from infer.engine.attention import ProbeGate
+
+#: An adapter's A (r, d) and B (d', r).
+Adapter: TypeAlias = tuple[Tensor, Tensor]
 #: Types that this CPU has kernels for.
 TYPES = []
 if torch.backends.mkldnn.is_available():
@@ -50,29 +55,31 @@ class PackedLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., d) to (..., d')."""
-        return self.with_inner(x)[0]
+        y = self.adapted(x)
+        return F.linear(x, self.weight, self.bias) if y is None else y
 
-    def with_inner(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return Wx (..., d'), and Ax (..., r) if it is part of the product."""
+    def adapted(self, x: Tensor, gate: ProbeGate | None = None) -> Tensor | None:
+        """Return Wx (..., d'), with the adapter's update in the rows of an open gate.
+
+        Returns None where the usual product is to be taken.
+        """
         weight = self.weight
         # PyTorch's product of one row runs on one thread, and is the faster one there.
         single = x.numel() == self.in_features and torch.get_num_threads() == 1
         cpu = weight.device.type == "cpu" and weight.dtype in TYPES
         if self.product is None or single or not cpu or torch.is_grad_enabled():
-            return F.linear(x, weight, self.bias), None
-        part = self.product.take(self, x)
-        d = len(weight)
-        y = part[..., :d] if self.bias is None else part[..., :d] + self.bias
-        return y, part[..., d:] if part.shape[-1] > d else None
+            return None
+        y = self.product.take(self, x, gate)
+        return y if self.bias is None else y + self.bias
 
 
 class Product:
-    """The products of one input by the weights of several layers, each with its A or None.
+    """The products of one input by the weights of several layers, each with its A and B or None.
 
     The packed copy is made again after a weight has changed.
     """
 
-    def __init__(self, layers: Mapping[PackedLinear, Tensor | None]) -> None:
+    def __init__(self, layers: Mapping[PackedLinear, Adapter | None]) -> None:
         self._layers = layers
         self._source: list[Any] = []  # what the copy was made of
         self._sizes: list[int] = []
@@ -83,32 +90,41 @@ class Product:
             layer.product = self
         self._pack()
 
-    def take(self, layer: PackedLinear, x: Tensor) -> Tensor:
-        """Return [Wx | Ax] of a layer, computed for all layers when the first one asks."""
+    def take(
+        self, layer: PackedLinear, x: Tensor, gate: ProbeGate | None = None
+    ) -> Tensor:
+        """Return the layer's part, computed for all layers when the first one asks."""
         last, parts = self._last
         if last is not x or layer not in parts:
             self._pack()
             y = torch.ops.mkldnn._linear_pointwise(
                 x, self._packed, None, "none", [], ""
             )
-            parts = dict(zip(self._layers, y.split(self._sizes, -1)))
+            d = sum(self._sizes)
+            if gate is not None:
+                gate.update(y[..., :d], y[..., d:], self._update)
+            parts = dict(zip(self._layers, y[..., :d].split(self._sizes, -1)))
             self._last = x, parts
         return parts.pop(layer)
 
     def _pack(self) -> None:
-        weights = [
-            [w for w in (layer.weight, a) if w is not None]
-            for layer, a in self._layers.items()
-        ]
-        flat = list(chain.from_iterable(weights))
+        weights = [layer.weight for layer in self._layers]
+        adapters = [adapter for adapter in self._layers.values() if adapter]
+        inner = [a for a, _ in adapters]
         source = [
-            (id(w), w.data_ptr(), 0 if w.is_inference() else w._version) for w in flat
+            (id(w), w.data_ptr(), 0 if w.is_inference() else w._version)
+            for w in (*weights, *chain.from_iterable(adapters))
         ]
         if source != self._source:
-            self._sizes = [sum(map(len, own)) for own in weights]
+            self._sizes = list(map(len, weights))
             self._packed = torch.ops.mkldnn._reorder_linear_weight(
-                torch.cat(flat).detach()
+                torch.cat([*weights, *inner]).detach()
             )
+            outer = [
+                adapter[1] if adapter else layer.weight.new_empty(len(layer.weight), 0)
+                for layer, adapter in self._layers.items()
+            ]
+            self._update = torch.block_diag(*outer).T.contiguous()
             self._source = source
 
 
@@ -126,14 +142,15 @@ def pack(lm: nn.Module, most_bytes: int) -> None:
     size = sum(layer.weight.nbytes for layer in layers.values())
     if size > most_bytes:
         return
-    groups: dict[Any, dict[PackedLinear, Tensor | None]] = {}
+    groups: dict[Any, dict[PackedLinear, Adapter | None]] = {}
     for name, layer in layers.items():
         packed = PackedLinear(layer)
         lm.set_submodule(name, packed)
         gated = name.removesuffix(".base")  # engine/gate.py
         parent, _, own = gated.rpartition(".")
         key = parent, SIBLINGS.get(own, own), layer.in_features
-        a = getattr(lm.get_submodule(gated), "a", None)
-        groups.setdefault(key, {})[packed] = a
+        owner: Any = lm.get_submodule(gated)
+        adapter = (owner.a, owner.b) if hasattr(owner, "a") else None
+        groups.setdefault(key, {})[packed] = adapter
     for group in groups.values():
         Product(group)

@@ -209,9 +209,14 @@ def warped(
         values, ids = logits.top(min(sampling.top_k, V))
         values = values / temperature
         return nucleus(values, sampling.top_p, values.logsumexp(-1, keepdim=True)), ids
-    whole = logits.whole() / temperature
-    if sampling.top_p == 1 and most is None:
-        return whole, torch.arange(V, device=whole.device).expand(len(whole), -1)
+    whole = logits.whole()
+    if sampling.top_p == 1:
+        if most is None:
+            ids = torch.arange(V, device=whole.device).expand(len(whole), -1)
+            return whole / temperature, ids
+        values, ids = top(whole, min(most, V))
+        return values / temperature, ids
+    whole = whole / temperature
     total = whole.logsumexp(-1, keepdim=True)
     m = min(most or WIDE, V)
     values, ids = top(whole, m)
