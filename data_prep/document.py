@@ -158,13 +158,13 @@ def split(document: Document, max_chars: int | None) -> Iterator[Document]:
         yield document
         return
     lines = document.text.splitlines(keepends=True)
-    ends = [0, *accumulate(map(len, lines))]
+    starts = [0, *accumulate(map(len, lines))]
     texts = [] if lines else [""]
     first = 0
     while first < len(lines):
-        size = ends[first] + max_chars
-        full = max(first + 1, bisect_right(ends, size) - 1)
-        half = max(first + 1, bisect_left(ends, size - max_chars // 2))
+        size = starts[first] + max_chars
+        full = max(first + 1, bisect_right(starts, size) - 1)
+        half = max(first + 1, bisect_left(starts, size - max_chars // 2))
         last = full if full == len(lines) else _outermost(lines, half, full)
         texts.append("".join(lines[first:last]))
         first = last
@@ -180,5 +180,7 @@ def _outermost(lines: Sequence[str], start: int, stop: int) -> int:
         for index in range(start, stop + 1)
         if lines[index - 1].isspace() and not lines[index].isspace()
     ]
-    indents = {index: len(lines[index]) - len(lines[index].lstrip()) for index in opening}
+    indents = {
+        index: len(lines[index]) - len(lines[index].lstrip()) for index in opening
+    }
     return min(reversed(opening), key=indents.__getitem__, default=stop)

@@ -214,9 +214,8 @@ class TrainConfig:
     max_loss_ratio: float = setting(3.0, above=1)
     #: steps between validations
     validate_every: int = setting(250, least=1)
-    #: held-out sequences of a validation, at most; null: up to 64, by a hundredth of
-    #: the run's time for all
-    validate_sequences: int | None = setting(None, least=1)
+    #: held-out sequences of a validation, at most
+    validate_sequences: int = setting(64, least=1)
     #: warn if the held-out standard loss is above the base model's by this share
     max_loss_rise: float = 0.01
     #: print the run's operations, hours and memory, and stop

@@ -23,11 +23,6 @@ from train.distributed import Abandoned
 from train.loss import summarise
 
 REPLAYED = 256  # positions of a sequence that have windows
-MAX_SEQUENCES = 64  # of a validation, without the setting validate_sequences
-TIME_SHARE = 0.01  # of a run's time, for all its validations
-FORWARD_SHARE = (
-    1 / 3
-)  # of a training sequence's time, for a validated one: no backward pass
 
 Forward = Callable[[dict[str, Any]], tuple[Tensor, Tensor, Tensor]]
 
@@ -46,10 +41,9 @@ class Validation:
     ) -> None:
         shards = Shards(config.data.path, "held_out")
         per_round = config.micro_batch * ranks
-        requested = config.validate_sequences
-        if requested is None:
-            requested = affordable_sequences(config)
-        parts = in_rounds(requested, available=len(shards), per_round=per_round)
+        parts = in_rounds(
+            config.validate_sequences, available=len(shards), per_round=per_round
+        )
         self._count = min(len(shards), parts.size)
         self._parts = parts.reshape(-1, ranks, config.micro_batch)[:, rank]
         self._objective = laid_out(config.objective)
@@ -128,13 +122,6 @@ def replay(offsets: np.ndarray, positions: np.ndarray, hits: np.ndarray) -> list
             accepted.append(a)
             end = positions[column] + a + 2
     return accepted
-
-
-def affordable_sequences(config: TrainConfig) -> int:
-    """Return the sequences of a validation: all take TIME_SHARE of the run's time."""
-    validations = 1 + -(-config.steps // config.validate_every)
-    trained = config.steps * config.global_batch
-    return min(MAX_SEQUENCES, int(TIME_SHARE * trained / (FORWARD_SHARE * validations)))
 
 
 def in_rounds(sequences: int, *, available: int, per_round: int) -> np.ndarray:

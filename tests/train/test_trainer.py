@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from conf.files import read_rows
-from train.config import TrainConfig
 from train.metrics import StepLog
 from train.trainer import SETTLED, WINDOW, why_diverged
-from train.validation import affordable_sequences, in_rounds
+from train.validation import in_rounds
 
 
 @pytest.mark.parametrize(
@@ -46,18 +45,6 @@ def test_the_log_is_cut_to_where_the_run_stands(tmp_path: Path, damaged: str) ->
     StepLog(path, step=2).append(3, {"loss": 1.0})
     rows = read_rows(path)
     assert [row["loss"] for row in rows] == [1 / 3, 2 / 3, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("steps", "batch", "every", "sequences"),
-    [(2000, 128, 250, 64), (1150, 4, 500, 34), (10, 4, 5, 0)],
-)
-def test_validations_take_a_hundredth_of_the_time(
-    steps: int, batch: int, every: int, sequences: int
-) -> None:
-    """A held-out sequence costs a third of a training sequence."""
-    config = TrainConfig(steps=steps, global_batch=batch, validate_every=every)
-    assert affordable_sequences(config) == sequences
 
 
 @pytest.mark.parametrize(
