@@ -88,9 +88,7 @@ class ObjectiveConfig:
     attention: str = setting("auto", choices=("auto", "flex", "dense"))
     #: a token of its own for each offset (App. B), in place of one for all
     diverse: bool = False
-    #: loss of adaptive tokens: ce (cross-entropy), or lk (for acceptance)
-    draft_loss: str = setting("ce", choices=("ce", "lk"))
-    #: share of the model's own prediction in a draft's target, with draft_loss=ce
+    #: share of the model's own prediction in a draft's target
     soft: float = setting(0.0, least=0, most=1)
     #: train a head that corrects each draft by the token before it (lora.gated)
     previous_token: bool = False
@@ -98,19 +96,9 @@ class ObjectiveConfig:
     def __post_init__(self) -> None:
         check_settings(self, "objective")
         _require(
-            self.name in ("dual", "branch") or not self.needs_teachers,
-            "objective.soft and objective.draft_loss need objective=dual or branch, "
-            f"got objective={self.name}",
+            self.name in ("dual", "branch") or not self.soft,
+            f"objective.soft needs objective=dual or branch, got objective={self.name}",
         )
-        _require(
-            self.draft_loss == "ce" or not self.soft,
-            f"objective.soft must be 0 with draft_loss=lk, got {self.soft}",
-        )
-
-    @property
-    def needs_teachers(self) -> bool:
-        """Whether drafts learn from the model's own distribution."""
-        return self.draft_loss != "ce" or self.soft > 0
 
     def adaptive_ids(self, ids: Sequence[int]) -> tuple[int, ...]:
         """Return those of a vocabulary's adaptive ids that the objective trains.

@@ -11,17 +11,13 @@ A standard token learns by cross-entropy. With z its logits, q = softmax(z), and
 model's own distribution where the token that it drafts is predicted from the clean
 prefix (its teacher, through which no gradient flows), an adaptive token learns by
 
-    ce    -log q(label), with the share `soft` of -Σ p log q         ∂/∂z = q - target
-    lk    λ KL(p | q) + (1 - λ) (1 - α) with λ = exp(-3 α), where    λ (q - p)
-          α = Σ min(p, q) is the chance that a draft of q is            + (1 - λ) q (Σ 1[q < p] q - 1[q < p])
-          accepted (Leviathan et al. 2023, §3.3; arXiv 2602.23881)
+    -(1 - soft) log q(label) - soft Σ p log q         ∂/∂z = q - target
 
-What the previous-token head makes of an adaptive token's state learns by ce among the
+What the previous-token head makes of an adaptive token's state learns likewise among the
 likeliest CANDIDATES of that state, as decoding uses it: -Σ_c target(c) log q(c).
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -31,21 +27,7 @@ from torch.autograd.function import once_differentiable
 
 from train.objective import IGNORE
 
-ETA = 3.0  # λ = exp(-ETA α): the paper's
 CANDIDATES = 16  # infer.engine.head.CORRECTED
-
-
-@dataclass(frozen=True)
-class DraftLoss:
-    """How adaptive tokens learn: `kind` ce or lk; `soft` for ce."""
-
-    kind: str = "ce"
-    soft: float = 0.0
-
-    @property
-    def taught(self) -> bool:
-        """Whether teachers are needed."""
-        return self.kind != "ce" or self.soft > 0
 
 
 def draft_loss(
@@ -56,7 +38,7 @@ def draft_loss(
     *,
     chunk: int,
     teachers_T: Tensor | None = None,
-    draft: DraftLoss = DraftLoss(),
+    soft: float = 0.0,
     corrected_Td: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the loss, and each position's cross-entropy (T,) and likeliest token (T,).
@@ -69,7 +51,7 @@ def draft_loss(
     """
     assert corrected_Td is None or not weight_Vd.requires_grad
     absent = torch.full_like(labels_T, -1)
-    teachers = teachers_T if teachers_T is not None and draft.taught else absent
+    teachers = teachers_T if teachers_T is not None and soft else absent
     grad = torch.is_grad_enabled()
     apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _DraftLoss.apply
     return apply(
@@ -79,7 +61,7 @@ def draft_loss(
         labels_T,
         weights_T,
         teachers,
-        draft,
+        soft,
         chunk,
         grad,
     )
@@ -95,7 +77,7 @@ class _DraftLoss(torch.autograd.Function):
         labels: Tensor,
         weights: Tensor,
         teachers: Tensor,
-        draft: DraftLoss,
+        soft: float,
         chunk: int,
         grad_enabled: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,12 +107,12 @@ class _DraftLoss(torch.autograd.Function):
                 scores = (rows_cnd @ corrected[part][..., None])[..., 0].float()
                 best = scores.argmax(-1, keepdim=True)
                 predicted[part] = ids_cn.gather(1, best)[:, 0]
-                learned = _candidate_losses(scores, ids_cn, labels[part], p_cV, draft)
+                learned = _candidate_losses(scores, ids_cn, labels[part], p_cV, soft)
                 loss += (learned * weights_c).sum()
                 if d_corrected is not None:
                     d_scores = scores.mul_(weights_c[:, None]).to(hidden.dtype)
                     d_corrected[part] = (d_scores[:, None] @ rows_cnd)[:, 0]
-            losses[part], learned = _chunk(logits_cV, labels[part], p_cV, draft)
+            losses[part], learned = _chunk(logits_cV, labels[part], p_cV, soft)
             loss += (learned * weights_c).sum()
             d_logits = logits_cV.mul_(weights_c[:, None]).to(hidden.dtype)
             if d_hidden is not None:
@@ -178,7 +160,7 @@ def _teacher_distributions(
 
 
 def _candidate_losses(
-    scores: Tensor, ids: Tensor, labels: Tensor, p: Tensor | None, draft: DraftLoss
+    scores: Tensor, ids: Tensor, labels: Tensor, p: Tensor | None, soft: float
 ) -> Tensor:
     """Return the (c,) losses among candidates `ids` (c, n).
 
@@ -186,7 +168,6 @@ def _candidate_losses(
     """
     target = (ids == labels[:, None]).float()
     if p is not None:
-        soft = draft.soft if draft.kind == "ce" else 1.0
         target.lerp_(p.gather(1, ids), soft)
     mass = target.sum(-1)
     log_z = scores.logsumexp(-1)
@@ -196,7 +177,7 @@ def _candidate_losses(
 
 
 def _chunk(
-    logits: Tensor, labels: Tensor, p: Tensor | None, draft: DraftLoss
+    logits: Tensor, labels: Tensor, p: Tensor | None, soft: float
 ) -> tuple[Tensor, Tensor]:
     """Return (c,) cross-entropies with the labels, and losses that are learned.
 
@@ -206,28 +187,18 @@ def _chunk(
     log_z = logits.logsumexp(-1)
     by_label = logits.gather(1, labels[:, None])[:, 0]
     losses = log_z - by_label
-    if p is None or draft.kind == "ce":
-        soft = 0.0 if p is None else draft.soft
-        softly = 0.0 if p is None else log_z - (p * logits).sum(-1)
-        q = logits.sub_(log_z[:, None]).exp_()
-        q.scatter_add_(
-            1,
-            labels[:, None],
-            torch.full_like(labels, -1, dtype=q.dtype)[:, None] * (1 - soft),
-        )
-        if p is not None:
-            q.sub_(p, alpha=soft)
-        return losses, (1 - soft) * losses + soft * softly
-    divergence = (
-        torch.special.xlogy(p, p).sum(-1) + log_z - (p * logits).sum(-1)
-    )  # KL(p | q)
+    if p is None:
+        soft = 0.0
+    softly = 0.0 if p is None else log_z - (p * logits).sum(-1)
     q = logits.sub_(log_z[:, None]).exp_()
-    below = (q < p).float()
-    alpha = torch.minimum(q, p).sum(-1)
-    share = torch.exp(-ETA * alpha)
-    of_tv = ((q * below).sum(-1, keepdim=True) - below).mul_(q)
-    q.sub_(p).mul_(share[:, None]).add_(of_tv.mul_((1 - share)[:, None]))
-    return losses, share * divergence + (1 - share) * (1 - alpha)
+    q.scatter_add_(
+        1,
+        labels[:, None],
+        torch.full_like(labels, -1, dtype=q.dtype)[:, None] * (1 - soft),
+    )
+    if p is not None:
+        q.sub_(p, alpha=soft)
+    return losses, (1 - soft) * losses + soft * softly
 
 
 def tally(

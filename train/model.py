@@ -15,7 +15,7 @@ from train.attention import Mask, TrunkKeys, branch_kernel, branch_mask
 from train.config import TrainConfig
 from train.head import PreviousTokenHead
 from train.lora import Gate, adapt
-from train.loss import DraftLoss, draft_loss, tally
+from train.loss import draft_loss, tally
 from train.objective import IGNORE
 from train.pretrained import load_trainable
 
@@ -23,11 +23,10 @@ from train.pretrained import load_trainable
 class AdaptiveLM(nn.Module):
     """The library's model, `lm`, under the loss.
 
-    `chunk` positions have logits at once. `attention` is objective.attention; `draft`
-    is the loss of adaptive tokens while gradients are enabled. With a `gate` the
-    adapter acts on the branches alone: the trunk is a pass of its own, without gradient
-    and adapter, whose keys and values the branches attend to, as decoding's cache holds
-    them.
+    `chunk` positions have logits at once. `attention` is objective.attention;
+    objective.`soft` counts while gradients are enabled. With a `gate` the adapter acts
+    on the branches alone: the trunk is a pass of its own, without gradient and adapter,
+    whose keys and values the branches attend to, as decoding's cache holds them.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class AdaptiveLM(nn.Module):
         super().__init__()
         self.lm = lm
         self.head = head
-        self.draft = DraftLoss()
+        self.soft = 0.0
         self._chunk = chunk
         self._L = L
         self._gate = gate
@@ -94,7 +93,7 @@ class AdaptiveLM(nn.Module):
             weights.flatten(),
             chunk=self._chunk,
             teachers_T=teachers.flatten(),
-            draft=self.draft if torch.is_grad_enabled() else DraftLoss(),
+            soft=self.soft if torch.is_grad_enabled() else 0.0,
             corrected_Td=None if corrected is None else corrected.flatten(0, 1),
         )
         losses = losses.view_as(labels)

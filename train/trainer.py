@@ -39,7 +39,7 @@ from train.data import (
 from train.distributed import Abandoned, StopSignals, broadcast, gather, is_lost_rank
 from train.engine import Engine, check_settings, start
 from train.flops import peak_flops, step_flops
-from train.loss import DraftLoss, summarise
+from train.loss import summarise
 from train.metrics import (
     StepLog,
     Tracker,
@@ -146,7 +146,7 @@ class Trainer:
         self.config = config = replace(config, dtype=broadcast(dtype))
         self.module, self.parameters = assemble(config, self.vocab)
         objective = config.objective
-        self.module.draft = DraftLoss(objective.draft_loss, objective.soft)
+        self.module.soft = objective.soft
         universal = checkpoint is not None and not checkpoint.fits(self.ranks)
         self.engine = Engine(self.module, config, universal=universal)
         self.peak = peak_flops(self.engine.device_name())

@@ -67,7 +67,6 @@ RUNGS = {
         "optimizer.min_lr=2e-4",
         "optimizer.rows_rate=5",
     ],
-    "with head, lk": ["objective.soft=0", "objective.draft_loss=lk"],
     "with head, latent": [],
     "dual": [
         "objective=dual",
