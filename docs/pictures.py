@@ -196,7 +196,7 @@ class Recorder(Drafter):
 
 
 def combination(model: Model, folder: Path, picture: Path, *, k: int = 5) -> None:
-    """Draw a step whose k drafts are right together, where neither source was right alone."""
+    """Draw the step that gains most: k drafts are right together, fewer by either source."""
     assert model.adaptive is not None
     ngrams = Ngrams(
         ModelDirectory(folder).ngrams,
@@ -214,6 +214,7 @@ def combination(model: Model, folder: Path, picture: Path, *, k: int = 5) -> Non
         runner, [Request(prompt, 0)], Drafters(lambda: recorder), Limits(256)
     )
     text = [*prompt, *(token for (step,) in steps for token in step.tokens)]
+    best = 0
     for context, answers in recorder.steps:
         right = text[len(context) : len(context) + k]
         known = TextNgrams(ngrams)
@@ -222,13 +223,14 @@ def combination(model: Model, folder: Path, picture: Path, *, k: int = 5) -> Non
             Places(context, given, sources, 1).grow([0.0] * k, depth=k).tokens[1:]
             for given, sources in ((answers, None), (None, known), (answers, known))
         ]
-        matched = [_matched(chain, right) for chain in drafts]
-        if len(answers.ids) == k and matched[2] == k > 2 * max(matched[:2]):
+        *alone, together = (_matched(chain, right) for chain in drafts)
+        if len(answers.ids) == together == k and k - max(alone) > best:
+            best = k - max(alone)
             _draw_places(model, context, answers, known, right, picture)
-            return
-    sys.exit(
-        "error: no step of this text shows what the sources know together; choose another prompt"
-    )
+    if not best:
+        sys.exit(
+            "error: no step of this text shows what the sources know together; choose another prompt"
+        )
 
 
 def _matched(drafts: Sequence[int], right: Sequence[int]) -> int:

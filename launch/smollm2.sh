@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # The demo's recipe for hours: launch/smollm2.sh [OUT]
-#   SmolLM2-135M with some 550 thousand tokens of its own text; by estimate three hours of two cores with AVX512-BF16, six with AVX2.
+#   SmolLM2-135M with some 680 thousand tokens of its own text; by estimate two to three hours of two cores with AVX512-BF16, six with AVX2.
 # Finished stages are skipped; an interrupted run continues where it stopped.
 set -euo pipefail
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
     exit
 fi
-exec bash "$(dirname "$0")/pipeline.sh" smollm2 "${1:-runs/smollm2}" 2048 2048 0.05
+exec bash "$(dirname "$0")/pipeline.sh" smollm2 "${1:-runs/smollm2}" 4096 2048 0.05
