@@ -14,7 +14,7 @@ Only documents of the training split are continued, because validation must not 
 trained on. Infilling documents and the rests of documents that were cut are left out.
 Prompts come from files, or from the model itself as in Magpie (arXiv 2406.08464): it
 continues the header of a user's turn. An answer that repeats a 10-gram is left out, and
-a continuation is cut there: loops teach nothing.
+a continuation is cut there.
 """
 
 import json

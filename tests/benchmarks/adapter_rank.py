@@ -4,7 +4,7 @@
 
 Writes the adapter with the largest singular values of each product alone, and prints by
 kind of layer which share of their squares is kept. The adapter in adapters/ was trained at
-rank 32 and cut to 16 by this: its drafts are as often accepted, and are drafted faster.
+rank 32 and cut to 28 by this, to stay below 20 MB.
 """
 
 import argparse
