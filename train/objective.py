@@ -146,15 +146,16 @@ def branch(
 
     `windows` are each sequence's starts and widths; a window ends before the first
     position that is not `free` (b, n) bool, and before one that predicts nothing. Rows
-    are padded to a common width, a `multiple`, with columns that predict nothing and
-    see the first token alone. `standard` (b,) are factors of each row's standard term;
+    are padded to a common width, a `multiple` of at least 1, with columns that predict
+    nothing and see the first token alone. `standard` (b,) are factors of each row's standard term;
     with factor 0 the trunk is only a teacher.
     """
     trunk = causal(tokens, documents)
     b, n = tokens.shape
     usable = free & (trunk.labels != IGNORE)
     columns = [_columns(*window, usable[row]) for row, window in enumerate(windows)]
-    m = -(-max(len(offsets) for _, offsets in columns) // multiple) * multiple
+    widest = max(1, *(len(offsets) for _, offsets in columns))
+    m = -(-widest // multiple) * multiple
     positions = np.zeros((b, m), dtype=np.int64)
     offsets = np.zeros((b, m), dtype=np.int64)
     for row, (position, offset) in enumerate(columns):

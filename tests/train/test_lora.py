@@ -14,7 +14,7 @@ from train.data import to_tensors
 from train.head import PreviousTokenHead
 from train.lora import Gate, adapt
 from train.model import AdaptiveLM
-from train.objective import IGNORE, Layout, causal
+from train.objective import IGNORE, Layout, branch, causal
 from train.optimizer import parameter_groups
 
 ADAPTIVE = (45, 46, 47)
@@ -111,6 +111,20 @@ def test_only_the_adapter_learns(gated: bool) -> None:
         learns = "lora_" in name or "trainable_tokens_delta" in name
         assert learns == parameter.requires_grad == (parameter.grad is not None), name
         assert torch.equal(parameter, before[name]) != learns, name
+
+
+def test_a_batch_without_windows_teaches_nothing() -> None:
+    """Training stopped with "loss must be a scalar tensor": a chat whose answer was short
+    had no window, and without a column of an adapter the loss had no gradient.
+    """
+    tokens = np.arange(1, 13)[None]
+    nothing = np.zeros_like(tokens)
+    windows = [(np.array([3]), np.array([L]))]
+    layout = branch(tokens, nothing, windows, nothing > 0, ADAPTIVE)
+    module = adapted(LoraSettings(rank=4, gated=True))
+    module(**to_tensors(layout, CPU))[0].backward()
+    for parameter in module.parameters():
+        assert not parameter.requires_grad or not parameter.grad.any()
 
 
 def test_a_gated_gradient_is_that_of_a_mask_on_the_input() -> None:
