@@ -57,18 +57,27 @@ class ProbeGate:
         finally:
             self.first = self.rows = 0
 
-    def update(self, y: Tensor, inner: Tensor, outer: Tensor) -> None:
-        """Add the product of `inner` (..., r) and `outer` (r, d') to y (..., d') in the gate's rows."""
+    def probes(self, y: Tensor) -> Tensor:
+        """Return the gate's rows of y (..., d), all sequences' one after the other, as a view.
+
+        (n, d) of one sequence, (B, n, d) of several.
+        """
         q, first = self.rows, self.first
-        if not q:
-            return
-        y, inner = y.view(-1, y.shape[-1]), inner.view(-1, inner.shape[-1])
-        B = len(y) // q
-        if B == 1:  # in as few operations as possible: there are hundreds of layers
-            y[first:].addmm_(inner[first:], outer)
-        else:
-            update = inner.view(B, q, -1)[:, first:].flatten(0, 1) @ outer
-            y.view(B, q, -1)[:, first:] += update.view(B, q - first, -1)
+        if y.shape[:-1].numel() == q:
+            return y.view(q, -1)[first:]
+        return y.view(-1, q, y.shape[-1])[:, first:]
+
+
+def add_product(y: Tensor, inner: Tensor, outer: Tensor) -> None:
+    """Add the product of `inner` (..., r) and `outer` (r, d) to y (..., d).
+
+    In as few operations as possible: a forward of probes has hundreds. Operands have two
+    dimensions: otherwise PyTorch copies `outer` for each sequence.
+    """
+    if y.dim() == 2:
+        y.addmm_(inner, outer)
+    else:
+        y += (inner.flatten(0, 1) @ outer).view_as(y)
 
 
 COPIED = (PreTrainedConfig, ProbeGate)

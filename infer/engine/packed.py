@@ -2,10 +2,10 @@
 
 PyTorch's product of several rows by a weight copies the weight to the layout of its kernel
 first, which takes about as long as the product of one row. Here the copy is kept. Layers
-that read the same input are one product, and their adapter's A are part of it. So is the
-update of the probes' rows (engine/gate.py), by one product with all B:
+that read the same input are one product, and their adapter's A are part of it; probes (engine/gate.py)
+add their B's:
 
-    x  ->  y = [ Wq x | Wk x | Wv x | Aq x | Ak x | Av x ]       probes: + [ Bq Aq x | Bk Ak x | Bv Av x ]
+    x  ->  [ Wq x | Wk x | Wv x | Aq x | Ak x | Av x ]       probes: + [ Bq Aq x | Bk Ak x | Bv Av x ]
 
 tests/benchmarks/packed.py measures it.
 """
@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from infer.engine.attention import ProbeGate
+from infer.engine.attention import ProbeGate, add_product
 
 #: An adapter's A (r, d) and B (d', r).
 Adapter: TypeAlias = tuple[Tensor, Tensor]
@@ -100,31 +100,32 @@ class Product:
             y = torch.ops.mkldnn._linear_pointwise(
                 x, self._packed, None, "none", [], ""
             )
-            d = sum(self._sizes)
-            if gate is not None:
-                gate.update(y[..., :d], y[..., d:], self._update)
-            parts = dict(zip(self._layers, y[..., :d].split(self._sizes, -1)))
+            if gate is not None and gate.rows:
+                rows = gate.probes(y).split(self._sizes, -1)
+                for update in zip(rows, rows[len(self._layers) :], self._outer):
+                    add_product(*update)
+            parts = dict(zip(self._layers, y.split(self._sizes, -1)))
             self._last = x, parts
         return parts.pop(layer)
 
     def _pack(self) -> None:
         weights = [layer.weight for layer in self._layers]
-        adapters = [adapter for adapter in self._layers.values() if adapter]
-        inner = [a for a, _ in adapters]
+        adapters = self._layers.values()
         source = [
             (id(w), w.data_ptr(), 0 if w.is_inference() else w._version)
-            for w in (*weights, *chain.from_iterable(adapters))
+            for w in (*weights, *chain.from_iterable(filter(None, adapters)))
         ]
         if source != self._source:
-            self._sizes = list(map(len, weights))
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(
-                torch.cat([*weights, *inner]).detach()
-            )
-            outer = [
-                adapter[1] if adapter else layer.weight.new_empty(len(layer.weight), 0)
-                for layer, adapter in self._layers.items()
+            pairs = [
+                pair or (w[:0], w.new_empty(len(w), 0))
+                for w, pair in zip(weights, adapters)
             ]
-            self._update = torch.block_diag(*outer).T.contiguous()
+            rows = [*weights, *(a for a, _ in pairs)]
+            self._sizes = list(map(len, rows))
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(
+                torch.cat(rows).detach()
+            )
+            self._outer = [b.T for _, b in pairs]
             self._source = source
 
 
