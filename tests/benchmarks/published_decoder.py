@@ -8,7 +8,8 @@
 
 TORCH is this environment's version. The published code needs the old Transformers, so it
 runs in a process of its own (published_peer.py) in that virtual environment. Nothing of
-its code is in this project.
+its code is in this project. It has no grouped heads: both sides decode a copy of the model
+with a key head for each query head.
 
 Greedy, without an end of text, so that all texts have the same length. Both processes have one
 thread, timed on a CPU by its own clock. The decoders take turns on every prompt; a speedup is
@@ -19,15 +20,18 @@ The last line is JSON.
 
 import argparse
 import json
+import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from infer.bench.prompts import Prompt
 from infer.bench.runs import Decoder, Run
@@ -46,6 +50,26 @@ from tests.benchmarks.shapes import held_out_prompts
 PEER = Path(__file__).with_name("published_peer.py")
 PLAIN = "published plain"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def copy_for_both(model: Path, out: Path) -> None:
+    """Copy a model directory with a key head for each query head, which changes no logit.
+
+    The configuration gets rope_theta where the old Transformers reads it.
+    """
+    shutil.copytree(model, out)
+    config = json.loads((out / "config.json").read_text())
+    groups = config["num_attention_heads"] // config["num_key_value_heads"]
+    config["num_key_value_heads"] = config["num_attention_heads"]
+    config["rope_theta"] = config["rope_parameters"]["rope_theta"]
+    (out / "config.json").write_text(json.dumps(config))
+    for file in out.glob("model*.safetensors"):
+        weights = load_file(file)
+        for name, weight in weights.items():
+            if name.endswith(("k_proj.weight", "v_proj.weight")):
+                heads = weight.unflatten(0, (-1, config["head_dim"]))
+                weights[name] = heads.repeat_interleave(groups, 0).flatten(0, 1)
+        save_file(weights, file, metadata={"format": "pt"})
 
 
 class Peer:
@@ -136,7 +160,7 @@ def compare(
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("checkout", type=Path)
-    parser.add_argument("model")
+    parser.add_argument("model", type=Path)
     parser.add_argument("prompts", type=Path)
     parser.add_argument("--count", type=int, default=24)
     parser.add_argument("--new", type=int, default=200)
@@ -145,6 +169,9 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     args = parser.parse_args()
     torch.set_num_threads(1)
+    folder = TemporaryDirectory()
+    copy_for_both(args.model, Path(folder.name) / "model")
+    args.model = f"{folder.name}/model"
     prompts = held_out_prompts(args.model, args.prompts, args.count)
     longest = max(len(prompt.ids) for prompt in prompts)
     id = ModelDirectory(args.model).need_adaptive().ids[0]
