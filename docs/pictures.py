@@ -6,6 +6,7 @@ Pictures have at most 64 colours: they stay small.
 (As a module, not as a file: this folder's conf.py is Sphinx's, and must not hide the project's `conf`.)
 """
 
+import re
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -15,6 +16,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from PIL import Image
 
 from infer import DecodeConfig, Model, generate, load
@@ -40,6 +42,7 @@ from infer.view import KINDS
 IMAGES = Path(__file__).parent / "images"
 COLOURS = 64  # of a picture
 PROMPT = "class LlamaAttention(nn.Module):\n    def __init__(self, config"
+CELL = (0.0836, 0.17)  # inches of a character of 10 points
 EDGE, PROBE_EDGE = "#b3bac2", "#0969da"
 ACCEPTED, REJECTED, PROBE = "#cdeed3", "#fbdcd8", "#cfe3fb"
 REST = "#b3bac2"  # bars of the combination
@@ -59,6 +62,7 @@ def main(folder: Path, report: Path) -> None:
     model = load(folder, "float32")
     one_forward(model, IMAGES / "one_forward.png")
     combination(model, folder, IMAGES / "combination.png")
+    coloured_text(model, IMAGES / "text.png")
 
 
 def spelled(text: Text, id: int) -> str:
@@ -75,6 +79,42 @@ def shrink(image: Image.Image, picture: Path, *, width: int) -> None:
     image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(
         picture, optimize=True
     )
+
+
+def coloured_text(model: Model, picture: Path, *, columns: int = 96) -> None:
+    """Draw a decoded text as a terminal shows it: the background tells a token's source."""
+    steps = list(generate(model, PROMPT, DecodeConfig(max_new_tokens=150)))
+    pieces = [(PROMPT, "given")]
+    for step in steps:
+        pieces += zip(step.texts, step.kinds, strict=True)
+    shown = [kind for kind in KINDS if any(kind == other for _, other in pieces)]
+    legend = [("given", "given"), ("the model's own", "")]
+    legend += [(KINDS[kind].meaning, kind) for kind in shown]
+    pieces.append(("\n\n", ""))
+    for name, kind in legend:
+        pieces += [(name, kind), ("  ", "")]
+    cells = list[tuple[int, int, str, str]]()  # column, row, text, kind
+    column = row = 0
+    for text, kind in pieces:
+        for line in re.split("(\n)", text):
+            if line == "\n" or column + len(line) > columns:
+                column, row = 0, row + 1
+            if line and line != "\n":
+                cells.append((column, row, line, kind))
+                column += len(line)
+    figure = Figure(figsize=((columns + 2) * CELL[0], (row + 1) * CELL[1]))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(-1, columns + 1), ylim=(row + 1, 0))
+    axes.set_axis_off()
+    style = {"va": "center", "fontsize": 10, "family": "monospace"}
+    for column, row, text, kind in cells:
+        if kind in KINDS:
+            colour = KINDS[kind].strong
+            axes.add_patch(Rectangle((column, row), len(text), 1, color=colour))
+        colour = "#6e7781" if kind == "given" else "black"
+        axes.text(column, row + 0.5, text.replace("$", r"\$"), color=colour, **style)
+    figure.savefig(picture, dpi=120)
+    shrink(Image.open(picture), picture, width=1200)
 
 
 def one_forward(model: Model, picture: Path, *, k: int = 3) -> None:
