@@ -180,7 +180,8 @@ def _outermost(lines: Sequence[str], start: int, stop: int) -> int:
         for index in range(start, stop + 1)
         if lines[index - 1].isspace() and not lines[index].isspace()
     ]
-    indents = {
-        index: len(lines[index]) - len(lines[index].lstrip()) for index in opening
-    }
-    return min(reversed(opening), key=indents.__getitem__, default=stop)
+
+    def indent(index: int) -> int:
+        return len(lines[index]) - len(lines[index].lstrip())
+
+    return min(reversed(opening), key=indent, default=stop)
