@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A real model from the first command to the report, on this machine: launch/demo.sh [OUT]
 #   SmolLM2-135M -> its own text -> gated fine-tune -> export -> decode -> report, in about 20 minutes;
-#   then a report on adapters/smollm2-135m, which was trained for an hour in the same way.
+#   then a report on adapters/smollm2-135m, which was trained for two hours in the same way.
 # Finished stages are skipped; an interrupted demo continues where it stopped.
 set -euo pipefail
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
@@ -14,4 +14,4 @@ bash launch/pipeline.sh demo "$out" 32 48 0.2
 source .venv/bin/activate
 python -m infer.bench model=smollm2 experiment=demo part=speed out="$out/trained" \
     prompts="[humaneval,$out/chat/held_out.jsonl]" speed.decoders=[hybrid,ngrams] speed.peers=[]
-echo "demo: the same for the adapter of an hour's training is $out/trained/index.html"
+echo "demo: the same for the adapter of two hours' training is $out/trained/index.html"

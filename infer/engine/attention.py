@@ -58,10 +58,7 @@ class ProbeGate:
             self.first = self.rows = 0
 
     def probes(self, y: Tensor) -> Tensor:
-        """Return the gate's rows of y (..., d), all sequences' one after the other, as a view.
-
-        (n, d) of one sequence, (B, n, d) of several.
-        """
+        """Return a view of the gate's rows of y (..., d): (n, d), or (B, n, d) of several sequences."""
         q, first = self.rows, self.first
         if y.shape[:-1].numel() == q:
             return y.view(q, -1)[first:]
