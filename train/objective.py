@@ -147,7 +147,8 @@ def branch(
     `windows` are each sequence's starts and widths; a window ends before the first
     position that is not `free` (b, n) bool, and before one that predicts nothing. Rows
     are padded to a common width, a `multiple` and not 0 (the loss of a gated adapter
-    would have no gradient), with columns that predict nothing and see the first token alone. `standard` (b,) are factors of each row's standard term;
+    would have no gradient), with columns that predict nothing and
+    see the first token alone. `standard` (b,) are factors of each row's standard term;
     with factor 0 the trunk is only a teacher.
     """
     trunk = causal(tokens, documents)
