@@ -24,7 +24,7 @@ from train.model import AdaptiveLM
 
 NEAR = 1e-3  # relative difference of two kernels' gradients in float32, at most
 SAME = 1e-3  # of the loss after a resume, in bfloat16, whose kernels add up in no fixed order
-SHAPE = "deepseek_coder_1b" if DEVICE == "cuda" else "demo"
+SHAPE = "deepseek_coder_1b" if DEVICE == "cuda" else "tiny"
 TOKENS = 4096 if DEVICE == "cuda" else 64
 CHECKPOINT_LAYERS = 4  # a checkpoint of a whole model takes 19 GB
 
