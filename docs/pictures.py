@@ -350,7 +350,8 @@ def _draw_candidates(
     )
     for row, (token, share) in enumerate(candidates):
         weight = "bold" if token == right else "normal"
-        label = f"{spelled(model.text, token)}  {share:.2f}"
+        piece = re.sub(" {9,}", " … ", spelled(model.text, token))
+        label = f"{piece}  {share:.2f}"
         axis.text(
             0.03, row, label, va="center", fontsize=9, family="monospace", weight=weight
         )
