@@ -48,8 +48,8 @@ Shares = dict[int, float]  # p(c) / D by successor c
 class NgramWeights:
     """The strength of the n-grams, as adaptive.json has them.
 
-    `places[j]` is their share at place j after the root, beside adaptive tokens; the last one
-    holds for all later places.
+    `places[j]` is their share at place j after the root, beside adaptive tokens of greedy
+    text; the last one holds for all later places.
     """
 
     table: float = 2.0  # κ of the table's counts

@@ -1,10 +1,10 @@
 """Candidates for the places of a draft: from adaptive tokens, the text, training data.
 
-    p(c) = (1 - λ_j) p_adaptive(c) + λ_j p_ngram(c)      for place j
+    p(c) = (1 - λ) p_adaptive(c) + λ p_ngram(c),  λ = λ_j / (1 + temperature)  for place j
 
-Behind the last place with an answer of an adaptive token p_ngram (ngrams.py) alone
-decides. The noise of a place of sampled text is known (pick.py) and is part of both
-distributions.
+N-grams know less of text that is sampled at a higher temperature. Behind the last place
+with an answer of an adaptive token p_ngram (ngrams.py) alone decides. The noise of a
+place of sampled text is known (pick.py) and is part of both distributions.
 
 The candidates for a place depend on the tokens before it: a draft is a tree that grows
 node by node.
@@ -152,7 +152,7 @@ class Places:
 
     def _combined(self, ngrams: TextNgrams, node: int) -> Scores:
         by_ngrams, total, known = self._by_ngrams(ngrams, node)
-        λ = ngrams.weights.place(self._places[node])
+        λ = ngrams.weights.place(self._places[node]) / (1 + self._sampling.temperature)
         scores = {id: (1 - λ) * share for id, share in self._answer(node).items()}
         for token, score in by_ngrams.items():
             scores[token] = scores.get(token, 0.0) + λ * score / total

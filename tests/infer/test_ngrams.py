@@ -135,7 +135,7 @@ def test_the_combination_is_a_mixture(
             by_ngrams_V /= by_ngrams_V.sum() + rest
         score_V = by_ngrams_V
         if ids:
-            share = weights.place(place)
+            share = weights.place(place) / (1 + temperature)
             score_V = share * by_ngrams_V
             score_V[ids] += (1 - share) * np.array(result.weights[place])
         places.expand(node)
