@@ -4,8 +4,9 @@
         [--shares 0 0.2 0.4 0.5 0.6 1] [--temperatures 0 1]
 
 PROMPTS are files or humaneval. A fixed tree, two forwards in turn (k=5, 2 candidates a place,
-128 new tokens), so that nothing depends on times. Prints a line for each temperature, share
-and set; the default of adaptive.json is a row of its own.
+128 new tokens), so that nothing depends on times. Sampled text takes share / (1 +
+temperature). Prints a line for each temperature, share and set; the default of adaptive.json
+is a row of its own.
 """
 
 import argparse
