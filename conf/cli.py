@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from conf.compose import FOLDER, as_text, explained, register, to_dataclass
 from conf.console import place
-from conf.errors import DOCS, RankLocalError, UserError, describe_error, visible
+from conf.errors import DOCS, FULL, RankLocalError, UserError, describe_error, visible
 from conf.hub import replace_hub_names
 
 T = TypeVar("T")
@@ -64,9 +64,9 @@ def exit_on_error() -> Iterator[None]:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        if isinstance(error, OSError) and error.filename:
-            # Of two files the second is written.
-            file = error.filename2 or error.filename
+        if isinstance(error, OSError) and (error.filename or error.errno in FULL):
+            # Of two files the second is written; an open one is not named.
+            file = error.filename2 or error.filename or "out"
             _fail(f"{file}: {describe_error(error)}", None)
         traceback.print_exc()
         sys.exit(1)

@@ -9,9 +9,12 @@ A sentence or a name on a line of its own is `conf.errors.visible`. HTML is esca
 
 import os
 import sys
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from conf.errors import visible
@@ -65,3 +68,15 @@ class PlainConsole(Console):
     def render_str(self, text: str, **options: Any) -> Text:
         """Replace control characters: every string that rich prints comes through here."""
         return super().render_str(pictures(text), **options)
+
+    def table(
+        self, title: str, heads: Iterable[str], rows: Iterable[Sequence[str]]
+    ) -> None:
+        """Print a table of texts: names in its first column, figures in the others."""
+        self.print(f"\n{title}", soft_wrap=True, style="bold")
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        for index, head in enumerate(heads):
+            table.add_column(head, justify="right" if index else "left", no_wrap=True)
+        for row in rows:
+            table.add_row(*row)
+        self.print(table)

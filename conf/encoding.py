@@ -36,7 +36,12 @@ class TextEncoder:
         normalizer = described["normalizer"] or {}
         steps = normalizer.get("normalizers", [normalizer])
         self.implicit_space = any(step.get("type") == "Prepend" for step in steps)
-        if self.implicit_space:
+        splitter = described["pre_tokenizer"] or {}
+        whole = splitter.get("type") == "Metaspace" and not splitter["split"]
+        if whole:  # Transformers 5's spelling of Llama's rule, which splits nothing
+            self.implicit_space = splitter["prepend_scheme"] != "never"
+            tokenizer.pre_tokenizer = None
+        if whole or self.implicit_space:
             tokenizer.normalizer = normalizers.Replace(" ", SPACE)
         # A text that spells a special piece is text.
         tokenizer.encode_special_tokens = True
@@ -60,7 +65,7 @@ class TextEncoder:
         self.spellings = sorted(
             s for s in spellings if not any(other in s for other in spellings - {s})
         )
-        bpe = described["model"]["type"] == "BPE" and not described["pre_tokenizer"]
+        bpe = described["model"]["type"] == "BPE" and not tokenizer.pre_tokenizer
         self.by_words = (
             bpe
             and self.implicit_space

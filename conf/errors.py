@@ -13,6 +13,8 @@ QUALITY = "troubleshooting.md#loss-of-quality"
 NOT_IDENTICAL = "troubleshooting.md#not-identical"
 HUB = "troubleshooting.md#hub-and-offline"
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room for more of a file
+
 
 def visible(text: str) -> str:
     """Return the text on one line, whatever it quotes.
@@ -53,7 +55,7 @@ def describe_error(error: Exception) -> str:
     reason = (error.strerror if isinstance(error, OSError) else None) or in_one_line(
         error
     )
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    full = isinstance(error, OSError) and error.errno in FULL
     return f"disk full ({reason})" if full else reason
 
 

@@ -5,14 +5,11 @@ training would draw, by the function that draws them. Changes nothing.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from conf import UserError, run
@@ -34,6 +31,10 @@ STYLES = {
     "replaced": "strike grey50",
     "heading": "bold dark_green",
 }
+
+
+#: Of a table: its title, the heads of its columns, and its rows.
+Tabulated = tuple[str, Sequence[str], Sequence[Sequence[str]]]
 
 
 @dataclass
@@ -133,27 +134,27 @@ def marked_text(ids: np.ndarray, offsets: np.ndarray, encoder: Encoder) -> Text:
     """
     text = Text()
     names = {getattr(encoder.vocab, name): name.upper() for name in SENTINELS}
-    is_control = np.isin(ids, sorted(encoder.vocab.control))
-    kinds = np.where(is_control, -1, offsets)
+    controls = np.isin(ids, sorted(encoder.vocab.control))
+    kinds = np.where(controls, -1, offsets)
     for part in np.split(np.arange(len(ids)), np.flatnonzero(np.diff(kinds)) + 1):
-        if not len(part):
-            continue
-        decoded = "" if is_control[part[0]] else pictures(encoder.decode(ids[part]))
-        if is_control[part[0]]:
+        kind = kinds[part[0]] if len(part) else -1
+        if kind < 0:
             for id in ids[part].tolist():
                 text.append(f"<{names.get(id, 'a')}>", STYLES["control"])
-        elif offset := offsets[part[0]]:
-            text.append(f"a{offset}", STYLES["adaptive"])
+            continue
+        decoded = pictures(encoder.decode(ids[part]))
+        if kind:
+            text.append(f"a{kind}", STYLES["adaptive"])
             text.append(decoded.replace("\n", "⏎"), STYLES["replaced"])
         else:
             text.append(decoded)
     return text
 
 
-def print_summary(manifest: dict[str, Any], console: Console) -> None:
+def print_summary(manifest: dict[str, Any], console: PlainConsole) -> None:
     """Print languages, splits, drops and the n-gram table's size."""
-    for table in (languages(manifest), splits(manifest), drops(manifest)):
-        console.print(table)
+    for part in (languages(manifest), splits(manifest), drops(manifest)):
+        console.table(*part)
     if ngrams := manifest.get("ngrams"):
         contexts = ", ".join(
             f"{count:,} of order {order}" for order, count in ngrams["contexts"].items()
@@ -180,22 +181,7 @@ def warnings(manifest: dict[str, Any]) -> Iterator[str]:
             )
 
 
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def languages(manifest: dict[str, Any]) -> Table:
+def languages(manifest: dict[str, Any]) -> Tabulated:
     """Tabulate documents, bytes and tokens of each language, and its share of the bytes."""
     sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for name in SPLITS:
@@ -213,10 +199,10 @@ def languages(manifest: dict[str, Any]) -> Table:
         for language, total in sorted(sums.items(), key=lambda item: -item[1]["bytes"])
     ]
     columns = ("language", "documents", "MB", "tokens", "% of bytes")
-    return _table("Languages", columns, rows)
+    return "Languages", columns, rows
 
 
-def splits(manifest: dict[str, Any]) -> Table:
+def splits(manifest: dict[str, Any]) -> Tabulated:
     """Tabulate documents by mode, sequences and tokens of each split."""
     present = {mode for name in SPLITS for mode in manifest[name]["modes"]}
     modes = [mode.name for mode in Mode if mode.name in present]
@@ -228,10 +214,10 @@ def splits(manifest: dict[str, Any]) -> Table:
         sizes = [f"{split['sequences']:,}", f"{split['tokens']:,}"]
         documents = f"{split['documents']:,}"
         rows.append([name, documents, *counts, *sizes, f"{split['filled']:.2%}"])
-    return _table("Sequences", columns, rows)
+    return "Sequences", columns, rows
 
 
-def drops(manifest: dict[str, Any]) -> Table:
+def drops(manifest: dict[str, Any]) -> Tabulated:
     """Tabulate the rows that were read, by what became of them."""
     counts = manifest["counts"]
     reasons = {f"dropped: {name}": n for name, n in manifest["drops"].items()}
@@ -245,7 +231,7 @@ def drops(manifest: dict[str, Any]) -> Table:
         ],
     }
     rows = [(name, f"{count:,}") for name, count in fates.items() if count]
-    return _table("Rows", ("", "rows"), rows)
+    return "Rows", ("", "rows"), rows
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ from data_prep.document import Document, Drop, Message, text_of
 METADATA = re.compile(r"\A<(?:reponame|filename|gh_stars)>[^\n]*\n")
 REMOTE = "hf://"
 PART_BYTES = 8_000_000  # of small source files that make one part
+BINARY_BYTES = 8000  # a file with a zero among them is binary, as to git
 BATCH_ROWS = 64  # rows of parquet that are decoded at once
 DECOMPRESSORS: dict[str, Callable[[Any], Any]] = {
     ".gz": gzip.open,
@@ -229,6 +230,8 @@ def _read_source(path: str, file: str, data: DataConfig) -> Iterator[Document | 
         file.encode()
         if len(text) > data.max_bytes:
             yield Drop("too large", file, 0, file)
+        elif b"\0" in text[:BINARY_BYTES]:
+            yield Drop("binary", file, 0, file)
         else:
             language = Path(file).suffix.lstrip(".") or "none"
             yield Document(file, text.decode(), language, file)

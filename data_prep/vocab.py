@@ -118,11 +118,12 @@ def find_vocab(
     }
     if config.bos is None:
         ids["bos"] = next(iter(tokenizer.encode("").ids), None)
-        if ids["bos"] is None and own.get("add_bos_token"):
+        if ids["bos"] is None and own.get("add_bos_token") and own.get("bos_token"):
             ids["bos"] = _id_of(tokenizer, own["bos_token"])
     if config.eos is None:
         id = _id_of(tokenizer, own.get("eos_token") or EOS)
-        expected = described.get("eos_token_id", id)
+        expected = described.get("eos_token_id")
+        expected = id if expected is None else expected
         ids["eos"] = expected[0] if isinstance(expected, list) else expected
     for name in ("bos", "eos"):
         if ids[name] is None and (name == "eos" or pieces[name]):

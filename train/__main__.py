@@ -11,11 +11,12 @@ from conf.console import place, print_once
 from conf.stage import existing, is_finished, made_from, read_manifest
 from train.config import TrainConfig
 
-# Settings that may differ when a run continues: the weights do not depend on them. The
-# manifest has `steps`.
+# Settings that may differ when a run continues: the weights do not depend on them, but
+# for rounding. The manifest has `steps`.
 CHANGEABLE = (
     "steps",
     "tracker",
+    "loss_chunk",
     "plan",
     "plan_ranks",
     "plan_device",

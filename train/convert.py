@@ -70,7 +70,11 @@ def main(config: ConvertConfig) -> None:
     """Convert the file, unless the folder already holds the result."""
     os.environ.setdefault("TQDM_DISABLE", "1")  # read when transformers is imported
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # transformers imports deepspeed
-    file = find_gguf(config.gguf)
+    refusing = Refusing(
+        f"gguf={config.gguf} must be a causal model that Transformers reads, got"
+    )
+    with refusing:
+        file = find_gguf(config.gguf)
     origin = made_from(config, {}, ignore=["adapter"])
     origin["inputs"]["gguf"] = fingerprint_file(file)
     adapter = Path(config.adapter) if config.adapter else None
@@ -79,18 +83,18 @@ def main(config: ConvertConfig) -> None:
         print_line(f"convert: {config.out} is finished: nothing to do")
         return
     adaptive = read_json(adapter / "adaptive.json") if adapter else None
-    with Refusing(
-        f"gguf={config.gguf} must be a causal model that Transformers reads, got"
-    ):
-        facts = gguf_facts(file)
     with staged(config.out) as out:
-        save_tokenizer(file, facts, out)
+        with refusing:
+            facts = gguf_facts(file)
+            save_tokenizer(file, facts, out)
+            lm = load_gguf(file, config)
         write_card(facts, out)
-        lm = load_gguf(file, config)
         if adapter and adaptive:
             add_adapter(lm, adapter, adaptive, out)
         else:
             lm.save_pretrained(out)
+            for file in out.glob("*.safetensors"):  # readable by the writer alone
+                file.chmod(out.stat().st_mode & 0o666)
         check_weights(lm, out)
         write_manifest(out, KIND, origin, name=facts.get("general.name"))
     print_line(f"convert: wrote {config.out}")
@@ -158,27 +162,27 @@ def save_tokenizer(file: Path, facts: dict[str, Any], out: Path) -> None:
 def load_gguf(file: Path, settings: ConvertConfig) -> "PreTrainedModel":
     """Return the library's model with the dequantized weights.
 
-    Raises UserError for a model that the library does not read. The library refuses to
-    save the model that it has read: its weights move to one of the same configuration.
+    The library refuses to save the model that it has read: its weights move to one of
+    the same configuration.
     """
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    with Refusing(
-        f"gguf={settings.gguf} must be a causal model that Transformers reads, got"
-    ):
-        read = AutoModelForCausalLM.from_pretrained(
-            file.parent,
-            gguf_file=file.name,
-            dtype=getattr(torch, settings.dtype),
-            local_files_only=True,
-        )
+    read = AutoModelForCausalLM.from_pretrained(
+        file.parent,
+        gguf_file=file.name,
+        dtype=getattr(torch, settings.dtype),
+        local_files_only=True,
+    )
     config = read.config
     del config.quantization_config
     if settings.layers:
-        config.num_hidden_layers = min(settings.layers, config.num_hidden_layers)
+        count = min(settings.layers, config.num_hidden_layers)
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:count]
+        config.num_hidden_layers = count
     with torch.device("meta"):
         lm: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=read.dtype)
     weights = read.state_dict()

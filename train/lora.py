@@ -89,6 +89,8 @@ def adapt(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             adapted = get_peft_model(lm, settings, autocast_adapter_dtype=False)
+        if isinstance(lm.get_output_embeddings(), LoraLayer):
+            raise TypeError("its head, which is not trained")
     except (ValueError, TypeError) as error:
         raise UserError(
             f"lora.targets={','.join(config.targets)} must be linear layers of the model, "

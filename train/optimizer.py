@@ -66,17 +66,22 @@ class MuonAdamW(torch.optim.Optimizer):
         self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float]
     ) -> None:
         matrices = [group for group in groups if group["muon"]]
-        others = [group for group in groups if not group["muon"]]  # embeddings at least
-        self._parts = (
-            (True, torch.optim.Muon(matrices, lr=lr, adjust_lr_fn="match_rms_adamw")),
-            (False, torch.optim.AdamW(others, lr=lr, betas=betas, fused=True)),
-        )
+        others = [group for group in groups if not group["muon"]]
+        self._parts: dict[bool, torch.optim.Optimizer] = {}
+        if matrices:
+            self._parts[True] = torch.optim.Muon(
+                matrices, lr=lr, adjust_lr_fn="match_rms_adamw"
+            )
+        if others:
+            self._parts[False] = torch.optim.AdamW(
+                others, lr=lr, betas=betas, fused=True
+            )
         super().__init__(groups, {})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Take a step of both; `closure` is not called."""
-        for muon, part in self._parts:
+        for muon, part in self._parts.items():
             # Loading a state replaces them.
             part.param_groups = [g for g in self.param_groups if g["muon"] == muon]
             part.state = self.state

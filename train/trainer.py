@@ -6,7 +6,7 @@ loss.py (forward), engine.py (backward, optimizer).
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -73,7 +73,8 @@ def train(
     except torch.OutOfMemoryError as error:
         raise RankLocalError(
             f"out of memory with micro_batch={config.micro_batch}: {in_one_line(error)}. "
-            "plan=true shows the parts. Start again to continue from the last checkpoint.",
+            "plan=true shows the parts. A lower loss_chunk continues from the last "
+            "checkpoint; other settings need a new out.",
             page=MEMORY,
         ) from error
 
@@ -90,6 +91,15 @@ def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
     return config.min_lr + (config.lr - config.min_lr) * 0.5 * (
         1 + math.cos(math.pi * min(1.0, done))
     )
+
+
+def token_loss(metrics: Mapping[str, float]) -> float:
+    """Return a step's loss of a labelled token.
+
+    The loss itself follows the share of labelled tokens, those of answers.
+    """
+    masked = metrics.get("masked_loss", metrics["loss"])
+    return metrics.get("standard_loss", masked)
 
 
 def why_diverged(
@@ -315,7 +325,7 @@ class Trainer:
         """Raise UserError, after writing diagnostics, if the step has diverged; nothing
         is saved.
         """
-        loss = metrics["loss"]
+        loss = token_loss(metrics)
         why = why_diverged(
             loss, metrics["gradient_norm"], self.recent, self.config.max_loss_ratio
         )
@@ -347,6 +357,11 @@ class Trainer:
             stop=lambda: self.stop.agreed(self.engine.device),
             show=lambda line: show(self.step, line),
         )
+        if "standard_loss" not in metrics:
+            raise UserError(
+                f"validate_sequences={self.config.validate_sequences} must include an "
+                "answer, got prompts alone. Raise it"
+            )
         self.validation.append({"step": self.step, **metrics})
         self._track("validation", metrics)
         self.tracker.tell(f"step {self.step} held-out: {describe_validation(metrics)}")

@@ -16,8 +16,6 @@ from jinja2 import Environment, FileSystemLoader
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from rich import box
-from rich.table import Table as RichTable
 
 from conf import UserError
 from conf.console import PlainConsole, label, print_line
@@ -149,18 +147,17 @@ def tables_of(report: Row, part: str) -> list[Table]:
             for (prompt_set, name), group in grouped(rows, "prompt_set", "part")
         ]
     else:
-        tables = [
-            table
-            for (prompt_set, temperature), group in grouped(
-                rows, "prompt_set", "temperature"
-            )
-            for table in (
-                speed_table(f"{prompt_set}, {sampling(temperature)}", group),
+        tables = []
+        for (prompt_set, temperature), group in grouped(
+            rows, "prompt_set", "temperature"
+        ):
+            title = f"{prompt_set}, {sampling(temperature)}"
+            tables += [
+                speed_table(title, group),
                 position_table(group),
                 source_table(group),
-            )
-        ]
-    return [table for table in tables if table.rows]
+            ]
+    return [each for each in tables if each.rows]
 
 
 def speed_table(title: str, rows: Sequence[Row]) -> Table:
@@ -278,18 +275,8 @@ def print_report(report: Row, parts: Collection[str]) -> None:
     console = PlainConsole()
     for part in parts:
         console.print(header(report[part]), soft_wrap=True)
-        for table in tables_of(report, part):
-            console.print(f"\n{table.title}", soft_wrap=True)
-            printed = RichTable(
-                box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
-            )
-            for at, head in enumerate(table.heads):
-                printed.add_column(
-                    head, justify="right" if at else "left", no_wrap=True
-                )
-            for cells in table.rows:
-                printed.add_row(*cells)
-            console.print(printed)
+        for each in tables_of(report, part):
+            console.table(each.title, each.heads, each.rows)
         for warning in report[part]["warnings"]:
             console.print(f"warning: {warning}", soft_wrap=True)
 

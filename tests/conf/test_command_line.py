@@ -159,6 +159,7 @@ def test_multirun_runs_every_combination_and_leaves_no_files(tmp_path: Path) -> 
     [
         (UserError("x must be y", page="a.md#b"), 2, "x must be y\n  see docs/a.md#b"),
         (OSError(errno.ENOSPC, "no space", "f"), 2, "f: disk full (no space)"),
+        (OSError(errno.ENOSPC, "no space"), 2, "out: disk full (no space)"),
         (OSError(errno.EROFS, "read-only", "f"), 2, "f: read-only"),
         (KeyboardInterrupt(), 130, ""),
     ],

@@ -48,16 +48,18 @@ def write_parquet(path: Path, **columns: Any) -> bytes:
 
 
 def test_source_files(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "a.py").write_bytes(b"\xff\xfe")
     (tmp_path / "b.py").write_bytes(b"y = 1\r\n")
     (tmp_path / "c.py").write_text("x" * 200)
     (tmp_path / "d").write_text("<filename>kept\n")
+    (tmp_path / "e.png").write_bytes(b"\x89PNG\0")
     rows = read_all(tmp_path, max_bytes=100)
     assert rows == [
         Drop("undecodable", "a.py", 0, detail=rows[0].detail),  # type: ignore[union-attr]
         Document("b.py", "y = 1\r\n", "py", "b.py"),
         Drop("too large", "c.py", 0, "c.py"),
         Document("d", "<filename>kept\n", "none", "d"),
+        Drop("binary", "e.png", 0, "e.png"),
     ]
 
 

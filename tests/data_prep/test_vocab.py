@@ -5,7 +5,7 @@ from unittest.mock import patch
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, normalizers, processors
+from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
 
 from conf import UserError
 from conf.files import write_json
@@ -67,10 +67,25 @@ def test_control_pieces_are_those_of_the_tokenizers_files(
     assert (vocab.bos, vocab.eos) == (None, 0)
     pieces = tokenizer.get_vocab_size(with_added_tokens=True)
     assert vocab.adaptive == tuple(range(pieces, pieces + 7))  # rows without a piece
+    (tmp_path / "config.json").write_text('{"vocab_size": 300, "eos_token_id": null}')
+    own = '{"add_bos_token": true, "bos_token": null, "eos_token": "</s>"}'
+    (tmp_path / "tokenizer_config.json").write_text(own)
+    vocab = find_vocab(tokenizer, VocabConfig(), model=str(tmp_path))
+    assert (vocab.bos, vocab.eos) == (None, tokenizer.token_to_id("</s>"))
     with pytest.raises(
         UserError, match="vocab.eos=<x> must be a piece of the tokenizer"
     ):
         find_vocab(tokenizer, VocabConfig(eos="<x>"))
+
+
+def test_a_metaspace_is_the_same_rule(codellama: Encoder, shared_data: Path) -> None:
+    """Llama's tokenizers as Transformers 5 writes them were refused."""
+    tokenizer = load_tokenizer(shared_data / "tokenizers" / "codellama-7b")
+    tokenizer.normalizer = None
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
+    encoder = Encoder(tokenizer, codellama.vocab)
+    encoder.check()
+    assert encoder.inf(encoder.lead(" a\n  b")) == codellama.inf("  a\n  b")
 
 
 def test_a_tokenizer_that_loses_text_is_refused(tmp_path: Path) -> None:

@@ -197,9 +197,11 @@ def test_what_cannot_be_converted_is_refused(
         UserError, match="a pre-tokenizer that is known, got unheard-of"
     ):
         main(ConvertConfig(gguf=str(file), out=str(tmp_path / "model")))
-    file.write_bytes(b"GGUF, but no more")
-    with pytest.raises(UserError, match=r"tiny.gguf must be a causal model that"):
-        main(ConvertConfig(gguf=str(file), out=str(tmp_path / "model")))
+    write_gguf(file, lm, "smollm")
+    for damaged in (file.read_bytes()[:-100], b"GGUF, but no more"):
+        file.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"tiny.gguf must be a causal model that"):
+            main(ConvertConfig(gguf=str(file), out=str(tmp_path / "model")))
     assert not (tmp_path / "model").exists()
     for source in ("package:no_such_package", str(tmp_path / "none.gguf")):
         with pytest.raises(UserError, match="must name one GGUF file, got 0"):

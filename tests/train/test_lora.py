@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from conf import UserError
 from tests.train.test_attention import L, a_layout, model
 from train.config import LoraSettings, OptimizerConfig
 from train.data import to_tensors
@@ -15,7 +16,7 @@ from train.head import PreviousTokenHead
 from train.lora import Gate, adapt
 from train.model import AdaptiveLM
 from train.objective import IGNORE, Layout, branch, causal
-from train.optimizer import parameter_groups
+from train.optimizer import build_optimizer, parameter_groups
 
 ADAPTIVE = (45, 46, 47)
 CPU = torch.device("cpu")
@@ -63,6 +64,20 @@ def test_a_new_head_changes_nothing() -> None:
         torch.testing.assert_close(ours, theirs)
     loss.backward()
     assert module.head.w2.weight.grad.abs().sum() > 0
+
+
+def test_a_target_that_is_not_trained_is_refused() -> None:
+    """An adapter of the head stayed zero without a word: the loss reads the base's."""
+    with pytest.raises(UserError, match="lm_head must be .* got its head"):
+        adapt(base_model(), LoraSettings(rank=2, targets=["lm_head"]), adaptive=())
+
+
+def test_muon_of_matrices_alone() -> None:
+    """LoRA without adaptive rows has nothing for AdamW, which refused to have none."""
+    config = OptimizerConfig(name="muon")
+    layer = torch.nn.Linear(2, 2, bias=False)
+    layer(torch.ones(2)).sum().backward()
+    build_optimizer(parameter_groups(layer, config), config).step()
 
 
 def hidden_and_tally(module: AdaptiveLM, layout: Layout) -> tuple[Tensor, Tensor]:

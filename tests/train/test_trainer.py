@@ -7,7 +7,7 @@ import pytest
 
 from conf.files import read_rows
 from train.metrics import StepLog
-from train.trainer import SETTLED, WINDOW, why_diverged
+from train.trainer import SETTLED, WINDOW, token_loss, why_diverged
 from train.validation import in_rounds
 
 
@@ -32,6 +32,12 @@ def test_what_has_diverged(
 ) -> None:
     result = why_diverged(loss, gradient, before, 3.0)
     assert result is None if reason is None else reason in str(result)
+
+
+def test_answers_of_another_length_are_no_divergence() -> None:
+    """A batch of long answers ended a run: the loss counts labels of all tokens."""
+    assert token_loss({"loss": 9.0, "masked_loss": 2.0}) == 2.0
+    assert token_loss({"loss": 9.0, "masked_loss": 2.0, "standard_loss": 1.0}) == 1.0
 
 
 @pytest.mark.parametrize("damaged", ['{"step": 5, "lo', "[3]", "{}", "\0"])

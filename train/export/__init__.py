@@ -1,5 +1,6 @@
 """A finished training folder -> a model directory that others can serve."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,8 @@ class ExportConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if not re.fullmatch(r"[1-9]\d*[KMGT]B", self.shard_size):
+            raise ValueError(f"shard_size must be like 5GB, got {self.shard_size}")
 
 
 def trained_lora(manifest: Mapping[str, Any]) -> LoraSettings:
