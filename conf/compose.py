@@ -134,7 +134,8 @@ def as_text(override: str, schema: type, *, multirun: bool = False) -> str:
         return override
     try:
         parsed = OverridesParser.create().parse_override(override)
-        single = isinstance(parsed.value(), str | int | float | QuotedString | None)
+        # Hydra would strip spaces, and write 1e3 as 1000.0.
+        single = isinstance(parsed.value(), QuotedString | None) or "${" in value
         if single or (multirun and parsed.is_sweep_override()):
             return override
     except HydraException:

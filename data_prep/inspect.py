@@ -50,7 +50,7 @@ class ShowConfig:
     #: widest window of adaptive tokens, as training's objective.L
     L: int = setting(5, least=1)
     #: seed of the sequences and windows
-    seed: int = setting(0)
+    seed: int = 0
 
     def __post_init__(self) -> None:
         check_settings(self, "inspect")
@@ -87,7 +87,7 @@ def main(config: InspectConfig) -> None:
         console.rule(f"{title}{sequence.used:,} tokens", align="left")
         offsets = draw_offsets(sequence, show, vocab, random)
         for line in sequence_lines(sequence, offsets, manifest["languages"], encoder):
-            console.print(line, soft_wrap=False)
+            console.print(line)
 
 
 def draw_offsets(

@@ -52,9 +52,7 @@ class Job:
     @cached_property
     def plan(self) -> dict[str, Any]:
         """`place` of the input, `parts`, `vocab`, `shares` of the table, `held_out`."""
-        return json.loads(
-            (self.folder / PLAN).read_text(encoding="utf-8", errors="surrogateescape")
-        )
+        return json.loads((self.folder / PLAN).read_bytes())
 
     @cached_property
     def parts(self) -> list[InputPart]:
@@ -81,7 +79,7 @@ class Job:
     @cached_property
     def index(self) -> Index:
         """The index of the benchmarks' words."""
-        return Index(json.loads((self.folder / INDEX).read_text(encoding="utf-8")))
+        return Index(json.loads((self.folder / INDEX).read_bytes()))
 
     def rows(self, part: int) -> Iterator[Document | Drop]:
         """Yield every row of a part, unfiltered."""
@@ -98,7 +96,7 @@ class Job:
 
     def read_facts(self, phase: str, task: int = 0) -> dict[str, Any]:
         """Return the facts of a finished task."""
-        return json.loads((self.done(phase, task) / FACTS).read_text(encoding="utf-8"))
+        return json.loads((self.done(phase, task) / FACTS).read_bytes())
 
 
 @dataclass(frozen=True)

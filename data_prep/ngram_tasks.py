@@ -91,9 +91,7 @@ def count_unit(job: Job, task: int, folder: Path) -> dict[str, Any]:
     ngrams = count_ngrams(sequences, packing)
     save_array(folder / "words.npy", ngrams.words)
     save_array(folder / "counts.npy", ngrams.counts.astype(np.uint32))
-    unigrams = np.bincount(
-        ngrams.successors.astype(np.int64), ngrams.counts, packing.vocabulary
-    )
+    unigrams = np.bincount(ngrams.successors, ngrams.counts, packing.vocabulary)
     save_array(folder / "unigrams.npy", unigrams.astype(np.int64))
     return {"tokens": int(used.sum()), "ngrams": len(ngrams.counts)}
 
@@ -122,7 +120,7 @@ def merge_range(job: Job, task: int, folder: Path) -> dict[str, Any]:
     packing = _packing(job)
     contexts = no_contexts()
     for part in _score_range(job, packing, low, high, unigrams):
-        contexts = best_of(contexts, part, _budget(job, packing), packing.vocabulary)
+        contexts = best_of(contexts, part, _budget(job), packing.vocabulary)
     with open(folder / CONTEXTS, "wb") as file:
         np.savez(file, allow_pickle=False, **contexts.arrays())
     return {"contexts": len(contexts.keys)}
@@ -144,7 +142,7 @@ def _score_range(
             )
             for start, stop in ranges(before, _limit(job))
         )
-    backoff = (unigrams / unigrams.sum())[bigrams.successors.astype(np.int64)]
+    backoff = (unigrams / unigrams.sum())[bigrams.successors]
     chances = interpolate(bigrams, backoff)
     yield score_contexts(bigrams, chances, backoff)
     for levels in parts:
@@ -178,9 +176,7 @@ def _bigrams(job: Job, packing: Packing, latest: int) -> tuple[NgramCounts, np.n
     successors = np.zeros(packing.vocabulary)
     before = np.zeros(packing.vocabulary + 1, np.int64)
     for part in _slices(job, packing, packing.bound(latest), packing.bound(latest + 1)):
-        successors += np.bincount(
-            part.successors.astype(np.int64), part.counts, len(successors)
-        )
+        successors += np.bincount(part.successors, part.counts, len(successors))
         if packing.order > 2:
             before += np.bincount(part.token(1).astype(np.int64), minlength=len(before))
     ids = np.flatnonzero(successors)
@@ -193,17 +189,18 @@ def select(job: Job, _: int, folder: Path) -> dict[str, Any]:
     """Write the table: the contexts of all ranges with the best gain for a byte."""
     unigrams = count_unigrams(job)
     packing = _packing(job)
-    budget = _budget(job, packing)
+    budget = _budget(job)
     contexts = no_contexts()
     for task in range(range_count(job)):
         with np.load(job.done("merge", task) / CONTEXTS) as part:
             contexts = best_of(contexts, Contexts(**part), budget, packing.vocabulary)
     contexts = contexts.best(budget, packing.vocabulary)
+    tokens = int(unigrams.sum())
     metadata = {
         "format": FORMAT,
         "order": str(packing.order),
         "vocabulary": str(packing.vocabulary),
-        "tokens": str(int(unigrams.sum())),
+        "tokens": str(tokens),
         "tokenizer": fingerprint_file(job.folder / TOKENIZER / "tokenizer.json"),
     }
     path = folder / TABLE
@@ -211,7 +208,7 @@ def select(job: Job, _: int, folder: Path) -> dict[str, Any]:
     orders = range(2, packing.order + 1)
     return {
         "order": packing.order,
-        "tokens": int(unigrams.sum()),
+        "tokens": tokens,
         "contexts": {
             str(order): int((contexts.orders == order).sum()) for order in orders
         },
@@ -250,6 +247,6 @@ def _limit(job: Job) -> int:
     return RANGE // job.config.ngrams.order
 
 
-def _budget(job: Job, packing: Packing) -> int:
+def _budget(job: Job) -> int:
     """Return the bytes of the table that are left for contexts."""
-    return job.config.ngrams.megabytes * 10**6 - table_size(packing)
+    return job.config.ngrams.megabytes * 10**6 - table_size(_packing(job))

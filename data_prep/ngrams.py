@@ -30,7 +30,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -121,8 +121,8 @@ class NgramCounts:
 
     @property
     def successors(self) -> np.ndarray:
-        """(n,) ids."""
-        return self.token(self.packing.order - 1)
+        """(n,) int64 ids."""
+        return self.token(self.packing.order - 1).astype(np.int64)
 
     @cached_property
     def starts(self) -> np.ndarray:
@@ -145,8 +145,8 @@ class NgramCounts:
         places = [*range(order - 2), order - 1]
         words = packing.pack([self.token(place) for place in places])
         # They are in the order of their contexts already.
-        groups = np.cumsum(_new(packing.contexts(words))).astype(np.uint64)
-        ascending = np.argsort(groups << np.uint64(32) | self.successors)
+        groups = np.cumsum(_new(packing.contexts(words)))
+        ascending = np.argsort(groups << 32 | self.successors)
         words = words[:, ascending]
         new = _new(words)
         index = np.empty(len(ascending), np.int64)
@@ -162,8 +162,7 @@ def count_ngrams(sequences: Iterable[np.ndarray], packing: Packing) -> NgramCoun
     before = np.full(packing.order - 1, packing.vocabulary, np.uint32)
     stream = np.concatenate(
         [before, *(part for tokens in sequences for part in (tokens, before))]
-    )
-    stream = stream.astype(np.uint64)
+    ).astype(np.uint64)
     last = packing.order - 1
     words = packing.pack(
         [stream[last - back : len(stream) - back] for back in (*range(1, last + 1), 0)]
@@ -195,16 +194,9 @@ def _ascending(words: np.ndarray) -> np.ndarray:
     for word in words[1:]:
         for half in (word >> np.uint64(32), word & np.uint64(2**32 - 1)):
             if half.any():
-                keys = _ranks(keys) << np.uint64(32) | half
+                ranks = np.unique(keys, return_inverse=True)[1].astype(np.uint64)
+                keys = ranks << np.uint64(32) | half
     return np.argsort(keys)
-
-
-def _ranks(keys: np.ndarray) -> np.ndarray:
-    """Return the (n,) uint64 index of each key among the distinct ones."""
-    ascending = np.argsort(keys)
-    ranks = np.empty(len(keys), np.uint64)
-    ranks[ascending] = np.cumsum(_new(keys[None, ascending]))
-    return ranks
 
 
 def _new(words: np.ndarray) -> np.ndarray:
@@ -235,7 +227,7 @@ class Contexts:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the arrays by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return vars(self)
 
     def take(self, index: np.ndarray) -> "Contexts":
         """Return the contexts at (k,) indices, in their order."""
@@ -305,13 +297,8 @@ def best_of(
     """Merge contexts, without those that `best` can never choose for this size."""
     if contexts.sizes(vocabulary).sum() > size:
         others = others.take(np.flatnonzero(others.gains >= contexts.gains.min()))
-    columns = (contexts.arrays(), others.arrays())
-    both = Contexts(
-        **{
-            name: np.concatenate([arrays[name] for arrays in columns])
-            for name in columns[0]
-        }
-    )
+    columns = zip(contexts.arrays().values(), others.arrays().values())
+    both = Contexts(*map(np.concatenate, columns))
     # The first context that does not fit excludes smaller, worse ones.
     return both.best(size + LARGEST, vocabulary)
 
@@ -343,10 +330,10 @@ def score_contexts(
     order = np.lexsort((-ngrams.counts[likely], context))
     likely = likely[order]
     context = context[order]
-    first = np.flatnonzero(np.diff(context, prepend=-1))
-    rank = np.arange(len(likely)) - np.repeat(first, np.diff(first, append=len(likely)))
-    likely = likely[rank < SUCCESSORS]
-    context = context[rank < SUCCESSORS]
+    kept = np.ones(len(context), bool)
+    kept[SUCCESSORS:] = context[SUCCESSORS:] != context[:-SUCCESSORS]
+    likely = likely[kept]
+    context = context[kept]
     first = np.flatnonzero(np.diff(context, prepend=-1))
     chosen = context[first]
     lengths = np.diff(first, append=len(context))
@@ -394,9 +381,8 @@ def table_tensors(
         own = contexts.take(chosen[np.argsort(contexts.keys[chosen])])
         tensors[f"keys_{level}"] = own.keys.astype("<u8")
         tensors[f"totals_{level}"] = _saturated(own.totals)
-        tensors[f"first_{level}"] = np.concatenate(
-            [[0], np.cumsum(own.lengths, dtype="<u4")]
-        ).astype("<u4")
+        starts = np.cumsum(np.append(0, own.lengths), dtype="<u4")
+        tensors[f"first_{level}"] = starts
         tensors[f"counts_{level}"] = _saturated(own.counts)
         tensors[f"ids_{level}"] = own.ids.astype(id_dtype(len(unigrams)))
     return dict(sorted(tensors.items(), key=lambda named: -named[1].itemsize))

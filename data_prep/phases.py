@@ -15,7 +15,7 @@ number of workers changes what the task writes.
 import json
 import os
 import shutil
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -86,7 +86,7 @@ def encode_part(job: Job, part: int, folder: Path) -> dict[str, Any]:
             encoded = Encoded(document.id, language, mode, ids, prompt)
             writers[name].add(key, encoded)
             totals[name]["modes"][mode.name] += 1
-            sums = totals[name]["languages"].setdefault(document.language, Counter())
+            sums = totals[name]["languages"][document.language]
             sums.update(documents=1, bytes=len(document.text.encode()), tokens=len(ids))
             if document.held_out:
                 held_out.add(key, document)
@@ -96,7 +96,7 @@ def encode_part(job: Job, part: int, folder: Path) -> dict[str, Any]:
 
 
 def _no_documents() -> dict[str, Any]:
-    return {"modes": Counter(), "languages": {}}
+    return {"modes": Counter(), "languages": defaultdict(Counter)}
 
 
 def _counted(
@@ -151,7 +151,7 @@ def tally(job: Job, _: int, folder: Path) -> dict[str, Any]:
         for name, total in totals.items():
             total["modes"].update(facts[name]["modes"])
             for language, sums in facts[name]["languages"].items():
-                total["languages"].setdefault(language, Counter()).update(sums)
+                total["languages"][language].update(sums)
     _check_readable(job, counts, drops)
     for total in totals.values():
         total["languages"] = dict(sorted(total["languages"].items()))

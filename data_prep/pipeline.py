@@ -14,9 +14,7 @@ from conf.fingerprint import fingerprint_file, fingerprint_files
 from conf.stage import begun, check_out, commit, is_finished, made_from
 from data_prep.chat import ChatTemplate
 from data_prep.config import DataPrepConfig
-from data_prep.document import (
-    held_out_share,
-)
+from data_prep.document import held_out_share
 from data_prep.encode import Encoder
 from data_prep.executors import refuse_while_queued, run_local, submit_slurm
 from data_prep.filters import entries, index_entries, sources_hash
@@ -78,18 +76,18 @@ def _facts(
 ) -> dict[str, Any]:
     """Return what determines the result: settings, and contents of the files they name."""
     facts = made_from(config, {}, ignore=CHANGEABLE)
-    facts["inputs"]["data.path"] = _data_fingerprint(parts, place)
-    facts["inputs"]["decontaminate"] = sources_hash(config.decontaminate)
+    inputs = facts["inputs"]
+    inputs["data.path"] = _data_fingerprint(parts, place)
+    inputs["decontaminate"] = sources_hash(config.decontaminate)
     if place.startswith(REMOTE):
-        facts["inputs"]["commit"] = place.rpartition("@")[2]
+        inputs["commit"] = place.rpartition("@")[2]
     tokenizer_file(config.tokenizer)
     for name in ("config.json", *FILES):
         if (path := Path(config.tokenizer) / name).is_file():
-            facts["inputs"][f"tokenizer/{name}"] = fingerprint_file(path)
+            inputs[f"tokenizer/{name}"] = fingerprint_file(path)
     if config.proportion.table is not None:
-        table = Path(config.proportion.table)
         read_table(config)
-        facts["inputs"]["proportion.table"] = fingerprint_file(table)
+        inputs["proportion.table"] = fingerprint_file(Path(config.proportion.table))
     return facts
 
 

@@ -103,6 +103,7 @@ def read_runs(
     if bounds[-1] == 0:  # an empty file cannot be mapped
         return
     records = np.memmap(f"{stem}.records", RECORD, "r")
+    names = np.memmap(f"{stem}.names", np.uint8, "r")
     for first, last in zip(bounds, bounds[1:]):
         # By bisection, so that of a long run only a few pages are read.
         start, stop = (
@@ -120,14 +121,9 @@ def read_runs(
         ids = np.fromfile(
             f"{stem}.tokens", dtype, end - begin, offset=begin * dtype.itemsize
         )
-        begin_name = int(chosen["name"][0])
-        end_name = int(chosen["name"][-1]) + int(chosen["name_length"][-1])
-        names = np.fromfile(
-            f"{stem}.names", np.uint8, end_name - begin_name, offset=begin_name
-        ).tobytes()
         for key, place, name, length, prompt, *rest in chosen.tolist():
             name_length, language, mode = rest
-            id = names[name - begin_name : name - begin_name + name_length].decode()
+            id = names[name : name + name_length].tobytes().decode()
             own = ids[place - begin :][:length]
             yield key, Encoded(id, language, Mode(mode), own, prompt)
 

@@ -31,9 +31,8 @@ from data_prep.encode import encode
 from data_prep.job import Job
 
 BUCKETS = 14  # datatrove's default
-SIGNED_CHARS = (
-    100_000  # of a document, since the library holds 112 hashes of every word at once
-)
+# Of a document, since the library holds 112 hashes of every word at once.
+SIGNED_CHARS = 100_000
 WORD = re.compile(r"\w+")
 
 
@@ -105,8 +104,9 @@ def unique(
     job: Job, part: int, rows: Iterable[Document | Drop]
 ) -> Iterator[Document | Drop]:
     """Yield the rows of a part with a Drop for each near-duplicate of another."""
+    # The library writes it for a part with duplicates alone.
     path = job.done("cluster") / f"{part:06d}.remove"
-    if not job.config.near_duplicates or not path.is_file():
+    if not path.is_file():
         yield from rows
         return
     signed = job.read_facts("sign", part)["rows"]
@@ -178,15 +178,8 @@ def choose(
     than its share is taken whole, and the others fill the budget. Nothing is taken of a
     language whose share is 0.
     """
-    result = {
-        name: Chosen(0, 0.0, exhausted=False)
-        for name, share in shares.items()
-        if name in measures and share == 0
-    }
-    known = {
-        name: share for name, share in shares.items() if name in measures and share > 0
-    }
-    total = sum(known.values())
+    known = {name: share for name, share in shares.items() if name in measures}
+    total = sum(known.values()) or 1.0
     known = {name: share / total for name, share in known.items()}
     filled = {name: _cumulated(getattr(measures[name], by)) for name in known}
     costs = {
@@ -201,7 +194,8 @@ def choose(
         return sum(costs[name][place] for name, place in thresholds(scale).items())
 
     low = 0.0
-    high = max((filled[name][-1] / known[name] for name in known), default=0.0)
+    whole = (filled[name][-1] / share for name, share in known.items() if share)
+    high = max(whole, default=0.0)
     if cost(high) > tokens:
         for _ in range(64):
             middle = (low + high) / 2
@@ -211,6 +205,7 @@ def choose(
                 high = middle
         if tokens - cost(low) <= cost(high) - tokens:
             high = low
+    result: dict[str, Chosen] = {}
     for name, place in thresholds(high).items():
         all_taken = place == BINS and filled[name][-1] < 0.99 * high * known[name]
         result[name] = Chosen(
@@ -231,7 +226,7 @@ def _tokens_per_byte(measures: Mapping[str, Measure], name: str) -> float:
 
 
 def _cumulated(sizes: np.ndarray) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(sizes)])
+    return np.cumsum(np.append(0, sizes))
 
 
 def _nearest(cumulated: np.ndarray, target: float) -> int:
@@ -286,8 +281,8 @@ def measure(job: Job, part: int, folder: Path) -> dict[str, Any]:
         measures[document.language].sample_tokens += len(ids)
     np.savez_compressed(
         folder / BINS_FILE,
-        files=np.array([own.files for own in measures.values()]),
-        bytes=np.array([own.bytes for own in measures.values()]),
+        files=[own.files for own in measures.values()],
+        bytes=[own.bytes for own in measures.values()],
     )
     return {
         "languages": {

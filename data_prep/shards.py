@@ -132,7 +132,7 @@ class ShardWriter:
 def checksum(tokens: np.ndarray, spans: np.ndarray, names: Any) -> int:
     """Return the CRC-32 of a sequence: its tokens, its spans and their names."""
     crc = zlib.crc32(spans.tobytes(), zlib.crc32(tokens.data))
-    for start, length in zip(spans["name"].tolist(), spans["name_length"].tolist()):
+    for start, length in spans[["name", "name_length"]].tolist():
         crc = zlib.crc32(names[start : start + length], crc)
     return crc
 
@@ -169,10 +169,9 @@ class PackedSequence:
     @property
     def ids(self) -> list[str]:
         """The id of each document, in the order of the spans."""
-        bounds = ((int(span["name"]), int(span["name_length"])) for span in self.spans)
         return [
             self.names[start : start + length].tobytes().decode()
-            for start, length in bounds
+            for start, length in self.spans[["name", "name_length"]].tolist()
         ]
 
 

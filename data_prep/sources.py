@@ -24,14 +24,7 @@ from typing import Any
 import pyarrow as pa
 
 from conf import UserError
-from conf.errors import (
-    HUB,
-    MEMORY,
-    Refusing,
-    describe_error,
-    in_one_line,
-    visible,
-)
+from conf.errors import HUB, MEMORY, Refusing, describe_error, in_one_line, visible
 from conf.hub import hub_refusal
 from data_prep.config import DataConfig
 from data_prep.document import Document, Drop, Message, text_of
@@ -136,10 +129,11 @@ def _local_files(root: str, accepts: Callable[[str], bool]) -> dict[str, int]:
             return
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
             name = os.path.relpath(entry.path, root)
+            target = os.path.join(real, entry.name)
             if entry.is_dir():
                 visit(entry.path, parents | {real})
-            elif accepts(name) and os.path.join(real, entry.name) not in listed:
-                listed.add(os.path.join(real, entry.name))
+            elif accepts(name) and target not in listed:
+                listed.add(target)
                 if entry.is_file():
                     sizes[name] = entry.stat().st_size
                 else:
@@ -339,12 +333,11 @@ def _document(
     content = text.encode() if isinstance(text, str) else text
     if len(content) > data.max_bytes:
         return Drop("too large", file, row, id)
-    if messages:
-        ends = columns.get("ends") is not False
-        return Document(
-            id, _text(text), language, file, row, ends=ends, messages=messages
-        )
-    return Document(id, METADATA.sub("", _text(text), count=1), language, file, row)
+    decoded = _text(text)
+    if not messages:
+        return Document(id, METADATA.sub("", decoded), language, file, row)
+    ends = columns.get("ends") is not False
+    return Document(id, decoded, language, file, row, ends=ends, messages=messages)
 
 
 def _columns(data: DataConfig) -> list[str]:

@@ -53,8 +53,7 @@ class Vocab:
     @cached_property
     def sentinels(self) -> frozenset[int]:
         """Ids that begin, end and divide texts."""
-        ids = (getattr(self, name) for name in SENTINELS)
-        return frozenset(id for id in ids if id is not None)
+        return frozenset(getattr(self, name) for name in SENTINELS) - {None}
 
     @cached_property
     def control(self) -> frozenset[int]:
@@ -136,7 +135,7 @@ def find_vocab(
         for name, id in ids.items()
     }
     adaptive = _adaptive_ids(tokenizer, config, rows, frozenset(ids.values()))
-    size = max(rows, *(id + 1 for id in adaptive))
+    size = max(rows, max(adaptive) + 1)
     return Vocab(size=size, adaptive=adaptive, **ids)  # type: ignore[arg-type]
 
 
@@ -181,5 +180,6 @@ def copy_tokenizer(source: str, folder: Path) -> None:
     """Copy the tokenizer's files into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in FILES:
-        if (Path(source) / name).is_file():
-            shutil.copyfile(Path(source) / name, folder / name)
+        path = Path(source) / name
+        if path.is_file():
+            shutil.copyfile(path, folder / name)

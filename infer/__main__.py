@@ -46,30 +46,24 @@ def read_prompt(config: InferConfig) -> str:
     """Return the text to continue: `prompt`, a file's, or standard input's. Raises UserError for no text."""
     if config.prompt not in ("", "-"):
         return config.prompt
-    if config.prompt_file:
-        source = config.prompt_file
-        text = _read(Path(config.prompt_file))
-    else:
-        source = "standard input"
-        text = sys.stdin.read()
+    source = config.prompt_file or "standard input"
+    try:
+        file = Path(config.prompt_file) if config.prompt_file else None
+        content = file.read_bytes() if file else sys.stdin.buffer.read()
+        text = content.decode("utf-8-sig")
+    except OSError as error:
+        raise UserError(
+            f"prompt_file must be a file, got {source}: {error.strerror}. Give its path."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"prompt must be text in UTF-8, got {source}. Convert it."
+        ) from error
     if not text:
         raise UserError(
             f"prompt must be text, got none from {source}. Give prompt=TEXT or prompt_file=FILE."
         )
     return text
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(
-            f"prompt_file must be a file, got {path}: {error.strerror}. Give its path."
-        ) from error
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"prompt_file must be text in UTF-8, got {path}. Convert it."
-        ) from error
 
 
 if __name__ == "__main__":

@@ -121,6 +121,7 @@ class DecodeConfig:
             )
         if self.method:
             self._check_method(METHODS[self.method])
+        _ = self.sampling  # raises for a temperature that is too low
 
     @property
     def sampling(self) -> Sampling:

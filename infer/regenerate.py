@@ -36,7 +36,7 @@ from conf.stage import is_finished, made_from, read_manifest, write_manifest
 from data_prep.shards import Shards
 from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
 from infer.config import DTYPES, DecodeConfig, check_directory
-from infer.engine.sampling import seed_from
+from infer.engine.sampling import Sampling, seed_from
 
 if TYPE_CHECKING:
     from infer.api import Model
@@ -94,6 +94,7 @@ class RegenerateConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        Sampling(self.temperature)  # raises for one that is too low
         if (self.data.path is None) == (not self.prompts and not self.own_prompts):
             raise ValueError(
                 "data.path must be given, or prompts or own_prompts, got "
@@ -238,6 +239,8 @@ class ChatPrompts:
         ]
         random.Random(self._config.seed).shuffle(given)
         own = [ChatPrompt(f"own:{n}") for n in range(self._config.own_prompts)]
+        if not given and not own:
+            raise UserError(f"prompts={self._config.prompts} must have rows, got none")
         return given[: self._config.documents] + own
 
     def write(
@@ -250,12 +253,13 @@ class ChatPrompts:
         given = {prompt.id: list(prompt.messages) for prompt in prompts}
         given |= self._own_prompts(model, [id for id in given if not given[id]])
         given = {id: messages for id, messages in given.items() if messages}
-        if not given:
-            return []
-        ids = [chat_ids(folder, messages) for messages in given.values()]
-        texts = complete(model, ids, list(given), self._config)
+        ids = {id: chat_ids(folder, messages) for id, messages in given.items()}
+        # Like the others that are of no use, one beyond the context is left out.
+        longest = model.context - self._config.max_new_tokens
+        ids = {id: prompt for id, prompt in ids.items() if len(prompt) <= longest}
+        texts = complete(model, list(ids.values()), list(ids), self._config)
         rows = []
-        for (id, messages), tokens in zip(given.items(), texts, strict=True):
+        for id, tokens in zip(ids, texts, strict=True):
             answer = {"role": "assistant", "content": model.text.decode(tokens)}
             if answer["content"].strip() and before_loop(tokens) == tokens:
                 ends = tokens[-1] in model.eos
@@ -263,7 +267,7 @@ class ChatPrompts:
                     {
                         "id": id,
                         "language": "chat",
-                        "messages": [*messages, answer],
+                        "messages": [*given[id], answer],
                         "ends": ends,
                     }
                 )
@@ -275,8 +279,6 @@ class ChatPrompts:
         """Return the model's sampled user turns by id; [] for one that is of no use."""
         from infer.chat import user_header
 
-        if not ids:
-            return {}
         temperature = self._config.temperature or 1.0
         longest = min(OWN_PROMPT_TOKENS, self._config.max_new_tokens)
         sampling = replace(
@@ -386,6 +388,8 @@ def complete(
     """
     from infer.api import generate
 
+    if not prompts:
+        return []
     seeds = [seed_from(config.seed, name) for name in names]
     texts: list[list[int]] = [[] for _ in prompts]
     for step in generate(model, prompts, config.decode(names[0]), seeds=seeds):

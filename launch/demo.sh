@@ -13,5 +13,5 @@ out=${1:-runs/demo}
 bash launch/pipeline.sh demo "$out" 32 48 0.2
 source .venv/bin/activate
 python -m infer.bench model=smollm2 experiment=demo part=speed out="$out/trained" \
-    prompts="[humaneval,$out/chat/held_out.jsonl]" speed.decoders=[hybrid,ngrams] speed.peers=[]
+    prompts="[humaneval,'$out/chat/held_out.jsonl']" speed.decoders=[hybrid,ngrams] speed.peers=[]
 echo "demo: the same for the adapter of two hours' training is $out/trained/index.html"

@@ -14,8 +14,8 @@ if [[ $# -ne 5 ]]; then
     exit 2
 fi
 name=$1 out=$2 documents=$3 prompts=$4 share=$5
-if [[ $out == -* || $out == *=* ]]; then
-    echo "error: OUT must be a folder, got $out. Run launch/demo.sh [OUT]" >&2
+if [[ $out == -* || $out == *[=\'\\]* ]]; then
+    echo "error: OUT must be a folder without quotes or =, got $out. Run launch/demo.sh [OUT]" >&2
     exit 2
 fi
 bash launch/setup.sh
@@ -46,5 +46,5 @@ python -m train.export checkpoint="$out/tuned" out="$out/model" dtype=float32 &
 python -m train.export checkpoint="$out/draft_training" out="$out/draft" dtype=float32
 wait $!
 RANKS=1 bash launch/evaluate.sh "$out/model" "$out/base" out="$out/report" experiment="$name" draft="$out/draft" \
-    prompts="[humaneval,$out/documents/held_out.jsonl,$out/chat/held_out.jsonl]"
+    prompts="[humaneval,'$out/documents/held_out.jsonl','$out/chat/held_out.jsonl']"
 echo "$name: the report is $out/report/index.html"

@@ -85,4 +85,4 @@ class MuonAdamW(torch.optim.Optimizer):
             # Loading a state replaces them.
             part.param_groups = [g for g in self.param_groups if g["muon"] == muon]
             part.state = self.state
-            part.step()  # type: ignore[no-untyped-call]
+            part.step()

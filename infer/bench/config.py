@@ -13,6 +13,7 @@ from infer.config import (
     DecodeConfig,
     DraftConfig,
 )
+from infer.engine.sampling import Sampling
 
 PARTS = ("speed", "quality", "gsd")
 DECODERS = (
@@ -25,7 +26,7 @@ DECODERS = (
     "tsd",
     "gsd",
 )
-ADAPTIVE_ALONE = ("adaptive", "sdsat")
+NEED_ADAPTIVE = ("hybrid", "adaptive", "sdsat")
 PEERS = ("generate", "prompt_lookup", "assisted")
 BENCHMARKS = ("humaneval", "mbpp", "multipl_e", "infilling", "lines")
 GSD_TABLES = ("methods", "sampling", "ablation")
@@ -65,6 +66,10 @@ class SpeedConfig:
 
     def __post_init__(self) -> None:
         check_settings(self, "speed")
+        for temperature in self.temperatures:
+            Sampling(temperature)
+        if not self.temperatures:
+            raise ValueError("speed.temperatures must have one, got none")
 
     def decode_configs(
         self, temperature: float, *, max_k: int, draft: bool
@@ -83,7 +88,7 @@ class SpeedConfig:
         for name in self.decoders:
             if name in BY_DRAFT_MODEL and not draft:
                 continue
-            if name in ADAPTIVE_ALONE and not max_k:
+            if name in NEED_ADAPTIVE and not max_k:
                 continue
             config = decoder_config(name, plain)
             if name != "sdsat":
@@ -199,6 +204,8 @@ class BenchConfig:
     def __post_init__(self) -> None:
         check_settings(self)
         DraftConfig(self.draft, self.draft_adaptive)  # raises for a wrong one
+        if not self.prompts:
+            raise ValueError("prompts must have a set, got none")
         if self.part == "gsd" and not self.draft:
             raise ValueError(
                 "part=gsd needs a draft model, got none. Give draft=DIR or draft=self:N."

@@ -36,7 +36,12 @@ def name_of(source: str) -> str:
     The held-out documents of a data folder have the folder's name.
     """
     path = Path(source)
-    return (path.parent if path.name == HELD_OUT else path).name.split(".")[0]
+    if path.name == HELD_OUT:
+        return path.resolve().parent.name
+    name = path.name
+    for suffix in reversed(FILES):
+        name = name.removesuffix(suffix)
+    return name
 
 
 def read_prompts(
@@ -71,7 +76,7 @@ def rows_of(source: str) -> Iterable[Row]:
     problem = f"prompts={source} must be humaneval, a JSON-lines file, or a data set of the hub, got"
     with Refusing(problem):
         if Path(source).is_file() or source.endswith(FILES):
-            return read_rows(Path(source))
+            return list(map(dict, read_rows(Path(source))))
         return _hub_rows(source)
 
 
@@ -97,7 +102,7 @@ def ids_of(row: Row, text: Text, folder: Path, *, max_tokens: int) -> Sequence[i
     document = row.get("content") or row.get("text")
     if document is None:
         raise UserError(
-            f"prompts must have prompt, messages or content in every row, got {', '.join(row)}."
+            f"prompts must have prompt, messages or content in every row, got {row!r:.200}."
         )
     ids = text.encode(document)
     return ids[: min(max_tokens, max(1, len(ids) // 2))]
@@ -108,11 +113,11 @@ def messages_of(row: Row) -> tuple[dict[str, str], ...]:
 
     Raises UserError for a row without messages or prompt.
     """
-    messages = row.get("messages") or [{"role": "user", "content": row.get("prompt")}]
-    if messages[-1]["role"] == "assistant":
-        messages = messages[:-1]
-    if not messages or not messages[-1]["content"]:
-        raise UserError(
-            f"prompts must have prompt or messages in every row, got {', '.join(row)}."
-        )
-    return tuple(dict(message) for message in messages)
+    given = row.get("messages") or [{"role": "user", "content": row.get("prompt")}]
+    with Refusing(f"prompts must have messages of role and content, got {row!r:.200}:"):
+        messages = tuple(map(dict, given))
+        if messages[-1]["role"] == "assistant":
+            messages = messages[:-1]
+        if not messages[-1]["content"]:
+            raise ValueError("no text to answer")
+    return messages

@@ -17,7 +17,7 @@ from typing import Any
 from conf.files import write_bytes
 from infer.api import Model, generate
 from infer.bench import sandbox, statistics
-from infer.bench.config import ADAPTIVE_ALONE, BenchConfig, decoder_config
+from infer.bench.config import NEED_ADAPTIVE, BenchConfig, decoder_config
 from infer.bench.harness import Part, Records, WorkerGroup
 from infer.bench.problems import Problem, read_problems
 from infer.chat import has_template
@@ -58,7 +58,7 @@ class QualityPart(Part):
         answering = [
             ("model", name)
             for name in config.quality.decoders
-            if directory.adaptive or name not in ADAPTIVE_ALONE
+            if directory.adaptive or name not in NEED_ADAPTIVE
         ]
         if config.base:
             answering.append(("base", "plain"))

@@ -105,6 +105,11 @@ def read_prompt_sets(
         )
         for source in config.prompts
     }
+    if len(sets) < len(config.prompts):
+        raise UserError(
+            f"prompts must be sets of different names, got {', '.join(config.prompts)}. "
+            "Rename one, or measure it into another out."
+        )
     prompts = [(p.id, p.ids) for prompts in sets.values() for p in prompts]
     if config.base:
         missing = lacking(base_pieces(config.base, directory.text), prompts)

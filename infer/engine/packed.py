@@ -149,9 +149,10 @@ def pack(lm: nn.Module, most_bytes: int) -> None:
         lm.set_submodule(name, packed)
         gated = name.removesuffix(".base")  # engine/gate.py
         parent, _, own = gated.rpartition(".")
-        key = parent, SIBLINGS.get(own, own), layer.in_features
         owner: Any = lm.get_submodule(gated)
         adapter = (owner.a, owner.b) if hasattr(owner, "a") else None
+        # One gate for all of a group: the first layer that asks brings it.
+        key = parent, SIBLINGS.get(own, own), layer.in_features, adapter is None
         groups.setdefault(key, {})[packed] = adapter
     for group in groups.values():
         Product(group)

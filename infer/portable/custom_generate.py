@@ -44,7 +44,7 @@ from infer.engine.output import Request
 from infer.engine.runner import Runners
 from infer.engine.sampling import SEEDS, Sampling
 from infer.loop import Limits, decode
-from infer.models.gated import CONFIG, FOLDER, WEIGHTS, gated_layers
+from infer.models.gated import CONFIG, FOLDER, HEAD, WEIGHTS, gated_layers, read_head
 from infer.ngrams import ABSENT, FILE, NgramTable, NgramWeights
 from infer.portable.generate_args import (
     RowProcessor,
@@ -105,6 +105,8 @@ def state_of(
             decoding: Any = proxy(lm)
             if gated:
                 decoding = view_of(lm, gated_layers(lm, _adapter_of(lm)))
+                if head := _file_of(lm, f"{FOLDER}/{HEAD}"):
+                    decoding.previous_token_head = read_head(decoding, head)
             # A graph would not see changes in the layers of another library (adapters
             # that are switched, quantized weights).
             modules = (type(module).__module__.split(".")[0] for module in lm.modules())
