@@ -24,7 +24,6 @@ from hydra import compose, initialize_config_dir
 from hydra.conf import HelpConf, HydraConf, RunDir, SweepDir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import QuotedString
 from hydra.errors import (
     HydraException,
     MissingConfigException,
@@ -135,7 +134,8 @@ def as_text(override: str, schema: type, *, multirun: bool = False) -> str:
     try:
         parsed = OverridesParser.create().parse_override(override)
         # Hydra would strip spaces, and write 1e3 as 1000.0.
-        single = isinstance(parsed.value(), QuotedString | None) or "${" in value
+        quoted = value.lstrip().startswith(("'", '"'))
+        single = quoted or parsed.value() is None or "${" in value
         if single or (multirun and parsed.is_sweep_override()):
             return override
     except HydraException:

@@ -55,6 +55,7 @@ INFER = {
     "infill.suffix=Hello, wörld": ("infill.suffix", "Hello, wörld"),
     "decode.stop=['a b',\"it's\"]": ("decode.stop", ["a b", "it's"]),
     "draft=self:3": ("draft", "self:3"),
+    "prompt_file= 1e3 ": ("prompt_file", " 1e3 "),  # it became 1000.0
 }
 
 

@@ -121,7 +121,8 @@ def test_a_prompt_comes_from_standard_input_or_a_file(
     model_dir: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     def printed(*source: str, text: str = "def f(x):\n") -> str:
-        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        given = io.TextIOWrapper(io.BytesIO(text.encode()))
+        monkeypatch.setattr("sys.stdin", given)
         fixed = [f"model={model_dir}", FLOAT, "decode.max_new_tokens=8"]
         infer(monkeypatch, *fixed, *source)
         return capsys.readouterr().out

@@ -200,6 +200,7 @@ def chat_dir(model_dir: Path, tmp_path: Path) -> Path:
 def test_prompts_are_answered_in_any_batches(chat_dir: Path, tmp_path: Path) -> None:
     asked = [{"prompt": "def f(x):"}, {"messages": [{"role": "user", "content": "x"}]}]
     asked[1]["messages"].append({"role": "assistant", "content": "not this"})
+    asked.append({"prompt": "beyond the context " * 99})  # it ended the run
     file = write_rows(tmp_path / "asked.jsonl", asked)
     configs = [
         composed(
@@ -235,6 +236,15 @@ def test_prompts_are_answered_in_any_batches(chat_dir: Path, tmp_path: Path) -> 
     file.write_text(file.read_text() + '{"prompt": "y"}\n')
     with pytest.raises(UserError, match="already contains a result with inputs"):
         stage.main(configs[0])
+
+
+@pytest.mark.parametrize(
+    "row", [{"messages": "hello"}, {"messages": [{"content": "x"}]}, {"prompt": ""}]
+)
+def test_a_row_without_a_prompt_is_one_sentence(row: dict[str, Any]) -> None:
+    """It was a traceback."""
+    with pytest.raises(UserError, match="prompts must have messages .* got {.*}: "):
+        messages_of(row)
 
 
 @given(st.lists(st.integers(0, 3), max_size=30))

@@ -178,6 +178,9 @@ def test_gsd_tables(model_dir: Path, prompts: Path, tmp_path: Path) -> None:
         ("part=gsd", "part=gsd needs a draft model"),
         ("speed.decoders=[vllm]", "speed.decoders must be"),
         ("prompts=[absent.jsonl]", "prompts=absent.jsonl must be humaneval, a JSON"),
+        ("prompts=[{0},{0}]", "prompts must be sets of different names, got"),
+        ("prompts=[]", "prompts must have a set, got none"),
+        ("speed.temperatures=[1e-31]", "temperature must be 0 .* got 1e-31"),
         ("count=3", "count must be at most 2 with .* got 3"),
         ("quality.mbpp=absent", "quality.mbpp=absent must be a file of this"),
     ],
@@ -187,7 +190,8 @@ def test_mistakes_are_one_sentence(
 ) -> None:
     part = "part=quality" if "quality" in override else "part=speed"
     with pytest.raises(UserError, match=message):
-        bench(configured(model_dir, prompts, tmp_path / "out", part, override))
+        given = override.format(prompts)
+        bench(configured(model_dir, prompts, tmp_path / "out", part, given))
     assert not (tmp_path / "out").exists()
 
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from infer.engine.gate import GatedLinear
+from infer.engine.head import PreviousTokenHead
 from infer.portable.custom_generate import state_of
 from tests.infer.engine.test_families import tiny
 from tests.infer.gated import write_adapter
@@ -54,6 +56,9 @@ def test_it_drafts_with_the_adapter_and_writes_the_base_models_text(
     tiny("llama").save_pretrained(tmp_path / "model")
     folder = tmp_path / "model" / "adapter"
     write_adapter(tiny("llama"), folder, r=24, trainable_token_indices=[5])
+    d = tiny("llama").config.hidden_size
+    head = {"w1.weight": torch.randn(d, 2 * d), "w2.weight": torch.randn(d, d)}
+    save_file(head, folder / "head.safetensors")
     lm = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     ours = partial(drafting(lm, 5), gated=True)
     args = left_padded([PROMPT, [61, 62]]) | {"max_new_tokens": 20, "do_sample": False}
@@ -61,6 +66,7 @@ def test_it_drafts_with_the_adapter_and_writes_the_base_models_text(
         assert torch.equal(ours(**args, probes=probes), lm.generate(**args))
     gated = state_of(lm, gated=True).lm
     assert any(isinstance(module, GatedLinear) for module in gated.modules())
+    assert PreviousTokenHead.of(gated)  # it drafted without
     assert not any(isinstance(module, GatedLinear) for module in lm.modules())
     gone = weakref.ref(lm)
     del lm, ours, gated
