@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from conf.compose import FOLDER, as_text, explained, register, to_dataclass
 from conf.console import place
-from conf.errors import DOCS, FULL, RankLocalError, UserError, describe_error, visible
+from conf.errors import DOCS, FULL, RankLocalError, UserError, describe_error
 from conf.hub import replace_hub_names
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ def exit_on_error() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        _fail(str(error), error.page, rank_local=isinstance(error, RankLocalError))
+        _fail(error)
     except BrokenPipeError:  # the reader of standard output has ended, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -67,16 +67,16 @@ def exit_on_error() -> Iterator[None]:
         if isinstance(error, OSError) and (error.filename or error.errno in FULL):
             # Of two files the second is written; an open one is not named.
             file = error.filename2 or error.filename or "out"
-            _fail(f"{file}: {describe_error(error)}", None)
+            _fail(UserError(f"{file}: {describe_error(error)}"))
         traceback.print_exc()
         sys.exit(1)
 
 
-def _fail(sentence: str, page: str | None, *, rank_local: bool = False) -> NoReturn:
+def _fail(error: UserError) -> NoReturn:
     # Every rank of a torchrun job meets the same mistake: one of them reports it.
-    if rank_local or not place()[2]:
-        link = f"\n  see {DOCS}/{page}" if page else ""
-        print(f"error: {visible(sentence)}{link}", file=sys.stderr, flush=True)
+    if isinstance(error, RankLocalError) or not place()[2]:
+        link = f"\n  see {DOCS}/{error.page}" if error.page else ""
+        print(f"error: {error}{link}", file=sys.stderr, flush=True)
     else:
         time.sleep(GRACE)  # torchrun ends all ranks with the first that ends
     sys.exit(2)

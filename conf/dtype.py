@@ -9,9 +9,8 @@ from functools import cache
 from conf.console import print_once
 
 AUTO = "auto"
-SLOW = (
-    10  # a given bfloat16 is warned of where it takes so many times as long as float32
-)
+# A given bfloat16 is warned of where it takes so many times as long as float32.
+SLOW = 10
 # of the product that is timed; a single row is as slow in both types
 ROWS = 64
 WIDTH = 512
@@ -26,17 +25,14 @@ def choose_dtype(requested: str, device: str | None = None) -> str:
     """
     import torch  # late: settings are read without it
 
-    on_cpu = not torch.cuda.is_available() if device is None else device == "cpu"
-    if not on_cpu:
-        if requested != AUTO:
-            return requested
-        return (
-            "bfloat16"
-            if torch.cuda.is_bf16_supported(including_emulation=False)
-            else "float32"
-        )
     if requested not in (AUTO, "bfloat16"):
         return requested
+    on_cpu = not torch.cuda.is_available() if device is None else device == "cpu"
+    if not on_cpu:
+        native = requested != AUTO or torch.cuda.is_bf16_supported(
+            including_emulation=False
+        )
+        return "bfloat16" if native else "float32"
     cost = bfloat16_cost()
     chosen = requested
     if requested == AUTO:

@@ -119,9 +119,7 @@ class TextEncoder:
                 token.id for token in self._model.tokenize(text.replace(" ", SPACE))
             ]
         # A "▁" of the text would be a space: its bytes stand for it.
-        first, *others = (
-            self._encode(part) if part else [] for part in text.split(SPACE)
-        )
+        first, *others = map(self._encode, text.split(SPACE))
         return [
             *first,
             *chain.from_iterable([*self._bytes(SPACE), *ids] for ids in others),

@@ -49,15 +49,13 @@ def fingerprint_model(folder: Path) -> str:
 
     The manifest is left out: an export made again, of the same weights, is the same model.
     """
-    files = [
+    read = {
         path
         for place in (folder, folder / "adapter")
         for path in place.glob("[!.]*")
-        if path.is_file()
-    ]
-    read = {
-        path for path in files if path.suffix in READ and path.name != MANIFEST
-    } | set(_indexed(folder))
+        if path.suffix in READ and path.name != MANIFEST and path.is_file()
+    }
+    read.update(_indexed(folder))
     return fingerprint_files((os.path.relpath(path, folder), path) for path in read)
 
 

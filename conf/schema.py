@@ -60,12 +60,15 @@ def setting(
     The limits of a list are those of its members. Without a `default` the setting is
     required. With `hub`, "model" or "tokenizer", a name of the hub is taken as well.
     """
-    limits = {"least": least, "most": most, "above": above, "below": below}
-    metadata: dict[str, Any] = {
-        name: value for name, value in limits.items() if value is not None
+    given: dict[str, Any] = {
+        "least": least,
+        "most": most,
+        "above": above,
+        "below": below,
+        "choices": tuple(choices) or None,
+        "hub": hub,
     }
-    metadata |= {"choices": tuple(choices)} if choices else {}
-    metadata |= {"hub": hub} if hub else {}
+    metadata = {name: value for name, value in given.items() if value is not None}
     if isinstance(default, list | dict):
         return field(default_factory=lambda: copy(default), metadata=metadata)
     return field(default=default, metadata=metadata)

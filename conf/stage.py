@@ -81,11 +81,10 @@ def existing(named: Mapping[str, str | None]) -> dict[str, str]:
 
     What is none stays a setting, which whoever reads it refuses.
     """
-    given = {name: folder for name, folder in named.items() if folder}
     return {
         name: folder
-        for name, folder in given.items()
-        if (Path(folder) / "config.json").is_file()
+        for name, folder in named.items()
+        if folder and (Path(folder) / "config.json").is_file()
     }
 
 
@@ -225,8 +224,9 @@ def check_place(out: str | Path) -> None:
     """Raise UserError for a path without a name, or with a file in its place or above."""
     path = Path(out)
     existing = next(place for place in (path, *path.parents) if place.exists())
-    got = "no name" if path.name in ("", "..") else f"the file {existing}"
-    if path.name in ("", "..") or not existing.is_dir():
+    nameless = path.name in ("", "..")
+    got = "no name" if nameless else f"the file {existing}"
+    if nameless or not existing.is_dir():
         raise UserError(
             f"out={out} must be a new or empty folder with a name, got {got}. Use another out="
         )

@@ -120,7 +120,7 @@ def merge_range(job: Job, task: int, folder: Path) -> dict[str, Any]:
     packing = _packing(job)
     contexts = no_contexts()
     for part in _score_range(job, packing, low, high, unigrams):
-        contexts = best_of(contexts, part, _budget(job), packing.vocabulary)
+        contexts = best_of(contexts, part, _budget(job, packing), packing.vocabulary)
     with open(folder / CONTEXTS, "wb") as file:
         np.savez(file, allow_pickle=False, **contexts.arrays())
     return {"contexts": len(contexts.keys)}
@@ -189,7 +189,7 @@ def select(job: Job, _: int, folder: Path) -> dict[str, Any]:
     """Write the table: the contexts of all ranges with the best gain for a byte."""
     unigrams = count_unigrams(job)
     packing = _packing(job)
-    budget = _budget(job)
+    budget = _budget(job, packing)
     contexts = no_contexts()
     for task in range(range_count(job)):
         with np.load(job.done("merge", task) / CONTEXTS) as part:
@@ -247,6 +247,6 @@ def _limit(job: Job) -> int:
     return RANGE // job.config.ngrams.order
 
 
-def _budget(job: Job) -> int:
+def _budget(job: Job, packing: Packing) -> int:
     """Return the bytes of the table that are left for contexts."""
-    return job.config.ngrams.megabytes * 10**6 - table_size(_packing(job))
+    return job.config.ngrams.megabytes * 10**6 - table_size(packing)

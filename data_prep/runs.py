@@ -103,7 +103,6 @@ def read_runs(
     if bounds[-1] == 0:  # an empty file cannot be mapped
         return
     records = np.memmap(f"{stem}.records", RECORD, "r")
-    names = np.memmap(f"{stem}.names", np.uint8, "r")
     for first, last in zip(bounds, bounds[1:]):
         # By bisection, so that of a long run only a few pages are read.
         start, stop = (
@@ -121,11 +120,13 @@ def read_runs(
         ids = np.fromfile(
             f"{stem}.tokens", dtype, end - begin, offset=begin * dtype.itemsize
         )
-        for key, place, name, length, prompt, *rest in chosen.tolist():
-            name_length, language, mode = rest
-            id = names[name : name + name_length].tobytes().decode()
-            own = ids[place - begin :][:length]
-            yield key, Encoded(id, language, Mode(mode), own, prompt)
+        with open(f"{stem}.names", "rb") as names:
+            names.seek(int(chosen["name"][0]))  # they follow in the records' order
+            for key, place, _, length, prompt, *rest in chosen.tolist():
+                name_length, language, mode = rest
+                id = names.read(name_length).decode()
+                own = ids[place - begin :][:length]
+                yield key, Encoded(id, language, Mode(mode), own, prompt)
 
 
 class HeldOutWriter:

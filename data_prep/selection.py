@@ -104,7 +104,7 @@ def unique(
     job: Job, part: int, rows: Iterable[Document | Drop]
 ) -> Iterator[Document | Drop]:
     """Yield the rows of a part with a Drop for each near-duplicate of another."""
-    # The library writes it for a part with duplicates alone.
+    # There is none without the phases of near-duplicates, or for a part that has none.
     path = job.done("cluster") / f"{part:06d}.remove"
     if not path.is_file():
         yield from rows
