@@ -1,9 +1,9 @@
 """Where packages meet: facts that two of them must see alike."""
 
-import json
 import shutil
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +66,7 @@ def model_directory(folder: Path, tokenizer: Path, vocab: Vocab) -> Path:
         "commit": "",
     }
     (folder / "manifest.json").write_text("{}")
-    (folder / "adaptive.json").write_text(
-        json.dumps(adaptive_json(folder, manifest, step=1))
-    )
+    write_json(folder / "adaptive.json", adaptive_json(folder, manifest, step=1))
     return folder
 
 
@@ -117,6 +115,7 @@ def test_the_same_with_codellamas_tokenizer(shared_data: Path, tmp_path: Path) -
 
 TOKENS = np.random.default_rng(0).integers(2, 80, size=(2, 40))
 STARTS, WIDTH = np.array([3, 4, 11, 30]), 3
+inputs = itemgetter("ids", "offsets", "positions", "trunk")  # of an encoder
 
 
 def output_of(runner: Runner, prefix: list[int], tree: Tree) -> Any:
@@ -143,8 +142,7 @@ def branch_rows(adaptive: tuple[int, ...]) -> dict[str, Any]:
 def check_branches(module: AdaptiveLM, lm: Any, adaptive: tuple[int, ...]) -> None:
     """Every window of `module` in training is the probes of decoding with `lm`."""
     rows = branch_rows(adaptive)
-    inputs = [rows[name] for name in ("ids", "offsets", "positions", "trunk")]
-    logits = module.lm.get_output_embeddings()(module.encode(*inputs))
+    logits = module.lm.get_output_embeddings()(module.encode(*inputs(rows)))
     runner = Runner(lm, capacity=64, max_rows=8)
     probes = (adaptive * WIDTH)[:WIDTH]
     for row, window in np.ndindex(2, len(STARTS)):
@@ -170,9 +168,7 @@ def test_every_window_of_branch_is_the_decoders_probes(
 def check_head(module: AdaptiveLM, lm: Any, adaptive: tuple[int, ...]) -> None:
     """The head corrects every window of training as decoding does, with the same token."""
     assert module.head is not None
-    rows = branch_rows(adaptive)
-    inputs = [rows[name] for name in ("ids", "offsets", "positions", "trunk")]
-    hidden = module.encode(*inputs)[:, 40:]
+    hidden = module.encode(*inputs(branch_rows(adaptive)))[:, 40:]
     embed = module.lm.get_input_embeddings()
     tree = partial(Tree.chain, probes=(adaptive * WIDTH)[:WIDTH])
     for static in (False, True):
@@ -211,9 +207,13 @@ def train_gated(folder: Path, adaptive: tuple[int, ...], tied: bool) -> Adaptive
         optimizer.step()
     with torch.device("meta"):
         plain = AutoModelForCausalLM.from_config(lm.config)
-    settings = {"merged": False, "dtype": torch.float32}
     weights = PlainWeights(
-        plain, config, lm.state_dict(), adaptive=adaptive, **settings
+        plain,
+        config,
+        lm.state_dict(),
+        adaptive=adaptive,
+        merged=False,
+        dtype=torch.float32,
     )
     out = folder / "model"
     out.mkdir()

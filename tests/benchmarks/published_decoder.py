@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from conf.files import read_json, write_json
 from infer.bench.prompts import Prompt
 from infer.bench.runs import Decoder, Run
 from infer.bench.statistics import speedup
@@ -58,11 +59,11 @@ def copy_for_both(model: Path, out: Path) -> None:
     The configuration gets rope_theta where the old Transformers reads it.
     """
     shutil.copytree(model, out)
-    config = json.loads((out / "config.json").read_text())
+    config = read_json(out / "config.json")
     groups = config["num_attention_heads"] // config["num_key_value_heads"]
     config["num_key_value_heads"] = config["num_attention_heads"]
     config["rope_theta"] = config["rope_parameters"]["rope_theta"]
-    (out / "config.json").write_text(json.dumps(config))
+    write_json(out / "config.json", config)
     for file in out.glob("model*.safetensors"):
         weights = load_file(file)
         for name, weight in weights.items():

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -29,6 +30,10 @@ from infer.trees.tree import Tree
 
 Generate = Callable[..., Any]
 PROMPT = [20, 30, 40, 51]
+# Dynamic shapes, and fixed ones as for graphs.
+BOTH_SHAPES = pytest.mark.parametrize(
+    "static", [False, True], ids=["dynamic", "static"]
+)
 
 
 def collect(

@@ -12,15 +12,14 @@ from torch import nn
 from infer.engine.attention import ProbeGate, view_of
 from infer.engine.families import check_tree
 from infer.engine.gate import GatedLinear
-from tests.infer.engine.test_families import FAMILIES, tiny
+from tests.infer.engine.test_families import FAMILIES, tiny, tiny_family
 
 IDS = torch.tensor([[5, 17, 3, 88, 41, 22, 60, 9]])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_view_leaves_the_model_alone(family: str) -> None:
-    kind, settings = FAMILIES[family]
-    lm = tiny(kind, **settings)
+    lm = tiny_family(family)
     config = lm.config.to_dict()
     logits = lm(IDS).logits
     check_tree(lm)

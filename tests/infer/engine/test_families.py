@@ -15,7 +15,7 @@ from infer.engine.families import TOLERANCE, check_family, check_tree
 from infer.engine.output import Request
 from infer.loop import Limits
 from tests.infer.drafters import test_draft_model as by_draft
-from tests.infer.library import collect, steps_of
+from tests.infer.library import BOTH_SHAPES, collect, steps_of
 
 SIZES = {
     "vocab_size": 97,
@@ -84,6 +84,11 @@ def tiny(kind: str, **settings: Any) -> PreTrainedModel:
     return lm.eval()
 
 
+def tiny_family(family: str) -> PreTrainedModel:
+    kind, settings = FAMILIES[family]
+    return tiny(kind, **settings)
+
+
 def texts(lm: PreTrainedModel, static: bool) -> list[list[int]]:
     """Decode the prompts in a batch, drafted by random probes."""
     new = partial(AdaptiveDrafter, [90], FixedPolicy(3, "all", nodes=6, width=3))
@@ -97,12 +102,11 @@ def by_generate(lm: PreTrainedModel, prompt: Sequence[int]) -> list[int]:
     return whole[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+@BOTH_SHAPES
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_decoding_is_the_librarys(family: str, static: bool) -> None:
     """A batch of prompts longer and shorter than the window, two kinds of drafters."""
-    kind, settings = FAMILIES[family]
-    lm = tiny(kind, **settings)
+    lm = tiny_family(family)
     check_family(lm.config)
     check_tree(lm)
     expected = [by_generate(lm, prompt) for prompt in PROMPTS]
@@ -115,14 +119,13 @@ def test_greedy_decoding_is_the_librarys(family: str, static: bool) -> None:
     assert result == expected and accepted > 5
 
 
-@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+@BOTH_SHAPES
 @pytest.mark.parametrize("family", ["llama", "mistral, window", "opt, projected"])
 def test_in_bfloat16_every_token_is_the_librarys_or_a_near_tie(
     family: str, static: bool
 ) -> None:
     """The output, forced through the library's own forward in the same type."""
-    kind, settings = FAMILIES[family]
-    lm = tiny(kind, **settings).to(torch.bfloat16)
+    lm = tiny_family(family).to(torch.bfloat16)
     check_tree(lm)
     for prompt, text in zip(PROMPTS, texts(lm, static)):
         with torch.inference_mode():

@@ -16,7 +16,7 @@ from infer.engine.runner import Runner
 from infer.loop import Drafter
 from infer.models.gated import gate_model
 from infer.trees.tree import Tree
-from tests.infer.engine.test_families import FAMILIES, tiny
+from tests.infer.engine.test_families import tiny, tiny_family
 from tests.infer.gated import write_adapter
 from tests.infer.library import collect, logits_of, steps_of
 
@@ -63,8 +63,7 @@ def test_an_embeddings_own_rows_are_for_probes_only() -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen2_moe, windows", "opt, projected"])
 def test_no_draft_reads_the_adapter(family: str, tmp_path: Path) -> None:
     """Drafts' logits are equal to the last bit for different adapters."""
-    kind, settings = FAMILIES[family]
-    new = partial(tiny, kind, **settings)
+    new = partial(tiny_family, family)
     tree = Tree.chain(7, [8, 9, 3], probes=[90, 90])
     bare = Tree.chain(7, [8, 9, 3])
 

@@ -11,16 +11,13 @@ from infer.engine.runner import Runner, Runners
 from infer.engine.sampling import GREEDY
 from infer.trees.tree import Tree
 from tests.conftest import tiny_llama
-from tests.infer.engine.test_families import FAMILIES, tiny
-from tests.infer.library import by_library, logits_of
+from tests.infer.engine.test_families import tiny_family
+from tests.infer.library import BOTH_SHAPES, by_library, logits_of
 from tests.infer.trees.test_tree import path_to, trees
 
 PROMPT = [5, 17, 3, 88, 41, 22, 60, 9]
 MODELS = {f"{heads} key-value heads": tiny_llama(kv_heads=heads) for heads in (1, 2, 4)}
-MODELS |= {
-    name: tiny(FAMILIES[name][0], **FAMILIES[name][1])
-    for name in ("mistral, window", "opt, projected")
-}
+MODELS |= {name: tiny_family(name) for name in ("mistral, window", "opt, projected")}
 BATCH = st.lists(trees(vocab=97), min_size=1, max_size=3)
 
 
@@ -32,10 +29,7 @@ def assert_close(result: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
 
 
-BOTH = pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
-
-
-@BOTH
+@BOTH_SHAPES
 @pytest.mark.parametrize("lm", MODELS.values(), ids=MODELS)
 @settings(max_examples=25)
 @given(data=st.data())
@@ -89,7 +83,7 @@ def test_a_committed_path_is_as_if_it_had_been_the_prompt(
         assert_close(logits[1], by_library(llama, [*text, 9, 2]))
 
 
-@BOTH
+@BOTH_SHAPES
 @pytest.mark.parametrize("lm", MODELS.values(), ids=MODELS)
 @settings(max_examples=20)
 @given(data=st.data())

@@ -22,7 +22,7 @@ from infer.models.gated import gate_model
 from infer.trees.tree import Tree
 from tests.conftest import tiny_llama
 from tests.infer.gated import write_adapter
-from tests.infer.library import steps_of
+from tests.infer.library import BOTH_SHAPES, steps_of
 
 PROMPT = [5, 17, 3, 88, 41]
 TWO_FORWARDS = partial(AdaptiveDrafter, [90], FixedPolicy(5))
@@ -67,7 +67,7 @@ def test_steps_are_the_same_in_fixed_and_dynamic_shapes(
     assert fixed == dynamic
 
 
-@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+@BOTH_SHAPES
 def test_an_overflow_does_not_outlive_its_text(
     llama: PreTrainedModel, static: bool
 ) -> None:

@@ -22,7 +22,7 @@ from infer.models.draft import STAND_IN, first_layers, shared_rows
 from infer.trees.tree import Tree
 from tests.conftest import tiny_llama
 from tests.infer.conftest import ROWS
-from tests.infer.engine.test_families import FAMILIES, tiny
+from tests.infer.engine.test_families import FAMILIES, tiny, tiny_family
 from tests.infer.gated import adapted_copy
 from tests.infer.library import PROMPT, logits_of
 
@@ -117,8 +117,7 @@ def addresses(lm: PreTrainedModel) -> set[int]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_first_layers_are_the_librarys_model_of_as_many_layers(family: str) -> None:
-    kind, settings = FAMILIES[family]
-    lm = tiny(kind, **settings)
+    lm = tiny_family(family)
     before = tree_logits(lm)
     config = copy.deepcopy(lm.config)
     if getattr(config, "layer_types", None):

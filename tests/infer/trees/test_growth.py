@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infer.trees.growth import Growth, Rules
-from infer.trees.token_graph import TokenGraph, unroll
+from infer.trees.token_graph import Drafts, TokenGraph, unroll
 from tests.infer.trees import literal
 
 ROOT = 0
@@ -52,6 +52,20 @@ RULES = st.builds(
 MODELS = st.builds(a_model, st.integers(0, 10**6), st.integers(2, 6), st.integers(1, 4))
 
 
+def check_likeliest(
+    drafts: Drafts, expected: dict[tuple[int, ...], float], count: int
+) -> None:
+    """Up to `count` of the expected paths are drafted, the likeliest ones."""
+    assert len(drafts.tokens) == 1 + min(count, len(expected))
+    paths: list[tuple[int, ...]] = [()]
+    for node in range(1, len(drafts.tokens)):
+        paths.append((*paths[drafts.parents[node]], drafts.tokens[node]))
+        # No path occurs twice.
+        assert drafts.chances[node] == pytest.approx(expected.pop(paths[-1]))
+        assert drafts.depths[node] == len(paths[-1])
+    assert not expected or max(expected.values()) <= min(drafts.chances) * (1 + 1e-12)
+
+
 @settings(max_examples=300)
 @given(MODELS, RULES, st.integers(0, 30), st.integers(0, 8))
 def test_a_graph_grows_and_is_unrolled_as_in_the_paper(
@@ -66,15 +80,7 @@ def test_a_graph_grows_and_is_unrolled_as_in_the_paper(
     assert graph.merged == merged
 
     drafts = unroll(graph, [0.0] * count, depth=depth)
-    expected = dict(literal.hypotheses(nodes[0], depth))
-    paths: list[tuple[int, ...]] = [()]
-    for node in range(1, len(drafts.tokens)):
-        paths.append((*paths[drafts.parents[node]], drafts.tokens[node]))
-        # No path occurs twice.
-        assert drafts.chances[node] == pytest.approx(expected.pop(paths[-1]))
-        assert drafts.depths[node] == len(paths[-1])
-    assert len(paths) == 1 + min(count, len(paths) - 1 + len(expected))
-    assert not expected or max(expected.values()) <= min(drafts.chances) * (1 + 1e-9)
+    check_likeliest(drafts, dict(literal.hypotheses(nodes[0], depth)), count)
 
 
 @settings(max_examples=100)

@@ -12,6 +12,7 @@ from infer.drafters.places import Places
 from infer.engine.output import Candidates
 from infer.trees.lattice import lattice, nucleus_tree
 from infer.trees.token_graph import Drafts, unroll
+from tests.infer.trees.test_growth import check_likeliest
 
 Ids = list[list[int]]
 Chances = list[list[float]]
@@ -57,14 +58,7 @@ def test_the_tree_is_the_likeliest_paths(
     tree: Callable[..., Drafts], drawn: tuple[Ids, Chances], nodes: int
 ) -> None:
     drafts = tree(*drawn, [0.0] * nodes)
-    expected = all_paths(*drawn)
-    assert len(drafts.tokens) == 1 + min(nodes, len(expected))
-    paths: list[tuple[int, ...]] = [()]
-    for node in range(1, len(drafts.tokens)):
-        paths.append((*paths[drafts.parents[node]], drafts.tokens[node]))
-        assert drafts.chances[node] == pytest.approx(expected.pop(paths[-1]))
-        assert drafts.depths[node] == len(paths[-1])
-    assert not expected or max(expected.values()) <= min(drafts.chances) * (1 + 1e-12)
+    check_likeliest(drafts, all_paths(*drawn), nodes)
     assert sum(drafts.endings()) == pytest.approx(1.0)
 
 

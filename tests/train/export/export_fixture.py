@@ -1,11 +1,11 @@
 """A finished training folder without weights, for what an export writes beside them."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, GenerationConfig
 
+from conf.files import write_json
 from conf.fingerprint import fingerprint_file
 from conf.stage import read_manifest
 from data_prep.config import VocabConfig
@@ -91,5 +91,5 @@ def training(
         "created": "2026-11-21T15:27:15+00:00",
         **facts,
     }
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    write_json(folder / "manifest.json", manifest)
     return folder, read_manifest(folder, "checkpoint", "checkpoint")

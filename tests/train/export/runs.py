@@ -1,6 +1,5 @@
 """Training folders of every ZeRO stage, made by live_worker.py: exports of them, and damaged copies."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from conf import UserError, settings
-from conf.files import read_result
+from conf.files import read_result, write_json
 from tests import warm
 from tests.train.export.live_worker import BFLOAT16, STAGES
 from train.attention import register
@@ -66,4 +65,4 @@ def refused(run: Path, out: Path, *overrides: str) -> str:
 
 def change(file: Path, **changed: Any) -> None:
     """Change values of a JSON file."""
-    file.write_text(json.dumps({**read_result(file), **changed}))
+    write_json(file, {**read_result(file), **changed})

@@ -1,12 +1,12 @@
 """The decoder's text as a folder: all that it needs and no more, as Transformers imports it."""
 
-import json
 import sys
 import tomllib
 from pathlib import Path
 
 from transformers.dynamic_module_utils import get_imports, get_relative_import_files
 
+from conf.files import write_json
 from conf.stage import ROOT
 from train.export.sidecars import REQUIREMENTS, write_custom_generate
 
@@ -19,7 +19,7 @@ def test_every_file_is_needed_and_imports_only_what_is_installed(
 ) -> None:
     """By Transformers' own reading of imports, which is of text, not of syntax."""
     adaptive = {"adaptive_ids": [7, 8, 9], "L": 3, "ngrams": NGRAMS, "gated": False}
-    (tmp_path / "adaptive.json").write_text(json.dumps(adaptive))
+    write_json(tmp_path / "adaptive.json", adaptive)
     write_custom_generate(tmp_path)
     folder = tmp_path / "custom_generate"
     entry = folder / "generate.py"

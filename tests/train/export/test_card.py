@@ -10,7 +10,7 @@ import torch
 from huggingface_hub import ModelCard
 
 from conf import UserError, settings
-from conf.files import with_checksum
+from conf.files import with_checksum, write_json
 from conf.fingerprint import fingerprint
 from conf.stage import made_from, write_manifest
 from tests.train.export.export_fixture import VERIFIED, training
@@ -54,8 +54,8 @@ def report_of(out: Path, folder: Path) -> Path:
     report = {"speed": {**common, "rows": [speed]}, "quality": None}
     (folder / "speed").mkdir(parents=True)
     manifest = {"kind": "speed", "inputs": {"model": fingerprint(out)}}
-    (folder / "speed" / "manifest.json").write_text(json.dumps(manifest))
-    (folder / "report.json").write_text(json.dumps(with_checksum(report)))
+    write_json(folder / "speed" / "manifest.json", manifest)
+    write_json(folder / "report.json", with_checksum(report))
     return folder
 
 

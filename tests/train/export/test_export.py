@@ -1,6 +1,5 @@
 """Exports of trainings under every ZeRO stage (runs.py): what is written and verified."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from conf import UserError
-from conf.files import read_result
+from conf.files import read_json, read_result
 from conf.fingerprint import fingerprint_file
 from data_prep.ngrams import TABLE
 from infer.models.checkpoint import ModelDirectory
@@ -53,7 +52,7 @@ def test_the_n_gram_table_of_the_data_is_exported(
     out = export(runs / "causal", tmp_path / "model", FLOAT32, "verify=false")
     assert (out / TABLE).read_bytes() == (data_folder / TABLE).read_bytes()
     assert read_result(out / "manifest.json")["ngrams"] == fingerprint_file(out / TABLE)
-    index = json.loads((out / "model.safetensors.index.json").read_text())
+    index = read_json(out / "model.safetensors.index.json")
     names = load_file(out / "model.safetensors")
     assert index["weight_map"] == dict.fromkeys(names, "model.safetensors")
 
@@ -96,7 +95,7 @@ def test_the_directory_is_verified(
 ) -> None:
     out = export(runs / name, tmp_path / "model", f"dtype={dtype}", "shard_size=20KB")
     assert len(list(out.glob("model-*.safetensors"))) > 1
-    manifest = json.loads((out / "manifest.json").read_text())
+    manifest = read_json(out / "manifest.json")
     assert manifest["decontaminated"] == ["humaneval"]  # which infer.bench reads
     verified = manifest["verified"]
     assert verified["weights"] >= 12
@@ -104,7 +103,7 @@ def test_the_directory_is_verified(
     if name == "causal":
         assert not (out / "adaptive.json").exists()
         return
-    ngrams = json.loads((out / "adaptive.json").read_text())["ngrams"]
+    ngrams = read_json(out / "adaptive.json")["ngrams"]
     adaptive = ModelDirectory(out).need_adaptive()
     assert adaptive.ngrams == NgramWeights.from_json(ngrams) and adaptive.has_table
     decoder = (out / "custom_generate" / "generate.py").read_text()

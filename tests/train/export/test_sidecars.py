@@ -1,6 +1,5 @@
 """The files beside the weights, read back by Transformers, servers and decoding."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
+from conf.files import read_json, write_json
 from infer.models.checkpoint import ModelDirectory
 from tests.train.export.export_fixture import training
 from tests.train.export.readers import tensorrt_mask_id, vllm_mask_id
@@ -40,7 +40,7 @@ def exported(
 
 def test_an_export_says_what_training_knew(tmp_path: Path) -> None:
     out = exported(tmp_path, adaptive=2)
-    manifest = json.loads((tmp_path / "tuned" / "manifest.json").read_text())
+    manifest = read_json(tmp_path / "tuned" / "manifest.json")
     vocab, ids = manifest["vocab"], manifest["adaptive"]
     config = AutoConfig.from_pretrained(out)
     assert config.vocab_size == vocab["size"] and config.dtype == torch.bfloat16
@@ -69,9 +69,9 @@ def test_servers_find_the_mask_token_that_they_can_draft_with(
     """With diverse tokens or without the adapter every draft would be wrong."""
     lora = {"rank": 4, "gated": True} if gated else None
     out = exported(tmp_path, adaptive=adaptive, lora=lora)
-    config = json.loads((out / "config.json").read_text())
+    config = read_json(out / "config.json")
     if adaptive == 1 and not gated:
-        mask_id = json.loads((out / "adaptive.json").read_text())["adaptive_ids"][0]
+        mask_id = read_json(out / "adaptive.json")["adaptive_ids"][0]
         assert vllm_mask_id(config) == tensorrt_mask_id(config) == mask_id
     else:
         with pytest.raises(ValueError, match="must have a mask token"):
@@ -84,13 +84,13 @@ def test_both_versions_of_transformers_read_of_an_export_what_the_base_model_is(
 ) -> None:
     """Transformers 4 took CodeLlama's rope_theta for 10,000: it knows no rope_parameters."""
     file = tmp_path / "config.json"
-    file.write_text(json.dumps({"model_type": "llama", **SHAPES[name]}))
+    write_json(file, {"model_type": "llama", **SHAPES[name]})
     AutoConfig.from_pretrained(tmp_path).save_pretrained(tmp_path)
     base = AutoConfig.from_pretrained(tmp_path).to_dict()
     served = served_config(
-        json.loads(file.read_text()), architecture="A", dtype="float16", mask_id=7
+        read_json(file), architecture="A", dtype="float16", mask_id=7
     )
-    file.write_text(json.dumps(served))
+    write_json(file, served)
     changed = {"architectures": ["A"], "dtype": "float16"}
     changed |= {"pard_token": 7, "ptd_token_id": 7}
     assert AutoConfig.from_pretrained(tmp_path).to_dict() == {**base, **changed}

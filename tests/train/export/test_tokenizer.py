@@ -1,6 +1,5 @@
 """The tokenizer of an export, by Transformers' AutoTokenizer and by our encoders."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from conf.files import read_json, write_json
 from data_prep.config import VocabConfig
 from data_prep.encode import Encoder
 from data_prep.vocab import Vocab, find_vocab, load_tokenizer
@@ -100,12 +100,12 @@ def like_deepseek(folder: Path) -> None:
     As deepseek-coder's, whose class added the BOS in Transformers 4, not in 5, and Qwen's.
     """
     file = folder / "tokenizer.json"
-    content = json.loads(file.read_text())
+    content = read_json(file)
     flags = {"add_prefix_space": True, "trim_offsets": False, "use_regex": True}
     content["post_processor"] = {"type": "ByteLevel", **flags}
     for token in content["added_tokens"]:
         token["special"] = token["id"] < 2
-    file.write_text(json.dumps(content))
+    write_json(file, content)
     config = {
         "tokenizer_class": "LlamaTokenizerFast",
         "bos_token": {"__type": "AddedToken", "content": "<s>", "normalized": True},
@@ -114,7 +114,7 @@ def like_deepseek(folder: Path) -> None:
         "clean_up_tokenization_spaces": True,
         "chat_template": "{{ messages[0].content }}!",
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    write_json(folder / "tokenizer_config.json", config)
 
 
 def test_every_text_begins_with_bos_as_documents_did(
@@ -124,7 +124,7 @@ def test_every_text_begins_with_bos_as_documents_did(
     shutil.copytree(demo, source)
     like_deepseek(source)
     folder, vocab, _, after = export(source, tmp_path / "model", CONFIG, 1)
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    write_json(folder / "config.json", {"model_type": "llama"})
     tokenizer = library(folder)
     ids = tokenizer(" x .").input_ids
     assert ids == after.encode(" x .") and ids[0] == vocab.bos == tokenizer.bos_token_id

@@ -1,6 +1,5 @@
 """Weights of a checkpoint, and as Transformers writes them."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 
+from conf.files import read_json
 from tests.full_disk import largest_file
 from train.checkpoint import cut, read
 from train.export.weights import write_weights
@@ -63,9 +63,7 @@ def test_shards_are_those_of_save_pretrained(
     for key, tensor in loaded.state_dict().items():
         assert torch.equal(weights[key], tensor)
     for file in theirs.glob("*.index.json"):
-        first, second = (
-            json.loads((folder / file.name).read_text()) for folder in (ours, theirs)
-        )
+        first, second = (read_json(folder / file.name) for folder in (ours, theirs))
         assert first["metadata"] == second["metadata"]
         assert first["weight_map"].keys() == second["weight_map"].keys()
     if (name, size) != ("mixtral", "4KB"):
