@@ -6,7 +6,7 @@ for step in generate(model, "def fib(n):", DecodeConfig(k=5)):
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
 
@@ -214,25 +214,10 @@ def _text_steps(
     """Yield the steps with their texts; then keep the runner for the next call."""
     with enough_memory(REMEDY):
         for step in chain.from_iterable(decoded):
+            values = {each.name: getattr(step, each.name) for each in fields(step)}
             texts = outputs[step.sequence].take(finished=step.finished)
-            yield _with_texts(step, texts)
+            yield TextStep(**values, texts=texts)
     model.runners.give(runner)
-
-
-def _with_texts(step: Step, texts: list[str]) -> TextStep:
-    return TextStep(
-        step.sequence,
-        step.tokens,
-        step.drafted,
-        step.accepted,
-        step.finished,
-        texts,
-        shared=step.shared,
-        depth=step.depth,
-        rows=step.rows,
-        sources=step.sources,
-        proposed=step.proposed,
-    )
 
 
 def _processors(

@@ -45,9 +45,12 @@ def rules_of(decode: DecodeConfig) -> Rules:
     """Return how a graph grows; as in the paper (Appendix A) where settings are null."""
     rules = METHODS[decode.method or ""].growth
     assert rules is not None
-    names = ("k", "depth", "theta_prob", "theta_sib", "tau")
-    chosen = {name: getattr(decode, name) for name in names}
-    return replace(rules, **{name: v for name, v in chosen.items() if v is not None})
+    chosen = {
+        name: value
+        for name in ("k", "depth", "theta_prob", "theta_sib", "tau")
+        if (value := getattr(decode, name)) is not None
+    }
+    return replace(rules, **chosen)
 
 
 class DraftMethods:

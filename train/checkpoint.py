@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -260,6 +260,18 @@ def read(parts: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype) -> T
     return whole.view(*shape)
 
 
+class LazyWeights(Mapping[str, Tensor]):
+    """Tensors by name, each read on access."""
+
+    _names: Collection[str]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 class TrainingEngine(Protocol):
     """The methods of `train.engine.Engine` that save and load."""
 
@@ -320,15 +332,17 @@ class Checkpoints:
         """
         folders = broadcast(list_checkpoints(self.folder))
         checkpoint, broken = find_whole(folders, self._read)
+        if checkpoint is None:
+            return None
         for folder, why in broken.items():
-            used = checkpoint.name if checkpoint else "none"
             if self._rank == 0:
-                print_line(f"train: {folder} is broken ({why}): {used} is used")
+                print_line(
+                    f"train: {folder} is broken ({why}): {checkpoint.name} is used"
+                )
             target = folder.with_name(f".{folder.name}.broken")
             self._on_rank_0(partial(folder.rename, target))
-        if checkpoint is not None:
-            # A run that was killed between its last save and its end saves no more.
-            self._on_rank_0(self._clean)
+        # A run that was killed between its last save and its end saves no more.
+        self._on_rank_0(self._clean)
         return checkpoint
 
     def load(self, checkpoint: Checkpoint, engine: TrainingEngine) -> None:

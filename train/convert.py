@@ -149,13 +149,14 @@ def save_tokenizer(file: Path, facts: dict[str, Any], out: Path) -> None:
                 pre_tokenizers.ByteLevel(add_prefix_space=False),
             ]
         )
-    elif facts.get("tokenizer.ggml.model") == "gpt2":
-        known = (*GPT2_RULE, *GGUF_PRE_TOKENIZER_SPLITS)
-        if rule not in known:
-            raise UserError(
-                f"gguf={file} must have a pre-tokenizer that is known, got {rule}. "
-                "Download the model as a Transformers directory."
-            )
+    elif facts.get("tokenizer.ggml.model") == "gpt2" and rule not in (
+        *GPT2_RULE,
+        *GGUF_PRE_TOKENIZER_SPLITS,
+    ):
+        raise UserError(
+            f"gguf={file} must have a pre-tokenizer that is known, got {rule}. "
+            "Download the model as a Transformers directory."
+        )
     tokenizer.save_pretrained(out)
 
 

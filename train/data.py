@@ -150,8 +150,6 @@ def lay_out(
     windows = [
         draw(tokens.shape[1], objective, (*seed, int(index))) for index in indices
     ]
-    w = objective.w
-    mean = objective.masked_mean
     if objective.name == "branch":
         if standard is not None:
             free[:, :-1] &= (standard[:, None] > 0) | (tokens[:, 1:] != vocab.eos)
@@ -161,8 +159,8 @@ def lay_out(
             windows,
             free,
             adaptive,
-            w=w,
-            masked_mean=mean,
+            w=objective.w,
+            masked_mean=objective.masked_mean,
             multiple=multiple,
             standard=standard,
         )
@@ -175,7 +173,14 @@ def lay_out(
         offsets[offsets > objective.L] = 0
     if objective.name == "basic":
         return basic(tokens, documents, offsets, adaptive)
-    return dual(tokens, documents, offsets, adaptive, w=w, masked_mean=mean)
+    return dual(
+        tokens,
+        documents,
+        offsets,
+        adaptive,
+        w=objective.w,
+        masked_mean=objective.masked_mean,
+    )
 
 
 def to_tensors(layout: Layout, device: torch.device) -> dict[str, Any]:
@@ -201,15 +206,13 @@ def load_batch(
 
     `standard` and `draw` are those of `lay_out`.
     """
-    sequences = [shards[int(index)] for index in indices]
-    multiple = CUDA_COLUMNS if device.type == "cuda" else COLUMNS
     layout = lay_out(
-        sequences,
+        [shards[int(index)] for index in indices],
         indices,
         vocab,
         objective,
         seed=seed,
-        multiple=multiple,
+        multiple=CUDA_COLUMNS if device.type == "cuda" else COLUMNS,
         standard=standard,
         draw=draw,
     )

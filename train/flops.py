@@ -88,14 +88,11 @@ def expected_work(objective: ObjectiveConfig, n: int) -> ExpectedRows:
         )
     if objective.name == "branch":
         widths = retained(objective)
-        branches = n * objective.start_rate * sum(widths)
+        starts = n * objective.start_rate
+        branches = starts * sum(widths)
         # A window starts anywhere with equal chance; its j-th token sees its prefix and
         # j of the window.
-        own = (
-            n
-            * objective.start_rate
-            * sum(j * share for j, share in enumerate(widths, start=1))
-        )
+        own = starts * sum(j * share for j, share in enumerate(widths, start=1))
         return ExpectedRows(
             rows=n + branches,
             pairs=causal + branches * (n - 1) / 2 + own,

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from conf import UserError
-from train.checkpoint import write_safetensors
+from train.checkpoint import LazyWeights, write_safetensors
 from train.config import LoraSettings
 
 ADAPTER = "default"  # peft's name for the only adapter
@@ -99,7 +99,7 @@ def adapt(
     return adapted
 
 
-class PlainWeights(Mapping[str, Tensor]):
+class PlainWeights(LazyWeights):
     """The weights of the plain model in `dtype`, each computed on access from those of
     the adapted model.
 
@@ -123,7 +123,7 @@ class PlainWeights(Mapping[str, Tensor]):
         self._merged = merged
         self._dtype = dtype
         self._adapted = adapt(lm, config, adaptive=adaptive)
-        self._names = {
+        self._names: dict[str, str] = {
             _plain(name): name for name in lm.state_dict() if not _of_adapter(name)
         }
 
@@ -140,12 +140,6 @@ class PlainWeights(Mapping[str, Tensor]):
         layer.merge()
         merged: Tensor = getattr(layer.get_base_layer(), kind)
         return merged.detach().to(self._dtype)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
     def save_adapter(self, folder: Path) -> None:
         """Write the adapter as peft reads it: adapter_model.safetensors,

@@ -191,11 +191,8 @@ def _chunk(
         soft = 0.0
     softly = 0.0 if p is None else log_z - (p * logits).sum(-1)
     q = logits.sub_(log_z[:, None]).exp_()
-    q.scatter_add_(
-        1,
-        labels[:, None],
-        torch.full_like(labels, -1, dtype=q.dtype)[:, None] * (1 - soft),
-    )
+    of_label = torch.full_like(labels, soft - 1, dtype=q.dtype)
+    q.scatter_add_(1, labels[:, None], of_label[:, None])
     if p is not None:
         q.sub_(p, alpha=soft)
     return losses, (1 - soft) * losses + soft * softly

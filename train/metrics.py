@@ -46,16 +46,15 @@ def describe_validation(metrics: dict[str, float]) -> str:
     """Describe a validation in one console line."""
     parts = [f"loss {metrics['standard_loss']:.3f}"]
     if "masked_loss" in metrics:
-        accuracies = [
-            metrics[name]
+        percentages = " ".join(
+            f"{100 * metrics[name]:.0f}"
             for offset in range(1, OFFSETS + 1)
             if (name := f"accuracy_{offset}") in metrics
-        ]
-        percentages = " ".join(f"{100 * value:.0f}" for value in accuracies)
-        parts.append(
-            f"masked {metrics['masked_loss']:.3f}  tau_real {metrics['tau_real']:.2f}"
         )
-        parts.append(f"accuracy by offset {percentages} %")
+        parts += [
+            f"masked {metrics['masked_loss']:.3f}  tau_real {metrics['tau_real']:.2f}",
+            f"accuracy by offset {percentages} %",
+        ]
     return "  ".join(parts)
 
 

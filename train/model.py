@@ -134,8 +134,6 @@ class AdaptiveLM(nn.Module):
         return hidden
 
     def _mask(self, positions: Tensor, offsets: Tensor, trunk: int) -> Mask | None:
-        if positions.shape[1] == trunk:
-            return None
         dropout = getattr(self.lm.config, "attention_dropout", 0.0)
         kernel = branch_kernel(self._attention, positions.device.type, dropout=dropout)
         return branch_mask(positions, offsets, trunk, kernel)

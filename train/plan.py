@@ -169,11 +169,6 @@ def _memory(
     ranks = config.plan_ranks
     memory = estimate_memory(architecture, config, ranks=ranks, seq_len=seq_len)
     local = min(ranks, RANKS_PER_MACHINE)
-    parts = {
-        "states": memory.states,
-        "activations": memory.activations,
-        "loss": memory.loss,
-    }
     machine = (
         f"{local * memory.loading / GIB:.1f} GiB while {local} ranks load the model"
     )
@@ -181,7 +176,10 @@ def _memory(
         machine += f", {local * memory.host / GIB:.1f} GiB of states offloaded"
     return {
         "memory per GPU": _verdict(memory, config.plan_device),
-        **{f"  {name}": f"{size / GIB:.1f} GiB" for name, size in parts.items()},
+        **{
+            f"  {name}": f"{getattr(memory, name) / GIB:.1f} GiB"
+            for name in ("states", "activations", "loss")
+        },
         "memory per machine": machine,
     }
 

@@ -103,16 +103,17 @@ def token_loss(metrics: Mapping[str, float]) -> float:
 
 
 def why_diverged(
-    loss: float, gradient_norm: float, recent: Sequence[float], ratio: float
+    metrics: Mapping[str, float], recent: Sequence[float], ratio: float
 ) -> str | None:
     """Return why a step has diverged, or None.
 
-    A step has diverged if its loss or gradient is not finite, or its loss is above
-    `ratio` times the mean of the last WINDOW steps, once there are SETTLED.
+    A step has diverged if its loss or gradient is not finite, or its `token_loss` is
+    above `ratio` times the mean of the last WINDOW steps, once there are SETTLED.
     """
-    if not math.isfinite(loss):
-        return f"the loss is {loss}"
-    if not math.isfinite(gradient_norm):
+    if not math.isfinite(metrics["loss"]):
+        return f"the loss is {metrics['loss']}"
+    loss = token_loss(metrics)
+    if not math.isfinite(metrics["gradient_norm"]):
         return f"the gradient is not finite at a loss of {loss:.4g}"
     before = recent[-WINDOW:]
     if len(before) < SETTLED:
@@ -155,14 +156,12 @@ class Trainer:
         dtype = checkpoint.state["dtype"] if checkpoint else choose_dtype(config.dtype)
         self.config = config = replace(config, dtype=broadcast(dtype))
         self.module, self.parameters = assemble(config, self.vocab)
-        objective = config.objective
-        self.module.soft = objective.soft
+        self.module.soft = config.objective.soft
         universal = checkpoint is not None and not checkpoint.fits(self.ranks)
         self.engine = Engine(self.module, config, universal=universal)
         self.peak = peak_flops(self.engine.device_name())
         self.seq_len: int = data["seq_len"]
-        architecture = self.module.lm.config
-        self.flops = step_flops(architecture, config, seq_len=self.seq_len)
+        self.flops = step_flops(self.module.lm.config, config, seq_len=self.seq_len)
         self.held_out = Validation(
             config,
             self.vocab,
@@ -170,12 +169,12 @@ class Trainer:
             ranks=self.ranks,
             device=self.engine.device,
         )
+        state: dict[str, Any] = {"validation": [], "recent": [], "run_id": None}
+        self.step = 0
         if checkpoint is not None:
             self.checkpoints.load(checkpoint, self.engine)
-        state: dict[str, Any] = {"validation": [], "recent": [], "run_id": None}
-        if checkpoint is not None:
             state = checkpoint.state
-        self.step = checkpoint.step if checkpoint else 0
+            self.step = checkpoint.step
         self.saved = self.step
         self.validation: list[dict[str, float]] = state["validation"]
         self.recent: list[float] = state["recent"]  # losses of the last steps
@@ -276,15 +275,13 @@ class Trainer:
             ranks=self.ranks,
             micro_batch=config.micro_batch,
         )
-        objective = config.objective
-        seed = (config.seed, TRAINING, self.step)
         batches = [
             load_batch(
                 self.data,
                 part,
                 self.vocab,
-                objective,
-                seed=seed,
+                config.objective,
+                seed=(config.seed, TRAINING, self.step),
                 device=device,
                 standard=self.data.standard(part),
             )
@@ -325,12 +322,9 @@ class Trainer:
         """Raise UserError, after writing diagnostics, if the step has diverged; nothing
         is saved.
         """
-        loss = token_loss(metrics)
-        why = why_diverged(
-            loss, metrics["gradient_norm"], self.recent, self.config.max_loss_ratio
-        )
+        why = why_diverged(metrics, self.recent, self.config.max_loss_ratio)
         if why is None:
-            self.recent = [*self.recent, loss][-WINDOW:]
+            self.recent = [*self.recent, token_loss(metrics)][-WINDOW:]
             return
         micro_batches = [
             {"sequences": part.tolist(), "loss": value}

@@ -46,7 +46,10 @@ class Validation:
         )
         self._count = min(len(shards), parts.size)
         self._parts = parts.reshape(-1, ranks, config.micro_batch)[:, rank]
-        self._objective = laid_out(config.objective)
+        # Held-out windows are laid out as branch's, or there are none.
+        self._objective = config.objective
+        if self._objective.name != "causal":
+            self._objective = replace(self._objective, name="branch")
         self._shards = shards
         self._vocab = vocab
         self._device = device
@@ -131,10 +134,3 @@ def in_rounds(sequences: int, *, available: int, per_round: int) -> np.ndarray:
     """
     rounds = max(1, min(sequences, available) // per_round)
     return np.arange(rounds * per_round).reshape(rounds, per_round) % available
-
-
-def laid_out(objective: ObjectiveConfig) -> ObjectiveConfig:
-    """Return the objective that lays out held-out windows: branch, or causal."""
-    if objective.name == "causal":
-        return objective
-    return replace(objective, name="branch")

@@ -63,10 +63,6 @@ class WorkerGroup:
         if self.world > 1:
             dist.barrier()
 
-    def share(self, values: Sequence[T]) -> Sequence[T]:
-        """Return this rank's share of the values."""
-        return values[self.rank :: self.world]
-
     def agreed(self, value: T) -> T:
         """Return rank 0's value on every rank."""
         values = [value]
@@ -137,7 +133,7 @@ class Records:
         """
         missing = [name for name in self._names if not self._is_done(name)]
         workers.wait()
-        return list(workers.share(missing))
+        return missing[workers.rank :: workers.world]
 
     def save(self, name: str, value: Any) -> None:
         """Write a record atomically."""
@@ -228,11 +224,10 @@ class Part(ABC):
 
 def hardware() -> dict[str, Any]:
     """Return the names of processor and GPU, and the threads in use."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "cpu": _processor(),
         "threads": torch.get_num_threads(),
-        "gpu": gpu,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
 
 

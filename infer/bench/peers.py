@@ -44,15 +44,12 @@ def peer_decoders(
         "max_new_tokens": decode.max_new_tokens,
     }
     if decode.temperature:
-        settings |= {
-            "temperature": decode.temperature,
-            "top_k": decode.top_k,
-            "top_p": decode.top_p,
-        }
-    lookup = settings | {"prompt_lookup_num_tokens": LOOKED_UP}
+        settings |= vars(decode.sampling)
     peers = {
         "generate": _peer(model, settings, seed),
-        "prompt_lookup": _peer(model, lookup, seed),
+        "prompt_lookup": _peer(
+            model, settings | {"prompt_lookup_num_tokens": LOOKED_UP}, seed
+        ),
     }
     if model.draft and model.draft.rows >= model.lm.config.vocab_size:
         peers["assisted"] = _peer(model, settings, seed, assistant=model.draft.lm)

@@ -204,10 +204,7 @@ def rows_of(answers: Sequence[Row]) -> list[Row]:
 
     `same` counts answers that equal those of plain decoding token for token.
     """
-    groups: dict[tuple[str, str, str], list[Row]] = {}
-    for item in answers:
-        key = (item["benchmark"], item["who"], item["decoder"])
-        groups.setdefault(key, []).append(item)
+    groups = dict(statistics.grouped(answers, "benchmark", "who", "decoder"))
     rows = []
     for (benchmark, who, decoder), group in groups.items():
         plain = groups.get((benchmark, who, "plain"), [])

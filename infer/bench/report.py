@@ -23,6 +23,7 @@ from conf.files import read_result, with_checksum, write_bytes, write_json
 from conf.tracker import TrackerConfig, WandbRun
 from infer.bench.config import PARTS
 from infer.bench.speed import BASE, PEER, PLAIN
+from infer.bench.statistics import grouped
 
 matplotlib.use("Agg")
 style.use("tableau-colorblind10")
@@ -258,16 +259,6 @@ def same(row: Row) -> str:
 def sampling(temperature: float) -> str:
     """Return the name of a temperature."""
     return f"temperature {temperature:g}" if temperature else "greedy"
-
-
-def grouped(
-    rows: Sequence[Row], *names: str
-) -> list[tuple[tuple[Any, ...], list[Row]]]:
-    """Return rows by the values of these columns, in their order."""
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[name] for name in names), []).append(row)
-    return list(groups.items())
 
 
 def print_report(report: Row, parts: Collection[str]) -> None:

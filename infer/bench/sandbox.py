@@ -77,9 +77,8 @@ class Verdict(NamedTuple):
         return f"{self.result}: {self.message}" if self.message else self.result
 
 
-def judge(source: str, tests: str, limits: ProgramLimits | None = None) -> Verdict:
+def judge(source: str, tests: str, limits: ProgramLimits = ProgramLimits()) -> Verdict:
     """Run a program and then its tests in one process, and return the verdict."""
-    limits = limits or ProgramLimits()
     token = secrets.token_hex(16)
     job = json.dumps({"source": source, "tests": tests, "token": token})
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:

@@ -1,6 +1,6 @@
-"""95 % intervals of speedups and scores over the prompts or problems of a set. Pure."""
+"""Rows in groups; 95 % intervals of speedups and scores over a set's prompts or problems. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -10,6 +10,7 @@ from scipy.stats import binomtest, bootstrap
 LEVEL = 0.95
 RESAMPLES = 2000
 Interval = tuple[float, float]
+Row = Mapping[str, Any]
 # Seconds of plain decoding, and the ratio of the tokens per second to plain decoding's.
 Pair = tuple[float, float]
 
@@ -47,6 +48,16 @@ def speedup(pairs_by_prompt: Sequence[Sequence[Pair]]) -> tuple[float, Interval 
     )
     low, high = result.confidence_interval
     return value, (float(low), float(high))
+
+
+def grouped(
+    rows: Sequence[Row], *names: str
+) -> list[tuple[tuple[Any, ...], list[Row]]]:
+    """Return rows by the values of these columns, in their order."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return list(groups.items())
 
 
 def share(passed: int, total: int) -> Interval | None:

@@ -177,8 +177,9 @@ class StepCosts:
 
     def _update(self) -> None:
         prior = self._prior
-        fit = self._weights @ (prior * self._means) + 0.1 * prior @ prior / len(prior)
-        norm = self._weights @ prior**2 + 0.1 * prior @ prior / len(prior)
+        of_prior = 0.1 * prior @ prior / len(prior)
+        fit = self._weights @ (prior * self._means) + of_prior
+        norm = self._weights @ prior**2 + of_prior
         scaled = prior * (fit / norm if norm else 1.0)
         shrunk = self._constants.prior_steps
         means = self._weights * self._means + shrunk * scaled

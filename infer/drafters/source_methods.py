@@ -71,7 +71,14 @@ class SourceMethods:
             )
         else:
             policy = _fixed_policy(decode, k)
-        ngrams = None if sources == {"adaptive"} else self._ngrams(sources)
+        ngrams = None
+        if sources != {"adaptive"}:
+            ngrams = Ngrams(
+                self.table if "ngrams" in sources else None,
+                self.lm.config.get_text_config().vocab_size,
+                text="text" in sources,
+                weights=self.weights,
+            )
         return Drafters(partial(AdaptiveDrafter, ids, policy, ngrams, watch, stopwatch))
 
     def _sources(self, decode: DecodeConfig) -> frozenset[str]:
@@ -88,14 +95,6 @@ class SourceMethods:
                 "Use decode.sources=[text]."
             )
         return sources if self.table else sources - {"ngrams"}
-
-    def _ngrams(self, sources: frozenset[str]) -> Ngrams:
-        return Ngrams(
-            self.table if "ngrams" in sources else None,
-            self.lm.config.get_text_config().vocab_size,
-            text="text" in sources,
-            weights=self.weights,
-        )
 
 
 def _fixed_policy(decode: DecodeConfig, k: int) -> FixedPolicy:

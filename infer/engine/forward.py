@@ -23,7 +23,7 @@ from infer.engine.head import PreviousTokenHead
 from infer.engine.output import LazyOutput, Request
 from infer.engine.pick import Logits
 from infer.engine.sampling import Sampling
-from infer.trees.tree import Fed, FlatTrees, Tree, flatten, mask
+from infer.trees.tree import Fed, FlatTrees, Tree, extent, flatten, mask
 
 T = TypeVar("T")
 
@@ -179,7 +179,7 @@ class DynamicForward:
         """Return the rows, and the decoder's output (B, q, d)."""
         target = self._target
         cache = target.cache
-        probes = max(len(tree.tokens) - tree.probes_from for tree in trees)
+        _, probes = extent(trees)
         flat = flatten(trees, cache.lengths, fed=fed, drafts=self._min_rows - probes)
         q = flat.ids.shape[1]
         cache.place(q, fed)

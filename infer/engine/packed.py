@@ -27,7 +27,7 @@ TYPES = []
 if torch.backends.mkldnn.is_available():
     TYPES = [torch.float32]
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        TYPES = [torch.float32, torch.bfloat16]
+        TYPES.append(torch.bfloat16)
 #: Layers of one parent that read the same input.
 SIBLINGS = {
     "q_proj": "qkv",

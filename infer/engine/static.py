@@ -124,9 +124,8 @@ class StaticForward:
         if shape.keeps_logits:
             logits = graph.logits
             assert logits is not None
-            head = target.correction
             return LazyOutput(
-                logits, flat, trees, requests, sampling, target.agree, head
+                logits, flat, trees, requests, sampling, target.agree, target.correction
             )
         return unpack(target.agree(packed), shape, flat, trees, target)
 

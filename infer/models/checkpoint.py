@@ -225,8 +225,8 @@ class ModelDirectory:
         )
         lm: PreTrainedModel
         lm, info = loaded
-        missing = sorted(info["missing_keys"])
-        if missing:  # the library has initialized them at random
+        # The library has initialized them at random.
+        if missing := sorted(info["missing_keys"]):
             raise ValueError(f"no weight {missing[0]}")
         return lm
 

@@ -102,12 +102,12 @@ def shared_rows(target: Mapping[int, str], draft: Mapping[int, str], name: str) 
     there is no shared id.
     """
     shared = sorted(target.keys() & draft.keys())
-    different = (id for id in shared if target[id] != draft[id])
-    id = next(different, None)
-    if id is not None or not shared:
-        reason = "none of them"
-        if id is not None:
-            reason = f"{draft[id]!r} instead of {target[id]!r} for id {id}"
+    different = (
+        f"{draft[id]!r} instead of {target[id]!r} for id {id}"
+        for id in shared
+        if target[id] != draft[id]
+    )
+    if reason := next(different, "" if shared else "none of them"):
         raise UserError(f"{name} must have the model's token ids, got {reason}")
     return shared[-1] + 1
 

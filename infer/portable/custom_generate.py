@@ -324,14 +324,8 @@ def _texts(
         state.table,
         state.policies,
     )
-    settings = replace(
-        drafting.decode,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-    )
     drafters = methods.drafters(
-        settings,
+        replace(drafting.decode, **vars(sampling)),
         batch=len(requests),
         capacity=capacity,
         left=context_length(state.lm.config) - longest,

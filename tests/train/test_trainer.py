@@ -30,7 +30,8 @@ from train.validation import in_rounds
 def test_what_has_diverged(
     loss: float, gradient: float, before: list[float], reason: str | None
 ) -> None:
-    result = why_diverged(loss, gradient, before, 3.0)
+    metrics = {"loss": loss, "gradient_norm": gradient}
+    result = why_diverged(metrics, before, 3.0)
     assert result is None if reason is None else reason in str(result)
 
 

@@ -186,10 +186,7 @@ def write_tokenizer(folder: Path, vocab: Vocab, adaptive: Collection[int]) -> No
     content = json.loads(file.read_bytes())
     config = read_json(config_file) if config_file.is_file() else {}
     ids = vocab.control - (set(vocab.adaptive) - set(adaptive))
-    pieces: dict[int, str] = {}
-    for id in sorted(ids):
-        if piece := tokenizer.id_to_token(id):
-            pieces[id] = piece
+    pieces = {id: piece for id in sorted(ids) if (piece := tokenizer.id_to_token(id))}
     write_json(config_file, _tokenizer_config(config, vocab, pieces))
     content["added_tokens"] = mark_special(content["added_tokens"], pieces)
     with TOKENIZING:

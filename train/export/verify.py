@@ -3,7 +3,7 @@
 Layers are read from the disk as they compute.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from logging import ERROR, getLogger
 from pathlib import Path
@@ -23,6 +23,7 @@ from transformers.utils import logging
 
 from conf import UserError
 from train.attention import register
+from train.checkpoint import LazyWeights
 from train.export.trained import Trained
 from train.lora import adapt, adapter_weights, read_adapter
 
@@ -59,7 +60,7 @@ def verify(out: Path, trained: Trained, dtype: torch.dtype) -> tuple[int, float]
     return weights, difference
 
 
-class DirectoryWeights(Mapping[str, Tensor]):
+class DirectoryWeights(LazyWeights):
     """A model directory's weights as Transformers reads them, from the disk on access."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, offload: Path) -> None:
@@ -83,12 +84,6 @@ class DirectoryWeights(Mapping[str, Tensor]):
             # A copy: the mapped file would stay in memory, and is not aligned.
             weight: Tensor = getattr(module, kind)
             return weight.detach().clone()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 def _trained_model(

@@ -19,7 +19,7 @@ ones from the model's:
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from conf.errors import Refusing
 from conf.files import write_json
-from train.checkpoint import SHARD, cut, index, read, write_safetensors
+from train.checkpoint import SHARD, LazyWeights, cut, index, read, write_safetensors
 from train.pretrained import skeleton
 
 MODEL = (
@@ -50,7 +50,7 @@ class Stored(NamedTuple):
     parts: list[Tensor]
 
 
-class CheckpointWeights(Mapping[str, Tensor]):
+class CheckpointWeights(LazyWeights):
     """Tensors of a checkpoint folder in `dtype`, by their names in the library's model.
 
     Raise UserError for files that training did not write.
@@ -63,19 +63,13 @@ class CheckpointWeights(Mapping[str, Tensor]):
             ". Use another checkpoint.",
         ):
             stored = _find_stored(folder)
-        self._stored = {
+        self._stored = self._names = {
             name.removeprefix(PREFIX): weight for name, weight in stored.items()
         }
 
     def __getitem__(self, name: str) -> Tensor:
         weight = self._stored[name]
         return read(weight.parts, weight.shape, self._dtype)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._stored)
-
-    def __len__(self) -> int:
-        return len(self._stored)
 
 
 def _find_stored(folder: Path) -> dict[str, Stored]:
