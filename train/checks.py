@@ -38,6 +38,11 @@ def check_start(config: TrainConfig, data: dict[str, Any]) -> None:
     check_tokenizer(config.model, config.data.path)
     find_table(folder, vocabulary=vocab.text_size, tokenizer=tokenizer)
     check_adaptive(config.data.path, vocab, config.objective)
+    if not data["held_out"]["sequences"]:
+        raise UserError(
+            f"data.path={folder} must have held-out sequences for validation, got none. "
+            "Prepare it with a larger held_out."
+        )
     if config.data.own:
         check_own(config.data.own, config.data.path, data)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))  # as the engine counts them

@@ -13,7 +13,13 @@ from conf.stage import read_manifest
 from data_prep.shards import Shards
 from tests.conftest import vocab_of
 from train import checks
-from train.checks import check_adaptive, check_devices, check_own, check_ranks
+from train.checks import (
+    check_adaptive,
+    check_devices,
+    check_own,
+    check_ranks,
+    check_start,
+)
 from train.config import ObjectiveConfig, TrainConfig
 from train.engine import check_settings
 from train.plan import GIB, Memory, plan
@@ -63,6 +69,15 @@ def test_own_text_must_have_the_ids_of_the_data(
     (other / "tokenizer" / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match="must have tokenizer.json="):
         check_own(str(other), path, data)
+
+
+def test_data_without_held_out_sequences(data_folder: Path) -> None:
+    """It was refused when the model had been loaded, with advice that did not help."""
+    config = settings("train", TrainConfig, ["model=tiny", f"data.path={data_folder}"])
+    data = read_manifest(data_folder, "shards", "data.path")
+    data["held_out"]["sequences"] = 0
+    with pytest.raises(UserError, match="must have held-out sequences"):
+        check_start(config, data)
 
 
 def test_text_must_not_contain_adaptive_ids(data_folder: Path) -> None:
