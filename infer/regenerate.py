@@ -256,6 +256,11 @@ class ChatPrompts:
         ids = {id: chat_ids(folder, messages) for id, messages in given.items()}
         # Like the others that are of no use, one beyond the context is left out.
         longest = model.context - self._config.max_new_tokens
+        if longest < 1:
+            raise UserError(
+                f"max_new_tokens must be below the model's context of {model.context} "
+                f"tokens, got {self._config.max_new_tokens}"
+            )
         ids = {id: prompt for id, prompt in ids.items() if len(prompt) <= longest}
         texts = complete(model, list(ids.values()), list(ids), self._config)
         rows = []
