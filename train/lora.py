@@ -85,10 +85,7 @@ def adapt(
     torch.manual_seed(seed)
     # In the model's own type: the engine keeps float32 masters of the trained weights.
     try:
-        # peft reads an attribute of Transformers that warns.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            adapted = get_peft_model(lm, settings, autocast_adapter_dtype=False)
+        adapted = _with_layers(lm, settings)
         if isinstance(lm.get_output_embeddings(), LoraLayer):
             raise TypeError("its head, which is not trained")
     except (ValueError, TypeError) as error:
@@ -96,6 +93,15 @@ def adapt(
             f"lora.targets={','.join(config.targets)} must be linear layers of the model, "
             f"got {str(error).splitlines()[0]}"
         ) from error
+    return adapted
+
+
+def _with_layers(lm: PreTrainedModel, settings: Any) -> PeftModel:
+    # peft reads an attribute of Transformers that warns.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        adapted: PeftModel
+        adapted = get_peft_model(lm, settings, autocast_adapter_dtype=False)
     return adapted
 
 
@@ -173,9 +179,7 @@ def read_adapter(
     The model's own weights may be on the meta device, given by hooks: peft's loader
     would leave the trained rows of the embedding there too.
     """
-    get_peft_model(
-        lm, LoraConfig.from_pretrained(str(folder)), autocast_adapter_dtype=False
-    )
+    _with_layers(lm, LoraConfig.from_pretrained(str(folder)))
     own = {
         name.replace(f".{ADAPTER}", ""): name
         for name in lm.state_dict()
