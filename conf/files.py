@@ -39,15 +39,17 @@ def read_json(path: Path, expected: str = "a JSON object") -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of JSON lines or of a JSON list, gzipped or not."""
+    """Return the objects of JSON lines or of a JSON list, gzipped or not.
+
+    Raises ValueError or TypeError for a row that is no object.
+    """
     content = path.read_bytes()
     if path.suffix == ".gz":
         content = gzip.decompress(content)
     text = content.decode("utf-8-sig")
     if text.lstrip().startswith("["):
-        rows: list[dict[str, Any]] = json.loads(text)
-        return rows
-    return [json.loads(line) for line in text.split("\n") if line.strip()]
+        return list(map(dict, json.loads(text)))
+    return [dict(json.loads(line)) for line in text.split("\n") if line.strip()]
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -187,7 +187,11 @@ def write_safetensors(tensors: Mapping[str, Tensor], path: Path) -> None:
         save_file(contiguous, path, metadata={"format": "pt"})
     except SafetensorError as error:
         raise OSError(None, in_one_line(error), str(path)) from error
-    # safetensors makes a file that its owner alone can read.
+    make_readable(path)
+
+
+def make_readable(path: Path) -> None:
+    """Let all read a file who may read its folder: safetensors' are their owner's alone."""
     path.chmod(path.parent.stat().st_mode & 0o666)
 
 

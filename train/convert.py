@@ -92,9 +92,11 @@ def main(config: ConvertConfig) -> None:
         if adapter and adaptive:
             add_adapter(lm, adapter, adaptive, out)
         else:
+            from train.checkpoint import make_readable
+
             lm.save_pretrained(out)
-            for file in out.glob("*.safetensors"):  # readable by the writer alone
-                file.chmod(out.stat().st_mode & 0o666)
+            for path in out.glob("*.safetensors"):
+                make_readable(path)
         check_weights(lm, out)
         write_manifest(out, KIND, origin, name=facts.get("general.name"))
     print_line(f"convert: wrote {config.out}")

@@ -76,7 +76,7 @@ def rows_of(source: str) -> Iterable[Row]:
     problem = f"prompts={source} must be humaneval, a JSON-lines file, or a data set of the hub, got"
     with Refusing(problem):
         if Path(source).is_file() or source.endswith(FILES):
-            return list(map(dict, read_rows(Path(source))))
+            return read_rows(Path(source))
         return _hub_rows(source)
 
 
@@ -118,6 +118,6 @@ def messages_of(row: Row) -> tuple[dict[str, str], ...]:
         messages = tuple(map(dict, given))
         if messages[-1]["role"] == "assistant":
             messages = messages[:-1]
-        if not messages[-1]["content"]:
+        if not messages or not messages[-1]["content"]:
             raise ValueError("no text to answer")
     return messages

@@ -77,7 +77,9 @@ def test_muon_of_matrices_alone() -> None:
     config = OptimizerConfig(name="muon")
     layer = torch.nn.Linear(2, 2, bias=False)
     layer(torch.ones(2)).sum().backward()
+    before = layer.weight.clone()
     build_optimizer(parameter_groups(layer, config), config).step()
+    assert not torch.equal(layer.weight, before)
 
 
 def hidden_and_tally(module: AdaptiveLM, layout: Layout) -> tuple[Tensor, Tensor]:

@@ -63,12 +63,12 @@ class CheckpointWeights(LazyWeights):
             ". Use another checkpoint.",
         ):
             stored = _find_stored(folder)
-        self._stored = self._names = {
+        self._names: dict[str, Stored] = {
             name.removeprefix(PREFIX): weight for name, weight in stored.items()
         }
 
     def __getitem__(self, name: str) -> Tensor:
-        weight = self._stored[name]
+        weight = self._names[name]
         return read(weight.parts, weight.shape, self._dtype)
 
 
