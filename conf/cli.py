@@ -1,6 +1,7 @@
 """Run a stage from the command line: Hydra's, with every mistake of a user as one line and exit code 2."""
 
 import os
+import re
 import sys
 import time
 import traceback
@@ -19,6 +20,8 @@ from conf.hub import replace_hub_names
 T = TypeVar("T")
 GRACE = 5.0  # seconds
 MULTIRUN = {"-m", "--multirun"}
+# Hydra's flag for a folder in the user's home, or that folder as a word of its own.
+CONFIG_DIR = re.compile(r"\A(--config-dir=|-cd=|)(~/.*)", re.DOTALL)
 
 
 def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
@@ -36,7 +39,10 @@ def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
 
     register(schema)
     multirun = not MULTIRUN.isdisjoint(sys.argv)
-    sys.argv[1:] = [as_text(text, schema, multirun=multirun) for text in sys.argv[1:]]
+    sys.argv[1:] = [
+        as_text(CONFIG_DIR.sub(_expanded, text), schema, multirun=multirun)
+        for text in sys.argv[1:]
+    ]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, for us to explain
     compose = hydra.main(str(FOLDER / entry), "config", version_base=None)
     with exit_on_error():
@@ -49,6 +55,10 @@ def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
                 compose(task)()
         finally:
             sys.stdout.flush()
+
+
+def _expanded(match: re.Match[str]) -> str:
+    return match[1] + os.path.expanduser(match[2])
 
 
 @contextmanager

@@ -201,7 +201,7 @@ class InferConfig:
     #: the text to continue; -: standard input
     prompt: str = ""
     #: the text to continue, in a file
-    prompt_file: str | None = None
+    prompt_file: str | None = setting(None, path=True)
     #: answer the prompt as a user's message, by the model's chat template
     chat: bool = False
     infill: Infill = field(default_factory=Infill)

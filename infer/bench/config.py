@@ -115,13 +115,13 @@ class QualityConfig:
     #: words; false: let it complete their text
     chat: bool = True
     #: mbpp.jsonl or sanitized-mbpp.json
-    mbpp: str | None = setting(None)
+    mbpp: str | None = setting(None, path=True)
     #: problems of MultiPL-E in one language
-    multipl_e: str | None = setting(None)
+    multipl_e: str | None = setting(None, path=True)
     #: HumanEval-SingleLineInfilling.jsonl.gz or another of human-eval-infilling's files
-    infilling: str | None = setting(None)
+    infilling: str | None = setting(None, path=True)
     #: documents, such as the held_out.jsonl of data_prep; a line of each is to be infilled
-    lines: str | None = setting(None)
+    lines: str | None = setting(None, path=True)
     #: plain, or names of speed.decoders
     decoders: list[str] = setting(["plain", "hybrid"], choices=("plain", *DECODERS))
     #: answer the first so many problems of each benchmark; null: all
@@ -169,7 +169,7 @@ class BenchConfig:
     """
 
     #: folder of the report
-    out: str = setting()
+    out: str = setting(path=True)
     #: a Transformers directory, best an export, a hub name, or smollm2
     model: str = setting(hub="model")
     #: the model before fine-tuning, to compare with; null: none
@@ -183,7 +183,7 @@ class BenchConfig:
     part: str | None = setting(None, choices=PARTS)
     #: prompt sets of speed and gsd: humaneval, JSON-lines files, or data sets of the hub;
     #: their rows have prompt, messages, or the content of a document
-    prompts: list[str] = setting(["humaneval"])
+    prompts: list[str] = setting(["humaneval"], path=True)
     #: prompts drawn from each set
     count: int = setting(20, least=1)
     #: longer prompts are left out; documents are cut
