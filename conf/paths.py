@@ -13,8 +13,8 @@ from conf.errors import UserError
 def expand_home(config: Any, group: str = "") -> None:
     """Expand `~` and `~user` in the path settings of a dataclass, in place.
 
-    In a library's own settings (a dict) every text that begins with `~/` is a path. Raises UserError, naming the
-    setting, for a home folder that does not exist on this system.
+    In a library's own settings (a dict) every text that begins with `~/` is a path. Raises UserError, naming
+    the setting, for a home folder that does not exist on this system.
     """
     for field in fields(config):
         name = group + field.name

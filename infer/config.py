@@ -91,13 +91,17 @@ class DecodeConfig:
     seed: int = setting(0, least=0, below=SEEDS)
     #: Tokens to write, at most
     max_new_tokens: int = setting(256, least=1)
-    #: Tokens to write at least: no end comes before
-    min_new_tokens: int = setting(0, least=0)
-    #: Above 1 tokens that were there before are less likely; 1: no penalty
-    repetition_penalty: float = setting(1.0, above=0)
-    #: No n-gram of so many tokens comes twice; 0: any may
-    no_repeat_ngram_size: int = setting(0, least=0)
-    #: Texts that end the text; they are its last part
+    #: Tokens to write at least: no end comes before; null: as generation_config.json of
+    #: the model says, else 0
+    min_new_tokens: int | None = setting(None, least=0)
+    #: Above 1 tokens that were there before are less likely, 1: no penalty; null: as
+    #: generation_config.json of the model says, else 1
+    repetition_penalty: float | None = setting(None, above=0)
+    #: No n-gram of so many tokens comes twice, 0: any may; null: as
+    #: generation_config.json of the model says, else 0
+    no_repeat_ngram_size: int | None = setting(None, least=0)
+    #: Texts that end the text; they are its last part; []: stop_strings of the model's
+    #: generation_config.json, if any
     stop: list[str] = setting([])
 
     def __post_init__(self) -> None:
