@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from rich.progress import (
 from conf.console import PlainConsole
 from conf.files import write_bytes
 from conf.stage import commit, versions
-from conf.tracker import TrackerConfig, WandbRun
+from conf.tracker import TrackerConfig, WandbRun, log_missing
 
 OFFSETS = 10  # offsets whose accuracy a console line shows
 LINE_SECONDS = 30  # between two lines in a log file, which shows no bar
@@ -87,6 +87,17 @@ class StepLog:
             lines = [line for line in text.splitlines(True) if _step_of(line) <= step]
             write_bytes(path, "".join(lines).encode())
 
+    def rows(self, until: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the steps up to `until` with their metrics."""
+        if self._path.is_file():
+            with open(self._path, encoding="utf-8") as file:
+                for line in file:
+                    row = json.loads(line)
+                    step = row.pop("step")
+                    if step > until:
+                        break
+                    yield step, row
+
     def append(self, step: int, metrics: dict[str, Any]) -> None:
         """Add the metrics of a step; steps count from 1."""
         with open(self._path, "a", encoding="utf-8") as file:
@@ -135,6 +146,10 @@ class Tracker:
         """Draw all metrics over this one, which is logged with them."""
         self._send(lambda run: run.define_metric(name))
         self._send(lambda run: run.define_metric("*", step_metric=name))
+
+    def restore(self, rows: Iterable[tuple[int, dict[str, float]]]) -> None:
+        """Record the metrics of earlier steps in a resumed run, where W&B lacks them."""
+        self._send(lambda run: log_missing(run, rows))
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Record metrics of a step."""
