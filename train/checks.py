@@ -11,7 +11,7 @@ import torch
 
 from conf import RankLocalError, UserError
 from conf.console import place
-from conf.dtype import AUTO
+from conf.dtype import AUTO, cpu_has_bfloat16
 from conf.fingerprint import fingerprint_file
 from conf.memory import check_fits, machine_memory
 from conf.stage import read_manifest
@@ -55,7 +55,8 @@ def check_start(config: TrainConfig, data: dict[str, Any]) -> None:
     if config.memory_check:
         architecture.vocab_size = max(architecture.vocab_size, vocab.size)
         if config.dtype == AUTO and not torch.cuda.is_available():
-            config = replace(config, dtype="float32")
+            dtype = "bfloat16" if cpu_has_bfloat16() else "float32"
+            config = replace(config, dtype=dtype)
         memory = estimate_memory(
             architecture, config, ranks=ranks, seq_len=data["seq_len"]
         )
