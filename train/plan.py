@@ -2,9 +2,7 @@
 weights.
 """
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from rich.table import Table
@@ -12,6 +10,7 @@ from transformers import PretrainedConfig
 
 from conf import UserError
 from conf.console import PlainConsole
+from conf.memory import GIB
 from conf.stage import read_manifest
 from data_prep.vocab import Vocab
 from train.config import TrainConfig
@@ -20,7 +19,6 @@ from train.flops import expected_work, peak_flops, step_flops
 from train.lora import adapt
 from train.pretrained import check_architecture, model_config, skeleton
 
-GIB = 2**30
 RESERVED = 1.0 * GIB  # of a GPU: CUDA's context and the workspaces of its libraries
 # Numbers that a decoder layer stores for its backward pass, for each row and each unit
 # of width (hidden_size + intermediate_size). Measured by saved-tensor hooks: 6.17 on
@@ -95,14 +93,6 @@ def estimate_memory(
         host=host / min(ranks, RANKS_PER_MACHINE),
         loading=parameters * size / (ranks if config.stage == 3 else 1),
     )
-
-
-def machine_memory() -> float:
-    """Return the bytes of the machine, or of the control group of this process."""
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.is_file() else "max"
-    return physical if text == "max" else min(physical, int(text))
 
 
 def print_plan(config: TrainConfig) -> None:

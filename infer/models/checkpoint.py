@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from psutil import virtual_memory
 from tokenizers import Tokenizer
 from transformers import (
     AutoConfig,
@@ -22,9 +21,10 @@ from transformers.utils import logging
 from conf import UserError
 from conf.errors import Refusing
 from conf.files import read_json
+from conf.memory import machine_memory
 from infer.config import check_directory
 from infer.engine.families import check_family, check_tree
-from infer.engine.memory import enough_memory
+from infer.engine.memory import check_weights, enough_memory
 from infer.engine.packed import pack
 from infer.models import parallel
 from infer.models.gated import FOLDER, gate_model
@@ -197,7 +197,7 @@ class ModelDirectory:
             Refusing(f"{self.name} must be a causal model with weights, got"),
             enough_memory("Set dtype=bfloat16 or use a smaller model"),
         ):
-            lm = self._read(dtype, ranks)
+            lm = self._read(dtype, ranks, device)
             if self.gated:
                 gate_model(lm, adapter)
             elif adapter.is_dir():
@@ -207,14 +207,15 @@ class ModelDirectory:
                 lm.to(device or default)  # type: ignore[arg-type]
             check_tree(lm.eval(), self.name)
             if ranks == 1 and lm.device.type == "cpu":
-                pack(lm, virtual_memory().available // 2)
+                pack(lm, machine_memory()[0] // 2)
         return lm
 
-    def _read(self, dtype: str, ranks: int) -> PreTrainedModel:
+    def _read(self, dtype: str, ranks: int, device: str | None) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(
             self.path, local_files_only=True, trust_remote_code=False
         )
         check_family(config, self.name)
+        check_weights(config, self.name, dtype=dtype, device=device, ranks=ranks)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             self.path,
             config=config,
