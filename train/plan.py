@@ -11,6 +11,7 @@ from rich.table import Table
 from transformers import PretrainedConfig
 
 from conf import UserError
+from conf.architecture import skeleton
 from conf.console import PlainConsole
 from conf.stage import read_manifest
 from data_prep.vocab import Vocab
@@ -18,7 +19,7 @@ from train.config import TrainConfig
 from train.engine import RANKS_PER_MACHINE, model_states
 from train.flops import expected_work, peak_flops, step_flops
 from train.lora import adapt
-from train.pretrained import check_architecture, model_config, skeleton
+from train.pretrained import check_architecture, model_config
 
 GIB = 2**30
 RESERVED = 1.0 * GIB  # of a GPU: CUDA's context and the workspaces of its libraries
