@@ -134,7 +134,7 @@ class _ProbeLayer(DynamicLayer):
     """A layer's cache without numbers, which checks the sizes of keys and values."""
 
     def __init__(self, heads: int, width: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._heads = heads
         self._width = width
 
@@ -166,7 +166,7 @@ def _why_other_attention(config: PretrainedConfig) -> str:
     """
     AttentionInterface.register(PROBE, _probe)
     AttentionMaskInterface.register(PROBE, lambda *args, **kwargs: None)
-    layers: list[_ProbeLayer] = []
+    layers: list[Any] = []
     try:
         heads = key_heads(config)
         width = head_width(config)
