@@ -36,6 +36,7 @@ from train.checkpoint import LazyWeights, write_safetensors
 from train.config import LoraSettings
 
 ADAPTER = "default"  # peft's name for the only adapter
+ROUTERS = ("gate", "router")
 PEFT = "base_model.model."  # where peft's files have the library's model
 
 
@@ -121,17 +122,16 @@ def default_targets(lm: PreTrainedModel) -> str | list[str]:
 
 
 def _expert_names(lm: PreTrainedModel) -> set[str]:
-    """Return the names of all modules and weights of experts, and of routers: the
-    modules without children beside the experts.
+    """Return the names of all modules and weights of experts and routers.
+
+    Routers are the modules beside the experts that are named so, or have no parts.
     """
     names: set[str] = set()
     for block, experts in expert_blocks(lm).items():
         for child, module in lm.get_submodule(block).named_children():
-            if child in experts:
+            if child in (*experts, *ROUTERS) or not [*module.children()]:
                 inner = [*module.named_modules(), *module.named_parameters()]
                 names |= {f"{block}.{child}.{name}".rstrip(".") for name, _ in inner}
-            elif not [*module.children()]:
-                names.add(f"{block}.{child}")
     return names
 
 
@@ -163,6 +163,8 @@ def _check_targets(lm: PreTrainedModel, targets: Sequence[str]) -> None:
         layers = [m for name, m in lm.named_modules() if f".{name}".endswith(end)]
         if not layers:
             raise TypeError(f"{target}, which it does not have")
+        if not all(isinstance(layer, nn.Linear) for layer in layers):
+            raise TypeError(f"{target}, which is another kind of layer")
         if any(layer is head for layer in layers):
             raise TypeError("its head, which is not trained")
 
