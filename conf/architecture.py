@@ -36,7 +36,6 @@ def why_unsupported(config: PretrainedConfig) -> str:
 
     The reason is the end of a sentence: "which takes more than text".
     """
-    config = copy.deepcopy(config)  # the library's models change theirs
     kinds = set(getattr(config, "layer_types", None) or ()) - LAYERS
     rope = getattr(config, "rope_parameters", None) or {}
     ropes = [value for value in (rope, *rope.values()) if isinstance(value, dict)]
@@ -56,6 +55,7 @@ def skeleton(config: PretrainedConfig) -> PreTrainedModel:
     """Return the library's model of this architecture on the meta device: shapes
     without weights.
     """
+    config = copy.deepcopy(config)  # the model's own, which others may change
     with torch.device("meta"):
         lm: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     return lm

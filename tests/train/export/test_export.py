@@ -190,6 +190,17 @@ def test_a_damaged_training_is_refused(
     assert message in refused(run, tmp_path / "model")
 
 
+def test_a_model_that_would_not_decode_is_refused(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A DeepSeek-V2 was exported as verified, and `infer` refused the directory."""
+    monkeypatch.setattr(
+        "train.export.trained.why_unsupported", lambda config: "which is too new"
+    )
+    message = refused(runs / "zero1", tmp_path / "model")
+    assert "a model that can be decoded, got llama, which is too new" in message
+
+
 def test_a_gated_adapter_is_kept_and_cannot_be_merged() -> None:
     gated = LoraSettings(rank=4, gated=True)
     assert keeps_adapter(ExportConfig("c", "o"), gated)
