@@ -5,6 +5,7 @@ What shows in numbers alone is left to the decoder, which compares a tree with i
 """
 
 import copy
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from conf.errors import in_one_line
 LAYERS = {"full_attention", "sliding_attention"}
 CHANGING = {"dynamic", "longrope"}  # rotary frequencies depend on the longest position
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")  # arguments of attention functions
-PROBE = "adaptive_probe"  # our name for the attention function of `why_unsupported`
+PROBE = "adaptive_probe"  # the name of attention functions that compute nothing
 ROWS = 4  # of its forward
 CHECKED_ROWS = 8  # of the head that stands in for the model's own
 
@@ -49,6 +50,11 @@ def why_unsupported(config: PretrainedConfig) -> str:
     if changing:
         return f"whose rotary positions depend on the length ({', '.join(changing)})"
     return _why_other_attention(config) or _why_other_head(config)
+
+
+def passes_argument(config: PretrainedConfig, name: str) -> bool:
+    """Return whether a supported decoder hands an argument of this name to attention."""
+    return not _why_other_attention(config, argument=name)
 
 
 def skeleton(config: PretrainedConfig) -> PreTrainedModel:
@@ -115,9 +121,13 @@ def _probe(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
+    *,
+    argument: str | None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Return an output of attention without numbers; check what attention is given."""
+    if argument is not None and argument not in others:
+        raise _OtherAttentionError(f"whose attention is not given {argument}")
     unsupported = [name for name in UNSUPPORTED if others.get(name) is not None]
     if unsupported:
         raise _OtherAttentionError(f"whose attention has {', '.join(unsupported)}")
@@ -158,14 +168,18 @@ class _ProbeLayer(DynamicLayer):
         )
 
 
-def _why_other_attention(config: PretrainedConfig) -> str:
+def _why_other_attention(
+    config: PretrainedConfig, *, argument: str | None = None
+) -> str:
     """Return why the layers' attention is not that of a tree, or "".
 
-    One forward on the meta device, with a tree's mask and a cache. Routing to experts
-    needs numbers: each mixture returns its input.
+    With an `argument` of the decoder, attention must be given it too. One forward on the
+    meta device, with a tree's mask and a cache. Routing to experts needs numbers: each
+    mixture returns its input.
     """
-    AttentionInterface.register(PROBE, _probe)
-    AttentionMaskInterface.register(PROBE, lambda *args, **kwargs: None)
+    probe = f"{PROBE}_{argument}"
+    AttentionInterface.register(probe, partial(_probe, argument=argument))
+    AttentionMaskInterface.register(probe, lambda *args, **kwargs: None)
     layers: list[Any] = []
     try:
         heads = key_heads(config)
@@ -173,7 +187,7 @@ def _why_other_attention(config: PretrainedConfig) -> str:
         layers += [_ProbeLayer(heads, width) for _ in range(config.num_hidden_layers)]
         rows = config.num_attention_heads // heads * ROWS
         lm: Any = skeleton(config)
-        lm.config._attn_implementation = PROBE
+        lm.config._attn_implementation = probe
         for name, experts in expert_blocks(lm).items():
             for expert in experts:
                 lm.get_submodule(f"{name}.{expert}".lstrip(".")).forward = _first
@@ -186,6 +200,7 @@ def _why_other_attention(config: PretrainedConfig) -> str:
                 attention_mask=dict.fromkeys(kinds, mask) if len(kinds) > 1 else mask,
                 past_key_values=Cache(layers=layers),
                 use_cache=True,
+                **({} if argument is None else {argument: None}),
             )
     except _OtherAttentionError as error:
         return str(error)

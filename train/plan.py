@@ -11,7 +11,7 @@ from rich.table import Table
 from transformers import PretrainedConfig, PreTrainedModel
 
 from conf import UserError
-from conf.architecture import skeleton
+from conf.architecture import passes_argument, skeleton
 from conf.console import PlainConsole
 from conf.stage import read_manifest
 from data_prep.vocab import Vocab
@@ -64,6 +64,11 @@ def check_model(
     check_settings(config.deepspeed)
     if config.lora.rank:
         _adapt(skeleton(architecture), config)
+    if config.lora.gated and not passes_argument(architecture, "trunk_keys"):
+        raise UserError(
+            "lora.gated=true needs a model that passes arguments on to its attention, "
+            f"got {architecture.model_type}. Use lora.gated=false."
+        )
 
 
 def _adapt(lm: PreTrainedModel, config: TrainConfig) -> None:

@@ -4,7 +4,12 @@ import pytest
 from transformers import AutoConfig
 
 from conf import UserError
-from conf.architecture import expert_blocks, skeleton, why_unsupported
+from conf.architecture import (
+    expert_blocks,
+    passes_argument,
+    skeleton,
+    why_unsupported,
+)
 from infer.engine.families import check_family, check_tree
 from tests.infer.engine.test_families import EXPERTS, FAMILIES, SIZES, tiny
 from train.pretrained import check_architecture
@@ -63,6 +68,12 @@ def test_a_mixture_of_experts_that_trains_decodes(kind: str) -> None:
 def test_a_family_that_decodes_is_supported(family: str) -> None:
     kind, settings = FAMILIES[family]
     assert why_unsupported(config_of(kind, **settings)) == ""
+
+
+def test_arguments_of_a_decoder_that_attention_gets() -> None:
+    """A gated training of Nemotron ended in an exception at its first step."""
+    assert passes_argument(config_of("llama"), "trunk_keys")
+    assert not passes_argument(config_of("nemotron"), "trunk_keys")
 
 
 def test_the_blocks_of_experts() -> None:

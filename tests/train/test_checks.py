@@ -42,6 +42,10 @@ REFUSED = [
     (["++model.shape.model_type=lama"], "model.shape must be valid for lama"),
     (["+model.shape.hiden_size=3"], "must have fields of llama, got hiden_size"),
     (["model.shape.hidden_size=30"], "not a multiple of the number of attention"),
+    (
+        [*GATED, "objective=branch", "model=tiny", "++model.shape.model_type=nemotron"],
+        "lora.gated=true needs a model that passes arguments on.* got nemotron",
+    ),
     (["lora.rank=4", "lora.targets=[wq]"], "got wq, which it does not have"),
     (["+deepspeed.compile.deepcompile=true"], "compile must be left out"),
     (["+deepspeed.communication_data_type=fp8"], "must be valid for DeepSpeed"),
