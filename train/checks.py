@@ -19,8 +19,8 @@ from data_prep.ngrams import find_table
 from data_prep.shards import Shards
 from data_prep.vocab import TOKENIZER, Vocab
 from train.config import ObjectiveConfig, TrainConfig
-from train.plan import RESERVED, Memory, estimate_memory
-from train.pretrained import check_architecture, check_tokenizer, model_config
+from train.plan import RESERVED, Memory, check_model, estimate_memory
+from train.pretrained import check_tokenizer, model_config
 
 SAMPLE = 64  # sequences searched for adaptive ids; training checks every batch
 CURE = (
@@ -38,7 +38,7 @@ def check_start(config: TrainConfig, data: dict[str, Any]) -> None:
     folder = Path(config.data.path)
     tokenizer = folder / TOKENIZER / "tokenizer.json"
     architecture = model_config(config.model, vocab=vocab)
-    check_architecture(architecture, seq_len=data["seq_len"])
+    check_model(config, architecture, seq_len=data["seq_len"])
     check_tokenizer(config.model, config.data.path)
     find_table(folder, vocabulary=vocab.text_size, tokenizer=tokenizer)
     check_adaptive(config.data.path, vocab, config.objective)

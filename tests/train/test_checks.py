@@ -41,6 +41,14 @@ REFUSED = [
     (["++model.shape.model_type=lama"], "model.shape must be valid for lama"),
     (["+model.shape.hiden_size=3"], "must have fields of llama, got hiden_size"),
     (["model.shape.hidden_size=30"], "not a multiple of the number of attention"),
+    (
+        [*GATED, "objective=branch", "model=tiny", "++model.shape.model_type=nemotron"],
+        "lora.gated=true needs a model that passes arguments on.* got nemotron",
+    ),
+    (["lora.rank=4", "lora.targets=[wq]"], "got wq, which it does not have"),
+    (["+deepspeed.compile.deepcompile=true"], "compile must be left out"),
+    (["+deepspeed.communication_data_type=fp8"], "must be valid for DeepSpeed"),
+    (["+model.shape.rope_parameters={rope_type:dynamic,factor:2.0}"], "on the length"),
     (["model.path=absent"], "model.path=absent must have a model's config.json"),
 ]
 
@@ -76,6 +84,19 @@ def test_data_without_held_out_sequences(data_folder: Path) -> None:
     data = read_manifest(data_folder, "shards", "data.path")
     data["held_out"]["sequences"] = 0
     with pytest.raises(UserError, match="must have held-out sequences"):
+        check_start(config, data)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [["lora.rank=4", "lora.targets=[wq]"], ["+deepspeed.communication_data_type=fp8"]],
+)
+def test_a_run_is_checked_as_its_plan(data_folder: Path, overrides: list[str]) -> None:
+    """Without the memory's check these were met when the weights had been loaded."""
+    arguments = ["model=tiny", f"data.path={data_folder}", "memory_check=false"]
+    config = settings("train", TrainConfig, [*arguments, *overrides])
+    data = read_manifest(data_folder, "shards", "data.path")
+    with pytest.raises(UserError, match="lora.targets=wq|must be valid for DeepSpeed"):
         check_start(config, data)
 
 
