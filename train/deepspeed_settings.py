@@ -127,13 +127,25 @@ def normalize(
             params = {key: value for key, value in block.items() if key != "type"}
             settings[name] = params if not _is_off(params) else None
     taken = _part("", settings)
-    zero = taken.get("zero_optimization", {})
-    if taken.get("prescale_gradients") and zero.get("stage", 0):
-        raise ValueError(
-            "deepspeed.prescale_gradients needs stage 0 of ZeRO, "
-            f"got stage {zero['stage']}. Leave it out"
-        )
+    _check_stage(taken)
     return taken
+
+
+def _check_stage(settings: Mapping[str, Any]) -> None:
+    """Raise ValueError for settings that need another stage of ZeRO."""
+    zero = settings.get("zero_optimization", {})
+    stage = zero.get("stage", 0)
+    for name, present, stages in (
+        ("prescale_gradients", settings.get("prescale_gradients"), (0,)),
+        ("zero_optimization.offload_optimizer", "offload_optimizer" in zero, (1, 2, 3)),
+        ("zero_optimization.offload_param", "offload_param" in zero, (3,)),
+    ):
+        if present and stage not in stages:
+            needed = " or ".join(map(str, stages))
+            raise ValueError(
+                f"deepspeed.{name} needs stage {needed} of ZeRO, got stage {stage}. "
+                "Leave it out, or set deepspeed.zero_optimization.stage"
+            )
 
 
 def _read(given: Mapping[str, Any]) -> dict[str, Any]:

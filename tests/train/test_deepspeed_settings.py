@@ -141,6 +141,10 @@ REFUSED = [
         {"zero_optimization": {"stage": 2}, "prescale_gradients": True},
         "prescale_gradients needs stage 0 of ZeRO, got stage 2",
     ),
+    (
+        {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
+        "offload_param needs stage 3 of ZeRO, got stage 2",
+    ),
     ({"zero_force_ds_cpu_optimizer": True}, "optimizer must be left out"),
 ]
 
