@@ -8,7 +8,7 @@ from typing import Any
 
 from conf import UserError
 from conf.errors import Refusing
-from conf.files import read_rows
+from conf.rows import read_rows
 from infer.chat import chat_ids
 from infer.config import Infill
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from conf import UserError
-from conf.files import read_rows
+from conf.rows import read_rows
 from conf.stage import read_manifest
 from data_prep.chat import ChatTemplate
 from data_prep.config import DataConfig, VocabConfig

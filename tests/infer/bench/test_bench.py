@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf import UserError, settings
-from conf.files import read_json, read_rows, write_json
+from conf.files import read_json, write_json
+from conf.rows import read_rows
 from infer.bench import run as bench_run
 from infer.bench import sandbox
 from infer.bench.config import BenchConfig
