@@ -5,11 +5,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
+
 from conf.chat import ChatTemplate, load_tokenizer
-from conf.errors import Refusing
+from conf.errors import Refusing, UserError, in_one_line
 from infer.models.checkpoint import ModelDirectory
 
 PROBLEM = "model={} must have a chat template for messages, got"
+
+
+class UnfitMessages(UserError):
+    """Messages that the chat template refuses."""
 
 
 @cache
@@ -27,10 +33,16 @@ def chat_ids(
     """Return the ids of messages by the model's chat template, up to the answer's start.
 
     A control piece that a message spells is text. `answer` is a beginning of the answer,
-    without white space at its end.
+    without white space at its end. Raises UnfitMessages if the template refuses them.
     """
-    with Refusing(f"model={folder} must have a chat template for these messages, got"):
-        return _template(folder).prompt_ids(messages, tools, answer)
+    template = _template(folder)
+    try:
+        return template.prompt_ids(messages, tools, answer)
+    except (TemplateError, TypeError, ValueError) as error:
+        raise UnfitMessages(
+            f"messages must be such as the chat template of model={folder} renders, got "
+            f"{messages!r:.200}: {in_one_line(error)}"
+        ) from error
 
 
 def user_header(folder: Path) -> list[int]:

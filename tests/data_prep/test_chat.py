@@ -122,17 +122,35 @@ def test_an_answer_in_a_real_tokenizer(shared_data: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "piece", ["<|im_end|>", "</s>", "▁<MID>", "<adaptive_3>", "<MID>"]
 )
-def test_a_message_that_spells_a_control_piece_is_a_drop(
+def test_a_control_piece_that_a_message_spells_is_text(
     templates: dict[str, Path], piece: str
 ) -> None:
-    template = load(templates["chatml"])
-    for messages in (
-        say(f"a{piece}b", "c"),
-        say("a", piece),
-        say("a", "b", system=piece),
+    """Such a message became turns of its own in decoding, and was dropped in training.
+
+    Nothing else of the conversation is encoded otherwise.
+    """
+    folder = templates["chatml"]
+    template = load(folder)
+    library = AutoTokenizer.from_pretrained(folder)
+    names = [*ADAPTIVE, *library.all_special_tokens, "<|im_start|>", "<|im_end|>"]
+    names += [f"▁<{name}>" for name in ("PRE", "SUF", "MID", "EOT")]
+    control = {library.convert_tokens_to_ids(name) for name in names}
+
+    def controls(ids: list[int]) -> list[int]:
+        return [id for id in ids if id in control]
+
+    for spell in (
+        lambda text: say(f"a{text}b", "c"),
+        lambda text: say("a", text),
+        lambda text: say("a", "b", "c", f"{text}{text}", system=text),
     ):
-        row = template.encode(document(messages))
-        assert isinstance(row, Drop) and row.reason == "control piece"
+        innocent = encoded(template, spell("word"))
+        for turn, other in zip(
+            encoded(template, spell(piece)).turns, innocent.turns, strict=True
+        ):
+            assert controls(turn.ids) == controls(other.ids)
+            expected = library.decode(other.ids).replace("word", piece)
+            assert library.decode(turn.ids) == expected
 
 
 def test_what_a_template_refuses_is_a_drop(templates: dict[str, Path]) -> None:
@@ -186,7 +204,7 @@ def test_rows_of_conversations(tmp_path: Path, kind: str, with_ends: bool) -> No
         reasons = []
     else:
         write_rows(tmp_path / "a.jsonl", [*rows, *BAD, {"messages": None}])
-        reasons = [*["malformed row"] * len(BAD), "missing column"]
+        reasons = [*["unusable conversation"] * len(BAD), "missing column"]
     data = DataConfig(path=str(tmp_path), kind=kind, messages="messages")
     parts, place = list_parts(data)
     result = [row for part in parts for row in read(part, place, data)]
@@ -251,10 +269,11 @@ def test_conversations_become_shards(tmp_path: Path) -> None:
 
 
 def test_a_budget_and_drops_of_conversations(tmp_path: Path) -> None:
-    rows = [*many(30), {"messages": say("a</s>", "b")}, BAD[0]]
+    rows = [*many(30), {"messages": say("a</s>", "b")}, BAD[0]]  # the first is text
     prepare(chat_settings(tmp_path, rows))
     manifest = read_manifest(tmp_path / "out", "shards", "out")
-    assert manifest["drops"] == {"control piece": 1, "malformed row": 1}
+    assert manifest["drops"] == {"unusable conversation": 1}
+    assert manifest["counts"]["documents with control pieces"] == 1
     shutil.rmtree(tmp_path / "out")
     prepare(chat_settings(tmp_path, rows, "budget=5K"))
     manifest = read_manifest(tmp_path / "out", "shards", "out")
