@@ -119,7 +119,7 @@ def _parsed(cell: str | bytes) -> Any:
         pass
     try:
         return ast.literal_eval(text)  # as pandas writes a list into CSV
-    except (SyntaxError, MemoryError) as error:
+    except (SyntaxError, ValueError, MemoryError) as error:
         raise ValueError("must be a list of messages, got a text") from error
 
 

@@ -33,8 +33,8 @@ MAX_ROWS = 10_000  # of a data set of the hub
 NAMES = ("task_id", "question_id", "custom_id", "id", "name")
 QUESTIONS = ("question", "query", "problem")
 FORMS = (
-    "messages, prompt, conversations, question, turns, instruction, document, "
-    "translation or content in every row"
+    "messages or one of prompt, conversations, question, turns, instruction, document, "
+    "translation and content in every row"
 )
 LANGUAGES = {
     "en": "English",

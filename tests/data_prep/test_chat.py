@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from conf import UserError
+from conf.console import PlainConsole
 from conf.rows import read_rows
 from conf.stage import read_manifest
 from data_prep.chat import ChatTemplate
 from data_prep.config import DataConfig, VocabConfig
 from data_prep.document import Document, Drop, split, text_of
 from data_prep.encode import Encoder
+from data_prep.inspect import print_summary
 from data_prep.pipeline import prepare
 from data_prep.shards import SPLITS, Shards
 from data_prep.sources import list_parts, read
@@ -284,3 +286,61 @@ def test_a_tokenizer_without_a_template_is_refused(tmp_path: Path) -> None:
     chat_tokenizer(tmp_path / "tokenizer", None)
     with pytest.raises(UserError, match="tokenizer must have a chat template"):
         prepare(chat_settings(tmp_path, ROWS))
+
+
+ODD: dict[str, list[dict[str, Any]]] = {
+    "a call of a tool": [
+        *say("a"),
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}],
+        },
+        {"role": "tool", "content": "4"},
+        {"role": "assistant", "content": "It is 4."},
+    ],
+    "an image": [
+        {"role": "user", "content": [{"type": "image_url"}]},
+        {"role": "assistant", "content": "A cat."},
+    ],
+    "an unknown role": [*say("a", "b"), {"role": "judge", "content": "good"}],
+}
+
+
+def test_odd_conversations_end_no_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One row in ten ended the run as unreadable; each is a drop with its reason."""
+    rows = [{"messages": say(f"{index}", "yes")} for index in range(30)]
+    rows += [{"messages": messages} for messages in ODD.values()]
+    config = chat_settings(tmp_path, rows, "max_unreadable=0.9")
+    prepare(config)
+    manifest = read_manifest(tmp_path / "out", "shards", "out")
+    assert manifest["drops"] == {"chat template": 1, "unusable conversation": 2}
+    print_summary(manifest, PlainConsole())
+    assert "dropped: unusable conversation" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (BAD[2], "First unusable conversation: 0.jsonl, row 0: must be .*Correct the"),
+        ({"body": "a"}, "First missing column: .* got body. Name the column"),
+        ({"messages": ODD["a call of a tool"]}, "no words for tool_calls. Take the"),
+    ],
+)
+def test_rows_that_all_are_dropped_end_the_run_with_the_commonest_reason(
+    tmp_path: Path, row: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        prepare(chat_settings(tmp_path, [row] * 9, "max_unreadable=0.9"))
+
+
+def test_an_answer_of_weight_0_is_context_alone(templates: dict[str, Path]) -> None:
+    template = load(templates["chatml"])
+    messages: list[Any] = say("a", "b", "c", "d")
+    messages[1]["weight"] = 0
+    (turn,) = encoded(template, messages).turns
+    assert turn == encoded(template, say("a", "b", "c", "d")).turns[1]
+    row = template.encode(document(messages[:2]))
+    assert isinstance(row, Drop) and row.reason == "no answer to train on"
