@@ -242,14 +242,17 @@ def _hub_files(data: DataConfig, accepts: Callable[[str], bool]) -> tuple[str, L
             name, repo_type="dataset", revision=commit, recursive=True
         )
         files = [entry for entry in tree if isinstance(entry, RepoFile)]
-        configs = _configs(name, commit) if CARD in {f.path for f in files} else {}
+        configs = {}
+        if CARD in {file.path for file in files}:
+            card = api.hf_hub_download(name, CARD, repo_type="dataset", revision=commit)
+            configs = card_configs(Path(card))
     except Exception as error:  # of the library or of its HTTP client
         raise UserError(
             f"data.path={name} must be a file, a folder or a dataset on the hub, got no "
             f"such path, and {hub_refusal(error, 'dataset')}",
             page=HUB,
         ) from error
-    globs, split = _config_globs(data, configs)
+    globs, split = config_globs(data, configs)
     sizes = {
         file.path: file.size
         for file in files
@@ -260,11 +263,13 @@ def _hub_files(data: DataConfig, accepts: Callable[[str], bool]) -> tuple[str, L
     return address, Listing(sizes, split=split)
 
 
-def _configs(name: str, commit: str | None) -> dict[str, list[tuple[str, str]]]:
-    """Return the configurations of a dataset card: splits with globs of their files."""
-    from huggingface_hub import DatasetCard, hf_hub_download
+def card_configs(card: Path) -> dict[str, list[tuple[str, str]]]:
+    """Return the configurations of a dataset card: splits with globs of their files.
 
-    card = hf_hub_download(name, CARD, repo_type="dataset", revision=commit)
+    The split is "" where the card names none.
+    """
+    from huggingface_hub import DatasetCard
+
     listed = DatasetCard.load(card, ignore_metadata_errors=True).data.get("configs")
     configs: dict[str, list[tuple[str, str]]] = {}
     for config in listed or []:
@@ -282,7 +287,7 @@ def _configs(name: str, commit: str | None) -> dict[str, list[tuple[str, str]]]:
     return configs
 
 
-def _config_globs(
+def config_globs(
     data: DataConfig, configs: Mapping[str, list[tuple[str, str]]]
 ) -> tuple[list[re.Pattern[str]] | None, bool]:
     """Return globs of the files of data.config, None for all, and whether of data.split.

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from conf import UserError
 from data_prep.config import DataConfig
 from data_prep.document import Document, Drop
-from data_prep.sources import list_parts, read
+from data_prep.sources import card_configs, config_globs, list_parts, read
 from tests.conftest import write_rows
 
 STARCODER = ["max_stars_repo_name", "max_stars_repo_path", "id"]
@@ -257,6 +258,7 @@ def test_damage_in_a_list_or_csv_costs_what_cannot_be_read(tmp_path: Path) -> No
 
 def test_a_test_split_is_read_only_if_it_is_named(tmp_path: Path) -> None:
     names = ["train-0.jsonl", "test-0.jsonl", "data/validation.jsonl", "latest.jsonl"]
+    (tmp_path / "data").mkdir()
     for name in names:
         write_rows(tmp_path / name, [{"content": name}])
     assert seen(tmp_path, "jsonl") == [names[2], names[3], names[0]]
@@ -286,3 +288,39 @@ def test_a_folder_of_other_forms_is_named_with_the_cure(tmp_path: Path) -> None:
     write(tmp_path, "a.docx", "b.docx", "c.txt")
     with pytest.raises(UserError, match=r"got 2 \.docx, 1 \.txt\. Convert them"):
         read_all(tmp_path, "jsonl")
+
+
+CARD = """---
+configs:
+- config_name: sft
+  data_files:
+  - {split: train, path: [sft/a.jsonl, "sft/b*"]}
+  - {split: test, path: sft/eval.jsonl}
+- config_name: math
+  data_dir: math
+---
+"""
+
+
+def test_a_configuration_and_split_of_a_dataset_card(tmp_path: Path) -> None:
+    """Test splits were trained on, and all configurations together."""
+    (tmp_path / "README.md").write_text(CARD)
+    configs = card_configs(tmp_path / "README.md")
+
+    def files(**options: Any) -> tuple[list[str], bool]:
+        data = DataConfig(path="a/b", kind="jsonl", **options)
+        globs, split = config_globs(data, configs)
+        names = ["sft/a.jsonl", "sft/b1.jsonl", "sft/eval.jsonl", "math/c/d.jsonl"]
+        every = globs or [re.compile("")]
+        return [name for name in names if any(g.match(name) for g in every)], split
+
+    assert files(config="sft") == (["sft/a.jsonl", "sft/b1.jsonl"], True)
+    assert files(config="sft", split="test") == (["sft/eval.jsonl"], True)
+    assert files(config="math") == (["math/c/d.jsonl"], False)
+    assert len(files(include=["sft/*"])[0]) == 4  # the globs choose
+    with pytest.raises(
+        UserError, match=r"data\.config must be one of math, sft .*None"
+    ):
+        files()
+    with pytest.raises(UserError, match="got other"):
+        files(config="other")
