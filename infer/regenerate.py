@@ -89,7 +89,7 @@ class RegenerateConfig:
     prefix_max: int = setting(64, least=1)
     #: documents that are decoded side by side and saved together
     batch: int = setting(64, least=1)
-    #: of the weights; auto: bfloat16 where the device computes in it as fast
+    #: of the weights; auto: bfloat16 where the device has instructions for it
     dtype: str = setting("auto", choices=DTYPES)
 
     def __post_init__(self) -> None:

@@ -186,7 +186,8 @@ class TrainConfig:
     lora: LoraSettings = field(default_factory=LoraSettings)
     #: the folder to write; needed unless plan
     out: str = setting("")
-    #: of the weights: bfloat16 (with float32 masters), float32, or auto: by measurement
+    #: of the weights: bfloat16 (with float32 masters), float32, or auto: by the
+    #: device's instructions
     dtype: str = setting("auto", choices=("auto", "bfloat16", "float32"))
     #: optimizer steps; raise it to continue a finished run
     steps: int = setting(2000, least=1)

@@ -193,7 +193,7 @@ class BenchConfig:
     quality: QualityConfig = field(default_factory=QualityConfig)
     gsd: GsdConfig = field(default_factory=GsdConfig)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
-    #: of the weights; auto: the faster of float32 and bfloat16 on a CPU, bfloat16 on a GPU
+    #: of the weights; auto: bfloat16 where the device has instructions for it, else float32
     dtype: str = setting("auto", choices=DTYPES)
     #: CPU threads; null: PyTorch's default
     threads: int | None = setting(None, least=1)

@@ -1,7 +1,7 @@
 """Decoding on a busy machine: tokens per second by how long OpenMP's threads spin, in turns.
 
     python -m tests.benchmarks.busy MODEL_DIR [--dtype float32] [--cores 2] [--rounds 5]
-        [--spins 10000,1000,100,0]
+        [--seconds 2] [--spins 10000,1000,100,0]
 
 Each spin (GOMP_SPINCOUNT; 300000 is libgomp's own) is a process with its model loaded and as many
 threads as cores; "1 thread" is the commands' spin with one. In every round each process decodes
@@ -15,6 +15,7 @@ The last line is JSON.
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ from conf.openmp import OWN_CHOICE, SPIN_COUNT, TURNS
 
 OWN = 300_000  # libgomp's
 PROMPT = 32
+MOST = 256  # tokens
 # Nobody's variables: the neighbour is another program.
 CLEAN = {name: value for name, value in os.environ.items() if name not in OWN_CHOICE}
 LOOP = "while True: pass"
@@ -41,7 +43,7 @@ NEIGHBOURS = {"quiet": None, "a Python loop": LOOP, "threads that spin": PRODUCT
 
 
 class Decoder:
-    """A process that decodes so many tokens when it is asked to."""
+    """A process that decodes for some seconds when it is asked to."""
 
     def __init__(self, model: str, dtype: str, *, spin: int, threads: int) -> None:
         self._process = subprocess.Popen(
@@ -52,10 +54,10 @@ class Decoder:
             text=True,
         )
 
-    def speed(self, tokens: int) -> float:
+    def speed(self, seconds: float) -> float:
         """Return tokens per second."""
         assert self._process.stdin and self._process.stdout
-        print(tokens, file=self._process.stdin, flush=True)
+        print(seconds, file=self._process.stdin, flush=True)
         return float(self._process.stdout.readline())
 
     def end(self) -> None:
@@ -64,7 +66,7 @@ class Decoder:
 
 
 def serve(model: str, dtype: str) -> None:
-    """Decode plainly as often as a line of standard input has a number of tokens."""
+    """Decode plainly for as many seconds as a line of standard input has."""
     import torch
 
     from infer.engine.output import Request
@@ -76,17 +78,17 @@ def serve(model: str, dtype: str) -> None:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     lm = ModelDirectory(model).load(dtype=dtype, device="cpu")
     request = Request(list(range(10, 10 + PROMPT)))
+    runner = Runner(lm, capacity=PROMPT + MOST + 1, max_rows=1)
     for line in sys.stdin:
-        tokens = int(line)
-        runner = Runner(lm, capacity=PROMPT + tokens + 1, max_rows=1)
         runner.prefill([request.prompt])
+        tokens = 0
         began = time.perf_counter()
-        for _ in range(tokens):
-            runner.forward([Tree.chain(5)], [request], GREEDY).chooser(
-                0, request.prompt
-            )(0)
+        while (seconds := time.perf_counter() - began) < float(line) and tokens < MOST:
+            output = runner.forward([Tree.chain(5)], [request], GREEDY)
+            output.chooser(0, request.prompt)(0)
             runner.commit([[0]])
-        print(tokens / (time.perf_counter() - began), flush=True)
+            tokens += 1
+        print(tokens / seconds, flush=True)
 
 
 @contextmanager
@@ -119,10 +121,11 @@ def measure(decoders: dict[str, Decoder], args: argparse.Namespace) -> None:
         order = list(decoders)
         order = order[turn % len(order) :] + order[: turn % len(order)]
         for neighbour, code in NEIGHBOURS.items():
-            tokens = args.tokens if code is None else max(4, args.tokens // 3)
             with beside(code, args.cores):
                 for name in order:
-                    speeds[neighbour][name].append(decoders[name].speed(tokens))
+                    speed = decoders[name].speed(args.seconds)
+                    speeds[neighbour][name].append(speed)
+                    print(f"{neighbour}, {name}: {speed:.1f}", file=sys.stderr)
     quiet = speeds["quiet"][str(OWN)]
     for neighbour, by_name in speeds.items():
         for name, values in by_name.items():
@@ -140,13 +143,15 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--spins", default="10000,1000,100,0")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
         serve(args.model, args.dtype)
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the processes too
+    # On larger machines too the neighbour and the decoder share these cores.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])
     decoders = {}
     for spin in dict.fromkeys([OWN, *map(int, args.spins.split(","))]):
@@ -156,7 +161,7 @@ def main() -> None:
     decoders["1 thread"] = Decoder(args.model, args.dtype, spin=TURNS, threads=1)
     try:
         for decoder in decoders.values():
-            decoder.speed(4)  # loads the model
+            decoder.speed(0.3)  # loads the model
         measure(decoders, args)
     finally:
         for decoder in decoders.values():

@@ -14,7 +14,7 @@ from tokenizers import pre_tokenizers
 from conf import UserError
 from conf.files import read_json, write_json
 from infer import DecodeConfig, generate, load
-from infer.engine import memory
+from infer.models import checkpoint
 from infer.models.checkpoint import ModelDirectory
 from tests.infer.conftest import ROWS
 from tests.infer.engine.test_families import tiny
@@ -144,7 +144,9 @@ def test_weights_that_do_not_fit_the_free_memory_are_not_read(
     (folder / "model.safetensors").write_bytes(b"not read")
     lm = ModelDirectory(model_dir).load(dtype="float32", device="cpu")
     needed = 4 * lm.num_parameters()
-    monkeypatch.setattr(memory, "machine_memory", lambda swap: (needed - 1, 2 * needed))
+    monkeypatch.setattr(
+        checkpoint, "machine_memory", lambda swap=False: (needed - 1, 2 * needed)
+    )
     with pytest.raises(UserError, match="memory must suffice for the weights") as error:
         load(folder, "float32", "cpu")
     assert f"model={folder} in float32: " in str(error.value)
