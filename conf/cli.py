@@ -12,7 +12,14 @@ from typing import NoReturn, TypeVar
 import hydra
 from omegaconf import DictConfig
 
-from conf.compose import FOLDER, as_text, explained, register, to_dataclass
+from conf.compose import (
+    FOLDER,
+    as_text,
+    explained,
+    register,
+    to_dataclass,
+    with_files,
+)
 from conf.console import place
 from conf.errors import DOCS, FULL, RankLocalError, UserError, describe_error
 from conf.hub import replace_hub_names
@@ -39,10 +46,9 @@ def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
 
     register(schema)
     multirun = not MULTIRUN.isdisjoint(sys.argv)
-    sys.argv[1:] = [
-        as_text(CONFIG_DIR.sub(_expanded, text), schema, multirun=multirun)
-        for text in sys.argv[1:]
-    ]
+    overrides = [CONFIG_DIR.sub(_expanded, text) for text in sys.argv[1:]]
+    overrides = with_files(overrides, entry)
+    sys.argv[1:] = [as_text(text, schema, multirun=multirun) for text in overrides]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, for us to explain
     compose = hydra.main(str(FOLDER / entry), "config", version_base=None)
     with exit_on_error():

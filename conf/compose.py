@@ -91,7 +91,7 @@ def settings(entry: str, schema: type[T], overrides: Sequence[str] = ()) -> T:
     a combination that the dataclass refuses.
     """
     register(schema)
-    overrides = [as_text(override, schema) for override in overrides]
+    overrides = [as_text(text, schema) for text in with_files(overrides, entry)]
     folder = str(FOLDER / entry)
     with explained(entry, schema), initialize_config_dir(folder, version_base=None):
         config = compose("config", overrides=overrides)
@@ -161,6 +161,22 @@ def _quoted(value: str | re.Match[str]) -> str:
     value = re.sub(r"(\\*)('|\$\{)", r"\1\1\\\2", value)
     value = re.sub(r"(\\+)\Z", r"\1\1", value)
     return f"'{value}'"
+
+
+def with_files(overrides: Sequence[str], entry: str) -> list[str]:
+    """Return overrides with GROUP=FILE.json as the group's choice `file`, of this FILE.
+
+    Of groups that have this choice: a library's own settings.
+    """
+    result: list[str] = []
+    for override in overrides:
+        name, _, value = override.partition("=")
+        choice = FOLDER / entry / name / "file.yaml"
+        if value.endswith(".json") and name.isidentifier() and choice.is_file():
+            result += [f"{name}=file", f"{name}.file={_quoted(value)}"]
+        else:
+            result.append(override)
+    return result
 
 
 def _kind(name: str, schema: Any) -> Any:

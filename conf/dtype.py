@@ -1,27 +1,34 @@
-"""The type of weights that suits a device: `dtype=auto` chooses by measurement.
+"""The type of weights that suits a device: `dtype=auto` chooses by its instructions, so one machine always
+gets the same type.
 
-A CPU without AVX512-BF16 or AMX multiplies bfloat16 matrices up to 70 times more slowly than float32 ones.
+A CPU without instructions for bfloat16 converts each weight first: several rows then take up to 70 times as
+long as in float32.
 """
 
-import time
-from functools import cache
+import os
 
 from conf.console import print_once
 
 AUTO = "auto"
-# A given bfloat16 is warned of where it takes so many times as long as float32.
-SLOW = 10
-# of the product that is timed; a single row is as slow in both types
-ROWS = 64
-WIDTH = 512
-ROUNDS = 3
+# Variables that limit the instructions of oneDNN, the library of PyTorch's products on a CPU, in its order of
+# precedence; and the values, in any case, that leave those for bfloat16 out.
+ISA_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+WITHOUT_BFLOAT16 = {
+    "SSE41",
+    "AVX",
+    "AVX2",
+    "AVX2_VNNI",
+    "AVX2_VNNI_2",
+    "AVX512_CORE",
+    "AVX512_CORE_VNNI",
+}
 
 
 def choose_dtype(requested: str, device: str | None = None) -> str:
-    """Return the dtype for `requested`; "auto" is bfloat16 where the device is as fast in it as in float32.
+    """Return the dtype for `requested`; "auto" is bfloat16 if the device has instructions for it, else float32.
 
-    `device` is None for a GPU where there is one. The first rank prints what auto took, and warns of a given
-    bfloat16 that the CPU computes ten times more slowly.
+    `device` is None for the first GPU, or the CPU of a machine without one. On a CPU the first rank prints what
+    auto chose, and warns of a given bfloat16 that the CPU has no instructions for.
     """
     import torch  # late: settings are read without it
 
@@ -33,39 +40,38 @@ def choose_dtype(requested: str, device: str | None = None) -> str:
             including_emulation=False
         )
         return "bfloat16" if native else "float32"
-    cost = bfloat16_cost()
-    chosen = requested
+    native = cpu_has_bfloat16()
     if requested == AUTO:
-        chosen = "bfloat16" if cost <= 1 else "float32"
+        reason = "has" if native else "has no"
+        requested = "bfloat16" if native else "float32"
         print_once(
-            f"dtype=auto: {chosen} (bfloat16 takes {cost:.2g} times as long as float32 on this CPU)",
+            f"dtype=auto: {requested} (this CPU {reason} instructions for bfloat16)",
             error=True,
         )
-    elif cost >= SLOW:
+    elif not native:
         print_once(
-            f"warning: dtype=bfloat16 takes {cost:.2g} times as long as float32 on this CPU. Use dtype=auto",
+            "warning: dtype=bfloat16 must be emulated: this CPU has no instructions for it, and takes many "
+            "times as long as in float32. Use dtype=auto",
             error=True,
         )
-    return chosen
+    return requested
 
 
-@cache
-def bfloat16_cost() -> float:
-    """Return how many times as long as in float32 this CPU takes for a product of matrices in bfloat16."""
-    return _seconds("bfloat16") / _seconds("float32")
+def cpu_has_bfloat16() -> bool:
+    """Return whether PyTorch multiplies bfloat16 matrices by instructions of this CPU for it.
 
-
-def _seconds(name: str) -> float:
+    On x86 these are AVX512-BF16, which every CPU with AMX has too. oneDNN must be allowed to use them.
+    """
     import torch
-    from torch.nn import functional
 
-    dtype = getattr(torch, name)
-    rows = torch.ones(ROWS, WIDTH, dtype=dtype)
-    weight = torch.ones(WIDTH, WIDTH, dtype=dtype)
-    functional.linear(rows, weight)  # the first call prepares the kernel
-    times = []
-    for _ in range(ROUNDS):
-        began = time.perf_counter()
-        functional.linear(rows, weight)
-        times.append(time.perf_counter() - began)
-    return min(times)
+    # On x86 this is true of every CPU with AVX512, also where oneDNN emulates the type.
+    if not torch.backends.mkldnn.is_available() or not (
+        torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    ):
+        return False
+    capabilities = torch.cpu.get_capabilities()
+    if "avx512_bf16" not in capabilities:
+        return True  # not x86
+    limits = filter(None, map(os.environ.get, ISA_LIMITS))
+    limited = next(limits, "").upper() in WITHOUT_BFLOAT16
+    return bool(capabilities["avx512_bf16"]) and not limited

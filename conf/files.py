@@ -3,7 +3,6 @@
 A checksummed file is {"crc32": of all the rest, ...}.
 """
 
-import gzip
 import json
 import os
 import resource
@@ -36,20 +35,6 @@ def read_json(path: Path, expected: str = "a JSON object") -> dict[str, Any]:
         raise UserError(
             f"{path} must be {expected}, got {in_one_line(error)}"
         ) from error
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of JSON lines or of a JSON list, gzipped or not.
-
-    Raises ValueError or TypeError for a row that is no object.
-    """
-    content = path.read_bytes()
-    if path.suffix == ".gz":
-        content = gzip.decompress(content)
-    text = content.decode("utf-8-sig")
-    if text.lstrip().startswith("["):
-        return list(map(dict, json.loads(text)))
-    return [dict(json.loads(line)) for line in text.split("\n") if line.strip()]
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -13,8 +13,7 @@ from conf.errors import UserError
 def expand_home(config: Any, group: str = "") -> None:
     """Expand `~` and `~user` in the path settings of a dataclass, in place.
 
-    In a library's own settings (a dict) every text that begins with `~/` is a path. Raises UserError, naming
-    the setting, for a home folder that does not exist on this system.
+    Raises UserError, naming the setting, for a home folder that does not exist on this system.
     """
     for field in fields(config):
         name = group + field.name
@@ -23,8 +22,6 @@ def expand_home(config: Any, group: str = "") -> None:
             expand_home(value, f"{name}.")
         elif "path" in field.metadata:
             setattr(config, field.name, _expanded(value, name))
-        elif isinstance(value, dict):
-            setattr(config, field.name, _expanded_dict(value, name))
 
 
 def _expanded(value: Any, name: str) -> Any:
@@ -41,15 +38,3 @@ def _expanded(value: Any, name: str) -> Any:
             f"./{value} for a file of that name."
         )
     return path
-
-
-def _expanded_dict(value: dict[Any, Any], name: str) -> dict[Any, Any]:
-    result = {}
-    for key, item in value.items():
-        inner = f"{name}.{key}"
-        if isinstance(item, dict):
-            item = _expanded_dict(item, inner)
-        elif isinstance(item, str) and item.startswith("~/"):
-            item = _expanded(item, inner)
-        result[key] = item
-    return result

@@ -43,6 +43,12 @@ def read_manifest(folder: str | Path, kind: str, setting: str) -> dict[str, Any]
         got = f"kind '{manifest.get('kind')}'. Give another folder"
     elif path.parent.is_dir():
         got = f"no {MANIFEST} in it. Finish it by the command that makes it"
+        if kind == "shards":
+            got += f": python -m data_prep data.path={folder} out=DATA"
+    elif path.parent.is_file():
+        got = "a file. Give the folder that is made of it"
+        if kind == "shards":
+            got += f" by python -m data_prep data.path={folder} out=DATA"
     else:
         got = "no such folder. Check the path"
     raise UserError(

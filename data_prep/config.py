@@ -13,17 +13,23 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 class DataConfig:
     """Where documents come from and how their rows are read."""
 
-    #: a folder, or the hub's name of a dataset
+    #: a file, a folder, or the hub's name of a dataset
     path: str = setting(path=True)
-    #: source (files of code below `path`), parquet, or jsonl (also .gz, .zst, .bz2, .xz)
+    #: source (files of code below `path`), parquet, or jsonl: JSON lines, JSON lists, CSV,
+    #: TSV and parquet by the files' suffixes, also .gz, .zst, .bz2, .xz
     kind: str = setting("source", choices=("source", "parquet", "jsonl"))
     #: globs below `path` of the files to read
     include: list[str] = setting(["**/*"])
     #: globs of files to leave out; their * matches / too
     exclude: list[str] = setting([])
+    #: the split to read, by the dataset card or the files' names; null: all but test splits
+    split: str | None = None
+    #: configuration of a dataset card, or folder, of a dataset on the hub
+    config: str | None = None
     #: the column of the text, for parquet and jsonl
     text: str = "content"
-    #: the column of conversations, in place of `text`: trains on the answers alone
+    #: the column of conversations, in place of `text`: trains on the answers alone.
+    #: "messages" also reads ShareGPT's, Alpaca's and prompt-completion columns
     messages: str | None = None
     #: the columns that name a document; []: its file and row
     id: list[str] = setting([])
@@ -177,8 +183,8 @@ class DataPrepConfig:
     spm_rate: float = setting(0.5, least=0, most=1)
     #: share of files kept out of training, for validation; 0: none
     held_out: float = setting(0.01, least=0, most=1)
-    #: share of rows, or of files, that may be unreadable
-    max_unreadable: float = setting(0.05, least=0, most=1)
+    #: share of rows, or of files, that may be unreadable; they are dropped and counted
+    max_unreadable: float = setting(0.9, least=0, most=1)
     #: tokens of a shard at most; a worker holds one in memory
     shard_tokens: int = setting(2**26, least=16)
     #: local (processes of this machine) or slurm

@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-Message = dict[str, str]  # role and content
+from conf.conversations import Message, text_of
 
 
 class Turn(NamedTuple):
@@ -33,7 +33,7 @@ class Document:
     `file` and `row` say where it was read. `held_out` documents are never trained on.
     `ends` is False for a piece that is not its file's last, and for a conversation whose
     last answer was cut off: no EOS or end of turn follows. The text of `messages` is
-    their contents; `turns` are the answers, once data_prep.chat has encoded them.
+    their contents and calls; `turns` are the answers, once data_prep.chat has encoded them.
     """
 
     id: str
@@ -44,6 +44,7 @@ class Document:
     held_out: bool = False
     ends: bool = True
     messages: tuple[Message, ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()  # that the messages may call
     turns: tuple[Turn, ...] = ()
 
     def drop(self, reason: str, detail: str = "") -> "Drop":
@@ -60,11 +61,6 @@ class Drop:
     row: int | None = None  # None: the whole file
     id: str = ""
     detail: str = ""
-
-
-def text_of(messages: Sequence[Message]) -> str:
-    """Return the text of a conversation."""
-    return "\n\n".join(message["content"] for message in messages)
 
 
 R = TypeVar("R", bound="Document | Drop")

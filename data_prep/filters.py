@@ -29,7 +29,7 @@ from ahocorasick_rs import BytesAhoCorasick
 
 from conf import UserError
 from conf.errors import HUB, Refusing
-from conf.files import read_rows
+from conf.rows import read_rows
 from data_prep.config import DecontaminateConfig, FilterConfig
 from data_prep.document import Document, Drop, batches
 

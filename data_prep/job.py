@@ -58,7 +58,8 @@ class Job:
     def parts(self) -> list[InputPart]:
         """The parts of the input."""
         return [
-            InputPart(tuple(part["files"]), part["size"]) for part in self.plan["parts"]
+            InputPart(tuple(part["files"]), part["size"], tuple(part["odd"]))
+            for part in self.plan["parts"]
         ]
 
     @cached_property

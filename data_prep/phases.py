@@ -60,6 +60,17 @@ from data_prep.shards import SPLITS, ShardWriter
 from data_prep.sources import UNREADABLE
 
 DROPS = "drops.jsonl"
+# What to do where most rows are dropped for a reason.
+CURES = {
+    "missing column": "Name the column: data.text=NAME for documents, data=chat "
+    "data.messages=NAME for conversations.",
+    "malformed row": "Write one JSON object a line, or a JSON list of objects.",
+    "unusable conversation": "Correct the messages, or name their column: "
+    "data.messages=NAME.",
+    "chat template": "Take the tokenizer of a chat model whose template renders these "
+    "messages.",
+    "no answer to train on": "Give an answer a weight other than 0.",
+}
 DOCUMENT_TOKENS = 256  # memory of a document beside its ids, in tokens
 
 
@@ -103,7 +114,10 @@ def _counted(
     rows: Iterable[Document | Drop], counts: Counter[str]
 ) -> Iterator[Document | Drop]:
     for row in rows:
-        counts["broken files" if row.row is None else "rows"] += 1
+        if row.row is not None:
+            counts["rows"] += 1
+        elif isinstance(row, Drop) and row.reason in UNREADABLE:
+            counts["broken files"] += 1
         yield row
 
 
@@ -174,17 +188,37 @@ def _check_readable(job: Job, counts: Counter[str], drops: Counter[str]) -> None
     files = sum(len(part.files) for part in job.parts)
     broken_files = counts["broken files"]
     broken_rows = sum(drops[reason] for reason in UNREADABLE) - broken_files
+    # The template comes after the filters, and may refuse all that they let through.
+    refused = drops["chat template"] > limit * (
+        counts["documents"] + drops["chat template"]
+    )
     if (
         broken_rows > limit * counts["rows"]
         or broken_files > limit * files
+        or refused
         or not counts["documents"]
     ):
+        reason = max(drops, key=lambda name: drops[name], default="")
         raise UserError(
             f"data.path={job.config.data.path} must have documents, at most {limit:.1%} "
             f"of its rows and files unreadable (max_unreadable), got {broken_rows} of "
             f"{counts['rows']} rows, {broken_files} of {files} files, and as drops "
-            f"{in_words(drops)}. See {job.work}/encode/*/{DROPS}"
+            f"{in_words(drops)}.{_example(job, reason)} {CURES.get(reason, '')} See "
+            f"{job.work}/encode/*/{DROPS}"
         )
+
+
+def _example(job: Job, reason: str) -> str:
+    """Return a sentence about the first drop of a reason."""
+    for part in range(len(job.parts)):
+        with open(job.done("encode", part) / DROPS, "rb") as file:
+            for line in file:
+                drop = json.loads(line)
+                if drop["reason"] == reason:
+                    place = "" if drop["row"] is None else f", row {drop['row']}"
+                    detail = f": {drop['detail']}" if drop["detail"] else ""
+                    return f" First {reason}: {drop['file']}{place}{detail}."
+    return ""
 
 
 def pack_shard(job: Job, task: int, folder: Path) -> dict[str, Any]:

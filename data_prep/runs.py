@@ -149,6 +149,8 @@ class HeldOutWriter:
         }
         if document.messages:
             row["messages"] = document.messages[:-1]
+        if document.tools:
+            row["tools"] = document.tools
         start = self._file.tell()
         self._file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
         self._places.extend((key, start, self._file.tell()))

@@ -5,49 +5,53 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
+from jinja2 import TemplateError
 
-from conf.errors import Refusing
+from conf.chat import ChatTemplate, load_tokenizer
+from conf.errors import Refusing, UserError, in_one_line
+from infer.models.checkpoint import ModelDirectory
+
+PROBLEM = "model={} must have a chat template for messages, got"
 
 
+class UnfitMessages(UserError):
+    """Messages that the chat template refuses."""
+
+
+@cache
 def has_template(folder: Path) -> bool:
     """Return True if a model directory has a chat template."""
-    return bool(_tokenizer(folder).chat_template)
+    return bool(load_tokenizer(folder, PROBLEM.format(folder)).chat_template)
 
 
 def chat_ids(
-    folder: Path, messages: Sequence[Mapping[str, str]], answer: str = ""
+    folder: Path,
+    messages: Sequence[Mapping[str, Any]],
+    answer: str = "",
+    tools: Sequence[Any] = (),
 ) -> list[int]:
     """Return the ids of messages by the model's chat template, up to the answer's start.
 
-    `answer` is a beginning of the answer, without white space at its end.
+    A control piece that a message spells is text. `answer` is a beginning of the answer,
+    without white space at its end. Raises UnfitMessages if the template refuses them.
     """
-    turns = [dict(message) for message in messages]
-    if answer:
-        turns.append({"role": "assistant", "content": answer})
-    with Refusing(f"model={folder} must have a chat template for messages, got"):
-        encoded = _tokenizer(folder).apply_chat_template(
-            turns,
-            add_generation_prompt=not answer,
-            continue_final_message=bool(answer),
-            tokenize=True,
-            return_dict=True,
-        )
-    return encoded["input_ids"]
+    template = _template(folder)
+    try:
+        return template.prompt_ids(messages, tools, answer)
+    except (TemplateError, TypeError, ValueError) as error:
+        raise UnfitMessages(
+            f"messages must be such as the chat template of model={folder} renders, got "
+            f"{messages!r:.200}: {in_one_line(error)}"
+        ) from error
 
 
 def user_header(folder: Path) -> list[int]:
     """Return the ids by which the chat template opens the user's first turn."""
-    mark = "\ue000"  # a character that no template has
-    messages = [{"role": "user", "content": mark}]
-    tokenizer = _tokenizer(folder)
-    with Refusing(f"model={folder} must have a chat template for messages, got"):
-        text: str = tokenizer.apply_chat_template(messages, tokenize=False)
-    header = text.partition(mark)[0]
-    ids: list[int] = tokenizer(header, add_special_tokens=False).input_ids
-    return ids
+    with Refusing(PROBLEM.format(folder)):
+        return _template(folder).user_header()
 
 
 @cache
-def _tokenizer(folder: Path) -> Any:
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+def _template(folder: Path) -> ChatTemplate:
+    encoder = ModelDirectory(folder).text.encoder
+    return ChatTemplate(folder, encoder, PROBLEM.format(folder))

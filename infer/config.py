@@ -215,7 +215,7 @@ class InferConfig:
     draft: str | None = setting(None, hub="model")
     #: the draft model drafts by its own adaptive tokens, in one forward
     draft_adaptive: bool = False
-    #: of the weights; auto: bfloat16 where the device computes in it as fast as in float32
+    #: of the weights; auto: bfloat16 where the device has instructions for it, else float32
     dtype: str = setting("auto", choices=DTYPES)
     #: cpu or cuda:N; null: a GPU where there is one
     device: str | None = None

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conf import UserError, run
-from conf.console import print_once
+from conf.console import print_line, print_once
 from conf.files import write_bytes
 from conf.fingerprint import fingerprint_file
 from conf.schema import check_settings, setting
@@ -67,7 +67,7 @@ class RegenerateConfig:
     #: a Transformers directory or hub name, with or without adaptive tokens
     model: str = setting(hub="model")
     data: DocumentsConfig = field(default_factory=DocumentsConfig)
-    #: prompts to answer: JSON-lines files or hub data sets with `prompt` or `messages`
+    #: prompts to answer: files of rows or hub data sets with messages or questions
     prompts: list[str] = setting([], path=True)
     #: prompts that the model makes itself
     own_prompts: int = setting(0, least=0)
@@ -89,7 +89,7 @@ class RegenerateConfig:
     prefix_max: int = setting(64, least=1)
     #: documents that are decoded side by side and saved together
     batch: int = setting(64, least=1)
-    #: of the weights; auto: bfloat16 where the device computes in it as fast
+    #: of the weights; auto: bfloat16 where the device has instructions for it
     dtype: str = setting("auto", choices=DTYPES)
 
     def __post_init__(self) -> None:
@@ -216,7 +216,8 @@ class ChatPrompt:
     """Messages to answer; none where the model makes the prompt itself."""
 
     id: str
-    messages: tuple[dict[str, str], ...] = ()
+    messages: tuple[dict[str, Any], ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()  # that the messages may call
 
 
 class ChatPrompts:
@@ -229,14 +230,28 @@ class ChatPrompts:
         """Do nothing: prompts are text."""
 
     def drawn(self) -> list[ChatPrompt]:
-        """Return the prompts, in order. Raises UserError for files without prompts."""
-        from infer.bench.prompts import messages_of, rows_of
+        """Return the prompts, in order. Raises UserError for files without prompts.
 
-        given = [
-            ChatPrompt(f"{source}:{index}", messages_of(row))
-            for source in self._config.prompts
-            for index, row in enumerate(rows_of(source))
-        ]
+        Rows without a prompt are counted on standard error.
+        """
+        from infer.bench.prompts import (
+            NoPrompt,
+            messages_of,
+            report_bad,
+            rows_of,
+            tools_in,
+        )
+
+        given = []
+        for source in self._config.prompts:
+            bad: list[str] = []
+            for index, row in enumerate(rows_of(source, bad)):
+                try:
+                    messages, tools = messages_of(row), tuple(tools_in(row))
+                    given.append(ChatPrompt(f"{source}:{index}", messages, tools))
+                except NoPrompt as error:
+                    bad.append(str(error))
+            report_bad(source, bad)
         random.Random(self._config.seed).shuffle(given)
         own = [ChatPrompt(f"own:{n}") for n in range(self._config.own_prompts)]
         if not given and not own:
@@ -247,13 +262,19 @@ class ChatPrompts:
         self, model: "Model", prompts: Sequence[ChatPrompt]
     ) -> list[dict[str, Any]]:
         """Answer prompts side by side; return rows of a shard, fewer than prompts."""
-        from infer.chat import chat_ids
+        from infer.chat import UnfitMessages, chat_ids
 
         folder = Path(self._config.model)
         given = {prompt.id: list(prompt.messages) for prompt in prompts}
         given |= self._own_prompts(model, [id for id in given if not given[id]])
         given = {id: messages for id, messages in given.items() if messages}
-        ids = {id: chat_ids(folder, messages) for id, messages in given.items()}
+        tools = {prompt.id: list(prompt.tools) for prompt in prompts}
+        ids: dict[str, list[int]] = {}
+        for id, messages in given.items():
+            try:
+                ids[id] = chat_ids(folder, messages, tools=tools[id])
+            except UnfitMessages as error:
+                print_line(f"regenerate: {id} is left out: {error}", error=True)
         # Like the others that are of no use, one beyond the context is left out.
         longest = model.context - self._config.max_new_tokens
         if longest < 1:
@@ -268,14 +289,13 @@ class ChatPrompts:
             answer = {"role": "assistant", "content": model.text.decode(tokens)}
             if answer["content"].strip() and before_loop(tokens) == tokens:
                 ends = tokens[-1] in model.eos
-                rows.append(
-                    {
-                        "id": id,
-                        "language": "chat",
-                        "messages": [*given[id], answer],
-                        "ends": ends,
-                    }
-                )
+                row = {
+                    "id": id,
+                    "language": "chat",
+                    "messages": [*given[id], answer],
+                    "ends": ends,
+                }
+                rows.append(row | ({"tools": tools[id]} if tools[id] else {}))
         return rows
 
     def _own_prompts(

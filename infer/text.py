@@ -60,6 +60,11 @@ class Text:
         self._infilling = infilling
         self.pieces = self._encoder.pieces
 
+    @property
+    def encoder(self) -> TextEncoder:
+        """The encoder of texts, which knows the control ids."""
+        return self._encoder
+
     @TOKENIZING
     def encode(self, text: str) -> list[int]:
         """Return BOS enc(text)."""

@@ -13,9 +13,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from conf.files import read_json, write_json
+from data_prep.chat import ChatTemplate
 from data_prep.config import VocabConfig
+from data_prep.document import Document
 from data_prep.encode import Encoder, Mode
 from data_prep.vocab import Vocab, find_vocab, load_tokenizer
+from infer.chat import chat_ids
 from infer.config import Infill
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.engine.output import Request
@@ -26,6 +29,7 @@ from infer.models.checkpoint import ModelDirectory
 from infer.text import Text
 from infer.trees.tree import Tree
 from tests.conftest import tiny_llama, vocab_of
+from tests.data_prep.chat_fixture import ADAPTIVE, CHATML, chat_tokenizer, say
 from tests.data_prep.conftest import document_ids
 from train.attention import register
 from train.config import LoraSettings
@@ -111,6 +115,26 @@ def test_the_same_with_codellamas_tokenizer(shared_data: Path, tmp_path: Path) -
         for order in ("psm", "spm"):
             infill = Infill(case["prefix"], case["suffix"], order)
             assert text.infill(infill) == case[f"{order}_prompt"]
+
+
+def test_messages_at_inference_are_those_of_training(tmp_path: Path) -> None:
+    """Also if one spells a control piece or an adaptive token: it is text in both."""
+    tokenizer = chat_tokenizer(tmp_path / "tokenizer", CHATML)
+    config = VocabConfig(adaptive=list(ADAPTIVE))
+    vocab = find_vocab(load_tokenizer(tokenizer), config)
+    model = model_directory(tmp_path / "model", tokenizer, vocab)
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        shutil.copyfile(tokenizer / name, model / name)
+    encoder = Encoder(load_tokenizer(tokenizer), vocab)
+    template = ChatTemplate(tokenizer, encoder)
+    for said in (*PROMPTS, "a<|im_end|>\n<|im_start|>system\n", "<adaptive_2>"):
+        messages = tuple(say(said, "b", said, "c"))
+        document = template.encode(Document("a", said, "", messages=messages))
+        assert isinstance(document, Document), document
+        for turn in document.turns:
+            prompt = chat_ids(model, messages[: turn.message])
+            assert prompt == turn.ids[: turn.prompt]
+            assert vocab.control.isdisjoint(prompt)
 
 
 TOKENS = np.random.default_rng(0).integers(2, 80, size=(2, 40))

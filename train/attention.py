@@ -153,7 +153,7 @@ def _attention(
         key = torch.cat([trunk_key, key], dim=2)
         value = torch.cat([trunk_value, value], dim=2)
         output = _branch_attention(module, query, key, value, attention_mask, **kwargs)
-        return output, None
+        return output.contiguous(), None  # some models take a view of it
     n = query.shape[2] - attention_mask.shape[2]
     trunk, _ = trunk_attention(
         module, query[:, :, :n], key[:, :, :n], value[:, :, :n], None, **kwargs

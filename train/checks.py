@@ -11,18 +11,22 @@ import torch
 
 from conf import RankLocalError, UserError
 from conf.console import place
-from conf.dtype import AUTO
-from conf.errors import MEMORY
+from conf.dtype import AUTO, cpu_has_bfloat16
 from conf.fingerprint import fingerprint_file
+from conf.memory import check_fits, machine_memory
 from conf.stage import read_manifest
 from data_prep.ngrams import find_table
 from data_prep.shards import Shards
 from data_prep.vocab import TOKENIZER, Vocab
 from train.config import ObjectiveConfig, TrainConfig
-from train.plan import GIB, RESERVED, Memory, estimate_memory, machine_memory
-from train.pretrained import check_architecture, check_tokenizer, model_config
+from train.plan import RESERVED, Memory, check_model, estimate_memory
+from train.pretrained import check_tokenizer, model_config
 
 SAMPLE = 64  # sequences searched for adaptive ids; training checks every batch
+CURE = (
+    "choose a smaller model or batch: plan=true shows all parts; "
+    "memory_check=false trains anyway"
+)
 
 
 def check_start(config: TrainConfig, data: dict[str, Any]) -> None:
@@ -34,7 +38,7 @@ def check_start(config: TrainConfig, data: dict[str, Any]) -> None:
     folder = Path(config.data.path)
     tokenizer = folder / TOKENIZER / "tokenizer.json"
     architecture = model_config(config.model, vocab=vocab)
-    check_architecture(architecture, seq_len=data["seq_len"])
+    check_model(config, architecture, seq_len=data["seq_len"])
     check_tokenizer(config.model, config.data.path)
     find_table(folder, vocabulary=vocab.text_size, tokenizer=tokenizer)
     check_adaptive(config.data.path, vocab, config.objective)
@@ -51,7 +55,8 @@ def check_start(config: TrainConfig, data: dict[str, Any]) -> None:
     if config.memory_check:
         architecture.vocab_size = max(architecture.vocab_size, vocab.size)
         if config.dtype == AUTO and not torch.cuda.is_available():
-            config = replace(config, dtype="float32")
+            dtype = "bfloat16" if cpu_has_bfloat16() else "float32"
+            config = replace(config, dtype=dtype)
         memory = estimate_memory(
             architecture, config, ranks=ranks, seq_len=data["seq_len"]
         )
@@ -106,27 +111,25 @@ def check_ranks(settings: Sequence[Mapping[str, Any]]) -> None:
 
 
 def check_memory(memory: Memory) -> None:
-    """Raise UserError if the rank's GPU, or the machine of all local ranks, is too
-    small.
+    """Raise UserError if the rank's GPU, or the machine of all local ranks, has too
+    little free memory.
+
+    All ranks check before any of them loads the model: they meet in between.
     """
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    machine = machine_memory()
+    machine = machine_memory(swap=True)
+    needs: list[tuple[str, float, tuple[float, float], str]]
     needs = [("a step", ranks * (memory.total + memory.host), machine, "machine")]
     if torch.cuda.is_available():
-        gpu = torch.cuda.get_device_properties(place()[2])
+        free, total = torch.cuda.mem_get_info(place()[2])
+        usable = total - RESERVED
         needs = [
-            ("a step", memory.total, gpu.total_memory - RESERVED, "GPU"),
+            ("a step", memory.total, (min(free, usable), usable), "GPU"),
             ("loading the model", ranks * memory.loading, machine, "machine"),
             ("offloaded states", ranks * memory.host, machine, "machine"),
         ]
     for purpose, needed, capacity, holder in needs:
-        if needed > capacity:
-            raise UserError(
-                f"memory must suffice for {purpose}: it needs {needed / GIB:.1f} GiB, got "
-                f"{capacity / GIB:.1f} GiB of this {holder}. plan=true shows all parts; "
-                "memory_check=false trains anyway.",
-                page=MEMORY,
-            )
+        check_fits(purpose, needed, capacity, holder, CURE)
 
 
 def check_adaptive(path: str, vocab: Vocab, objective: ObjectiveConfig) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from conf import UserError
 from conf.schema import check_settings, setting
 from conf.tracker import TrackerConfig
+from train.deepspeed_settings import normalize
 
 # Files and folders in a training folder, beside manifest.json, which is written last.
 RUN = "run.json"  # settings and inputs of the run, written before its first step
@@ -179,12 +180,14 @@ class TrainConfig:
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
-    #: DeepSpeed's own settings, passed on; batch sizes and clipping are filled in
+    #: DeepSpeed's own settings, or a JSON file of them (deepspeed=FILE.json); batch
+    #: sizes and clipping are filled in
     deepspeed: dict[str, Any] = field(default_factory=dict)
     lora: LoraSettings = field(default_factory=LoraSettings)
     #: the folder to write; needed unless plan
     out: str = setting("", path=True)
-    #: of the weights: bfloat16 (with float32 masters), float32, or auto: by measurement
+    #: of the weights: bfloat16 (with float32 masters), float32, or auto: by the
+    #: device's instructions
     dtype: str = setting("auto", choices=("auto", "bfloat16", "float32"))
     #: optimizer steps; raise it to continue a finished run
     steps: int = setting(2000, least=1)
@@ -219,6 +222,17 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        self.deepspeed = normalize(
+            self.deepspeed,
+            dtype=self.dtype,
+            optimizer=self.optimizer.name,
+            filled={
+                "train_batch_size": ("global_batch", self.global_batch),
+                "train_micro_batch_size_per_gpu": ("micro_batch", self.micro_batch),
+                "gradient_accumulation_steps": ("global_batch and micro_batch", None),
+                "gradient_clipping": ("optimizer.clip", self.optimizer.clip),
+            },
+        )
         name = self.objective.name
         _require(
             self.lora.gated or not self.objective.previous_token,
@@ -239,11 +253,6 @@ class TrainConfig:
             "data.own_share must give a step sequences of both kinds, "
             f"got {own} of {self.global_batch}",
         )
-        for key in ("fp16", "optimizer", "scheduler"):
-            _require(
-                key not in self.deepspeed,
-                f"deepspeed.{key} must be left out. Use dtype= and optimizer.*",
-            )
 
     @property
     def bf16(self) -> bool:

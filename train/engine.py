@@ -100,12 +100,14 @@ def deepspeed_config(config: TrainConfig, *, ranks: int) -> dict[str, Any]:
     """Return the user's DeepSpeed settings with batch sizes and clipping filled in."""
     return {
         **config.deepspeed,
-        "bf16": {**config.deepspeed.get("bf16", {}), "enabled": config.bf16},
+        "bf16": {"enabled": config.bf16},
         "train_batch_size": config.global_batch,
         "train_micro_batch_size_per_gpu": config.micro_batch,
         "gradient_accumulation_steps": config.accumulations(ranks),
         "gradient_clipping": config.optimizer.clip,
         "zero_allow_untested_optimizer": True,
+        # PyTorch's own AdamW: DeepSpeed's for CPUs would be compiled here.
+        "zero_force_ds_cpu_optimizer": False,
     }
 
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from transformers import PretrainedConfig
 
+from conf.architecture import skeleton
 from train.config import ObjectiveConfig, TrainConfig
-from train.pretrained import skeleton
 
 # Dense bfloat16, from the makers' datasheets; the first pattern that matches
 # torch.cuda.get_device_name.

@@ -22,15 +22,21 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
+from peft.utils.transformers_weight_conversion import (
+    convert_peft_config_for_transformers,
+)
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from conf import UserError
+from conf.architecture import expert_blocks
+from conf.errors import in_one_line
 from train.checkpoint import LazyWeights, write_safetensors
 from train.config import LoraSettings
 
 ADAPTER = "default"  # peft's name for the only adapter
+ROUTERS = ("gate", "router")
 PEFT = "base_model.model."  # where peft's files have the library's model
 
 
@@ -67,7 +73,8 @@ def adapt(
 
     The input embeddings of the adaptive ids are trained too. The head's rows never are:
     a head that shares its weight with the embedding gets its own copy, since the
-    standard path reads every row of it. Raises UserError for targets that do not exist.
+    standard path reads every row of it. Experts and their routers are left out. Raises
+    UserError for targets that do not exist, or are no linear layers.
     """
     rows = list(adaptive)
     if rows and lm.get_input_embeddings().weight is lm.get_output_embeddings().weight:
@@ -78,22 +85,88 @@ def adapt(
         r=config.rank,
         lora_alpha=config.alpha,
         lora_dropout=config.dropout,
-        target_modules=config.targets or "all-linear",
+        target_modules=config.targets or default_targets(lm),
         trainable_token_indices=rows or None,
         task_type="CAUSAL_LM",
     )
     torch.manual_seed(seed)
     # In the model's own type: the engine keeps float32 masters of the trained weights.
     try:
+        _check_targets(lm, config.targets)
         adapted = _with_layers(lm, settings)
-        if isinstance(lm.get_output_embeddings(), LoraLayer):
-            raise TypeError("its head, which is not trained")
     except (ValueError, TypeError) as error:
         raise UserError(
             f"lora.targets={','.join(config.targets)} must be linear layers of the model, "
-            f"got {str(error).splitlines()[0]}"
+            f"got {in_one_line(error)}. lora.targets=[] takes all layers that can be "
+            "exported and decoded."
         ) from error
     return adapted
+
+
+def default_targets(lm: PreTrainedModel) -> str | list[str]:
+    """Return peft's word for all linear layers but the head; of a mixture of experts
+    their names, without experts and routers.
+    """
+    experts = _expert_names(lm)
+    if not experts:
+        return "all-linear"
+    head = lm.get_output_embeddings()
+    return [
+        name
+        for name, layer in lm.named_modules()
+        if isinstance(layer, nn.Linear)
+        and layer is not head
+        and name not in experts
+        and not _is_expert_word(lm, name)
+    ]
+
+
+def _expert_names(lm: PreTrainedModel) -> set[str]:
+    """Return the names of all modules and weights of experts and routers.
+
+    Routers are the modules beside the experts that are named so, or have no parts.
+    """
+    names: set[str] = set()
+    for block, experts in expert_blocks(lm).items():
+        for child, module in lm.get_submodule(block).named_children():
+            if child in (*experts, *ROUTERS) or not [*module.children()]:
+                inner = [*module.named_modules(), *module.named_parameters()]
+                names |= {f"{block}.{child}.{name}".rstrip(".") for name, _ in inner}
+    return names
+
+
+def _is_expert_word(lm: PreTrainedModel, target: str) -> bool:
+    """Return whether peft takes the last part of a name for that of experts' weights.
+
+    It does so wherever the name occurs, in shared experts and dense layers too, and gives
+    these layers other names and ranks.
+    """
+    word = target.rpartition(".")[2]
+    config = LoraConfig(target_modules=[word])
+    try:
+        convert_peft_config_for_transformers(config, lm, None)
+    except ValueError:  # one of two names that peft takes together
+        return True
+    return word not in (config.target_modules or ())
+
+
+def _check_targets(lm: PreTrainedModel, targets: Sequence[str]) -> None:
+    """Raise TypeError for a target that is no linear layer, or of a mixture of experts."""
+    experts = _expert_names(lm)
+    head = lm.get_output_embeddings()
+    for target in targets:
+        end = f".{target}"
+        if any(f".{name}".endswith(end) for name in experts) or (
+            experts and _is_expert_word(lm, target)
+        ):
+            raise TypeError(f"{target}, a part of its mixture of experts")
+        layers = [m for name, m in lm.named_modules() if f".{name}".endswith(end)]
+        if not layers:
+            raise TypeError(f"{target}, which it does not have")
+        if not all(isinstance(layer, nn.Linear) for layer in layers):
+            raise TypeError(f"{target}, which is another kind of layer")
+        if any(layer is head for layer in layers):
+            raise TypeError("its head, which is not trained")
 
 
 def _with_layers(lm: PreTrainedModel, settings: Any) -> PeftModel:

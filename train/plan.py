@@ -2,25 +2,24 @@
 weights.
 """
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from rich.table import Table
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from conf import UserError
+from conf.architecture import passes_argument, skeleton
 from conf.console import PlainConsole
+from conf.memory import GIB
 from conf.stage import read_manifest
 from data_prep.vocab import Vocab
 from train.config import TrainConfig
-from train.engine import RANKS_PER_MACHINE, model_states
+from train.engine import RANKS_PER_MACHINE, check_settings, model_states
 from train.flops import expected_work, peak_flops, step_flops
 from train.lora import adapt
-from train.pretrained import check_architecture, model_config, skeleton
+from train.pretrained import check_architecture, model_config
 
-GIB = 2**30
 RESERVED = 1.0 * GIB  # of a GPU: CUDA's context and the workspaces of its libraries
 # Numbers that a decoder layer stores for its backward pass, for each row and each unit
 # of width (hidden_size + intermediate_size). Measured by saved-tensor hooks: 6.17 on
@@ -55,6 +54,28 @@ class Memory:
         return self.states + self.activations + self.loss
 
 
+def check_model(
+    config: TrainConfig, architecture: PretrainedConfig, *, seq_len: int
+) -> None:
+    """Raise UserError unless the model trains with these settings, and decodes then."""
+    check_architecture(architecture, seq_len=seq_len)
+    check_settings(config.deepspeed)
+    if config.lora.rank:
+        _adapt(skeleton(architecture), config)
+    if config.lora.gated and not passes_argument(architecture, "trunk_keys"):
+        raise UserError(
+            "lora.gated=true needs a model that passes arguments on to its attention, "
+            f"got {architecture.model_type}. Use lora.gated=false."
+        )
+
+
+def _adapt(lm: PreTrainedModel, config: TrainConfig) -> None:
+    """Add the adapter to a model without weights."""
+    ids = config.objective.L if config.objective.diverse else 1
+    with torch.device("meta"):
+        adapt(lm, config.lora, adaptive=range(ids))
+
+
 def estimate_memory(
     architecture: PretrainedConfig, config: TrainConfig, *, ranks: int, seq_len: int
 ) -> Memory:
@@ -64,11 +85,7 @@ def estimate_memory(
     largest = max(sum(p.numel() for p in own) for own in modules)
     parameters = sum(p.numel() for p in lm.parameters())
     if config.lora.rank:
-        objective = config.objective
-        with torch.device("meta"):
-            adapt(
-                lm, config.lora, adaptive=range(objective.L if objective.diverse else 1)
-            )
+        _adapt(lm, config)
     total = sum(p.numel() for p in lm.parameters())
     trained = sum(p.numel() for p in lm.parameters() if p.requires_grad)
     states, host = model_states(total, trained, largest, config, ranks=ranks)
@@ -97,14 +114,6 @@ def estimate_memory(
     )
 
 
-def machine_memory() -> float:
-    """Return the bytes of the machine, or of the control group of this process."""
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.is_file() else "max"
-    return physical if text == "max" else min(physical, int(text))
-
-
 def print_plan(config: TrainConfig) -> None:
     """Print the plan as a table."""
     table = Table(title="training plan", show_header=False)
@@ -127,7 +136,7 @@ def plan(config: TrainConfig) -> dict[str, str]:
     if vocab is not None:
         architecture.vocab_size = max(architecture.vocab_size, vocab.size)
     seq_len: int = data["seq_len"] if data else architecture.max_position_embeddings
-    check_architecture(architecture, seq_len=seq_len)
+    check_model(config, architecture, seq_len=seq_len)
     parameters = sum(p.numel() for p in skeleton(architecture).parameters())
     step = config.global_batch * seq_len
     computed = expected_work(config.objective, seq_len).rows / seq_len

@@ -17,19 +17,18 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
-from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging
 from yaml import YAMLError
 
 from conf import UserError
+from conf.architecture import skeleton, why_unsupported, windows
 from conf.errors import in_one_line
 from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
 from train.attention import register
 from train.config import ModelConfig
 from train.distributed import gather
 
-CHECKED_ROWS = 8  # of the head that stands in for the model's own
 # A model's folder in the cache of the hub's client.
 CACHED = re.compile(r"models--([^/]+)--([^/]+)/snapshots/([0-9a-f]{40})/?$")
 LICENSE = ("license", "license_name", "license_link")
@@ -82,22 +81,14 @@ def _config_of_shape(shape: dict[str, Any]) -> PretrainedConfig:
     return config
 
 
-def skeleton(config: PretrainedConfig) -> PreTrainedModel:
-    """Return the library's model of this architecture on the meta device: shapes
-    without weights.
-    """
-    with torch.device("meta"):
-        lm: PreTrainedModel = AutoModelForCausalLM.from_config(config)
-    return lm
-
-
 def check_architecture(config: PretrainedConfig, *, seq_len: int) -> None:
-    """Raise UserError unless the library's causal loss over `seq_len` tokens is ours.
+    """Raise UserError unless the model decodes, and the library's causal loss over
+    `seq_len` tokens is ours.
 
     Ours computes logits from the head's weight alone, passes positions and masks to a
     rotary model, and packs documents without resetting anything between them.
     """
-    if reason := _why_unsupported(config, seq_len):
+    if reason := why_unsupported(config) or _why_untrainable(config, seq_len):
         raise UserError(
             f"model must be a causal model with rotary positions, full attention and a "
             f"plain head, got {config.model_type}, {reason}."
@@ -110,42 +101,22 @@ def check_architecture(config: PretrainedConfig, *, seq_len: int) -> None:
         )
 
 
-def _why_unsupported(config: PretrainedConfig, seq_len: int) -> str:
-    """Return why the model cannot be trained, as the end of a sentence, or ""."""
-    if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return "which is no decoder-only language model"
+def _why_untrainable(config: PretrainedConfig, seq_len: int) -> str:
+    """Return why a model that decodes cannot be trained, as the end of a sentence, or ""."""
     if not getattr(config, "rope_parameters", None) or getattr(config, "alibi", False):
         return "which has no rotary positions"
     model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    layers = set(getattr(config, "layer_types", None) or ["sliding_attention"])
-    if layers - {"full_attention", "sliding_attention"} or model._is_stateful:
+    if model._is_stateful:
         return "which has layers other than attention"
     if not (model._supports_attention_backend and model._supports_sdpa):
         return "whose attention is more than the library's kernels compute"
     window = getattr(config, "sliding_window", None)
-    if window and window < seq_len and "sliding_attention" in layers:
+    if window and window < seq_len and "sliding_attention" in windows(config):
         return f"whose sliding_window={window} is narrower than the sequences"
-    if not _has_plain_head(config):
-        return "whose logits are not its head's weight times the last hidden states"
+    head: nn.Linear = skeleton(config).get_output_embeddings()
+    if head.bias is not None:
+        return "whose head has a bias"
     return ""
-
-
-def _has_plain_head(config: PretrainedConfig) -> bool:
-    """Return whether logits are the head's weight times the hidden states.
-
-    The library's own forward gets a small head and random hidden states; scaling, a cap
-    or a bias shows in its logits.
-    """
-    lm: Any = skeleton(config)
-    head: nn.Linear = lm.get_output_embeddings()
-    small = nn.Linear(head.in_features, CHECKED_ROWS, bias=head.bias is not None)
-    hidden = torch.randn(1, 2, head.in_features)
-    lm.set_output_embeddings(small)
-    output = MoeModelOutputWithPast(last_hidden_state=hidden)
-    lm.get_decoder().forward = lambda *args, **kwargs: output
-    with torch.no_grad():
-        logits = lm(input_ids=torch.zeros(1, 2, dtype=torch.long)).logits
-    return torch.allclose(logits, hidden @ small.weight.T, rtol=1e-4, atol=1e-5)
 
 
 def load_trainable(

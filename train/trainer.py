@@ -39,7 +39,7 @@ from train.data import (
     trained_on,
 )
 from train.distributed import Abandoned, StopSignals, broadcast, gather, is_lost_rank
-from train.engine import Engine, check_settings, start
+from train.engine import Engine, start
 from train.flops import peak_flops, step_flops
 from train.loss import summarise
 from train.metrics import (
@@ -66,10 +66,8 @@ def train(
 ) -> list[dict[str, float]]:
     """Run one rank, from the start or the newest checkpoint; return the validations.
 
-    Raises Stopped as `Trainer.run` does, and UserError when memory runs out, or for
-    settings that DeepSpeed refuses.
+    Raises Stopped as `Trainer.run` does, and UserError when memory runs out.
     """
-    check_settings(config.deepspeed)
     try:
         return Trainer(config, provenance, data).run()
     except torch.OutOfMemoryError as error:

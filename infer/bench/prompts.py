@@ -1,23 +1,55 @@
-"""Prompts of the speed measurements, from HumanEval, a file or a data set of the hub."""
+"""Prompts of the speed measurements, from HumanEval, a file or a data set of the hub.
+
+Rows have the columns of the data sets that people measure with: docs/evaluation.md lists them.
+"""
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from conf import UserError
-from conf.errors import Refusing
-from conf.files import read_rows
-from infer.bench.problems import humaneval_file
-from infer.chat import chat_ids
+from conf.console import print_once
+from conf.conversations import (
+    INSTRUCTION,
+    LISTS,
+    Message,
+    as_messages,
+    instruction,
+    tools_of,
+)
+from conf.errors import Refusing, in_one_line
+from conf.rows import DECOMPRESSORS, ROW_FILES, form_of, read_rows
+from infer.bench.problems import humaneval_file, mbpp_prompt
+from infer.chat import UnfitMessages, chat_ids, has_template
 from infer.config import Infill
 from infer.text import Text
 
 HELD_OUT = "held_out.jsonl"  # of data_prep
-FILES = (".jsonl", ".json", ".gz")  # no data set of the hub
 MAX_ROWS = 10_000  # of a data set of the hub
+# Columns that name a row, and those that hold a question.
+NAMES = ("task_id", "question_id", "custom_id", "id", "name")
+QUESTIONS = ("question", "query", "problem")
+FORMS = (
+    "messages or one of prompt, conversations, question, turns, instruction, document, "
+    "translation and content in every row"
+)
+LANGUAGES = {
+    "en": "English",
+    "de": "German",
+    "fr": "French",
+    "cs": "Czech",
+    "ru": "Russian",
+    "zh": "Chinese",
+    "fi": "Finnish",
+    "ro": "Romanian",
+    "tr": "Turkish",
+    "hi": "Hindi",
+    "es": "Spanish",
+    "ja": "Japanese",
+}
 Row = Mapping[str, Any]
 
 
@@ -39,9 +71,10 @@ def name_of(source: str) -> str:
     if path.name == HELD_OUT:
         return path.resolve().parent.name
     name = path.name
-    for suffix in reversed(FILES):
-        name = name.removesuffix(suffix)
-    return name
+    if form_of(name) in ROW_FILES:
+        name = name.removesuffix(path.suffix if path.suffix in DECOMPRESSORS else "")
+        return name.removesuffix(form_of(name))
+    return name.replace(":", "-")
 
 
 def read_prompts(
@@ -49,75 +82,200 @@ def read_prompts(
 ) -> list[Prompt]:
     """Return `count` prompts of at most `max_tokens` tokens, drawn without replacement.
 
-    `folder` is the model directory, whose chat template encodes messages. Raises UserError for
-    a source that cannot be read, and for too few prompts.
+    `folder` is the model directory, whose chat template encodes messages. Rows without a
+    prompt are counted on standard error. Raises UserError for a source that cannot be
+    read, and for too few prompts.
     """
-    rows = list(rows_of(source))
+    bad: list[str] = []
+    rows = rows_of(source, bad)
     random.Random(seed).shuffle(rows)
-    prompts = []
+    prompts: list[Prompt] = []
     for index, row in enumerate(rows):
-        ids = ids_of(row, text, folder, max_tokens=max_tokens)
-        if 0 < len(ids) <= max_tokens:
-            name = row.get("task_id") or row.get("id") or f"{name_of(source)}/{index}"
-            prompts.append(Prompt(str(name), tuple(ids), "messages" in row))
         if len(prompts) == count:
             break
-    else:
+        try:
+            ids, chat = encode(row, text, folder, max_tokens=max_tokens)
+        except (NoPrompt, UnfitMessages) as error:
+            bad.append(str(error))
+            continue
+        if 0 < len(ids) <= max_tokens:
+            names = filter(None, map(row.get, NAMES))
+            name = next(names, f"{name_of(source)}/{index}")
+            prompts.append(Prompt(str(name), tuple(ids), chat))
+    report_bad(source, bad)
+    if len(prompts) < count:
         raise UserError(
             f"count must be at most {len(prompts)} with prompts={source} of {max_tokens} tokens, got {count}."
         )
     return prompts
 
 
-def rows_of(source: str) -> Iterable[Row]:
-    """Return the rows of a source. Raises UserError for one that cannot be read."""
+def report_bad(source: str, bad: Sequence[str]) -> None:
+    """Count the rows that are left out on standard error."""
+    if bad:
+        print_once(
+            f"prompts={source}: {len(bad)} rows are left out, first: {bad[0]}",
+            error=True,
+        )
+
+
+def rows_of(source: str, bad: list[str] | None = None) -> list[Row]:
+    """Return the rows of a source; what is no row is appended to `bad` as a sentence.
+
+    A source is humaneval, a file, or a data set of the hub as OWNER/NAME, or
+    OWNER/NAME:CONFIG. Raises UserError for one that cannot be read.
+    """
     if source == "humaneval":
-        return read_rows(humaneval_file())
-    problem = f"prompts={source} must be humaneval, a JSON-lines file, or a data set of the hub, got"
+        return list(read_rows(humaneval_file()))
+    problem = (
+        f"prompts={source} must be humaneval, a file of JSON lines, a JSON list, CSV or "
+        "parquet, or a data set of the hub, got"
+    )
     with Refusing(problem):
-        if Path(source).is_file() or source.endswith(FILES):
-            return read_rows(Path(source))
+        if Path(source).is_dir():
+            raise ValueError("a folder. Give a file of it")
+        if Path(source).is_file() or form_of(source) in ROW_FILES:
+            return list(read_rows(Path(source), [] if bad is None else bad))
         return _hub_rows(source)
 
 
 def _hub_rows(name: str) -> list[Row]:
     from datasets import load_dataset
 
-    splits: Any = load_dataset(name, streaming=True)
+    name, _, config = name.partition(":")
+    splits: Any = load_dataset(name, config or None, streaming=True)
     split = "test" if "test" in splits else next(iter(splits))
     return list(islice(splits[split], MAX_ROWS))
 
 
-def ids_of(row: Row, text: Text, folder: Path, *, max_tokens: int) -> Sequence[int]:
-    """Return the token ids of a row's prompt; of a document, its first half, cut.
+class NoPrompt(UserError):
+    """A row without a prompt."""
 
-    Raises UserError for a row without a prompt.
+
+@dataclass(frozen=True)
+class Document:
+    """A text whose first half is the prompt."""
+
+    text: str
+
+
+def prompt_of(row: Row) -> str | Infill | Document | list[Message]:
+    """Return the prompt of a row: text to continue, a hole, a document, or messages.
+
+    Raises NoPrompt for a row of no known form.
     """
-    if "messages" in row:
-        return chat_ids(folder, messages_of(row))
-    if "prompt" in row and "suffix" in row:
-        return text.infill(Infill(row["prompt"], row["suffix"]))
-    if "prompt" in row:
-        return text.encode(row["prompt"])
-    document = row.get("content") or row.get("text")
-    if document is None:
-        raise UserError(
-            f"prompts must have prompt, messages or content in every row, got {row!r:.200}."
+    try:
+        return _prompt_of(row)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise NoPrompt(
+            f"prompts must have {FORMS}, got {row!r:.200}: {in_one_line(error)}"
+        ) from error
+
+
+def _prompt_of(row: Row) -> str | Infill | Document | list[Message]:
+    """Return what prompt_of returns. Raises errors of other classes."""
+    body = row.get("body")  # of an OpenAI batch
+    for holder in (row, body if isinstance(body, Mapping) else {}):
+        for name in LISTS:
+            if holder.get(name) is not None:
+                return _to_answer(as_messages(holder[name]), holder.get("system"))
+    prompt = row.get("prompt")
+    if isinstance(prompt, list):
+        return _to_answer(as_messages(prompt))
+    if isinstance(prompt, str) and isinstance(row.get("suffix"), str):
+        return Infill(prompt, row["suffix"])
+    if row.get("test_list") is not None and row.get("entry_point") is None:
+        return mbpp_prompt(row)
+    if prompt:
+        if not isinstance(prompt, str):
+            raise ValueError("prompt must be text")
+        return prompt
+    if (question := _question(row)) is not None:
+        return _to_answer([{"role": "user", "content": question}])
+    text = row.get("content") or row.get("text")
+    if not isinstance(text, str):
+        raise ValueError("none of these columns")
+    return Document(text)
+
+
+def _question(row: Row) -> str | None:
+    """Return the text of a row that asks something; None for another row."""
+    if isinstance(turns := row.get("turns"), list) and turns:
+        return str(turns[0])  # the others answer what the model has said
+    for name in QUESTIONS:
+        if isinstance(row.get(name), str):
+            return str(row[name])
+    if isinstance(row.get(INSTRUCTION), str):
+        return instruction(row)
+    if isinstance(document := row.get("document"), str):  # XSum
+        return f"{document}\n\nSummarize this text in one sentence."
+    if isinstance(pair := row.get("translation"), Mapping):  # WMT
+        source, target = sorted(pair, key="en".__ne__)[:2]
+        return (
+            f"Translate from {LANGUAGES.get(source, source)} to "
+            f"{LANGUAGES.get(target, target)}: {pair[source]}"
         )
-    ids = text.encode(document)
-    return ids[: min(max_tokens, max(1, len(ids) // 2))]
+    return None
 
 
-def messages_of(row: Row) -> tuple[dict[str, str], ...]:
+def _to_answer(messages: list[Message], system: Any = None) -> list[Message]:
+    """Return messages without a last answer. Raises ValueError if there is nothing to answer."""
+    while messages and messages[-1]["role"] == "assistant":
+        messages = messages[:-1]
+    if not messages or not messages[-1]["content"]:
+        raise ValueError("no text to answer")
+    if isinstance(system, str) and system and messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": system}, *messages]
+    return messages
+
+
+def ids_of(row: Row, text: Text, folder: Path, *, max_tokens: int) -> Sequence[int]:
+    """Return the token ids of a row's prompt, as `encode` does."""
+    return encode(row, text, folder, max_tokens=max_tokens)[0]
+
+
+def encode(
+    row: Row, text: Text, folder: Path, *, max_tokens: int
+) -> tuple[Sequence[int], bool]:
+    """Return the token ids of a row's prompt, and whether the chat template made them.
+
+    A document's prompt is its first half, cut. A question is text to continue for a
+    model without a chat template. Raises NoPrompt for a row without a prompt.
+    """
+    prompt = prompt_of(row)
+    if isinstance(prompt, Infill):
+        return text.infill(prompt), False
+    if isinstance(prompt, Document):
+        ids = text.encode(prompt.text)
+        return ids[: min(max_tokens, max(1, len(ids) // 2))], False
+    if isinstance(prompt, str):
+        return text.encode(prompt), False
+    question = not any(row.get(name) for name in (*LISTS, "body", "prompt"))
+    if question and not has_template(folder):
+        return text.encode(prompt[0]["content"]), False
+    return chat_ids(folder, prompt, tools=tools_in(row)), True
+
+
+def tools_in(row: Row) -> list[dict[str, Any]]:
+    """Return the tools that a row declares. Raises NoPrompt."""
+    body = row.get("body")
+    try:
+        return tools_of(body if isinstance(body, Mapping) else row)
+    except ValueError as error:
+        raise NoPrompt(f"prompts: {error}") from error
+
+
+def messages_of(row: Row) -> tuple[Message, ...]:
     """Return the messages to answer of a row: without a last answer of its own.
 
-    Raises UserError for a row without messages or prompt.
+    Raises NoPrompt for a row without a question.
     """
-    given = row.get("messages") or [{"role": "user", "content": row.get("prompt")}]
-    with Refusing(f"prompts must have messages of role and content, got {row!r:.200}:"):
-        messages = tuple(map(dict, given))
-        if messages[-1]["role"] == "assistant":
-            messages = messages[:-1]
-        if not messages or not messages[-1]["content"]:
-            raise ValueError("no text to answer")
-    return messages
+    prompt = prompt_of(row)
+    if isinstance(prompt, Infill | Document):
+        raise NoPrompt(
+            f"prompts must have messages or a question to answer, got {row!r:.200}: a "
+            "document or an infilling"
+        )
+    if isinstance(prompt, str):
+        return ({"role": "user", "content": prompt},)
+    return tuple(prompt)

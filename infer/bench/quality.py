@@ -135,6 +135,12 @@ def read_benchmarks(
         benchmarks[name] = problems
         if problems[0].tests and sandbox.unavailable():
             warnings.append(f"{name} is not judged: {sandbox.unavailable()}")
+        elif name == "mbpp" and not problems[0].tests:
+            warnings.append(
+                "mbpp is not judged: MbppPlus.jsonl has inputs in place of tests. Run "
+                "evalplus.evaluate --dataset mbpp on its file in quality/solutions, or "
+                "give mbpp.jsonl."
+            )
     return benchmarks, warnings
 
 

@@ -11,7 +11,7 @@ blocks of calls, in a buffer as large as the matrices: those of a small model li
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
@@ -34,8 +34,10 @@ MAX_BUFFER = 2**30  # bytes: larger than any cache
 PRODUCT_ROWS = 512  # so many that arithmetic bounds the product, not memory
 
 
-def measure_roofline(lm: PreTrainedModel) -> dict[str, Any]:
-    """Return the milliseconds of a forward of each of ROWS rows: measured, and the bound."""
+def measure_roofline(
+    lm: PreTrainedModel, rows: Sequence[int] = ROWS
+) -> dict[str, Any]:
+    """Return the milliseconds of a forward of each number of rows: measured, and the bound."""
     linear = [module for module in lm.modules() if isinstance(module, nn.Linear)]
     matrices = {id(layer.weight): layer.weight for layer in linear}.values()
     size = sum(matrix.nbytes for matrix in matrices)
@@ -43,29 +45,29 @@ def measure_roofline(lm: PreTrainedModel) -> dict[str, Any]:
     bandwidth = measure_bandwidth(lm.device, size=min(size, MAX_BUFFER))
     rate = measure_rate(lm.config.hidden_size, lm.dtype, lm.device)
     return {
-        "rows": list(ROWS),
+        "rows": list(rows),
         "context": CONTEXT,
-        "ms": measure_forwards(lm),
-        "roofline_ms": [1e3 * max(size / bandwidth, q * flops / rate) for q in ROWS],
+        "ms": measure_forwards(lm, rows),
+        "roofline_ms": [1e3 * max(size / bandwidth, q * flops / rate) for q in rows],
     }
 
 
-def measure_forwards(lm: PreTrainedModel) -> list[float]:
-    """Return the median milliseconds of a forward of each of ROWS rows, with its picks."""
-    runner = Runner(lm, capacity=CONTEXT, max_rows=ROWS[-1])
+def measure_forwards(lm: PreTrainedModel, rows: Sequence[int]) -> list[float]:
+    """Return the median milliseconds of a forward of each number of rows, with its picks."""
+    runner = Runner(lm, capacity=CONTEXT, max_rows=max(rows))
     vocabulary = lm.config.get_text_config().vocab_size
-    length = CONTEXT - ROWS[-1]
+    length = CONTEXT - max(rows)
     runner.prefill([[(13 + 7919 * index) % vocabulary for index in range(length)]])
-    times: dict[int, list[float]] = {q: [] for q in ROWS}
+    times: dict[int, list[float]] = {q: [] for q in rows}
     for round_ in range(1 + ROUNDS):
-        for q in ROWS:
+        for q in rows:
             began = time.perf_counter()
             tree = Tree.chain(1, [1] * (q - 1))
             output = runner.forward([tree], [Request([1])], GREEDY)
             tree.walk(output.chooser(0, ()))
             if round_:  # the first warms up
                 times[q].append(1e3 * duration(began, time.perf_counter()))
-    return [median(times[q]) for q in ROWS]
+    return [median(times[q]) for q in rows]
 
 
 def measure_rate(width: int, dtype: torch.dtype, device: torch.device) -> float:

@@ -30,8 +30,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
+from conf.architecture import UNSUPPORTED
+
 NAME = "tree"
-UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 
 
 class ProbeGate:
@@ -91,9 +92,10 @@ def tree_attention(
 ) -> tuple[Tensor, None]:
     """Attend from (B, heads, q, d) queries to (B, kv_heads, kv, d) keys.
 
-    Returns (B, q, heads, d). Grouped queries become rows of their key's head, so that no
-    key is copied; `attention_mask` has these rows. Raises ValueError for a feature of the
-    model's attention that would otherwise be ignored.
+    Returns (B, q, heads, d), contiguous as the library's own: some models take a view of
+    it. Grouped queries become rows of their key's head, so that no key is copied;
+    `attention_mask` has these rows. Raises ValueError for a feature of the model's
+    attention that would otherwise be ignored.
     """
     unsupported = [name for name in UNSUPPORTED if others.get(name) is not None]
     if unsupported:
@@ -109,14 +111,14 @@ def tree_attention(
             scale=scaling,
             enable_gqa=heads != kv_heads,
         )
-        return output.transpose(1, 2), None
+        return output.transpose(1, 2).contiguous(), None
     groups = heads // kv_heads
     if groups > 1:
         query = query.reshape(b, kv_heads, groups * q, d)
     output = F.scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, scale=scaling
     )
-    return output.reshape(b, heads, q, d).transpose(1, 2), None
+    return output.reshape(b, heads, q, d).transpose(1, 2).contiguous(), None
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:

@@ -16,6 +16,8 @@ from torch import Tensor
 from transformers import Cache, PretrainedConfig
 from transformers.cache_utils import CacheLayerMixin
 
+from conf.architecture import head_width, key_heads
+
 
 @dataclass
 class Slots:
@@ -155,15 +157,5 @@ def shape(
     config: PretrainedConfig, batch: int, capacity: int, shares: int = 1
 ) -> tuple[int, ...]:
     """Return the shape of the cache's tensor, for one of `shares` of the heads."""
-    head_dim = (
-        getattr(config, "head_dim", None)
-        or config.hidden_size // config.num_attention_heads
-    )
     heads = key_heads(config) // shares
-    return (2, config.num_hidden_layers, batch, heads, capacity, head_dim)
-
-
-def key_heads(config: PretrainedConfig) -> int:
-    """Return the number of heads of keys; each serves a group of query heads."""
-    heads: int = config.num_attention_heads
-    return getattr(config, "num_key_value_heads", None) or heads
+    return (2, config.num_hidden_layers, batch, heads, capacity, head_width(config))

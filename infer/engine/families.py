@@ -1,14 +1,15 @@
 """Which models decode with trees; others are refused by name.
 
-A configuration that rules trees out is refused before any weight is read. All other
-properties are tested: a tree of four nodes against the library's own forward.
+An architecture that rules trees out is refused before any weight is read, by the check
+that training and export use too (conf/architecture.py). A loaded model is tested: a
+tree of four nodes against the library's own forward.
 """
 
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from conf.architecture import why_unsupported
 from conf.errors import UserError, in_one_line
 from infer.engine.forward import DynamicForward, Target
 from infer.engine.memory import is_out_of_memory
@@ -16,39 +17,20 @@ from infer.engine.output import Request
 from infer.engine.sampling import GREEDY
 from infer.trees.tree import Tree
 
-KINDS = {"full_attention", "sliding_attention"}
-CHANGING = {"dynamic", "longrope"}  # rotary frequencies depend on the longest position
 TOLERANCE = {2: 0.05, 4: 1e-3, 8: 1e-6}  # of the logits' range, by bytes of the dtype
 
 
 def check_family(config: PretrainedConfig, name: str | None = None) -> None:
-    """Raise UserError if the configuration alone rules trees out.
-
-    These are the properties that show in long texts only, or in no causal model.
-    """
-    kinds = set(getattr(config, "layer_types", None) or ()) - KINDS
-    rope = getattr(config, "rope_parameters", None) or {}
-    ropes = [value for value in (rope, *rope.values()) if isinstance(value, dict)]
-    changing = {str(value.get("rope_type")) for value in ropes} & CHANGING
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder:
-        reason = "which is not a decoder-only language model"
-    elif config.get_text_config() is not config:
-        reason = "which takes more than text"
-    elif kinds:
-        reason = f"which has layers other than attention ({', '.join(sorted(kinds))})"
-    elif changing:
-        reason = f"whose rotary positions depend on the length ({', '.join(changing)})"
-    else:
-        return
-    raise _refused(config, reason, name)
+    """Raise UserError if the architecture rules trees out, whatever its weights are."""
+    if reason := why_unsupported(config):
+        raise _refused(config, reason, name)
 
 
 @torch.inference_mode()
 def check_tree(lm: PreTrainedModel, name: str | None = None) -> None:
     """Raise UserError unless a tree's logits equal those of its paths.
 
-    Detects masks that are ignored, positions that are counted otherwise, and logits that
-    are more than the head applied to the decoder's output.
+    Detects masks that are ignored, and positions that are counted otherwise.
     """
     n = 5
     V = lm.config.vocab_size

@@ -17,8 +17,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from conf.architecture import key_heads, windows
 from infer.engine.attention import ProbeGate, view_of
-from infer.engine.cache import TreeCache, key_heads
+from infer.engine.cache import TreeCache
 from infer.engine.head import PreviousTokenHead
 from infer.engine.output import LazyOutput, Request
 from infer.engine.pick import Logits
@@ -120,17 +121,6 @@ def addresses_of(*modules: nn.Module) -> tuple[int, ...]:
         for module in modules
         for tensor in chain(module.parameters(), module.buffers())
     )
-
-
-def windows(config: Any) -> dict[str, int | None]:
-    """Return the attention window of each kind of layer; None is full attention."""
-    window = getattr(config, "sliding_window", None)
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if not kinds:
-        kinds = {"full_attention" if window is None else "sliding_attention"}
-    return {
-        kind: window if kind == "sliding_attention" else None for kind in sorted(kinds)
-    }
 
 
 def context_length(config: PretrainedConfig) -> int:

@@ -1,5 +1,6 @@
 """A model directory: the library's model, the tokenizer, and adaptive.json."""
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -9,19 +10,21 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from psutil import virtual_memory
 from tokenizers import Tokenizer
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PretrainedConfig,
     PreTrainedModel,
 )
 from transformers.utils import logging
 
 from conf import UserError
+from conf.console import place
 from conf.errors import Refusing
 from conf.files import read_json
+from conf.memory import check_fits, machine_memory
 from infer.config import check_directory
 from infer.engine.families import check_family, check_tree
 from infer.engine.memory import enough_memory
@@ -197,7 +200,7 @@ class ModelDirectory:
             Refusing(f"{self.name} must be a causal model with weights, got"),
             enough_memory("Set dtype=bfloat16 or use a smaller model"),
         ):
-            lm = self._read(dtype, ranks)
+            lm = self._read(dtype, ranks, device)
             if self.gated:
                 gate_model(lm, adapter)
             elif adapter.is_dir():
@@ -207,14 +210,15 @@ class ModelDirectory:
                 lm.to(device or default)  # type: ignore[arg-type]
             check_tree(lm.eval(), self.name)
             if ranks == 1 and lm.device.type == "cpu":
-                pack(lm, virtual_memory().available // 2)
+                pack(lm, machine_memory()[0] // 2)
         return lm
 
-    def _read(self, dtype: str, ranks: int) -> PreTrainedModel:
+    def _read(self, dtype: str, ranks: int, device: str | None) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(
             self.path, local_files_only=True, trust_remote_code=False
         )
         check_family(config, self.name)
+        check_weights(config, self.name, dtype=dtype, device=device, ranks=ranks)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             self.path,
             config=config,
@@ -229,6 +233,34 @@ class ModelDirectory:
         if missing := sorted(info["missing_keys"]):
             raise ValueError(f"no weight {missing[0]}")
         return lm
+
+
+def check_weights(
+    config: PretrainedConfig, name: str, *, dtype: str, device: str | None, ranks: int
+) -> None:
+    """Raise UserError if a model's weights alone are more than the free memory.
+
+    On Linux a process that takes more than there is would be killed without a word.
+    `device` is None for the first GPU, or the CPU of a machine without one; with several
+    `ranks` each holds its share. Quantized weights are not checked.
+    """
+    if getattr(config, "quantization_config", None):
+        return
+    with torch.device("meta"):
+        lm = AutoModelForCausalLM.from_config(config)
+    size = getattr(torch, dtype).itemsize
+    needed = lm.num_parameters() * size
+    purpose = f"the weights of {name} in {dtype}"
+    cure = "use a smaller model" if size < 4 else "set dtype=bfloat16"
+    gpu = torch.cuda.is_available() and device != "cpu"
+    if gpu:
+        index = device if ranks == 1 else place()[2]
+        free = torch.cuda.mem_get_info(index)
+        check_fits(purpose, needed / ranks, free, "GPU", cure)
+    if not gpu or ranks == 1:  # also on the way to one GPU
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if ranks > 1 else 1
+        free = machine_memory(swap=True)
+        check_fits(purpose, needed * local / ranks, free, "machine", cure)
 
 
 def merge_adapter(lm: PreTrainedModel, folder: Path) -> PreTrainedModel:

@@ -31,6 +31,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from conf import settings
+from conf.architecture import skeleton
 from conf.stage import read_manifest
 from infer.bench.prompts import name_of, read_prompts
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
@@ -43,7 +44,6 @@ from train.config import TrainConfig
 from train.head import write_head
 from train.lora import PlainWeights
 from train.model import AdaptiveLM
-from train.pretrained import skeleton
 from train.trainer import Trainer
 
 NO_HEAD = ["objective.previous_token=false"]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import openai
 
-from conf.files import read_rows
+from conf.rows import read_rows
 from infer.bench.statistics import speedup
 from tests.served_openai import served, stream
 

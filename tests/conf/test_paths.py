@@ -36,6 +36,8 @@ TEXTS = {
         "data.messages",
         "data.id",
         "data.language",
+        "data.split",
+        "data.config",
     ),
     *("filters.long_lines", "slurm.partition", "slurm.time", "budget", "shard_size"),
     *(f"vocab.{name}" for name in ("bos", "eos", "pre", "suf", "mid", "eot")),
@@ -100,12 +102,12 @@ def test_home_is_expanded_in_paths_and_lists_alone(home: Path) -> None:
         "regenerate", RegenerateConfig, ["out=o", "model=m", "prompts=[~/p]"]
     )
     assert own.prompts == [f"{home}/p"]
+    home.mkdir()
+    (home / "zero.json").write_text('{"zero_optimization": {"stage": 1}}')
     train = settings(
-        "train",
-        TrainConfig,
-        ["+deepspeed.zero_optimization.x={nvme_path: '~/nvme', tag: '~'}"],
+        "train", TrainConfig, ["deepspeed=file", "deepspeed.file=~/zero.json"]
     )
-    assert train.zero["x"] == {"nvme_path": f"{home}/nvme", "tag": "~"}
+    assert train.stage == 1
     infer = settings(
         "infer", InferConfig, ["model=~/m", "prompt=~/x", "decode.stop=[~/x]"]
     )

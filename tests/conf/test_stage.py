@@ -68,6 +68,11 @@ def test_a_folder_that_is_not_finished_is_refused(
 ) -> None:
     with pytest.raises(UserError, match="got no such folder"):
         read_manifest(tmp_path / "absent", "shards", "data.path")
+    # A file that exists was "no such folder".
+    (tmp_path / "chat.jsonl").write_text("{}")
+    with pytest.raises(UserError, match="got a file. .* by python -m data_prep data"):
+        read_manifest(tmp_path / "chat.jsonl", "shards", "data.path")
+    (tmp_path / "chat.jsonl").unlink()
     if manifest:
         (tmp_path / MANIFEST).write_text(manifest)
     with pytest.raises(UserError, match=message):

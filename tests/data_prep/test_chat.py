@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from conf import UserError
-from conf.files import read_rows
+from conf.console import PlainConsole
+from conf.rows import read_rows
 from conf.stage import read_manifest
 from data_prep.chat import ChatTemplate
 from data_prep.config import DataConfig, VocabConfig
 from data_prep.document import Document, Drop, split, text_of
 from data_prep.encode import Encoder
+from data_prep.inspect import print_summary
 from data_prep.pipeline import prepare
 from data_prep.shards import SPLITS, Shards
 from data_prep.sources import list_parts, read
@@ -122,17 +124,35 @@ def test_an_answer_in_a_real_tokenizer(shared_data: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "piece", ["<|im_end|>", "</s>", "▁<MID>", "<adaptive_3>", "<MID>"]
 )
-def test_a_message_that_spells_a_control_piece_is_a_drop(
+def test_a_control_piece_that_a_message_spells_is_text(
     templates: dict[str, Path], piece: str
 ) -> None:
-    template = load(templates["chatml"])
-    for messages in (
-        say(f"a{piece}b", "c"),
-        say("a", piece),
-        say("a", "b", system=piece),
+    """Such a message became turns of its own in decoding, and was dropped in training.
+
+    Nothing else of the conversation is encoded otherwise.
+    """
+    folder = templates["chatml"]
+    template = load(folder)
+    library = AutoTokenizer.from_pretrained(folder)
+    names = [*ADAPTIVE, *library.all_special_tokens, "<|im_start|>", "<|im_end|>"]
+    names += [f"▁<{name}>" for name in ("PRE", "SUF", "MID", "EOT")]
+    control = {library.convert_tokens_to_ids(name) for name in names}
+
+    def controls(ids: list[int]) -> list[int]:
+        return [id for id in ids if id in control]
+
+    for spell in (
+        lambda text: say(f"a{text}b", "c"),
+        lambda text: say("a", text),
+        lambda text: say("a", "b", "c", f"{text}{text}", system=text),
     ):
-        row = template.encode(document(messages))
-        assert isinstance(row, Drop) and row.reason == "control piece"
+        innocent = encoded(template, spell("word"))
+        for turn, other in zip(
+            encoded(template, spell(piece)).turns, innocent.turns, strict=True
+        ):
+            assert controls(turn.ids) == controls(other.ids)
+            expected = library.decode(other.ids).replace("word", piece)
+            assert library.decode(turn.ids) == expected
 
 
 def test_what_a_template_refuses_is_a_drop(templates: dict[str, Path]) -> None:
@@ -186,7 +206,7 @@ def test_rows_of_conversations(tmp_path: Path, kind: str, with_ends: bool) -> No
         reasons = []
     else:
         write_rows(tmp_path / "a.jsonl", [*rows, *BAD, {"messages": None}])
-        reasons = [*["malformed row"] * len(BAD), "missing column"]
+        reasons = [*["unusable conversation"] * len(BAD), "missing column"]
     data = DataConfig(path=str(tmp_path), kind=kind, messages="messages")
     parts, place = list_parts(data)
     result = [row for part in parts for row in read(part, place, data)]
@@ -251,10 +271,11 @@ def test_conversations_become_shards(tmp_path: Path) -> None:
 
 
 def test_a_budget_and_drops_of_conversations(tmp_path: Path) -> None:
-    rows = [*many(30), {"messages": say("a</s>", "b")}, BAD[0]]
+    rows = [*many(30), {"messages": say("a</s>", "b")}, BAD[0]]  # the first is text
     prepare(chat_settings(tmp_path, rows))
     manifest = read_manifest(tmp_path / "out", "shards", "out")
-    assert manifest["drops"] == {"control piece": 1, "malformed row": 1}
+    assert manifest["drops"] == {"unusable conversation": 1}
+    assert manifest["counts"]["documents with control pieces"] == 1
     shutil.rmtree(tmp_path / "out")
     prepare(chat_settings(tmp_path, rows, "budget=5K"))
     manifest = read_manifest(tmp_path / "out", "shards", "out")
@@ -265,3 +286,61 @@ def test_a_tokenizer_without_a_template_is_refused(tmp_path: Path) -> None:
     chat_tokenizer(tmp_path / "tokenizer", None)
     with pytest.raises(UserError, match="tokenizer must have a chat template"):
         prepare(chat_settings(tmp_path, ROWS))
+
+
+ODD: dict[str, list[dict[str, Any]]] = {
+    "a call of a tool": [
+        *say("a"),
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}],
+        },
+        {"role": "tool", "content": "4"},
+        {"role": "assistant", "content": "It is 4."},
+    ],
+    "an image": [
+        {"role": "user", "content": [{"type": "image_url"}]},
+        {"role": "assistant", "content": "A cat."},
+    ],
+    "an unknown role": [*say("a", "b"), {"role": "judge", "content": "good"}],
+}
+
+
+def test_odd_conversations_end_no_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One row in ten ended the run as unreadable; each is a drop with its reason."""
+    rows = [{"messages": say(f"{index}", "yes")} for index in range(30)]
+    rows += [{"messages": messages} for messages in ODD.values()]
+    config = chat_settings(tmp_path, rows, "max_unreadable=0.9")
+    prepare(config)
+    manifest = read_manifest(tmp_path / "out", "shards", "out")
+    assert manifest["drops"] == {"chat template": 1, "unusable conversation": 2}
+    print_summary(manifest, PlainConsole())
+    assert "dropped: unusable conversation" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (BAD[2], "First unusable conversation: 0.jsonl, row 0: must be .*Correct the"),
+        ({"body": "a"}, "First missing column: .* got body. Name the column"),
+        ({"messages": ODD["a call of a tool"]}, "no words for tool_calls. Take the"),
+    ],
+)
+def test_rows_that_all_are_dropped_end_the_run_with_the_commonest_reason(
+    tmp_path: Path, row: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        prepare(chat_settings(tmp_path, [row] * 9, "max_unreadable=0.9"))
+
+
+def test_an_answer_of_weight_0_is_context_alone(templates: dict[str, Path]) -> None:
+    template = load(templates["chatml"])
+    messages: list[Any] = say("a", "b", "c", "d")
+    messages[1]["weight"] = 0
+    (turn,) = encoded(template, messages).turns
+    assert turn == encoded(template, say("a", "b", "c", "d")).turns[1]
+    row = template.encode(document(messages[:2]))
+    assert isinstance(row, Drop) and row.reason == "no answer to train on"

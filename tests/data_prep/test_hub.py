@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from conf.stage import read_manifest
+from data_prep.shards import Shards
 from tests import bpe
 from tests.messages import error
 
@@ -148,3 +150,27 @@ def test_a_dataset_is_streamed_at_a_pinned_commit(
     assert manifest["drops"] == {"unreadable file": 1}
     assert manifest["inputs"]["commit"] == COMMIT
     assert not list((tmp_path / "home").rglob("*.parquet"))  # nothing is stored
+
+
+def test_a_configuration_and_split_of_the_card(run_on_hub: Run, tmp_path: Path) -> None:
+    """The card of the pinned commit decides; its test split is not read."""
+    shutil.rmtree(Hub.root)
+    Hub.root.mkdir()
+    for name in ("sft/a", "sft/b", "sft/eval", "math/c"):
+        path = Hub.root / f"{name}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"content": f"name = '{name}' + 'abc'\n"}) + "\n")
+    files = [
+        {"split": "train", "path": ["sft/a.jsonl", "sft/b.jsonl"]},
+        {"split": "test", "path": "sft/eval.jsonl"},
+    ]
+    configs = [
+        {"config_name": "sft", "data_files": files},
+        {"config_name": "math", "data_dir": "math"},
+    ]
+    card = f"---\n{json.dumps({'configs': configs})}\n---\n"
+    (Hub.root / "README.md").write_text(card)
+    result = run_on_hub(NAME, "data.kind=jsonl", "data.id=[]", "data.config=sft")
+    assert result.returncode == 0, result.stderr
+    (sequence,) = Shards(tmp_path / "out", "train")
+    assert set(sequence.ids) == {"sft/a.jsonl:0", "sft/b.jsonl:0"}

@@ -15,7 +15,8 @@ import pytest
 
 from conf import UserError
 from conf import run as run_command
-from conf.files import read_json, read_rows
+from conf.files import read_json
+from conf.rows import read_rows
 from conf.stage import ROOT, partial_of, read_manifest
 from data_prep.__main__ import main
 from data_prep.config import DataPrepConfig

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from conf import UserError
 from data_prep.config import DataConfig
 from data_prep.document import Document, Drop
-from data_prep.sources import list_parts, read
+from data_prep.sources import card_configs, config_globs, list_parts, read
+from tests.conftest import write_rows
 
 STARCODER = ["max_stars_repo_name", "max_stars_repo_path", "id"]
 BAD_TEXTS = pa.array([b"x = 1", b"\xff", b"z = 3"], pa.binary()).view(pa.string())
@@ -185,3 +187,140 @@ def test_files_are_chosen_by_globs_and_links_followed_once(tmp_path: Path) -> No
         data = DataConfig(path=str(tmp_path), include=[include], exclude=exclude)
         parts, _ = list_parts(data)
         assert [name for part in parts for name in part.files] == listed
+
+
+def test_a_link_to_itself_is_a_drop(tmp_path: Path) -> None:
+    """It ended the run; links that lead nowhere were only logged."""
+    write(tmp_path, "a.py")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "dead.py").symlink_to("nowhere")
+    rows = read_all(tmp_path)
+    assert [(row.file, type(row)) for row in rows] == [
+        ("dead.py", Drop),
+        ("loop", Drop),
+        ("a.py", Document),
+    ]
+    assert {row.reason for row in rows[:2]} == {"link or device, no file"}  # type: ignore[union-attr]
+
+
+def test_folders_linked_twice_are_read_once(tmp_path: Path) -> None:
+    """24 levels of two links each had 2^24 names, all of which were visited."""
+    levels = range(24)
+    for level in levels:
+        write(tmp_path, f"d/d{level}/{level}.py")
+    for level in levels[1:]:
+        for name in "ab":
+            link = tmp_path / "d" / f"d{level - 1}" / name
+            link.symlink_to(f"../d{level}")
+    names = [row.file.rpartition("/")[2] for row in read_all(tmp_path)]
+    assert sorted(names) == sorted(f"{level}.py" for level in levels)
+
+
+FORMS = {
+    "a.jsonl": '{"content": "x"}\n{"content": "y"}\n',
+    "a.json": '[{"content": "x"},\n {"content": "y"}]',
+    "indented.json": '{\n  "content": "x"\n}\n{\n  "content": "y"\n}\n',
+    "a.csv": "content,n\nx,1\ny,2\n",
+    "a.tsv": "content\tn\nx\t1\ny\t2\n",
+}
+
+
+@pytest.mark.parametrize("name", [*FORMS, "a.parquet"])
+@pytest.mark.parametrize("single", [True, False])
+def test_a_file_of_rows_or_its_folder(tmp_path: Path, name: str, single: bool) -> None:
+    """A JSON list was one malformed row, a single file "no such folder"."""
+    if name == "a.parquet":
+        write_parquet(tmp_path / name, content=["x", "y"])
+    else:
+        (tmp_path / name).write_text(FORMS[name])
+    path = tmp_path / name if single else tmp_path
+    rows = read_all(path, "jsonl")
+    assert [(row.text, row.file, row.row) for row in rows] == [  # type: ignore[union-attr]
+        ("x", name, 0),
+        ("y", name, 1),
+    ]
+
+
+def test_damage_in_a_list_or_csv_costs_what_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(
+        b'[{"content": "x"}, 3, {"content": "\xff"}, {"content": "y"}, {"cont'
+    )
+    (tmp_path / "b.csv").write_bytes(
+        b'content,n\nx,1\n"y",2,3\n\xff,4\n' + b"z" * 80_000 + b",5\nlast,6\n"
+    )
+    expected = ["x", "malformed row", "undecodable", "y", "malformed row"]
+    expected += ["x", "malformed row", "undecodable", "malformed row", "last"]
+    assert seen(tmp_path, "jsonl", max_bytes=9) == expected
+    (tmp_path / "b.csv").unlink()
+    (tmp_path / "a.json").write_text('[{"content": "' + "x" * 2_000_000 + '"}]')
+    assert seen(tmp_path, "jsonl", max_bytes=9) == ["too large"]
+
+
+def test_a_test_split_is_read_only_if_it_is_named(tmp_path: Path) -> None:
+    names = ["train-0.jsonl", "test-0.jsonl", "data/validation.jsonl", "latest.jsonl"]
+    (tmp_path / "data").mkdir()
+    for name in names:
+        write_rows(tmp_path / name, [{"content": name}])
+    assert seen(tmp_path, "jsonl") == [names[2], names[3], names[0]]
+    assert seen(tmp_path, "jsonl", split="test") == ["test-0.jsonl"]
+    assert seen(tmp_path, "jsonl", split="train") == ["train-0.jsonl"]
+    assert seen(tmp_path / "test-0.jsonl", "jsonl") == ["test-0.jsonl"]
+    write(tmp_path / "code", "tests/test_a.py")  # source code has tests of its own
+    assert seen(tmp_path / "code") == ["tests/test_a.py"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("a.jsonl", "source", "got files of rows .*Add data=chat for conversations"),
+        ("a.docx", "jsonl", r"must be a file of \.jsonl.*got \.docx\. Convert it"),
+    ],
+)
+def test_a_file_of_another_form_is_named_with_the_cure(
+    tmp_path: Path, name: str, kind: str, message: str
+) -> None:
+    write(tmp_path, name)
+    with pytest.raises(UserError, match=message):
+        read_all(tmp_path / name, kind)
+
+
+def test_a_folder_of_other_forms_is_named_with_the_cure(tmp_path: Path) -> None:
+    write(tmp_path, "a.docx", "b.docx", "c.txt")
+    with pytest.raises(UserError, match=r"got 2 \.docx, 1 \.txt\. Convert them"):
+        read_all(tmp_path, "jsonl")
+
+
+CARD = """---
+configs:
+- config_name: sft
+  data_files:
+  - {split: train, path: [sft/a.jsonl, "sft/b*"]}
+  - {split: test, path: sft/eval.jsonl}
+- config_name: math
+  data_dir: math
+---
+"""
+
+
+def test_a_configuration_and_split_of_a_dataset_card(tmp_path: Path) -> None:
+    """Test splits were trained on, and all configurations together."""
+    (tmp_path / "README.md").write_text(CARD)
+    configs = card_configs(tmp_path / "README.md")
+
+    def files(**options: Any) -> tuple[list[str], bool]:
+        data = DataConfig(path="a/b", kind="jsonl", **options)
+        globs, split = config_globs(data, configs)
+        names = ["sft/a.jsonl", "sft/b1.jsonl", "sft/eval.jsonl", "math/c/d.jsonl"]
+        every = globs or [re.compile("")]
+        return [name for name in names if any(g.match(name) for g in every)], split
+
+    assert files(config="sft") == (["sft/a.jsonl", "sft/b1.jsonl"], True)
+    assert files(config="sft", split="test") == (["sft/eval.jsonl"], True)
+    assert files(config="math") == (["math/c/d.jsonl"], False)
+    assert len(files(include=["sft/*"])[0]) == 4  # the globs choose
+    with pytest.raises(
+        UserError, match=r"data\.config must be one of math, sft .*None"
+    ):
+        files()
+    with pytest.raises(UserError, match="got other"):
+        files(config="other")

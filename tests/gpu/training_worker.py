@@ -56,20 +56,24 @@ class Steps:
 
     def __init__(self, tokens: int, overrides: list[str]) -> None:
         rank, ranks = start()
-        common = [
-            "model.random_init=true",
-            "micro_batch=1",
-            "tracker.mode=disabled",
-            f"global_batch={ranks}",
-        ]
-        common += [f"model.shape.max_position_embeddings={max(tokens, 1024)}"]
-        self.settings = settings("train", TrainConfig, [*common, *overrides])
+        self.settings = self.config_of(tokens, [f"global_batch={ranks}", *overrides])
         self.rank = rank
         self.tokens = tokens
         self.size = model_config(self.settings.model).vocab_size
         self.engine = Engine(
             assemble(self.settings, text_vocab(self.size, *ADAPTIVE))[0], self.settings
         )
+
+    @staticmethod
+    def config_of(tokens: int, overrides: list[str]) -> TrainConfig:
+        """Return the settings of a run on random weights."""
+        common = [
+            "model.random_init=true",
+            "micro_batch=1",
+            "tracker.mode=disabled",
+            f"model.shape.max_position_embeddings={max(tokens, 1024)}",
+        ]
+        return settings("train", TrainConfig, [*common, *overrides])
 
     def step(self, index: int) -> float:
         """Take a step; return the mean of all ranks' losses, for which it waits."""

@@ -3,7 +3,6 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -42,6 +41,14 @@ REFUSED = [
     (["++model.shape.model_type=lama"], "model.shape must be valid for lama"),
     (["+model.shape.hiden_size=3"], "must have fields of llama, got hiden_size"),
     (["model.shape.hidden_size=30"], "not a multiple of the number of attention"),
+    (
+        [*GATED, "objective=branch", "model=tiny", "++model.shape.model_type=nemotron"],
+        "lora.gated=true needs a model that passes arguments on.* got nemotron",
+    ),
+    (["lora.rank=4", "lora.targets=[wq]"], "got wq, which it does not have"),
+    (["+deepspeed.compile.deepcompile=true"], "compile must be left out"),
+    (["+deepspeed.communication_data_type=fp8"], "must be valid for DeepSpeed"),
+    (["+model.shape.rope_parameters={rope_type:dynamic,factor:2.0}"], "on the length"),
     (["model.path=absent"], "model.path=absent must have a model's config.json"),
 ]
 
@@ -80,6 +87,19 @@ def test_data_without_held_out_sequences(data_folder: Path) -> None:
         check_start(config, data)
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [["lora.rank=4", "lora.targets=[wq]"], ["+deepspeed.communication_data_type=fp8"]],
+)
+def test_a_run_is_checked_as_its_plan(data_folder: Path, overrides: list[str]) -> None:
+    """Without the memory's check these were met when the weights had been loaded."""
+    arguments = ["model=tiny", f"data.path={data_folder}", "memory_check=false"]
+    config = settings("train", TrainConfig, [*arguments, *overrides])
+    data = read_manifest(data_folder, "shards", "data.path")
+    with pytest.raises(UserError, match="lora.targets=wq|must be valid for DeepSpeed"):
+        check_start(config, data)
+
+
 def test_text_must_not_contain_adaptive_ids(data_folder: Path) -> None:
     vocab = vocab_of(data_folder)
     common = int(Shards(data_folder, "train")[0].tokens[5])
@@ -110,14 +130,34 @@ def test_deepspeed_refuses_other_settings(name: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("part", ["states", "loading", "host"])
-def test_a_gpu_and_its_machine_need_memory(
-    part: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("gpu", "machine", "message"),
+    [
+        ((80, 80), (8, 8), "Choose a smaller model or batch"),
+        ((20, 80), (4, 120), "End other programs or choose a smaller model or batch"),
+    ],
+)
+def test_a_gpu_and_its_machine_need_free_memory(
+    gpu: tuple[int, int],
+    machine: tuple[int, int],
+    message: str,
+    part: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(checks, "machine_memory", lambda: 8 * GIB)
-    gpu = SimpleNamespace(total_memory=80 * GIB)
+    """A run began where another program held the memory, and was killed: only the total counted."""
+    scaled = [tuple(GIB * size for size in sizes) for sizes in (gpu, machine)]
+    monkeypatch.setattr(checks, "machine_memory", lambda swap: scaled[1])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: scaled[0])
     memory = Memory(states=GIB, activations=GIB, loss=GIB, host=0.0, loading=0.0)
     checks.check_memory(memory)
-    with pytest.raises(UserError, match="memory must suffice"):
-        checks.check_memory(replace(memory, **{part: 90 * GIB}))
+    needed = gpu[0] if part == "states" else machine[0] + 0.5
+    with pytest.raises(UserError, match=f"memory must suffice .*{message}") as caught:
+        checks.check_memory(replace(memory, **{part: needed * GIB}))
+    (free, total), holder = (gpu, "GPU") if part == "states" else (machine, "machine")
+    reserved = part == "states"  # a GiB of the GPU
+    free = min(free, total - reserved)
+    sentence = (
+        f"got {free:.1f} GiB free of the {total - reserved:.1f} GiB of this {holder}"
+    )
+    assert sentence in str(caught.value)

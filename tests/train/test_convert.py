@@ -11,6 +11,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from conf import UserError
+from conf.architecture import skeleton
 from data_prep.config import VocabConfig
 from data_prep.vocab import copy_tokenizer, find_vocab, load_tokenizer
 from tests.train.export.export_fixture import training
@@ -19,7 +20,7 @@ from train.convert import ConvertConfig, find_gguf, gguf_facts, main, save_token
 from train.export.sidecars import write_custom_generate, write_sidecars
 from train.export.weights import write_weights
 from train.lora import PlainWeights, adapt, adapter_weights
-from train.pretrained import load_trainable, skeleton
+from train.pretrained import load_trainable
 
 PIECES = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *"abx 12=", "Ġ", "ĠĠ", "Ġ1"]
 TEMPLATE = "{% for m in messages %}{{ '<|im_start|>' + m['content'] + '<|im_end|>' }}{% endfor %}"

@@ -1,5 +1,6 @@
 """One rank of the engine against plain PyTorch."""
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from conf import UserError, settings
 from data_prep.shards import Shards
 from tests.conftest import vocab_of
 from tests.train.resume_worker import RECIPE
+from tests.train.test_deepspeed_settings import PUBLISHED
 from train.checkpoint import index
 from train.config import TrainConfig
 from train.data import load_batch
@@ -168,6 +170,19 @@ def test_rotary_frequencies_stay_exact_in_bfloat16(data_folder: Path) -> None:
     assert exact and all(
         torch.equal(buffer, exact[name]) for name, buffer in module.named_buffers()
     )
+
+
+def test_a_published_file_trains_as_the_preset(
+    data_folder: Path, tmp_path: Path
+) -> None:
+    """Its offload ended in an exception: DeepSpeed wanted an optimizer of its own."""
+    file = tmp_path / "ds_config.json"
+    file.write_text(json.dumps(PUBLISHED))
+    losses = []
+    for deepspeed in (file, "zero3"):
+        setup = Setup(data_folder, f"deepspeed={deepspeed}")
+        losses.append(setup.train(Engine(setup.module(), setup.config)))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 class Foreign:

@@ -5,10 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft.tuners.lora import LoraLayer
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import AutoConfig, LlamaForCausalLM
 
 from conf import UserError
+from conf.architecture import skeleton
 from tests.train.test_attention import L, a_layout, model
 from train.config import LoraSettings, OptimizerConfig
 from train.data import to_tensors
@@ -70,6 +72,44 @@ def test_a_target_that_is_not_trained_is_refused() -> None:
     """An adapter of the head stayed zero without a word: the loss reads the base's."""
     with pytest.raises(UserError, match="lm_head must be .* got its head"):
         adapt(base_model(), LoraSettings(rank=2, targets=["lm_head"]), adaptive=())
+
+
+MIXTURE = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "moe_intermediate_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "mlp_only_layers": [0],
+}
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("experts", "a part of its mixture of experts"),
+        ("mlp.experts.down_proj", "a part of its mixture of experts"),
+        ("gate_proj", "a part of its mixture of experts"),
+        ("gate", "a part of its mixture of experts"),
+        ("wq", "which it does not have"),
+        ("input_layernorm", "which is another kind of layer"),
+    ],
+)
+def test_experts_are_left_out_and_refused_by_name(target: str, reason: str) -> None:
+    """A target beside one that exists was ignored without a word."""
+    config = AutoConfig.for_model("qwen3_moe", **MIXTURE)
+    lm = skeleton(config)
+    with pytest.raises(UserError, match=f"got {target}, {reason}"):
+        adapt(lm, LoraSettings(rank=2, targets=["q_proj", target]), adaptive=())
+    adapt(lm, LoraSettings(rank=2), adaptive=())
+    layers = {name for name, m in lm.named_modules() if isinstance(m, LoraLayer)}
+    words = {name.rpartition(".")[2] for name in layers}
+    assert words == {"q_proj", "k_proj", "v_proj", "o_proj"} and len(layers) == 8
 
 
 def test_muon_of_matrices_alone() -> None:

@@ -125,10 +125,11 @@ def test_the_loss_of_chat_data_is_the_librarys_on_the_answer(
 
 OTHERS = [
     ("gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 2}, "no rotary positions"),
-    ("t5", {}, "no decoder-only"),
-    ("gemma2", SHAPE, "attention is more"),
+    ("t5", {}, "not a decoder-only"),
+    ("gemma2", SHAPE, "attention has softcap"),
+    ("stablelm", SHAPE, "attention is more"),
     ("cohere", SHAPE, "logits are not"),
-    ("phi", SHAPE, "logits are not"),  # its head has a bias
+    ("phi", SHAPE, "head has a bias"),
     ("mistral", SHAPE | {"sliding_window": 16}, "sliding_window=16 is narrower"),
     ("lfm2", SHAPE | {"layer_types": ["conv"] * 2}, "layers other than attention"),
 ]

@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from conf import settings
-from conf.files import read_json, read_rows
+from conf.files import read_json
+from conf.rows import read_rows
 from tests import warm
 from tests.train.resume_worker import RECIPE, SAVE_EVERY, STEPS, VARIANTS
 from train.config import TrainConfig

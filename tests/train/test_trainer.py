@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.files import read_rows
+from conf.rows import read_rows
 from train.metrics import StepLog
 from train.trainer import SETTLED, WINDOW, token_loss, why_diverged
 from train.validation import in_rounds

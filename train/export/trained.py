@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
 from conf import UserError
+from conf.architecture import skeleton, why_unsupported
 from conf.console import print_line
 from conf.fingerprint import fingerprint_file
 from conf.stage import read_manifest
@@ -20,7 +21,6 @@ from train.config import CHECKPOINTS, DESCRIBED, LoraSettings
 from train.export import trained_lora
 from train.export.weights import CheckpointWeights
 from train.lora import PlainWeights
-from train.pretrained import skeleton
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class Trained:
 def open_trained(folder: str, *, keep_adapter: bool = False) -> Trained:
     """Open the training folder of the setting `checkpoint`.
 
-    Raise UserError if it has no intact checkpoint, or if its architecture, tokenizer or
-    n-gram table is not that of the training.
+    Raise UserError if it has no intact checkpoint, if its architecture, tokenizer or
+    n-gram table is not that of the training, or if `infer` would refuse the architecture.
     """
     manifest = read_manifest(folder, "checkpoint", "checkpoint")
     checkpoint, broken = find_whole(list_checkpoints(Path(folder) / CHECKPOINTS))
@@ -112,5 +112,10 @@ def open_trained(folder: str, *, keep_adapter: bool = False) -> Trained:
             raise UserError(
                 f"{path} must be the {name} of the training, got a changed file. Restore it."
             )
+    if reason := why_unsupported(trained.config):
+        raise UserError(
+            f"checkpoint={folder} must be of a model that can be decoded, "
+            f"got {trained.config.model_type}, {reason}."
+        )
     find_table(trained.folder, vocabulary=trained.vocab.text_size, tokenizer=tokenizer)
     return trained

@@ -31,10 +31,10 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
+from conf.architecture import skeleton
 from conf.errors import Refusing
 from conf.files import write_json
 from train.checkpoint import SHARD, LazyWeights, cut, index, read, write_safetensors
-from train.pretrained import skeleton
 
 MODEL = (
     "model_states.pt"  # suffix of the files with the model's copy, or a rank's share

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf import UserError, settings
-from conf.files import read_json, read_rows, write_json
+from conf.files import read_json, write_json
+from conf.rows import read_rows
 from infer.bench import run as bench_run
 from infer.bench import sandbox
 from infer.bench.config import BenchConfig
@@ -23,7 +24,7 @@ from infer.bench.run import bench
 from infer.bench.runs import run_of
 from infer.bench.speed import SpeedPart, blocks, figures
 from infer.bench.statistics import speedup
-from infer.chat import _tokenizer
+from infer.chat import has_template
 from infer.loop import Step
 from infer.models.checkpoint import ModelDirectory
 from tests.conftest import write_rows
@@ -206,7 +207,7 @@ def test_messages_need_a_chat_template(model_dir: Path, tmp_path: Path) -> None:
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template}
     write_json(model / "tokenizer_config.json", config)
-    _tokenizer.cache_clear()
+    has_template.cache_clear()
     bench(configured(model, chat, tmp_path / "out", *overrides))
     assert read_report(tmp_path / "out")["speed"]["chat"]
 

@@ -14,6 +14,7 @@ from tokenizers import pre_tokenizers
 from conf import UserError
 from conf.files import read_json, write_json
 from infer import DecodeConfig, generate, load
+from infer.models import checkpoint
 from infer.models.checkpoint import ModelDirectory
 from tests.infer.conftest import ROWS
 from tests.infer.engine.test_families import tiny
@@ -132,3 +133,22 @@ def test_an_ungated_adapter_is_merged(model_dir: Path, tmp_path: Path) -> None:
         expected = base.pop(f"{name}.weight") + 8 / 2 * b @ a  # lora_alpha 8, r 2
         torch.testing.assert_close(merged.pop(f"{name}.weight"), expected)
     assert all(torch.equal(merged[name], weight) for name, weight in base.items())
+
+
+def test_weights_that_do_not_fit_the_free_memory_are_not_read(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel killed a command whose model was larger than the memory, without a word."""
+    folder = tmp_path / "model"
+    shutil.copytree(model_dir, folder)
+    (folder / "model.safetensors").write_bytes(b"not read")
+    lm = ModelDirectory(model_dir).load(dtype="float32", device="cpu")
+    needed = 4 * lm.num_parameters()
+    monkeypatch.setattr(
+        checkpoint, "machine_memory", lambda swap=False: (needed - 1, 2 * needed)
+    )
+    with pytest.raises(UserError, match="memory must suffice for the weights") as error:
+        load(folder, "float32", "cpu")
+    assert f"model={folder} in float32: " in str(error.value)
+    assert "End other programs or set dtype=bfloat16" in str(error.value)
+    load(model_dir, "bfloat16", "cpu")  # half as large

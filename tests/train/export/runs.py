@@ -17,6 +17,23 @@ from train.export.__main__ import main
 
 TIED = "+model.shape.tie_word_embeddings=true"
 LORA = ["objective=branch", "lora.rank=4"]
+GATED = [*LORA, "lora.gated=true"]
+
+
+def mixture(kind: str, experts: str = "num_experts") -> list[str]:
+    """Return the shape of a tiny mixture of experts, whose texts do not merely repeat."""
+    shape = {"model_type": kind, experts: 4, "num_experts_per_tok": 2}
+    if kind == "qwen3_moe":
+        shape["moe_intermediate_size"] = 16
+    lively = "++model.shape.initializer_range=0.3"
+    return [lively, *(f"+model.shape.{name}={value}" for name, value in shape.items())]
+
+
+MIXTURES = {
+    "qwen3_moe-gated": [*STAGES["zero3"], *GATED, *mixture("qwen3_moe")],
+    "olmoe-gated": [*STAGES["zero2"], BFLOAT16, *GATED, *mixture("olmoe")],
+    "mixtral-lora": [*STAGES["zero1"], *LORA, *mixture("mixtral", "num_local_experts")],
+}
 RUNS = {
     "zero0-bf16": [*STAGES["zero0"], BFLOAT16],
     "zero1": STAGES["zero1"],
@@ -24,11 +41,12 @@ RUNS = {
     "zero3": STAGES["zero3"],
     "zero2-lora": [*STAGES["zero2"], BFLOAT16, *LORA],
     "zero3-lora": [*STAGES["zero3"], *LORA],
-    "zero3-gated": [*STAGES["zero3"], BFLOAT16, *LORA, "lora.gated=true"],
+    "zero3-gated": [*STAGES["zero3"], BFLOAT16, *GATED],
+    **MIXTURES,
     "causal": [*STAGES["zero1"], "objective=causal", "objective.soft=0"],
 }
-PLAIN = [name for name in RUNS if "lora" not in name and "gated" not in name]
-ADAPTED = [name for name in RUNS if name not in PLAIN]
+PLAIN = [name for name, overrides in RUNS.items() if "lora.rank=4" not in overrides]
+ADAPTED = [name for name in RUNS if name not in {*PLAIN, *MIXTURES}]
 
 
 def train(folder: Path, data: Path, runs: dict[str, list[str]], *, ranks: int) -> Path:

@@ -13,10 +13,13 @@ from conf import UserError
 from conf.files import read_json, read_result
 from conf.fingerprint import fingerprint_file
 from data_prep.ngrams import TABLE
+from infer import DecodeConfig, load
 from infer.models.checkpoint import ModelDirectory
 from infer.ngrams import NgramWeights
+from tests.infer.library import tokens_of
 from tests.train.export.runs import (
     ADAPTED,
+    MIXTURES,
     PLAIN,
     change,
     export,
@@ -28,6 +31,7 @@ from train.export import ExportConfig, keeps_adapter
 from train.export.weights import write_weights
 
 FLOAT32 = "dtype=float32"
+MIXTURE_PROMPTS = [[20, 30, 40, 51], [77, 78], [99] * 7]
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -110,6 +114,27 @@ def test_the_directory_is_verified(
     assert f"ngrams={ngrams}, gated={adaptive.gated})" in decoder
 
 
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_mixture_of_experts_is_adapted_exported_and_decoded(
+    runs: Path, tmp_path: Path, name: str
+) -> None:
+    """The export ended in KeyError: peft had put its layers into experts and routers."""
+    out = export(runs / name, tmp_path / "model", FLOAT32)
+    verified = read_json(out / "manifest.json")["verified"]
+    assert (verified["logit_difference"] == 0) == ("gated" in name)
+    if "gated" in name:
+        described = read_json(out / "adapter" / "adapter_config.json")
+        words = {target.rpartition(".")[2] for target in described["target_modules"]}
+        assert words == {"q_proj", "k_proj", "v_proj", "o_proj"}
+        assert not described["target_parameters"] and not described["rank_pattern"]
+    model = load(out, "float32", "cpu")
+    plain, drafted = (
+        tokens_of(model, MIXTURE_PROMPTS, DecodeConfig(method, max_new_tokens=24))
+        for method in ("plain", "hybrid")
+    )
+    assert drafted == plain and len({tuple(text) for text in plain}) == 3
+
+
 @pytest.mark.parametrize("name", ["zero1", "zero2-lora"])
 def test_a_wrong_weight_is_detected(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -163,6 +188,17 @@ def test_a_damaged_training_is_refused(
     else:
         damaged.write_bytes(damaged.read_bytes()[:-7])
     assert message in refused(run, tmp_path / "model")
+
+
+def test_a_model_that_would_not_decode_is_refused(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A DeepSeek-V2 was exported as verified, and `infer` refused the directory."""
+    monkeypatch.setattr(
+        "train.export.trained.why_unsupported", lambda config: "which is too new"
+    )
+    message = refused(runs / "zero1", tmp_path / "model")
+    assert "a model that can be decoded, got llama, which is too new" in message
 
 
 def test_a_gated_adapter_is_kept_and_cannot_be_merged() -> None:

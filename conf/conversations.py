@@ -1,0 +1,229 @@
+"""Conversations in the forms that people publish, brought to one: messages of role and content.
+
+    OpenAI      messages: a list of {role, content}
+    ShareGPT    conversations: a list of {from, value}, and system
+    Alpaca      instruction, input, output
+    pairs       prompt and completion (texts, or lists of messages), question and answer, ...
+
+A message keeps content, tool_calls, tool_call_id, name, the model's own reasoning, and weight.
+"""
+
+import ast
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Message = dict[str, Any]
+ROLES = {
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "system": "system",
+    "developer": "developer",
+    "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+    "function_call": "assistant",
+}
+LISTS = ("messages", "conversations", "conversation")
+INSTRUCTION = "instruction"
+INPUTS = ("input", "context")  # Alpaca's, Dolly's
+OUTPUTS = ("output", "response")
+PAIRS = (
+    ("prompt", "completion"),
+    ("prompt", "response"),
+    ("question", "answer"),
+    ("query", "response"),
+)
+# Every column that a conversation may stand in.
+COLUMNS = tuple(
+    dict.fromkeys([*LISTS, INSTRUCTION, *INPUTS, *OUTPUTS, *sum(PAIRS, ())])
+)
+BESIDE = ("system", "tools", "functions")  # that belong to a conversation
+FORMS = "messages, conversations, instruction with output, or prompt with completion"
+KEPT = ("tool_call_id", "name", "reasoning_content", "reasoning", "thinking")
+
+
+class NoConversation(ValueError):
+    """A row without the columns of a conversation."""
+
+
+def conversation(row: Mapping[str, Any], column: str = "messages") -> list[Message]:
+    """Return a row's messages, from `column` or, by default, from any known form.
+
+    Raises NoConversation for a row of another form, ValueError for one that is damaged.
+    """
+    lists = LISTS if column == "messages" else (column,)
+    name = next((name for name in lists if row.get(name) is not None), None)
+    if name:
+        messages = as_messages(row[name])
+    elif column != "messages":
+        raise NoConversation(f"no {column}, got {', '.join(map(str, row))}")
+    else:
+        messages = _pair(row)
+    system = row.get("system")
+    first = messages[0]["role"] if messages else "system"
+    if isinstance(system, str) and system and first not in ("system", "developer"):
+        messages.insert(0, {"role": "system", "content": system})
+    return messages
+
+
+def _pair(row: Mapping[str, Any]) -> list[Message]:
+    """Return the messages of a row of Alpaca's form, or of a question and its answer."""
+    answers = (name for name in OUTPUTS if row.get(name) is not None)
+    if row.get(INSTRUCTION) is not None and (answer := next(answers, None)):
+        return [
+            {"role": "user", "content": instruction(row)},
+            {"role": "assistant", "content": _text(row[answer], answer)},
+        ]
+    for asked, answered in PAIRS:
+        if row.get(asked) is not None and row.get(answered) is not None:
+            return _side(row, asked, "user") + _side(row, answered, "assistant")
+    raise NoConversation(f"none of {FORMS}, got {', '.join(map(str, row))}")
+
+
+def _side(row: Mapping[str, Any], name: str, role: str) -> list[Message]:
+    value = row[name]
+    if isinstance(value, list):
+        return as_messages(value)
+    return [{"role": role, "content": _text(value, name)}]
+
+
+def instruction(row: Mapping[str, Any]) -> str:
+    """Return the whole question of a row of Alpaca's or Dolly's form."""
+    instances = row.get("instances")  # of Alpaca's seed tasks
+    first = instances[0] if isinstance(instances, list) and instances else row
+    texts = [row[INSTRUCTION], *(first.get(name) for name in INPUTS)]
+    return "\n\n".join(_text(text, INSTRUCTION) for text in texts if text)
+
+
+def as_messages(value: Any) -> list[Message]:
+    """Return a list of messages, of OpenAI's or ShareGPT's keys. Raises ValueError."""
+    if isinstance(value, str | bytes):  # a cell of CSV
+        value = _parsed(value)
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise ValueError(f"must be a list of messages, got {type(value).__name__}")
+    return [_message(message) for message in value]
+
+
+def _parsed(cell: str | bytes) -> Any:
+    text = cell.decode() if isinstance(cell, bytes) else cell
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass
+    try:
+        return ast.literal_eval(text)  # as pandas writes a list into CSV
+    except (SyntaxError, ValueError, MemoryError) as error:
+        raise ValueError("must be a list of messages, got a text") from error
+
+
+def _message(value: Any) -> Message:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"a message must be an object, got {type(value).__name__}")
+    given = value.get("role") or value.get("from")
+    if not isinstance(given, str) or given.lower() not in ROLES:
+        roles = "system, developer, user, assistant, tool"
+        raise ValueError(f"a role must be one of {roles}, got {given!r:.50}")
+    message: Message = {"role": ROLES[given.lower()]}
+    content = _content(value.get("content", value.get("value")))
+    calls = _calls(value)
+    if given == "function_call":
+        calls, content = [_call(_parsed(content or ""))], None
+    if content is None and not calls:
+        raise ValueError(f"the content of {given} must be text, got null")
+    message["content"] = content or ""
+    if calls:
+        message["tool_calls"] = calls
+    message |= {name: value[name] for name in KEPT if isinstance(value.get(name), str)}
+    if value.get("weight") == 0:
+        message["weight"] = 0
+    return message
+
+
+def _content(value: Any) -> str | None:
+    """Return the text of a message's content: a text, or parts of it."""
+    if isinstance(value, list):
+        parts = [_part(part) for part in value]
+        return "".join(parts)
+    return None if value is None else _text(value, "content")
+
+
+def _part(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    text = value.get("text") if isinstance(value, Mapping) else None
+    if not isinstance(text, str):
+        kind = value.get("type") if isinstance(value, Mapping) else value
+        raise ValueError(f"a part of content must be text, got {kind!r:.50}")
+    return text
+
+
+def _calls(value: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the tool calls of a message; the arguments are objects, as templates want them."""
+    calls = value.get("tool_calls") or []
+    if function := value.get("function_call"):  # before tool_calls
+        calls = [*calls, function]
+    if not isinstance(calls, list):
+        raise ValueError(f"tool_calls must be a list, got {type(calls).__name__}")
+    return list(map(_call, calls))
+
+
+def _call(value: Any) -> dict[str, Any]:
+    function = value.get("function", value) if isinstance(value, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ValueError(f"a tool call must have a function's name, got {value!r:.50}")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except ValueError as error:
+            raise ValueError(
+                f"a tool call's arguments must be JSON: {error}"
+            ) from error
+    call: dict[str, Any] = {"type": "function"}
+    if isinstance(value.get("id"), str):
+        call["id"] = value["id"]
+    call["function"] = {"name": function["name"], "arguments": arguments or {}}
+    return call
+
+
+def tools_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the tools that a row declares, in the form of chat templates. Raises ValueError."""
+    value = row.get("tools") or row.get("functions") or []
+    if isinstance(value, str | bytes):
+        value = _parsed(value) if value.strip() else []
+    if not isinstance(value, list) or not all(isinstance(t, Mapping) for t in value):
+        raise ValueError("tools must be a list of objects")
+    wrapped = [t if "function" in t else {"function": t} for t in value]
+    return [{"type": "function", **without_null(tool)} for tool in wrapped]
+
+
+def without_null(value: Any) -> Any:
+    """Return a value without null entries, which parquet fills in for absent ones."""
+    if isinstance(value, Mapping):
+        return {k: without_null(v) for k, v in value.items() if v is not None}
+    return list(map(without_null, value)) if isinstance(value, list) else value
+
+
+def _text(value: Any, name: str) -> str:
+    if isinstance(value, bytes):
+        value = value.decode()
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be text, got {type(value).__name__}")
+    return value
+
+
+def text_of(messages: Sequence[Message]) -> str:
+    """Return the text of a conversation: its contents and the calls of tools."""
+    texts = []
+    for message in messages:
+        calls = message.get("tool_calls")
+        called = [json.dumps(calls, ensure_ascii=False)] if calls else []
+        texts.append("\n".join([*filter(None, [message["content"]]), *called]))
+    return "\n\n".join(texts)

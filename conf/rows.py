@@ -1,0 +1,111 @@
+"""Rows of files: JSON lines, a JSON list, indented JSON, CSV, TSV, parquet; also .gz, .bz2, .xz, .zst."""
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+ROW_FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+# A list, or an object over several lines; a line such as [1] is a row of JSON lines that is no object.
+SEVERAL_LINES = re.compile(rb"\s*(\[\s*(\{|\]|$)|\{\s*$)")
+CHUNK = 2**20  # characters that are read at once
+
+
+def _open_zst(stream: Any) -> Any:
+    import pyarrow
+
+    return pyarrow.CompressedInputStream(stream, "zstd")
+
+
+DECOMPRESSORS: dict[str, Callable[[Any], Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+    ".zst": _open_zst,
+}
+
+
+def form_of(name: str) -> str:
+    """Return the suffix of a file of rows, without that of its compression: ".jsonl"."""
+    path = Path(name)
+    return (path.with_suffix("") if path.suffix in DECOMPRESSORS else path).suffix
+
+
+def spans_lines(first_line: bytes) -> bool:
+    """Return True if a JSON file that begins with this line is a list or indented objects, not JSON lines."""
+    return bool(SEVERAL_LINES.match(first_line.removeprefix(b"\xef\xbb\xbf")))
+
+
+def json_values(stream: TextIO, limit: int) -> Iterator[Any]:
+    """Yield the values of a JSON list, or values one after another, each of about `limit` characters at most.
+
+    Raises ValueError or RecursionError where the text is no JSON: nothing after that place can be read.
+    """
+    decoder = json.JSONDecoder()
+    separators = re.compile(r"[\s,]*")
+    buffer = stream.read(CHUNK)
+    at = len(buffer) - len(buffer.lstrip("\ufeff \t\r\n"))
+    listed = buffer.startswith("[", at)
+    at += listed
+    wanted = CHUNK
+    while True:
+        at = separators.match(buffer, at).end()  # type: ignore[union-attr]
+        ended = len(buffer) - at < wanted and not (more := stream.read(wanted))
+        if not ended and len(buffer) - at < wanted:
+            buffer, at = buffer[at:] + more, 0
+            continue
+        if at == len(buffer) or (listed and buffer[at] == "]"):
+            if listed and buffer[at:].strip() != "]":
+                raise ValueError("the list does not end")
+            return
+        try:
+            value, at = decoder.raw_decode(buffer, at)
+        except ValueError:
+            if ended or wanted > limit:
+                raise
+            wanted *= 2  # the value may go on
+            continue
+        wanted = CHUNK
+        yield value
+
+
+def read_rows(path: Path, bad: list[str] | None = None) -> list[dict[str, Any]]:
+    """Return the rows of a file. What is no row is appended to `bad` as a sentence.
+
+    Without `bad`, raises ValueError or TypeError for such a row.
+    """
+    if form_of(path.name) == ".parquet":
+        from pyarrow.parquet import read_table
+
+        rows: list[dict[str, Any]] = read_table(path).to_pylist()
+        return rows
+    with open(path, "rb") as raw:
+        decompress = DECOMPRESSORS.get(path.suffix)
+        content = (decompress(raw) if decompress else raw).read()
+    text = content.decode("utf-8-sig")
+    if form_of(path.name) in (".csv", ".tsv"):
+        return list(read_csv(io.StringIO(text, newline=""), path.name))
+    if spans_lines(content.partition(b"\n")[0]):
+        return list(map(dict, json_values(io.StringIO(text), len(text))))
+    rows = []
+    for number, line in enumerate(text.split("\n"), 1):
+        try:
+            if line.strip():
+                rows.append(dict(json.loads(line)))
+        except (ValueError, TypeError, RecursionError) as error:
+            if bad is None:
+                raise
+            bad.append(f"line {number}: {error}")
+    return rows
+
+
+def read_csv(stream: TextIO, name: str) -> "csv.DictReader[str]":
+    """Return a reader of the rows of a CSV or TSV file as objects, by the names in its first line."""
+    delimiter = "\t" if form_of(name) == ".tsv" else ","
+    return csv.DictReader(stream, delimiter=delimiter)

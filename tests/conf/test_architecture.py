@@ -1,0 +1,84 @@
+"""The one check of architectures: what it refuses, in training and decoding alike."""
+
+import pytest
+from transformers import AutoConfig
+
+from conf import UserError
+from conf.architecture import (
+    expert_blocks,
+    passes_argument,
+    skeleton,
+    why_unsupported,
+)
+from infer.engine.families import check_family, check_tree
+from tests.infer.engine.test_families import EXPERTS, FAMILIES, SIZES, tiny
+from train.pretrained import check_architecture
+
+DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}
+LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "v_head_dim": 8}
+LATENT |= {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "head_dim": 8}
+REFUSED = {
+    "gemma3": ({}, "takes more than text"),
+    "t5": ({}, "is not a decoder-only"),
+    "llama4_text": ({}, "chunked_attention"),
+    "llama": (DYNAMIC, "depend on the length"),
+    "gemma2": ({}, "attention has softcap"),
+    "gpt_oss": ({"num_local_experts": 2, "num_experts_per_tok": 1}, "has s_aux"),
+    "cohere": ({"logit_scale": 0.1}, "logits are not its head"),
+    "deepseek_v2": (LATENT, "as in latent attention"),
+    "deepseek_v3": (LATENT, "as in latent attention"),
+    "doge": ({}, "fails on a tree"),
+    "jetmoe": ({}, "does not use the library's cache"),
+}
+#: Mixtures of experts that train and decode, beside the families of test_families.py.
+MIXTURES = ["qwen3_moe", "mixtral", "olmoe", "granitemoe", "phimoe", "afmoe"]
+
+
+def config_of(kind: str, **settings: object) -> object:
+    known = AutoConfig.for_model(kind).to_dict()
+    sizes = {name: value for name, value in SIZES.items() if name in known}
+    return AutoConfig.for_model(kind, **sizes | settings)
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_training_and_decoding_refuse_for_one_reason(kind: str) -> None:
+    """A DeepSeek-V2 trained and was exported as verified; then `infer` refused it."""
+    settings, reason = REFUSED[kind]
+    config = config_of(kind, **settings)
+    before = config.to_dict()
+    with pytest.raises(UserError, match=f"got {kind}, .*{reason}") as decoding:
+        check_family(config)
+    with pytest.raises(UserError, match=f"got {kind}, .*{reason}") as training:
+        check_architecture(config, seq_len=48)
+    ends = [str(e.value).partition(f"got {kind}, ")[2] for e in (decoding, training)]
+    assert ends[0] == ends[1].removesuffix(".") == why_unsupported(config)
+    assert config.to_dict() == before
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_a_mixture_of_experts_that_trains_decodes(kind: str) -> None:
+    known = AutoConfig.for_model(kind).to_dict()
+    experts = {"num_experts": 4, "num_local_experts": 4, **EXPERTS}
+    lm = tiny(kind, **{name: n for name, n in experts.items() if name in known})
+    check_architecture(lm.config, seq_len=48)
+    check_tree(lm)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_that_decodes_is_supported(family: str) -> None:
+    kind, settings = FAMILIES[family]
+    assert why_unsupported(config_of(kind, **settings)) == ""
+
+
+def test_arguments_of_a_decoder_that_attention_gets() -> None:
+    """A gated training of Nemotron ended in an exception at its first step."""
+    assert passes_argument(config_of("llama"), "trunk_keys")
+    assert not passes_argument(config_of("nemotron"), "trunk_keys")
+
+
+def test_the_blocks_of_experts() -> None:
+    """Named by the list of their weights; a router is beside them."""
+    lm = skeleton(config_of("mixtral"))
+    names = [f"model.layers.{layer}.mlp" for layer in range(2)]
+    assert expert_blocks(lm) == dict.fromkeys(names, ["experts"])
+    assert expert_blocks(skeleton(config_of("llama"))) == {}

@@ -1,0 +1,93 @@
+"""Files of rows, as docs/data.md and docs/evaluation.md name them."""
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conf import rows
+from conf.rows import json_values, read_rows
+
+ROWS = [{"a": 'é\n"[{', "b": "1"}, {"a": "", "b": "2"}]
+
+
+def as_csv(delimiter: str) -> bytes:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, ["a", "b"], delimiter=delimiter)
+    writer.writeheader()
+    writer.writerows(ROWS)
+    return out.getvalue().encode()
+
+
+def as_parquet() -> bytes:
+    out = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(ROWS), out)
+    return out.getvalue()
+
+
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+FILES: dict[str, tuple[str, Callable[[], bytes]]] = {
+    "JSON lines": ("a.jsonl", lambda: LINES),
+    "JSON lines with a mark of UTF-8": ("a.ndjson", lambda: b"\xef\xbb\xbf" + LINES),
+    "a JSON list": ("a.json", lambda: json.dumps(ROWS).encode()),
+    "an indented JSON list": ("a.json", lambda: json.dumps(ROWS, indent=2).encode()),
+    "indented objects": (
+        "a.json",
+        lambda: "\n".join(json.dumps(row, indent=4) for row in ROWS).encode(),
+    ),
+    "CSV": ("a.csv", lambda: as_csv(",")),
+    "TSV": ("a.tsv", lambda: as_csv("\t")),
+    "parquet": ("a.parquet", as_parquet),
+    "gzip": ("a.jsonl.gz", lambda: gzip.compress(LINES)),
+    "bzip2": ("a.jsonl.bz2", lambda: bz2.compress(LINES)),
+    "xz": ("a.json.xz", lambda: lzma.compress(json.dumps(ROWS).encode())),
+    "zst": ("a.jsonl.zst", lambda: pa.Codec("zstd").compress(LINES, asbytes=True)),
+}
+
+
+@pytest.mark.parametrize("form", FILES)
+def test_forms_of_files(tmp_path: Path, form: str) -> None:
+    name, content = FILES[form]
+    (tmp_path / name).write_bytes(content())
+    assert read_rows(tmp_path / name) == ROWS
+
+
+def test_a_line_that_is_no_row_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(LINES + b'{"a": \n[1]\n' + LINES)
+    bad: list[str] = []
+    assert read_rows(path, bad) == ROWS * 2
+    assert [sentence.partition(":")[0] for sentence in bad] == ["line 3", "line 4"]
+    with pytest.raises(ValueError):
+        read_rows(path)
+
+
+@given(
+    st.lists(
+        st.dictionaries(st.text(), st.text() | st.lists(st.integers())), max_size=6
+    ),
+    st.booleans(),
+    st.sampled_from([None, 1]),
+    st.integers(1, 40),
+)
+def test_values_are_those_of_json_at_any_size_of_reads(
+    values: list[dict[str, object]], listed: bool, indent: int | None, chunk: int
+) -> None:
+    texts = [json.dumps(value, indent=indent) for value in values]
+    text = f"[{', '.join(texts)}]" if listed else "\n".join(texts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows, "CHUNK", chunk)
+        assert list(json_values(io.StringIO(text), 10**6)) == values
+        if listed:  # a list that does not end
+            with pytest.raises(ValueError):
+                list(json_values(io.StringIO(text[:-1]), 10**6))

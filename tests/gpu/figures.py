@@ -1,0 +1,217 @@
+"""Ten minutes of figures of one GPU: `bash launch/gpu_check.sh --figures OUT PIECE ...`.
+
+The parts run in the order of their worth, each as a process with a limit, and each result is
+a file of OUT as soon as its part ends:
+
+    speed    model=smollm2 by every decoder, greedy and at temperature 1, texts compared
+    rows     L(q) of SmolLM2's and CodeLlama-7B's shape, and the share of the bandwidth
+    gated    a training step of 7B's shape by gated LoRA: seconds, MFU, memory beside the plan's
+    dual     the same by the paper's objective and all weights, with the layers that fit
+    zero     the stages of ZeRO agree; the same step after a resume
+
+PIECEs are SmolLM2-135M's GGUF file, cut in as many pieces as a transfer needs. Nothing is
+downloaded. GPU_CHECK_DEVICE=cpu tries the parts with tiny shapes.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import transformers
+
+from conf.files import write_json
+from conf.stage import ROOT
+from tests.gpu.shapes import CODELLAMA_7B, DEVICE, LIVELY, random_model
+
+ON_GPU = DEVICE == "cuda"
+ROWS = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 81)
+STEPS = 4  # timed, after two that warm up
+TOKENS = 16384 if ON_GPU else 64
+TRAINED = "codellama_7b" if ON_GPU else "tiny"
+SHARE = 0.7  # of the memory: a plan is an estimate
+RECIPES = {
+    "gated": ["experiment=sdsat_7b_best"] if ON_GPU else ["lora.rank=4"],
+    "dual": ["objective=dual"],
+}
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Part:
+    """A command and the seconds that it may take."""
+
+    name: str
+    seconds: float
+    command: list[str]
+
+
+def main() -> None:
+    """Run the parts, or one of them with its settings."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("pieces", nargs="*", type=Path, help="of SmolLM2's GGUF file")
+    parser.add_argument("--prompts", default=[], nargs="*", help="besides HumanEval")
+    parser.add_argument("--minutes", type=float, default=8.5)
+    parser.add_argument("--parts", nargs="*", help="those alone, by their names")
+    parser.add_argument("--part", choices=("rows", *RECIPES), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    model = args.out / "model"
+    if args.part == "rows":
+        return measure_rows(model, args.out / "rows.json")
+    if args.part:
+        figures = measure_step([f"model={TRAINED}", *RECIPES[args.part]])
+        print(json.dumps(figures), flush=True)
+        return write_json(args.out / f"{args.part}.json", figures)
+    began = time.monotonic()
+    write_json(args.out / "machine.json", machine())
+    for part in parts(args.out, args.pieces, args.prompts):
+        if args.parts and part.name not in args.parts:
+            continue
+        left = 60 * args.minutes - (time.monotonic() - began)
+        run(part, args.out, min(part.seconds, left))
+    return None
+
+
+def machine() -> dict[str, Any]:
+    """Return what the figures were measured on."""
+    return {
+        "device": torch.cuda.get_device_name() if ON_GPU else platform.processor(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def parts(out: Path, pieces: Sequence[Path], prompts: Sequence[str]) -> list[Part]:
+    """Return the parts; those that need SmolLM2's file only if it is given."""
+    python, model = [sys.executable, "-m"], out / "model"
+    itself = [*python, "tests.gpu.figures", str(out)]
+    listed = []
+    if pieces:
+        gguf = out / "model.gguf"
+        with gguf.open("wb") as whole:
+            for piece in pieces:
+                whole.write(piece.read_bytes())
+        adapter = ROOT / "adapters" / "smollm2-135m"
+        convert = [*python, "train.convert", f"gguf={gguf}", f"adapter={adapter}"]
+        listed.append(Part("convert", 150, [*convert, f"out={model}"]))
+        sets = ",".join(["humaneval", *(f"'{path}'" for path in prompts)])
+        for dtype, count in (("bfloat16", 8), ("float32", 4)):
+            bench = [*python, "infer.bench", f"model={model}", "part=speed"]
+            bench += [f"prompts=[{sets}]", f"count={count if ON_GPU else 1}"]
+            bench += ["speed.decoders=[hybrid,adaptive,sdsat,ngrams]", "speed.k=[5]"]
+            bench += ["speed.peers=[]", "speed.rounds=1", f"dtype={dtype}"]
+            bench += [f"speed.max_new_tokens={128 if ON_GPU else 16}"]
+            bench += [f"out={out / f'speed_{dtype}'}"]
+            listed.append(Part(f"speed_{dtype}", 130, bench))
+    listed.append(Part("rows", 80, [*itself, "--part", "rows"]))
+    listed += [Part(name, 70, [*itself, "--part", name]) for name in RECIPES]
+    zero = [*python, "pytest", "-q", "-s", "-m", "gpu", "-p", "no:cacheprovider"]
+    tests = ["zero_stages_agree"]
+    tests += [f"steps_and_resume[zero{stage}-branch]" for stage in (3, 2, 1)]
+    zero += [f"tests/gpu/test_training.py::test_{name}" for name in tests]
+    listed.append(Part("zero", 240, zero))
+    return listed
+
+
+def run(part: Part, out: Path, seconds: float) -> None:
+    """Run a part into `OUT/NAME.log`; say how it ended and how long it took."""
+    began = time.monotonic()
+    if seconds < 10:
+        print(f"{part.name}: no time left", flush=True)
+        return
+    log = out / f"{part.name}.log"
+    with log.open("w") as file:
+        try:
+            ended: int | str = subprocess.run(
+                part.command, stdout=file, stderr=file, timeout=seconds, cwd=ROOT
+            ).returncode
+        except subprocess.TimeoutExpired:
+            ended = "time limit"
+    took = time.monotonic() - began
+    print(f"\n== {part.name}: ended with {ended} after {took:.0f} s", flush=True)
+    print(log.read_text(errors="replace")[-3000:], flush=True)
+
+
+def measure_rows(model: Path, out: Path) -> None:
+    """Write the cost of rows of SmolLM2, as far as it is there, and of 7B's shape."""
+    from infer import load
+    from infer.bench.roofline import measure_roofline
+
+    figures: dict[str, Any] = {}
+
+    def measure(name: str, make: Callable[[], Any]) -> None:
+        lm = make()
+        row = measure_roofline(lm, rows=ROWS)
+        row["L"] = [ms / row["ms"][0] for ms in row["ms"]]
+        row["roofline_share"] = [b / ms for b, ms in zip(row["roofline_ms"], row["ms"])]
+        figures[name] = row
+        print(name, json.dumps(row), flush=True)
+        write_json(out, figures)
+
+    if model.is_dir():
+        for dtype in ("bfloat16", "float32"):
+            measure(f"smollm2 {dtype}", lambda d=dtype: load(model, d).lm)
+    shape = CODELLAMA_7B if ON_GPU else LIVELY
+    measure(
+        "codellama_7b bfloat16",
+        lambda: random_model(shape, dtype=torch.bfloat16, device=DEVICE),
+    )
+
+
+def measure_step(recipe: list[str]) -> dict[str, Any]:
+    """Return the figures of a recipe, with as many layers as the plan fits the device."""
+    from tests.gpu.training_worker import Steps
+    from train.flops import peak_flops, step_flops
+    from train.plan import estimate_memory
+    from train.pretrained import model_config
+
+    common = ["dtype=bfloat16", "model.random_init=true", "global_batch=1"]
+    common += ["deepspeed=zero1", "micro_batch=1", "tracker.mode=disabled"]
+    common += ["objective.L=5", "data.path=x", "out=x"]
+    capacity = torch.cuda.get_device_properties(0).total_memory if ON_GPU else 64 * GIB
+    for layers in (32, 24, 16, 8, 4) if ON_GPU else (2,):
+        overrides = [*recipe, *common, f"model.shape.num_hidden_layers={layers}"]
+        config = Steps.config_of(TOKENS, overrides)
+        architecture = model_config(config.model)
+        plan = estimate_memory(architecture, config, ranks=1, seq_len=TOKENS)
+        if plan.total < SHARE * capacity:
+            break
+    with torch.device(DEVICE):  # a CPU would draw 7B weights for minutes
+        steps = Steps(TOKENS, overrides)
+    seconds = []
+    for index in range(2 + STEPS):
+        began = time.perf_counter()
+        loss = steps.step(index)  # waits for the device
+        seconds.append(time.perf_counter() - began)
+    figures = {
+        "layers": layers,
+        "tokens": TOKENS,
+        "seconds": median(seconds[2:]),
+        "loss": loss,
+        "peak_gib": steps.engine.peak_memory() / GIB,
+        "planned_gib": plan.total / GIB,
+    }
+    peak = peak_flops(torch.cuda.get_device_name()) if ON_GPU else None
+    if peak:
+        flops = step_flops(architecture, config, seq_len=TOKENS)
+        figures["mfu"] = flops / figures["seconds"] / peak
+    return figures
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    main()

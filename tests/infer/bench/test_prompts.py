@@ -1,0 +1,249 @@
+"""Rows of published files as prompts and problems: docs/evaluation.md's tables, a test a row."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf import UserError
+from conf.rows import read_rows
+from infer.bench.problems import read_problems
+from infer.bench.prompts import (
+    encode,
+    messages_of,
+    name_of,
+    prompt_of,
+    read_prompts,
+    rows_of,
+)
+from infer.chat import chat_ids
+from infer.config import Infill
+from infer.models.checkpoint import ModelDirectory
+from tests import bpe
+from tests.conftest import write_rows
+
+TEMPLATE = """{% for m in messages %}{{ '<s>' + m.role + ': ' + m.content + '\n' }}\
+{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Model directories without weights: one with a chat template, one without."""
+    root = tmp_path_factory.mktemp("models")
+    tokenizer = bpe.train_bpe()
+    for name in ("chat", "base"):
+        bpe.save(tokenizer, root / name)
+        (root / name / "config.json").write_text('{"vocab_size": 400}')
+    (root / "chat" / "chat_template.jinja").write_text(TEMPLATE)
+    return {name: root / name for name in ("chat", "base")}
+
+
+ASK = [{"role": "user", "content": "Name a colour."}]
+RED = {"role": "assistant", "content": "Red."}
+MBPP = {"text": "Add one.", "code": "", "test_list": ["assert f(1) == 2"]}
+# The whole question of each, as it is put to the model.
+QUESTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "messages": ({"messages": [*ASK, RED]}, "Name a colour."),
+    "OpenAI batch": (
+        {"custom_id": "r1", "body": {"model": "m", "messages": ASK}},
+        "Name a colour.",
+    ),
+    "ShareGPT": (
+        {"conversations": [{"from": "human", "value": "Name a colour."}]},
+        "Name a colour.",
+    ),
+    "TRL": ({"prompt": ASK, "completion": [RED]}, "Name a colour."),
+    "GSM8K": ({"question": "What is 3 + 4?", "answer": "#### 7"}, "What is 3 + 4?"),
+    "MT-Bench, Spec-Bench": (
+        {"question_id": 81, "turns": ["Write a post.", "Shorter."]},
+        "Write a post.",
+    ),
+    "Alpaca": (
+        {"instruction": "Sort these.", "input": "b, a", "output": "a, b"},
+        "Sort these.\n\nb, a",
+    ),
+    "Alpaca's seed tasks": (
+        {"instruction": "Sort.", "instances": [{"input": "b, a", "output": "a, b"}]},
+        "Sort.\n\nb, a",
+    ),
+    "XSum": (
+        {"document": "A fox ran.", "summary": "Fox.", "id": "1"},
+        "A fox ran.\n\nSummarize this text in one sentence.",
+    ),
+    "WMT": (
+        {"translation": {"de": "Hallo", "en": "Hello"}},
+        "Translate from English to German: Hello",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", QUESTIONS)
+def test_questions_are_asked_whole(folders: dict[str, Path], form: str) -> None:
+    row, question = QUESTIONS[form]
+    assert messages_of(row) == ({"role": "user", "content": question},)
+    chat = folders["chat"]
+    ids, by_template = encode(row, ModelDirectory(chat).text, chat, max_tokens=999)
+    assert by_template
+    assert ids == chat_ids(chat, [{"role": "user", "content": question}])
+    base = folders["base"]
+    text = ModelDirectory(base).text
+    if any(name in row for name in ("messages", "body", "conversations", "prompt")):
+        with pytest.raises(UserError, match="must have a chat template for messages"):
+            encode(row, text, base, max_tokens=999)
+    else:
+        assert encode(row, text, base, max_tokens=999) == (text.encode(question), False)
+
+
+TEXTS: dict[str, tuple[dict[str, Any], Any]] = {
+    "HumanEval": ({"task_id": "HumanEval/0", "prompt": "def f():\n"}, "def f():\n"),
+    "MBPP": ({"task_id": 11, **MBPP}, '"""\nAdd one.\nassert f(1) == 2\n"""\n'),
+    "sanitized MBPP": (
+        {"task_id": 11, "prompt": "Add one.", "test_list": ["assert f(1) == 2"]},
+        '"""\nAdd one.\nassert f(1) == 2\n"""\n',
+    ),
+    "MbppPlus": (
+        {"task_id": "Mbpp/2", "prompt": '"""\nAdd.\n"""\n', "entry_point": "f"},
+        '"""\nAdd.\n"""\n',
+    ),
+    "infilling": (
+        {"prompt": "a = ", "suffix": "", "canonical_solution": "1"},
+        Infill("a = ", ""),
+    ),
+}
+
+
+@pytest.mark.parametrize("form", TEXTS)
+def test_texts_are_continued(form: str) -> None:
+    """MBPP's prompt was the first half of its sentence."""
+    row, expected = TEXTS[form]
+    assert prompt_of(row) == expected
+
+
+def test_rows_without_a_prompt_are_counted(
+    folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One such row ended the run."""
+    file = write_rows(
+        tmp_path / "mixed.jsonl",
+        [{"messages": ASK, "id": "a"}, {"label": 1}, {"prompt": "x", "id": "b"}],
+    )
+    file.write_text(file.read_text() + "{broken\n")
+    chat = folders["chat"]
+    text = ModelDirectory(chat).text
+    drawn = read_prompts(str(file), text, chat, count=2, max_tokens=99, seed=1)
+    assert {prompt.id: prompt.chat for prompt in drawn} == {"a": True, "b": False}
+    assert "2 rows are left out, first: line 4" in capsys.readouterr().err
+    with pytest.raises(UserError, match="count must be at most 2"):
+        read_prompts(str(file), text, chat, count=3, max_tokens=99, seed=1)
+
+
+def test_sources_of_prompts(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("prompt\nx\n")
+    assert rows_of(str(tmp_path / "a.csv")) == [{"prompt": "x"}]
+    assert name_of("x/held.jsonl.gz") == "held" and name_of("x/a.csv") == "a"
+    assert name_of("openai/gsm8k:main") == "gsm8k-main"
+    with pytest.raises(UserError, match="got a folder. Give a file of it"):
+        rows_of(str(tmp_path))
+
+
+SOLUTION = {"canonical_solution": "    y = x\n"}
+PROBLEMS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "mbpp.jsonl": (
+        "mbpp",
+        {"task_id": 11, **MBPP, "test_setup_code": "import os"},
+        {"id": "Mbpp/11", "tests": "import os\nassert f(1) == 2\n"},
+    ),
+    "sanitized-mbpp.json": (
+        "mbpp",
+        {"task_id": 11, "prompt": "Add.", "test_imports": ["import re"]}
+        | {"test_list": ["assert f(1) == 2"]},
+        {"tests": "import re\n\nassert f(1) == 2\n"},
+    ),
+    "evalplus/mbppplus": (
+        "mbpp",
+        {"task_id": 11, "prompt": "Add.", "test_list": ["assert 1"], "test": "check()"},
+        {"tests": "check()\n", "prompt": '"""\nAdd.\nassert 1\n"""\n'},
+    ),
+    "MbppPlus.jsonl": (
+        "mbpp",
+        {"task_id": "Mbpp/2", "prompt": '"""\nAdd.\n"""\n', "entry_point": "add"}
+        | {"base_input": [[1, 2]], "plus_input": [], "atol": 0},
+        {"id": "Mbpp/2", "prompt": '"""\nAdd.\n"""\n', "tests": ""},
+    ),
+    "HumanEval-*Infilling": (
+        "infilling",
+        {
+            "task_id": "i",
+            "prompt": "def f(x):\n",
+            "suffix": "    return y\n",
+            **SOLUTION,
+        },
+        {"id": "i", "expected": "    y = x\n"},
+    ),
+    "santacoder-fim-task": (
+        "infilling",
+        {"name": "HumanEval_0", "language": "py", "prompt": "def f(x):\n"}
+        | {"suffix": "    return y\n", "tests": "assert f(1) == 1", **SOLUTION},
+        {"id": "HumanEval_0", "prompt": Infill("def f(x):\n", "    return y\n", "spm")},
+    ),
+    "MultiPL-E": (
+        "multipl_e",
+        {
+            "name": "m",
+            "language": "lua",
+            "prompt": "f",
+            "tests": "t",
+            "stop_tokens": [],
+        },
+        {"id": "m", "prompt": "f"},
+    ),
+    "documents": (
+        "lines",
+        {"id": 1, "content": "a\nb\nc\n"},
+        {"id": "1", "expected": "b\n"},
+    ),
+}
+
+
+@pytest.mark.parametrize("form", PROBLEMS)
+@pytest.mark.parametrize("packed", [True, False])
+def test_problems_of_published_files(tmp_path: Path, form: str, packed: bool) -> None:
+    kind, row, expected = PROBLEMS[form]
+    file = tmp_path / ("rows.jsonl.gz" if packed else "rows.json")
+    content = json.dumps(row) + "\n" if packed else json.dumps([row], indent=1)
+    file.write_bytes(gzip.compress(content.encode()) if packed else content.encode())
+    (problem,) = read_problems(kind, str(file))
+    assert {name: getattr(problem, name) for name in expected} == expected
+
+
+def test_the_file_of_another_benchmark_is_named(tmp_path: Path) -> None:
+    """The error was "got 'task_id'"."""
+    file = write_rows(tmp_path / "a.jsonl", [{"question": "a", "answer": "b"}])
+    with pytest.raises(UserError, match=r"row of question, answer .*Give mbpp\.jsonl"):
+        read_problems("mbpp", str(file))
+    file = write_rows(tmp_path / "b.jsonl", [{"task_id": 1, **MBPP}])
+    with pytest.raises(UserError, match=r"none of 1 rows that are answered\. Give"):
+        read_problems("mbpp", str(file))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gsm8k/test.jsonl",
+        "spec_bench/question.jsonl",
+        "alpaca/seed_tasks.jsonl",
+        "mbpp/mbpp.jsonl",
+        "mbpp/sanitized-mbpp.json",
+        "humaneval/HumanEval.jsonl.gz",
+        "humaneval_infilling/HumanEval-SingleLineInfilling.jsonl.gz",
+        "multipl_e/humaneval-go.jsonl",
+    ],
+)
+def test_every_row_of_a_published_file_is_a_prompt(
+    shared_data: Path, name: str
+) -> None:
+    for row in read_rows(shared_data / name):
+        prompt = prompt_of(row)
+        assert isinstance(prompt, str | Infill) or prompt[-1]["content"]  # type: ignore[index]

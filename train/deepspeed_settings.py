@@ -1,0 +1,239 @@
+"""Which of DeepSpeed's settings training takes, and what to use in place of others.
+
+In a file that was written for other trainers "auto" means ours, and blocks that are
+switched off are left out. Knows names and values, not DeepSpeed.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from conf.errors import describe_error
+
+AUTO = "auto"
+FILE = "file"  # the setting that names a JSON file
+#: Settings that reach DeepSpeed as they are; see PARTS for those of a block.
+TAKEN = {
+    "zero_optimization",
+    "data_types",
+    "communication_data_type",
+    "prescale_gradients",
+    "gradient_predivide_factor",
+    "wall_clock_breakdown",
+    "memory_breakdown",
+}
+ZERO = {
+    "stage",
+    "contiguous_gradients",
+    "reduce_scatter",
+    "reduce_bucket_size",
+    "use_multi_rank_bucket_allreduce",
+    "allgather_partitions",
+    "allgather_bucket_size",
+    "overlap_comm",
+    "offload_param",
+    "offload_optimizer",
+    "sub_group_size",
+    "stage3_prefetch_bucket_size",
+    "stage3_param_persistence_threshold",
+    "stage3_model_persistence_threshold",
+    "stage3_max_live_parameters",
+    "stage3_max_reuse_distance",
+    "stage3_gather_16bit_weights_on_model_save",
+    "stage3_use_all_reduce_for_fetch_params",
+    "stage3_allgather_sequential",
+    "ignore_unused_parameters",
+    "round_robin_gradients",
+    "parameter_alignment",
+    "memory_efficient_linear",
+    "log_trace_cache_warnings",
+    "enable_sanity_checks",
+    "leaf_module",
+}
+OFFLOAD = {"device", "pin_memory", "buffer_count", "buffer_size", "max_in_cpu"}
+PARTS = {
+    "": TAKEN,
+    "zero_optimization": ZERO,
+    "zero_optimization.offload_param": OFFLOAD,
+    "zero_optimization.offload_optimizer": OFFLOAD | {"fast_init"},
+    "data_types": {"grad_accum_dtype"},
+}
+#: What to use in place of a block that training does not take.
+INSTEAD = {
+    "optimizer": "Use optimizer.name, optimizer.lr and the other settings of optimizer",
+    "scheduler": "Use optimizer.lr, optimizer.warmup_steps and optimizer.min_lr",
+    "fp16": "Use dtype=bfloat16",
+    "torch_autocast": "Use dtype=bfloat16",
+    "amp": "Use dtype=bfloat16",
+    "activation_checkpointing": "Use model.activation_checkpointing=true",
+    "compile": "Use model.compile=true",
+    "sparse_attention": "Use model.attention",
+    "flops_profiler": "plan=true counts operations, and log.jsonl has tokens/s and MFU",
+    "comms_logger": "Use deepspeed.wall_clock_breakdown=true",
+    "sequence_parallel_size": "Use deepspeed=zero3 and a smaller micro_batch",
+    "tensor_parallel": "Use deepspeed=zero3, which divides the model over ranks",
+    "pipeline": "Use deepspeed=zero3, which divides the model over ranks",
+    "expert_parallel": "Use deepspeed=zero3, which divides the model over ranks",
+    "aio": "Use deepspeed.zero_optimization.offload_optimizer.device=cpu",
+    "autotuning": "plan=true prints the memory of a step",
+    "elasticity": "The same command continues a run on another number of ranks",
+    "checkpoint": "Use save_every and keep_last",
+    "nebula": "Use save_every and keep_last",
+    "datastates": "Use save_every and keep_last",
+    "tensorboard": "Use tracker, or log.jsonl",
+    "wandb": "Use tracker.mode=online",
+    "comet": "Use tracker, or log.jsonl",
+    "csv_monitor": "Use log.jsonl",
+    "monitor_config": "Use tracker, or log.jsonl",
+    "curriculum_learning": "The order of the data is that of data_prep and seed",
+    "data_efficiency": "The order of the data is that of data_prep and seed",
+    "dataloader_drop_last": "A step always has global_batch sequences",
+    "zero_force_ds_cpu_optimizer": "The optimizer is PyTorch's, also in the CPU's memory",
+    "log_level": "Set the environment variable DEEPSPEED_LOG_LEVEL",
+    "zero_optimization.cpu_offload": "Use deepspeed=zero2_offload",
+    "zero_optimization.compute_grad_norm": "log.jsonl has the norm of every step",
+}
+
+
+def normalize(
+    given: Mapping[str, Any],
+    *,
+    dtype: str,
+    optimizer: str,
+    filled: Mapping[str, tuple[str, Any]],
+) -> dict[str, Any]:
+    """Return the settings for DeepSpeed, without those that training fills in.
+
+    `filled` has, by DeepSpeed's name, our setting and its value; None for a value that
+    follows from others. Raises ValueError for a block that has no effect here or breaks
+    the run, and for a value other than ours.
+    """
+    settings = _read(given)
+    _check_bf16(settings.pop("bf16", None), dtype)
+    settings = {name: value for name, value in settings.items() if not _is_off(value)}
+    settings.pop("steps_per_print", None)  # log.jsonl has every step
+    settings.pop("zero_allow_untested_optimizer", None)
+    for name, (setting, value) in filled.items():
+        if name in settings and (got := settings.pop(name)) != value:
+            own = "auto" if value is None else f"auto or {setting}={value}"
+            raise ValueError(
+                f"deepspeed.{name} must be {own}, got {got}. Set {setting}"
+            )
+    for name, kind in (("optimizer", optimizer), ("scheduler", "warmupcosinelr")):
+        block = settings.get(name)
+        if isinstance(block, Mapping) and str(block.get("type")).lower() == kind:
+            params = {key: value for key, value in block.items() if key != "type"}
+            settings[name] = params if not _is_off(params) else None
+    taken = _part("", settings)
+    _check_stage(taken)
+    return taken
+
+
+def _check_stage(settings: Mapping[str, Any]) -> None:
+    """Raise ValueError for settings that need another stage of ZeRO."""
+    zero = settings.get("zero_optimization", {})
+    stage = zero.get("stage", 0)
+    for name, present, stages in (
+        ("prescale_gradients", settings.get("prescale_gradients"), (0,)),
+        ("zero_optimization.offload_optimizer", "offload_optimizer" in zero, (1, 2, 3)),
+        ("zero_optimization.offload_param", "offload_param" in zero, (3,)),
+    ):
+        if present and stage not in stages:
+            needed = " or ".join(map(str, stages))
+            raise ValueError(
+                f"deepspeed.{name} needs stage {needed} of ZeRO, got stage {stage}. "
+                "Leave it out, or set deepspeed.zero_optimization.stage"
+            )
+
+
+def _read(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings, those of the named file below those given beside it."""
+    beside = {name: value for name, value in given.items() if name != FILE}
+    if FILE not in given:
+        return beside
+    path = Path(str(given[FILE])).expanduser()
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        reason = "no such file"
+    except OSError as error:
+        reason = describe_error(error)
+    except ValueError as error:
+        reason = f"no JSON ({error})"
+    else:
+        if isinstance(settings, dict):
+            return _merge(settings, beside)
+        reason = f"a JSON {type(settings).__name__}"
+    raise ValueError(
+        f"deepspeed={path} must be DeepSpeed's settings in JSON, got {reason}"
+    )
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for name, value in above.items():
+        inner = merged.get(name)
+        blocks = isinstance(inner, Mapping) and isinstance(value, Mapping)
+        merged[name] = _merge(inner, value) if blocks else value  # type: ignore[arg-type]
+    return merged
+
+
+def _is_off(value: Any) -> bool:
+    """Return whether a setting is "auto", null or false, or a block of such settings."""
+    if isinstance(value, Mapping):
+        off = value.get("enabled") in (False, AUTO)
+        return off or all(map(_is_off, value.values()))
+    return value is None or value is False or value == AUTO
+
+
+def _check_bf16(block: Any, dtype: str) -> None:
+    """Raise ValueError for another type of the weights than `dtype`."""
+    if block is None:
+        return
+    if not isinstance(block, Mapping):
+        raise ValueError(f"deepspeed.bf16 must be a block of settings, got {block}")
+    enabled = block.get("enabled", AUTO)
+    if enabled != AUTO and enabled is not {"bfloat16": True, "float32": False}.get(
+        dtype
+    ):
+        cure = "bfloat16" if enabled else "float32"
+        raise ValueError(
+            f"deepspeed.bf16.enabled must be auto or that of dtype={dtype}, got "
+            f"{str(enabled).lower()}. Set dtype={cure}"
+        )
+    for name, value in block.items():
+        if name != "enabled" and not _is_off(value):
+            raise ValueError(_left_out(f"bf16.{name}"))
+
+
+def _part(place: str, block: Any) -> dict[str, Any]:
+    """Return the settings of a block that are not "auto", nor blocks that are off."""
+    if not isinstance(block, Mapping):
+        raise ValueError(f"deepspeed.{place} must be a block of settings, got {block}")
+    taken: dict[str, Any] = {}
+    for name, value in block.items():
+        full = f"{place}.{name}".lstrip(".")
+        if value is None or value == AUTO:
+            continue
+        if name not in PARTS[place]:
+            if _is_off(value):
+                continue
+            near = get_close_matches(name, PARTS[place], n=1)
+            raise ValueError(_left_out(full, near))
+        if full not in PARTS:
+            taken[name] = value
+        elif part := _part(full, value):
+            taken[name] = part
+    device = taken.get("device", "none")
+    if device not in ("cpu", "none"):
+        raise ValueError(f"deepspeed.{place}.device must be cpu or none, got {device}")
+    return {} if "device" in PARTS[place] and device == "none" else taken
+
+
+def _left_out(name: str, near: Sequence[str] = ()) -> str:
+    cure = INSTEAD.get(name, "docs/training.md lists the settings that training takes")
+    if near and name not in INSTEAD:
+        cure = f"Did you mean {near[0]}?"
+    return f"deepspeed.{name} must be left out: training does not use it. {cure}"
