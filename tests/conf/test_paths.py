@@ -102,12 +102,6 @@ def test_home_is_expanded_in_paths_and_lists_alone(home: Path) -> None:
         "regenerate", RegenerateConfig, ["out=o", "model=m", "prompts=[~/p]"]
     )
     assert own.prompts == [f"{home}/p"]
-    home.mkdir()
-    (home / "zero.json").write_text('{"zero_optimization": {"stage": 1}}')
-    train = settings(
-        "train", TrainConfig, ["deepspeed=file", "deepspeed.file=~/zero.json"]
-    )
-    assert train.stage == 1
     infer = settings(
         "infer", InferConfig, ["model=~/m", "prompt=~/x", "decode.stop=[~/x]"]
     )
