@@ -26,9 +26,12 @@ class ChatTemplate:
         # Imported late: it takes seconds, and other data do not need it.
         from transformers import AutoTokenizer
 
-        with Refusing("tokenizer must be one that Transformers reads, got"):
+        with Refusing(
+            "tokenizer must be one that Transformers reads, got",
+            ". Use a tokenizer of one of Transformers' own classes",
+        ):
             self._library: Any = AutoTokenizer.from_pretrained(
-                folder, local_files_only=True
+                folder, local_files_only=True, trust_remote_code=False
             )
         if not self._library.chat_template:
             raise UserError(

@@ -50,4 +50,10 @@ def user_header(folder: Path) -> list[int]:
 
 @cache
 def _tokenizer(folder: Path) -> Any:
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    with Refusing(
+        f"model={folder} must have a tokenizer for messages, got",
+        ". Use a model whose tokenizer is one of Transformers' own classes",
+    ):
+        return AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )

@@ -87,7 +87,9 @@ def skeleton(config: PretrainedConfig) -> PreTrainedModel:
     without weights.
     """
     with torch.device("meta"):
-        lm: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+        lm: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, trust_remote_code=False
+        )
     return lm
 
 
@@ -161,7 +163,7 @@ def load_trainable(
     torch.manual_seed(seed)
     if config.random_init or config.path is None:
         lm = AutoModelForCausalLM.from_config(
-            architecture, attn_implementation=attention
+            architecture, attn_implementation=attention, trust_remote_code=False
         )
         # Not the buffers: rotary frequencies need float32.
         for parameter in lm.parameters():

@@ -220,6 +220,7 @@ class ModelDirectory:
             config=config,
             dtype=getattr(torch, dtype),
             local_files_only=True,
+            trust_remote_code=False,
             distributed_config=parallel.plan(config, ranks) if ranks > 1 else None,
             output_loading_info=True,
         )

@@ -63,7 +63,14 @@ MEMORY = {
         call="syscall({clone}, 0x10000011, 0, 0, 0, 0)"
     ),
 }
-USER = "setpriv --reuid 65534 --regid 65534 --clear-groups /usr/bin/python3 -".split()
+USER = [
+    "setpriv",
+    "--reuid=65534",
+    "--regid=65534",
+    "--clear-groups",
+    "/usr/bin/python3",
+    "-",
+]
 
 
 @pytest.fixture(scope="module")
