@@ -83,6 +83,12 @@ class LazyOutput:
         self._agree = agree
         self._picks: list[list[int]] | None = None
 
+    def is_finite(self) -> bool:
+        """Return True unless a row of a draft is NaN or infinite."""
+        B, q = self.flat.ids.shape
+        hidden = self.logits.hidden.view(B, q, -1)[:, : self.flat.drafts]
+        return bool(self._agree(hidden.isfinite().all()))
+
     def chooser(self, b: int, context: Sequence[int]) -> Callable[[int], int]:
         """Return a function from a node of tree b to the pick after it.
 
@@ -213,7 +219,8 @@ class PackedOutput:
     """Values that were computed with the forward, on the host.
 
     For a draft model there are no picks, and candidates after every row; otherwise the
-    picks after all drafts, and candidates for all probes.
+    picks after all drafts, and candidates for all probes. With an adapter a pick is -1 if
+    its row is not finite.
     """
 
     picks: npt.NDArray[np.int64]  # (B, D)
@@ -223,6 +230,10 @@ class PackedOutput:
     trees: Sequence[Tree]
     head: PreviousTokenHead | None = None
     hidden: Tensor | None = None  # (B, P, d) of the probes, with a head
+
+    def is_finite(self) -> bool:
+        """See LazyOutput."""
+        return bool((self.picks >= 0).all())
 
     def chooser(self, b: int, context: Sequence[int]) -> Callable[[int], int]:
         """See LazyOutput."""

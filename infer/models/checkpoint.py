@@ -241,7 +241,8 @@ def merge_adapter(lm: PreTrainedModel, folder: Path) -> PreTrainedModel:
         adapted = PeftModel.from_pretrained(
             lm, str(folder), autocast_adapter_dtype=False
         )
-        merged: PreTrainedModel = adapted.merge_and_unload()
+        # Safe: the library refuses values that are not finite.
+        merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
     return merged
 
 
