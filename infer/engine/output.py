@@ -132,7 +132,13 @@ class LazyOutput:
         Also returns the (n, V) distributions that they were drawn from.
         """
         logits = self.logits[self._rows(b, nodes)]
-        q_nV = self._agree(probabilities(logits, self._sampling))
+        q_nV = probabilities(logits, self._sampling)
+        invalid = q_nV.sum(-1, keepdim=True).isnan()
+        if (
+            invalid.any()
+        ):  # of a draft model that overflows: any other distribution does
+            q_nV = q_nV.masked_fill(invalid, 1 / q_nV.shape[1])
+        q_nV = self._agree(q_nV)
         ids_nk = self._agree(draw(q_nV, k, generator))
         chances = q_nV.gather(1, ids_nk.clamp(min=0)).tolist()
         ids = [[id for id in row if id >= 0] for row in ids_nk.tolist()]

@@ -117,6 +117,7 @@ class Runner:
         if probed and not self._overflowed and not output.is_finite():
             self._overflowed = True
             warn_of_overflow()
+            self._target.cache.clear_rest(fed)
             trees = [tree.unprobed() for tree in trees]
             output = self._forward(trees, requests, sampling, fed)
         return output
