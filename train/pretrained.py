@@ -24,6 +24,7 @@ from yaml import YAMLError
 
 from conf import UserError
 from conf.errors import in_one_line
+from conf.files import check_regular
 from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
 from train.attention import register
 from train.config import ModelConfig
@@ -54,6 +55,7 @@ def model_config(
         raise UserError(
             "model.path must be a Transformers directory with weights, got null."
         )
+    check_regular(Path(config.path), "model.path")
     try:
         architecture: PretrainedConfig = AutoConfig.from_pretrained(
             config.path, local_files_only=True, trust_remote_code=False

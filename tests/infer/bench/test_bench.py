@@ -136,7 +136,7 @@ def test_a_finished_part_without_its_result_is_a_sentence(
     """It was "finished: nothing to do", then a traceback of the report."""
     copy = shutil.copytree(out, tmp_path / "bench")
     (copy / "speed" / RESULT).unlink()
-    config = configured(model_dir, prompts, copy, f"base={base_dir}")
+    config = configured(model_dir, prompts, copy, f"base={base_dir}", "draft=self:1")
     with pytest.raises(
         UserError, match=f"speed must have its {RESULT}.*Delete {copy}/speed"
     ):
