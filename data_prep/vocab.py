@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from conf import UserError
 from conf.errors import Refusing
-from conf.files import read_json
+from conf.files import check_regular, read_json
 from data_prep.config import VocabConfig
 
 FILES = (
@@ -77,6 +77,7 @@ class Vocab:
 
 def tokenizer_file(folder: str | Path) -> Path:
     """Return the tokenizer.json of a folder. Raises UserError where there is none."""
+    check_regular(Path(folder), "tokenizer")
     path = Path(folder) / "tokenizer.json"
     if not path.is_file():
         raise UserError(

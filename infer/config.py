@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from conf.errors import UserError
+from conf.files import check_regular
 from conf.schema import check_settings, setting
 from infer.engine.sampling import SEEDS, Sampling
 from infer.trees.growth import Rules
@@ -242,6 +243,7 @@ class InferConfig:
 def check_directory(folder: str | Path, setting: str = "model") -> Path:
     """Return the path. Raises UserError for a folder that cannot be a model, without asking the hub."""
     path = Path(folder)
+    check_regular(path, setting, ["adapter"])
     if not (path / "config.json").is_file():
         reason = "no config.json in it" if path.is_dir() else "no such directory"
         raise UserError(

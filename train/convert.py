@@ -141,7 +141,10 @@ def save_tokenizer(file: Path, facts: dict[str, Any], out: Path) -> None:
     )
 
     tokenizer = AutoTokenizer.from_pretrained(
-        file.parent, gguf_file=file.name, local_files_only=True
+        file.parent,
+        gguf_file=file.name,
+        local_files_only=True,
+        trust_remote_code=False,
     )
     rule = facts.get("tokenizer.ggml.pre", "default")
     if rule in DIGITS_FIRST:
@@ -178,6 +181,7 @@ def load_gguf(file: Path, settings: ConvertConfig) -> "PreTrainedModel":
         gguf_file=file.name,
         dtype=getattr(torch, settings.dtype),
         local_files_only=True,
+        trust_remote_code=False,
     )
     config = read.config
     del config.quantization_config
@@ -187,7 +191,9 @@ def load_gguf(file: Path, settings: ConvertConfig) -> "PreTrainedModel":
             config.layer_types = config.layer_types[:count]
         config.num_hidden_layers = count
     with torch.device("meta"):
-        lm: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=read.dtype)
+        lm: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=read.dtype, trust_remote_code=False
+        )
     weights = read.state_dict()
     lm.load_state_dict({name: weights[name] for name in lm.state_dict()}, assign=True)
     lm.tie_weights()
@@ -242,7 +248,9 @@ def check_weights(lm: "PreTrainedModel", out: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    written = AutoModelForCausalLM.from_pretrained(out, dtype=lm.dtype)
+    written = AutoModelForCausalLM.from_pretrained(
+        out, dtype=lm.dtype, local_files_only=True, trust_remote_code=False
+    )
     expected = lm.state_dict()
     for name, tensor in written.state_dict().items():
         assert torch.equal(tensor, expected[name]), f"{name} has other values"

@@ -24,6 +24,7 @@ from yaml import YAMLError
 from conf import UserError
 from conf.architecture import skeleton, why_unsupported, windows
 from conf.errors import in_one_line
+from conf.files import check_regular
 from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
 from train.attention import register
 from train.config import ModelConfig
@@ -53,6 +54,7 @@ def model_config(
         raise UserError(
             "model.path must be a Transformers directory with weights, got null."
         )
+    check_regular(Path(config.path), "model.path")
     try:
         architecture: PretrainedConfig = AutoConfig.from_pretrained(
             config.path, local_files_only=True, trust_remote_code=False
@@ -132,7 +134,7 @@ def load_trainable(
     torch.manual_seed(seed)
     if config.random_init or config.path is None:
         lm = AutoModelForCausalLM.from_config(
-            architecture, attn_implementation=attention
+            architecture, attn_implementation=attention, trust_remote_code=False
         )
         # Not the buffers: rotary frequencies need float32.
         for parameter in lm.parameters():

@@ -35,6 +35,7 @@ from infer.ngrams import ABSENT, FILE, NgramTable, NgramWeights
 from infer.text import Infilling, Text
 
 ADAPTIVE = "adaptive.json"
+MOST_L = 1024  # adaptive tokens in a row
 #: Files that Transformers converts; without any it would invent an empty tokenizer.
 SLOW_TOKENIZERS = ("vocab.json", "vocab.txt", "*.model")
 
@@ -59,26 +60,34 @@ def read_adaptive(path: Path, rows: int | None) -> Adaptive:
     Raises UserError for another file, and for ids without a row.
     """
     values = read_json(path, "JSON with adaptive_ids and L")
-    infilling = values.get("infilling") or {}  # null for tokens that a tokenizer lacks
-    complete = infilling and None not in infilling.values()
-    control = values.get("control")
-    ngrams = values.get("ngrams")
     with Refusing(f"{path} must have the adaptive_ids and L of training, got"):
+        infilling = values.get("infilling") or {}  # null: tokens that a tokenizer lacks
+        complete = infilling and None not in infilling.values()
+        control = values.get("control")
+        ngrams = values.get("ngrams")
+        gated = values.get("gated", False)
+        numbers = [*values["adaptive_ids"], values["L"], *(control or ())]
+        if wrong := [n for n in numbers if type(n) is not int]:
+            raise ValueError(f"{wrong[0]!r:.60}, which is no whole number")
+        if type(gated) is not bool:
+            raise ValueError(f"gated={gated!r:.60}")
         adaptive = Adaptive(
             ids=tuple(values["adaptive_ids"]),
             L=values["L"],
-            gated=values.get("gated", False),
+            gated=gated,
             infilling=Infilling(**infilling) if complete else None,
             bos=values.get("bos"),
             control=None if control is None else frozenset(control),
             ngrams=NgramWeights.from_json(ngrams) if ngrams else NgramWeights(),
             has_table=bool(ngrams and ngrams["table"] is not None),
         )
-        if not adaptive.ids or adaptive.L < 1:
+        if not adaptive.ids or not 1 <= adaptive.L <= MOST_L:
             raise ValueError(f"adaptive_ids={list(adaptive.ids)} and L={adaptive.L}")
         ids = [*adaptive.ids, adaptive.bos, *(infilling.values() if complete else ())]
         for id in ids:
-            if id is not None and not 0 <= id < (id + 1 if rows is None else rows):
+            if id is None:
+                continue
+            if type(id) is not int or not 0 <= id < (id + 1 if rows is None else rows):
                 raise ValueError(f"id {id}, which is not among the model's {rows} rows")
     return adaptive
 
@@ -224,6 +233,7 @@ class ModelDirectory:
             config=config,
             dtype=getattr(torch, dtype),
             local_files_only=True,
+            trust_remote_code=False,
             distributed_config=parallel.plan(config, ranks) if ranks > 1 else None,
             output_loading_info=True,
         )
@@ -247,7 +257,7 @@ def check_weights(
     if getattr(config, "quantization_config", None):
         return
     with torch.device("meta"):
-        lm = AutoModelForCausalLM.from_config(config)
+        lm = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     size = getattr(torch, dtype).itemsize
     needed = lm.num_parameters() * size
     purpose = f"the weights of {name} in {dtype}"
@@ -272,11 +282,18 @@ def merge_adapter(lm: PreTrainedModel, folder: Path) -> PreTrainedModel:
         adapted = PeftModel.from_pretrained(
             lm, str(folder), autocast_adapter_dtype=False
         )
-        merged: PreTrainedModel = adapted.merge_and_unload()
+        # Safe: the library refuses values that are not finite.
+        merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
     return merged
 
 
 def eos_ids(lm: PreTrainedModel) -> frozenset[int]:
     """Return the ids that end a text."""
     value: Any = lm.generation_config.eos_token_id if lm.generation_config else None
-    return frozenset([value] if isinstance(value, int) else value or ())
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if wrong := [id for id in ids if type(id) is not int]:
+        raise UserError(
+            f"generation_config.json must have ids as eos_token_id, got {wrong[0]!r:.60}. "
+            "Correct it, or copy the file anew"
+        )
+    return frozenset(ids)
