@@ -20,8 +20,10 @@ from transformers import (
 from transformers.utils import logging
 
 from conf import UserError
+from conf.encoding import opening
 from conf.errors import Refusing
 from conf.files import read_json
+from conf.infilling import Infilling, find_infilling, with_stops
 from infer.config import check_directory
 from infer.engine.families import check_family, check_tree
 from infer.engine.memory import enough_memory
@@ -29,7 +31,7 @@ from infer.engine.packed import pack
 from infer.models import parallel
 from infer.models.gated import FOLDER, gate_model
 from infer.ngrams import ABSENT, FILE, NgramTable, NgramWeights
-from infer.text import Infilling, Text
+from infer.text import Text
 
 ADAPTIVE = "adaptive.json"
 #: Files that Transformers converts; without any it would invent an empty tokenizer.
@@ -56,8 +58,10 @@ def read_adaptive(path: Path, rows: int | None) -> Adaptive:
     Raises UserError for another file, and for ids without a row.
     """
     values = read_json(path, "JSON with adaptive_ids and L")
-    infilling = values.get("infilling") or {}  # null for tokens that a tokenizer lacks
-    complete = infilling and None not in infilling.values()
+    infilling = dict(values.get("infilling") or {})  # null for a tokenizer without it
+    complete = None not in (infilling.get("pre"), infilling.get("suf"))
+    if complete and "orders" in infilling:
+        infilling["orders"] = tuple(infilling["orders"])
     control = values.get("control")
     ngrams = values.get("ngrams")
     with Refusing(f"{path} must have the adaptive_ids and L of training, got"):
@@ -73,7 +77,8 @@ def read_adaptive(path: Path, rows: int | None) -> Adaptive:
         )
         if not adaptive.ids or adaptive.L < 1:
             raise ValueError(f"adaptive_ids={list(adaptive.ids)} and L={adaptive.L}")
-        ids = [*adaptive.ids, adaptive.bos, *(infilling.values() if complete else ())]
+        ids = [*adaptive.ids, adaptive.bos]
+        ids += adaptive.infilling.ids if adaptive.infilling else ()
         for id in ids:
             if id is not None and not 0 <= id < (id + 1 if rows is None else rows):
                 raise ValueError(f"id {id}, which is not among the model's {rows} rows")
@@ -121,18 +126,24 @@ class ModelDirectory:
     def text(self) -> Text:
         """The tokenizer, with the control ids of training if they are known."""
         adaptive = self.adaptive or Adaptive((), 1)
+        tokenizer = self._tokenizer
+        infilling = found = find_infilling(tokenizer, self.rows)
+        if adaptive.infilling:
+            infilling = with_stops(adaptive.infilling, found)
         control = adaptive.control
         if control is None:
-            tokens = self._tokenizer.get_added_tokens_decoder().items()
+            tokens = tokenizer.get_added_tokens_decoder().items()
             special = (id for id, token in tokens if token.special)
-            infilling = vars(adaptive.infilling).values() if adaptive.infilling else ()
-            control = frozenset(chain(special, adaptive.ids, infilling))
+            control = frozenset(chain(special, adaptive.ids))
+        if infilling:
+            control |= infilling.ids
+        file = self.path / "tokenizer_config.json"
+        described = read_json(file, "a tokenizer's JSON") if file.is_file() else {}
+        bos = adaptive.bos
+        if bos is None and (opened := opening(tokenizer, described)):
+            bos = opened[0]
         return Text(
-            self._tokenizer,
-            control=control,
-            rows=self.rows,
-            bos=adaptive.bos,
-            infilling=adaptive.infilling,
+            tokenizer, control=control, rows=self.rows, bos=bos, infilling=infilling
         )
 
     @cached_property
