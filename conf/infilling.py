@@ -98,7 +98,9 @@ class Family:
     def pieces(self) -> list[str]:
         """The infilling pieces."""
         return [
-            piece for piece in (self.pre, self.suf, self.mid, self.eot) if piece is not None
+            piece
+            for piece in (self.pre, self.suf, self.mid, self.eot)
+            if piece is not None
         ]
 
 
@@ -131,7 +133,9 @@ FAMILIES = (
     Family("Codestral", "[PREFIX]", "[SUFFIX]", None, orders=(SPM,), stops=("</s>",)),
 )
 #: Pieces that are control pieces, whatever tokenizer.json says: some tokenizers do not mark them as special.
-CONTROL = frozenset(piece for family in FAMILIES for piece in (*family.pieces, *family.stops))
+CONTROL = frozenset(
+    piece for family in FAMILIES for piece in (*family.pieces, *family.stops)
+)
 
 
 def family_of(tokenizer: Tokenizer, rows: int | None = None) -> Family | None:
@@ -140,7 +144,9 @@ def family_of(tokenizer: Tokenizer, rows: int | None = None) -> Family | None:
         (
             family
             for family in FAMILIES
-            if all(piece_id(tokenizer, piece, rows) is not None for piece in family.pieces)
+            if all(
+                piece_id(tokenizer, piece, rows) is not None for piece in family.pieces
+            )
         ),
         None,
     )

@@ -182,14 +182,14 @@ def end_ids(tokenizer: Tokenizer, model: str | None, rows: int) -> tuple[int, ..
     if eos is None and ids == [None, None]:
         eos = EOS
     if eos is not None:
-        ids.append(tokenizer.token_to_id(eos if isinstance(eos, str) else eos["content"]))
+        ids.append(
+            tokenizer.token_to_id(eos if isinstance(eos, str) else eos["content"])
+        )
     valid = (id for id in ids if isinstance(id, int) and 0 <= id < rows)
     return tuple(dict.fromkeys(valid))
 
 
-def _document_end(
-    tokenizer: Tokenizer, ends: Collection[int], rows: int
-) -> int | None:
+def _document_end(tokenizer: Tokenizer, ends: Collection[int], rows: int) -> int | None:
     """Return the id that ends a document: the model's EOS, unless that ends a turn."""
     eos = next(iter(ends), None)
     if eos is None or tokenizer.id_to_token(eos) not in TURN_ENDS:
@@ -251,7 +251,9 @@ def _adaptive_ids(
     """Return the adaptive ids. Raises UserError for ids that cannot serve."""
     if not config.adaptive:
         family = family_of(tokenizer, rows)
-        ids = [piece_id(tokenizer, p, rows) for p in (family.adaptive if family else ())]
+        ids = [
+            piece_id(tokenizer, p, rows) for p in (family.adaptive if family else ())
+        ]
         if ids and None not in ids:
             return tuple(ids)  # type: ignore[arg-type]
         spare = [id for id in range(rows) if tokenizer.id_to_token(id) is None]

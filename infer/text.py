@@ -71,7 +71,9 @@ class Text:
             middle="",
             lead=self._encoder.lead,
         )
-        ids = [self._inf(part) if isinstance(part, str) else [part] for part in segments]
+        ids = [
+            self._inf(part) if isinstance(part, str) else [part] for part in segments
+        ]
         return [*self._bos, *chain.from_iterable(ids)]
 
     def order(self, prompt: Infill) -> str:

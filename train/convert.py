@@ -195,11 +195,16 @@ def _mend_tokenizer(facts: dict[str, Any], out: Path) -> None:
         for piece in fillers:
             del vocab[piece]
         content["added_tokens"] = [
-            token for token in content["added_tokens"] if token["content"] not in fillers
+            token
+            for token in content["added_tokens"]
+            if token["content"] not in fillers
         ]
         write_bytes(path, json.dumps(content, ensure_ascii=False).encode())
     config = read_json(out / "tokenizer_config.json")
-    for name in ("is_local", "local_files_only"):  # of the conversion, not the tokenizer
+    for name in (
+        "is_local",
+        "local_files_only",
+    ):  # of the conversion, not the tokenizer
         config.pop(name, None)
     config |= {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -226,7 +231,9 @@ def end_ids(facts: dict[str, Any], folder: Path) -> int | list[int] | None:
     types = facts.get("tokenizer.ggml.token_type") or []
     tokenizer = load_tokenizer(folder)
     named = (tokenizer.token_to_id(piece) for piece in ENDS)
-    ids = [facts.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    ids = [
+        facts.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")
+    ]
     ids += [id for id in named if id is not None and types[id : id + 1] == [CONTROL]]
     unique = [int(id) for id in dict.fromkeys(ids) if id is not None]
     return unique if len(unique) > 1 else next(iter(unique), None)
@@ -276,9 +283,8 @@ def add_adapter(lm: Any, folder: Path, adaptive: dict[str, Any], out: Path) -> N
     from data_prep.vocab import INFILLING, Vocab
     from train.export.sidecars import serve, write_custom_generate
     from train.export.weights import write_weights
-    from train.pretrained import add_adaptive_rows
+    from train.pretrained import add_adaptive_rows, spare_rows
 
-    shutil.copytree(folder, out, dirs_exist_ok=True)
     with Refusing(f"adapter={folder} must have an export's adaptive.json, got"):
         vocab = Vocab(
             size=max(lm.config.vocab_size, *(id + 1 for id in adaptive["control"])),
@@ -287,7 +293,10 @@ def add_adapter(lm: Any, folder: Path, adaptive: dict[str, Any], out: Path) -> N
             adaptive=tuple(adaptive["adaptive_ids"]),
             **{name: adaptive["infilling"][name] for name in INFILLING},
         )
-    add_adaptive_rows(lm, vocab.size)
+    # Before the adapter's adaptive.json is copied beside the base model's tokenizer.
+    spare = spare_rows(out, vocab.adaptive)
+    shutil.copytree(folder, out, dirs_exist_ok=True)
+    add_adaptive_rows(lm, vocab.size, spare=spare)
     # The head does not share the embedding's rows, as in the training of an adapter.
     head = lm.get_output_embeddings()
     head.weight = nn.Parameter(head.weight.detach().clone())
