@@ -45,8 +45,8 @@ class TextEncoder:
             tokenizer.pre_tokenizer = None
         if whole or self.implicit_space:
             tokenizer.normalizer = normalizers.Replace(" ", SPACE)
-        # A text that spells a special piece is text, and so is one that spells a control piece which tokenizer.json
-        # does not mark as special, as DeepSeek-Coder's and Qwen's infilling pieces. Decoders skip both.
+        # A text that spells a special piece is text. So is one that spells a control piece which
+        # tokenizer.json does not mark as special, as DeepSeek-Coder's and Qwen's for infilling.
         added = tokenizer.get_added_tokens_decoder().items()
         tokenizer.add_special_tokens(
             [
@@ -150,8 +150,8 @@ class TextEncoder:
 def opening(tokenizer: Tokenizer, config: Mapping[str, Any]) -> list[int]:
     """Return the ids that the tokenizer puts before a text.
 
-    `config` is tokenizer_config.json: DeepSeek-Coder's tokenizer.json puts none, and its `add_bos_token` says that the
-    tokenizer's class does.
+    `config` is tokenizer_config.json: DeepSeek-Coder's tokenizer.json puts none, and its
+    `add_bos_token` says that the tokenizer's class does.
     """
     ids: list[int] = tokenizer.encode("").ids
     bos = config.get("bos_token") if config.get("add_bos_token") else None

@@ -1,11 +1,12 @@
-"""Infilling as each family of code models has published it: its control pieces, found in the tokenizer, and their order.
+"""Infilling as each family of code models has published it: its control pieces and their order.
 
     PSM   PRE enc(prefix) SUF inf(suffix) MID             then inf(middle)
     SPM   PRE SUF inf(suffix) MID enc(prefix)             then the middle
           SUF inf(suffix) PRE enc(prefix)                 without MID (Codestral)
 
-EOT ends a middle; EOS does for a family without EOT. BOS comes first if the tokenizer puts one before a text. In SPM
-prefix and middle are encoded as one text. conf/encoding.py defines enc and inf.
+EOT ends a middle; EOS does for a family without EOT. BOS comes first if the tokenizer puts one
+before a text. In SPM prefix and middle are encoded as one text. conf/encoding.py defines enc
+and inf. The pieces are looked up in the tokenizer.
 
 | family | pieces | published in |
 |---|---|---|
@@ -33,8 +34,8 @@ Segment = int | str  # a control id, or a text that stands for its inf
 class Infilling:
     """The ids of a tokenizer's infilling pieces, and the orders of its family, the usual one first.
 
-    `mid` is None for a family that needs no piece before the middle, `eot` for one that ends it by EOS. `stops` are
-    further ids that end a middle.
+    `mid` is None for a family that needs no piece before the middle, `eot` for one that ends it
+    by EOS. `stops` are further ids that end a middle.
     """
 
     pre: int
@@ -81,8 +82,8 @@ class Infilling:
 class Family:
     """What a family of models has published.
 
-    `stops` are pieces that its model card has end a middle besides EOS; `adaptive` are pieces that serve as adaptive
-    tokens: no text produces them, or bytes can spell them.
+    `stops` are pieces that end a middle besides EOS, by its model card. `adaptive` are pieces
+    that serve as adaptive tokens: no text produces them, or bytes can spell them.
     """
 
     name: str
@@ -115,7 +116,7 @@ FAMILIES = (
         "CodeLlama",
         *("▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"),
         orders=ORDERS,
-        # SDSAT §3.3 and App. B: the seven diverse tokens of L=7. Five are <EOT> repeated, which no text produces.
+        # SDSAT §3.3 and App. B: the seven diverse tokens of L=7. No text produces <EOT> repeated.
         adaptive=(*("▁" + "<EOT>" * count for count in range(2, 7)), "ো", "ਿ"),
     ),
     Family("CodeGemma", *_DELIMITED, eot="<|file_separator|>", stops=_DELIMITED),

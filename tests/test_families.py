@@ -1,6 +1,7 @@
 """Infilling as each family of code models has published it, in data_prep and in infer alike.
 
-Each tokenizer is made here with the family's pieces; what is expected is written out from its model card or report.
+Each tokenizer is made here with the family's pieces; the expected layouts are those of its model
+card or report.
 """
 
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ from tokenizers import AddedToken, Tokenizer, normalizers, processors
 from conf import UserError, settings
 from conf.files import write_json
 from data_prep.config import DataPrepConfig, VocabConfig
-from data_prep.encode import Encoder, Mode, choose_mode
 from data_prep.document import generator
+from data_prep.encode import Encoder, Mode, choose_mode
 from data_prep.vocab import Vocab, find_vocab, load_tokenizer
 from infer.__main__ import main as infer
 from infer.config import InferConfig, Infill

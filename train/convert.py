@@ -289,7 +289,9 @@ def add_adapter(lm: Any, folder: Path, adaptive: dict[str, Any], out: Path) -> N
         vocab = Vocab(
             size=max(lm.config.vocab_size, *(id + 1 for id in adaptive["control"])),
             bos=adaptive["bos"],
-            eos=lm.config.eos_token_id,
+            # Earlier exports did not write it: a document ended as a chat's turn.
+            eos=adaptive.get("eos", lm.config.eos_token_id),
+            ends=tuple(adaptive.get("ends", ())),
             adaptive=tuple(adaptive["adaptive_ids"]),
             **{name: adaptive["infilling"][name] for name in INFILLING},
         )

@@ -37,6 +37,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from conf.errors import TOKENIZING
 from conf.files import read_json, write_bytes, write_json
 from conf.fingerprint import fingerprint
+from conf.infilling import ORDERS
 from conf.stage import ROOT, commit
 from data_prep.ngrams import STRENGTH, TABLE
 from data_prep.vocab import FILES, INFILLING, Vocab, load_tokenizer
@@ -121,7 +122,12 @@ def adaptive_json(
         "L": manifest["L"],
         "gated": trained_lora(manifest).gated,
         "bos": vocab["bos"],
-        "infilling": {name: vocab.get(name) for name in (*INFILLING, "orders")},
+        "eos": vocab["eos"],
+        "ends": list(vocab.get("ends", ())),
+        "infilling": {
+            **{name: vocab[name] for name in INFILLING},
+            "orders": list(vocab.get("orders", ORDERS)),
+        },
         "ngrams": {
             "table": STRENGTH if (checkpoint / TABLE).is_file() else None,
             "text": 1.0,
