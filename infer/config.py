@@ -15,7 +15,7 @@ from infer.trees.growth import Rules
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 SELF = "self:"  # the model's own first layers
-ORDERS = ("psm", "spm")  # of an infilling's parts
+ORDERS = ("psm", "spm")  # of an infilling's parts, as in conf.infilling
 SOURCES = ("adaptive", "text", "ngrams")  # of drafts
 
 
@@ -149,14 +149,14 @@ class DecodeConfig:
 
 @dataclass
 class Infill:
-    """Wanted: the text between `prefix` and `suffix`, in one of the orders that training has."""
+    """Wanted: the text between `prefix` and `suffix`."""
 
     #: text before
     prefix: str = ""
     #: text behind
     suffix: str = ""
-    #: psm (prefix, suffix, middle) or spm
-    order: str = setting("psm", choices=ORDERS)
+    #: psm (prefix, suffix, middle) or spm; null: psm, unless the model has spm alone
+    order: str | None = setting(None, choices=ORDERS)
 
     def __post_init__(self) -> None:
         check_settings(self, "infill")

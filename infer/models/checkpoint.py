@@ -22,8 +22,10 @@ from transformers.utils import logging
 
 from conf import UserError
 from conf.console import place
+from conf.encoding import opening
 from conf.errors import Refusing
 from conf.files import read_json
+from conf.infilling import Infilling, find_infilling, with_stops
 from conf.memory import check_fits, machine_memory
 from infer.config import check_directory
 from infer.engine.families import check_family, check_tree
@@ -32,7 +34,7 @@ from infer.engine.packed import pack
 from infer.models import parallel
 from infer.models.gated import FOLDER, gate_model
 from infer.ngrams import ABSENT, FILE, NgramTable, NgramWeights
-from infer.text import Infilling, Text
+from infer.text import Text
 
 ADAPTIVE = "adaptive.json"
 MOST_L = 1024  # adaptive tokens in a row
@@ -61,8 +63,12 @@ def read_adaptive(path: Path, rows: int | None) -> Adaptive:
     """
     values = read_json(path, "JSON with adaptive_ids and L")
     with Refusing(f"{path} must have the adaptive_ids and L of training, got"):
-        infilling = values.get("infilling") or {}  # null: tokens that a tokenizer lacks
-        complete = infilling and None not in infilling.values()
+        infilling = dict(
+            values.get("infilling") or {}
+        )  # null for a tokenizer without it
+        complete = None not in (infilling.get("pre"), infilling.get("suf"))
+        if complete and "orders" in infilling:
+            infilling["orders"] = tuple(infilling["orders"])
         control = values.get("control")
         ngrams = values.get("ngrams")
         gated = values.get("gated", False)
@@ -83,7 +89,8 @@ def read_adaptive(path: Path, rows: int | None) -> Adaptive:
         )
         if not adaptive.ids or not 1 <= adaptive.L <= MOST_L:
             raise ValueError(f"adaptive_ids={list(adaptive.ids)} and L={adaptive.L}")
-        ids = [*adaptive.ids, adaptive.bos, *(infilling.values() if complete else ())]
+        ids = [*adaptive.ids, adaptive.bos]
+        ids += adaptive.infilling.ids if adaptive.infilling else ()
         for id in ids:
             if id is None:
                 continue
@@ -133,18 +140,24 @@ class ModelDirectory:
     def text(self) -> Text:
         """The tokenizer, with the control ids of training if they are known."""
         adaptive = self.adaptive or Adaptive((), 1)
+        tokenizer = self._tokenizer
+        infilling = found = find_infilling(tokenizer, self.rows)
+        if adaptive.infilling:
+            infilling = with_stops(adaptive.infilling, found)
         control = adaptive.control
         if control is None:
-            tokens = self._tokenizer.get_added_tokens_decoder().items()
+            tokens = tokenizer.get_added_tokens_decoder().items()
             special = (id for id, token in tokens if token.special)
-            infilling = vars(adaptive.infilling).values() if adaptive.infilling else ()
-            control = frozenset(chain(special, adaptive.ids, infilling))
+            control = frozenset(chain(special, adaptive.ids))
+        if infilling:
+            control |= infilling.ids
+        file = self.path / "tokenizer_config.json"
+        described = read_json(file, "a tokenizer's JSON") if file.is_file() else {}
+        bos = adaptive.bos
+        if bos is None and (opened := opening(tokenizer, described)):
+            bos = opened[0]
         return Text(
-            self._tokenizer,
-            control=control,
-            rows=self.rows,
-            bos=adaptive.bos,
-            infilling=adaptive.infilling,
+            tokenizer, control=control, rows=self.rows, bos=bos, infilling=infilling
         )
 
     @cached_property
