@@ -2,6 +2,7 @@
 
     compose, schema, paths     Hydra's YAML and overrides -> a typed dataclass, its limits, `~` in its paths
     cli                        a stage's command: errors in one sentence
+    interrupt                  Ctrl-C while a command imports its modules
     errors                     sentences for users
     hub                        settings that may name a model on the hub
     stage, fingerprint, files  a folder whose manifest is written last; what identifies an input; whole files
@@ -14,6 +15,10 @@ Knows no stage: the dataclass that gives names and types comes from the stage it
 `import infer` import this package before PyTorch, so it sets the environment that PyTorch reads.
 """
 
+# isort: off
+import conf.interrupt  # noqa: F401, first: a Ctrl-C may come while the others are imported
+
+# isort: on
 import os
 
 from conf.cli import run

@@ -63,7 +63,9 @@ def skeleton(config: PretrainedConfig) -> PreTrainedModel:
     """
     config = copy.deepcopy(config)  # the model's own, which others may change
     with torch.device("meta"):
-        lm: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+        lm: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, trust_remote_code=False
+        )
     return lm
 
 

@@ -200,7 +200,7 @@ def load_tokenizer(folder: Path, problem: str) -> Any:
     # Imported late: it takes seconds, and other data do not need it.
     from transformers import AutoTokenizer
 
-    with Refusing(problem):
+    with Refusing(problem, ". Use a tokenizer of one of Transformers' own classes"):
         return AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )

@@ -23,6 +23,7 @@ from conf.compose import (
 from conf.console import place
 from conf.errors import DOCS, FULL, RankLocalError, UserError, describe_error
 from conf.hub import replace_hub_names
+from conf.interrupt import INTERRUPTED, was_interrupted
 
 T = TypeVar("T")
 GRACE = 5.0  # seconds
@@ -73,13 +74,17 @@ def exit_on_error() -> Iterator[None]:
     try:
         yield
     except UserError as error:
+        if was_interrupted(error):
+            sys.exit(INTERRUPTED)
         _fail(error)
     except BrokenPipeError:  # the reader of standard output has ended, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except Exception as error:
+        if was_interrupted(error):
+            sys.exit(INTERRUPTED)
         if isinstance(error, OSError) and (error.filename or error.errno in FULL):
             # Of two files the second is written; an open one is not named.
             file = error.filename2 or error.filename or "out"

@@ -10,12 +10,14 @@ falls into words, spaces and what follows them, that can be encoded apart.
 
 import json
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain, pairwise
+from typing import Any
 
-from tokenizers import Tokenizer, normalizers
+from tokenizers import AddedToken, Tokenizer, normalizers
 
 from conf.errors import UserError
+from conf.infilling import CONTROL
 
 SPACE = "▁"  # how SentencePiece spells a space
 WORD = re.compile(r" *[^ \n]+| +|\n")
@@ -43,7 +45,16 @@ class TextEncoder:
             tokenizer.pre_tokenizer = None
         if whole or self.implicit_space:
             tokenizer.normalizer = normalizers.Replace(" ", SPACE)
-        # A text that spells a special piece is text.
+        # A text that spells a special piece is text. So is one that spells a control piece which
+        # tokenizer.json does not mark as special, as DeepSeek-Coder's and Qwen's for infilling.
+        added = tokenizer.get_added_tokens_decoder().items()
+        tokenizer.add_special_tokens(
+            [
+                AddedToken(piece.content, special=True, normalized=False)
+                for id, piece in added
+                if not piece.special and (id in control or piece.content in CONTROL)
+            ]
+        )
         tokenizer.encode_special_tokens = True
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -134,6 +145,20 @@ class TextEncoder:
                 "pieces for it. Use the tokenizer.json that belongs to the model"
             )
         return ids  # type: ignore[return-value]
+
+
+def opening(tokenizer: Tokenizer, config: Mapping[str, Any]) -> list[int]:
+    """Return the ids that the tokenizer puts before a text.
+
+    `config` is tokenizer_config.json: DeepSeek-Coder's tokenizer.json puts none, and its
+    `add_bos_token` says that the tokenizer's class does.
+    """
+    ids: list[int] = tokenizer.encode("").ids
+    bos = config.get("bos_token") if config.get("add_bos_token") else None
+    if ids or not bos:
+        return ids
+    id = tokenizer.token_to_id(bos if isinstance(bos, str) else bos["content"])
+    return [] if id is None else [id]
 
 
 def falls_into_words(pieces: Iterable[str]) -> bool:

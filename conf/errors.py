@@ -43,6 +43,8 @@ class RankLocalError(UserError):
 def in_one_line(error: BaseException, most: int = 300) -> str:
     """Return what a library's error says, for the end of a sentence; where it says nothing, its kind."""
     message = " ".join(str(error).split())
+    if "trust_remote_code" in message:  # Transformers advises to let that code run
+        return "Python code of its own (auto_map), which never runs here"
     return (
         f"{message[:most]} ..."
         if len(message) > most

@@ -8,13 +8,14 @@ import os
 import resource
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from conf.errors import UserError, in_one_line
 
 CHECKSUM = "crc32"
+PARTS = (".json", ".jinja", ".model", ".safetensors")  # suffixes of a model's files
 
 
 class Corrupt(Exception):
@@ -27,9 +28,29 @@ def allow_many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
 
+def check_regular(folder: Path, setting: str, folders: Iterable[str] = ()) -> None:
+    """Raise UserError for FIFOs, sockets, devices and broken links in a folder.
+
+    `folders` are names of folders in it that are read too. Opening a FIFO waits for ever,
+    and a broken link to a part would be taken for a part that is not there. Broken links
+    to other files, such as a hub's cache has after a clean-up, do no harm.
+    """
+    for place in (folder, *(folder / name for name in folders)):
+        for path in sorted(place.iterdir()) if place.is_dir() else ():
+            if path.is_file() or path.is_dir():
+                continue
+            if path.exists() or path.suffix in PARTS:
+                kind = "no regular file" if path.exists() else "a broken link"
+                raise UserError(
+                    f"{setting}={folder} must contain files and folders, got {path}, {kind}. Remove it"
+                )
+
+
 def read_json(path: Path, expected: str = "a JSON object") -> dict[str, Any]:
     """Return a JSON object. Raises UserError for a file that is not what is `expected`."""
     try:
+        if path.exists() and not path.is_file():
+            raise OSError("no regular file")  # opening a FIFO would wait for ever
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UserError(

@@ -108,29 +108,36 @@ class ProportionConfig:
 class VocabConfig:
     """The control pieces of the tokenizer, by name, and its adaptive tokens.
 
-    What is null or empty is read from the files of `tokenizer`.
+    What is null or empty is read from the files of `tokenizer`. A given piece must exist.
     """
 
     #: begins a document; null: what the tokenizer puts before a text, if anything
     bos: str | None = None
-    #: ends a document; null: the tokenizer's, or the model's
+    #: ends a document; null: the model's, but not the end of a chat's turn
     eos: str | None = None
-    #: before a prefix, for infilling
-    pre: str = "▁<PRE>"
+    #: before a prefix, for infilling; null: that of the tokenizer's family of models
+    pre: str | None = None
     #: before a suffix
-    suf: str = "▁<SUF>"
+    suf: str | None = None
     #: before a middle
-    mid: str = "▁<MID>"
-    #: after a middle
-    eot: str = "▁<EOT>"
-    #: adaptive tokens: pieces or ids that no text produces; []: rows of the embedding
-    #: that have no piece, or the next row, which training adds
+    mid: str | None = None
+    #: after a middle; null with the other three: EOS
+    eot: str | None = None
+    #: adaptive tokens: pieces or ids that no text produces; []: the paper's for CodeLlama,
+    #: else rows of the embedding that have no piece, or the next row, which training adds
     adaptive: list[Any] = setting([])
     #: embedding rows of the model; null: those of config.json beside the tokenizer
     rows: int | None = setting(None, least=1)
 
     def __post_init__(self) -> None:
         check_settings(self, "vocab")
+        given = [name for name in ("pre", "suf", "mid", "eot") if getattr(self, name)]
+        if given and not {"pre", "suf", "mid"} <= set(given):
+            raise ValueError(
+                "vocab.pre, vocab.suf and vocab.mid must be given together, got "
+                f"{', '.join(f'vocab.{name}' for name in given)} alone. Leave all out to "
+                "take the pieces of the tokenizer's files"
+            )
 
 
 @dataclass

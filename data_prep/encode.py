@@ -5,13 +5,15 @@
     SPM     BOS PRE SUF inf(suffix) MID enc(prefix + middle) EOT
 
 followed by EOS where the document ends, and without BOS for a tokenizer that puts none.
-In SPM prefix and middle are encoded as one. conf.encoding defines enc and inf; no text
-becomes a control id. (SDSAT §3.1; Code Llama §2.3.)
+A tokenizer without EOT has EOS after every middle. conf.infilling has the families of
+models that differ. In SPM prefix and middle are encoded as one. conf.encoding defines enc
+and inf; no text becomes a control id. (SDSAT §3.1; Code Llama §2.3.)
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
 from itertools import chain
+from unicodedata import normalize
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -19,6 +21,7 @@ from tokenizers import Tokenizer
 from conf import UserError
 from conf.encoding import WORD, TextEncoder
 from conf.errors import TOKENIZING
+from conf.infilling import ORDERS, PSM, SPM, Segment
 from data_prep.config import DataPrepConfig
 from data_prep.document import Document, batches, generator
 from data_prep.vocab import Vocab
@@ -29,7 +32,6 @@ WORD_CHARS = 24  # of it, for the entry of each word
 
 # Ids of many texts, end to end, and how many each has.
 Ragged = tuple[np.ndarray, np.ndarray]
-Segment = int | str  # a control id, or text whose inf stands there
 
 
 class Mode(IntEnum):
@@ -42,13 +44,22 @@ class Mode(IntEnum):
 
 
 def choose_mode(
-    generator: np.random.Generator, *, fim_rate: float, spm_rate: float
+    generator: np.random.Generator,
+    *,
+    fim_rate: float,
+    spm_rate: float,
+    orders: Sequence[str] = ORDERS,
 ) -> Mode:
-    """Draw PLAIN with probability 1 - fim_rate, else SPM with spm_rate, else PSM."""
+    """Draw PLAIN with probability 1 - fim_rate, else SPM with spm_rate, else PSM.
+
+    A family with one of the `orders` has that one for every infilling document.
+    """
     fim, spm = generator.random(2)
     if fim >= fim_rate:
         return Mode.PLAIN
-    return Mode.SPM if spm < spm_rate else Mode.PSM
+    if PSM not in orders or (SPM in orders and spm < spm_rate):
+        return Mode.SPM
+    return Mode.PSM
 
 
 def choose_cuts(generator: np.random.Generator, length: int) -> tuple[int, int]:
@@ -71,14 +82,18 @@ def document_segments(
     eos = [vocab.eos] if ends else []
     if mode is Mode.PLAIN:
         return [*bos, lead(text), *eos]
-    assert vocab.pre is not None and vocab.eot is not None
-    assert vocab.suf is not None and vocab.mid is not None
-    suffix: list[Segment] = [vocab.suf, text[cuts[1] :], vocab.mid]
-    if mode is Mode.PSM:
-        infilling = [lead(text[: cuts[0]]), *suffix, text[cuts[0] : cuts[1]]]
-    else:
-        infilling = [*suffix, lead(text[: cuts[1]])]
-    return [*bos, vocab.pre, *infilling, vocab.eot, *eos]
+    infilling = vocab.fim
+    assert infilling is not None
+    segments = infilling.segments(
+        PSM if mode is Mode.PSM else SPM,
+        prefix=text[: cuts[0]],
+        suffix=text[cuts[1] :],
+        middle=text[cuts[0] : cuts[1]],
+        lead=lead,
+    )
+    # A middle always has an end, also in a piece of a document.
+    end = [vocab.eos] if infilling.eot is None else [infilling.eot, *eos]
+    return [*bos, *segments, *end]
 
 
 def encode(
@@ -101,7 +116,9 @@ def encode(
             ends=document.ends,
         )
 
-    fim_rate = config.fim_rate if encoder.vocab.infilling else 0
+    infilling = encoder.vocab.fim
+    fim_rate = config.fim_rate if infilling else 0
+    orders = infilling.orders if infilling else ORDERS
     for batch in batches(documents):
         if batch[0].turns:  # then every document is a conversation
             for document in batch:
@@ -112,6 +129,7 @@ def encode(
                 generator(config.seed, "mode", document.id),
                 fim_rate=fim_rate,
                 spm_rate=config.spm_rate,
+                orders=orders,
             )
             for document in batch
         ]
@@ -181,11 +199,20 @@ class Encoder(TextEncoder):
         return self.tokenizer.decode(shield + listed, skip_special_tokens=False)[1:]
 
     def check(self) -> None:
-        """Raise UserError for a tokenizer that does not decode a text as it was."""
+        """Raise UserError for a tokenizer that does not decode a text as it was.
+
+        A text in another Unicode normal form is the same text: Qwen's tokenizers compose
+        letters and their accents (NFC).
+        """
         pieces = self.tokenizer.get_vocab(with_added_tokens=True)
         two_pieces_of_one_id = len(set(pieces.values())) < len(pieces)
         texts = (PROBE, " ".join(["", *self.spellings, ""]))
-        lossy = [text for text in texts if self.decode(*self.encode([text])) != text]
+        lossy = [
+            text
+            for text in texts
+            if normalize("NFC", self.decode(*self.encode([text])))
+            != normalize("NFC", text)
+        ]
         if two_pieces_of_one_id or lossy:
             raise UserError(
                 "tokenizer must have an id for each piece and decode every text as it "

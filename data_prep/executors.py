@@ -50,7 +50,9 @@ def run_local(job: Job) -> None:
     try:
         with ProcessPoolExecutor(workers, context, _start_worker, (job,)) as pool:
             _run_phases(job, pool.map)
-    except BrokenProcessPool as error:
+    except (BrokenProcessPool, EOFError, ConnectionError) as error:
+        if error.__cause__ and not isinstance(error, BrokenProcessPool):
+            raise  # of a task; without a cause the fork server died as it started a worker
         raise UserError(
             f"workers={workers}: a worker process died, perhaps for want of memory. "
             "Rerun the command to go on from there, with fewer workers if it happens "

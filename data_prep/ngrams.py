@@ -428,6 +428,8 @@ def find_table(folder: Path, *, vocabulary: int, tokenizer: Path) -> Path | None
     path = folder / TABLE
     if not path.exists():
         return None
+    if not path.is_file():  # opening a FIFO would wait for ever
+        raise _refused(path, "an n-gram table", "no regular file")
     try:
         with open(path, "rb") as file:
             size = int.from_bytes(file.read(8), "little")

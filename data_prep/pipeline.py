@@ -82,7 +82,7 @@ def _facts(
     if place.startswith(REMOTE):
         inputs["commit"] = place.rpartition("@")[2]
     tokenizer_file(config.tokenizer)
-    for name in ("config.json", *FILES):
+    for name in ("config.json", "generation_config.json", *FILES):
         if (path := Path(config.tokenizer) / name).is_file():
             inputs[f"tokenizer/{name}"] = fingerprint_file(path)
     if config.proportion.table is not None:

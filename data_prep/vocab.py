@@ -1,4 +1,7 @@
-"""The tokenizer's files, and the ids of its control pieces, which the manifest has."""
+"""The tokenizer's files, and the ids of its control pieces, which the manifest has.
+
+What is not given is found in the files: conf.infilling knows the families of models.
+"""
 
 import shutil
 from collections.abc import Collection
@@ -10,8 +13,17 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from conf import UserError
+from conf.encoding import BYTE, SPACE, opening
 from conf.errors import Refusing
-from conf.files import read_json
+from conf.files import check_regular, read_json
+from conf.infilling import (
+    CONTROL,
+    ORDERS,
+    Infilling,
+    family_of,
+    find_infilling,
+    piece_id,
+)
 from data_prep.config import VocabConfig
 
 FILES = (
@@ -26,6 +38,10 @@ INFILLING = ("pre", "suf", "mid", "eot")  # the control pieces of infilling
 SENTINELS = ("bos", "eos", *INFILLING)
 EOS = "</s>"  # where a folder has no tokenizer_config.json
 SPARE_ROWS = 7  # adaptive ids at most, where none are given
+# The EOS of a model that chats ends a turn; in its training another piece ended documents.
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|EOT|>")
+TURN_ENDS += ("<end_of_turn>", "<|eot|>")
+DOCUMENT_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<eos>")
 
 
 @dataclass(frozen=True)
@@ -33,7 +49,8 @@ class Vocab:
     """Ids of the control pieces.
 
     `bos` is None where nothing opens a document; the infilling ids are None where a
-    tokenizer has none.
+    tokenizer has none. `orders` are those of an infilling's parts. `ends` are all ids that
+    end the model's texts; `eos` ends a document.
     """
 
     size: int
@@ -44,11 +61,20 @@ class Vocab:
     mid: int | None
     eot: int | None
     adaptive: tuple[int, ...]
+    orders: tuple[str, ...] = ORDERS
+    ends: tuple[int, ...] = ()
+
+    @cached_property
+    def fim(self) -> Infilling | None:
+        """How documents are laid out for infilling; None without the pieces."""
+        if self.pre is None or self.suf is None:
+            return None
+        return Infilling(self.pre, self.suf, self.mid, self.eot, self.orders)
 
     @property
     def infilling(self) -> bool:
         """True if documents can be laid out for infilling."""
-        return None not in (getattr(self, name) for name in INFILLING)
+        return self.fim is not None
 
     @cached_property
     def sentinels(self) -> frozenset[int]:
@@ -57,8 +83,8 @@ class Vocab:
 
     @cached_property
     def control(self) -> frozenset[int]:
-        """Ids that no text may produce: sentinels and adaptive ids."""
-        return self.sentinels.union(self.adaptive)
+        """Ids that no text may produce: sentinels, ends and adaptive ids."""
+        return self.sentinels.union(self.ends, self.adaptive)
 
     @cached_property
     def text_size(self) -> int:
@@ -71,12 +97,18 @@ class Vocab:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Vocab":
-        """Read a manifest's entry."""
-        return cls(**{**value, "adaptive": tuple(value["adaptive"])})
+        """Read a manifest's entry, also one from before there were orders and ends."""
+        lists = {
+            name: tuple(value[name])
+            for name in ("adaptive", "orders", "ends")
+            if name in value
+        }
+        return cls(**{**value, **lists})
 
 
 def tokenizer_file(folder: str | Path) -> Path:
     """Return the tokenizer.json of a folder. Raises UserError where there is none."""
+    check_regular(Path(folder), "tokenizer")
     path = Path(folder) / "tokenizer.json"
     if not path.is_file():
         raise UserError(
@@ -101,42 +133,70 @@ def find_vocab(
 
     Infilling pieces without a row are left out: the files of CodeLlama-34B list some that
     its model lacks. Adaptive ids may be the next rows, which training adds. Raises
-    UserError for missing pieces.
+    UserError for given pieces that are missing, and for given ids that texts produce.
     """
-    described = _described(model, "config.json")
     own = _described(model, "tokenizer_config.json")
     rows = (
         config.rows
-        or described.get("vocab_size")
+        or _described(model, "config.json").get("vocab_size")
         or tokenizer.get_vocab_size(with_added_tokens=True)
     )
-    pieces = {name: getattr(config, name) for name in SENTINELS}
-    ids = {
-        name: tokenizer.token_to_id(piece) if piece else None
-        for name, piece in pieces.items()
+    given = {
+        name: _given_piece(tokenizer, name, piece, rows)
+        for name in SENTINELS
+        if (piece := getattr(config, name)) is not None
     }
-    if config.bos is None:
-        ids["bos"] = next(iter(tokenizer.encode("").ids), None)
-        if ids["bos"] is None and own.get("add_bos_token") and own.get("bos_token"):
-            ids["bos"] = _id_of(tokenizer, own["bos_token"])
-    if config.eos is None:
-        id = _id_of(tokenizer, own.get("eos_token") or EOS)
-        expected = described.get("eos_token_id")
-        expected = id if expected is None else expected
-        ids["eos"] = expected[0] if isinstance(expected, list) else expected
-    for name in ("bos", "eos"):
-        if ids[name] is None and (name == "eos" or pieces[name]):
-            raise UserError(
-                f"vocab.{name}={pieces[name]} must be a piece of the tokenizer, got "
-                "another. Check vocab and tokenizer"
-            )
-    ids = {
-        name: None if name in INFILLING and id is not None and id >= rows else id
-        for name, id in ids.items()
+    ends = end_ids(tokenizer, model, rows)
+    bos, *_ = [*opening(tokenizer, own), None]
+    eos = given.get("eos", _document_end(tokenizer, ends, rows))
+    if eos is None:
+        raise UserError(
+            "vocab.eos must be a piece of the tokenizer, got none from the model's files. "
+            "Give vocab.eos=PIECE"
+        )
+    infilling = find_infilling(tokenizer, rows)
+    if "pre" in given:
+        pieces = (given[name] for name in ("pre", "suf", "mid"))
+        infilling = Infilling(*pieces, eot=given.get("eot"))
+    control = {
+        "bos": given.get("bos", bos),
+        "eos": eos,
+        **{name: getattr(infilling, name, None) for name in INFILLING},
     }
-    adaptive = _adaptive_ids(tokenizer, config, rows, frozenset(ids.values()))
-    size = max(rows, max(adaptive) + 1)
-    return Vocab(size=size, adaptive=adaptive, **ids)  # type: ignore[arg-type]
+    adaptive = _adaptive_ids(tokenizer, config, rows, {*control.values(), *ends})
+    return Vocab(
+        size=max(rows, max(adaptive) + 1),
+        adaptive=adaptive,
+        orders=infilling.orders if infilling else ORDERS,
+        ends=ends,
+        **control,  # type: ignore[arg-type]
+    )
+
+
+def end_ids(tokenizer: Tokenizer, model: str | None, rows: int) -> tuple[int, ...]:
+    """Return the ids that end a model's texts, by the files of its folder, EOS first."""
+    ids: list[Any] = []
+    for name in ("config.json", "generation_config.json"):
+        value = _described(model, name).get("eos_token_id")
+        ids += value if isinstance(value, list) else [value]
+    eos = _described(model, "tokenizer_config.json").get("eos_token")
+    if eos is None and ids == [None, None]:
+        eos = EOS
+    if eos is not None:
+        ids.append(
+            tokenizer.token_to_id(eos if isinstance(eos, str) else eos["content"])
+        )
+    valid = (id for id in ids if isinstance(id, int) and 0 <= id < rows)
+    return tuple(dict.fromkeys(valid))
+
+
+def _document_end(tokenizer: Tokenizer, ends: Collection[int], rows: int) -> int | None:
+    """Return the id that ends a document: the model's EOS, unless that ends a turn."""
+    eos = next(iter(ends), None)
+    if eos is None or tokenizer.id_to_token(eos) not in TURN_ENDS:
+        return eos
+    found = (piece_id(tokenizer, piece, rows) for piece in DOCUMENT_ENDS)
+    return next((id for id in found if id is not None), eos)
 
 
 def _described(model: str | None, name: str) -> dict[str, Any]:
@@ -145,9 +205,42 @@ def _described(model: str | None, name: str) -> dict[str, Any]:
     return read_json(path, "a model's JSON") if model and path.is_file() else {}
 
 
-def _id_of(tokenizer: Tokenizer, token: str | dict[str, Any]) -> int | None:
-    """Return the id of a token as tokenizer_config.json has it."""
-    return tokenizer.token_to_id(token if isinstance(token, str) else token["content"])
+def _given_piece(tokenizer: Tokenizer, name: str, piece: str, rows: int) -> int:
+    """Return the id of a piece of the settings. Raises UserError for one that cannot serve."""
+    id = piece_id(tokenizer, piece, rows)
+    if id is None:
+        raise UserError(
+            f"vocab.{name}={piece} must be a piece of the tokenizer with a row of the "
+            f"model's {rows}, got none. Check vocab and tokenizer, or use vocab=auto"
+        )
+    if produced_by_text(tokenizer, id):
+        raise UserError(
+            f"vocab.{name}={piece} must be a control piece, got id {id}, an ordinary piece "
+            "that texts produce. Check vocab and tokenizer, or use vocab=auto"
+        )
+    return id
+
+
+def produced_by_text(tokenizer: Tokenizer, id: int) -> bool:
+    """Return whether a text that spells no control piece can be encoded to this id.
+
+    Merges depend on the piece alone: where a text leads to a piece, the piece's own
+    characters do. A character beyond ASCII for which the tokenizer has byte pieces is out
+    of reach, since bytes stand for it (conf/encoding.py).
+    """
+    piece = tokenizer.id_to_token(id)
+    added = tokenizer.get_added_tokens_decoder().get(id)
+    if piece is None or piece in CONTROL or (added and added.special):
+        return False
+    if added:  # Gemma adds runs of line ends, DeepSeek-Coder control pieces
+        return all(char.isalnum() or char.isspace() for char in piece)
+    if BYTE.fullmatch(piece):
+        return True
+    if len(piece) == 1 and not piece.isascii() and piece != SPACE:
+        spelled = (f"<0x{byte:02X}>" for byte in piece.encode())
+        if all(tokenizer.token_to_id(byte) is not None for byte in spelled):
+            return False
+    return [token.id for token in tokenizer.model.tokenize(piece)] == [id]
 
 
 def _adaptive_ids(
@@ -158,12 +251,19 @@ def _adaptive_ids(
 ) -> tuple[int, ...]:
     """Return the adaptive ids. Raises UserError for ids that cannot serve."""
     if not config.adaptive:
+        family = family_of(tokenizer, rows)
+        ids = [
+            piece_id(tokenizer, p, rows) for p in (family.adaptive if family else ())
+        ]
+        if ids and None not in ids:
+            return tuple(ids)  # type: ignore[arg-type]
         spare = [id for id in range(rows) if tokenizer.id_to_token(id) is None]
         return tuple(spare[:SPARE_ROWS]) or (rows,)
     adaptive = [
         tokenizer.token_to_id(piece) if isinstance(piece, str) else piece
         for piece in config.adaptive
     ]
+    cure = f"Use vocab.adaptive=[{rows}], a row that training adds, or vocab=auto"
     beyond = sorted(id for id in adaptive if id is not None and id >= rows)
     if len({*adaptive, *control, None}) < len(adaptive) + len(
         {*control, None}
@@ -171,8 +271,14 @@ def _adaptive_ids(
         raise UserError(
             "vocab.adaptive must be pieces or ids of the tokenizer, none of a control "
             f"piece, below the model's {rows} embedding rows or the next from there, got "
-            f"{config.adaptive}. Use vocab.adaptive=[{rows}], a row that training adds"
+            f"{config.adaptive}. {cure}"
         )
+    for id in adaptive:
+        if id is not None and id < rows and produced_by_text(tokenizer, id):
+            raise UserError(
+                "vocab.adaptive must be pieces or ids that no text produces, got id "
+                f"{id}, the ordinary piece {tokenizer.id_to_token(id)!r}. {cure}"
+            )
     return tuple(adaptive)  # type: ignore[arg-type]
 
 

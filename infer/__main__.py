@@ -21,25 +21,41 @@ def main(config: InferConfig) -> None:
 
     from infer.api import generate, load
     from infer.chat import chat_ids
+    from infer.models.checkpoint import ModelDirectory
     from infer.view import show
 
     if config.threads:
         torch.set_num_threads(config.threads)
+    before = prompt or config.infill.prefix
+    after = config.infill.suffix
+    directory = ModelDirectory(config.model)
+    if infill:
+        directory.text.order(config.infill)  # refuses before the weights are read
+    if not config.chat:
+        warn_of_control(directory.text.spelled(before, after))
     model = load(
-        config.model,
+        directory,
         config.dtype,
         config.device,
         draft=DraftConfig(config.draft, config.draft_adaptive),
         compile=config.compile,
     )
     console = Console(quiet=place()[0] > 0)
-    before = prompt or config.infill.prefix
-    after = config.infill.suffix
     given: Infill | str | list[int] = config.infill if infill else prompt
     if config.chat and not infill:
         message = {"role": "user", "content": prompt}
         given = chat_ids(Path(config.model), [message])
     show(generate(model, given, config.decode), console, before, after)
+
+
+def warn_of_control(pieces: list[str]) -> None:
+    """Say on standard error that a prompt spells control pieces."""
+    if pieces:
+        print_once(
+            f"infer: the prompt spells {', '.join(pieces)}, encoded as text, not as "
+            "control pieces. Use chat=true, or infill.prefix and infill.suffix",
+            error=True,
+        )
 
 
 def read_prompt(config: InferConfig) -> str:

@@ -252,7 +252,7 @@ def _output(
 ) -> Output:
     # An SPM middle without a prefix begins its text, as does a text after BOS alone.
     opens = (
-        prompt.order == "spm" and not prompt.prefix
+        model.text.opens(prompt)
         if isinstance(prompt, Infill)
         else model.text.is_empty(ids)
     )

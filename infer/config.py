@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from conf.errors import UserError
+from conf.files import check_regular
 from conf.schema import check_settings, setting
 from infer.engine.sampling import SEEDS, Sampling
 from infer.trees.growth import Rules
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 SELF = "self:"  # the model's own first layers
-ORDERS = ("psm", "spm")  # of an infilling's parts
+ORDERS = ("psm", "spm")  # of an infilling's parts, as in conf.infilling
 SOURCES = ("adaptive", "text", "ngrams")  # of drafts
 
 
@@ -152,14 +153,14 @@ class DecodeConfig:
 
 @dataclass
 class Infill:
-    """Wanted: the text between `prefix` and `suffix`, in one of the orders that training has."""
+    """Wanted: the text between `prefix` and `suffix`."""
 
     #: text before
     prefix: str = ""
     #: text behind
     suffix: str = ""
-    #: psm (prefix, suffix, middle) or spm
-    order: str = setting("psm", choices=ORDERS)
+    #: psm (prefix, suffix, middle) or spm; null: psm, unless the model has spm alone
+    order: str | None = setting(None, choices=ORDERS)
 
     def __post_init__(self) -> None:
         check_settings(self, "infill")
@@ -246,6 +247,7 @@ class InferConfig:
 def check_directory(folder: str | Path, setting: str = "model") -> Path:
     """Return the path. Raises UserError for a folder that cannot be a model, without asking the hub."""
     path = Path(folder)
+    check_regular(path, setting, ["adapter"])
     if not (path / "config.json").is_file():
         reason = "no config.json in it" if path.is_dir() else "no such directory"
         raise UserError(

@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+
 FILE = "ngrams.safetensors"
 FORMAT = "adaptive-tokens ngrams 1"
 # Logged with the path, for an export that had the file.
@@ -161,7 +163,8 @@ def _read(path: Path) -> dict[str, Integers]:
             first, last = tensor["data_offsets"]
             kind = TYPES[tensor["dtype"]]
             arrays[name] = data[begin + first : begin + last].cast(kind)
-    except (ValueError, KeyError, TypeError, AttributeError):
+        _check(arrays)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         intact = False
     if not intact:
         raise ValueError(
@@ -169,6 +172,29 @@ def _read(path: Path) -> dict[str, Integers]:
             "damaged or foreign file. Copy it again from the export, or delete it."
         )
     return arrays
+
+
+def _check(arrays: dict[str, Integers]) -> None:
+    """Raise ValueError or KeyError for arrays that a reader would leave.
+
+    It takes less time than their checksum.
+    """
+    vocabulary = len(arrays["unigrams"])
+    orders = range(2, len(arrays) // len(ARRAYS) + 2)
+    if not vocabulary or len(arrays) != 1 + len(ARRAYS) * len(orders):
+        raise ValueError("other arrays")
+    for o in orders:
+        keys, totals, first, ids, counts = (
+            np.asarray(arrays[f"{name}_{o}"]) for name in ARRAYS
+        )
+        if (
+            not len(keys) == len(totals) == len(first) - 1
+            or not len(ids) == len(counts) == first[-1]
+            or first[0]
+            or (first[1:] < first[:-1]).any()
+            or ids.max(initial=0) >= vocabulary
+        ):
+            raise ValueError(f"spans or ids of order {o}")
 
 
 class Ngrams:

@@ -5,35 +5,28 @@
     SPM     BOS PRE SUF inf(suffix) MID enc(prefix)     then the middle and EOT
 
 conf/encoding.py defines enc and inf, by which no text becomes a control id (SDSAT §3.1;
-Code Llama §2.3). The model writes the last column.
+Code Llama §2.3); conf/infilling.py has the families of models that differ. The model
+writes the last column.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from itertools import chain
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from conf import UserError
-from conf.encoding import TextEncoder
+from conf.encoding import SPACE, TextEncoder
 from conf.errors import TOKENIZING
+from conf.infilling import SPM, Infilling
 from infer.config import Infill
 
 REPLACEMENT = "\ufffd"  # stands for bytes that are no UTF-8
 
 
-@dataclass(frozen=True)
-class Infilling:
-    """The control ids of infilling."""
-
-    pre: int
-    suf: int
-    mid: int
-    eot: int
-
-
 class NoInfilling(UserError):
-    """An infilling prompt for a model that was not trained for infilling."""
+    """An infilling prompt for a model without infilling, or without its order."""
 
 
 class Text:
@@ -73,17 +66,61 @@ class Text:
     @TOKENIZING
     def infill(self, prompt: Infill) -> list[int]:
         """Return the prompt that the middle and EOT continue. Raise NoInfilling."""
-        ids = self._infilling
-        if ids is None:
+        order = self.order(prompt)
+        infilling = self._infilling
+        assert infilling is not None
+        segments = infilling.segments(
+            order,
+            prefix=prompt.prefix,
+            suffix=prompt.suffix,
+            middle="",
+            lead=self._encoder.lead,
+        )
+        ids = [
+            self._inf(part) if isinstance(part, str) else [part] for part in segments
+        ]
+        return [*self._bos, *chain.from_iterable(ids)]
+
+    def order(self, prompt: Infill) -> str:
+        """Return the order of the prompt's parts, the family's own unless one is given.
+
+        Raise NoInfilling for a model without infilling, and for an order that its family
+        has not published.
+        """
+        if self._infilling is None:
             raise NoInfilling(
-                "infill needs a model trained for infilling, got a directory without "
-                "infilling ids in adaptive.json."
+                "infill needs a model trained for infilling, got a directory whose "
+                "tokenizer and adaptive.json have no infilling pieces."
             )
-        prefix = self._enc(prompt.prefix)
-        suffix = self._inf(prompt.suffix)
-        if prompt.order == "psm":
-            return [*self._bos, ids.pre, *prefix, ids.suf, *suffix, ids.mid]
-        return [*self._bos, ids.pre, ids.suf, *suffix, ids.mid, *prefix]
+        orders = self._infilling.orders
+        if prompt.order not in (None, *orders):
+            raise NoInfilling(
+                f"infill.order must be {orders[0]}, the order of this family of models, "
+                f"got {prompt.order}. Omit it."
+            )
+        return prompt.order or orders[0]
+
+    def with_own_order(self, prompt: Infill) -> Infill:
+        """Return the prompt, in the family's own order if the family lacks the given one."""
+        orders = self._infilling.orders if self._infilling else ()
+        return prompt if prompt.order in orders else replace(prompt, order=None)
+
+    def opens(self, prompt: Infill) -> bool:
+        """Return True if the middle begins its text: an SPM middle without a prefix."""
+        return self.order(prompt) == SPM and not prompt.prefix
+
+    def spelled(self, *texts: str) -> list[str]:
+        """Return the control pieces that texts spell, which are encoded as text."""
+        special = (
+            piece.content
+            for piece in self._tokenizer.get_added_tokens_decoder().values()
+            if piece.special
+        )
+        names = {piece.lstrip(SPACE) or piece for piece in special}
+        names.update(self._encoder.spellings)
+        return sorted(
+            name for name in names if len(name) > 1 and any(name in t for t in texts)
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text that a stream of these ids gives, without control pieces."""
@@ -102,9 +139,10 @@ class Text:
         return TextStream(self._tokenizer, self._inf("a"), opens=opens)
 
     def ends(self, prompt: Sequence[int]) -> frozenset[int]:
-        """Return the ids besides EOS that end the text: EOT after an infilling prompt."""
-        ids = self._infilling
-        return frozenset([ids.eot] if ids is not None and ids.mid in prompt else ())
+        """Return the ids besides EOS that end the text after an infilling prompt."""
+        infilling = self._infilling
+        infills = infilling is not None and infilling.opener in prompt
+        return infilling.ends if infilling and infills else frozenset()
 
     def special_stops(self, stop: Sequence[str]) -> frozenset[int]:
         """Return the ids of special pieces that contain a stop string.

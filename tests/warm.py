@@ -9,12 +9,14 @@ import atexit
 import multiprocessing
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -26,6 +28,7 @@ IMPORTS = [  # by the server; DeepSpeed imports the last one, and with it PyTorc
     "deepspeed.runtime.zero.muon.muon_optimizer",
 ]
 
+SERVER_KILLED = 255  # multiprocessing's exit code for a process whose server has gone
 SECONDS = 300  # of all ranks, at most
 forks = multiprocessing.get_context("forkserver")
 forks.set_forkserver_preload(IMPORTS)
@@ -68,23 +71,34 @@ def call_ranks(
         forks.Process(target=_call, args=(environment | own, function, arguments))
         for own in (_torchrun_variables(ranks) if ranks > 1 else [{}])
     ]
-    for process in processes:
-        process.start()
     deadline, running = time.monotonic() + SECONDS, list(processes)
     try:
+        for process in processes:
+            process.start()
         while running:
             sentinels = [process.sentinel for process in running]
             if not wait(sentinels, deadline - time.monotonic()):
                 raise TimeoutError(f"{function} {arguments}")
             for process in [item for item in running if item.exitcode is not None]:
                 running.remove(process)
+                if process.exitcode == SERVER_KILLED:
+                    raise EOFError(process)
                 if process.exitcode:
                     return process.exitcode
         return 0
+    except (EOFError, ConnectionError) as error:
+        for process in processes:  # without the server multiprocessing kills none
+            if process.pid is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+        raise RuntimeError(
+            "The fork server of tests/warm.py was killed, perhaps for want of memory. Run the tests again."
+        ) from error
     finally:
         for process in processes:
-            process.kill()
-            process.join()
+            if process.pid is not None:
+                process.kill()
+                process.join()
 
 
 def _torchrun_variables(ranks: int) -> list[dict[str, str]]:

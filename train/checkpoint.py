@@ -57,6 +57,16 @@ class Checkpoint:
     state: dict[str, Any]  # the run's own, beside the engine's
     files: dict[str, dict[str, int]]  # size and crc32, by name
 
+    def check(self) -> None:
+        """Raise ValueError for values of other types, and for names of files elsewhere."""
+        numbers = [self.step, self.ranks, self.stage]
+        if not all(type(n) is int and n >= 0 for n in numbers):
+            raise ValueError(f"has step, ranks, stage = {numbers!r:.60}")
+        if not isinstance(self.state, dict) or not isinstance(self.files, dict):
+            raise ValueError("must have objects as state and files")
+        if elsewhere := [name for name in self.files if Path(name).name != name]:
+            raise ValueError(f"lists {elsewhere[0]!r:.60}, which is in another folder")
+
     @property
     def name(self) -> str:
         """The folder's name."""
@@ -80,7 +90,8 @@ def read_checkpoint(folder: Path, *, rank: int = 0, ranks: int = 1) -> Checkpoin
     """
     try:
         checkpoint = Checkpoint(**read_checksummed(folder / DESCRIBED))
-    except (Corrupt, TypeError) as error:
+        checkpoint.check()
+    except (Corrupt, TypeError, ValueError) as error:
         raise BrokenFile(f"{DESCRIBED} {error}") from error
     if checkpoint.name != folder.name:
         raise BrokenFile(f"{DESCRIBED} describes {checkpoint.name}")
@@ -169,6 +180,8 @@ def check_file(path: Path, written: Mapping[str, int]) -> None:
     """Raise BrokenFile unless the file has the size and the CRC-32 that were written."""
     crc = 0
     size = 0
+    if path.exists() and not path.is_file():  # opening a FIFO would wait for ever
+        raise BrokenFile(f"{path.name} is no regular file")
     try:
         with open(path, "rb") as file:
             while block := file.read(2**20):

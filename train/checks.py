@@ -84,7 +84,7 @@ def _identity(manifest: Mapping[str, Any], folder: str) -> dict[str, Any]:
     """Return the facts of shards that ids depend on."""
     tokenizer = fingerprint_file(Path(folder) / TOKENIZER / "tokenizer.json")
     facts = {"seq_len": manifest["seq_len"], "tokenizer.json": tokenizer}
-    return {**facts, **manifest["vocab"]}
+    return {**facts, **Vocab.from_json(manifest["vocab"]).to_json()}
 
 
 def check_devices() -> None:

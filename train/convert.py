@@ -5,6 +5,8 @@ config.json, generation_config.json, tokenizer files, chat_template.jinja
 README.md            a model card with name and license, as the file states them
 manifest.json        written last
 
+Of the file's pieces, fillers of unused embedding rows are left out: the rows stay.
+
 With adapter=FOLDER the directory is the export that the folder's files were taken from, of
 this base model: adapter/, adaptive.json, ngrams.safetensors, and README.md if it has one.
 
@@ -12,8 +14,11 @@ Transformers reads the file. Its table of pre-tokenizers has no rule that splits
 first; GPT-2's, which it takes instead, gives other ids for spaces before a number.
 """
 
+import json
 import os
+import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from conf import UserError, run
 from conf.console import print_line
 from conf.errors import Refusing
-from conf.files import read_json
+from conf.files import read_json, write_bytes, write_json
 from conf.fingerprint import fingerprint_file, fingerprint_model
 from conf.schema import check_settings, setting
 from conf.stage import is_finished, made_from, staged, write_manifest
@@ -45,6 +50,15 @@ DIGITS_FIRST = (
     "minerva-7b",
 )
 GPT2_RULE = ("gpt-2", "phi-2", "mpt", "olmo")
+# Their tokenizers compose letters and accents (Unicode's NFC), which no GGUF file says.
+COMPOSING = ("qwen2", "qwen35", "mpt", "olmo")
+FILLER = re.compile(r"\[PAD(\d+)\]")  # llama.cpp's piece for a row without one
+NORMAL, CONTROL = 1, 3  # types of pieces
+# Pieces that end a text wherever they are control pieces, by llama.cpp's rule.
+ENDS = (
+    *("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"),
+    *("<|end|>", "<|EOT|>", "<end_of_turn>", "<｜end▁of▁sentence｜>"),
+)
 
 
 @dataclass
@@ -88,6 +102,7 @@ def main(config: ConvertConfig) -> None:
             facts = gguf_facts(file)
             save_tokenizer(file, facts, out)
             lm = load_gguf(file, config)
+            lm.generation_config.eos_token_id = end_ids(facts, out)
         write_card(facts, out)
         if adapter and adaptive:
             add_adapter(lm, adapter, adaptive, out)
@@ -134,14 +149,17 @@ def gguf_facts(file: Path) -> dict[str, Any]:
 
 def save_tokenizer(file: Path, facts: dict[str, Any], out: Path) -> None:
     """Write the tokenizer's files. Raises UserError for an unknown pre-tokenizer."""
-    from tokenizers import pre_tokenizers
+    from tokenizers import normalizers, pre_tokenizers
     from transformers import AutoTokenizer
     from transformers.integrations.gguf.gguf_tokenizer_mapping import (
         GGUF_PRE_TOKENIZER_SPLITS,
     )
 
     tokenizer = AutoTokenizer.from_pretrained(
-        file.parent, gguf_file=file.name, local_files_only=True
+        file.parent,
+        gguf_file=file.name,
+        local_files_only=True,
+        trust_remote_code=False,
     )
     rule = facts.get("tokenizer.ggml.pre", "default")
     if rule in DIGITS_FIRST:
@@ -159,7 +177,69 @@ def save_tokenizer(file: Path, facts: dict[str, Any], out: Path) -> None:
             f"gguf={file} must have a pre-tokenizer that is known, got {rule}. "
             "Download the model as a Transformers directory."
         )
+    if rule in COMPOSING:
+        tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
     tokenizer.save_pretrained(out)
+    _mend_tokenizer(facts, out)
+
+
+def _mend_tokenizer(facts: dict[str, Any], out: Path) -> None:
+    """Remove fillers from the written tokenizer, and have Transformers read it literally.
+
+    Classes of architectures build their own tokenizer from its pieces. A byte-level one
+    puts BOS before a text only if the file says so.
+    """
+    path = out / "tokenizer.json"
+    content = json.loads(path.read_bytes())
+    types = facts.get("tokenizer.ggml.token_type") or []
+    vocab = content["model"]["vocab"]
+    if isinstance(vocab, dict):
+        fillers = {piece for piece, id in vocab.items() if _is_filler(piece, id, types)}
+        for piece in fillers:
+            del vocab[piece]
+        content["added_tokens"] = [
+            token
+            for token in content["added_tokens"]
+            if token["content"] not in fillers
+        ]
+        write_bytes(path, json.dumps(content, ensure_ascii=False).encode())
+    config = read_json(out / "tokenizer_config.json")
+    for name in (
+        "is_local",
+        "local_files_only",
+    ):  # of the conversion, not the tokenizer
+        config.pop(name, None)
+    config |= {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+    }
+    write_json(out / "tokenizer_config.json", config)
+
+
+def _is_filler(piece: str, id: int, types: Sequence[int]) -> bool:
+    """Return whether a piece stands for an unused row, numbered by its id."""
+    match = FILLER.fullmatch(piece)
+    normal = id < len(types) and types[id] == NORMAL
+    return match is not None and int(match[1]) == id and not normal
+
+
+def end_ids(facts: dict[str, Any], folder: Path) -> int | list[int] | None:
+    """Return the ids that end a text, EOS first, as generation_config.json has them.
+
+    The file names EOS and perhaps the end of a turn; Qwen's chat models end their texts by
+    a further piece.
+    """
+    from data_prep.vocab import load_tokenizer
+
+    types = facts.get("tokenizer.ggml.token_type") or []
+    tokenizer = load_tokenizer(folder)
+    named = (tokenizer.token_to_id(piece) for piece in ENDS)
+    ids = [
+        facts.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")
+    ]
+    ids += [id for id in named if id is not None and types[id : id + 1] == [CONTROL]]
+    unique = [int(id) for id in dict.fromkeys(ids) if id is not None]
+    return unique if len(unique) > 1 else next(iter(unique), None)
 
 
 def load_gguf(file: Path, settings: ConvertConfig) -> "PreTrainedModel":
@@ -178,6 +258,7 @@ def load_gguf(file: Path, settings: ConvertConfig) -> "PreTrainedModel":
         gguf_file=file.name,
         dtype=getattr(torch, settings.dtype),
         local_files_only=True,
+        trust_remote_code=False,
     )
     config = read.config
     del config.quantization_config
@@ -187,7 +268,9 @@ def load_gguf(file: Path, settings: ConvertConfig) -> "PreTrainedModel":
             config.layer_types = config.layer_types[:count]
         config.num_hidden_layers = count
     with torch.device("meta"):
-        lm: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=read.dtype)
+        lm: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=read.dtype, trust_remote_code=False
+        )
     weights = read.state_dict()
     lm.load_state_dict({name: weights[name] for name in lm.state_dict()}, assign=True)
     lm.tie_weights()
@@ -206,18 +289,22 @@ def add_adapter(lm: Any, folder: Path, adaptive: dict[str, Any], out: Path) -> N
     from data_prep.vocab import INFILLING, Vocab
     from train.export.sidecars import serve, write_custom_generate
     from train.export.weights import write_weights
-    from train.pretrained import add_adaptive_rows
+    from train.pretrained import add_adaptive_rows, spare_rows
 
-    shutil.copytree(folder, out, dirs_exist_ok=True)
     with Refusing(f"adapter={folder} must have an export's adaptive.json, got"):
         vocab = Vocab(
             size=max(lm.config.vocab_size, *(id + 1 for id in adaptive["control"])),
             bos=adaptive["bos"],
-            eos=lm.config.eos_token_id,
+            # Earlier exports did not write it: a document ended as a chat's turn.
+            eos=adaptive.get("eos", lm.config.eos_token_id),
+            ends=tuple(adaptive.get("ends", ())),
             adaptive=tuple(adaptive["adaptive_ids"]),
             **{name: adaptive["infilling"][name] for name in INFILLING},
         )
-    add_adaptive_rows(lm, vocab.size)
+    # Before the adapter's adaptive.json is copied beside the base model's tokenizer.
+    spare = spare_rows(out, vocab.adaptive)
+    shutil.copytree(folder, out, dirs_exist_ok=True)
+    add_adaptive_rows(lm, vocab.size, spare=spare)
     # The head does not share the embedding's rows, as in the training of an adapter.
     head = lm.get_output_embeddings()
     head.weight = nn.Parameter(head.weight.detach().clone())
@@ -242,7 +329,9 @@ def check_weights(lm: "PreTrainedModel", out: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    written = AutoModelForCausalLM.from_pretrained(out, dtype=lm.dtype)
+    written = AutoModelForCausalLM.from_pretrained(
+        out, dtype=lm.dtype, local_files_only=True, trust_remote_code=False
+    )
     expected = lm.state_dict()
     for name, tensor in written.state_dict().items():
         assert torch.equal(tensor, expected[name]), f"{name} has other values"

@@ -127,6 +127,12 @@ def read_benchmarks(
         problems = read_problems(name, file)[: config.quality.problems]
         if name in BY_CHAT and config.quality.chat and has_template(directory.path):
             problems = [problem.asked(directory.path) for problem in problems]
+        problems = [
+            replace(problem, prompt=directory.text.with_own_order(problem.prompt))
+            if isinstance(problem.prompt, Infill)
+            else problem
+            for problem in problems
+        ]
         try:
             prompt_ids(directory.text, problems[0])
         except NoInfilling as error:

@@ -74,6 +74,11 @@ def measure_part(
     facts |= {"content": content, "hardware": hardware()}
     out = Path(config.out) / name
     if is_finished(out, name, facts):
+        if not (out / RESULT).is_file():
+            raise UserError(
+                f"out={config.out}: the finished part {name} must have its {RESULT}, got none. "
+                f"Delete {out} to measure it again."
+            )
         if workers.first:
             print_line(f"bench: {out} is finished: nothing to do")
         return

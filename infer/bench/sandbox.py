@@ -2,7 +2,9 @@
 
 The program sees a read-only /usr, Python's standard library and an empty working folder in
 memory. It has no network, no environment, no other processes and no root rights. prlimit
-bounds memory, CPU seconds, processes and files of each process.
+bounds memory, CPU seconds, processes and files of each process. Memory that belongs to no
+process is bounded too: the folders in memory have a size, and a filter of system calls
+(seccomp) refuses the calls that would get more of it.
 
 A program passes if the random token behind the last line of its tests is printed, so that
 `sys.exit(0)`, `os._exit(0)` and a printed "passed" fail. Program and tests share a process, as
@@ -11,12 +13,15 @@ in HumanEval's own harness: a program that is written against this one can cheat
 
 import json
 import os
+import platform
 import secrets
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from errno import ENOSYS, EPERM
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -36,6 +41,23 @@ ENVIRONMENT = {
     "LD_LIBRARY_PATH": "/python/lib",
     "PATH": "/usr/bin:/bin",
 }
+#: By machine: AUDIT_ARCH of <linux/audit.h>, and the numbers of system calls.
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+CLONE = {"x86_64": 56, "aarch64": 220}
+CLONE3 = 435  # everywhere
+#: Calls that get memory which no limit counts, or a user namespace, which may mount a tmpfs.
+REFUSED_CALLS = {
+    "memfd_create": {"x86_64": 319, "aarch64": 279},
+    "memfd_secret": {"x86_64": 447, "aarch64": 447},
+    "shmget": {"x86_64": 29, "aarch64": 194},
+    "msgget": {"x86_64": 68, "aarch64": 186},
+    "semget": {"x86_64": 64, "aarch64": 190},
+    "bpf": {"x86_64": 321, "aarch64": 280},
+    "unshare": {"x86_64": 272, "aarch64": 97},
+    "setns": {"x86_64": 308, "aarch64": 268},
+}
+CLONE_NEWUSER = 0x10000000
+X32_CALLS = 0x40000000  # x86_64's calls with 32-bit pointers begin here
 _user_numbers = count(os.getpid() * 64)
 
 # The job comes by stdin; the program's own stdin is empty.
@@ -59,7 +81,7 @@ class ProgramLimits:
     wall_seconds: float = 30.0
     memory: int = 1024  # MiB of address space of each process
     processes: int = 8
-    file: int = 16  # MiB of a file; the working folder holds four times as much
+    file: int = 16  # MiB of a file; /tmp and /dev/shm hold four times as much each
 
 
 class Verdict(NamedTuple):
@@ -81,13 +103,20 @@ def judge(source: str, tests: str, limits: ProgramLimits = ProgramLimits()) -> V
     """Run a program and then its tests in one process, and return the verdict."""
     token = secrets.token_hex(16)
     job = json.dumps({"source": source, "tests": tests, "token": token})
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+    with (
+        tempfile.TemporaryFile() as output,
+        tempfile.TemporaryFile() as errors,
+        tempfile.TemporaryFile() as filter,
+    ):
+        filter.write(call_filter(platform.machine()))
+        filter.seek(0)
         process = subprocess.Popen(
-            command(limits),
+            command(limits, filter.fileno()),
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=errors,
             env=ENVIRONMENT,
+            pass_fds=[filter.fileno()],
             start_new_session=True,  # Ctrl-C is for the caller; bwrap dies with it
         )
         try:
@@ -114,15 +143,56 @@ def unavailable() -> str:
     for name in ("bwrap", "prlimit", "setpriv"):
         if not shutil.which(name):
             return f"programs cannot be judged without {name}. Install bubblewrap and util-linux."
+    if platform.machine() not in ARCHITECTURES:
+        return (
+            f"programs can be judged on {' and '.join(ARCHITECTURES)}, got "
+            f"{platform.machine()}. Judge the written answers elsewhere."
+        )
     verdict = judge("", "")
     if verdict.passed:
         return ""
     return f"bwrap must create namespaces, got {verdict.message}. Allow user namespaces on this machine."
 
 
-def command(limits: ProgramLimits) -> list[str]:
-    """Return the command that reads a job from stdin and runs it in the sandbox."""
-    words = NAMESPACES.split()
+def call_filter(machine: str) -> bytes:
+    """Return the seccomp filter, a classic BPF program over struct seccomp_data.
+
+    offset   0        4      8                     16
+    field    number   arch   instruction pointer   arguments, 8 bytes each
+    """
+    # code, jump if true, jump if false, constant
+    load, equal, at_least, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
+    refuse = (give, 0, 0, 0x50000 | EPERM)
+    # As on an old kernel: the C library then uses clone, whose flags a filter can read.
+    unknown = (give, 0, 0, 0x50000 | ENOSYS)
+    program = [
+        (load, 0, 0, 4),
+        (equal, 1, 0, ARCHITECTURES[machine]),
+        (give, 0, 0, 0x80000000),  # a call of another architecture ends the process
+        (load, 0, 0, 0),
+        (at_least, 0, 1, X32_CALLS),
+        unknown,
+        (equal, 0, 1, CLONE3),
+        unknown,
+    ]
+    for numbers in REFUSED_CALLS.values():
+        program += [(equal, 0, 1, numbers[machine]), refuse]
+    program += [
+        (equal, 0, 3, CLONE[machine]),
+        (load, 0, 0, 16),
+        (any_bit, 0, 1, CLONE_NEWUSER),
+        refuse,
+        (give, 0, 0, 0x7FFF0000),  # allow
+    ]
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+
+
+def command(limits: ProgramLimits, filter: int) -> list[str]:
+    """Return the command that reads a job from stdin and runs it in the sandbox.
+
+    `filter` is the descriptor of a file with the `call_filter`.
+    """
+    words = [*NAMESPACES.split(), "--seccomp", str(filter)]
     for link in ("/bin", "/lib", "/lib64"):
         if Path(link).is_symlink():
             words += ["--symlink", f"usr{link}", link]
@@ -130,10 +200,10 @@ def command(limits: ProgramLimits) -> list[str]:
             words += ["--ro-bind-try", link, link]
     words += ["--ro-bind", sys.base_prefix, "/python"]
     folder = 4 * limits.file * MIB
-    words += (
-        f"--proc /proc --dev /dev --perms 1777 --size {folder} --tmpfs /tmp".split()
-    )
-    words += ["--remount-ro", "/", "--chdir", "/tmp"]
+    words += ["--proc", "/proc", "--dev", "/dev"]
+    for place in ("/tmp", "/dev/shm"):
+        words += f"--perms 1777 --size {folder} --tmpfs {place}".split()
+    words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
     if os.geteuid() == 0:  # the kernel does not limit the number of root's processes
         user = FIRST_USER + next(_user_numbers) % USERS
         words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "setpriv"]

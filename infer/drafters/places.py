@@ -11,7 +11,7 @@ node by node.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from math import exp
+from math import exp, isfinite
 
 from infer.engine.output import Candidates
 from infer.engine.pick import noise
@@ -143,6 +143,8 @@ class Places:
                     score / temperature + noise(self._seed, self._position + place, id)
                     for score, id in zip(scores, ids)
                 ]
+            if not all(map(isfinite, scores)):  # the head overflows
+                return dict(zip(ids, answers.weights[place]))
             largest = max(scores)
             shares = {id: exp(score - largest) for score, id in zip(scores, ids)}
             total = sum(shares.values())

@@ -105,6 +105,12 @@ class TreeCache(Cache):
         self._used = True
         self.lengths = [0] * sequences
 
+    def clear_rest(self, fed: Sequence[int] | None = None) -> None:
+        """Clear all but the committed rows and `fed[b]` uncommitted ones after them; see `clear`."""
+        used = [sum(pair) for pair in zip(self.lengths, fed or [0] * len(self.lengths))]
+        for b in range(self._kv.shape[2]):
+            self._kv[:, :, b, :, used[b] if b < len(used) else 0 :] = 0
+
     def place(self, rows: int, fed: Sequence[int] | None = None) -> None:
         """Set the slots of the next forward: `rows` of each sequence.
 

@@ -51,6 +51,7 @@ class Target:
         self.dtype = lm.dtype
         self.device = lm.device
         self.gate = ProbeGate.of(lm)
+        self.adapted = ProbeGate.adapts(lm)
         self.windows = windows(lm.config)
         self.groups = lm.config.num_attention_heads // key_heads(lm.config)
         self.agree = agreement(target or lm)

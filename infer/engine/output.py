@@ -83,6 +83,12 @@ class LazyOutput:
         self._agree = agree
         self._picks: list[list[int]] | None = None
 
+    def is_finite(self) -> bool:
+        """Return True unless a row of a draft is NaN or infinite."""
+        B, q = self.flat.ids.shape
+        hidden = self.logits.hidden.view(B, q, -1)[:, : self.flat.drafts]
+        return bool(self._agree(hidden.isfinite().all()))
+
     def chooser(self, b: int, context: Sequence[int]) -> Callable[[int], int]:
         """Return a function from a node of tree b to the pick after it.
 
@@ -126,7 +132,13 @@ class LazyOutput:
         Also returns the (n, V) distributions that they were drawn from.
         """
         logits = self.logits[self._rows(b, nodes)]
-        q_nV = self._agree(probabilities(logits, self._sampling))
+        q_nV = probabilities(logits, self._sampling)
+        invalid = q_nV.sum(-1, keepdim=True).isnan()
+        if (
+            invalid.any()
+        ):  # of a draft model that overflows: any other distribution does
+            q_nV = q_nV.masked_fill(invalid, 1 / q_nV.shape[1])
+        q_nV = self._agree(q_nV)
         ids_nk = self._agree(draw(q_nV, k, generator))
         chances = q_nV.gather(1, ids_nk.clamp(min=0)).tolist()
         ids = [[id for id in row if id >= 0] for row in ids_nk.tolist()]
@@ -213,7 +225,8 @@ class PackedOutput:
     """Values that were computed with the forward, on the host.
 
     For a draft model there are no picks, and candidates after every row; otherwise the
-    picks after all drafts, and candidates for all probes.
+    picks after all drafts, and candidates for all probes. With an adapter a pick is -1 if
+    its row is not finite.
     """
 
     picks: npt.NDArray[np.int64]  # (B, D)
@@ -223,6 +236,10 @@ class PackedOutput:
     trees: Sequence[Tree]
     head: PreviousTokenHead | None = None
     hidden: Tensor | None = None  # (B, P, d) of the probes, with a head
+
+    def is_finite(self) -> bool:
+        """See LazyOutput."""
+        return bool((self.picks >= 0).all())
 
     def chooser(self, b: int, context: Sequence[int]) -> Callable[[int], int]:
         """See LazyOutput."""

@@ -165,12 +165,12 @@ def likeliest(
 ) -> tuple[Tensor, Tensor]:
     """Return the (n, m) ids that are likeliest to be picked, and their chances.
 
-    For sampled text, whose noise is known, chances are shares of the noisy scores; they
+    For sampled text, whose noise is known, chances are shares of the noisy scores. They
     are 0 if scores overflow.
     """
     if not sampling.temperature:
         chances, ids = top(logits.chances(), min(m, logits.vocabulary))
-        return ids, chances
+        return ids, chances.nan_to_num(0.0)
     scores, ids = noisy(logits, sampling, positions, seeds, most=WIDE)
     total = scores.logsumexp(-1, keepdim=True)
     scores, ids = _best(scores, ids, m)

@@ -4,6 +4,8 @@ Knows the order in which a cache is filled; knows no drafting and no sampling.
 """
 
 from collections.abc import Sequence
+from functools import cache
+from logging import getLogger
 from threading import Lock
 
 import torch
@@ -47,6 +49,7 @@ class Runner:
         self._max_rows = max_rows
         self._target = Target(lm, batch=batch, capacity=rows, target=target)
         self._addresses = self._target.addresses
+        self._overflowed = False
         self._dynamic = DynamicForward(self._target)
         self._forward: StaticForward | DynamicForward = self._dynamic
         if static:
@@ -73,6 +76,7 @@ class Runner:
     def prefill(self, prompts: Sequence[Sequence[int]]) -> None:
         """Start over with these tokens in the cache."""
         self._target.cache.clear(len(prompts))
+        self._overflowed = False
         self.read(prompts)
 
     @torch.inference_mode()
@@ -102,8 +106,21 @@ class Runner:
         With `fed`, for a draft model's tree, the rows of the first `fed[b]` nodes wait
         there already. The output then has the candidates after the other nodes
         (`ForwardOutput.next_candidates`) and no picks.
+
+        An adapter may overflow. No draft attends to a probe, but 0 times NaN is NaN: then
+        the rows are computed again without probes, here and for the rest of the texts.
         """
-        return self._forward(trees, requests, sampling, fed)
+        probed = self._target.adapted and any(tree.probed for tree in trees)
+        if probed and self._overflowed:
+            trees = [tree.unprobed() for tree in trees]
+        output = self._forward(trees, requests, sampling, fed)
+        if probed and not self._overflowed and not output.is_finite():
+            self._overflowed = True
+            warn_of_overflow()
+            self._target.cache.clear_rest(fed)
+            trees = [tree.unprobed() for tree in trees]
+            output = self._forward(trees, requests, sampling, fed)
+        return output
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep the rows of these nodes of each tree."""
@@ -112,6 +129,14 @@ class Runner:
     def drop(self, b: int) -> None:
         """Forget a sequence; the last one takes its place."""
         self._target.cache.drop(b)
+
+
+@cache
+def warn_of_overflow() -> None:
+    """Warn once that the adapter is of no use."""
+    getLogger(__name__).warning(
+        "The adapter's values overflow: adaptive tokens draft no more. Texts stay the same"
+    )
 
 
 class Runners:

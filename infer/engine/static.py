@@ -210,7 +210,11 @@ class Graph:
         if shape.draft_model:
             parts += likeliest(*rows(0, q), WIDTH)
         else:
-            parts.append(pick(*rows(0, shape.drafts)))
+            picks = pick(*rows(0, shape.drafts))
+            if shape.probes and target.adapted:
+                finite = hidden[:, : shape.drafts].isfinite().all(-1).flatten()
+                picks = picks.where(finite, -1)
+            parts.append(picks)
             if shape.probes:
                 parts += candidates(*rows(shape.drafts, q), WIDTH)
                 if target.correction:

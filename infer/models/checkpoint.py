@@ -22,8 +22,10 @@ from transformers.utils import logging
 
 from conf import UserError
 from conf.console import place
+from conf.encoding import opening
 from conf.errors import Refusing
 from conf.files import read_json
+from conf.infilling import Infilling, find_infilling, with_stops
 from conf.memory import check_fits, machine_memory
 from infer.config import check_directory
 from infer.engine.families import check_family, check_tree
@@ -32,9 +34,10 @@ from infer.engine.packed import pack
 from infer.models import parallel
 from infer.models.gated import FOLDER, gate_model
 from infer.ngrams import ABSENT, FILE, NgramTable, NgramWeights
-from infer.text import Infilling, Text
+from infer.text import Text
 
 ADAPTIVE = "adaptive.json"
+MOST_L = 1024  # adaptive tokens in a row
 #: Files that Transformers converts; without any it would invent an empty tokenizer.
 SLOW_TOKENIZERS = ("vocab.json", "vocab.txt", "*.model")
 
@@ -59,26 +62,39 @@ def read_adaptive(path: Path, rows: int | None) -> Adaptive:
     Raises UserError for another file, and for ids without a row.
     """
     values = read_json(path, "JSON with adaptive_ids and L")
-    infilling = values.get("infilling") or {}  # null for tokens that a tokenizer lacks
-    complete = infilling and None not in infilling.values()
-    control = values.get("control")
-    ngrams = values.get("ngrams")
     with Refusing(f"{path} must have the adaptive_ids and L of training, got"):
+        infilling = dict(
+            values.get("infilling") or {}
+        )  # null for a tokenizer without it
+        complete = None not in (infilling.get("pre"), infilling.get("suf"))
+        if complete and "orders" in infilling:
+            infilling["orders"] = tuple(infilling["orders"])
+        control = values.get("control")
+        ngrams = values.get("ngrams")
+        gated = values.get("gated", False)
+        numbers = [*values["adaptive_ids"], values["L"], *(control or ())]
+        if wrong := [n for n in numbers if type(n) is not int]:
+            raise ValueError(f"{wrong[0]!r:.60}, which is no whole number")
+        if type(gated) is not bool:
+            raise ValueError(f"gated={gated!r:.60}")
         adaptive = Adaptive(
             ids=tuple(values["adaptive_ids"]),
             L=values["L"],
-            gated=values.get("gated", False),
+            gated=gated,
             infilling=Infilling(**infilling) if complete else None,
             bos=values.get("bos"),
             control=None if control is None else frozenset(control),
             ngrams=NgramWeights.from_json(ngrams) if ngrams else NgramWeights(),
             has_table=bool(ngrams and ngrams["table"] is not None),
         )
-        if not adaptive.ids or adaptive.L < 1:
+        if not adaptive.ids or not 1 <= adaptive.L <= MOST_L:
             raise ValueError(f"adaptive_ids={list(adaptive.ids)} and L={adaptive.L}")
-        ids = [*adaptive.ids, adaptive.bos, *(infilling.values() if complete else ())]
+        ids = [*adaptive.ids, adaptive.bos]
+        ids += adaptive.infilling.ids if adaptive.infilling else ()
         for id in ids:
-            if id is not None and not 0 <= id < (id + 1 if rows is None else rows):
+            if id is None:
+                continue
+            if type(id) is not int or not 0 <= id < (id + 1 if rows is None else rows):
                 raise ValueError(f"id {id}, which is not among the model's {rows} rows")
     return adaptive
 
@@ -124,18 +140,24 @@ class ModelDirectory:
     def text(self) -> Text:
         """The tokenizer, with the control ids of training if they are known."""
         adaptive = self.adaptive or Adaptive((), 1)
+        tokenizer = self._tokenizer
+        infilling = found = find_infilling(tokenizer, self.rows)
+        if adaptive.infilling:
+            infilling = with_stops(adaptive.infilling, found)
         control = adaptive.control
         if control is None:
-            tokens = self._tokenizer.get_added_tokens_decoder().items()
+            tokens = tokenizer.get_added_tokens_decoder().items()
             special = (id for id, token in tokens if token.special)
-            infilling = vars(adaptive.infilling).values() if adaptive.infilling else ()
-            control = frozenset(chain(special, adaptive.ids, infilling))
+            control = frozenset(chain(special, adaptive.ids))
+        if infilling:
+            control |= infilling.ids
+        file = self.path / "tokenizer_config.json"
+        described = read_json(file, "a tokenizer's JSON") if file.is_file() else {}
+        bos = adaptive.bos
+        if bos is None and (opened := opening(tokenizer, described)):
+            bos = opened[0]
         return Text(
-            self._tokenizer,
-            control=control,
-            rows=self.rows,
-            bos=adaptive.bos,
-            infilling=adaptive.infilling,
+            tokenizer, control=control, rows=self.rows, bos=bos, infilling=infilling
         )
 
     @cached_property
@@ -224,6 +246,7 @@ class ModelDirectory:
             config=config,
             dtype=getattr(torch, dtype),
             local_files_only=True,
+            trust_remote_code=False,
             distributed_config=parallel.plan(config, ranks) if ranks > 1 else None,
             output_loading_info=True,
         )
@@ -247,7 +270,7 @@ def check_weights(
     if getattr(config, "quantization_config", None):
         return
     with torch.device("meta"):
-        lm = AutoModelForCausalLM.from_config(config)
+        lm = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     size = getattr(torch, dtype).itemsize
     needed = lm.num_parameters() * size
     purpose = f"the weights of {name} in {dtype}"
@@ -272,11 +295,18 @@ def merge_adapter(lm: PreTrainedModel, folder: Path) -> PreTrainedModel:
         adapted = PeftModel.from_pretrained(
             lm, str(folder), autocast_adapter_dtype=False
         )
-        merged: PreTrainedModel = adapted.merge_and_unload()
+        # Safe: the library refuses values that are not finite.
+        merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
     return merged
 
 
 def eos_ids(lm: PreTrainedModel) -> frozenset[int]:
     """Return the ids that end a text."""
     value: Any = lm.generation_config.eos_token_id if lm.generation_config else None
-    return frozenset([value] if isinstance(value, int) else value or ())
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if wrong := [id for id in ids if type(id) is not int]:
+        raise UserError(
+            f"generation_config.json must have ids as eos_token_id, got {wrong[0]!r:.60}. "
+            "Correct it, or copy the file anew"
+        )
+    return frozenset(ids)

@@ -68,6 +68,8 @@ def read_head(lm: PreTrainedModel, path: Path) -> PreviousTokenHead:
         )
         check_shape(w1, d, 2 * d)
         check_shape(w2, d, d)
+        check_finite("w1.weight", w1)
+        check_finite("w2.weight", w2)
     return PreviousTokenHead(lm, w1, w2)
 
 
@@ -92,6 +94,9 @@ def gated_layers(lm: PreTrainedModel, folder: Path) -> dict[str, nn.Module]:
             name = next(name for name, module in modules if module is embedding)
             rows = weights.pop(f"{PREFIX}{name}{ROWS}").to(lm.device, lm.dtype)
             check_shape(rows, len(token_ids), embedding.embedding_dim)
+            check_finite(f"{name}{ROWS}", rows)
+            if not set(token_ids) <= set(range(embedding.num_embeddings)):
+                raise ValueError(f"trainable_token_indices={token_ids!r:.60}")
             ids = torch.tensor(token_ids, device=lm.device)
             replaced[name] = GatedEmbedding(embedding, ids, rows, gate)
         if weights:
@@ -114,6 +119,12 @@ def check_shape(weight: Tensor, *expected: int) -> None:
         raise ValueError(f"weights of {tuple(weight.shape)} instead of {expected}")
 
 
+def check_finite(name: str, weight: Tensor) -> None:
+    """Raise ValueError for NaN and infinity, which would reach the text by way of attention."""
+    if not weight.isfinite().all():
+        raise ValueError(f"values of {name} that are not finite in {weight.dtype}")
+
+
 def _linear_layers(
     lm: PreTrainedModel, settings: dict[str, Any], weights: dict[str, Tensor]
 ) -> dict[str, GatedLinear]:
@@ -134,6 +145,10 @@ def _linear_layers(
         b = weights.pop(f"{PREFIX}{name}{B}").to(lm.device, lm.dtype)
         check_shape(a, rank, base.in_features)
         check_shape(b, base.out_features, rank)
+        check_finite(f"{name}{A}", a)
+        check_finite(
+            f"{name}{B} times lora_alpha={settings['lora_alpha']}", b * scaling
+        )
         layers[name] = _gated_linear(base, a, b, scaling, gate)
     return layers
 

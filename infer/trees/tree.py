@@ -84,6 +84,13 @@ class Tree:
             self, tokens=tuple(tokens), parents=tuple(parents), probed=tuple(under)
         )
 
+    def unprobed(self) -> "Tree":
+        """Return the same drafts without probes."""
+        end = self.probes_from
+        return replace(
+            self, tokens=self.tokens[:end], parents=self.parents[:end], probed=()
+        )
+
     @property
     def drafted(self) -> int:
         """The number of nodes that may be accepted."""

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 from conf import UserError
 from conf.files import (
     Corrupt,
+    check_regular,
     read_checksummed,
+    read_json,
     with_checksum,
     write_bytes,
     write_json,
@@ -86,3 +89,25 @@ def test_a_manifest_that_was_changed_is_refused(tmp_path: Path) -> None:
         read_manifest(tmp_path, "shards", "data.path")
     path.write_text('{"kind": "shards"}')  # of an earlier version
     assert read_manifest(tmp_path, "shards", "data.path") == {"kind": "shards"}
+
+
+def test_a_fifo_or_a_broken_link_is_refused_and_never_opened(tmp_path: Path) -> None:
+    """A command that opened a FIFO among a model's files waited for ever."""
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "weights.bin").symlink_to(tmp_path / "gone")  # nobody reads it
+    (tmp_path / "link.json").symlink_to(tmp_path / "config.json")
+    check_regular(tmp_path, "model", ["adapter"])
+    head = tmp_path / "adapter" / "head.safetensors"
+    os.mkfifo(head)
+    with pytest.raises(
+        UserError, match=f"^model={tmp_path} .* {head}, no regular file"
+    ):
+        check_regular(tmp_path, "model", ["adapter"])
+    head.unlink()
+    head.symlink_to(head)
+    with pytest.raises(UserError, match=f"{head}, a broken link. Remove it"):
+        check_regular(tmp_path, "model", ["adapter"])
+    os.mkfifo(tmp_path / "manifest.json")
+    with pytest.raises(UserError, match="must be a JSON object, got no regular file"):
+        read_json(tmp_path / "manifest.json")

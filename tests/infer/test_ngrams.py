@@ -23,6 +23,7 @@ from infer.ngrams import (
 from tests.infer.ngram_tables import (
     count_ngrams,
     make_table,
+    save,
     slow_successors,
 )
 
@@ -176,3 +177,41 @@ def test_scores_at_any_temperature_stay_numbers(
     places = Places([5, 6, 7] * repeats, result, ngrams, 4, sampling, seed=3)
     places.grow([0.0] * 40, depth=4)
     assert all(0 <= chance <= 1 for chance in places.graph.chances[1:])
+
+
+RIGHT: dict[str, list[int]] = {
+    "unigrams": [1, 1, 1, 1],
+    "keys_2": [5, 9],
+    "totals_2": [2, 3],
+    "first_2": [0, 1, 3],
+    "ids_2": [3, 0, 2],
+    "counts_2": [2, 2, 1],
+}
+WRONG: dict[str, dict[str, list[int] | None]] = {
+    "an id that is not in the table": {"ids_2": [3, 0, 4]},
+    "fewer unigrams than ids": {"unigrams": [1, 1, 1]},
+    "no unigrams": {"unigrams": None},
+    "0 unigrams": {"unigrams": [], "ids_2": [], "counts_2": [], "first_2": [0, 0, 0]},
+    "no ids": {"ids_2": None},
+    "fewer ids than counts": {"ids_2": [3, 0]},
+    "fewer totals than keys": {"totals_2": [2]},
+    "fewer spans than keys": {"first_2": [0, 3]},
+    "no spans": {"first_2": []},
+    "a span beyond the file": {"first_2": [0, 1, 4]},
+    "a span that begins beyond the file": {"first_2": [0, 4000, 3]},
+    "a first span that begins later": {"first_2": [1, 2, 3]},
+    "an array of another order": {"keys_3": [1]},
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_table_with_a_right_checksum_and_wrong_content_is_refused(
+    name: str, tmp_path: Path
+) -> None:
+    """Reading one ended in a KeyError, an IndexError or a ZeroDivisionError amid a text."""
+    path = tmp_path / "table"
+    save(path, RIGHT, order=2, vocabulary=4)
+    changed = {**RIGHT, **WRONG[name]}
+    tensors = {key: value for key, value in changed.items() if value is not None}
+    with pytest.raises(ValueError, match="must be an intact table"):
+        save(path, tensors, order=2, vocabulary=4)

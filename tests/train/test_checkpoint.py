@@ -2,12 +2,15 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from conf import UserError
+from conf.files import with_checksum, write_json
 from tests.conftest import tiny_llama
 from train.checkpoint import (
     DESCRIBED,
@@ -40,6 +43,37 @@ def flip(path: Path, at: int) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data)
+
+
+ODD: dict[str, Any] = {
+    "step": "7",
+    "ranks": 2.0,
+    "stage": True,
+    "state": [],
+    "files": {"../a.pt": {"size": 0, "crc32": 0}},
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_value_is_damage(tmp_path: Path, name: str) -> None:
+    """With a right checksum: a step that is text ended in a traceback."""
+    path = make(tmp_path, 7)
+    content = asdict(read_checkpoint(path)) | {name: ODD[name]}
+    write_json(path / DESCRIBED, with_checksum(content))
+    with pytest.raises(BrokenFile, match=DESCRIBED):
+        read_checkpoint(path)
+
+
+def test_a_fifo_is_damage_and_not_waited_for(tmp_path: Path) -> None:
+    path = make(tmp_path, 7)
+    (path / "a.pt").unlink()
+    os.mkfifo(path / "a.pt")
+    with pytest.raises(BrokenFile, match="a.pt is no regular file"):
+        read_checkpoint(path)
+    (path / DESCRIBED).unlink()
+    os.mkfifo(path / DESCRIBED)
+    with pytest.raises(BrokenFile, match="cannot be read"):
+        read_checkpoint(path)
 
 
 def test_every_byte_counts(tmp_path: Path) -> None:

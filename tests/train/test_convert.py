@@ -13,7 +13,9 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from conf import UserError
 from conf.architecture import skeleton
 from data_prep.config import VocabConfig
+from data_prep.encode import Encoder
 from data_prep.vocab import copy_tokenizer, find_vocab, load_tokenizer
+from infer.models.checkpoint import ModelDirectory
 from tests.train.export.export_fixture import training
 from train.config import LoraSettings, ModelConfig
 from train.convert import ConvertConfig, find_gguf, gguf_facts, main, save_tokenizer
@@ -45,8 +47,14 @@ def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
     return halves.transpose(1, 2).reshape(rows, columns)
 
 
-def write_gguf(path: Path, lm: LlamaForCausalLM, rule: str) -> None:
+def write_gguf(
+    path: Path, lm: LlamaForCausalLM, rule: str, *, fillers: int = 0
+) -> None:
+    """Write the model with PIECES and, as llama.cpp does, fillers for further rows."""
     config = lm.config
+    rows = range(len(PIECES), len(PIECES) + fillers)
+    pieces = [*PIECES, *(f"[PAD{row}]" for row in rows)]
+    types = [3, 3, 3] + [1] * (len(PIECES) - 3) + [5] * fillers
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("Tiny")
     writer.add_license("apache-2.0")
@@ -58,11 +66,11 @@ def write_gguf(path: Path, lm: LlamaForCausalLM, rule: str) -> None:
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(len(PIECES))
+    writer.add_vocab_size(len(pieces))
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(rule)
-    writer.add_token_list(PIECES)
-    writer.add_token_types([3, 3, 3] + [1] * (len(PIECES) - 3))
+    writer.add_token_list(pieces)
+    writer.add_token_types(types)
     writer.add_token_merges(["Ġ Ġ", "Ġ 1"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
@@ -96,10 +104,14 @@ def write_gguf(path: Path, lm: LlamaForCausalLM, rule: str) -> None:
 
 @pytest.fixture(scope="module")
 def lm() -> LlamaForCausalLM:
+    return tiny(len(PIECES))
+
+
+def tiny(rows: int) -> LlamaForCausalLM:
     """A tiny Llama with tied embeddings; its feed-forward weights are those of Q8_0."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(PIECES),
+        vocab_size=rows,
         hidden_size=64,
         intermediate_size=96,
         num_hidden_layers=2,
@@ -128,7 +140,8 @@ def test_a_file_becomes_a_directory_of_the_same_model(
     ids = torch.arange(len(PIECES))[None]
     assert torch.equal(read(ids).logits, lm(ids).logits)
     assert read.config.tie_word_embeddings
-    assert read.generation_config.eos_token_id == 2
+    # <|im_end|> is the file's EOS; texts without a chat end by <|endoftext|>.
+    assert read.generation_config.eos_token_id == [2, 0]
     tokenizer = AutoTokenizer.from_pretrained(out)
     assert tokenizer.tokenize("  12") == ["ĠĠ", "1", "2"]  # GPT-2's rule: Ġ, Ġ1, 2
     assert tokenizer("a 1").input_ids == [3, 10, 7]  # and no BOS
@@ -144,6 +157,36 @@ def test_a_file_becomes_a_directory_of_the_same_model(
     assert len(first.model.layers) == 1
     for name, weight in first.state_dict().items():
         assert torch.equal(weight, lm.state_dict()[name])
+
+
+def test_a_converted_tokenizer_has_the_published_ids(tmp_path: Path) -> None:
+    """Fillers were pieces, so that no row was spare; an accent was composed by one reader alone.
+
+    Transformers' class for Qwen built a tokenizer of its own from the directory's pieces.
+    """
+    spare = 3
+    lm = tiny(len(PIECES) + spare)
+    file, out = tmp_path / "tiny.gguf", tmp_path / "model"
+    write_gguf(file, lm, "qwen2", fillers=spare)
+    main(ConvertConfig(gguf=str(file), out=str(out)))
+    assert (
+        LlamaForCausalLM.from_pretrained(out).config.vocab_size == lm.config.vocab_size
+    )
+    tokenizer = load_tokenizer(out)
+    # The file has a space as itself and as Ġ: one of the two is a row without a piece.
+    rows = [PIECES.index(" "), *range(len(PIECES), len(PIECES) + spare)]
+    assert [
+        id for id in range(lm.config.vocab_size) if not tokenizer.id_to_token(id)
+    ] == rows
+    assert tokenizer.normalizer.normalize_str("e\u0301") == "\u00e9"
+    vocab = find_vocab(tokenizer, VocabConfig(), model=str(out))
+    assert vocab.adaptive == tuple(rows)
+    assert (vocab.bos, vocab.eos, vocab.ends) == (None, 0, (2, 0))
+    library = AutoTokenizer.from_pretrained(out)
+    text, encoder = ModelDirectory(out).text, Encoder(tokenizer, vocab)
+    for sample in ("a 1", "  12", "x = 1b", "xx  a"):
+        ids = library(sample).input_ids
+        assert ids == text.encode(sample) == encoder.encode([sample])[0].tolist()
 
 
 def gated_export(base: Path, tuned: Path, out: Path) -> None:

@@ -37,6 +37,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from conf.errors import TOKENIZING
 from conf.files import read_json, write_bytes, write_json
 from conf.fingerprint import fingerprint
+from conf.infilling import ORDERS
 from conf.stage import ROOT, commit
 from data_prep.ngrams import STRENGTH, TABLE
 from data_prep.vocab import FILES, INFILLING, Vocab, load_tokenizer
@@ -121,7 +122,12 @@ def adaptive_json(
         "L": manifest["L"],
         "gated": trained_lora(manifest).gated,
         "bos": vocab["bos"],
-        "infilling": {name: vocab[name] for name in INFILLING},
+        "eos": vocab["eos"],
+        "ends": list(vocab.get("ends", ())),
+        "infilling": {
+            **{name: vocab[name] for name in INFILLING},
+            "orders": list(vocab.get("orders", ORDERS)),
+        },
         "ngrams": {
             "table": STRENGTH if (checkpoint / TABLE).is_file() else None,
             "text": 1.0,
@@ -166,11 +172,17 @@ def served_config(
 def served_generation(
     described: Mapping[str, Any], *, bos: int | None, eos: int
 ) -> dict[str, Any]:
-    """Return generation_config.json with training's BOS and EOS where it sets none."""
+    """Return generation_config.json with training's BOS where it sets none, and its EOS.
+
+    EOS joins the ids that end a text: documents may end by another one than a chat's turns.
+    """
     config = dict(described)
-    for name, id in (("bos_token_id", bos), ("eos_token_id", eos)):
-        if config.get(name) is None and id is not None:
-            config[name] = id
+    if config.get("bos_token_id") is None and bos is not None:
+        config["bos_token_id"] = bos
+    ends = config.get("eos_token_id")
+    ids = ends if isinstance(ends, list) else [ends] if ends is not None else []
+    if eos not in ids:
+        config["eos_token_id"] = [*ids, eos] if ids else eos
     return config
 
 

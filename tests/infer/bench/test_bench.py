@@ -20,6 +20,7 @@ from infer.bench import sandbox
 from infer.bench.config import BenchConfig
 from infer.bench.problems import humaneval_file, read_problems
 from infer.bench.quality import judge
+from infer.bench.report import RESULT
 from infer.bench.run import bench
 from infer.bench.runs import run_of
 from infer.bench.speed import SpeedPart, blocks, figures
@@ -128,6 +129,19 @@ def test_a_finished_bench_only_writes_its_report_again(
     assert printed.count("is finished: nothing to do") == 2 and "hybrid" in printed
     page = (out / "index.html").read_text()
     assert page.count("data:image/png;base64,") == 3 and 'src="http' not in page
+
+
+def test_a_finished_part_without_its_result_is_a_sentence(
+    out: Path, model_dir: Path, base_dir: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """It was "finished: nothing to do", then a traceback of the report."""
+    copy = shutil.copytree(out, tmp_path / "bench")
+    (copy / "speed" / RESULT).unlink()
+    config = configured(model_dir, prompts, copy, f"base={base_dir}", "draft=self:1")
+    with pytest.raises(
+        UserError, match=f"speed must have its {RESULT}.*Delete {copy}/speed"
+    ):
+        bench(config)
 
 
 def test_an_interrupted_run_continues(

@@ -4,12 +4,15 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from psutil import process_iter
 
+from infer.bench import sandbox
 from infer.bench.sandbox import ProgramLimits, judge, unavailable
 
 LIMITS = ProgramLimits(cpu_seconds=1, wall_seconds=5, memory=256, processes=6, file=1)
@@ -45,6 +48,30 @@ ATTACKS = {
 for name, attack in ATTACKS.items():
     PROGRAMS[name] = (ATTEMPT.format(attack), "failed", "AssertionError")
 
+# Programs that pass if they hold 12 MiB where files have at most 1 MiB and folders 4 MiB.
+FILL = "for n in range(16): open(f'{folder}/{{n}}', 'wb').write(bytes(3 << 18))\n"
+IPC = "import ctypes\nassert ctypes.CDLL(None).{call} >= 0\n"
+MEMORY = {
+    "/dev": FILL.format(folder="/dev"),
+    "/dev/shm": FILL.format(folder="/dev/shm"),
+    "/tmp": FILL.format(folder="/tmp"),
+    "memfd": "import os\nfor _ in range(16): os.write(os.memfd_create('x'), bytes(3 << 18))\n",
+    "shared memory of System V": IPC.format(call="shmget(0, 12 << 20, 0o1600)"),
+    "messages of System V": IPC.format(call="msgget(0, 0o1600)"),
+    "unshared user namespace": IPC.format(call="unshare(0x10000000)"),
+    "cloned user namespace": IPC.format(
+        call="syscall({clone}, 0x10000011, 0, 0, 0, 0)"
+    ),
+}
+USER = [
+    "setpriv",
+    "--reuid=65534",
+    "--regid=65534",
+    "--clear-groups",
+    "/usr/bin/python3",
+    "-",
+]
+
 
 @pytest.fixture(scope="module")
 def marks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
@@ -66,6 +93,61 @@ def test_each_program_gets_its_verdict(marks: dict[str, str], name: str) -> None
     verdict = judge(source, TESTS, LIMITS)
     assert verdict.result == result, verdict
     assert re.search(message, verdict.message), verdict
+
+
+def memory_programs() -> dict[str, str]:
+    clone = str(sandbox.CLONE[os.uname().machine])
+    end = "def f(x): return x + 1"
+    return {
+        name: source.replace("{clone}", clone) + end for name, source in MEMORY.items()
+    }
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_memory_outside_the_limits_is_refused(marks: dict[str, str], name: str) -> None:
+    """A program held 495 MiB at a limit of 256: in /dev, in memfd, in a tmpfs of its own namespace."""
+    verdict = judge(memory_programs()[name], TESTS, LIMITS)
+    assert verdict.result == "failed", verdict
+    assert re.search(
+        "No space left|Read-only|Permission denied|not permitted|AssertionError",
+        verdict.message,
+    )
+
+
+def test_memory_is_refused_to_programs_of_an_ordinary_user(
+    marks: dict[str, str],
+) -> None:
+    """An ordinary user's program owned /dev, which root's did not. Here the sandbox is a user's."""
+    if os.geteuid() or not Path(USER[-2]).exists():
+        pytest.skip("the other tests are an ordinary user's, or there is no python3")
+    programs = {**memory_programs(), "right": PROGRAMS["right"][0]}
+    calls = f"for source in {list(programs.values())}: print(judge(source, {TESTS!r}, {LIMITS}))"
+    source = Path(sandbox.__file__).read_text() + calls
+    done = subprocess.run(
+        USER, input=source, cwd="/", capture_output=True, text=True, check=False
+    )
+    *verdicts, right = done.stdout.splitlines()
+    if right != "passed":
+        pytest.skip(f"this machine gives users no namespaces: {right}")
+    assert len(verdicts) == len(MEMORY) and all(
+        v.startswith("failed") for v in verdicts
+    )
+
+
+def test_threads_and_processes_still_work(marks: dict[str, str]) -> None:
+    """The C library starts both by clone where clone3 is unknown; locks lie in /dev/shm."""
+    source = """
+import multiprocessing, subprocess, threading
+def f(x):
+    value = multiprocessing.get_context("fork").Value("i", x)
+    def add(): value.value += 1
+    thread = threading.Thread(target=add)
+    thread.start(); thread.join()
+    assert subprocess.run(["/bin/true"]).returncode == 0
+    return value.value
+"""
+    verdict = judge(source, TESTS, ProgramLimits(memory=512))
+    assert verdict.passed, verdict
 
 
 def test_no_process_is_left(marks: dict[str, str]) -> None:

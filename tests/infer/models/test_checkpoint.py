@@ -1,5 +1,6 @@
 """Model directories: damaged ones, other programs' ones, and their adapters."""
 
+import os
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -62,6 +63,19 @@ DAMAGES: list[tuple[Damage, str]] = [
     (written("adaptive.json", "{}"), f"{NO_IDS}'adaptive_ids'"),
     (adaptive(adaptive_ids=[ROWS]), f"{NO_IDS}id {ROWS}, .* the model's {ROWS} rows"),
     (adaptive(L=0), rf"{NO_IDS}adaptive_ids=\[\d+\] and L=0"),
+    (adaptive(L=2.0), f"{NO_IDS}2.0, which is no whole number"),
+    (adaptive(L=float("nan")), f"{NO_IDS}nan, which is no whole number"),
+    (adaptive(L=10**9), f"{NO_IDS}.* and L=1000000000"),
+    (adaptive(adaptive_ids=["6"]), f"{NO_IDS}'6', which is no whole number"),
+    (adaptive(gated="no"), f"{NO_IDS}gated='no'"),
+    (adaptive(bos="<s>"), f"{NO_IDS}id <s>, which is not among"),
+    (adaptive(control=["<s>"]), f"{NO_IDS}'<s>', which is no whole number"),
+    (adaptive(infilling=[1]), f"{NO_IDS}.*list"),
+    (
+        written("generation_config.json", '{"eos_token_id": "</s>"}'),
+        "generation_config.json must have ids as eos_token_id, got '</s>'",
+    ),
+    (lambda folder: os.mkfifo(folder / "adapter.json"), "adapter.json, no regular"),
     (adaptive(infilling={"pre": 1, "suf": 2, "mid": 3}), f"{NO_IDS}.*eot"),
     (adaptive(ngrams={"table": 2, "text": 1}), f"{NO_IDS}ngrams must be numbers"),
     (

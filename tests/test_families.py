@@ -1,0 +1,287 @@
+"""Infilling as each family of code models has published it, in data_prep and in infer alike.
+
+Each tokenizer is made here with the family's pieces; the expected layouts are those of its model
+card or report.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, normalizers, processors
+
+from conf import UserError, settings
+from conf.files import write_json
+from data_prep.config import DataPrepConfig, VocabConfig
+from data_prep.document import generator
+from data_prep.encode import Encoder, Mode, choose_mode
+from data_prep.vocab import Vocab, find_vocab, load_tokenizer
+from infer.__main__ import main as infer
+from infer.config import InferConfig, Infill
+from infer.models.checkpoint import ModelDirectory
+from infer.text import NoInfilling, Text
+from tests.bpe import save, train_bpe
+from tests.data_prep.conftest import document_ids
+from train.export.sidecars import adaptive_json, served_generation
+
+MIDDLE = "return x\n"
+PREFIX, SUFFIX = "def f(x):\n    ", "\nclass A:\n    pass\n"
+SPARE = 3  # rows of the embedding without a piece
+
+
+@dataclass(frozen=True)
+class Published:
+    """A family's pieces, special or not, and its layouts, in which P, S and M are texts."""
+
+    special: tuple[str, ...]
+    plain: tuple[str, ...] = ()
+    bos: str | None = None
+    eos: str = "<|endoftext|>"
+    ends: tuple[str, ...] = ()  # of generation_config.json, before EOS
+    psm: str = ""
+    spm: str = ""
+    adds_bos: bool = True  # by tokenizer.json, else by the tokenizer's class
+
+
+FIM = "<|fim_prefix|> <|fim_suffix|> <|fim_middle|>"
+FAMILIES = {
+    "codellama": Published(
+        ("<s>", "</s>", "▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"),
+        bos="<s>",
+        eos="</s>",
+        psm="<s> ▁<PRE> P ▁<SUF> S ▁<MID> M ▁<EOT> </s>",
+        spm="<s> ▁<PRE> ▁<SUF> S ▁<MID> PM ▁<EOT> </s>",
+    ),
+    "qwen2.5-coder": Published(
+        ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+        plain=(*FIM.split(), "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"),
+        ends=("<|im_end|>",),
+        psm="<|fim_prefix|> P <|fim_suffix|> S <|fim_middle|> M <|endoftext|>",
+    ),
+    "granite-3": Published(
+        ("<|end_of_text|>", *FIM.split(), "<|fim_pad|>"),
+        eos="<|end_of_text|>",
+        psm="<|fim_prefix|> P <|fim_suffix|> S <|fim_middle|> M <|end_of_text|>",
+    ),
+    "starcoder": Published(
+        ("<|endoftext|>", "<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>"),
+        psm="<fim_prefix> P <fim_suffix> S <fim_middle> M <|endoftext|>",
+        spm="<fim_prefix> <fim_suffix> S <fim_middle> PM <|endoftext|>",
+    ),
+    "santacoder": Published(
+        ("<|endoftext|>", "<fim-prefix>", "<fim-middle>", "<fim-suffix>", "<fim-pad>"),
+        psm="<fim-prefix> P <fim-suffix> S <fim-middle> M <|endoftext|>",
+        spm="<fim-prefix> <fim-suffix> S <fim-middle> PM <|endoftext|>",
+    ),
+    "deepseek-coder": Published(
+        ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
+        plain=("<｜fim▁hole｜>", "<｜fim▁begin｜>", "<｜fim▁end｜>", "<|EOT|>"),
+        bos="<｜begin▁of▁sentence｜>",
+        eos="<｜end▁of▁sentence｜>",
+        psm="<｜begin▁of▁sentence｜> <｜fim▁begin｜> P <｜fim▁hole｜> S <｜fim▁end｜> M "
+        "<｜end▁of▁sentence｜>",
+        adds_bos=False,
+    ),
+    "codegemma": Published(
+        ("<bos>", "<eos>", *FIM.split(), "<|file_separator|>"),
+        bos="<bos>",
+        eos="<eos>",
+        psm="<bos> <|fim_prefix|> P <|fim_suffix|> S <|fim_middle|> M "
+        "<|file_separator|> <eos>",
+    ),
+    "codestral": Published(
+        ("<s>", "</s>", "[SUFFIX]", "[PREFIX]"),
+        bos="<s>",
+        eos="</s>",
+        spm="<s> [SUFFIX] S [PREFIX] PM </s>",
+    ),
+}
+
+
+def make(published: Published, folder: Path) -> Tokenizer:
+    """Write a base model's directory without weights; return its tokenizer."""
+    plain = train_bpe(adaptive=()).to_str()
+    for piece in ("<s>", "</s>", "▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"):
+        plain = plain.replace(f'"{piece}"', f'"<unused {piece[-4:-1]}>"')
+    tokenizer = Tokenizer.from_str(plain)
+    tokenizer.post_processor = processors.Sequence([])
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.add_special_tokens(list(published.special))
+    tokenizer.add_tokens([AddedToken(p, normalized=False) for p in published.plain])
+    bos = published.bos
+    if bos and published.adds_bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
+        )
+    save(tokenizer, folder)
+    ends = [tokenizer.token_to_id(p) for p in (*published.ends, published.eos)]
+    write_json(
+        folder / "tokenizer_config.json",
+        {"bos_token": bos, "eos_token": published.eos, "add_bos_token": bool(bos)},
+    )
+    rows = tokenizer.get_vocab_size(with_added_tokens=True) + SPARE
+    write_json(folder / "config.json", {"vocab_size": rows, "eos_token_id": ends[0]})
+    write_json(folder / "generation_config.json", {"eos_token_id": ends})
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def expected(layout: str, tokenizer: Tokenizer) -> list[int]:
+    texts = {"P": PREFIX, "S": SUFFIX, "M": MIDDLE, "PM": PREFIX + MIDDLE}
+    ids: list[int] = []
+    for part in layout.split():
+        if part in texts:
+            ids += tokenizer.encode(texts[part], add_special_tokens=False).ids
+        else:
+            ids.append(tokenizer.token_to_id(part))
+    assert None not in ids
+    return ids
+
+
+def exported(folder: Path, vocab: Vocab) -> Text:
+    """Return the text of the directory that an export makes of this one."""
+    manifest: dict[str, Any] = {
+        "adaptive": vocab.adaptive[:1],
+        "L": 5,
+        "settings": {"objective": {}, "model": {}, "lora": {}},
+        "vocab": vocab.to_json(),
+        "inputs": {"data.path": ""},
+        "commit": "",
+    }
+    write_json(folder / "manifest.json", {})
+    adaptive = adaptive_json(folder, manifest, step=1)
+    write_json(folder / "adaptive.json", adaptive or {})
+    return ModelDirectory(folder).text
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_familys_infilling_is_as_published(name: str, tmp_path: Path) -> None:
+    """Infilling was off for all but CodeLlama, and the base models refused to infill."""
+    published = FAMILIES[name]
+    tokenizer = make(published, tmp_path)
+    config = settings(
+        "data_prep", DataPrepConfig, ["experiment=starcoder", "data.path=x", "out=y",
+                                      f"tokenizer={tmp_path}"]
+    )  # fmt: skip
+    vocab = find_vocab(load_tokenizer(tmp_path), config.vocab, model=str(tmp_path))
+    pieces = tokenizer.get_vocab_size(with_added_tokens=True)
+    assert vocab.adaptive == tuple(range(pieces, pieces + SPARE))
+    encoder = Encoder(load_tokenizer(tmp_path), vocab)
+    encoder.check()
+    layouts = {"psm": published.psm, "spm": published.spm}
+    given = {order: layout for order, layout in layouts.items() if layout}
+    assert vocab.fim and vocab.fim.orders == tuple(given)
+    base = ModelDirectory(tmp_path).text
+    cuts = (len(PREFIX), len(PREFIX + MIDDLE))
+    for order, layout in given.items():
+        document = expected(layout, tokenizer)
+        text = PREFIX + MIDDLE + SUFFIX
+        mode = Mode[order.upper()]
+        eos = [vocab.eos] if vocab.fim.eot is not None else []
+        assert document_ids(text, mode, cuts, encoder) + eos == document
+        head = layout.replace("PM", "P").partition(" M ")[0]
+        prompt = expected(
+            head.split(" P ")[0] + " P" if order == "spm" else head, tokenizer
+        )
+        assert base.infill(Infill(PREFIX, SUFFIX, order)) == prompt
+        end = tokenizer.token_to_id(layout.split("M ")[-1].split()[0])
+        assert end in {vocab.eos, *base.ends(prompt)}
+    first, other = (*given, *(set(layouts) - set(given)))[:2]
+    own = base.infill(Infill(PREFIX, SUFFIX))
+    assert own == base.infill(Infill(PREFIX, SUFFIX, first))
+    if len(given) == 1:
+        with pytest.raises(
+            NoInfilling, match=f"infill.order must be {first}.*got {other}"
+        ):
+            base.infill(Infill(PREFIX, SUFFIX, other))
+    assert exported(tmp_path, vocab).infill(Infill(PREFIX, SUFFIX)) == own
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_text_becomes_a_familys_control_piece(name: str, tmp_path: Path) -> None:
+    """DeepSeek's and Qwen's infilling pieces are not marked as special: texts became them."""
+    published = FAMILIES[name]
+    tokenizer = make(published, tmp_path)
+    vocab = find_vocab(load_tokenizer(tmp_path), VocabConfig(), model=str(tmp_path))
+    encoder = Encoder(load_tokenizer(tmp_path), vocab)
+    base = ModelDirectory(tmp_path).text
+    spelled = [piece.lstrip("▁") for piece in (*published.special, *published.plain)]
+    controls = {
+        tokenizer.token_to_id(p) for p in (*published.special, *published.plain)
+    }
+    opening = 1 if published.bos else 0
+    for text in ("".join(spelled), " ".join(spelled)):
+        (ids,) = encoder.encode([text])
+        assert base.encode(text)[opening:] == ids.tolist()
+        assert controls.isdisjoint(ids.tolist()) and encoder.decode(ids) == text
+        assert set(base.spelled(text)) == set(spelled)
+    assert not base.spelled("a plain text")
+
+
+def test_a_given_id_must_be_out_of_reach_of_texts(tmp_path: Path) -> None:
+    """experiment=starcoder gave CodeLlama's ids to any tokenizer.
+
+    Qwen's adaptive tokens became " arriving" and " Adventure", and BOS an ordinary piece.
+    """
+    tokenizer = make(FAMILIES["qwen2.5-coder"], tmp_path)
+
+    def find(**given: Any) -> Vocab:
+        return find_vocab(tokenizer, VocabConfig(**given), model=str(tmp_path))
+
+    ordinary = tokenizer.token_to_id("def")
+    with pytest.raises(
+        UserError, match=f"no text produces, got id {ordinary}, .*'def'"
+    ):
+        find(adaptive=[ordinary])
+    with pytest.raises(UserError, match="vocab.bos=def must be a control piece"):
+        find(bos="def")
+    for missing in ({"bos": "<x>"}, {"pre": "<x>", "suf": "<y>", "mid": "<z>"}):
+        with pytest.raises(UserError, match="=<x> must be a piece of the tokenizer"):
+            find(**missing)
+    with pytest.raises(UserError, match="vocab.bos=<s> must be a piece"):
+        codellama = ["vocab=codellama", "data.path=x", "out=y", f"tokenizer={tmp_path}"]
+        config = settings("data_prep", DataPrepConfig, codellama)
+        find_vocab(tokenizer, config.vocab, model=str(tmp_path))
+    pieces = tokenizer.get_vocab_size(with_added_tokens=True)
+    pad = tokenizer.token_to_id("<|fim_pad|>")
+    assert find(adaptive=["<|fim_pad|>", pieces]).adaptive == (pad, pieces)
+    with pytest.raises(ValueError, match="must be given together, got vocab.pre alone"):
+        VocabConfig(pre="<|fim_prefix|>")
+
+
+def test_documents_end_by_another_piece_than_turns(tmp_path: Path) -> None:
+    """Qwen's EOS ends a chat's turn: code was separated by it."""
+    tokenizer = make(FAMILIES["qwen2.5-coder"], tmp_path)
+    vocab = find_vocab(tokenizer, VocabConfig(), model=str(tmp_path))
+    end, turn = (tokenizer.token_to_id(p) for p in ("<|endoftext|>", "<|im_end|>"))
+    assert (vocab.bos, vocab.eos, vocab.ends) == (None, end, (turn, end))
+    assert {turn, end} <= vocab.control
+    served = served_generation({"eos_token_id": turn}, bos=None, eos=end)
+    assert served == {"eos_token_id": [turn, end]}
+    assert Vocab.from_json(vocab.to_json()) == vocab
+
+
+def test_a_family_with_one_order_has_no_other() -> None:
+    random = (generator(0, "mode", index) for index in range(200))
+    draws = [
+        choose_mode(r, fim_rate=0.5, spm_rate=0.5, orders=("spm",)) for r in random
+    ]
+    assert set(draws) == {Mode.PLAIN, Mode.SPM}
+    random = (generator(0, "mode", index) for index in range(200))
+    draws = [
+        choose_mode(r, fim_rate=0.5, spm_rate=0.5, orders=("psm",)) for r in random
+    ]
+    assert set(draws) == {Mode.PLAIN, Mode.PSM}
+
+
+def test_a_refusal_comes_before_the_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model that cannot infill was loaded first. Spelled control pieces were passed over in silence."""
+    make(Published(("<|endoftext|>",)), tmp_path)
+    infill = Infill("a", "b")
+    with pytest.raises(NoInfilling, match="infill needs a model trained for infilling"):
+        infer(InferConfig(model=str(tmp_path), infill=infill))
+    with pytest.raises(UserError, match="causal model with weights"):
+        infer(InferConfig(model=str(tmp_path), prompt="x <|endoftext|>"))
+    assert "the prompt spells <|endoftext|>, encoded as text" in capsys.readouterr().err
