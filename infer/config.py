@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from conf.errors import UserError
 from conf.files import check_regular
@@ -261,10 +262,12 @@ def decontaminated(folder: str | Path) -> list[str] | None:
 
     None for a directory that this project did not export.
     """
+    manifest = export_manifest(folder)
+    return None if manifest is None else manifest.get("decontaminated") or []
+
+
+def export_manifest(folder: str | Path) -> dict[str, Any] | None:
+    """Return the manifest of a directory that this project exported, None for others."""
     path = Path(folder) / "manifest.json"
     manifest = json.loads(path.read_text()) if path.is_file() else {}
-    return (
-        manifest.get("decontaminated") or []
-        if manifest.get("kind") == "model"
-        else None
-    )
+    return manifest if manifest.get("kind") == "model" else None

@@ -15,7 +15,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from conf.console import PlainConsole
+from conf.console import PlainConsole, speed
 from conf.files import write_bytes
 from conf.stage import commit, versions
 from conf.tracker import TrackerConfig, WandbRun, log_missing
@@ -39,7 +39,7 @@ def describe_step(metrics: dict[str, float]) -> str:
         parts.append(
             f"masked {metrics['masked_loss']:.2f} drafts {metrics['accepted']:.2f}"
         )
-    return " ".join([*parts, f"{metrics['tokens_per_second'] / 1000:.1f}k tok/s"])
+    return " ".join([*parts, speed(metrics["tokens_per_second"])])
 
 
 def describe_validation(metrics: dict[str, float]) -> str:
@@ -171,7 +171,7 @@ class Tracker:
         """Yield a function that shows a step: beside a bar, or as a line of a log file."""
         bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=10),
+            BarColumn(bar_width=5),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[line]}"),

@@ -127,6 +127,8 @@ class QualityConfig:
     decoders: list[str] = setting(["plain", "hybrid"], choices=("plain", *DECODERS))
     #: answer the first so many problems of each benchmark; null: all
     problems: int | None = setting(None, least=1)
+    #: answer benchmarks that this machine cannot judge, for their own harnesses
+    unjudged: bool = True
     #: maximum length of an answer in tokens
     max_new_tokens: int = setting(512, least=2)
 
