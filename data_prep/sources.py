@@ -117,10 +117,10 @@ def list_parts(data: DataConfig) -> tuple[list[InputPart], str]:
     if not sizes:
         found = ", ".join(f"{count} {name}" for name, count in others.most_common(5))
         raise UserError(
-            f"data.path={data.path} must have {data.kind} files "
-            f"({', '.join(SUFFIXES[data.kind])}) that match data.include="
+            f"data.path={data.path} must have {data.kind} files that match data.include="
             f"{data.include}, data.split={data.split} and not data.exclude, got "
-            f"{found or 'none'}. Convert them to JSON lines, or correct these settings"
+            f"{found or 'none'}. Correct these settings, or convert the files to "
+            f"{', '.join(filter(None, SUFFIXES[data.kind])) or 'text'}"
         )
     _check_kind(data, sizes)
     limit = PART_BYTES if data.kind == "source" else 0
