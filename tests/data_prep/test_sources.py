@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from conf import UserError
 from data_prep.config import DataConfig
 from data_prep.document import Document, Drop
-from data_prep.sources import card_configs, config_globs, list_parts, read
+from data_prep.listing import card_configs, config_globs, list_parts
+from data_prep.sources import read
 from tests.conftest import write_rows
 
 STARCODER = ["max_stars_repo_name", "max_stars_repo_path", "id"]
