@@ -20,12 +20,23 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
 from conf.conversations import Message
 from conf.encoding import SPACE, TextEncoder
 from conf.errors import TOKENIZING, Refusing, UserError
 
+# Errors of a template about messages, its own and those of the code that it calls.
+REFUSALS = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    RecursionError,
+)
 MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # characters for internal use
 
 

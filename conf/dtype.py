@@ -45,13 +45,13 @@ def choose_dtype(requested: str, device: str | None = None) -> str:
         reason = "has" if native else "has no"
         requested = "bfloat16" if native else "float32"
         print_once(
-            f"dtype=auto: {requested} (this CPU {reason} instructions for bfloat16)",
+            f"dtype=auto: {requested} (PyTorch {reason} instructions for bfloat16 on this CPU)",
             error=True,
         )
     elif not native:
         print_once(
-            "warning: dtype=bfloat16 must be emulated: this CPU has no instructions for it, and takes many "
-            "times as long as in float32. Use dtype=auto",
+            "warning: dtype=bfloat16 is emulated, several times more slowly than float32: PyTorch has no "
+            "instructions for it on this CPU. Use dtype=auto",
             error=True,
         )
     return requested

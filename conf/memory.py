@@ -31,20 +31,27 @@ def machine_memory(*, swap: bool = False, root: Path = Path("/")) -> tuple[int, 
 def check_fits(
     purpose: str, needed: float, memory: tuple[float, float], holder: str, cure: str
 ) -> None:
-    """Raise UserError if `needed` bytes are more than are free, of (free, total) `memory`.
+    """Raise UserError with the sentence of `describe_shortage`, if there is one."""
+    if sentence := describe_shortage(purpose, needed, memory, holder, cure):
+        raise UserError(sentence, page=MEMORY)
 
-    The sentence names `purpose`, both figures, the `holder` of the memory, and the `cure`.
+
+def describe_shortage(
+    purpose: str, needed: float, memory: tuple[float, float], holder: str, cure: str
+) -> str | None:
+    """Return a sentence if `needed` bytes are more than are free, of (free, total) `memory`; else None.
+
+    It names `purpose`, both figures, the `holder` of the memory, and the `cure`.
     """
     free, total = memory
     if needed <= free:
-        return
+        return None
     if needed <= total:
         cure = f"end other programs or {cure}"
-    raise UserError(
+    return (
         f"memory must suffice for {purpose}: {needed / GIB:.1f} GiB are needed, got "
         f"{free / GIB:.1f} GiB free of the {total / GIB:.1f} GiB of this {holder}. "
-        f"{cure[0].upper()}{cure[1:]}",
-        page=MEMORY,
+        f"{cure[0].upper()}{cure[1:]}"
     )
 
 

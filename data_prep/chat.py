@@ -8,8 +8,6 @@ model generates it: the answer, its end of turn, what follows.
 from dataclasses import replace
 from pathlib import Path
 
-from jinja2 import TemplateError
-
 from conf import chat
 from conf.errors import in_one_line
 from data_prep.document import Document, Drop, Turn
@@ -49,6 +47,6 @@ class ChatTemplate:
                     conversation, index, ends=row.ends or not last
                 )
                 turns.append(Turn(index, len(prompt), prompt + answer))
-        except (TemplateError, TypeError, ValueError) as error:
+        except chat.REFUSALS as error:
             return row.drop("chat template", in_one_line(error, 200))
         return replace(row, turns=tuple(turns))

@@ -25,7 +25,8 @@ from data_prep.config import DataPrepConfig
 from data_prep.document import Document, Drop
 from data_prep.encode import Encoder
 from data_prep.filters import Index, screen
-from data_prep.sources import InputPart, read
+from data_prep.listing import InputPart
+from data_prep.sources import read
 from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
 
 WORK = "work"  # below the folder; gone when it is finished

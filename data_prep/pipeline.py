@@ -19,9 +19,9 @@ from data_prep.encode import Encoder
 from data_prep.executors import refuse_while_queued, run_local, submit_slurm
 from data_prep.filters import entries, index_entries, sources_hash
 from data_prep.job import INDEX, PLAN, WORK, Job
+from data_prep.listing import REMOTE, InputPart, list_parts
 from data_prep.phases import finish
 from data_prep.selection import read_table
-from data_prep.sources import REMOTE, InputPart, list_parts
 from data_prep.vocab import (
     FILES,
     TOKENIZER,

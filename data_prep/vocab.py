@@ -39,8 +39,10 @@ SENTINELS = ("bos", "eos", *INFILLING)
 EOS = "</s>"  # where a folder has no tokenizer_config.json
 SPARE_ROWS = 7  # adaptive ids at most, where none are given
 # The EOS of a model that chats ends a turn; in its training another piece ended documents.
-TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|EOT|>")
-TURN_ENDS += ("<end_of_turn>", "<|eot|>")
+TURN_ENDS = (
+    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|EOT|>"),
+    *("<end_of_turn>", "<|eot|>"),
+)
 DOCUMENT_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<eos>")
 
 
@@ -98,7 +100,7 @@ class Vocab:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Vocab":
         """Read a manifest's entry, also one from before there were orders and ends."""
-        lists = {
+        lists: dict[str, Any] = {
             name: tuple(value[name])
             for name in ("adaptive", "orders", "ends")
             if name in value
@@ -156,8 +158,9 @@ def find_vocab(
         )
     infilling = find_infilling(tokenizer, rows)
     if "pre" in given:
-        pieces = (given[name] for name in ("pre", "suf", "mid"))
-        infilling = Infilling(*pieces, eot=given.get("eot"))
+        infilling = Infilling(
+            given["pre"], given["suf"], given["mid"], given.get("eot")
+        )
     control = {
         "bos": given.get("bos", bos),
         "eos": eos,

@@ -5,9 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
-
-from conf.chat import ChatTemplate, load_tokenizer
+from conf.chat import REFUSALS, ChatTemplate, load_tokenizer
 from conf.errors import Refusing, UserError, in_one_line
 from infer.models.checkpoint import ModelDirectory
 
@@ -38,7 +36,7 @@ def chat_ids(
     template = _template(folder)
     try:
         return template.prompt_ids(messages, tools, answer)
-    except (TemplateError, TypeError, ValueError) as error:
+    except REFUSALS as error:
         raise UnfitMessages(
             f"messages must be such as the chat template of model={folder} renders, got "
             f"{messages!r:.200}: {in_one_line(error)}"

@@ -215,7 +215,7 @@ def add_adaptive_rows(lm: Any, size: int, *, spare: Sequence[int] = ()) -> None:
     In the embedding each is the mean of two rows that are drawn by its id among the longer
     half. Rows that no text has trained, and the mean of all rows, point in one direction,
     which is out of the model's range: on Qwen2.5-Coder-0.5B the masked loss began at 20 to
-    21 nats with them, with these at 10 to 11 (ln V is 11.9). An added row of a head of its
+    21 nats with them, with these at 8 to 11 (ln V is 11.9). An added row of a head of its
     own is the mean of all (Hewitt 2021, "Initializing New Word Embeddings"). A logit of
     either row is a mean of other logits, so it never is the largest. The library's
     mean_resizing would compute a covariance, which takes minutes at the width of 34B.

@@ -128,7 +128,7 @@ def rows_of(source: str, bad: list[str] | None = None) -> list[Row]:
     if source == "humaneval":
         return list(read_rows(humaneval_file()))
     problem = (
-        f"prompts={source} must be humaneval, a file of JSON lines, a JSON list, CSV or "
+        f"prompts={source} must be humaneval, a JSON-lines file, a JSON list, CSV or "
         "parquet, or a data set of the hub, got"
     )
     with Refusing(problem):

@@ -21,12 +21,12 @@ from transformers import (
 from transformers.utils import logging
 
 from conf import UserError
-from conf.console import place
+from conf.console import place, print_once
 from conf.encoding import opening
 from conf.errors import Refusing
 from conf.files import read_json
 from conf.infilling import Infilling, find_infilling, with_stops
-from conf.memory import check_fits, machine_memory
+from conf.memory import check_fits, describe_shortage, machine_memory
 from infer.config import check_directory, export_manifest
 from infer.engine.families import check_family, check_tree
 from infer.engine.memory import enough_memory
@@ -284,7 +284,9 @@ def check_weights(
 
     On Linux a process that takes more than there is would be killed without a word.
     `device` is None for the first GPU, or the CPU of a machine without one; with several
-    `ranks` each holds its share. Quantized weights are not checked.
+    `ranks` each holds its share. Weights in the type of their files stay in these on a
+    CPU, so that too little memory makes them slow: that is a warning. Quantized weights
+    are not checked.
     """
     if getattr(config, "quantization_config", None):
         return
@@ -299,10 +301,16 @@ def check_weights(
         index = device if ranks == 1 else place()[2]
         free = torch.cuda.mem_get_info(index)
         check_fits(purpose, needed / ranks, free, "GPU", cure)
-    if not gpu or ranks == 1:  # also on the way to one GPU
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if ranks > 1 else 1
-        free = machine_memory(swap=True)
-        check_fits(purpose, needed * local / ranks, free, "machine", cure)
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if ranks > 1 else 1
+    machine = (needed * local / ranks, machine_memory(swap=True), "machine")
+    if config.dtype != getattr(torch, dtype):
+        if not gpu or ranks == 1:  # also on the way to one GPU
+            check_fits(purpose, *machine, cure)
+    elif not gpu and (sentence := describe_shortage(purpose, *machine, cure)):
+        print_once(
+            f"warning: {sentence}; else every token reads them from the disk again",
+            error=True,
+        )
 
 
 def merge_adapter(lm: PreTrainedModel, folder: Path) -> PreTrainedModel:

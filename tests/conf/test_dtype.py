@@ -10,9 +10,9 @@ from conf.dtype import choose_dtype, cpu_has_bfloat16
 @pytest.mark.parametrize(
     ("native", "requested", "chosen", "line"),
     [
-        (True, "auto", "bfloat16", "dtype=auto: bfloat16 (this CPU has instructions"),
-        (False, "auto", "float32", "dtype=auto: float32 (this CPU has no instructions"),
-        (False, "bfloat16", "bfloat16", "warning: dtype=bfloat16 must be emulated"),
+        (True, "auto", "bfloat16", "dtype=auto: bfloat16 (PyTorch has instructions"),
+        (False, "auto", "float32", "dtype=auto: float32 (PyTorch has no instructions"),
+        (False, "bfloat16", "bfloat16", "warning: dtype=bfloat16 is emulated"),
         (True, "bfloat16", "bfloat16", ""),
         (False, "float16", "float16", ""),
     ],

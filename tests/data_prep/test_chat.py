@@ -22,9 +22,10 @@ from data_prep.config import DataConfig, VocabConfig
 from data_prep.document import Document, Drop, split, text_of
 from data_prep.encode import Encoder
 from data_prep.inspect import print_summary
+from data_prep.listing import list_parts
 from data_prep.pipeline import prepare
 from data_prep.shards import SPLITS, Shards
-from data_prep.sources import list_parts, read
+from data_prep.sources import read
 from data_prep.vocab import find_vocab, load_tokenizer
 from tests.conftest import write_rows
 from tests.data_prep.chat_fixture import (

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from conf import UserError
 from data_prep.config import DataConfig
 from data_prep.document import Document, Drop
-from data_prep.sources import card_configs, config_globs, list_parts, read
+from data_prep.listing import card_configs, config_globs, list_parts
+from data_prep.sources import read
 from tests.conftest import write_rows
 
 STARCODER = ["max_stars_repo_name", "max_stars_repo_path", "id"]
@@ -286,7 +287,7 @@ def test_a_file_of_another_form_is_named_with_the_cure(
 
 def test_a_folder_of_other_forms_is_named_with_the_cure(tmp_path: Path) -> None:
     write(tmp_path, "a.docx", "b.docx", "c.txt")
-    with pytest.raises(UserError, match=r"got 2 \.docx, 1 \.txt\. Convert them"):
+    with pytest.raises(UserError, match=r"got 2 \.docx, 1 \.txt\. .* to \.jsonl"):
         read_all(tmp_path, "jsonl")
 
 

@@ -150,11 +150,15 @@ def test_an_ungated_adapter_is_merged(model_dir: Path, tmp_path: Path) -> None:
 
 
 def test_weights_that_do_not_fit_the_free_memory_are_not_read(
-    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The kernel killed a command whose model was larger than the memory, without a word."""
     folder = tmp_path / "model"
     shutil.copytree(model_dir, folder)
+    changed("config.json", dtype="bfloat16")(folder)
     (folder / "model.safetensors").write_bytes(b"not read")
     lm = ModelDirectory(model_dir).load(dtype="float32", device="cpu")
     needed = 4 * lm.num_parameters()
@@ -165,7 +169,10 @@ def test_weights_that_do_not_fit_the_free_memory_are_not_read(
         load(folder, "float32", "cpu")
     assert f"model={folder} in float32: " in str(error.value)
     assert "End other programs or set dtype=bfloat16" in str(error.value)
-    load(model_dir, "bfloat16", "cpu")  # half as large
+    load(model_dir, "float16", "cpu")  # half as large
+    assert not capsys.readouterr().err
+    load(model_dir, "float32", "cpu")  # not converted, so it stays in its file
+    assert "warning: memory must suffice" in capsys.readouterr().err
 
 
 def test_a_lost_part_is_said(

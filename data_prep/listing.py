@@ -1,0 +1,279 @@
+"""List the input: one file, a folder, or a dataset on the hub; its splits.
+
+The list of parts depends on the files alone.
+"""
+
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from conf import UserError
+from conf.errors import HUB, Refusing, visible
+from conf.hub import hub_refusal
+from conf.rows import ROW_FILES, form_of
+from data_prep.config import DataConfig
+
+REMOTE = "hf://"
+CARD = "README.md"  # of a dataset on the hub
+PART_BYTES = 8_000_000  # of small source files that make one part
+SUFFIXES = {"source": ("",), "parquet": (".parquet",), "jsonl": ROW_FILES}
+NAMES = 8  # of a linked folder that are tried against the globs
+# Words of a path that say which split it is, as `datasets` reads them.
+TEST = ("test", "testing", "tests")
+
+
+@dataclass(frozen=True)
+class InputPart:
+    """The files that one task reads: paths below `data.path`, and their bytes.
+
+    `odd` are links that lead to no file, and devices: each becomes a Drop.
+    """
+
+    files: tuple[str, ...]
+    size: int
+    odd: tuple[str, ...] = ()
+
+
+@dataclass
+class Listing:
+    """The files below data.path with their bytes, and the `odd` ones of InputPart."""
+
+    sizes: dict[str, int]
+    odd: tuple[str, ...] = ()
+    split: bool = False  # True if the files are those of data.split already
+
+
+def list_parts(data: DataConfig) -> tuple[list[InputPart], str]:
+    """Return all parts in a fixed order, and the folder or address of their files.
+
+    Source files are grouped into parts of PART_BYTES. Raises UserError without input.
+    """
+    from fsspec.utils import glob_translate
+
+    with Refusing("data.include must be globs below data.path, got"):
+        included = [re.compile(glob_translate(glob)) for glob in data.include]
+    others: Counter[str] = Counter()
+
+    def accepts(name: str) -> bool:
+        if any(fnmatch(name, glob) for glob in data.exclude) or not any(
+            glob.match(name) for glob in included
+        ):
+            return False
+        fits = data.kind == "source" or form_of(name) in SUFFIXES[data.kind]
+        others[form_of(name) or "no suffix"] += not fits
+        return fits
+
+    if Path(data.path).is_file():
+        place, listing = _single_file(data)
+    elif Path(data.path).is_dir():
+        place = os.path.abspath(data.path)
+        listing = _local_files(place, accepts)
+    else:
+        place, listing = _hub_files(data, accepts)
+    sizes = listing.sizes if listing.split else _of_split(listing.sizes, data)
+    if not sizes:
+        found = ", ".join(f"{count} {name}" for name, count in others.most_common(5))
+        raise UserError(
+            f"data.path={data.path} must have {data.kind} files that match data.include="
+            f"{data.include}, data.split={data.split} and not data.exclude, got "
+            f"{found or 'none'}. Correct these settings, or convert the files to "
+            f"{', '.join(filter(None, SUFFIXES[data.kind])) or 'text'}"
+        )
+    _check_kind(data, sizes)
+    limit = PART_BYTES if data.kind == "source" else 0
+    parts: list[InputPart] = []
+    group: list[str] = []
+    size = 0
+    odd = listing.odd
+    for name in sorted(sizes, key=Path):
+        group.append(name)
+        size += sizes[name]
+        if size >= limit:
+            parts.append(InputPart(tuple(group), size, odd))
+            group, size, odd = [], 0, ()
+    if group:
+        parts.append(InputPart(tuple(group), size, odd))
+    return parts, place
+
+
+def _single_file(data: DataConfig) -> tuple[str, Listing]:
+    """Return a file's folder and the file. Raises UserError for one of another form."""
+    path = Path(os.path.abspath(data.path))
+    form = form_of(path.name)
+    if data.kind != "source" and form not in SUFFIXES[data.kind]:
+        raise UserError(
+            f"data.path={data.path} must be a file of {', '.join(SUFFIXES[data.kind])} "
+            f"for data.kind={data.kind}, got {form or 'no suffix'}. Convert it to JSON "
+            "lines, or rename it"
+        )
+    return str(path.parent), Listing({path.name: path.stat().st_size}, split=True)
+
+
+def _check_kind(data: DataConfig, sizes: Mapping[str, int]) -> None:
+    """Raise UserError if files of rows alone are given as source code."""
+    rows = [*ROW_FILES[:2], *ROW_FILES[3:]]  # a .json file may be source code
+    if data.kind == "source" and all(form_of(name) in rows for name in sizes):
+        first = min(sizes)
+        raise UserError(
+            f"data.path={data.path} must be source code, got files of rows such as "
+            f"{first}. Add data=chat for conversations, or data=jsonl for documents"
+        )
+
+
+def split_words(name: str) -> set[str]:
+    """Return the words of a path: data/train_sft-0.parquet has train, sft, train_sft."""
+    patterns = (r"\w+", "[a-z_]+", "[a-z]+")
+    return {word for pattern in patterns for word in re.findall(pattern, name.lower())}
+
+
+def _of_split(sizes: dict[str, int], data: DataConfig) -> dict[str, int]:
+    """Return the files of data.split; by default all but those of a test split."""
+    if data.kind == "source":
+        return sizes
+    if data.split:
+        wanted = data.split.lower()
+        return {
+            name: size for name, size in sizes.items() if wanted in split_words(name)
+        }
+    kept = {
+        name: size
+        for name, size in sizes.items()
+        if not split_words(name).intersection(TEST)
+    }
+    if len(kept) < len(sizes):
+        logging.getLogger(__name__).warning(
+            "data.path: %d files of a test split are left out, first %s. Give "
+            "data.split to read them",
+            len(sizes) - len(kept),
+            visible(min(set(sizes) - set(kept))),
+        )
+    return kept
+
+
+def _local_files(root: str, accepts: Callable[[str], bool]) -> Listing:
+    """Return the accepted files below a folder with their bytes.
+
+    Linked folders are followed; a file that several links lead to is listed once. A
+    folder that several links lead to is listed under at most NAMES names, of which the
+    globs may accept one: links in every folder of a chain make 2^n names.
+    """
+    sizes: dict[str, int] = {}
+    listed: set[str] = set()
+    odd: list[str] = []
+    visits: Counter[str] = Counter()
+
+    def visit(folder: str, parents: frozenset[str]) -> None:
+        real = os.path.realpath(folder)
+        if real in parents or visits[real] == NAMES:  # a link back, or many links
+            return
+        visits[real] += 1
+        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+            name = os.path.relpath(entry.path, root)
+            target = os.path.join(real, entry.name)
+            if os.path.isdir(entry.path):  # False for a link to itself
+                visit(entry.path, parents | {real})
+            elif target not in listed and accepts(name):
+                listed.add(target)
+                if os.path.isfile(entry.path):
+                    sizes[name] = os.stat(entry.path).st_size
+                else:
+                    odd.append(name)
+
+    visit(root, frozenset())
+    return Listing(sizes, tuple(odd))
+
+
+def _hub_files(data: DataConfig, accepts: Callable[[str], bool]) -> tuple[str, Listing]:
+    """Return the address of a dataset's newest commit, and its files with their bytes.
+
+    Sign-in is the hub's own (HF_TOKEN, or `hf auth login`).
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoFile
+
+    api = HfApi()
+    name = data.path
+    try:
+        commit = api.dataset_info(name).sha
+        tree = api.list_repo_tree(
+            name, repo_type="dataset", revision=commit, recursive=True
+        )
+        files = [entry for entry in tree if isinstance(entry, RepoFile)]
+        configs = {}
+        if CARD in {file.path for file in files}:
+            card = api.hf_hub_download(name, CARD, repo_type="dataset", revision=commit)
+            configs = card_configs(Path(card))
+    except Exception as error:  # of the library or of its HTTP client
+        raise UserError(
+            f"data.path={name} must be a file, a folder or a dataset on the hub, got no "
+            f"such path, and {hub_refusal(error, 'dataset')}",
+            page=HUB,
+        ) from error
+    globs, split = config_globs(data, configs)
+    sizes = {
+        file.path: file.size
+        for file in files
+        if accepts(file.path)
+        and (globs is None or any(glob.match(file.path) for glob in globs))
+    }
+    address = f"{REMOTE}datasets/{name}@{commit}"
+    return address, Listing(sizes, split=split)
+
+
+def card_configs(card: Path) -> dict[str, list[tuple[str, str]]]:
+    """Return the configurations of a dataset card: splits with globs of their files.
+
+    The split is "" where the card names none.
+    """
+    from huggingface_hub import DatasetCard
+
+    listed = DatasetCard.load(card, ignore_metadata_errors=True).data.get("configs")
+    configs: dict[str, list[tuple[str, str]]] = {}
+    for config in listed or []:
+        files = config.get("data_files") or "**"
+        folder = f"{config['data_dir']}/" if config.get("data_dir") else ""
+        entries = []
+        for entry in files if isinstance(files, list) else [files]:
+            entry = entry if isinstance(entry, dict) else {"path": entry}
+            paths = (
+                entry["path"] if isinstance(entry["path"], list) else [entry["path"]]
+            )
+            split = str(entry.get("split", ""))
+            entries += [(split, f"{folder}{path}") for path in paths]
+        configs[str(config.get("config_name"))] = entries
+    return configs
+
+
+def config_globs(
+    data: DataConfig, configs: Mapping[str, list[tuple[str, str]]]
+) -> tuple[list[re.Pattern[str]] | None, bool]:
+    """Return globs of the files of data.config, None for all, and whether of data.split.
+
+    Raises UserError for a configuration that the card does not have, and for several.
+    """
+    from fsspec.utils import glob_translate
+
+    if not configs:
+        if data.config is None:
+            return None, False
+        configs = {data.config: [("", f"{data.config}/**")]}
+    only = min(configs) if len(configs) == 1 else "default"
+    config = data.config or only
+    if config not in configs:
+        if data.config is None and data.include != ["**/*"]:
+            return None, False
+        raise UserError(
+            f"data.config must be one of {', '.join(sorted(configs))} for data.path="
+            f"{data.path}, got {data.config}. Give one"
+        )
+    globs = [
+        re.compile(glob_translate(glob))
+        for split, glob in configs[config]
+        if not split or (split == data.split if data.split else split not in TEST)
+    ]
+    return globs, all(split for split, _ in configs[config])
