@@ -111,7 +111,9 @@ def test_the_directory_is_verified(
     adaptive = ModelDirectory(out).need_adaptive()
     assert adaptive.ngrams == NgramWeights.from_json(ngrams) and adaptive.has_table
     decoder = (out / "custom_generate" / "generate.py").read_text()
-    assert f"ngrams={ngrams}, gated={adaptive.gated})" in decoder
+    end = f"ngrams={ngrams}, gated={adaptive.gated}, head={adaptive.has_head})"
+    assert end in decoder
+    assert adaptive.has_head == (out / "adapter" / "head.safetensors").is_file()
 
 
 @pytest.mark.parametrize("name", MIXTURES)

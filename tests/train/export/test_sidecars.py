@@ -11,7 +11,12 @@ from conf.files import read_json, write_json
 from infer.models.checkpoint import ModelDirectory
 from tests.train.export.export_fixture import training
 from tests.train.export.readers import tensorrt_mask_id, vllm_mask_id
-from train.export.sidecars import served_config, served_generation, write_sidecars
+from train.export.sidecars import (
+    adaptive_json,
+    served_config,
+    served_generation,
+    write_sidecars,
+)
 
 LLAMA_3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA_3 |= {"rope_type": "llama3", "original_max_position_embeddings": 8192}
@@ -54,6 +59,10 @@ def test_an_export_says_what_training_knew(tmp_path: Path) -> None:
     assert tokenizer.decode([*text_ids, *ids], skip_special_tokens=True) == "def f(x):"
     loaded = ModelDirectory(out).need_adaptive()
     assert not loaded.has_head
+    headed = manifest["settings"]["objective"] | {"previous_token": True}
+    manifest["settings"]["objective"] = headed
+    content = adaptive_json(tmp_path / "tuned", manifest, step=9)
+    assert content and content["head"] is True
     assert list(loaded.ids) == ids
     assert (loaded.L, loaded.bos, loaded.gated) == (2, vocab["bos"], False)
     names = ("bos", "eos", "pre", "suf", "mid", "eot")
