@@ -1,6 +1,6 @@
 """Shared by all packages: settings, the command line, and the folders of stages.
 
-    compose, schema            Hydra's YAML and overrides -> a typed dataclass, and its limits
+    compose, schema, paths     Hydra's YAML and overrides -> a typed dataclass, its limits, `~` in its paths
     cli                        a stage's command: errors in one sentence
     interrupt                  Ctrl-C while a command imports its modules
     errors                     sentences for users

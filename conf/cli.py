@@ -1,6 +1,7 @@
 """Run a stage from the command line: Hydra's, with every mistake of a user as one line and exit code 2."""
 
 import os
+import re
 import sys
 import time
 import traceback
@@ -27,6 +28,8 @@ from conf.interrupt import INTERRUPTED, was_interrupted
 T = TypeVar("T")
 GRACE = 5.0  # seconds
 MULTIRUN = {"-m", "--multirun"}
+# Hydra's flag for a folder in the user's home, or that folder as a word of its own.
+CONFIG_DIR = re.compile(r"\A(--config-dir=|-cd=|)(~/.*)", re.DOTALL)
 
 
 def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
@@ -44,7 +47,8 @@ def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
 
     register(schema)
     multirun = not MULTIRUN.isdisjoint(sys.argv)
-    overrides = with_files(sys.argv[1:], entry)
+    overrides = [CONFIG_DIR.sub(_expanded, text) for text in sys.argv[1:]]
+    overrides = with_files(overrides, entry)
     sys.argv[1:] = [as_text(text, schema, multirun=multirun) for text in overrides]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, for us to explain
     compose = hydra.main(str(FOLDER / entry), "config", version_base=None)
@@ -58,6 +62,10 @@ def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
                 compose(task)()
         finally:
             sys.stdout.flush()
+
+
+def _expanded(match: re.Match[str]) -> str:
+    return match[1] + os.path.expanduser(match[2])
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conf.errors import UserError, in_one_line
+from conf.paths import expand_home
 from conf.schema import any_of, kinds, types_of
 
 T = TypeVar("T")
@@ -107,7 +108,7 @@ def explained(entry: str, schema: type) -> Iterator[None]:
 
 
 def to_dataclass(config: DictConfig, entry: str, schema: type[T]) -> T:
-    """Return the dataclass of a composed configuration.
+    """Return the dataclass of a composed configuration, with `~` expanded in paths.
 
     Raises UserError for names that it lacks and values that it refuses.
     """
@@ -120,16 +121,22 @@ def to_dataclass(config: DictConfig, entry: str, schema: type[T]) -> T:
         if last not in values or OmegaConf.is_missing(values, last):
             raise UserError(f"setting '{name}' is required: give it as {name}=VALUE")
     with explained(entry, schema):
-        return OmegaConf.to_object(config)  # type: ignore[return-value]
+        result: T = OmegaConf.to_object(config)  # type: ignore[assignment]
+    expand_home(result)
+    return result
 
 
 def as_text(override: str, schema: type, *, multirun: bool = False) -> str:
     """Quote the value of a text setting if it is no single value to Hydra.
 
-    Any other override is returned as it is, under `multirun` also values with commas.
+    In a list, members that begin with `~` are quoted. Any other override is returned as
+    it is, under `multirun` also values with commas.
     """
     name, equals, value = override.partition("=")
-    if not equals or str not in types_of(_kind(name.lstrip("+"), schema)):
+    types = types_of(_kind(name.lstrip("+"), schema))
+    if equals and list[str] in types and value.startswith("["):
+        return f"{name}={_HOME_IN_LIST.sub(_quoted, value)}"
+    if not equals or str not in types:
         return override
     try:
         parsed = OverridesParser.create().parse_override(override)
@@ -143,7 +150,13 @@ def as_text(override: str, schema: type, *, multirun: bool = False) -> str:
     return f"{name}={_quoted(value)}"
 
 
-def _quoted(value: str) -> str:
+# A member of a list that begins with ~, which Hydra's grammar does not have, and has no quotes.
+_HOME_IN_LIST = re.compile(r"(?<=[\[,])\s*~[^\[\],'\"$]*(?=[,\]])")
+
+
+def _quoted(value: str | re.Match[str]) -> str:
+    """Return a text within quotes of Hydra's grammar; of a match, without outer space."""
+    value = value if isinstance(value, str) else value[0].strip()
     # Within quotes, backslashes before a quote, before ${ and at the end count twice.
     value = re.sub(r"(\\*)('|\$\{)", r"\1\1\\\2", value)
     value = re.sub(r"(\\+)\Z", r"\1\1", value)

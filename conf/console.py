@@ -42,6 +42,11 @@ def print_line(sentence: str, *, error: bool = False) -> None:
     print(visible(sentence), file=sys.stderr if error else sys.stdout, flush=True)
 
 
+def speed(rate: float) -> str:
+    """Return tokens per second in words: 0.42 tokens/s, 25 tokens/s, 10,700 tokens/s."""
+    return f"{rate:,.0f} tokens/s" if rate >= 10 else f"{rate:.2g} tokens/s"
+
+
 def place() -> tuple[int, int, int]:
     """Return torchrun's rank, world size and local rank; 0, 1 and 0 without it."""
     # Schedulers set WORLD_SIZE and RANK for jobs of their own kinds too.

@@ -54,11 +54,13 @@ def setting(
     below: float | None = None,
     choices: Sequence[Any] = (),
     hub: str | None = None,
+    path: bool = False,
 ) -> Any:
     """Return a dataclass field with limits, which `check_settings` checks.
 
     The limits of a list are those of its members. Without a `default` the setting is
-    required. With `hub`, "model" or "tokenizer", a name of the hub is taken as well.
+    required. `path`: the text, or each text of a list, is a path (see conf.paths). With
+    `hub`, "model" or "tokenizer", it is a path or a name of the hub.
     """
     given: dict[str, Any] = {
         "least": least,
@@ -67,6 +69,7 @@ def setting(
         "below": below,
         "choices": tuple(choices) or None,
         "hub": hub,
+        "path": path or hub is not None or None,
     }
     metadata = {name: value for name, value in given.items() if value is not None}
     if isinstance(default, list | dict):

@@ -5,7 +5,7 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,33 +14,55 @@ from typing import Any
 
 from conf.errors import UserError, describe_error, visible
 from conf.files import read_json, write_json
-from conf.schema import check_settings, setting
+from conf.schema import any_of, check_settings, setting
 
 ONLINE_SECONDS = 30.0  # for W&B to answer, before a run goes on offline
 UPLOAD_SECONDS = 30.0  # at the end of a run, for what was not sent before
 GRACE_SECONDS = 10.0  # for W&B's process to end, beyond the time it is given
 
 
+MODES = ("offline", "online", "disabled")
+OLD_MODES = {"dryrun": "offline", "run": "online"}  # W&B still takes these
+EARLIER = "earlier"  # the folder of offline runs that a later one of their id replaces
+
+
 @dataclass
 class TrackerConfig:
-    """Weights & Biases; its own variables (WANDB_ENTITY, WANDB_TAGS) hold as well."""
+    """Weights & Biases; its own variables (WANDB_MODE, WANDB_DIR, WANDB_TAGS) hold for
+    what is not set here.
+    """
 
-    #: offline (files alone), online (needs a login) or disabled
-    mode: str = setting("offline", choices=("offline", "online", "disabled"))
-    #: project that runs are listed in
-    project: str = "adaptive-tokens"
-    #: group that runs are listed under
+    #: offline (files alone), online (needs a login) or disabled; null: WANDB_MODE, or
+    #: offline
+    mode: str | None = setting(None, choices=MODES)
+    #: project that runs are listed in; null: WANDB_PROJECT, or adaptive-tokens
+    project: str | None = None
+    #: group that runs are listed under; null: WANDB_RUN_GROUP, or no group
     group: str | None = None
 
     def __post_init__(self) -> None:
         check_settings(self, "tracker")
+        if self.mode is None:
+            given = os.environ.get("WANDB_MODE") or MODES[0]
+            self.mode = OLD_MODES.get(given, given)
+            if self.mode not in MODES:
+                raise ValueError(
+                    f"WANDB_MODE must be {any_of(MODES)}, got {self.mode}. Unset it, or give tracker.mode"
+                )
+        if self.project is None:
+            self.project = os.environ.get("WANDB_PROJECT") or "adaptive-tokens"
 
 
 class WandbRun:
     """A run of W&B, begun and fed by a thread of its own: only `finish` waits for W&B, for a limited time.
 
-    The thread continues the run that `folder`/wandb/run.json names, or begins one. If an online run does not
-    begin, the thread begins an offline run; on any other failure W&B is off. `tell` prints one line for either.
+    The thread continues the run that `folder`/wandb/run.json names, or begins one, in WANDB_DIR or `folder`.
+    If an online run does not begin, the thread begins an offline run; on any other failure W&B is off. `tell`
+    prints one line for either.
+
+    A continued offline run is another folder of the same id, and `wandb sync` replaces what the server has of
+    the id by that folder. So the caller logs earlier rows again (`log_missing`), and `finish` moves the
+    earlier folders away.
     """
 
     def __init__(
@@ -54,9 +76,10 @@ class WandbRun:
         tell: Callable[[str], None],
         run_id: str | None = None,
     ) -> None:
-        self._folder = folder
-        self._files = folder / "wandb"
-        self._file = self._files / "run.json"
+        # As W&B reads the variable.
+        self._folder = Path(os.path.expanduser(os.environ.get("WANDB_DIR") or folder))
+        self._files = self._folder / "wandb"
+        self._file = folder / "wandb" / "run.json"
         self.id = (
             run_id
             or _saved_id(self._file)
@@ -64,7 +87,7 @@ class WandbRun:
             or secrets.token_hex(4)
         )
         self._config = config
-        self._name = visible(name)
+        self._name = os.environ.get("WANDB_NAME") or visible(name)
         self._job_type = job_type
         self._settings = dict(settings)
         self._tell = tell
@@ -101,7 +124,9 @@ class WandbRun:
             )  # before W&B's own hook, which would wait without a limit
             for action in iter(self._actions.get, None):
                 action(run)
+            own = Path(run.dir).parent
             run.finish()
+            self._move_earlier(own)
         except (
             Exception
         ) as error:  # W&B's, the system's and pydantic's: none may end the run
@@ -111,11 +136,20 @@ class WandbRun:
         with suppress(Exception):
             wandb.teardown()
 
+    def _move_earlier(self, own: Path) -> None:
+        """Move the offline folders of the run's id, except its `own`, out of the way of `wandb sync`."""
+        for folder in self._files.glob(f"offline-run-*-{self.id}"):
+            if folder.name != own.name and own.name.endswith(f"-{self.id}"):
+                earlier = self._files / EARLIER
+                earlier.mkdir(exist_ok=True)
+                folder.rename(earlier / folder.name)
+
     def _begin(self) -> Any:
         """Return W&B's run, online or offline."""
         import wandb
 
         self._files.mkdir(parents=True, exist_ok=True)
+        self._file.parent.mkdir(parents=True, exist_ok=True)
         write_json(self._file, {"id": self.id})
         keep_within(self._folder)
         logging.raiseExceptions = (
@@ -156,6 +190,14 @@ class WandbRun:
                 finish_timeout=UPLOAD_SECONDS,
             ),
         )
+
+
+def log_missing(run: Any, rows: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
+    """Log the rows, with their steps, that W&B's run does not have: of an offline run all of them."""
+    first = run.step
+    for step, row in rows:
+        if step >= first:
+            run.log(dict(row), step=step)
 
 
 def _kill_service() -> None:

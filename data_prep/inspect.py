@@ -61,7 +61,7 @@ class InspectConfig:
     """python -m data_prep.inspect: tables and decoded sequences of a data folder."""
 
     #: a finished folder of data_prep
-    out: str = setting()
+    out: str = setting(path=True)
     inspect: ShowConfig = field(default_factory=ShowConfig)
 
 

@@ -7,6 +7,9 @@ from conf import UserError, run
 from conf.console import place, print_once
 from infer.config import DraftConfig, InferConfig, Infill, check_directory
 
+# Printed on a terminal: the first tokens may take long.
+WARM_UP = "the first tokens warm up and measure what drafts cost"
+
 
 def main(config: InferConfig) -> None:
     """Print the text as it comes, then one line of figures; off a terminal the text alone to stdout."""
@@ -40,6 +43,9 @@ def main(config: InferConfig) -> None:
         draft=DraftConfig(config.draft, config.draft_adaptive),
         compile=config.compile,
     )
+    if sys.stderr.isatty():
+        weights = str(model.lm.dtype).removeprefix("torch.")
+        print_once(f"{weights} on {model.lm.device}; {WARM_UP} ...", error=True)
     console = Console(quiet=place()[0] > 0)
     given: Infill | str | list[int] = config.infill if infill else prompt
     if config.chat and not infill:

@@ -7,13 +7,16 @@ for step in generate(model, "def fib(n):", DecodeConfig(k=5)):
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from itertools import chain
+from logging import getLogger
 from pathlib import Path
 
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from conf import UserError
+from conf.console import place
 from conf.dtype import AUTO, choose_dtype
 from conf.hub import find_folder
 from infer import loop
@@ -24,8 +27,9 @@ from infer.engine.memory import enough_memory
 from infer.engine.output import Request
 from infer.engine.runner import Runner, Runners
 from infer.engine.static import fixed_shapes
+from infer.generation import Generation, not_applied, read_generation
 from infer.loop import Limits, Step
-from infer.methods import DraftMethods, Methods, library_processors
+from infer.methods import DraftMethods, Methods
 from infer.models.checkpoint import Adaptive, ModelDirectory, eos_ids
 from infer.models.draft import Draft, DraftSource
 from infer.models.parallel import processes
@@ -47,6 +51,7 @@ class Model:
     text: Text
     adaptive: Adaptive | None  # None for a model trained without adaptive tokens
     eos: frozenset[int]
+    generation: Generation = field(repr=False)
     context: int
     draft: Draft | None
     methods: Methods = field(repr=False)
@@ -102,6 +107,9 @@ def load(
     dtype = choose_dtype(dtype, device)
     lm = directory.load(dtype=dtype, device=device)
     check_compile(lm, compile)
+    generation = read_generation(lm, directory.path)
+    if (sentence := not_applied(lm, directory.path)) and not place()[0]:
+        _log_once(sentence)
     adaptive = directory.adaptive
     sources = SourceMethods(lm, table=directory.ngrams)
     if adaptive:
@@ -118,11 +126,18 @@ def load(
         directory.text,
         adaptive,
         eos_ids(lm),
+        generation,
         context_length(lm.config),
         drafting,
         Methods(sources, draft_methods),
         Runners(lm, compile=compile),
     )
+
+
+@cache
+def _log_once(sentence: str) -> None:
+    """Log a warning the first time: a report loads one model for each of its parts."""
+    getLogger(__name__).warning(sentence)
 
 
 def check_device(device: str | None) -> None:
@@ -227,9 +242,7 @@ def _processors(
     further: LogitsProcessorList | None,
 ) -> LogitsProcessorList | None:
     ends = model.eos | model.text.ends(prompt)
-    own = library_processors(
-        decode, prompt=len(prompt), ends=ends, device=model.lm.device
-    )
+    own = model.generation.processors(model.lm, decode, prompt, ends)
     processors = LogitsProcessorList([*(own or ()), *(further or ())])
     return processors or None
 
@@ -243,8 +256,9 @@ def _output(
         if isinstance(prompt, Infill)
         else model.text.is_empty(ids)
     )
+    stop = decode.stop or model.generation.stop
     return Output(
         model.text.stream(opens=opens),
-        stop=decode.stop,
-        ends=model.text.ends(ids) | model.text.special_stops(decode.stop),
+        stop=stop,
+        ends=model.text.ends(ids) | model.text.special_stops(stop),
     )

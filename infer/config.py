@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from conf.errors import UserError
 from conf.files import check_regular
@@ -92,13 +93,17 @@ class DecodeConfig:
     seed: int = setting(0, least=0, below=SEEDS)
     #: Tokens to write, at most
     max_new_tokens: int = setting(256, least=1)
-    #: Tokens to write at least: no end comes before
-    min_new_tokens: int = setting(0, least=0)
-    #: Above 1 tokens that were there before are less likely; 1: no penalty
-    repetition_penalty: float = setting(1.0, above=0)
-    #: No n-gram of so many tokens comes twice; 0: any may
-    no_repeat_ngram_size: int = setting(0, least=0)
-    #: Texts that end the text; they are its last part
+    #: Tokens to write at least: no end comes before; null: as generation_config.json of
+    #: the model says, else 0
+    min_new_tokens: int | None = setting(None, least=0)
+    #: Above 1 tokens that were there before are less likely, 1: no penalty; null: as
+    #: generation_config.json of the model says, else 1
+    repetition_penalty: float | None = setting(None, above=0)
+    #: No n-gram of so many tokens comes twice, 0: any may; null: as
+    #: generation_config.json of the model says, else 0
+    no_repeat_ngram_size: int | None = setting(None, least=0)
+    #: Texts that end the text; they are its last part; []: stop_strings of the model's
+    #: generation_config.json, if any
     stop: list[str] = setting([])
 
     def __post_init__(self) -> None:
@@ -202,7 +207,7 @@ class InferConfig:
     #: the text to continue; -: standard input
     prompt: str = ""
     #: the text to continue, in a file
-    prompt_file: str | None = None
+    prompt_file: str | None = setting(None, path=True)
     #: answer the prompt as a user's message, by the model's chat template
     chat: bool = False
     infill: Infill = field(default_factory=Infill)
@@ -257,10 +262,12 @@ def decontaminated(folder: str | Path) -> list[str] | None:
 
     None for a directory that this project did not export.
     """
+    manifest = export_manifest(folder)
+    return None if manifest is None else manifest.get("decontaminated") or []
+
+
+def export_manifest(folder: str | Path) -> dict[str, Any] | None:
+    """Return the manifest of a directory that this project exported, None for others."""
     path = Path(folder) / "manifest.json"
     manifest = json.loads(path.read_text()) if path.is_file() else {}
-    return (
-        manifest.get("decontaminated") or []
-        if manifest.get("kind") == "model"
-        else None
-    )
+    return manifest if manifest.get("kind") == "model" else None

@@ -1,18 +1,10 @@
-"""Drafters and logits processors by their settings."""
+"""Drafters by their settings."""
 
-from collections.abc import Collection, Hashable
+from collections.abc import Hashable
 from dataclasses import replace
 from functools import lru_cache
 
-import torch
-from transformers import (
-    LogitsProcessor,
-    LogitsProcessorList,
-    MinNewTokensLengthLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
-    PreTrainedModel,
-    RepetitionPenaltyLogitsProcessor,
-)
+from transformers import PreTrainedModel
 
 from conf import UserError
 from infer.config import METHODS, DecodeConfig
@@ -185,24 +177,3 @@ class Methods:
         return self._sources.drafters(
             decode, batch=batch, capacity=capacity, left=left, watch=watch
         )
-
-
-def library_processors(
-    decode: DecodeConfig, *, prompt: int, ends: Collection[int], device: torch.device
-) -> LogitsProcessorList | None:
-    """Return the library's processors, None for none.
-
-    `min_new_tokens` holds back the ids in `ends`.
-    """
-    processors: list[LogitsProcessor] = []
-    if decode.repetition_penalty != 1:
-        processors.append(RepetitionPenaltyLogitsProcessor(decode.repetition_penalty))
-    if decode.no_repeat_ngram_size:
-        processors.append(NoRepeatNGramLogitsProcessor(decode.no_repeat_ngram_size))
-    if decode.min_new_tokens and ends:
-        processors.append(
-            MinNewTokensLengthLogitsProcessor(
-                prompt, decode.min_new_tokens, sorted(ends), device=str(device)
-            )
-        )
-    return LogitsProcessorList(processors) if processors else None

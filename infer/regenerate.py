@@ -54,7 +54,7 @@ class DocumentsConfig:
     """The documents to continue."""
 
     #: a finished folder of data_prep, with the model's tokenizer; null: prompts are given
-    path: str | None = setting(None)
+    path: str | None = setting(None, path=True)
 
 
 @dataclass
@@ -68,11 +68,11 @@ class RegenerateConfig:
     model: str = setting(hub="model")
     data: DocumentsConfig = field(default_factory=DocumentsConfig)
     #: prompts to answer: files of rows or hub data sets with messages or questions
-    prompts: list[str] = setting([])
+    prompts: list[str] = setting([], path=True)
     #: prompts that the model makes itself
     own_prompts: int = setting(0, least=0)
     #: the folder to write
-    out: str = setting()
+    out: str = setting(path=True)
     #: tokens to add to a prefix, at most
     max_new_tokens: int = setting(256, least=1)
     #: of sampling; 0: the likeliest token

@@ -18,7 +18,7 @@ from rich.segment import Segment, Segments
 from rich.style import Style
 from rich.text import Text
 
-from conf.console import pictures
+from conf.console import pictures, speed
 from infer.api import TextStep
 from infer.loop import Step
 
@@ -83,7 +83,7 @@ class Summary:
         parts = [f"{self.tokens} token{'s' * (self.tokens > 1)}"]
         if self.forwards > 1:
             seconds = max(self.last - self.first, 1e-6)
-            parts.append(f"{(self.tokens - self.first_tokens) / seconds:.0f} tokens/s")
+            parts.append(speed((self.tokens - self.first_tokens) / seconds))
         parts.append(f"{self.tokens / self.forwards:.2f} tokens per forward")
         if self.drafted:
             share = 100 * self.accepted / self.drafted

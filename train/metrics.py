@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from conf.console import PlainConsole
+from conf.console import PlainConsole, speed
 from conf.files import write_bytes
 from conf.stage import commit, versions
-from conf.tracker import TrackerConfig, WandbRun
+from conf.tracker import TrackerConfig, WandbRun, log_missing
 
 OFFSETS = 10  # offsets whose accuracy a console line shows
 LINE_SECONDS = 30  # between two lines in a log file, which shows no bar
@@ -39,7 +39,7 @@ def describe_step(metrics: dict[str, float]) -> str:
         parts.append(
             f"masked {metrics['masked_loss']:.2f} drafts {metrics['accepted']:.2f}"
         )
-    return " ".join([*parts, f"{metrics['tokens_per_second'] / 1000:.1f}k tok/s"])
+    return " ".join([*parts, speed(metrics["tokens_per_second"])])
 
 
 def describe_validation(metrics: dict[str, float]) -> str:
@@ -86,6 +86,17 @@ class StepLog:
             text = path.read_text(encoding="utf-8", errors="replace")
             lines = [line for line in text.splitlines(True) if _step_of(line) <= step]
             write_bytes(path, "".join(lines).encode())
+
+    def rows(self, until: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the steps up to `until` with their metrics."""
+        if self._path.is_file():
+            with open(self._path, encoding="utf-8") as file:
+                for line in file:
+                    row = json.loads(line)
+                    step = row.pop("step")
+                    if step > until:
+                        break
+                    yield step, row
 
     def append(self, step: int, metrics: dict[str, Any]) -> None:
         """Add the metrics of a step; steps count from 1."""
@@ -136,6 +147,10 @@ class Tracker:
         self._send(lambda run: run.define_metric(name))
         self._send(lambda run: run.define_metric("*", step_metric=name))
 
+    def restore(self, rows: Iterable[tuple[int, dict[str, float]]]) -> None:
+        """Record the metrics of earlier steps in a resumed run, where W&B lacks them."""
+        self._send(lambda run: log_missing(run, rows))
+
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Record metrics of a step."""
         self._send(lambda run: run.log(metrics, step=step))
@@ -156,7 +171,7 @@ class Tracker:
         """Yield a function that shows a step: beside a bar, or as a line of a log file."""
         bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=10),
+            BarColumn(bar_width=5),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[line]}"),

@@ -6,9 +6,11 @@ loss.py (forward), engine.py (backward, optimizer).
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from heapq import merge
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +193,8 @@ class Trainer:
             run_id=state["run_id"],
         )
         self.tracker.define_axis("tokens_seen")
+        if self.log:
+            self.tracker.restore(self._tracked(self.log, self.step))
 
     def run(self) -> list[dict[str, float]]:
         """Train to the last step and finish the folder; return the validations.
@@ -364,10 +368,27 @@ class Trainer:
                 f"(max_loss_rise={self.config.max_loss_rise:g}): see {DOCS}/{QUALITY}"
             )
 
+    def _tracked(
+        self, log: StepLog, until: int
+    ) -> Iterator[tuple[int, dict[str, float]]]:
+        """Yield the rows that `_track` has recorded up to a step, in their order."""
+        validations = [
+            (int(row["step"]), "validation", row) for row in list(self.validation)
+        ]
+        steps = ((step, "train", metrics) for step, metrics in log.rows(until))
+        for step, prefix, row in merge(steps, validations, key=itemgetter(0)):
+            metrics = {name: value for name, value in row.items() if name != "step"}
+            yield step, self._named(prefix, step, metrics)
+
     def _track(self, prefix: str, metrics: dict[str, float]) -> None:
-        seen = self.step * self.config.global_batch * self.seq_len
+        self.tracker.log(self.step, self._named(prefix, self.step, metrics))
+
+    def _named(
+        self, prefix: str, step: float, metrics: dict[str, float]
+    ) -> dict[str, float]:
+        seen = step * self.config.global_batch * self.seq_len
         named = {f"{prefix}/{name}": value for name, value in metrics.items()}
-        self.tracker.log(self.step, {"tokens_seen": seen} | named)
+        return {"tokens_seen": seen} | named
 
     def _save(self) -> None:
         state = {

@@ -115,18 +115,20 @@ class QualityConfig:
     #: words; false: let it complete their text
     chat: bool = True
     #: mbpp.jsonl, sanitized-mbpp.json or MbppPlus.jsonl
-    mbpp: str | None = setting(None)
+    mbpp: str | None = setting(None, path=True)
     #: problems of MultiPL-E in one language
-    multipl_e: str | None = setting(None)
+    multipl_e: str | None = setting(None, path=True)
     #: HumanEval-SingleLineInfilling.jsonl.gz or another of human-eval-infilling's files,
     #: or santacoder-fim-task
-    infilling: str | None = setting(None)
+    infilling: str | None = setting(None, path=True)
     #: documents, such as the held_out.jsonl of data_prep; a line of each is to be infilled
-    lines: str | None = setting(None)
+    lines: str | None = setting(None, path=True)
     #: plain, or names of speed.decoders
     decoders: list[str] = setting(["plain", "hybrid"], choices=("plain", *DECODERS))
     #: answer the first so many problems of each benchmark; null: all
     problems: int | None = setting(None, least=1)
+    #: answer benchmarks that this machine cannot judge, for their own harnesses
+    unjudged: bool = True
     #: maximum length of an answer in tokens
     max_new_tokens: int = setting(512, least=2)
 
@@ -170,7 +172,7 @@ class BenchConfig:
     """
 
     #: folder of the report
-    out: str = setting()
+    out: str = setting(path=True)
     #: a Transformers directory, best an export, a hub name, or smollm2
     model: str = setting(hub="model")
     #: the model before fine-tuning, to compare with; null: none
@@ -184,7 +186,7 @@ class BenchConfig:
     part: str | None = setting(None, choices=PARTS)
     #: prompt sets of speed and gsd: humaneval, files of rows, or data sets of the hub;
     #: their rows have prompt, messages, a question, or the content of a document
-    prompts: list[str] = setting(["humaneval"])
+    prompts: list[str] = setting(["humaneval"], path=True)
     #: prompts drawn from each set
     count: int = setting(20, least=1)
     #: longer prompts are left out; documents are cut

@@ -23,7 +23,6 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from rich.progress import Progress
 
 from conf import RankLocalError, UserError
 from conf.console import place
@@ -37,6 +36,7 @@ from conf.files import (
 from conf.stage import begun, commit, partial_of, publish, versions
 from infer.api import Model, load
 from infer.bench.config import BenchConfig
+from infer.bench.progress import progress
 from infer.config import DraftConfig
 from infer.models import parallel
 from infer.models.checkpoint import ModelDirectory
@@ -153,9 +153,10 @@ class Records:
     ) -> None:
         """Save `measure(name)` for this rank's missing names, then wait for the others."""
         missing = self.open(workers)
-        with Progress(disable=not workers.first) as progress:
-            for name in progress.track(missing, description=title):
+        with progress(title, len(missing), silent=not workers.first) as advance:
+            for name in missing:
                 self.save(name, measure(name))
+                advance()
         workers.wait()
 
     def load(self, name: str) -> Any:
@@ -190,6 +191,7 @@ class Part(ABC):
         self.sets = sets
         # JSON that identifies the prompts or problems
         self.content: Any = [[p.ids for p in prompts] for prompts in sets.values()]
+        self.warnings: list[str] = []
         self.model: Model
         self.base: Model | None = None
 

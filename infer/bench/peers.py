@@ -33,7 +33,8 @@ def peer_decoders(
     """Return the peers of these names.
 
     `assisted` needs a draft model with the vocabulary of the target and is left out otherwise.
-    The models lose their directories' generation settings, such as penalties.
+    They have the logits processors of the model's generation_config.json, as plain decoding
+    has, and no other setting of it.
     """
     logging.set_verbosity_error()  # generate warns of its own calls
     model.lm.generation_config = GenerationConfig()
@@ -42,6 +43,7 @@ def peer_decoders(
     settings: dict[str, Any] = {
         "do_sample": decode.temperature > 0,
         "max_new_tokens": decode.max_new_tokens,
+        **model.generation.processed,
     }
     if decode.temperature:
         settings |= vars(decode.sampling)

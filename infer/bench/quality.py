@@ -49,7 +49,7 @@ class QualityPart(Part):
     def __init__(self, config: BenchConfig, directory: ModelDirectory) -> None:
         config = replace(config, draft=None, draft_adaptive=False)
         super().__init__(config, directory, {})
-        self._benchmarks, self._warnings = read_benchmarks(config, directory)
+        self._benchmarks, self.warnings = read_benchmarks(config, directory)
         self._judged = [
             name
             for name, problems in self._benchmarks.items()
@@ -114,7 +114,7 @@ class QualityPart(Part):
         """Write the answers for other harnesses; return the rows of the report."""
         answers = [item for record in records.values() for item in record]
         write_answers(folder / "solutions", answers, self._problems)
-        return {"rows": rows_of(answers), "warnings": self._warnings}
+        return {"rows": rows_of(answers), "warnings": self.warnings}
 
 
 def read_benchmarks(
@@ -138,15 +138,18 @@ def read_benchmarks(
         except NoInfilling as error:
             warnings.append(f"{name} is not answered: {error}")
             continue
-        benchmarks[name] = problems
         if problems[0].tests and sandbox.unavailable():
-            warnings.append(f"{name} is not judged: {sandbox.unavailable()}")
+            answered = "not judged" if config.quality.unjudged else "not answered"
+            warnings.append(f"{name} is {answered}: {sandbox.unavailable()}")
+            if not config.quality.unjudged:
+                continue
         elif name == "mbpp" and not problems[0].tests:
             warnings.append(
                 "mbpp is not judged: MbppPlus.jsonl has inputs in place of tests. Run "
                 "evalplus.evaluate --dataset mbpp on its file in quality/solutions, or "
                 "give mbpp.jsonl."
             )
+        benchmarks[name] = problems
     return benchmarks, warnings
 
 

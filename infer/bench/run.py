@@ -49,7 +49,7 @@ def bench(config: BenchConfig) -> None:
         measure_part(name, config, directory, workers)
     if workers.first:
         report = write_report(Path(config.out), config.tracker)
-        print_report(report, config.parts)
+        print_report(report, [name for name in config.parts if report[name]])
         check_same(report)
 
 
@@ -82,6 +82,13 @@ def measure_part(
         if workers.first:
             print_line(f"bench: {out} is finished: nothing to do")
         return
+    if not part.tasks:
+        if workers.first:
+            reasons = " ".join(part.warnings)
+            print_line(f"bench: part {name} is left out: {reasons}")
+        return
+    if workers.first:
+        print_line(f"bench: loading the models for part {name} ...")
     part.load(workers)
     with result_folder(out, facts, workers) as partial:
         records = part.run(partial, workers)

@@ -19,11 +19,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
+from conf.console import print_line
 from infer.api import Model
 from infer.bench import statistics
 from infer.bench.config import BenchConfig
 from infer.bench.harness import Part, WorkerGroup
 from infer.bench.peers import peer_decoders
+from infer.bench.progress import progress
 from infer.bench.prompts import Prompt
 from infer.bench.roofline import measure_roofline
 from infer.bench.runs import Decoder, decoder
@@ -57,9 +59,16 @@ class SpeedPart(Part):
         self._decoders = decoders_of(self.config, self.model, self.base)
         prompts = [prompt for prompts in self.sets.values() for prompt in prompts]
         longest = max(prompts, key=lambda prompt: len(prompt.ids))
-        for decoders in self._decoders.values():
-            for decode in decoders.values():
+        warm_up = [
+            decode
+            for decoders in self._decoders.values()
+            for decode in decoders.values()
+        ]
+        title = "warm-up: decoders"
+        with progress(title, len(warm_up), silent=not workers.first) as advance:
+            for decode in warm_up:
                 decode(longest)
+                advance()
 
     def measure(self, task: tuple[str, int, int]) -> Row:
         """Return the runs of a turn."""
@@ -70,6 +79,7 @@ class SpeedPart(Part):
 
     def result(self, records: Mapping[str, Row], folder: Path) -> dict[str, Any]:
         """Return the rows of the report, and the roofline."""
+        print_line("bench: measuring the time of a forward by its rows ...")
         order = list(next(iter(self._decoders.values())))
         return {
             "rows": rows_of(records, order),

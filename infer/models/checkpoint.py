@@ -27,17 +27,20 @@ from conf.errors import Refusing
 from conf.files import read_json
 from conf.infilling import Infilling, find_infilling, with_stops
 from conf.memory import check_fits, describe_shortage, machine_memory
-from infer.config import check_directory
+from infer.config import check_directory, export_manifest
 from infer.engine.families import check_family, check_tree
 from infer.engine.memory import enough_memory
 from infer.engine.packed import pack
 from infer.models import parallel
-from infer.models.gated import FOLDER, gate_model
+from infer.models.gated import FOLDER, HEAD, NO_HEAD, gate_model
 from infer.ngrams import ABSENT, FILE, NgramTable, NgramWeights
 from infer.text import Text
 
 ADAPTIVE = "adaptive.json"
 MOST_L = 1024  # adaptive tokens in a row
+NO_WEIGHTS = (
+    "%s lost its ngrams: default weights are used, and fewer drafts may be accepted"
+)
 #: Files that Transformers converts; without any it would invent an empty tokenizer.
 SLOW_TOKENIZERS = ("vocab.json", "vocab.txt", "*.model")
 
@@ -54,6 +57,7 @@ class Adaptive:
     control: frozenset[int] | None = None  # ids that no text became in training
     ngrams: NgramWeights = NgramWeights()
     has_table: bool = False  # the export had a table of n-grams
+    has_head: bool = False  # the export had a previous-token head
 
 
 def read_adaptive(path: Path, rows: int | None) -> Adaptive:
@@ -86,6 +90,7 @@ def read_adaptive(path: Path, rows: int | None) -> Adaptive:
             control=None if control is None else frozenset(control),
             ngrams=NgramWeights.from_json(ngrams) if ngrams else NgramWeights(),
             has_table=bool(ngrams and ngrams["table"] is not None),
+            has_head=values.get("head", False) is True,
         )
         if not adaptive.ids or not 1 <= adaptive.L <= MOST_L:
             raise ValueError(f"adaptive_ids={list(adaptive.ids)} and L={adaptive.L}")
@@ -96,6 +101,8 @@ def read_adaptive(path: Path, rows: int | None) -> Adaptive:
                 continue
             if type(id) is not int or not 0 <= id < (id + 1 if rows is None else rows):
                 raise ValueError(f"id {id}, which is not among the model's {rows} rows")
+    if "ngrams" not in values and "schema" in values:  # not one that a person wrote
+        getLogger(__name__).warning(NO_WEIGHTS, path)
     return adaptive
 
 
@@ -217,6 +224,11 @@ class ModelDirectory:
                 f"{self.name} must have a gated adapter for {ranks} processes, got an "
                 "adapter of every token. Export the model with lora=merged."
             )
+        if self._keeps_adapter() and not adapter.is_dir():
+            raise UserError(
+                f"{self.name} must have its {FOLDER}/, got none: the weights beside it are "
+                "the base model's. Copy the folder, or export the model again."
+            )
         logging.disable_progress_bar()
         with (
             Refusing(f"{self.name} must be a causal model with weights, got"),
@@ -225,6 +237,8 @@ class ModelDirectory:
             lm = self._read(dtype, ranks, device)
             if self.gated:
                 gate_model(lm, adapter)
+                if self.need_adaptive().has_head and not (adapter / HEAD).is_file():
+                    getLogger(__name__).warning(NO_HEAD, adapter / HEAD)
             elif adapter.is_dir():
                 lm = merge_adapter(lm, adapter)
             if ranks == 1:
@@ -234,6 +248,11 @@ class ModelDirectory:
             if ranks == 1 and lm.device.type == "cpu":
                 pack(lm, machine_memory()[0] // 2)
         return lm
+
+    def _keeps_adapter(self) -> bool:
+        """Return True for an export that left its adapter beside the base model."""
+        settings = (export_manifest(self.path) or {}).get("settings") or {}
+        return settings.get("lora") == "kept"
 
     def _read(self, dtype: str, ranks: int, device: str | None) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(

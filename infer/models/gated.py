@@ -23,6 +23,8 @@ FOLDER = "adapter"
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 HEAD = "head.safetensors"
+# Logged with the path, for an export that had the file.
+NO_HEAD = "%s is absent: drafts do not know the token drafted before them, and fewer are accepted"
 PREFIX = "base_model.model."  # of module names in peft's files
 A = ".lora_A.weight"
 B = ".lora_B.weight"

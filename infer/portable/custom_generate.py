@@ -44,7 +44,15 @@ from infer.engine.output import Request
 from infer.engine.runner import Runners
 from infer.engine.sampling import SEEDS, Sampling
 from infer.loop import Limits, decode
-from infer.models.gated import CONFIG, FOLDER, HEAD, WEIGHTS, gated_layers, read_head
+from infer.models.gated import (
+    CONFIG,
+    FOLDER,
+    HEAD,
+    NO_HEAD,
+    WEIGHTS,
+    gated_layers,
+    read_head,
+)
 from infer.ngrams import ABSENT, FILE, NgramTable, NgramWeights
 from infer.portable.generate_args import (
     RowProcessor,
@@ -77,11 +85,16 @@ _lock = Lock()  # or two threads would create a state each
 
 
 def state_of(
-    lm: PreTrainedModel, *, has_table: bool = False, gated: bool = False
+    lm: PreTrainedModel,
+    *,
+    has_table: bool = False,
+    gated: bool = False,
+    has_head: bool = False,
 ) -> ModelState:
     """Return a model's state, a new one if weights have moved: CUDA graphs hold addresses.
 
-    `has_table`: the export had a table of n-grams, and a missing one is logged once.
+    `has_table`, `has_head`: the export had a table of n-grams, a previous-token head;
+    a missing one is logged once.
     Raise UserError for an unsupported family or a missing `gated` adapter, ValueError for
     several devices or a model that keeps no cache.
     """
@@ -107,6 +120,9 @@ def state_of(
                 decoding = view_of(lm, gated_layers(lm, _adapter_of(lm)))
                 if head := _file_of(lm, f"{FOLDER}/{HEAD}"):
                     decoding.previous_token_head = read_head(decoding, head)
+                elif has_head and state is None:
+                    name = Path(lm.name_or_path or "") / FOLDER / HEAD
+                    getLogger(__name__).warning(NO_HEAD, name)
             # A graph would not see changes in the layers of another library (adapters
             # that are switched, quantized weights).
             modules = (type(module).__module__.split(".")[0] for module in lm.modules())
@@ -183,6 +199,7 @@ def generate(
     L: int,
     ngrams: Mapping[str, Any] | None = None,
     gated: bool = False,
+    head: bool = False,
     k: int | None = None,
     probes: str | int | None = None,
     sources: Collection[str] | None = None,
@@ -229,7 +246,7 @@ def generate(
     decoder = partial(
         _decode,
         drafting=drafting,
-        find_state=partial(state_of, has_table=has_table, gated=gated),
+        find_state=partial(state_of, has_table=has_table, gated=gated, has_head=head),
         streamer=args.get("streamer"),  # which the library passes to no callable
         given=frozenset(args),
     )

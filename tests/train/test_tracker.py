@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from conf.files import read_json
+from conf.tracker import TrackerConfig
 from tests import warm
 from tests.train.resume_worker import RECIPE
 
@@ -36,14 +37,16 @@ def records(file: Path) -> list[dict[str, Any]]:
 
 
 def read_runs(folder: Path) -> dict[str, dict[str, list[Any]]]:
-    """Return the records of each run below a folder by kind, of all its offline files in their order."""
+    """Return the records by kind of each run below a folder, which has one folder for `wandb sync`."""
     runs: dict[str, dict[str, list[Any]]] = {}
-    for file in sorted(folder.rglob("offline-run-*/run-*.wandb")):
+    for file in sorted(folder.rglob("wandb/offline-run-*/run-*.wandb")):
         parts = records(file)
         (id,) = (part["run"]["run_id"] for part in parts if part["type"] == "run")
+        assert id not in runs, "`wandb sync` of the second replaces the first"
+        runs[id] = {}
         for part in parts:
             kind = part["type"]
-            runs.setdefault(id, {}).setdefault(kind, []).append(part.get(kind))
+            runs[id].setdefault(kind, []).append(part.get(kind))
     return runs
 
 
@@ -94,13 +97,19 @@ def test_each_has_one_run(runs: dict[str, dict[str, Any]]) -> None:
     assert jobs == ["report", "train"]
 
 
-def test_a_training_is_drawn_over_tokens(runs: dict[str, dict[str, Any]]) -> None:
+def test_a_resumed_training_is_whole_in_its_last_folder(
+    runs: dict[str, dict[str, Any]],
+) -> None:
+    """The last folder had the rows of the last slot alone, and `wandb sync` of it
+    replaced the others on the server. Rows are drawn over tokens.
+    """
     run = of(runs, "train")
     drawn = [item for item in run["metric"] if item.get("glob_name") == "*"]
     assert {item["step_metric"] for item in drawn} == {"tokens_seen"}
     rows = [row["item"] for row in run["history"]]
     seen = [row["tokens_seen"] for row in rows if "train/loss" in row]
-    assert seen == [8 * 128, 2 * 8 * 128, 2 * 8 * 128]  # the second step twice
+    assert seen == [8 * 128, 2 * 8 * 128]
+    assert [row["_step"] for row in rows] == [0, 1, 2]
     assert {"train/lr", "train/tokens_per_second", "train/accepted"} <= rows[1].keys()
     validations = [row for row in rows if "validation/standard_loss" in row]
     assert validations[0] is rows[0]
@@ -244,3 +253,38 @@ def test_no_home_is_needed(tmp_path: Path) -> None:
     home.write_text("a file is in its place, which stops root too")
     assert track(tmp_path / "out", mode="offline", HOME=str(home)) == []
     assert list(tmp_path.glob("out/wandb/offline-run-*/*.wandb"))
+
+
+def test_variables_of_wandb_hold_where_the_setting_is_not_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """WANDB_MODE=disabled wrote a run, and WANDB_DIR had no effect."""
+    for name in ("MODE", "PROJECT"):
+        monkeypatch.delenv(f"WANDB_{name}", raising=False)
+    default = TrackerConfig()
+    assert (default.mode, default.project) == ("offline", "adaptive-tokens")
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    for value, mode in {
+        "disabled": "disabled",
+        "online": "online",
+        "dryrun": "offline",
+    }.items():
+        monkeypatch.setenv("WANDB_MODE", value)
+        assert TrackerConfig().mode == mode
+    assert TrackerConfig("disabled", "p") == TrackerConfig("disabled", "p", None)
+    assert (TrackerConfig("offline").mode, TrackerConfig().project) == (
+        "offline",
+        "mine",
+    )
+    monkeypatch.setenv("WANDB_MODE", "of")
+    with pytest.raises(
+        ValueError, match="WANDB_MODE must be offline, online or disabled, got of"
+    ):
+        TrackerConfig()
+    monkeypatch.delenv("WANDB_MODE")
+    elsewhere = tmp_path / "elsewhere"
+    given = {"WANDB_DIR": str(elsewhere), "WANDB_NAME": "mine"}
+    assert track(tmp_path / "out", mode="offline", **given) == []
+    (run,) = read_runs(elsewhere).values()
+    assert run["run"][0]["display_name"] == "mine"
+    assert os.listdir(tmp_path / "out" / "wandb") == ["run.json"]

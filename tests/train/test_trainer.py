@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from conf.rows import read_rows
-from train.metrics import StepLog
+from train.metrics import StepLog, describe_step
 from train.trainer import SETTLED, WINDOW, token_loss, why_diverged
 from train.validation import in_rounds
 
@@ -66,3 +66,10 @@ def test_every_rank_validates(
     """
     result = in_rounds(wanted, available=available, per_round=2)
     assert result.tolist() == rounds
+
+
+def test_slow_training_has_a_speed_too() -> None:
+    """A CPU's 25 tokens per second were "0.0k tok/s"."""
+    for rate, words in ((0.416, "0.42"), (25.3, "25"), (10_712.0, "10,712")):
+        line = describe_step({"standard_loss": 1.5, "tokens_per_second": rate})
+        assert line == f"loss 1.50 {words} tokens/s"

@@ -15,9 +15,9 @@ class ExportConfig:
     """python -m train.export: a checkpoint -> a model directory that others can serve."""
 
     #: a finished folder of training
-    checkpoint: str = setting()
+    checkpoint: str = setting(path=True)
     #: the model directory to write
-    out: str = setting()
+    out: str = setting(path=True)
     #: type of the weights: bfloat16, float16 or float32
     dtype: str = setting("bfloat16", choices=("bfloat16", "float16", "float32"))
     #: merged or kept; by default merged, or kept where the adapter is gated
@@ -27,7 +27,7 @@ class ExportConfig:
     #: read the result back: weights and logits must be the training's
     verify: bool = True
     #: folder of infer.bench's report of the finished `out`: its figures go into the model card
-    report: str | None = setting(None)
+    report: str | None = setting(None, path=True)
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -121,6 +121,7 @@ def adaptive_json(
         "identical": len(manifest["adaptive"]) == 1,
         "L": manifest["L"],
         "gated": trained_lora(manifest).gated,
+        "head": bool(settings["objective"].get("previous_token")),
         "bos": vocab["bos"],
         "eos": vocab["eos"],
         "ends": list(vocab.get("ends", ())),
@@ -278,7 +279,7 @@ from functools import partial
 
 from .{entry} import generate as generate_with
 
-generate = partial(generate_with, adaptive_ids={ids}, L={L}, ngrams={ngrams}, gated={gated})
+generate = partial(generate_with, adaptive_ids={ids}, L={L}, ngrams={ngrams}, gated={gated}, head={head})
 '''
 
 
@@ -302,6 +303,7 @@ def write_custom_generate(out: Path) -> None:
         L=adaptive["L"],
         ngrams=adaptive.get("ngrams"),
         gated=gated,
+        head=adaptive.get("head", False),
     )
     files["requirements.txt"] = "".join(f"{line}\n" for line in REQUIREMENTS)
     for name, text in files.items():

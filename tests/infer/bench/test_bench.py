@@ -4,6 +4,7 @@ import gzip
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,7 +20,7 @@ from infer.bench import run as bench_run
 from infer.bench import sandbox
 from infer.bench.config import BenchConfig
 from infer.bench.problems import humaneval_file, read_problems
-from infer.bench.quality import judge
+from infer.bench.quality import QualityPart, judge
 from infer.bench.report import RESULT
 from infer.bench.run import bench
 from infer.bench.runs import run_of
@@ -320,3 +321,31 @@ def test_a_speedup_lies_in_its_interval(pairs: Sequence[tuple[float, float]]) ->
     highest = max(ratio for _, ratio in pairs)
     assert lowest - 1e-9 <= interval[0] <= interval[1] <= highest + 1e-9
     assert lowest - 1e-9 <= value <= highest + 1e-9
+
+
+def test_answers_that_cannot_be_judged_are_left_out_where_asked(
+    model_dir: Path,
+    prompts: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The demo decoded answers for minutes that no bwrap could judge."""
+    reason = "programs cannot be judged without bwrap."
+    monkeypatch.setattr(sandbox, "unavailable", lambda: reason)
+    asked = ["part=quality", "quality.unjudged=false", "quality.lines=null"]
+    config = configured(model_dir, prompts, tmp_path / "out", *asked)
+    monkeypatch.setattr(
+        bench_run, "write_report", lambda *_: {"quality": None, "speed": None}
+    )
+    bench(config)
+    line = f"bench: part quality is left out: humaneval is not answered: {reason}\n"
+    assert capsys.readouterr().out == line and not (tmp_path / "out").exists()
+    part = QualityPart(
+        settings_with(config, lines=str(prompts)), ModelDirectory(model_dir)
+    )
+    assert {batch.benchmark for batch in part.tasks.values()} == {"lines"}
+
+
+def settings_with(config: BenchConfig, **quality: Any) -> BenchConfig:
+    return replace(config, quality=replace(config.quality, **quality))

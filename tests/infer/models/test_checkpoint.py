@@ -173,3 +173,35 @@ def test_weights_that_do_not_fit_the_free_memory_are_not_read(
     assert not capsys.readouterr().err
     load(model_dir, "float32", "cpu")  # not converted, so it stays in its file
     assert "warning: memory must suffice" in capsys.readouterr().err
+
+
+def test_a_lost_part_is_said(
+    model_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without its head or the weights of n-grams an export drafted worse, silently."""
+    folder = adapted_copy(model_dir, tmp_path / "model")
+    load(folder, "float32")  # it never had a head, nor a schema
+    assert not caplog.messages
+    content = read_json(folder / "adaptive.json")
+    write_json(folder / "adaptive.json", content | {"schema": 1, "head": True})
+    load(folder, "float32")
+    weights, head = caplog.messages
+    assert weights.startswith(
+        f"{folder}/adaptive.json lost its ngrams: default weights"
+    )
+    assert head.startswith(
+        f"{folder}/adapter/head.safetensors is absent: drafts do not"
+    )
+
+
+def test_a_kept_adapter_that_is_lost_is_an_error(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """The text was the base model's, silently."""
+    folder = adapted_copy(model_dir, tmp_path / "model", gated=False)
+    manifest = {"kind": "model", "settings": {"lora": "kept"}}
+    write_json(folder / "manifest.json", manifest)
+    load(folder, "float32")
+    shutil.rmtree(folder / "adapter")
+    with pytest.raises(UserError, match="must have its adapter/, got none"):
+        load(folder, "float32")

@@ -50,7 +50,7 @@ def test_a_model_in_training_that_keeps_no_cache_is_refused() -> None:
 
 
 def test_it_drafts_with_the_adapter_and_writes_the_base_models_text(
-    tmp_path: Path,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The loaded model stays the base model, and is freed with its state."""
     tiny("llama").save_pretrained(tmp_path / "model")
@@ -67,6 +67,13 @@ def test_it_drafts_with_the_adapter_and_writes_the_base_models_text(
     gated = state_of(lm, gated=True).lm
     assert any(isinstance(module, GatedLinear) for module in gated.modules())
     assert PreviousTokenHead.of(gated)  # it drafted without
+    assert not caplog.messages
+    (folder / "head.safetensors").unlink()
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    for _ in range(2):
+        partial(drafting(again, 5), gated=True, head=True)(ONE, max_new_tokens=3)
+    (message,) = [text for text in caplog.messages if "head.safetensors" in text]
+    assert message.startswith(f"{folder}/head.safetensors is absent: drafts do not")
     assert not any(isinstance(module, GatedLinear) for module in lm.modules())
     gone = weakref.ref(lm)
     del lm, ours, gated

@@ -53,6 +53,7 @@ def test_an_export_says_what_training_knew(tmp_path: Path) -> None:
     assert text_ids == ModelDirectory(out).text.encode("def f(x):")
     assert tokenizer.decode([*text_ids, *ids], skip_special_tokens=True) == "def f(x):"
     loaded = ModelDirectory(out).need_adaptive()
+    assert not loaded.has_head
     assert list(loaded.ids) == ids
     assert (loaded.L, loaded.bos, loaded.gated) == (2, vocab["bos"], False)
     names = ("bos", "eos", "pre", "suf", "mid", "eot")

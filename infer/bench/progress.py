@@ -1,0 +1,77 @@
+"""Progress of long measurements: a bar on a terminal, lines at times in a log file."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.progress import Progress
+
+from conf.console import PlainConsole
+
+LINE_SECONDS = 30.0  # between two lines of a log file
+
+
+@contextmanager
+def progress(
+    title: str, total: int, *, silent: bool = False
+) -> Iterator[Callable[[], None]]:
+    """Yield a function to call after each of `total` steps.
+
+    A log file gets a line at the beginning, at the end and every LINE_SECONDS, also within
+    a step that takes longer.
+    """
+    console = PlainConsole(quiet=silent)
+    if console.is_terminal:
+        with Progress(console=console) as bar:
+            task = bar.add_task(title, total=total)
+            yield lambda: bar.advance(task)
+        return
+    done = 0
+    began = time.monotonic()
+
+    def advance() -> None:
+        nonlocal done
+        done += 1
+
+    def tell() -> None:
+        line = describe(title, done, total, time.monotonic() - began)
+        console.print(line, soft_wrap=True)
+
+    ended = threading.Event()
+
+    def report() -> None:
+        while not ended.wait(LINE_SECONDS):
+            tell()
+
+    if total:
+        tell()
+    thread = threading.Thread(target=report, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield advance
+    finally:
+        ended.set()
+        thread.join()
+    if total:
+        tell()
+
+
+def describe(title: str, done: int, total: int, seconds: float) -> str:
+    """Return a line: "speed: 12 of 40 in 3 min, about 7 min left"."""
+    line = f"{title}: {done} of {total}"
+    if seconds >= 1:
+        line += f" in {duration(seconds)}"
+    if 0 < done < total:
+        line += f", about {duration(seconds / done * (total - done))} left"
+    return line
+
+
+def duration(seconds: float) -> str:
+    """Return a time in words: 40 s, 7 min, 2 h 5 min."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return (
+        f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+    )

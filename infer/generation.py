@@ -1,0 +1,176 @@
+"""generation_config.json of a model directory: one rule wherever a text is decoded.
+
+applied          fields of the library's logits processors (`PROCESSED`), every id of
+                 eos_token_id, and stop_strings. `decode.repetition_penalty`,
+                 `no_repeat_ngram_size`, `min_new_tokens` and `stop` take the place of
+                 the directory's where they are given
+logged once      sampling and length, which are settings of each command, and other ways
+                 of decoding, such as beams
+without a word   fields that change no text
+
+So infer, infer.bench and infer.regenerate give the text that Transformers gives of the
+same directory by the same arguments, with custom_generate or without.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
+
+from conf.errors import Refusing
+from infer.config import DecodeConfig
+
+FILE = "generation_config.json"
+PROCESSED = (
+    *("sequence_bias", "encoder_repetition_penalty", "repetition_penalty"),
+    *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids"),
+    *("min_length", "min_new_tokens", "forced_bos_token_id", "forced_eos_token_id"),
+    *("remove_invalid_values", "exponential_decay_length_penalty"),
+    *("suppress_tokens", "begin_suppress_tokens"),
+)
+REPLACED = ("repetition_penalty", "no_repeat_ngram_size", "min_new_tokens")
+# The library reads these fields only with do_sample.
+SAMPLING = (
+    *("do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p"),
+    *("epsilon_cutoff", "eta_cutoff"),
+)
+LENGTH = ("max_length", "max_new_tokens", "max_time")
+# With the value that changes nothing.
+OTHER_WAYS = {
+    "num_beams": 1,
+    "num_beam_groups": 1,
+    "penalty_alpha": 0,
+    "dola_layers": None,
+    "guidance_scale": 1,
+    "watermarking_config": None,
+    "constraints": None,
+    "force_words_ids": None,
+    "token_healing": False,
+    "num_return_sequences": 1,
+}
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What a model's generation_config.json says about every text."""
+
+    processed: Mapping[str, Any] = field(default_factory=dict)
+    stop: tuple[str, ...] = ()
+
+    def processors(
+        self,
+        lm: PreTrainedModel,
+        decode: DecodeConfig,
+        prompt: Sequence[int],
+        ends: Collection[int],
+    ) -> LogitsProcessorList | None:
+        """Return the library's processors in its order; None if there are none.
+
+        Minimum lengths hold back the ids in `ends`.
+        """
+        given = {name: getattr(decode, name) for name in REPLACED}
+        given = {name: value for name, value in given.items() if value is not None}
+        fields = {**self.processed, **given}
+        if fields.get("min_new_tokens") is not None:
+            fields.pop("min_length", None)  # as the library does
+        if not fields:
+            return None
+        config: Any = GenerationConfig(
+            **fields, max_length=len(prompt) + decode.max_new_tokens
+        )
+        config._eos_token_tensor = (
+            torch.tensor(sorted(ends), device=lm.device) if ends else None
+        )
+        model: Any = lm
+        processors: LogitsProcessorList = model._get_logits_processor(
+            config,
+            input_ids_seq_length=len(prompt),
+            encoder_input_ids=torch.tensor([list(prompt)], device=lm.device),
+            device=str(lm.device),
+        )
+        return processors or None
+
+
+def read_generation(lm: PreTrainedModel, folder: Path) -> Generation:
+    """Return the settings of a loaded model, which its library has read from `folder`.
+
+    Raises UserError for values that the library's processors refuse, or that make scores
+    which are not numbers.
+    """
+    config = lm.generation_config
+    if config is None:
+        return Generation()
+    stop = config.stop_strings or ()
+    problem = f"{folder / FILE} must have settings that Transformers applies, got"
+    with Refusing(problem, ". Correct it, or remove the setting"):
+        strings = (stop,) if isinstance(stop, str) else tuple(stop)
+        if not all(isinstance(string, str) and string for string in strings):
+            raise ValueError(f"stop_strings={stop}")
+        processed = {
+            name: value
+            for name in PROCESSED
+            if (value := getattr(config, name, None)) is not None
+        }
+        generation = Generation(processed, strings)
+        _check(lm, generation)
+    return generation
+
+
+def _check(lm: PreTrainedModel, generation: Generation) -> None:
+    """Raise an error unless every processor makes scores of ids and scores."""
+    for name, value in generation.processed.items():
+        alone = Generation({name: value})
+        try:
+            if not all(map(math.isfinite, _numbers(value))):
+                raise ValueError("a number that is not finite")
+            processors = alone.processors(lm, DecodeConfig(), [0, 0], [0])
+            rows = lm.config.get_text_config().vocab_size
+            ids: Any = torch.zeros(1, 2, dtype=torch.long, device=lm.device)
+            scores: Any = torch.zeros(1, rows, device=lm.device)
+            if processors and processors(ids, scores).isnan().any():
+                raise ValueError("scores that are not numbers")
+        except Exception as error:
+            raise ValueError(f"{name}={value!r:.60}: {error}") from error
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _numbers(item)
+
+
+def not_applied(lm: PreTrainedModel, folder: Path) -> str | None:
+    """Return a sentence on the fields of generation_config.json that are not applied."""
+    config = lm.generation_config
+    if config is None:
+        return None
+    chosen = [*(SAMPLING if config.do_sample else ()), *LENGTH]
+    by_settings = _listed(config, dict.fromkeys(chosen))
+    other_ways = _listed(config, OTHER_WAYS)
+    reasons = []
+    if by_settings:
+        reasons.append(
+            f"{by_settings} (settings such as decode.temperature and "
+            "decode.max_new_tokens decide)"
+        )
+    if other_ways:
+        reasons.append(f"{other_ways} (this decoder has no such way of decoding)")
+    if not reasons:
+        return None
+    return f"{folder / FILE}: not applied: {'; '.join(reasons)}"
+
+
+def _listed(config: GenerationConfig, neutral: Mapping[str, Any]) -> str:
+    """Return the fields whose value is set and is not the neutral one, as a list."""
+    values = {name: getattr(config, name, None) for name in neutral}
+    return ", ".join(
+        f"{name}={value!r:.60}"
+        for name, value in values.items()
+        if value is not None and value != neutral[name]
+    )
