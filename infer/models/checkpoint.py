@@ -67,12 +67,12 @@ def read_adaptive(path: Path, rows: int | None) -> Adaptive:
     """
     values = read_json(path, "JSON with adaptive_ids and L")
     with Refusing(f"{path} must have the adaptive_ids and L of training, got"):
-        infilling = dict(
-            values.get("infilling") or {}
-        )  # null for a tokenizer without it
+        infilling = values.get("infilling") or {}  # null for a tokenizer without it
+        if not isinstance(infilling, dict):
+            raise ValueError(f"infilling that is a {type(infilling).__name__}")
         complete = None not in (infilling.get("pre"), infilling.get("suf"))
         if complete and "orders" in infilling:
-            infilling["orders"] = tuple(infilling["orders"])
+            infilling = infilling | {"orders": tuple(infilling["orders"])}
         control = values.get("control")
         ngrams = values.get("ngrams")
         gated = values.get("gated", False)

@@ -1,5 +1,6 @@
 """Ctrl-C at any moment of a command's start."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,8 @@ def test_ctrl_c_while_a_command_is_imported_is_one_line(
         capture_output=True,
         text=True,
         check=False,
+        # A job in the background ignores the signal, and its children do.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert (end.returncode, end.stderr) == (130, "interrupted\n")
 

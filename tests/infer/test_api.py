@@ -165,8 +165,9 @@ def test_without_adaptive_json_the_other_methods_work(base_dir, model: Model) ->
         assert outcomes(base, "import os\n", decode) == target
     with pytest.raises(UserError, match="decode.method=hybrid needs a model with adap"):
         generate(base, "x", DecodeConfig("hybrid"))
-    with pytest.raises(UserError, match="needs a model trained for infilling"):
-        generate(base, Infill("a", "b"))
+    plain = DecodeConfig("plain", max_new_tokens=8)
+    infill = Infill("a", "b")
+    assert outcomes(base, infill, plain) == outcomes(model, infill, plain)
 
 
 def test_another_attention_of_the_model_changes_no_text(

@@ -194,7 +194,7 @@ def gated_export(base: Path, tuned: Path, out: Path) -> None:
     vocab = find_vocab(load_tokenizer(base), VocabConfig(), model=str(base))
     ids = vocab.adaptive
     lora = LoraSettings(rank=2, gated=True)
-    settings = {"model": {}, "lora": asdict(lora)}
+    settings = {"model": {}, "objective": {}, "lora": asdict(lora)}
     _, manifest = training(tuned)
     manifest |= {"vocab": asdict(vocab), "adaptive": ids, "settings": settings}
     dtype = torch.bfloat16
