@@ -42,7 +42,7 @@ def bench(config: BenchConfig) -> None:
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    workers = init_workers()
+    workers = init_workers(divided=config.tensor_parallel)
     config = replace(config, dtype=workers.agreed(choose_dtype(config.dtype)))
     directory = ModelDirectory(config.model)
     for name in config.parts:
@@ -68,10 +68,14 @@ def measure_part(
         "base": config.base,
         "draft": config.draft,
     }
-    ignored = ("tracker", "part", *(group for group in PARTS if group != name))
+    unused = (group for group in PARTS if group not in config.groups(name))
+    ignored = ("tracker", "part", *unused)
     content = hashlib.sha256(json.dumps(part.content).encode()).hexdigest()[:16]
     facts = made_from(config, existing(inputs), ignore=ignored)
     facts |= {"content": content, "hardware": hardware()}
+    ranks = workers.world if workers.divided else 1  # that share a model
+    if ranks > 1:
+        facts["ranks"] = ranks
     out = Path(config.out) / name
     if is_finished(out, name, facts):
         if workers.first:
@@ -80,11 +84,13 @@ def measure_part(
     part.load(workers)
     with result_folder(out, facts, workers) as partial:
         records = part.run(partial, workers)
+        measured = part.measure_model() if workers.first or workers.divided else {}
         if workers.first:
-            result = part.result(records, partial)
+            result = measured | part.result(records, partial)
             warnings = result.get("warnings", [])
             warnings += contamination(config.model, result["rows"])
             shared = {"kind": name, "gated": directory.gated, "warnings": warnings}
+            shared["ranks"] = ranks
             result = {**shared, **circumstances(config), **result}
             write_json(partial / RESULT, with_checksum(result))
             write_manifest(partial, name, facts)

@@ -69,17 +69,20 @@ class SpeedPart(Part):
         return {"prompt_set": prompt_set, "prompt": prompt.id, "runs": runs}
 
     def result(self, records: Mapping[str, Row], folder: Path) -> dict[str, Any]:
-        """Return the rows of the report, and the roofline."""
+        """Return the rows of the report, and the sets of chats."""
         order = list(next(iter(self._decoders.values())))
         return {
             "rows": rows_of(records, order),
-            "roofline": measure_roofline(self.model.lm),
             "chat": [
                 name
                 for name, prompts in self.sets.items()
                 if any(prompt.chat for prompt in prompts)
             ],
         }
+
+    def measure_model(self) -> Row:
+        """Return the roofline."""
+        return {"roofline": measure_roofline(self.model.lm)}
 
 
 def decoders_of(
@@ -89,7 +92,10 @@ def decoders_of(
     decoders: dict[float, dict[str, Decoder]] = {}
     for temperature in config.speed.temperatures:
         configs = config.speed.decode_configs(
-            temperature, max_k=max_k(model), draft=model.draft is not None
+            temperature,
+            max_k=max_k(model),
+            draft=model.draft is not None,
+            gsd=None if config.draft_adaptive else config.gsd,
         )
         named = {
             name: decoder(model, decode, seed=config.seed)

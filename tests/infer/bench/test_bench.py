@@ -165,7 +165,7 @@ def test_float32_texts_that_differ_fail_the_run(out: Path) -> None:
 
 
 def test_gsd_tables(model_dir: Path, prompts: Path, tmp_path: Path) -> None:
-    overrides = ["part=gsd", "draft=self:1", "count=1", "speed.max_new_tokens=8"]
+    overrides = ["part=gsd", "draft=self:1", "count=1", "gsd.max_new_tokens=8"]
     bench(configured(model_dir, prompts, tmp_path, *overrides))
     rows = {row["setting"]: row for row in read_report(tmp_path)["gsd"]["rows"]}
     assert {"greedy ssd", "greedy tsd", "greedy gsd", "top-p gsd"} <= rows.keys()

@@ -4,8 +4,9 @@ Every node asks the draft model with its whole path, looks through all nodes for
 the graph to see whether a merge would close a circle.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 Model = Callable[
     [tuple[int, ...]], Sequence[tuple[int, float]]
@@ -91,3 +92,64 @@ def hypotheses(
         yield (child.token,), chance * child.chance
         for path, joint in hypotheses(child, depth - 1, chance * child.chance):
             yield (child.token, *path), joint
+
+
+@dataclass
+class Step:
+    """One draft and its verification."""
+
+    drafted: list[Node]  # all nodes but the root
+    accepted: list[Node]
+    tokens: list[int]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What the paper's tables count."""
+        return {
+            "drafted": sum(node.into is None for node in self.drafted),
+            "levels": max((len(node.path) - 1 for node in self.drafted), default=0),
+            "accepted": len(self.accepted),
+            "successes": any(node.into for node in self.accepted[:-1]),
+        }
+
+
+def decode(
+    text: Sequence[int],
+    target: Callable[[tuple[int, ...]], int],
+    model: Model,
+    *,
+    new: int,
+    ends: Collection[int],
+    nodes: int,
+    depth: int,
+    **rules: Any,
+) -> list[Step]:
+    """§3 to §5: draw a graph, verify its likeliest paths, accept as far as the target goes along; again."""
+    written = tuple(text)
+    steps: list[Step] = []
+    while len(written) < len(text) + new and (not steps or written[-1] not in ends):
+        left = len(text) + new - len(written)
+        below = min(depth, left - 1)  # the last token is the target's own
+        graph = draw(
+            written[-1],
+            lambda path: model((*written[:-1], *path)),
+            depth=below,
+            **rules,
+        )
+        paths = sorted(hypotheses(graph[0], below), key=lambda pair: -pair[1])[:nodes]
+        verified = {path for path, _ in paths}
+        step = Step(graph[1:], [], [])
+        steps.append(step)
+        at = graph[0]
+        while True:
+            token = target((*written, *step.tokens))
+            step.tokens.append(token)
+            drafted = [child for child in at.successors if child.token == token]
+            if not drafted or tuple(step.tokens) not in verified:
+                break
+            at = drafted[0]
+            step.accepted.append(at)
+            if token in ends:
+                break
+        written = (*written, *step.tokens)
+    return steps
