@@ -106,9 +106,9 @@ def test_texts_are_decoded_as_the_paper_says_word_for_word(
     """
     pair = paired(model)
     assert pair.draft
-    gsd = GsdConfig(k=3, depth=4, nodes=9, theta_prob=0.05, theta_sib=0.1, tau=1)
+    gsd = GsdConfig(k=3, depth=3, nodes=9, theta_prob=0.05, theta_sib=0.1, tau=1)
     decode = gsd.decoders(DecodeConfig("plain", max_new_tokens=18))[method]
-    successes = 0
+    successes = accepted = timed = 0
     for prompt in ([5, 17, 3], [44, 6, 13, 70, 8], [9, 9]):
 
         def target(path: tuple[int, ...]) -> int:
@@ -133,12 +133,13 @@ def test_texts_are_decoded_as_the_paper_says_word_for_word(
         assert text.tokens == [token for step in steps for token in step.tokens]
         drafting = [step for step in steps if step.drafted]
         run = record(text, text, decode)
-        assert run["steps"] == len(drafting) >= len(text.times) > 0
+        assert run["steps"] == len(drafting) > len(text.times)
         for name in ("drafted", "levels", "accepted", "successes"):
             assert run[name] == sum(step.counts[name] for step in drafting), name
-        assert run["accepted"] > 4
         successes += run["successes"]
-    assert bool(successes) == (method == "gsd")
+        accepted += run["accepted"]
+        timed += len(text.times)
+    assert bool(successes) == (method == "gsd") and accepted > 12 and timed > 3
 
 
 @pytest.fixture(scope="module")

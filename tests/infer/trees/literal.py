@@ -6,6 +6,7 @@ the graph to see whether a merge would close a circle.
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 Model = Callable[
@@ -94,6 +95,12 @@ def hypotheses(
             yield (child.token, *path), joint
 
 
+def likeliest_behind(
+    model: Model, text: tuple[int, ...], path: tuple[int, ...]
+) -> Sequence[tuple[int, float]]:
+    return model((*text, *path))
+
+
 @dataclass
 class Step:
     """One draft and its verification."""
@@ -130,12 +137,8 @@ def decode(
     while len(written) < len(text) + new and (not steps or written[-1] not in ends):
         left = len(text) + new - len(written)
         below = min(depth, left - 1)  # the last token is the target's own
-        graph = draw(
-            written[-1],
-            lambda path: model((*written[:-1], *path)),
-            depth=below,
-            **rules,
-        )
+        behind = partial(likeliest_behind, model, written[:-1])
+        graph = draw(written[-1], behind, depth=below, **rules)
         paths = sorted(hypotheses(graph[0], below), key=lambda pair: -pair[1])[:nodes]
         verified = {path for path, _ in paths}
         step = Step(graph[1:], [], [])
