@@ -136,10 +136,13 @@ def decode(
     steps: list[Step] = []
     while len(written) < len(text) + new and (not steps or written[-1] not in ends):
         left = len(text) + new - len(written)
-        below = min(depth, left - 1)  # the last token is the target's own
+        # The last token is the target's own. Merging makes paths longer than the levels.
+        below = min(depth, left - 1)
         behind = partial(likeliest_behind, model, written[:-1])
         graph = draw(written[-1], behind, depth=below, **rules)
-        paths = sorted(hypotheses(graph[0], below), key=lambda pair: -pair[1])[:nodes]
+        paths = sorted(hypotheses(graph[0], left - 1), key=lambda pair: -pair[1])[
+            :nodes
+        ]
         verified = {path for path, _ in paths}
         step = Step(graph[1:], [], [])
         steps.append(step)
