@@ -11,7 +11,7 @@ r"""GSD's tables (arXiv 2407.16207): a draft model's chains (SSD), trees (TSD), 
                             c
 
 Levels and nodes are fixed, as in the paper: the counts of a run repeat. Every text is decoded
-beside a plain one, its pair, in the order of speed.py. A text's last step counts with the
+beside a plain one, its pair, in the order of runs.blocks. A text's last step counts with the
 drafts that were accepted up to the text's end.
 """
 
@@ -29,8 +29,7 @@ from infer.bench import statistics
 from infer.bench.config import BenchConfig, GsdConfig
 from infer.bench.harness import Part, WorkerGroup
 from infer.bench.prompts import Prompt
-from infer.bench.runs import seed_of
-from infer.bench.speed import PLAIN, blocks
+from infer.bench.runs import PLAIN, blocks, seed_of
 from infer.config import DecodeConfig
 from infer.engine.runner import duration
 from infer.models.checkpoint import ModelDirectory

@@ -141,15 +141,16 @@ def contamination(model: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def check_same(report: Mapping[str, Any]) -> None:
     """Raise UserError if float32 texts are not those of plain decoding; peers may differ."""
-    for name in ("speed", "quality"):
+    for name in PARTS:
         part = report[name]
         if not part or part["settings"]["dtype"] != "float32":
             continue
         for row in part["rows"]:
             differing = row["compared"] - row["same"]
-            if differing and not row["decoder"].startswith(PEER):
+            decoder = row.get("decoder") or row["setting"]
+            if differing and not decoder.startswith(PEER):
                 place = row.get("prompt_set") or row["benchmark"]
                 raise UserError(
-                    f"float32 texts must equal plain ones, got {differing} others: {row['decoder']}, {place}.",
+                    f"float32 texts must equal plain ones, got {differing} others: {decoder}, {place}.",
                     page=NOT_IDENTICAL,
                 )

@@ -20,8 +20,8 @@ from infer.bench.config import BenchConfig
 from infer.bench.problems import humaneval_file, read_problems
 from infer.bench.quality import judge
 from infer.bench.run import bench
-from infer.bench.runs import run_of
-from infer.bench.speed import SpeedPart, blocks, figures
+from infer.bench.runs import blocks, run_of
+from infer.bench.speed import SpeedPart, figures
 from infer.bench.statistics import speedup
 from infer.chat import _tokenizer
 from infer.loop import Step
@@ -169,7 +169,10 @@ def test_gsd_tables(model_dir: Path, prompts: Path, tmp_path: Path) -> None:
     bench(configured(model_dir, prompts, tmp_path, *overrides))
     rows = {row["setting"]: row for row in read_report(tmp_path)["gsd"]["rows"]}
     assert {"greedy ssd", "greedy tsd", "greedy gsd", "top-p gsd"} <= rows.keys()
-    assert all(row["acceptance_rate"] <= 1 for row in rows.values() if len(row) > 3)
+    assert all(0 <= row["graph_success"] <= 1 for row in rows.values())
+    page = (tmp_path / "index.html").read_text()
+    for figure, panels in (("3", 1), ("5", 4), ("7", 1), ("8", 1)):
+        assert page.count(f"(Figure {figure}), ") == 2 * panels  # caption, alternative
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from infer.engine.runner import Runners
 from infer.methods import DraftMethods, Methods, rules_of
 from infer.trees.growth import Rules
 from infer.trees.token_graph import Outcome, TokenGraph, unroll
+from tests import warm
 from tests.conftest import tiny_llama, write_rows
 from tests.infer.drafters.test_draft_model import a_draft_of
 from tests.infer.library import by_library
@@ -148,8 +149,8 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_rows(tmp_path_factory.mktemp("prompts") / "rows.jsonl", rows)
 
 
-def rows_of(model: Path, prompts: Path, out: Path, *overrides: str) -> list[Any]:
-    arguments = [
+def arguments_of(model: Path, prompts: Path, out: Path, *overrides: str) -> list[str]:
+    return [
         f"model={model}",
         f"prompts=[{prompts}]",
         f"out={out}",
@@ -160,10 +161,22 @@ def rows_of(model: Path, prompts: Path, out: Path, *overrides: str) -> list[Any]
         "tracker.mode=disabled",
         *overrides,
     ]
+
+
+def rows_of(model: Path, prompts: Path, out: Path, *overrides: str) -> list[Any]:
+    arguments = arguments_of(model, prompts, out, *overrides)
     config = settings("bench", BenchConfig, arguments)
     bench(config)
     rows: list[Any] = read_json(out / "report.json")[config.parts[0]]["rows"]
     return rows
+
+
+def without_times(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in row.items()
+        if not name.startswith("speedup") and not name.endswith("_ms")
+    }
 
 
 def test_counts_repeat_whatever_the_clock_says(
@@ -179,11 +192,7 @@ def test_counts_repeat_whatever_the_clock_says(
         monkeypatch.setattr(stopwatch, "time", SimpleNamespace(perf_counter=clock))
         overrides = ["part=gsd", "gsd.theta_prob=0.01", "gsd.parts=[methods,sampling]"]
         rows = rows_of(model_dir, prompts, tmp_path / str(at), *overrides)
-        for row in rows:
-            for name in list(row):
-                if name.startswith("speedup") or name.endswith("_ms"):
-                    assert row.pop(name) is not None or name == "speedup_interval"
-        counts.append(rows)
+        counts.append(list(map(without_times, rows)))
     assert counts[0] == counts[1] == counts[2]
     assert len(counts[0]) == 9 and all(row["drafted_tokens"] for row in counts[0])
     greedy = next(row for row in counts[0] if row["setting"] == "greedy gsd")
@@ -238,3 +247,32 @@ def test_mistakes_are_one_sentence(
     with pytest.raises(UserError, match=message):
         rows_of(model_dir, prompts, tmp_path / "out", "part=gsd", override)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_target_divided_over_processes_is_measured_beside_its_draft_model(
+    model_dir: Path, base_dir: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """The paper's 70B: each process held a whole model. Counts are those of one process."""
+    shared = ["gsd.parts=[methods]", "gsd.max_new_tokens=8", f"draft={base_dir}"]
+    expected = rows_of(model_dir, prompts, tmp_path / "one", "part=gsd", *shared)
+    speed = [
+        "speed.decoders=[hybrid,gsd]",
+        "speed.peers=[assisted]",
+        "speed.rounds=1",
+        "speed.temperatures=[0]",
+        "speed.max_new_tokens=8",
+    ]
+    out = tmp_path / "two"
+    for part in (["part=gsd"], ["part=speed", *speed]):
+        overrides = [*shared, *part, "threads=1", "tensor_parallel=true"]
+        command = arguments_of(model_dir, prompts, out, *overrides)
+        answer = warm.run_ranks("infer.bench", *command, ranks=2)
+        assert answer.returncode == 0, answer.stderr
+        assert "divided over 2 processes" in answer.stdout
+    report = read_json(out / "report.json")
+    rows = list(map(without_times, report["gsd"]["rows"]))
+    assert rows == list(map(without_times, expected))
+    decoders = {row["decoder"]: row for row in report["speed"]["rows"]}
+    assert decoders["hf assisted"]["forwards"] and report["speed"]["roofline"]
+    for name in ("hybrid", "gsd"):
+        assert decoders[name]["same"] == decoders[name]["compared"] == 1
