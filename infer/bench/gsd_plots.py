@@ -97,6 +97,7 @@ def draw_ablation(
         drafted = [by_value[value]["drafted_tokens"] for value in values]
         axes.plot(values, rates, "o-", **style)
         right.plot(values, drafted, "s--", **style)
+    axes.set_xticks(sorted(set().union(*lines.values())))
     axes.set_xlabel(symbol)
     axes.set_ylabel("acceptance rate (—)")
     right.set_ylabel("drafted tokens (- -)")

@@ -51,11 +51,9 @@ GSD_HEADS = (
     "length",
     "speed-\nup",
     "95 %",
-    "draft\nms",
-    "verify\nms",
-    "rest\nms",
     "same",
 )
+STEP_HEADS = ("setting", "draft", "verification", "rest")
 QUALITY_HEADS = (
     "benchmark",
     "model",
@@ -165,7 +163,8 @@ def tables_of(report: Row, part: str) -> list[Table]:
     elif part == "gsd":
         tables = []
         for (prompt_set, name), group in grouped(rows, "prompt_set", "part"):
-            tables += [gsd_table(f"{prompt_set}: {name}", group), rank_table(group)]
+            title = f"{prompt_set}: {name}"
+            tables += [gsd_table(title, group), step_table(group), rank_table(group)]
     else:
         tables = []
         for (prompt_set, temperature), group in grouped(
@@ -254,12 +253,19 @@ def gsd_table(title: str, rows: Sequence[Row]) -> Table:
             number(row["mean_acceptance_length"]),
             number(row["speedup"]),
             interval(row["speedup_interval"]),
-            *(number(row[name], 1) for name in TIMES),
             same(row),
         ]
         for row in rows
     ]
     return Table(title, GSD_HEADS, cells)
+
+
+def step_table(rows: Sequence[Row]) -> Table:
+    """Return the times of the parts of a step (GSD's Table 3)."""
+    cells = [
+        [row["setting"], *(number(row[name], 1) for name in TIMES)] for row in rows
+    ]
+    return Table("milliseconds of the median step", STEP_HEADS, cells)
 
 
 def rank_table(rows: Sequence[Row]) -> Table:
