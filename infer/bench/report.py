@@ -137,8 +137,8 @@ def header(part: Row) -> str:
         settings["dtype"],
         machine["gpu"] or f"{machine['cpu']}, {machine['threads']} thread(s)",
     ]
-    if part["ranks"] > 1:
-        facts.append(f"divided over {part['ranks']} processes")
+    if (ranks := part.get("ranks", 1)) > 1:
+        facts.append(f"divided over {ranks} processes")
     if part["kind"] == "speed":
         speed = settings["speed"]
         temperatures = ", ".join(f"{value:g}" for value in speed["temperatures"])
