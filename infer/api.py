@@ -179,7 +179,8 @@ def generate(
     "ratio" they are others of the same distribution. The seed is `decode.seed` for all,
     or one for each in `seeds`. `processors` are further ones of Transformers', functions
     of the (1, n) ids before a place and the (1, V) scores alone. `watch` is called with
-    each step's draft, if it is a graph, before the step is yielded.
+    each step's draft, if it is a graph, before the step is yielded; with a text's last one
+    of a draft model, whose verification is unknown, after it.
 
     Raise UserError for a request that the model cannot decode, before anything is
     decoded, and for too little memory.

@@ -79,7 +79,7 @@ class DecodeConfig:
     #: Nodes below this share of their likeliest sibling's chance leave; null: 0.3
     theta_sib: float | None = setting(None, least=0, most=1)
     #: Tokens that must recur for nodes to be merged, the merged one included (GSD 5.2;
-    #: the authors' code does not count it); null: 2
+    #: the paper's tables do not count it: their 2 is 3 here); null: 3
     tau: int | None = setting(None, least=1)
     #: pick (the text without drafts) or ratio (another of its distribution, GSD 3)
     verify: str = setting("pick", choices=("pick", "ratio"))

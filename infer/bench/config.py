@@ -14,6 +14,7 @@ from infer.config import (
     DraftConfig,
 )
 from infer.engine.sampling import Sampling
+from infer.trees.growth import Rules
 
 PARTS = ("speed", "quality", "gsd")
 DECODERS = (
@@ -45,7 +46,7 @@ class SpeedConfig:
 
     #: hybrid (all sources of drafts), adaptive (adaptive tokens alone, as many as pay),
     #: sdsat (the paper's two forwards, at each k), ngrams, prompt_lookup; with a draft
-    #: model also ssd, tsd and gsd
+    #: model also ssd, tsd and gsd, by the settings of gsd
     decoders: list[str] = setting(
         ["hybrid", "adaptive", "sdsat", "ngrams", "prompt_lookup"], choices=DECODERS
     )
@@ -72,12 +73,18 @@ class SpeedConfig:
             raise ValueError("speed.temperatures must have one, got none")
 
     def decode_configs(
-        self, temperature: float, *, max_k: int, draft: bool
+        self,
+        temperature: float,
+        *,
+        max_k: int,
+        draft: bool,
+        gsd: "GsdConfig | None" = None,
     ) -> dict[str, DecodeConfig]:
         """Return the decoders by name, plain decoding first.
 
         Decoders that the model does not have are left out: `max_k` is the maximum number of
-        adaptive tokens in a row, `draft` is True if there is a draft model.
+        adaptive tokens in a row, `draft` is True if there is a draft model, which drafts level
+        by level as `gsd` says, or by its adaptive tokens (None).
         """
         plain = DecodeConfig(
             "plain", temperature=temperature, max_new_tokens=self.max_new_tokens
@@ -91,6 +98,8 @@ class SpeedConfig:
             if name in NEED_ADAPTIVE and not max_k:
                 continue
             config = decoder_config(name, plain)
+            if name in BY_DRAFT_MODEL and gsd:
+                config = gsd.decoders(plain)[name]
             if name != "sdsat":
                 configs[name] = config
                 continue
@@ -146,22 +155,50 @@ class QualityConfig:
 
 @dataclass
 class GsdConfig:
-    """The tables of the GSD paper; the defaults are those of its Appendix A."""
+    """How a draft model drafts in part=gsd, and in part=speed as ssd, tsd and gsd.
 
-    #: methods (Table 1), sampling (Table 2), ablation (Figure 5)
+    The defaults are those of the GSD paper's Appendix A. They do not apply to
+    draft_adaptive=true.
+    """
+
+    #: tables of part=gsd: methods (Tables 1, 3, 6 to 8), sampling (2 and 9), ablation
+    #: (Figures 5 and 8)
     parts: list[str] = setting(list(GSD_TABLES), choices=GSD_TABLES)
     #: children of a node
-    k: int = setting(4, least=1)
-    #: a node gets children if its path has at least this probability
-    theta_prob: float = setting(0.2, least=0, most=1)
+    k: int = setting(Rules.k, least=1)
+    #: levels that are drafted at most
+    depth: int = setting(Rules.depth, least=1)
+    #: drafted nodes that are verified in a step, the likeliest; null, with part=speed alone:
+    #: levels and nodes by measurement
+    nodes: int | None = setting(100, least=1)
+    #: nodes less likely than this have no children
+    theta_prob: float = setting(Rules.theta_prob, least=0, most=1)
     #: a child is drafted if it has at least this share of its best sibling's probability
-    theta_sib: float = setting(0.3, least=0, most=1)
-    #: tokens that must recur for a node to be merged, its own included; the authors' code
-    #: does not count it and has 2
-    tau: int = setting(3, least=1)
+    theta_sib: float = setting(Rules.theta_sib, least=0, most=1)
+    #: tokens that must recur for a node to be merged, its own included; the paper's tables
+    #: do not count it: their 2 is 3 here
+    tau: int = setting(Rules.tau, least=1)
+    #: maximum length of a text of part=gsd in new tokens
+    max_new_tokens: int = setting(512, least=2)
 
     def __post_init__(self) -> None:
         check_settings(self, "gsd")
+
+    def decoders(self, plain: DecodeConfig) -> dict[str, DecodeConfig]:
+        """Return ssd, tsd and gsd, otherwise by the settings of plain decoding."""
+        gsd = replace(
+            plain,
+            method="gsd",
+            k=self.k,
+            depth=self.depth,
+            nodes=self.nodes,
+            theta_prob=self.theta_prob,
+            theta_sib=self.theta_sib,
+            tau=self.tau,
+        )
+        tsd = replace(gsd, method="tsd", tau=None)  # without merging
+        ssd = replace(tsd, method="ssd", k=None, theta_sib=None)
+        return {"ssd": ssd, "tsd": tsd, "gsd": gsd}
 
 
 @dataclass
@@ -184,6 +221,9 @@ class BenchConfig:
     draft_adaptive: bool = False
     #: speed, quality or gsd alone; null: speed and quality
     part: str | None = setting(None, choices=PARTS)
+    #: divide the model over the processes of torchrun, for models larger than a GPU; the draft
+    #: model is whole in each; false: each process has the whole model, and its own prompts
+    tensor_parallel: bool = False
     #: prompt sets of speed and gsd: humaneval, files of rows, or data sets of the hub;
     #: their rows have prompt, messages, a question, or the content of a document
     prompts: list[str] = setting(["humaneval"], path=True)
@@ -213,8 +253,23 @@ class BenchConfig:
             raise ValueError(
                 "part=gsd needs a draft model, got none. Give draft=DIR or draft=self:N."
             )
+        if self.part == "gsd" and self.draft_adaptive:
+            raise ValueError(
+                "draft_adaptive must be false with part=gsd, got true. The paper drafts level "
+                "by level: leave it out, or measure it by part=speed."
+            )
+        if self.part == "gsd" and self.gsd.nodes is None:
+            raise ValueError(
+                "gsd.nodes must be a number with part=gsd, got null. By measurement counts "
+                "would differ from run to run; measure that by part=speed."
+            )
 
     @property
     def parts(self) -> tuple[str, ...]:
         """The parts to measure."""
         return (self.part,) if self.part else ("speed", "quality")
+
+    def groups(self, part: str) -> tuple[str, ...]:
+        """Return the groups of settings that decide a part's result."""
+        drafting = self.draft and set(BY_DRAFT_MODEL) & set(self.speed.decoders)
+        return ("speed", "gsd") if part == "speed" and drafting else (part,)

@@ -10,39 +10,46 @@ r"""GSD's tables (arXiv 2407.16207): a draft model's chains (SSD), trees (TSD), 
                             |
                             c
 
-A row is a set of prompts decoded by one setting. The draft of a text's last step is not
-counted: the end of the text may cut its verification. Speedups are those of part=speed with
-speed.decoders=[ssd,tsd,gsd].
+Levels and nodes are fixed, as in the paper: the counts of a run repeat. Every text is decoded
+beside a plain one, its pair, in the order of runs.blocks. A text's last step counts with the
+drafts that were accepted up to the text's end.
 """
 
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, pairwise
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from infer.api import Model, generate
-from infer.bench.config import BenchConfig
-from infer.bench.harness import Part
+from infer.bench import statistics
+from infer.bench.config import BenchConfig, GsdConfig
+from infer.bench.harness import Part, WorkerGroup
 from infer.bench.prompts import Prompt
+from infer.bench.runs import PLAIN, blocks, seed_of
 from infer.config import DecodeConfig
+from infer.engine.runner import duration
 from infer.models.checkpoint import ModelDirectory
-from infer.trees.token_graph import Outcome
+from infer.trees.token_graph import Outcome, TokenGraph
 
 RANKS = 4  # whose shares are reported (Figures 7 and 8)
+NGRAMS = 5  # the longest n-grams of Figure 3
 ABLATED: Mapping[str, Sequence[Any]] = {  # Figure 5
     "k": (1, 2, 3, 4, 5, 6),
     "tau": (1, 2, 3, 4, 5),
     "theta_prob": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6),
     "theta_sib": (0.0, 0.1, 0.3, 0.5, 0.7, 0.9),
 }
+#: The parts of a step, in milliseconds (Table 3)
+TIMES = ("draft_ms", "verification_ms", "rest_ms")
 Row = dict[str, Any]
 
 
 class GsdPart(Part):
-    """part=gsd: a record is the row of one setting on one prompt set."""
+    """part=gsd: a record is a prompt, decoded by each setting of a table."""
 
     title = "gsd"
 
@@ -53,112 +60,214 @@ class GsdPart(Part):
         sets: Mapping[str, Sequence[Prompt]],
     ) -> None:
         super().__init__(replace(config, base=None), directory, sets)
-        decode = DecodeConfig(
-            "gsd",
-            k=config.gsd.k,
-            theta_prob=config.gsd.theta_prob,
-            theta_sib=config.gsd.theta_sib,
-            tau=config.gsd.tau,
-            max_new_tokens=config.speed.max_new_tokens,
-        )
+        self._tables = tables(config.gsd)
         self.tasks = {
-            f"{prompt_set}-{task[0]}-{task[1].replace(' ', '_')}": (prompt_set, *task)
-            for prompt_set in sets
-            for task in settings(decode)
-            if task[0] in config.gsd.parts
+            f"{name}-{table}-{index:05}": (name, table, index)
+            for name, prompts in sets.items()
+            for table in config.gsd.parts
+            for index in range(len(prompts))
         }
 
-    def measure(self, task: tuple[str, str, str, DecodeConfig]) -> Row:
-        """Return the row of a setting."""
-        prompt_set, table, name, decode = task
-        row = {"prompt_set": prompt_set, "part": table, "setting": name}
-        texts = [
-            decode_prompt(self.model, prompt.ids, decode, seed)
-            for seed, prompt in enumerate(self.sets[prompt_set])
-        ]
-        return row | figures(texts)
+    def load(self, workers: WorkerGroup) -> None:
+        """Load the models, and decode the longest prompt once by each method."""
+        super().load(workers)
+        prompts = [prompt for prompts in self.sets.values() for prompt in prompts]
+        longest = max(prompts, key=lambda prompt: len(prompt.ids))
+        plain = DecodeConfig(PLAIN, max_new_tokens=self.config.gsd.max_new_tokens)
+        for decode in (plain, *self.config.gsd.decoders(plain).values()):
+            decode_prompt(self.model, longest.ids, decode, 0)
+
+    def measure(self, task: tuple[str, str, int]) -> Row:
+        """Return the texts of a prompt by all settings of a table."""
+        prompt_set, table, index = task
+        prompt = self.sets[prompt_set][index]
+        seed = seed_of(prompt, self.config.seed)
+        runs = {}
+        for decoders in self._tables[table]:
+            names = [name for name in decoders if name != PLAIN]
+            for block in blocks(names, PLAIN, index):
+                texts = {
+                    name: decode_prompt(self.model, prompt.ids, decoders[name], seed)
+                    for name in block
+                }
+                plain = texts.pop(PLAIN)
+                for name, text in texts.items():
+                    runs[name] = record(text, plain, decoders[name])
+        order = [name for decoders in self._tables[table] for name in decoders]
+        runs = {name: runs[name] for name in order if name != PLAIN}
+        return {"prompt_set": prompt_set, "part": table, "runs": runs}
 
     def result(self, records: Mapping[str, Row], folder: Path) -> dict[str, Any]:
         """Return the rows of the report."""
-        return {"rows": list(records.values())}
+        groups: dict[tuple[str, str, str], list[Row]] = {}
+        for each in records.values():
+            for name, run in each["runs"].items():
+                key = (each["prompt_set"], each["part"], name)
+                groups.setdefault(key, []).append(run)
+        rows = []
+        for (prompt_set, table, name), runs in groups.items():
+            place = {"prompt_set": prompt_set, "part": table, "setting": name}
+            rows.append(place | figures(runs))
+        return {"rows": rows}
 
 
 @dataclass(frozen=True)
 class DraftedText:
-    """A prompt decoded once, with the draft of every step but the last."""
+    """A prompt decoded once, with its drafts, and the times of the steps between.
+
+    `times` are seconds of draft, verification and rest, without the first step, which reads
+    the prompt, and the last one.
+    """
 
     tokens: list[int]
-    forwards: int
-    accepted: int
+    seconds: float
     outcomes: list[Outcome]
+    times: list[tuple[float, float, float]] = field(default_factory=list)
 
 
 def decode_prompt(
     model: Model, ids: Sequence[int], decode: DecodeConfig, seed: int
 ) -> DraftedText:
-    """Decode a prompt and keep its drafts."""
+    """Decode a prompt, keep its drafts and time its steps."""
     outcomes: list[Outcome] = []
+    tokens: list[int] = []
+    last: list[int] = []
+    times = []
+    began = time.perf_counter()
+    before = 0.0
+    drafted = 0
     watch = outcomes.append
-    steps = list(generate(model, [list(ids)], decode, seeds=[seed], watch=watch))
-    return DraftedText(
-        tokens=[token for step in steps for token in step.tokens],
-        forwards=len(steps),
-        accepted=sum(step.accepted for step in steps),
-        outcomes=outcomes,
-    )
+    for step in generate(model, [list(ids)], decode, seeds=[seed], watch=watch):
+        now = time.perf_counter()
+        tokens += step.tokens
+        last = step.tokens
+        if before and len(outcomes) > drafted:
+            parts = (outcomes[-1].draft_seconds, outcomes[-1].verification_seconds)
+            times.append((*parts, now - before - sum(parts)))
+        before = now
+        drafted = len(outcomes)
+    seconds = duration(began, before)
+    if len(outcomes) > drafted:
+        outcomes[-1] = completed(outcomes[-1], last)
+    return DraftedText(tokens, seconds, outcomes, times)
 
 
-def settings(gsd: DecodeConfig) -> Iterator[tuple[str, str, DecodeConfig]]:
-    """Yield table, name and settings of the rows of Tables 1 and 2 and of Figure 5.
+def completed(outcome: Outcome, tokens: Sequence[int]) -> Outcome:
+    """Return the outcome of a last step, which emitted these tokens."""
+    drafts = outcome.drafts
+    path = [0]
+    for token in tokens:
+        children = (
+            node for node, parent in enumerate(drafts.parents) if parent == path[-1]
+        )
+        child = next((node for node in children if drafts.tokens[node] == token), None)
+        if child is None:
+            break
+        path.append(child)
+    return replace(outcome, path=path, tokens=list(tokens))
 
-    `gsd` has the settings of Appendix A, with the user's changes. Figures 7 and 8 are the ranks
-    of the greedy methods and of the ablation of theta_sib.
+
+def tables(gsd: GsdConfig) -> dict[str, list[dict[str, DecodeConfig]]]:
+    """Return each table's decoders by name, in groups with their plain decoding.
+
+    methods: Tables 1, 3 and 6 to 8, Figure 7. sampling: Tables 2 and 9, verified by ratio.
+    ablation: Figure 5, and Figure 8 by the ranks of its rows of theta_sib.
     """
-    tsd = replace(gsd, method="tsd", tau=None)  # without merging
-    ssd = replace(tsd, method="ssd", k=None, theta_sib=None)
-    for decode in (ssd, tsd, gsd):
-        sampled = replace(decode, temperature=0.7, top_p=0.7)
-        yield "methods", f"greedy {decode.method}", decode
-        yield "methods", f"top-p {decode.method}", sampled
-        ratio = replace(sampled, verify="ratio")
-        yield "sampling", f"top-p {decode.method} ratio", ratio
-    for name, values in ABLATED.items():
-        for value in values:
-            for decode in (gsd, tsd) if name == "k" else (gsd,):
-                changed = replace(decode, **{name: value})
-                yield "ablation", f"{decode.method} {name}={value}", changed
+    greedy = DecodeConfig(PLAIN, max_new_tokens=gsd.max_new_tokens)
+    nucleus = replace(greedy, temperature=0.7, top_p=0.7)
+    methods = {
+        f"greedy {name}": decode for name, decode in gsd.decoders(greedy).items()
+    }
+    sampled = {
+        f"top-p {name}": decode for name, decode in gsd.decoders(nucleus).items()
+    }
+    by_ratio = {
+        f"{name} ratio": replace(decode, verify="ratio")
+        for name, decode in sampled.items()
+    }
+    ablated = {
+        f"{decode.method} {name}={value}": replace(decode, **{name: value})
+        for name, values in ABLATED.items()
+        for value in values
+        for decode in (methods["greedy gsd"], methods["greedy tsd"])
+        if decode.method == "gsd" or name == "k"
+    }
+    return {
+        "methods": [{PLAIN: greedy, **methods}, {PLAIN: nucleus, **sampled}],
+        "sampling": [{PLAIN: nucleus, **by_ratio}],
+        "ablation": [{PLAIN: greedy, **ablated}],
+    }
 
 
-def figures(texts: Sequence[DraftedText]) -> Row:
-    """Return the figures of texts (Table 1, Figures 5 and 7); none if nothing was drafted.
+def record(text: DraftedText, plain: DraftedText, decode: DecodeConfig) -> Row:
+    """Return a text's counts and times, with its pair's, as JSON."""
+    graphs = [outcome.graph for outcome in text.outcomes]
+    ranks = [rank for outcome in text.outcomes for rank in ranks_of(outcome)]
+    trees = graphs if decode.method == "tsd" else []
+    exact = decode.verify == "pick"
+    return {
+        "seconds": text.seconds,
+        "tokens": len(text.tokens),
+        "plain": {"seconds": plain.seconds, "tokens": len(plain.tokens)},
+        "steps": len(text.outcomes),  # with a draft
+        "drafted": sum(graph.drafted for graph in graphs),
+        "levels": sum(map(levels_of, text.outcomes)),
+        "accepted": len(ranks),
+        "ranks": [Counter(ranks)[rank] for rank in range(1, 1 + max(ranks, default=0))],
+        "successes": sum(outcome.succeeded for outcome in text.outcomes),
+        "recurring": list(map(recurring, trees)),
+        "same": text.tokens == plain.tokens if exact else None,
+        "times": [[1e3 * seconds for seconds in parts] for parts in text.times],
+    }
+
+
+def figures(runs: Sequence[Row]) -> Row:
+    """Return the figures of texts (Tables 1 and 3, Figures 3, 5 and 7).
 
     acceptance_rate is accepted drafts over drafted levels, averaged over texts, as in the
-    authors' code (`matchness`): a level is one forward of the draft model. drafted_share is
-    the share of the emitted tokens. drafted_per_token counts nodes of the graphs, without
-    merged ones (`drafted_token_num`).
+    authors' code (`matchness`): a level is one forward of the draft model. drafted_tokens are
+    those of a text: nodes of the graphs, without roots and merged nodes. drafted_share is the
+    share of the emitted tokens. The times are of the median step.
     """
-    outcomes = [outcome for text in texts for outcome in text.outcomes]
-    if not outcomes:
-        return {}
-    rates = []
-    undrafted = 0
-    for text in texts:
-        undrafted += text.forwards - 1 - len(text.outcomes)  # each emits one token
-        if levels := sum(levels_of(outcome) for outcome in text.outcomes):
-            rates.append(sum(len(ranks_of(o)) for o in text.outcomes) / levels)
-    ranks = Counter(rank for outcome in outcomes for rank in ranks_of(outcome))
-    emitted = sum(len(outcome.tokens) for outcome in outcomes) + undrafted
-    shares = [ranks[rank] / max(1, ranks.total()) for rank in range(1, RANKS + 1)]
-    tokens = sum(len(text.tokens) for text in texts)
-    return {
-        "acceptance_rate": fmean(rates),
-        "drafted_share": sum(text.accepted for text in texts) / tokens,
-        "mean_acceptance_length": 1 + ranks.total() / len(outcomes),
-        "levels": fmean(map(levels_of, outcomes)),
-        "drafted_per_token": sum(o.graph.drafted for o in outcomes) / emitted,
-        "graph_success": fmean(outcome.succeeded for outcome in outcomes),
-        "rank_shares": shares,
+    total = {
+        name: sum(run[name] for run in runs)
+        for name in ("tokens", "steps", "drafted", "levels", "accepted", "successes")
     }
+    pairs = [
+        [(run["plain"]["seconds"], _rate(run) / _rate(run["plain"]))] for run in runs
+    ]
+    speedup, interval = statistics.speedup(pairs)
+    rates = [run["accepted"] / run["levels"] for run in runs if run["levels"]]
+    times = [parts for run in runs for parts in run["times"]]
+    ranks = [
+        sum(run["ranks"][rank] for run in runs if rank < len(run["ranks"]))
+        for rank in range(RANKS)
+    ]
+    steps = max(1, total["steps"])
+    trees = [shares for run in runs for shares in run["recurring"]]
+    compared = [run["same"] for run in runs if run["same"] is not None]
+    return {
+        "acceptance_rate": fmean(rates) if rates else None,
+        "drafted_tokens": total["drafted"] / len(runs),
+        "graph_success": total["successes"] / steps,
+        "mean_acceptance_length": 1 + total["accepted"] / steps,
+        "speedup": speedup,
+        "speedup_interval": interval,
+        **{
+            name: median(column) if times else None
+            for name, column in zip(TIMES, zip(*times) if times else [()] * len(TIMES))
+        },
+        "drafted_share": total["accepted"] / total["tokens"],
+        "levels": total["levels"] / steps,
+        "rank_shares": [count / max(1, total["accepted"]) for count in ranks],
+        "recurring": [fmean(shares) for shares in zip(*trees)],
+        "same": sum(compared),
+        "compared": len(compared),
+    }
+
+
+def _rate(run: Row) -> float:
+    return run["tokens"] / run["seconds"]
 
 
 def levels_of(outcome: Outcome) -> int:
@@ -173,3 +282,30 @@ def ranks_of(outcome: Outcome) -> list[int]:
     """Return the ranks of the accepted drafts among their siblings, 1 the likeliest."""
     children = outcome.graph.children
     return [1 + children[a].index(b) for a, b in pairwise(outcome.accepted)]
+
+
+def recurring(graph: TokenGraph) -> list[float]:
+    """Return the share of a tree's tokens within an n-gram of two branches, for n = 1 to 5.
+
+    The root is no token of the tree (Figure 3).
+    """
+    paths: list[list[int]] = [[]]  # nodes from the first level on
+    for node in range(1, len(graph.tokens)):
+        paths.append([*paths[graph.parents[node]], node])
+    shares = []
+    for n in range(1, 1 + NGRAMS):
+        ends: dict[tuple[int, ...], set[int]] = {}
+        for path in paths:
+            if len(path) >= n:
+                gram = tuple(graph.tokens[node] for node in path[-n:])
+                ends.setdefault(gram, set()).add(path[-1])
+        again: set[int] = set()
+        for nodes in ends.values():
+            # A repetition within a branch is no recurrence.
+            pairs = [(a, b) for b in nodes for a in paths[b][:-1] if a in nodes]
+            kin = Counter(chain.from_iterable(pairs))
+            for node in nodes:
+                if len(nodes) - 1 > kin[node]:
+                    again.update(paths[node][-n:])
+        shares.append(len(again) / (len(graph.tokens) - 1))
+    return shares

@@ -6,8 +6,9 @@
         records.make(workers, "speed", measure)           # each rank makes its share
         if workers.first: ...                             # write the result
 
-Each process loads whole models. A record is on disk as soon as it is made: a run that was
-killed makes the missing ones, on any number of ranks.
+Each process loads whole models, or with tensor_parallel=true all processes share one model:
+each then makes every record, in step with the others, and rank 0 saves it. A record is on disk
+as soon as it is made: a run that was killed makes the missing ones, on any number of ranks.
 """
 
 import atexit
@@ -47,11 +48,12 @@ BARRIER_TIMEOUT = timedelta(days=7)  # torchrun ends all ranks when one dies
 
 @dataclass(frozen=True)
 class WorkerGroup:
-    """The processes of a run."""
+    """The processes of a run; `divided` if they share a model."""
 
     rank: int
     world: int
     local: int
+    divided: bool = False
 
     @property
     def first(self) -> bool:
@@ -71,17 +73,24 @@ class WorkerGroup:
         return values[0]
 
     def device(self) -> str | None:
-        """Return the GPU of this rank, or None on a CPU."""
-        return f"cuda:{self.local}" if torch.cuda.is_available() else None
+        """Return the GPU of this rank, or None on a CPU and if the library divides the model."""
+        alone = torch.cuda.is_available() and not self.divided
+        return f"cuda:{self.local}" if alone else None
 
 
-def init_workers() -> WorkerGroup:
-    """Return the processes of torchrun, or this one alone.
+def init_workers(*, divided: bool = False) -> WorkerGroup:
+    """Return the processes of torchrun, or this one alone; with `divided` they share a model.
 
-    Raises UserError for more processes than GPUs.
+    Raises UserError for more processes than GPUs, and for a single one that is to share.
     """
-    parallel.stand_alone()
-    workers = WorkerGroup(*place())
+    if not divided:
+        parallel.stand_alone()
+    workers = WorkerGroup(*place(), divided=divided)
+    if divided and workers.world == 1:
+        raise UserError(
+            "tensor_parallel=true must run in at least 2 processes, got 1. Run "
+            "torchrun --standalone --nproc_per_node N -m infer.bench ..."
+        )
     if torch.cuda.is_available():
         if workers.local >= torch.cuda.device_count():
             raise UserError(
@@ -89,7 +98,10 @@ def init_workers() -> WorkerGroup:
             )
         torch.cuda.set_device(workers.local)
     if workers.world > 1 and not dist.is_initialized():
-        dist.init_process_group("gloo", timeout=BARRIER_TIMEOUT)
+        # The layers of a divided model exchange their sums between GPUs by NCCL.
+        nccl = divided and torch.cuda.is_available()
+        backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
+        dist.init_process_group(backend, timeout=BARRIER_TIMEOUT)
         atexit.register(parallel.leave)
     return workers
 
@@ -126,13 +138,15 @@ class Records:
         self._folder = folder
         self._names = names
 
-    def open(self, workers: WorkerGroup) -> list[str]:
-        """Return this rank's share of the missing records.
+    def open(self, workers: WorkerGroup, *, together: bool = False) -> list[str]:
+        """Return this rank's share of the missing records, or all if they are made together.
 
         All ranks call it before any of them saves a record.
         """
         missing = [name for name in self._names if not self._is_done(name)]
         workers.wait()
+        if together:
+            return workers.agreed(missing)
         return missing[workers.rank :: workers.world]
 
     def save(self, name: str, value: Any) -> None:
@@ -149,13 +163,23 @@ class Records:
         }
 
     def make(
-        self, workers: WorkerGroup, title: str, measure: Callable[[str], Any]
+        self,
+        workers: WorkerGroup,
+        title: str,
+        measure: Callable[[str], Any],
+        *,
+        together: bool = False,
     ) -> None:
-        """Save `measure(name)` for this rank's missing names, then wait for the others."""
-        missing = self.open(workers)
+        """Save `measure(name)` for this rank's missing names, then wait for the others.
+
+        With `together` all ranks measure each record, and rank 0 saves its own.
+        """
+        missing = self.open(workers, together=together)
         with progress(title, len(missing), silent=not workers.first) as advance:
             for name in missing:
-                self.save(name, measure(name))
+                record = measure(name)
+                if workers.first or not together:
+                    self.save(name, record)
                 advance()
         workers.wait()
 
@@ -220,8 +244,20 @@ class Part(ABC):
     def run(self, folder: Path, workers: WorkerGroup) -> Mapping[str, Any]:
         """Make the records below `folder`, and return them."""
         records = Records(folder / "records", list(self.tasks))
-        records.make(workers, self.title, lambda name: self.measure(self.tasks[name]))
+        records.make(
+            workers,
+            self.title,
+            lambda name: self.measure(self.tasks[name]),
+            together=workers.divided,
+        )
         return records.read()
+
+    def measure_model(self) -> dict[str, Any]:
+        """Return figures of the model itself for the report.
+
+        Called after the records, on the first rank, or on all ranks that share the model.
+        """
+        return {}
 
 
 def hardware() -> dict[str, Any]:

@@ -22,7 +22,10 @@ from conf.console import PlainConsole, label, print_line
 from conf.files import read_result, with_checksum, write_bytes, write_json
 from conf.tracker import TrackerConfig, WandbRun
 from infer.bench.config import PARTS
-from infer.bench.speed import BASE, PEER, PLAIN
+from infer.bench.gsd import RANKS, TIMES
+from infer.bench.gsd_plots import gsd_plots
+from infer.bench.runs import PLAIN
+from infer.bench.speed import BASE, PEER
 from infer.bench.statistics import grouped
 
 matplotlib.use("Agg")
@@ -40,6 +43,17 @@ SPEED_HEADS = (
     "1st\nms",
     "same",
 )
+GSD_HEADS = (
+    "setting",
+    "acc.\n%",
+    "drafted\na text",
+    "success\n%",
+    "length",
+    "speed-\nup",
+    "95 %",
+    "same",
+)
+STEP_HEADS = ("setting", "draft", "verification", "rest")
 QUALITY_HEADS = (
     "benchmark",
     "model",
@@ -89,7 +103,9 @@ def write_report(folder: Path, tracker: TrackerConfig) -> dict[str, Any]:
                 partial(draw_roofline, report["speed"]["roofline"])
             ),
         }
-    write_bytes(folder / "index.html", page(report, plots).encode("utf-8", "replace"))
+    drawn = gsd_plots(report["gsd"]["rows"]) if report["gsd"] else {}
+    html = page(report, plots, drawn)
+    write_bytes(folder / "index.html", html.encode("utf-8", "replace"))
     log(tracker, folder, report)
     return report
 
@@ -121,6 +137,8 @@ def header(part: Row) -> str:
         settings["dtype"],
         machine["gpu"] or f"{machine['cpu']}, {machine['threads']} thread(s)",
     ]
+    if (ranks := part.get("ranks", 1)) > 1:
+        facts.append(f"divided over {ranks} processes")
     if part["kind"] == "speed":
         speed = settings["speed"]
         temperatures = ", ".join(f"{value:g}" for value in speed["temperatures"])
@@ -143,10 +161,10 @@ def tables_of(report: Row, part: str) -> list[Table]:
     if part == "quality":
         tables = [quality_table(rows)]
     elif part == "gsd":
-        tables = [
-            gsd_table(f"{prompt_set}: {name}", group)
-            for (prompt_set, name), group in grouped(rows, "prompt_set", "part")
-        ]
+        tables = []
+        for (prompt_set, name), group in grouped(rows, "prompt_set", "part"):
+            title = f"{prompt_set}: {name}"
+            tables += [gsd_table(title, group), step_table(group), rank_table(group)]
     else:
         tables = []
         for (prompt_set, temperature), group in grouped(
@@ -225,20 +243,39 @@ def quality_table(rows: Sequence[Row]) -> Table:
 
 
 def gsd_table(title: str, rows: Sequence[Row]) -> Table:
-    """Return the rows of one table of GSD, a column for each figure."""
-    columns = dict.fromkeys(name for row in rows for name in row)
-    names = [name for name in columns if name not in ("part", "prompt_set")]
-    cells = [[gsd_cell(row.get(name)) for name in names] for row in rows]
-    return Table(title, [name.replace("_", "\n") for name in names], cells)
+    """Return the rows of one table of GSD."""
+    cells = [
+        [
+            row["setting"],
+            number(row["acceptance_rate"], 1, 100),
+            number(row["drafted_tokens"], 1),
+            number(row["graph_success"], 1, 100),
+            number(row["mean_acceptance_length"]),
+            number(row["speedup"]),
+            interval(row["speedup_interval"]),
+            same(row),
+        ]
+        for row in rows
+    ]
+    return Table(title, GSD_HEADS, cells)
 
 
-def gsd_cell(value: Any) -> str:
-    """Format a figure, a name or a list of figures."""
-    if isinstance(value, list):
-        return " ".join(map(gsd_cell, value))
-    if isinstance(value, float):
-        return f"{value:.3g}"
-    return "" if value is None else str(value)
+def step_table(rows: Sequence[Row]) -> Table:
+    """Return the times of the parts of a step (GSD's Table 3)."""
+    cells = [
+        [row["setting"], *(number(row[name], 1) for name in TIMES)] for row in rows
+    ]
+    return Table("milliseconds of the median step", STEP_HEADS, cells)
+
+
+def rank_table(rows: Sequence[Row]) -> Table:
+    """Return the shares of the accepted drafts by their rank among siblings."""
+    cells = [
+        [row["setting"], *(number(share, 0, 100) for share in row["rank_shares"])]
+        for row in rows
+    ]
+    heads = ["setting", *map(str, range(1, 1 + RANKS))]
+    return Table("accepted drafts by rank among siblings, in %", heads, cells)
 
 
 def number(value: float | None, places: int = 2, scale: float = 1) -> str:
@@ -352,17 +389,26 @@ def png(draw: Callable[[Figure], None]) -> bytes:
     return file.getvalue()
 
 
-def page(report: Row, plots: Mapping[str, bytes]) -> str:
-    """Return the report as one HTML file without scripts or links to other files."""
+def page(
+    report: Row, plots: Mapping[str, bytes], gsd: Mapping[str, bytes] | None = None
+) -> str:
+    """Return the report as one HTML file without scripts or links to other files.
+
+    `plots` are PNG of part=speed, `gsd` SVG of part=gsd.
+    """
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True)
     images = {name: base64.b64encode(image).decode() for name, image in plots.items()}
+    drawn = {
+        name: base64.b64encode(image).decode() for name, image in (gsd or {}).items()
+    }
     finished = [part for part in PARTS if report[part]]
     return environment.get_template("report.html.j2").render(
         report=report,
         headers={part: header(report[part]) for part in finished},
         tables={part: tables_of(report, part) for part in finished},
         plots=images,
+        gsd_plots=drawn,
     )
 
 

@@ -42,7 +42,7 @@ def bench(config: BenchConfig) -> None:
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    workers = init_workers()
+    workers = init_workers(divided=config.tensor_parallel)
     config = replace(config, dtype=workers.agreed(choose_dtype(config.dtype)))
     directory = ModelDirectory(config.model)
     for name in config.parts:
@@ -68,10 +68,14 @@ def measure_part(
         "base": config.base,
         "draft": config.draft,
     }
-    ignored = ("tracker", "part", *(group for group in PARTS if group != name))
+    unused = (group for group in PARTS if group not in config.groups(name))
+    ignored = ("tracker", "part", *unused)
     content = hashlib.sha256(json.dumps(part.content).encode()).hexdigest()[:16]
     facts = made_from(config, existing(inputs), ignore=ignored)
     facts |= {"content": content, "hardware": hardware()}
+    ranks = workers.world if workers.divided else 1  # that share a model
+    if ranks > 1:
+        facts["ranks"] = ranks
     out = Path(config.out) / name
     if is_finished(out, name, facts):
         if not (out / RESULT).is_file():
@@ -92,11 +96,13 @@ def measure_part(
     part.load(workers)
     with result_folder(out, facts, workers) as partial:
         records = part.run(partial, workers)
+        measured = part.measure_model() if workers.first or workers.divided else {}
         if workers.first:
-            result = part.result(records, partial)
+            result = measured | part.result(records, partial)
             warnings = result.get("warnings", [])
             warnings += contamination(config.model, result["rows"])
             shared = {"kind": name, "gated": directory.gated, "warnings": warnings}
+            shared["ranks"] = ranks
             result = {**shared, **circumstances(config), **result}
             write_json(partial / RESULT, with_checksum(result))
             write_manifest(partial, name, facts)
@@ -147,15 +153,16 @@ def contamination(model: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def check_same(report: Mapping[str, Any]) -> None:
     """Raise UserError if float32 texts are not those of plain decoding; peers may differ."""
-    for name in ("speed", "quality"):
+    for name in PARTS:
         part = report[name]
         if not part or part["settings"]["dtype"] != "float32":
             continue
         for row in part["rows"]:
             differing = row["compared"] - row["same"]
-            if differing and not row["decoder"].startswith(PEER):
+            decoder = row.get("decoder") or row["setting"]
+            if differing and not decoder.startswith(PEER):
                 place = row.get("prompt_set") or row["benchmark"]
                 raise UserError(
-                    f"float32 texts must equal plain ones, got {differing} others: {row['decoder']}, {place}.",
+                    f"float32 texts must equal plain ones, got {differing} others: {decoder}, {place}.",
                     page=NOT_IDENTICAL,
                 )

@@ -1,4 +1,4 @@
-"""One prompt decoded once: its tokens, times and counts of drafts."""
+"""One prompt decoded once: its tokens, times and counts of drafts; the order of such runs."""
 
 import hashlib
 import time
@@ -6,7 +6,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from infer.api import Model, generate
 from infer.bench.prompts import Prompt
@@ -14,6 +14,9 @@ from infer.config import DecodeConfig
 from infer.engine.runner import duration
 from infer.engine.sampling import SEEDS
 from infer.loop import Step
+
+K = TypeVar("K")
+PLAIN = "plain"  # the decoder that others are compared with
 
 
 @dataclass
@@ -82,3 +85,23 @@ def run_of(steps: Sequence[Step], *, seconds: float, first_seconds: float) -> Ru
 def seed_of(prompt: Prompt, seed: int) -> int:
     """Return the prompt's seed: the same in every round, for every decoder and rank."""
     return (seed + zlib.crc32(prompt.id.encode())) % SEEDS
+
+
+def blocks(names: Sequence[K], plain: K, turn: int) -> list[list[K]]:
+    """Return the order of a turn, in blocks of a run of `plain` and its neighbours.
+
+    One run of plain decoding serves its two neighbours, and the order changes from turn to turn:
+
+        turn 0    A plain B    C plain D    E plain
+        turn 1    B plain A    D plain C    plain E
+        turn 2    B plain C    D plain E    A plain
+    """
+    if not names:
+        return [[plain]]
+    shift = turn // 2 % len(names)
+    rotated = [*names[shift:], *names[:shift]]
+    turns = [
+        [rotated[at], plain, *rotated[at + 1 : at + 2]]
+        for at in range(0, len(names), 2)
+    ]
+    return [block[::-1] for block in turns] if turn % 2 else turns

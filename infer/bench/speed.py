@@ -1,13 +1,7 @@
 """Speed: prompts decoded plainly and with drafts, in pairs.
 
 Every run stands beside a run of plain decoding, its pair, so that a change of the machine's
-speed meets both. One run of plain decoding serves its two neighbours, and the order changes
-from turn to turn:
-
-    turn 0    A plain B    C plain D    E plain
-    turn 1    B plain A    D plain C    plain E
-    turn 2    B plain C    D plain E    A plain
-
+speed meets both (runs.blocks).
 The time of a run is that of the whole text, its prompt included.
 """
 
@@ -17,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
-from conf.console import print_line
+from conf.console import print_once
 from infer.api import Model
 from infer.bench import statistics
 from infer.bench.config import BenchConfig
@@ -28,11 +22,9 @@ from infer.bench.peers import peer_decoders
 from infer.bench.progress import progress
 from infer.bench.prompts import Prompt
 from infer.bench.roofline import measure_roofline
-from infer.bench.runs import Decoder, decoder
+from infer.bench.runs import PLAIN, Decoder, blocks, decoder
 
-K = TypeVar("K")
 Row = dict[str, Any]
-PLAIN = "plain"
 BASE = "base, plain"
 PEER = "hf "  # begins the names of Transformers' decoders
 TOTALS = ("tokens", "forwards", "verifications", "drafted", "accepted")
@@ -78,18 +70,21 @@ class SpeedPart(Part):
         return {"prompt_set": prompt_set, "prompt": prompt.id, "runs": runs}
 
     def result(self, records: Mapping[str, Row], folder: Path) -> dict[str, Any]:
-        """Return the rows of the report, and the roofline."""
-        print_line("bench: measuring the time of a forward by its rows ...")
+        """Return the rows of the report, and the sets of chats."""
         order = list(next(iter(self._decoders.values())))
         return {
             "rows": rows_of(records, order),
-            "roofline": measure_roofline(self.model.lm),
             "chat": [
                 name
                 for name, prompts in self.sets.items()
                 if any(prompt.chat for prompt in prompts)
             ],
         }
+
+    def measure_model(self) -> Row:
+        """Return the roofline."""
+        print_once("bench: measuring the time of a forward by its rows ...")
+        return {"roofline": measure_roofline(self.model.lm)}
 
 
 def decoders_of(
@@ -99,7 +94,10 @@ def decoders_of(
     decoders: dict[float, dict[str, Decoder]] = {}
     for temperature in config.speed.temperatures:
         configs = config.speed.decode_configs(
-            temperature, max_k=max_k(model), draft=model.draft is not None
+            temperature,
+            max_k=max_k(model),
+            draft=model.draft is not None,
+            gsd=None if config.draft_adaptive else config.gsd,
         )
         named = {
             name: decoder(model, decode, seed=config.seed)
@@ -117,19 +115,6 @@ def max_k(model: Model) -> int:
     """Return how many adaptive tokens the model can have in a row."""
     ids = model.adaptive.ids if model.adaptive else ()
     return sys.maxsize if len(ids) == 1 else len(ids)  # one id may be repeated
-
-
-def blocks(names: Sequence[K], plain: K, turn: int) -> list[list[K]]:
-    """Return the order of a turn, in blocks of a run of `plain` and its neighbours."""
-    if not names:
-        return [[plain]]
-    shift = turn // 2 % len(names)
-    rotated = [*names[shift:], *names[:shift]]
-    turns = [
-        [rotated[at], plain, *rotated[at + 1 : at + 2]]
-        for at in range(0, len(names), 2)
-    ]
-    return [block[::-1] for block in turns] if turn % 2 else turns
 
 
 def measure_turn(

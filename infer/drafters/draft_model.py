@@ -13,6 +13,7 @@ The graph grows level by level (`LevelDrafters`), in one forward of probes
 (`ProbeDrafters`), or by draws for verification by ratio (`RatioDrafters`).
 """
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -132,6 +133,7 @@ class DraftModelDrafters(Drafters, ABC):
         self._sampling = GREEDY
         self._forwards = 0
         self._seconds = 0.0  # of these forwards
+        self._proposed_at = 0.0
         self.max_rows = setup.budget.max_rows
 
     @property
@@ -176,13 +178,16 @@ class DraftModelDrafters(Drafters, ABC):
             if any(depths):
                 self._grow(depths)
         self._seconds = seconds[0]
-        return [
+        trees = [
             self._proposed(sequence, context[-1], n)
             for sequence, context, n in zip(self._sequences, contexts, left)
         ]
+        self._proposed_at = time.perf_counter()
+        return trees
 
     def observe(self, b: int, result: Verified) -> None:
         """See Drafters."""
+        verifying = time.perf_counter() - self._proposed_at
         sequence = self._sequences[b]
         pending = sequence.pending
         with self._setup.stopwatch.observing() as seconds:
@@ -190,18 +195,12 @@ class DraftModelDrafters(Drafters, ABC):
             self._budget.learn(graph, result, seconds, self._forwards, self._seconds)
         if pending:
             sequence.kept = pending.kept(result.path)
-            if self._setup.watch and pending.drafts:
-                outcome = Outcome(
-                    pending.graph,
-                    pending.drafts,
-                    list(result.path),
-                    result.tokens,
-                    rows=pending.fed,
-                )
-                self._setup.watch(outcome)
+            self._report(pending, list(result.path), result.tokens, verifying)
 
     def drop(self, b: int) -> None:
         """See Drafters."""
+        if pending := self._sequences[b].pending:
+            self._report(pending, [0], [], 0.0)  # the last step was not observed
         self._commit()
         self.runner.drop(b)
         self._sequences[b] = self._sequences[-1]
@@ -259,6 +258,22 @@ class DraftModelDrafters(Drafters, ABC):
             len(drafts.tokens),
             shared=drafts.shared(pending.graph),
         )
+
+    def _report(
+        self, pending: Pending, path: list[int], tokens: list[int], verifying: float
+    ) -> None:
+        """Show a draft to the `watch`."""
+        if self._setup.watch and pending.drafts:
+            outcome = Outcome(
+                pending.graph,
+                pending.drafts,
+                path,
+                tokens,
+                rows=pending.fed,
+                draft_seconds=self._seconds,
+                verification_seconds=verifying,
+            )
+            self._setup.watch(outcome)
 
     def _commit(self) -> None:
         if any(sequence.kept for sequence in self._sequences):

@@ -2,7 +2,8 @@
 
 Every rank holds its share of each layer's heads and runs the whole loop on the same
 tokens (engine/forward.py). A draft model is whole on every rank (draft.py). Benchmarks
-differ: each process has a whole model and its own prompts (`stand_alone`).
+differ, unless tensor_parallel=true: each process has a whole model and its own prompts
+(`stand_alone`).
 """
 
 import atexit

@@ -24,13 +24,17 @@ from infer.trees.token_graph import TokenGraph
 
 @dataclass(frozen=True)
 class Rules:
-    """The paper's settings (Appendix A); `tau` None disables merging."""
+    """The paper's settings (Appendix A); `tau` None disables merging.
+
+    `tau` counts the merged node's own token, as the paper's text does (5.2). Its tables do
+    not: their 2 is 3 here (docs/papers.md).
+    """
 
     k: int = 4
     depth: int = 10
     theta_prob: float = 0.2
     theta_sib: float = 0.3
-    tau: int | None = 2
+    tau: int | None = 3
 
 
 class Growth:

@@ -203,13 +203,20 @@ def unroll_levels(graph: TokenGraph, most: int, *, depth: int) -> Drafts:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A sequence's draft in one step, after verification."""
+    """A sequence's draft in one step, after verification.
+
+    The verification of a sequence's last step is not observed: only the root is on its
+    path, and it has no tokens. `draft_seconds` and `verification_seconds` are those of the
+    step, of a draft model: its forwards, and from the proposal to the result.
+    """
 
     graph: TokenGraph
     drafts: Drafts  # the verified tree
     path: list[int]  # its accepted nodes, from the root
     tokens: list[int]  # the emitted tokens: accepted drafts, then the target's own
     rows: int = 0  # rows of the draft model, with those of the text, without probes
+    draft_seconds: float = 0.0
+    verification_seconds: float = 0.0
 
     @property
     def accepted(self) -> list[int]:
@@ -222,5 +229,5 @@ class Outcome:
         return any(node in self.graph.merged for node in self.accepted[:-1])
 
 
-#: Called with every draft except a sequence's last.
+#: Called with every draft of a draft model, and of other sources with all but the last.
 Watch = Callable[[Outcome], None]

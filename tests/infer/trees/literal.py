@@ -4,8 +4,10 @@ Every node asks the draft model with its whole path, looks through all nodes for
 the graph to see whether a merge would close a circle.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 Model = Callable[
     [tuple[int, ...]], Sequence[tuple[int, float]]
@@ -91,3 +93,69 @@ def hypotheses(
         yield (child.token,), chance * child.chance
         for path, joint in hypotheses(child, depth - 1, chance * child.chance):
             yield (child.token, *path), joint
+
+
+def likeliest_behind(
+    model: Model, text: tuple[int, ...], path: tuple[int, ...]
+) -> Sequence[tuple[int, float]]:
+    return model((*text, *path))
+
+
+@dataclass
+class Step:
+    """One draft and its verification."""
+
+    drafted: list[Node]  # all nodes but the root
+    accepted: list[Node]
+    tokens: list[int]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What the paper's tables count."""
+        return {
+            "drafted": sum(node.into is None for node in self.drafted),
+            "levels": max((len(node.path) - 1 for node in self.drafted), default=0),
+            "accepted": len(self.accepted),
+            "successes": any(node.into for node in self.accepted[:-1]),
+        }
+
+
+def decode(
+    text: Sequence[int],
+    target: Callable[[tuple[int, ...]], int],
+    model: Model,
+    *,
+    new: int,
+    ends: Collection[int],
+    nodes: int,
+    depth: int,
+    **rules: Any,
+) -> list[Step]:
+    """§3 to §5: draw a graph, verify its likeliest paths, accept as far as the target goes along; again."""
+    written = tuple(text)
+    steps: list[Step] = []
+    while len(written) < len(text) + new and (not steps or written[-1] not in ends):
+        left = len(text) + new - len(written)
+        # The last token is the target's own. Merging makes paths longer than the levels.
+        below = min(depth, left - 1)
+        behind = partial(likeliest_behind, model, written[:-1])
+        graph = draw(written[-1], behind, depth=below, **rules)
+        paths = sorted(hypotheses(graph[0], left - 1), key=lambda pair: -pair[1])[
+            :nodes
+        ]
+        verified = {path for path, _ in paths}
+        step = Step(graph[1:], [], [])
+        steps.append(step)
+        at = graph[0]
+        while True:
+            token = target((*written, *step.tokens))
+            step.tokens.append(token)
+            drafted = [child for child in at.successors if child.token == token]
+            if not drafted or tuple(step.tokens) not in verified:
+                break
+            at = drafted[0]
+            step.accepted.append(at)
+            if token in ends:
+                break
+        written = (*written, *step.tokens)
+    return steps

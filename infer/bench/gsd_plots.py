@@ -1,0 +1,127 @@
+"""Plots of GSD's Figures 3, 5, 7 and 8, functions of the rows of part=gsd: SVG, one panel each."""
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from infer.bench.statistics import grouped
+
+SIZE = (4.2, 3.0)  # inches
+PARAMETERS = {"k": "k", "tau": "τ", "theta_prob": "θ_prob", "theta_sib": "θ_sib"}
+Row = Mapping[str, Any]
+Draw = Callable[[Axes], None]
+
+
+def gsd_plots(rows: Sequence[Row]) -> dict[str, bytes]:
+    """Return the plots that the rows have data for, as SVG by title."""
+    return {
+        f"{title}, {prompt_set}": svg(draw)
+        for (prompt_set,), group in grouped(rows, "prompt_set")
+        for title, draw in draws_of(group).items()
+    }
+
+
+def draws_of(rows: Sequence[Row]) -> dict[str, Draw]:
+    """Return the plots of one prompt set by title."""
+    plots: dict[str, Draw] = {}
+    greedy = {
+        row["setting"].removeprefix("greedy ").upper(): row
+        for row in rows
+        if row["part"] == "methods" and row["setting"].startswith("greedy ")
+    }
+    if greedy:
+        shares = {method: row["rank_shares"] for method, row in greedy.items()}
+        trees = greedy["TSD"]["recurring"]
+        plots["Tokens in recurring n-grams (Figure 3)"] = partial(
+            draw_recurring, shares=trees
+        )
+        plots["Accepted drafts by rank (Figure 7)"] = partial(draw_ranks, shares=shares)
+    for name, symbol in PARAMETERS.items():
+        if lines := ablation_of(rows, name):
+            plots[f"Ablation of {symbol} (Figure 5)"] = partial(
+                draw_ablation, lines=lines, symbol=symbol
+            )
+    if lines := ablation_of(rows, "theta_sib"):
+        plots["Accepted drafts by rank and θ_sib (Figure 8)"] = partial(
+            draw_ranks_by_theta, by_value=lines["gsd"]
+        )
+    return plots
+
+
+def ablation_of(rows: Sequence[Row], name: str) -> dict[str, dict[float, Row]]:
+    """Return the rows of a changed setting by method and value."""
+    lines: dict[str, dict[float, Row]] = {}
+    for row in rows:
+        method, _, changed = row["setting"].partition(" ")
+        changed_name, _, value = changed.partition("=")
+        if row["part"] == "ablation" and changed_name == name:
+            lines.setdefault(method, {})[float(value)] = row
+    return lines
+
+
+def draw_recurring(axes: Axes, shares: Sequence[float]) -> None:
+    """Draw the share of a tree's tokens that are in an n-gram of two branches, by n."""
+    axes.bar(range(1, 1 + len(shares)), [100 * share for share in shares])
+    axes.set_xlabel("n")
+    axes.set_ylabel("tokens, %")
+
+
+def draw_ranks(axes: Axes, shares: Mapping[str, Sequence[float]]) -> None:
+    """Draw each method's accepted drafts by their rank among siblings."""
+    width = 0.8 / len(shares)
+    for at, (method, values) in enumerate(shares.items()):
+        places = [
+            rank + (at - (len(shares) - 1) / 2) * width for rank in range(len(values))
+        ]
+        axes.bar(places, [100 * value for value in values], width, label=method)
+    ranks = range(max(map(len, shares.values())))
+    axes.set_xticks(ranks, [f"child {1 + rank}" for rank in ranks])
+    axes.set_ylabel("accepted drafts, %")
+    axes.legend()
+
+
+def draw_ablation(
+    axes: Axes, lines: Mapping[str, Mapping[float, Row]], symbol: str
+) -> None:
+    """Draw acceptance rate (left, lines) and drafted tokens (right, dashed) over a setting."""
+    right = axes.twinx()
+    for at, (method, by_value) in enumerate(lines.items()):
+        style: dict[str, Any] = {"color": f"C{at}", "label": method.upper()}
+        values = sorted(by_value)
+        rates = [by_value[value]["acceptance_rate"] for value in values]
+        drafted = [by_value[value]["drafted_tokens"] for value in values]
+        axes.plot(values, rates, "o-", **style)
+        right.plot(values, drafted, "s--", **style)
+    axes.set_xticks(sorted(set().union(*lines.values())))
+    axes.set_xlabel(symbol)
+    axes.set_ylabel("acceptance rate (—)")
+    right.set_ylabel("drafted tokens (- -)")
+    right.set_ylim(0)
+    right.tick_params(labelsize=8)
+    axes.legend()
+
+
+def draw_ranks_by_theta(axes: Axes, by_value: Mapping[float, Row]) -> None:
+    """Draw the accepted drafts of each rank over θ_sib."""
+    values = sorted(by_value)
+    for rank in range(len(by_value[values[0]]["rank_shares"])):
+        shares = [100 * by_value[value]["rank_shares"][rank] for value in values]
+        axes.plot(values, shares, "o-", label=f"child {1 + rank}")
+    axes.set_xlabel("θ_sib")
+    axes.set_ylabel("accepted drafts, %")
+    axes.legend()
+
+
+def svg(draw: Draw) -> bytes:
+    """Return a plot of one panel as SVG, the same bytes for the same figures."""
+    with matplotlib.rc_context({"svg.hashsalt": "gsd", "font.size": 8}):
+        figure = Figure(figsize=SIZE, layout="constrained")
+        draw(figure.subplots())
+        file = io.BytesIO()
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()
