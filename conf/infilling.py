@@ -12,8 +12,8 @@ and inf. The pieces are looked up in the tokenizer.
 |---|---|---|
 | CodeLlama | ▁<PRE> ▁<SUF> ▁<MID> ▁<EOT> | Code Llama §2.3: PSM and SPM |
 | CodeGemma | <|fim_prefix|> ..., ended by <|file_separator|> | its model card: PSM |
-| Qwen2.5-Coder, Granite 3 | <|fim_prefix|> ... | its report §3.2, its model card: PSM |
-| StarCoder 1 and 2, Granite Code | <fim_prefix> ... | StarCoder §3: PSM, and SPM as CodeLlama's |
+| Qwen2.5-Coder, Granite 4 | <|fim_prefix|> ... | its report §3.2, its model card: PSM |
+| StarCoder 1 and 2, Granite Code, Granite 3 | <fim_prefix> ... | StarCoder §3: PSM, and SPM as CodeLlama's |
 | SantaCoder | <fim-prefix> ... | SantaCoder §5: as StarCoder |
 | DeepSeek-Coder | <｜fim▁begin｜> <｜fim▁hole｜> <｜fim▁end｜> | its report §3.1: PSM |
 | Codestral | [SUFFIX] suffix [PREFIX] prefix | mistral-common: SPM |
