@@ -62,6 +62,7 @@ QUALITY_HEADS = (
     "%",
     "95 %",
     "of",
+    "at limit\n%",
     "same",
 )
 SOURCE_HEADS = {  # by the name of the source
@@ -235,6 +236,7 @@ def quality_table(rows: Sequence[Row]) -> Table:
             number(row["value"], 1, 100),
             interval(row["interval"], 1, 100),
             str(row["problems"]),
+            number(row.get("cut_off"), 0, 100),
             same(row),
         ]
         for row in rows
