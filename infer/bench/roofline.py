@@ -34,9 +34,7 @@ MAX_BUFFER = 2**30  # bytes: larger than any cache
 PRODUCT_ROWS = 512  # so many that arithmetic bounds the product, not memory
 
 
-def measure_roofline(
-    lm: PreTrainedModel, rows: Sequence[int] = ROWS
-) -> dict[str, Any]:
+def measure_roofline(lm: PreTrainedModel, rows: Sequence[int] = ROWS) -> dict[str, Any]:
     """Return the milliseconds of a forward of each number of rows: measured, and the bound."""
     linear = [module for module in lm.modules() if isinstance(module, nn.Linear)]
     matrices = {id(layer.weight): layer.weight for layer in linear}.values()
