@@ -22,6 +22,7 @@ from conf.console import PlainConsole, label, print_line
 from conf.files import read_result, with_checksum, write_bytes, write_json
 from conf.tracker import TrackerConfig, WandbRun
 from infer.bench.config import PARTS
+from infer.bench.marks import IMPOSSIBLE
 from infer.bench.runs import BASE, PEER, PLAIN
 from infer.bench.statistics import grouped
 
@@ -151,7 +152,7 @@ def tables_of(report: Row, part: str) -> list[Table]:
         for (prompt_set, temperature), group in grouped(
             rows, "prompt_set", "temperature"
         ):
-            title = f"{prompt_set}, {sampling(temperature)}"
+            title = ", ".join([prompt_set, sampling(temperature), *set_marks(group)])
             tables += [
                 speed_table(title, group),
                 position_table(group),
@@ -251,8 +252,14 @@ def interval(ends: Sequence[float] | None, places: int = 2, scale: float = 1) ->
 
 
 def speedup(row: Row) -> str:
-    """Format a speedup with its marks."""
-    return " ".join([marked(f"{row['speedup']:.2f}", row), *row["marks"]])
+    """Format a speedup; an impossible one says so."""
+    text = marked(f"{row['speedup']:.2f}", row)
+    return f"{text} {IMPOSSIBLE}" if IMPOSSIBLE in row["marks"] else text
+
+
+def set_marks(rows: Sequence[Row]) -> list[str]:
+    """Return the marks of a set at one temperature."""
+    return list(dict.fromkeys(mark for row in rows for mark in row["marks"]))
 
 
 def marked(text: str, row: Row) -> str:
@@ -303,8 +310,7 @@ def draw_speedups(rows: Sequence[Row], figure: Figure) -> None:
                 capsize=2,
             )
         axis.axvline(1, color="#333333", linewidth=0.8)
-        marks = dict.fromkeys(mark for row in group for mark in row["marks"])
-        title = ", ".join([label(prompt_set), sampling(temperature), *marks])
+        title = ", ".join([label(prompt_set), sampling(temperature), *set_marks(group)])
         axis.set_title(title, fontsize=9)
 
 

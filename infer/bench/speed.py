@@ -28,7 +28,14 @@ from infer.bench.peers import peer_decoders
 from infer.bench.prompts import Prompt
 from infer.bench.roofline import measure_roofline
 from infer.bench.runs import BASE, PEER, PLAIN, PLAIN_AGAIN, Decoder, decoder
-from infer.bench.timing import WHOLE, StepTimes, TextTimes, TimedStep, speedup, speedup_interval
+from infer.bench.timing import (
+    WHOLE,
+    StepTimes,
+    TextTimes,
+    TimedStep,
+    speedup,
+    speedup_interval,
+)
 
 K = TypeVar("K")
 Row = dict[str, Any]
@@ -211,7 +218,9 @@ def speeds(prompts: Sequence[Sequence[Row]], plain: Sequence[Sequence[Row]]) -> 
     whole = TextTimes(whole_texts(plain)), TextTimes(whole_texts(prompts))
     times = whole
     # Steps and whole texts are not compared with each other.
-    if all(has_steps(run) for each in (plain, prompts) for runs in each for run in runs):
+    if all(
+        has_steps(run) for each in (plain, prompts) for runs in each for run in runs
+    ):
         times = TextTimes(timed_steps(plain)), TextTimes(timed_steps(prompts))
     value = float(speedup(*times, scale)[0])
     return {

@@ -97,7 +97,10 @@ def cpu_steps(prompts: Runs) -> Steps:
         steps = [StepTimes.parse(run["steps"]) for run in runs]
         result.append(
             [
-                [(shape, 1e-6 * cpu) for (shape, _), cpu in zip(s.timed(), s.cpu_microseconds)]
+                [
+                    (shape, 1e-6 * cpu)
+                    for (shape, _), cpu in zip(s.timed(), s.cpu_microseconds)
+                ]
                 for s in steps
             ]
         )
@@ -148,7 +151,9 @@ def show(quiet: dict[str, Runs], busy: dict[str, Runs], marks: Sequence[str]) ->
         for title, estimate in ESTIMATES.items():
             values = [estimate(each[PLAIN], each[name]) for each in (quiet, busy)]
             error = values[1] / values[0] - 1
-            print(f"    {title:15} {values[0]:6.3f} {values[1]:6.3f} {100 * error:+6.1f} %")
+            print(
+                f"    {title:15} {values[0]:6.3f} {values[1]:6.3f} {100 * error:+6.1f} %"
+            )
 
 
 def main() -> None:
