@@ -7,11 +7,12 @@ to turn, so that a change of the machine's speed meets all decoders:
     turn 1    B plain A    D plain C    plain E
     turn 2    B plain C    D plain E    A plain
 
-Every step is timed. The time of a text is made of the medians of all steps like its own
+Every step is timed. The time of a text is made of the fastest steps like its own, of all texts
 (timing.py), a speedup of the times of all runs of a set. Plain decoding is measured a second
 time as if it was another decoder: its speedup must be 1 (marks.py).
 """
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,6 @@ from infer.bench.prompts import Prompt
 from infer.bench.roofline import measure_roofline
 from infer.bench.runs import BASE, PEER, PLAIN, PLAIN_AGAIN, Decoder, decoder
 from infer.bench.timing import (
-    WHOLE,
     StepTimes,
     TextTimes,
     TimedStep,
@@ -157,7 +157,12 @@ def rows_of(
     `order` has all decoders. `base_scale` is the weights of the model over its base's.
     """
     groups: dict[tuple[str, float, str], dict[str, list[Row]]] = {}
+    fastest_first: dict[tuple[str, str], float] = {}
     for turn in records.values():
+        prompt = turn["prompt_set"], turn["prompt"]
+        first = [fastest_first.get(prompt, math.inf)]
+        first += [run["first_seconds"] for run in turn["runs"]]
+        fastest_first[prompt] = min(first)
         for run in turn["runs"]:
             key = (turn["prompt_set"], run["temperature"], run["decoder"])
             groups.setdefault(key, {}).setdefault(turn["prompt"], []).append(run)
@@ -167,7 +172,11 @@ def rows_of(
     for prompt_set, temperature, name in keys:
         plain = groups[prompt_set, temperature, PLAIN]
         runs = groups[prompt_set, temperature, name]
-        row = figures(list(runs.values()), [plain[prompt] for prompt in runs])
+        row = figures(
+            list(runs.values()),
+            [plain[prompt] for prompt in runs],
+            [fastest_first[prompt_set, prompt] for prompt in runs],
+        )
         # Plain decoding is its own pair. A base and sampling peers give other texts.
         if name in (PLAIN, BASE) or (temperature and name.startswith(PEER)):
             row["same"] = row["compared"] = 0
@@ -176,10 +185,15 @@ def rows_of(
     return mark_rows(rows, base_scale=base_scale)
 
 
-def figures(prompts: Sequence[Sequence[Row]], plain: Sequence[Sequence[Row]]) -> Row:
+def figures(
+    prompts: Sequence[Sequence[Row]],
+    plain: Sequence[Sequence[Row]],
+    fastest_first: Sequence[float],
+) -> Row:
     """Return the figures of one decoder on a set; `prompts[p]` are the runs of prompt p.
 
-    `plain` are those of plain decoding. mean_acceptance_length is 1 + accepted /
+    `plain` are those of plain decoding, `fastest_first[p]` the seconds of the prompt's fastest
+    first step by any decoder. mean_acceptance_length is 1 + accepted /
     verifications, draft_acceptance_rate accepted over drafted tokens. survival is vLLM's
     acceptance rate per position, the share of verifications whose drafts were accepted up to
     there. seconds and CPU seconds are those of the clock, of all runs.
@@ -191,7 +205,7 @@ def figures(prompts: Sequence[Sequence[Row]], plain: Sequence[Sequence[Row]]) ->
     return {
         "prompts": len(prompts),
         **total,
-        **speeds(prompts, plain),
+        **speeds(prompts, plain, fastest_first),
         **machine_load(runs),
         "first_token_ms": 1e3
         * median(min(run["first_seconds"] for run in runs) for runs in prompts),
@@ -207,7 +221,11 @@ def figures(prompts: Sequence[Sequence[Row]], plain: Sequence[Sequence[Row]]) ->
     }
 
 
-def speeds(prompts: Sequence[Sequence[Row]], plain: Sequence[Sequence[Row]]) -> Row:
+def speeds(
+    prompts: Sequence[Sequence[Row]],
+    plain: Sequence[Sequence[Row]],
+    fastest_first: Sequence[float],
+) -> Row:
     """Return the speedup over plain decoding and the tokens per second.
 
     speedup_of_whole_texts is that of each prompt's fastest runs.
@@ -215,13 +233,16 @@ def speeds(prompts: Sequence[Sequence[Row]], plain: Sequence[Sequence[Row]]) -> 
     tokens = [fmean(run["tokens"] for run in runs) for runs in plain]
     own = [fmean(run["tokens"] for run in runs) for runs in prompts]
     scale = [theirs / ours for theirs, ours in zip(tokens, own)]
-    whole = TextTimes(whole_texts(plain)), TextTimes(whole_texts(prompts))
+    whole = whole_texts(plain), whole_texts(prompts)
     times = whole
     # Steps and whole texts are not compared with each other.
     if all(
         has_steps(run) for each in (plain, prompts) for runs in each for run in runs
     ):
-        times = TextTimes(timed_steps(plain)), TextTimes(timed_steps(prompts))
+        times = (
+            TextTimes(timed_steps(plain), fastest_first),
+            TextTimes(timed_steps(prompts), fastest_first),
+        )
     value = float(speedup(*times, scale)[0])
     return {
         "speedup": value,
@@ -241,9 +262,9 @@ def timed_steps(prompts: Sequence[Sequence[Row]]) -> list[list[list[TimedStep]]]
     return [[StepTimes.parse(run["steps"]).timed() for run in runs] for runs in prompts]
 
 
-def whole_texts(prompts: Sequence[Sequence[Row]]) -> list[list[list[TimedStep]]]:
-    """Return each run as one step."""
-    return [[[(WHOLE, run["seconds"])] for run in runs] for runs in prompts]
+def whole_texts(prompts: Sequence[Sequence[Row]]) -> TextTimes:
+    """Return the times of a decoder's texts without those of their steps."""
+    return TextTimes.of_whole_texts([[run["seconds"] for run in r] for r in prompts])
 
 
 def machine_load(runs: Sequence[Row]) -> Row:

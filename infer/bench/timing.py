@@ -2,13 +2,16 @@
 
 A run is a list of steps, each with its shape and seconds. Other processes slow down some of
 the steps, so the time of a text is not the sum of its own. With s_i the shape of step i and
-m_s the median seconds of all steps of this shape, of every text and round of the decoder,
+q_s the lower decile of the seconds of all steps of this shape, of every text and round of the
+decoder,
 
-    time = first + m_{s_1} + ... + m_{s_n},
+    time = first + q_{s_1} + ... + q_{s_n}.
 
-where `first` is the step with the prompt's forward, the shortest of the prompt's runs. Work
-beside the run moves m_s little as long as it meets less than half of the steps. A text without
-step times is its first step: its time is that of its fastest run.
+Work beside the run moves q_s little while it spares a tenth of the steps. (A median jumps
+where about half of the steps meet other work.) The first step has the prompt's forward. Its
+time depends on the prompt and is measured few times, so it is compared with the fastest first
+step of any decoder for the same prompt: `first` is that times the lower decile of these
+ratios, over all prompts. The time of texts without step times is that of the fastest run.
 """
 
 import resource
@@ -24,7 +27,8 @@ from infer.bench.statistics import LEVEL, Interval
 
 RESAMPLES = 2000
 MIN_PROMPTS = 5  # of an interval
-MIN_STEPS = 8  # of a median; shapes with fewer steps share one with their neighbours
+QUANTILE = 0.1
+MIN_STEPS = 8  # of a quantile; shapes with fewer steps share one with their neighbours
 Array = npt.NDArray[Any]
 
 
@@ -134,14 +138,18 @@ class StepClock:
 class TextTimes:
     """The time of a decoder's texts; `prompts[p]` are the runs of prompt p.
 
-    Times are of draws of prompts: `weights` (R, P) has how often each draw has each prompt.
-    The medians are then those of the drawn prompts.
+    `fastest_first[p]` are the seconds of any decoder's fastest first step; without them, those
+    of the decoder itself count. Times are of draws of prompts: `weights` (R, P) has how
+    often each draw has each prompt. The quantiles are then those of the drawn prompts.
     """
 
     def __init__(
-        self, prompts: Sequence[Sequence[Sequence[TimedStep]]], quantile: float = 0.5
+        self,
+        prompts: Sequence[Sequence[Sequence[TimedStep]]],
+        fastest_first: Sequence[float] | None = None,
+        quantile: float = QUANTILE,
     ) -> None:
-        self._first = np.array([min(run[0][1] for run in runs) for runs in prompts])
+        self._size = len(prompts)
         runs_of = np.array([len(runs) for runs in prompts])
         pooled: dict[Shape, list[tuple[float, int]]] = {}
         for p, runs in enumerate(prompts):
@@ -149,47 +157,72 @@ class TextTimes:
                 for shape, seconds in run[1:]:
                     pooled.setdefault(shape, []).append((seconds, p))
         groups = merge_rare([pooled[shape] for shape in sorted(pooled)])
-        self._classes = [StepClass(group, runs_of, quantile) for group in groups]
+        # How often a text has the step, and what a step takes.
+        self._terms: list[tuple[Array, StepClass | None]] = []
+        for group in groups:
+            steps = StepClass(group, self._size, quantile)
+            self._terms.append((steps.counts / runs_of, steps))
+        if fastest_first is None:
+            self._terms.append((np.array(first_steps(prompts)), None))
+        else:
+            ratios = [
+                (run[0][1] / fastest_first[p], p)
+                for p, runs in enumerate(prompts)
+                for run in runs
+            ]
+            first = StepClass(ratios, self._size, quantile)
+            self._terms.append((np.array(fastest_first), first))
+
+    @classmethod
+    def of_whole_texts(cls, prompts: Sequence[Sequence[float]]) -> "TextTimes":
+        """Return the times of texts whose runs have seconds alone: the fastest of each."""
+        return cls([[[(WHOLE, seconds)] for seconds in runs] for runs in prompts])
 
     @property
     def seconds(self) -> float:
         """The time of all texts."""
-        ones = np.ones(len(self._first))
+        ones = np.ones(self._size)
         return float(self.total(ones[None], ones)[0])
 
     def total(self, weights: Array, scale: Array) -> Array:
         """Return the (R,) seconds of each draw; a prompt's text counts `scale[p]` times."""
-        total = weights @ (scale * self._first)
-        for each in self._classes:
-            total = total + weights @ (scale * each.per_text) * each.quantiles(weights)
+        total = np.zeros(len(weights))
+        for amounts, steps in self._terms:
+            seconds = 1.0 if steps is None else steps.quantiles(weights)
+            total = total + weights @ (scale * amounts) * seconds
         return total
 
 
 class StepClass:
-    """Steps of like shape: how many a text has, and how long one takes."""
+    """The seconds of steps that should take the same time, each with the index of its prompt."""
 
     def __init__(
-        self, steps: Sequence[tuple[float, int]], runs_of: Array, quantile: float
+        self, steps: Sequence[tuple[float, int]], size: int, quantile: float
     ) -> None:
         ordered = sorted(steps)
         prompts = np.array([p for _, p in ordered])
-        one_hot = prompts[:, None] == np.arange(len(runs_of))
         self._seconds = np.array([seconds for seconds, _ in ordered])
-        self._counts = one_hot.cumsum(axis=0)  # (n, P): steps up to the n-th, by prompt
+        # (n, P): the steps up to the n-th, by prompt
+        self._cumulative = (prompts[:, None] == np.arange(size)).cumsum(axis=0)
         self._quantile = quantile
-        self.per_text = self._counts[-1] / runs_of
+        self.counts = self._cumulative[-1]
 
     def quantiles(self, weights: Array) -> Array:
         """Return the (R,) quantile of the steps of each draw, by bisection."""
-        target = self._quantile * (weights @ self._counts[-1])
+        target = self._quantile * (weights @ self.counts)
         low = np.zeros(len(weights), dtype=int)
         high = np.full(len(weights), len(self._seconds) - 1)
         while (low < high).any():
             middle = (low + high) // 2
-            enough = (weights * self._counts[middle]).sum(axis=1) >= target
+            enough = (weights * self._cumulative[middle]).sum(axis=1) >= target
             low = np.where(enough, low, middle + 1)
             high = np.where(enough, middle, high)
         return self._seconds[low]
+
+
+def first_steps(prompts: Sequence[Sequence[Sequence[TimedStep]]]) -> list[float]:
+    """Return the seconds of each prompt's fastest first step."""
+    return [min(run[0][1] for run in runs) for runs in prompts]
 
 
 def merge_rare(groups: Sequence[list[Any]]) -> list[list[Any]]:

@@ -9,9 +9,10 @@ records of both it prints each decoder's speedups by several estimates, and the 
 busy ones. Finished parts are not measured again. The machine must be quiet otherwise: with
 SmolLM2-135M on two cores the command takes about 25 minutes quietly and 40 beside the bursts.
 
-    steps           medians of steps of equal shape: the report's (infer/bench/timing.py)
+    lower decile    of the steps of equal shape: the report's (infer/bench/timing.py)
     lower quartile  the same with the lower quartile
-    CPU time        the same with the steps' CPU seconds
+    median          the same with the median
+    CPU time        the same with the median of the steps' CPU seconds
     best of rounds  each prompt's fastest run
     pairs           the median ratio to the plain run before or after it
 """
@@ -26,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from conf.files import read_result
@@ -36,6 +37,8 @@ from infer.bench.timing import StepTimes, TextTimes, TimedStep, speedup
 
 Runs = list[list[dict[str, Any]]]  # by prompt
 Steps = list[list[list[TimedStep]]]
+# Of the runs of plain decoding, of a decoder, and each prompt's fastest first step
+Estimate = Callable[[Runs, Runs, Sequence[float]], float]
 
 
 def burn(seed: int, longest: float) -> None:
@@ -107,49 +110,66 @@ def cpu_steps(prompts: Runs) -> Steps:
     return result
 
 
-def ratio_of(
-    steps: Callable[[Runs], Steps], quantile: float = 0.5
-) -> Callable[[Runs, Runs], float]:
-    """Return an estimate of the speedup from these times of steps."""
+def by_steps(
+    quantile: float, steps_of: Callable[[Runs], Steps] = timed_steps
+) -> Estimate:
+    """Return the estimate by this quantile of steps of equal shape."""
 
-    def estimate(plain: Runs, prompts: Runs) -> float:
-        times = [TextTimes(steps(each), quantile) for each in (plain, prompts)]
+    def estimate(plain: Runs, prompts: Runs, first: Sequence[float]) -> float:
+        times = [
+            TextTimes(steps_of(each), first, quantile) for each in (plain, prompts)
+        ]
         return float(speedup(times[0], times[1], [1.0] * len(prompts))[0])
 
     return estimate
 
 
-def by_pairs(plain: Runs, prompts: Runs) -> float:
+def by_fastest_runs(plain: Runs, prompts: Runs, first: Sequence[float]) -> float:
+    """Return the speedup from each prompt's fastest runs."""
+    times = [whole_texts(each) for each in (plain, prompts)]
+    return float(speedup(times[0], times[1], [1.0] * len(prompts))[0])
+
+
+def by_pairs(plain: Runs, prompts: Runs, first: Sequence[float]) -> float:
     """Return the speedup from ratios to the neighbouring plain run."""
     seconds = [median(run["pair"] for run in runs) for runs in prompts]
     ratios = [median(run["pair"] / run["seconds"] for run in runs) for runs in prompts]
     return sum(seconds) / sum(t / r for t, r in zip(seconds, ratios))
 
 
-ESTIMATES: dict[str, Callable[[Runs, Runs], float]] = {
-    "steps": ratio_of(timed_steps),
-    "lower quartile": ratio_of(timed_steps, 0.25),
-    "CPU time": ratio_of(cpu_steps),
-    "best of rounds": ratio_of(whole_texts),
+ESTIMATES: dict[str, Estimate] = {
+    "lower decile": by_steps(0.1),
+    "lower quartile": by_steps(0.25),
+    "median": by_steps(0.5),
+    "CPU time": by_steps(0.5, cpu_steps),
+    "best of rounds": by_fastest_runs,
     "pairs": by_pairs,
 }
 
 
 def tokens_per_forward(prompts: Runs) -> float:
     """Return the tokens per forward."""
-    return fmean(run["tokens"] / run["forwards"] for runs in prompts for run in runs)
+    runs = [run for runs in prompts for run in runs]
+    return sum(run["tokens"] for run in runs) / sum(run["forwards"] for run in runs)
+
+
+def fastest_first(decoders: dict[str, Runs]) -> list[float]:
+    """Return the seconds of each prompt's fastest first step."""
+    by_prompt = zip(*decoders.values())
+    return [min(run["first_seconds"] for r in runs for run in r) for runs in by_prompt]
 
 
 def show(quiet: dict[str, Runs], busy: dict[str, Runs], marks: Sequence[str]) -> None:
     """Print the speedups of both runs by each estimate."""
     print(f"marks of the busy run: {', '.join(marks) or 'none'}")
+    measured = [(each, fastest_first(each)) for each in (quiet, busy)]
     for name in quiet:
         if name == PLAIN:
             continue
         tokens = [tokens_per_forward(each[name]) for each in (quiet, busy)]
         print(f"{name}: tokens per forward {tokens[0]:.2f} quiet, {tokens[1]:.2f} busy")
         for title, estimate in ESTIMATES.items():
-            values = [estimate(each[PLAIN], each[name]) for each in (quiet, busy)]
+            values = [estimate(m[PLAIN], m[name], first) for m, first in measured]
             error = values[1] / values[0] - 1
             print(
                 f"    {title:15} {values[0]:6.3f} {values[1]:6.3f} {100 * error:+6.1f} %"
