@@ -25,11 +25,11 @@ from statistics import fmean, median
 from typing import Any
 
 from infer.api import Model, generate
-from infer.bench import statistics
 from infer.bench.config import BenchConfig, GsdConfig
 from infer.bench.harness import Part, WorkerGroup
 from infer.bench.prompts import Prompt
 from infer.bench.runs import PLAIN, blocks, seed_of
+from infer.bench.timing import TextTimes, speedup, speedup_interval
 from infer.config import DecodeConfig
 from infer.engine.runner import duration
 from infer.models.checkpoint import ModelDirectory
@@ -233,10 +233,9 @@ def figures(runs: Sequence[Row]) -> Row:
         name: sum(run[name] for run in runs)
         for name in ("tokens", "steps", "drafted", "levels", "accepted", "successes")
     }
-    pairs = [
-        [(run["plain"]["seconds"], _rate(run) / _rate(run["plain"]))] for run in runs
-    ]
-    speedup, interval = statistics.speedup(pairs)
+    plain = TextTimes.of_whole_texts([[run["plain"]["seconds"]] for run in runs])
+    own = TextTimes.of_whole_texts([[run["seconds"]] for run in runs])
+    scale = [run["plain"]["tokens"] / run["tokens"] for run in runs]
     rates = [run["accepted"] / run["levels"] for run in runs if run["levels"]]
     times = [parts for run in runs for parts in run["times"]]
     ranks = [
@@ -251,8 +250,8 @@ def figures(runs: Sequence[Row]) -> Row:
         "drafted_tokens": total["drafted"] / len(runs),
         "graph_success": total["successes"] / steps,
         "mean_acceptance_length": 1 + total["accepted"] / steps,
-        "speedup": speedup,
-        "speedup_interval": interval,
+        "speedup": float(speedup(plain, own, scale)[0]),
+        "speedup_interval": speedup_interval(plain, own, scale),
         **{
             name: median(column) if times else None
             for name, column in zip(TIMES, zip(*times) if times else [()] * len(TIMES))
@@ -264,10 +263,6 @@ def figures(runs: Sequence[Row]) -> Row:
         "same": sum(compared),
         "compared": len(compared),
     }
-
-
-def _rate(run: Row) -> float:
-    return run["tokens"] / run["seconds"]
 
 
 def levels_of(outcome: Outcome) -> int:

@@ -9,7 +9,6 @@ They run with the library's own attention and cache. Greedy, they give the token
 decoding up to near-ties; sampled, they draw with other random numbers and give other texts.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,9 +21,10 @@ from transformers.utils import logging
 from infer.api import Model
 from infer.bench.prompts import Prompt
 from infer.bench.runs import Decoder, Run, seed_of
+from infer.bench.timing import Shape, StepClock
 from infer.config import DecodeConfig
 from infer.drafters.source_methods import LOOKED_UP
-from infer.engine.runner import duration
+from infer.engine.runner import TICK
 
 
 def peer_decoders(
@@ -73,43 +73,55 @@ def _peer(
             **settings, eos_token_id=ends or None, pad_token_id=ends[0] if ends else 0
         )
         ids = torch.tensor([prompt.ids], device=lm.device)
-        streamer = _Streamer()
         torch.manual_seed(seed_of(prompt, seed))
-        began = time.perf_counter()
-        lm.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            generation_config=config,
-            streamer=streamer,
-            assistant_model=assistant,
-        )
-        seconds = duration(began, time.perf_counter())
-        return Run(
-            tokens=[token for step in streamer.steps for token in step],
-            seconds=seconds,
-            first_seconds=streamer.first - began,
-            forwards=len(streamer.steps),
-        )
+        streamer = _Streamer()
+        hook = lm.register_forward_pre_hook(streamer.count_rows, with_kwargs=True)
+        try:
+            lm.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                generation_config=config,
+                streamer=streamer,
+                assistant_model=assistant,
+            )
+        finally:
+            hook.remove()
+        return streamer.run(drafting=assistant is not None)
 
     return run
 
 
 class _Streamer(BaseStreamer):
-    """The tokens of each step, and the time of the first. The library puts the prompt first."""
+    """The tokens, rows and times of each step. The library puts the prompt first."""
 
     def __init__(self) -> None:
-        self.first = 0.0
         self._steps: list[list[int]] = []
+        self._rows: list[int] = []
+        self._clock = StepClock()
 
-    @property
-    def steps(self) -> list[list[int]]:
-        return self._steps[1:]
+    def count_rows(self, lm: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+        """Note the rows of a forward."""
+        self._rows.append(kwargs["input_ids"].shape[1])
 
     def put(self, value: Tensor) -> None:
         """Add the tokens of a step, which are on the host."""
         if self._steps:
-            self.first = self.first or time.perf_counter()
+            self._clock.stamp()
         self._steps.append(value.flatten().tolist())
 
     def end(self) -> None:
-        pass
+        self._clock.stamp_end()
+
+    def run(self, *, drafting: bool) -> Run:
+        """Return the run; with `drafting` a draft model makes a forward for each draft."""
+        steps = self._steps[1:]
+        # On a GPU the library may start a forward more than it has steps.
+        rows = self._rows[: len(steps)]
+        times = self._clock.times([Shape((n - 1) * drafting, 0, n) for n in rows])
+        return Run(
+            tokens=[token for step in steps for token in step],
+            seconds=max(TICK, self._clock.seconds),
+            first_seconds=self._clock.first_seconds,
+            forwards=len(steps),
+            steps=times if len(rows) == len(steps) else None,
+        )

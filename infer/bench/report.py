@@ -24,8 +24,8 @@ from conf.tracker import TrackerConfig, WandbRun
 from infer.bench.config import PARTS
 from infer.bench.gsd import RANKS, TIMES
 from infer.bench.gsd_plots import gsd_plots
-from infer.bench.runs import PLAIN
-from infer.bench.speed import BASE, PEER
+from infer.bench.marks import IMPOSSIBLE
+from infer.bench.runs import BASE, PEER, PLAIN
 from infer.bench.statistics import grouped
 
 matplotlib.use("Agg")
@@ -34,12 +34,12 @@ RESULT = "result.json"  # of a part, in its folder
 POSITIONS = 8  # of drafts, in the tables
 SPEED_HEADS = (
     "decoder",
-    "tok/s",
+    "tok/\nfwd",
+    "length",
     "speed-\nup",
     "95 %",
-    "length",
+    "tok/s",
     "acc.\n%",
-    "tok/\nfwd",
     "1st\nms",
     "same",
 )
@@ -70,9 +70,8 @@ SOURCE_HEADS = {  # by the name of the source
     "text": "text's\nn-grams",
     "ngrams": "training\nn-grams",
 }
+SPEEDS = ("speedup", "output_tokens_per_second")
 SCALARS = (
-    "speedup",
-    "output_tokens_per_second",
     "mean_acceptance_length",
     "draft_acceptance_rate",
 )
@@ -171,7 +170,7 @@ def tables_of(report: Row, part: str) -> list[Table]:
         for (prompt_set, temperature), group in grouped(
             rows, "prompt_set", "temperature"
         ):
-            title = f"{prompt_set}, {sampling(temperature)}"
+            title = ", ".join([prompt_set, sampling(temperature), *set_marks(group)])
             tables += [
                 speed_table(title, group),
                 position_table(group),
@@ -188,13 +187,13 @@ def speed_table(title: str, rows: Sequence[Row]) -> Table:
         cells.append(
             [
                 row["decoder"],
-                f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}",
-                f"{row['speedup']:.2f}",
-                "" if row["decoder"] == PLAIN else interval(row["speedup_interval"]),
-                number(row["mean_acceptance_length"]),
-                number(row["draft_acceptance_rate"], 0, 100),
                 number(row["tokens_per_forward"]),
-                f"{row['first_token_ms']:.0f}",
+                number(row["mean_acceptance_length"]),
+                speedup(row),
+                "" if row["decoder"] == PLAIN else interval(row["speedup_interval"]),
+                marked(f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}", row),
+                number(row["draft_acceptance_rate"], 0, 100),
+                marked(f"{row['first_token_ms']:.0f}", row),
                 same(row),
             ]
         )
@@ -220,7 +219,7 @@ def source_table(rows: Sequence[Row]) -> Table:
     for row in drafting:
         shares = [number(row["sources"].get(name), 0, 100) for name in SOURCE_HEADS]
         length = number(row["mean_acceptance_length"])
-        cells.append([row["decoder"], f"{row['speedup']:.2f}", length, *shares])
+        cells.append([row["decoder"], speedup(row), length, *shares])
     heads = ["decoder", "speed-\nup", "length", *SOURCE_HEADS.values()]
     return Table("who earns it: accepted drafts by source, in %", heads, cells)
 
@@ -290,6 +289,22 @@ def interval(ends: Sequence[float] | None, places: int = 2, scale: float = 1) ->
     return "–".join(number(end, places, scale) for end in ends or ())
 
 
+def speedup(row: Row) -> str:
+    """Format a speedup; an impossible one says so."""
+    text = marked(f"{row['speedup']:.2f}", row)
+    return f"{text} {IMPOSSIBLE}" if IMPOSSIBLE in row["marks"] else text
+
+
+def set_marks(rows: Sequence[Row]) -> list[str]:
+    """Return the marks of a set at one temperature."""
+    return list(dict.fromkeys(mark for row in rows for mark in row["marks"]))
+
+
+def marked(text: str, row: Row) -> str:
+    """Add a question mark to a figure of a row that has marks."""
+    return f"{text}?" if row["marks"] else text
+
+
 def same(row: Row) -> str:
     """Format the number of texts that equal plain decoding's; empty if none was compared."""
     return f"{row['same']}/{row['compared']}" if row["compared"] else ""
@@ -301,14 +316,15 @@ def sampling(temperature: float) -> str:
 
 
 def print_report(report: Row, parts: Collection[str]) -> None:
-    """Print the tables and warnings of these parts."""
+    """Print the warnings of these parts, then their tables."""
     console = PlainConsole()
+    for part in parts:
+        for warning in report[part]["warnings"]:
+            console.print(f"warning: {warning}", soft_wrap=True)
     for part in parts:
         console.print(header(report[part]), soft_wrap=True)
         for each in tables_of(report, part):
             console.table(each.title, each.heads, each.rows)
-        for warning in report[part]["warnings"]:
-            console.print(f"warning: {warning}", soft_wrap=True)
 
 
 def draw_speedups(rows: Sequence[Row], figure: Figure) -> None:
@@ -327,11 +343,13 @@ def draw_speedups(rows: Sequence[Row], figure: Figure) -> None:
                 row["speedup"],
                 xerr=[[low], [high]],
                 color="C4" if peer else "C0",
+                alpha=0.4 if row["marks"] else 1,
                 ecolor="#333333",
                 capsize=2,
             )
         axis.axvline(1, color="#333333", linewidth=0.8)
-        axis.set_title(f"{label(prompt_set)}, {sampling(temperature)}", fontsize=9)
+        title = ", ".join([label(prompt_set), sampling(temperature), *set_marks(group)])
+        axis.set_title(title, fontsize=9)
 
 
 def draw_survival(rows: Sequence[Row], figure: Figure) -> None:
@@ -432,11 +450,11 @@ def log(tracker: TrackerConfig, folder: Path, report: Row) -> None:
 
 
 def scalars(report: Row) -> dict[str, float]:
-    """Return the figures by names that W&B groups into sections."""
+    """Return the figures by names that W&B groups into sections, without marked speeds."""
     values = {}
     for row in report["speed"]["rows"] if report["speed"] else ():
         place = f"speed/{row['prompt_set']}/T{row['temperature']:g}/{row['decoder']}"
-        for name in SCALARS:
+        for name in SCALARS if row["marks"] else (*SPEEDS, *SCALARS):
             values[f"{place}/{name}"] = row[name]
     for row in report["quality"]["rows"] if report["quality"] else ():
         name = f"{row['who']}_{row['decoder']}/{row['metric']}"

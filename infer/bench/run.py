@@ -28,7 +28,8 @@ from infer.bench.harness import (
 from infer.bench.prompts import Prompt, name_of, read_prompts
 from infer.bench.quality import QualityPart
 from infer.bench.report import RESULT, print_report, write_report
-from infer.bench.speed import PEER, SpeedPart
+from infer.bench.runs import PEER
+from infer.bench.speed import SpeedPart
 from infer.config import decontaminated
 from infer.models.checkpoint import ModelDirectory
 from infer.models.draft import base_pieces, lacking

@@ -1,7 +1,6 @@
 """One prompt decoded once: its tokens, times and counts of drafts; the order of such runs."""
 
 import hashlib
-import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -10,13 +9,18 @@ from typing import Any, TypeVar
 
 from infer.api import Model, generate
 from infer.bench.prompts import Prompt
+from infer.bench.timing import Shape, StepClock, StepTimes
 from infer.config import DecodeConfig
-from infer.engine.runner import duration
+from infer.engine.runner import TICK
 from infer.engine.sampling import SEEDS
 from infer.loop import Step
 
 K = TypeVar("K")
-PLAIN = "plain"  # the decoder that others are compared with
+# Names of decoders
+PLAIN = "plain"
+PLAIN_AGAIN = "plain, again"  # measured as if it was another decoder
+BASE = "base, plain"
+PEER = "hf "  # begins the names of Transformers' decoders
 
 
 @dataclass
@@ -36,11 +40,13 @@ class Run:
     accepted: int = 0
     right: list[int] = field(default_factory=list)
     sources: dict[str, int] = field(default_factory=dict)  # accepted drafts by source
+    steps: StepTimes | None = None
 
     def record(self) -> dict[str, Any]:
         """Return the run as JSON, with the number and a hash of its tokens."""
         text = hashlib.sha256(str(self.tokens).encode()).hexdigest()[:16]
-        return asdict(self) | {"tokens": len(self.tokens), "text": text}
+        steps = self.steps and self.steps.record()
+        return asdict(self) | {"tokens": len(self.tokens), "text": text, "steps": steps}
 
 
 Decoder = Callable[[Prompt], Run]
@@ -50,26 +56,26 @@ def decoder(model: Model, decode: DecodeConfig, *, seed: int) -> Decoder:
     """Return the decoder of these settings as a function of the prompt."""
 
     def run(prompt: Prompt) -> Run:
-        began = time.perf_counter()
-        first = 0.0
+        clock = StepClock()
         steps: list[Step] = []
         seeds = [seed_of(prompt, seed)]
         for step in generate(model, [prompt.ids], decode, seeds=seeds):
-            first = first or time.perf_counter()  # the tokens are on the host
+            clock.stamp()  # the tokens are on the host
             steps.append(step)
-        seconds = duration(began, time.perf_counter())
-        return run_of(steps, seconds=seconds, first_seconds=first - began)
+        clock.stamp_end()
+        return run_of(steps, clock)
 
     return run
 
 
-def run_of(steps: Sequence[Step], *, seconds: float, first_seconds: float) -> Run:
-    """Return the run that consists of these steps."""
+def run_of(steps: Sequence[Step], clock: StepClock) -> Run:
+    """Return the run that consists of these steps; the clock has a stamp of each."""
     accepted = [step.accepted for step in steps]
+    times = clock.times([shape_of(step) for step in steps])
     return Run(
         tokens=[token for step in steps for token in step.tokens],
-        seconds=seconds,
-        first_seconds=first_seconds,
+        seconds=max(TICK, clock.seconds),
+        first_seconds=clock.first_seconds,
         forwards=len(steps),
         verifications=sum(step.drafted > 0 for step in steps),
         drafted=sum(step.drafted for step in steps),
@@ -79,7 +85,14 @@ def run_of(steps: Sequence[Step], *, seconds: float, first_seconds: float) -> Ru
             for position in range(max(accepted, default=0))
         ],
         sources=dict(Counter(source for step in steps for source in step.sources)),
+        steps=times,
     )
+
+
+def shape_of(step: Step) -> Shape:
+    """Return the shape of a step. Drafts without a source are a draft model's."""
+    levels = 0 if step.proposed else step.depth
+    return Shape(levels, step.rows - 1 - step.drafted, step.rows)
 
 
 def seed_of(prompt: Prompt, seed: int) -> int:

@@ -1,32 +1,40 @@
-"""Speed: prompts decoded plainly and with drafts, in pairs.
+"""Speed: prompts decoded plainly and with drafts, in turns.
 
-Every run stands beside a run of plain decoding, its pair, so that a change of the machine's
-speed meets both (runs.blocks).
-The time of a run is that of the whole text, its prompt included.
+One run of plain decoding stands between each two other runs, and the order changes from turn
+to turn (runs.blocks), so that a change of the machine's speed meets all decoders.
+Every step is timed. The time of a text is made of the fastest steps like its own, of all texts
+(timing.py), a speedup of the times of all runs of a set. Plain decoding is measured a second
+time as if it was another decoder: its speedup must be 1 (marks.py).
 """
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from conf.console import print_once
 from infer.api import Model
-from infer.bench import statistics
 from infer.bench.config import BenchConfig
 from infer.bench.harness import Part, WorkerGroup
+from infer.bench.marks import busy_warnings, mark_rows
 from infer.bench.peers import peer_decoders
 from infer.bench.progress import progress
 from infer.bench.prompts import Prompt
 from infer.bench.roofline import measure_roofline
-from infer.bench.runs import PLAIN, Decoder, blocks, decoder
+from infer.bench.runs import BASE, PEER, PLAIN, PLAIN_AGAIN, Decoder, blocks, decoder
+from infer.bench.timing import (
+    StepTimes,
+    TextTimes,
+    TimedStep,
+    speedup,
+    speedup_interval,
+)
 
 Row = dict[str, Any]
-BASE = "base, plain"
-PEER = "hf "  # begins the names of Transformers' decoders
 TOTALS = ("tokens", "forwards", "verifications", "drafted", "accepted")
 
 
@@ -72,8 +80,13 @@ class SpeedPart(Part):
     def result(self, records: Mapping[str, Row], folder: Path) -> dict[str, Any]:
         """Return the rows of the report, and the sets of chats."""
         order = list(next(iter(self._decoders.values())))
+        scale = 1.0
+        if self.base:
+            scale = self.model.lm.num_parameters() / self.base.lm.num_parameters()
+        rows = rows_of(records, order, base_scale=scale)
         return {
-            "rows": rows_of(records, order),
+            "rows": rows,
+            "warnings": busy_warnings(rows),
             "chat": [
                 name
                 for name, prompts in self.sets.items()
@@ -90,7 +103,7 @@ class SpeedPart(Part):
 def decoders_of(
     config: BenchConfig, model: Model, base: Model | None
 ) -> dict[float, dict[str, Decoder]]:
-    """Return the decoders by temperature and name, plain decoding first."""
+    """Return the decoders by temperature and name, the two of plain decoding first."""
     decoders: dict[float, dict[str, Decoder]] = {}
     for temperature in config.speed.temperatures:
         configs = config.speed.decode_configs(
@@ -103,6 +116,7 @@ def decoders_of(
             name: decoder(model, decode, seed=config.seed)
             for name, decode in configs.items()
         }
+        named = {PLAIN: named[PLAIN], PLAIN_AGAIN: named[PLAIN], **named}
         if base:
             named[BASE] = decoder(base, configs[PLAIN], seed=config.seed)
         peers = peer_decoders(model, configs[PLAIN], config.speed.peers, config.seed)
@@ -120,71 +134,78 @@ def max_k(model: Model) -> int:
 def measure_turn(
     decoders: Mapping[float, Mapping[str, Decoder]], prompt: Prompt, turn: int
 ) -> list[Row]:
-    """Return a prompt's run by each decoder, with seconds, tokens and text of its pair."""
+    """Return a prompt's runs by each decoder, with the text of plain decoding beside it."""
     records = []
     for temperature, named in decoders.items():
         for block in blocks([name for name in named if name != PLAIN], PLAIN, turn):
             runs = {name: named[name](prompt).record() for name in block}
-            plain = {name: runs[PLAIN][name] for name in ("seconds", "tokens", "text")}
+            plain = runs[PLAIN]["text"]
             for name, run in runs.items():
                 key = {"decoder": name, "temperature": temperature}
-                records.append({**key, "plain": plain, **run})
+                records.append({**key, "plain_text": plain, **run})
     return records
 
 
-def rows_of(records: Mapping[str, Row], order: Sequence[str]) -> list[Row]:
-    """Return a row for each prompt set, temperature and decoder, in this order.
+def rows_of(
+    records: Mapping[str, Row], order: Sequence[str], *, base_scale: float = 1.0
+) -> list[Row]:
+    """Return a marked row for each prompt set, temperature and decoder, in this order.
 
-    `order` has all decoders.
+    `order` has all decoders. `base_scale` is the weights of the model over its base's.
     """
     groups: dict[tuple[str, float, str], dict[str, list[Row]]] = {}
+    fastest_first: dict[tuple[str, str], float] = {}
     for turn in records.values():
+        prompt = turn["prompt_set"], turn["prompt"]
+        first = [fastest_first.get(prompt, math.inf)]
+        first += [run["first_seconds"] for run in turn["runs"]]
+        fastest_first[prompt] = min(first)
         for run in turn["runs"]:
             key = (turn["prompt_set"], run["temperature"], run["decoder"])
             groups.setdefault(key, {}).setdefault(turn["prompt"], []).append(run)
     sets = list(dict.fromkeys(name for name, _, _ in groups))
     keys = sorted(groups, key=lambda k: (sets.index(k[0]), k[1], order.index(k[2])))
     rows: list[Row] = []
-    plain_rate = 0.0
-    for key in keys:
-        prompt_set, temperature, name = key
-        row = figures(list(groups[key].values()))
-        if name == PLAIN:
-            plain_rate = row["measured_tokens_per_second"]
-        # The decoder's own rate is of other moments than plain decoding's median, and may
-        # contradict its pairs.
-        row["output_tokens_per_second"] = plain_rate * row["speedup"]
+    for prompt_set, temperature, name in keys:
+        plain = groups[prompt_set, temperature, PLAIN]
+        runs = groups[prompt_set, temperature, name]
+        row = figures(
+            list(runs.values()),
+            [plain[prompt] for prompt in runs],
+            [fastest_first[prompt_set, prompt] for prompt in runs],
+        )
         # Plain decoding is its own pair. A base and sampling peers give other texts.
         if name in (PLAIN, BASE) or (temperature and name.startswith(PEER)):
             row["same"] = row["compared"] = 0
         place = {"prompt_set": prompt_set, "temperature": temperature, "decoder": name}
         rows.append({**place, **row})
-    return rows
+    return mark_rows(rows, base_scale=base_scale)
 
 
-def figures(prompts: Sequence[Sequence[Row]]) -> Row:
+def figures(
+    prompts: Sequence[Sequence[Row]],
+    plain: Sequence[Sequence[Row]],
+    fastest_first: Sequence[float],
+) -> Row:
     """Return the figures of one decoder on a set; `prompts[p]` are the runs of prompt p.
 
-    mean_acceptance_length is 1 + accepted / verifications, draft_acceptance_rate accepted over
-    drafted tokens. survival is vLLM's acceptance rate per position, the share of verifications
-    whose drafts were accepted up to there.
+    `plain` are those of plain decoding, `fastest_first[p]` the seconds of the prompt's fastest
+    first step by any decoder. mean_acceptance_length is 1 + accepted /
+    verifications, draft_acceptance_rate accepted over drafted tokens. survival is vLLM's
+    acceptance rate per position, the share of verifications whose drafts were accepted up to
+    there. seconds and CPU seconds are those of the clock, of all runs.
     """
     runs = [run for runs in prompts for run in runs]
     total = {name: sum(run[name] for run in runs) for name in TOTALS}
-    pairs = [
-        [(run["plain"]["seconds"], _rate(run) / _rate(run["plain"])) for run in runs]
-        for runs in prompts
-    ]
-    speedup, interval = statistics.speedup(pairs)
     verifications = total["verifications"]
     right = [sum(n) for n in zip_longest(*(run["right"] for run in runs), fillvalue=0)]
     return {
         "prompts": len(prompts),
         **total,
-        "measured_tokens_per_second": median(map(_rate, runs)),
-        "speedup": speedup,
-        "speedup_interval": interval,
-        "first_token_ms": 1e3 * median(run["first_seconds"] for run in runs),
+        **speeds(prompts, plain, fastest_first),
+        **machine_load(runs),
+        "first_token_ms": 1e3
+        * median(min(run["first_seconds"] for run in runs) for runs in prompts),
         "tokens_per_forward": _ratio(total["tokens"], total["forwards"]),
         "mean_acceptance_length": _ratio(
             verifications + total["accepted"], verifications
@@ -192,13 +213,65 @@ def figures(prompts: Sequence[Sequence[Row]]) -> Row:
         "draft_acceptance_rate": _ratio(total["accepted"], total["drafted"]),
         "survival": [count / verifications for count in right],
         "sources": _shares_by_source(runs),
-        "same": sum(run["text"] == run["plain"]["text"] for run in runs),
+        "same": sum(run["text"] == run["plain_text"] for run in runs),
         "compared": len(runs),
     }
 
 
-def _rate(run: Row) -> float:
-    return run["tokens"] / run["seconds"]
+def speeds(
+    prompts: Sequence[Sequence[Row]],
+    plain: Sequence[Sequence[Row]],
+    fastest_first: Sequence[float],
+) -> Row:
+    """Return the speedup over plain decoding and the tokens per second.
+
+    speedup_of_whole_texts is that of each prompt's fastest runs.
+    """
+    tokens = [fmean(run["tokens"] for run in runs) for runs in plain]
+    own = [fmean(run["tokens"] for run in runs) for runs in prompts]
+    scale = [theirs / ours for theirs, ours in zip(tokens, own)]
+    whole = whole_texts(plain), whole_texts(prompts)
+    times = whole
+    # Steps and whole texts are not compared with each other.
+    if all(
+        has_steps(run) for each in (plain, prompts) for runs in each for run in runs
+    ):
+        times = (
+            TextTimes(timed_steps(plain), fastest_first),
+            TextTimes(timed_steps(prompts), fastest_first),
+        )
+    value = float(speedup(*times, scale)[0])
+    return {
+        "speedup": value,
+        "speedup_interval": speedup_interval(*times, scale),
+        "speedup_of_whole_texts": float(speedup(*whole, scale)[0]),
+        "output_tokens_per_second": value * sum(tokens) / times[0].seconds,
+    }
+
+
+def has_steps(run: Row) -> bool:
+    """Return True if the clock measured each step of a run."""
+    return bool(run.get("steps")) and StepTimes.parse(run["steps"]).resolved
+
+
+def timed_steps(prompts: Sequence[Sequence[Row]]) -> list[list[list[TimedStep]]]:
+    """Return the steps of a decoder's runs."""
+    return [[StepTimes.parse(run["steps"]).timed() for run in runs] for runs in prompts]
+
+
+def whole_texts(prompts: Sequence[Sequence[Row]]) -> TextTimes:
+    """Return the times of a decoder's texts without those of their steps."""
+    return TextTimes.of_whole_texts([[run["seconds"] for run in r] for r in prompts])
+
+
+def machine_load(runs: Sequence[Row]) -> Row:
+    """Return seconds, CPU seconds and involuntary context switches of timed runs."""
+    timed = [StepTimes.parse(run["steps"]) for run in runs if run.get("steps")]
+    return {
+        "seconds": sum(run["seconds"] for run in runs),
+        "cpu_seconds": sum(1e-6 * sum(run.cpu_microseconds) for run in timed),
+        "involuntary_switches": sum(sum(run.switches) for run in timed),
+    }
 
 
 def _ratio(part: float, whole: float) -> float | None:

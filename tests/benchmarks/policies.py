@@ -5,11 +5,11 @@
         [--temperature 0] [--shape 15M|110M|1.1B ...] [--vary NAME=VALUE ...]
 
 Five rounds of 128 tokens, greedy, or sampled with top_k 10 and top_p 0.95; one thread, timed
-on a CPU by its own clock, on which other processes leave little trace. Every run stands beside
-one of plain decoding (infer/bench/speed.py). A row has the speedup of these pairs with its
-95 % interval (infer/bench/statistics.py), and that over the paper's two forwards at their
-best k. `--base` names a model without adaptive tokens in its training, on which the
-policy has to fall back to plain decoding. `--shape` adds random models of other sizes,
+on a CPU by its own clock, on which other processes leave little trace. The runs alternate with
+plain decoding (infer/bench/speed.py). A row has the speedup with its 95 % interval
+(infer/bench/timing.py), and that over the paper's two forwards at their best k.
+`--base` names a model without adaptive tokens in its training, on which the policy
+has to fall back to plain decoding. `--shape` adds random models of other sizes,
 for their L(q). `--vary` adds the policy with one of its constants changed
 (infer/drafters/estimates.py): the constants are defended by these rows. The n-grams are
 those of the model directory's table. The last line is JSON.
@@ -122,7 +122,7 @@ def show(rows: list[dict[str, Any]], title: str) -> None:
     )
     print(f"{title}\n{'':24} x plain          95 %  x two-forward tok/forward     same")
     for row in rows:
-        low, high = row["speedup_interval"]
+        low, high = row["speedup_interval"] or (float("nan"), float("nan"))
         print(
             f"{row['decoder']:24} {row['speedup']:7.3f} {low:6.3f} {high:6.3f} "
             f"{row['speedup'] / best:14.2f} {row['tokens_per_forward']:11.2f} "

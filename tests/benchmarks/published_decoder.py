@@ -36,7 +36,7 @@ from safetensors.torch import load_file, save_file
 from conf.files import read_json, write_json
 from infer.bench.prompts import Prompt
 from infer.bench.runs import Decoder, Run
-from infer.bench.statistics import speedup
+from infer.bench.timing import TextTimes, speedup, speedup_interval
 from infer.drafters.adaptive import AdaptiveDrafter
 from infer.drafters.estimates import prior_costs
 from infer.drafters.policy import MeasuredPolicy
@@ -148,11 +148,15 @@ def compare(
     best = min(published, key=lambda name: median(run[name].seconds for run in runs))
     rows = {}
     for name in names:
-        pairs = [
-            [(run[best].seconds, run[best].seconds / run[name].seconds) for run in row]
-            for row in turns
+        times = [
+            TextTimes.of_whole_texts(
+                [[run[key].seconds for run in row] for row in turns]
+            )
+            for key in (best, name)
         ]
-        ratio, interval = speedup(pairs)
+        scale = [1.0] * len(turns)  # all texts have the same length
+        ratio = float(speedup(times[0], times[1], scale)[0])
+        interval = speedup_interval(times[0], times[1], scale)
         same = sum(run[name].tokens == run[PLAIN].tokens for run in runs)
         rows[name] = {"speedup": ratio, "interval": interval, "same": same}
     return {"best": best, "compared": len(runs), "rows": rows}

@@ -7,8 +7,9 @@ import torch
 
 from infer.bench.prompts import Prompt
 from infer.bench.runs import Decoder, Run, run_of, seed_of
+from infer.bench.timing import StepClock
 from infer.engine.output import Request
-from infer.engine.runner import Runner, duration
+from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Drafters, Limits, decode
 
@@ -32,10 +33,12 @@ def loop_decoder(
 
     def run(prompt: Prompt) -> Run:
         request = Request(prompt.ids, seed_of(prompt, 0))
-        began = clock()
-        steps = [
-            step for (step,) in decode(runner, [request], drafters, limits, sampling)
-        ]
-        return run_of(steps, seconds=duration(began, clock()), first_seconds=0.0)
+        stamps = StepClock(clock)
+        steps = []
+        for (step,) in decode(runner, [request], drafters, limits, sampling):
+            stamps.stamp()
+            steps.append(step)
+        stamps.stamp_end()
+        return run_of(steps, stamps)
 
     return run

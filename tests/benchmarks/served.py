@@ -18,7 +18,7 @@ from pathlib import Path
 import openai
 
 from conf.rows import read_rows
-from infer.bench.statistics import speedup
+from infer.bench.timing import TextTimes, speedup, speedup_interval
 from tests.served_openai import served, stream
 
 DTYPE = ("--dtype", "float32")
@@ -43,7 +43,9 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     texts = [row["content"] for row in read_rows(args.held_out)[: args.count]]
     prompts = [text[: min(len(text) // 2, MAX_CHARACTERS)] for text in texts]
-    pairs: list[list[tuple[float, float]]] = [[] for _ in prompts]
+    seconds: dict[str, list[list[float]]] = {
+        name: [[] for _ in prompts] for name in ("ours", "plain")
+    }
     same = 0
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -56,10 +58,13 @@ def main() -> None:
             for n, prompt in enumerate(prompts):
                 apis = (ours, plain) if (round_ + n) % 2 else (plain, ours)
                 answers = {api: ask(api, args.model, prompt) for api in apis}
-                text, seconds = answers[plain]
-                pairs[n].append((seconds, seconds / answers[ours][1]))
-                same += answers[ours][0] == text
-    ratio, interval = speedup(pairs)
+                seconds["ours"][n].append(answers[ours][1])
+                seconds["plain"][n].append(answers[plain][1])
+                same += answers[ours][0] == answers[plain][0]
+    times = [TextTimes.of_whole_texts(seconds[name]) for name in ("plain", "ours")]
+    scale = [1.0] * len(prompts)
+    ratio = float(speedup(times[0], times[1], scale)[0])
+    interval = speedup_interval(times[0], times[1], scale)
     compared = ROUNDS * len(prompts)
     print(json.dumps({"speedup": ratio, "interval": interval, "same": same}))
     if same < compared:
