@@ -42,7 +42,7 @@ def decoder_config(name: str, plain: DecodeConfig) -> DecodeConfig:
 
 @dataclass
 class SpeedConfig:
-    """Speed: every prompt is decoded plainly and with drafts, in pairs."""
+    """Speed: every prompt is decoded plainly and with drafts, in turns."""
 
     #: hybrid (all sources of drafts), adaptive (adaptive tokens alone, as many as pay),
     #: sdsat (the paper's two forwards, at each k), ngrams, prompt_lookup; with a draft
