@@ -4,6 +4,7 @@ This module does not import PyTorch, so that a wrong setting is reported at once
 """
 
 from dataclasses import dataclass, field, replace
+from urllib.parse import urlsplit
 
 from conf.schema import check_settings, setting
 from conf.tracker import TrackerConfig
@@ -16,7 +17,7 @@ from infer.config import (
 from infer.engine.sampling import Sampling
 from infer.trees.growth import Rules
 
-PARTS = ("speed", "quality", "gsd")
+PARTS = ("speed", "quality", "gsd", "load")
 DECODERS = (
     "hybrid",
     "adaptive",
@@ -208,6 +209,59 @@ class GsdConfig:
 
 
 @dataclass
+class LoadConfig:
+    """Load: latency and throughput of several requests at once, here or at a server."""
+
+    #: requests at once: the sizes of the batches, or the clients of load.endpoint
+    concurrency: list[int] = setting([1, 2, 4, 8], least=1, most=1024)
+    #: plain, or names of speed.decoders
+    decoders: list[str] = setting(["plain", "hybrid"], choices=("plain", *DECODERS))
+    #: drafts of a forward of sdsat
+    k: int = setting(5, least=1)
+    #: sampling temperature; 0 is greedy
+    temperature: float = setting(0.0, least=0)
+    #: maximum length of a text in new tokens
+    max_new_tokens: int = setting(128, least=2)
+    #: measure this OpenAI-compatible server instead, such as http://localhost:8000/v1; the
+    #: key is taken from the environment's OPENAI_API_KEY; null: decode in this process
+    endpoint: str | None = None
+    #: the model's name at load.endpoint; null: its only model
+    model: str | None = None
+    #: seconds that a request to load.endpoint may take
+    timeout: float = setting(600.0, above=0)
+
+    def __post_init__(self) -> None:
+        check_settings(self, "load")
+        Sampling(self.temperature)
+        for name in ("concurrency", "decoders"):
+            if not getattr(self, name):
+                raise ValueError(f"load.{name} must have one, got none")
+            if len(set(getattr(self, name))) < len(getattr(self, name)):
+                raise ValueError(
+                    f"load.{name} must have each value once, got {getattr(self, name)}"
+                )
+        if self.endpoint is not None and not is_http_url(self.endpoint):
+            raise ValueError(
+                "load.endpoint must be a URL such as http://localhost:8000/v1, got "
+                f"{self.endpoint or 'nothing'}"
+            )
+
+
+def is_http_url(text: str) -> bool:
+    """Return whether a text is the URL of a server, without credentials."""
+    try:
+        url = urlsplit(text)
+        return (
+            url.scheme in ("http", "https")
+            and bool(url.hostname)
+            and url.port != 0
+            and url.username is None
+        )
+    except ValueError:
+        return False
+
+
+@dataclass
 class BenchConfig:
     """python -m infer.bench: measure a model's speed and the quality of its answers.
 
@@ -225,14 +279,18 @@ class BenchConfig:
     draft: str | None = setting(None, hub="model")
     #: draft by the draft model's own adaptive tokens, in one forward
     draft_adaptive: bool = False
-    #: speed, quality or gsd alone; null: speed and quality
+    #: speed, quality, gsd or load alone; null: speed and quality
     part: str | None = setting(None, choices=PARTS)
     #: divide the model over the processes of torchrun, for models larger than a GPU; the draft
     #: model is whole in each; false: each process has the whole model, and its own prompts
     tensor_parallel: bool = False
-    #: prompt sets of speed and gsd: humaneval, files of rows, or data sets of the hub;
-    #: their rows have prompt, messages, a question, or the content of a document
+    #: prompt sets of speed, gsd and load: humaneval, mt_bench, gsm8k or spec_bench by name,
+    #: files of rows, or data sets of the hub; their rows have prompt, messages, a question,
+    #: or the content of a document
     prompts: list[str] = setting(["humaneval"], path=True)
+    #: the folder with the published files of mt_bench (question.jsonl), gsm8k (test.jsonl)
+    #: and spec_bench (question.jsonl), each in a folder of its name or not
+    prompts_folder: str | None = setting(None, path=True)
     #: prompts drawn from each set
     count: int = setting(20, least=1)
     #: longer prompts are left out; documents are cut
@@ -240,6 +298,7 @@ class BenchConfig:
     speed: SpeedConfig = field(default_factory=SpeedConfig)
     quality: QualityConfig = field(default_factory=QualityConfig)
     gsd: GsdConfig = field(default_factory=GsdConfig)
+    load: LoadConfig = field(default_factory=LoadConfig)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
     #: of the weights; auto: bfloat16 where the device has instructions for it, else float32
     dtype: str = setting("auto", choices=DTYPES)

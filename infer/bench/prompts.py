@@ -5,7 +5,7 @@ Rows have the columns of the data sets that people measure with: docs/evaluation
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from conf.conversations import (
 )
 from conf.errors import Refusing, in_one_line
 from conf.rows import DECOMPRESSORS, ROW_FILES, form_of, read_rows
+from conf.schema import any_of
 from infer.bench.problems import humaneval_file, mbpp_prompt
 from infer.chat import UnfitMessages, chat_ids, has_template
 from infer.config import Infill
@@ -55,11 +56,87 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Prompt:
-    """The token ids of a prompt, and its name in its set."""
+    """The token ids of a prompt, its name in its set, and the row that it was made of."""
 
     id: str
     ids: tuple[int, ...]
     chat: bool = False  # made by the chat template
+    row: Row = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class PublishedSet:
+    """A prompt set by its name: where its published file is, and which of its rows it has."""
+
+    title: str
+    files: tuple[str, ...]  # in prompts_folder, the first that is there
+    categories: frozenset[str] | None = None  # None for all rows
+
+    def rows(self, source: str, folder: str | None, bad: list[str]) -> list[Row]:
+        """Return the rows of the set. Raises UserError if there are none."""
+        cure = f"Put {self.title}'s file there as {self.files[0]}"
+        if folder is None:
+            raise UserError(f"prompts={source} needs prompts_folder, got none. {cure}.")
+        paths = [Path(folder) / name for name in self.files]
+        path = next((path for path in paths if path.is_file()), None)
+        if path is None:
+            raise UserError(
+                f"prompts_folder={folder} must have {' or '.join(self.files)} for "
+                f"prompts={source}, got neither. {cure}."
+            )
+        rows: list[Row] = list(read_rows(path, bad))
+        if self.categories is not None:
+            rows = [row for row in rows if row.get("category") in self.categories]
+        if not rows:
+            raise UserError(
+                f"prompts={source} must have rows in {path}, got none of its "
+                f"categories. {cure}."
+            )
+        return rows
+
+
+MT_BENCH = frozenset(
+    [
+        "writing",
+        "roleplay",
+        "reasoning",
+        "math",
+        "coding",
+        "extraction",
+        "stem",
+        "humanities",
+    ]
+)
+SPEC_BENCH = "spec_bench"
+SPEC_BENCH_FILES = ("spec_bench/question.jsonl", "question.jsonl")
+SPEC_BENCH_TASKS = {
+    "mt_bench": MT_BENCH,
+    **{
+        name: frozenset([name])
+        for name in ("translation", "summarization", "qa", "math_reasoning", "rag")
+    },
+}
+PUBLISHED = {
+    "mt_bench": PublishedSet(
+        "MT-Bench",
+        ("mt_bench/question.jsonl", "question.jsonl", "spec_bench/question.jsonl"),
+        MT_BENCH,
+    ),
+    "gsm8k": PublishedSet("GSM8K", ("gsm8k/test.jsonl", "test.jsonl")),
+    **{
+        f"{SPEC_BENCH}:{task}": PublishedSet("Spec-Bench", SPEC_BENCH_FILES, categories)
+        for task, categories in SPEC_BENCH_TASKS.items()
+    },
+}
+
+
+def expand_names(sources: Sequence[str]) -> list[str]:
+    """Return the sources, with spec_bench as its six tasks, a set each."""
+    expanded: list[str] = []
+    for source in sources:
+        tasks = [f"{SPEC_BENCH}:{task}" for task in SPEC_BENCH_TASKS]
+        expanded += tasks if source == SPEC_BENCH else [source]
+    return expanded
 
 
 def name_of(source: str) -> str:
@@ -78,16 +155,23 @@ def name_of(source: str) -> str:
 
 
 def read_prompts(
-    source: str, text: Text, folder: Path, *, count: int, max_tokens: int, seed: int
+    source: str,
+    text: Text,
+    folder: Path,
+    *,
+    count: int,
+    max_tokens: int,
+    seed: int,
+    published: str | None = None,
 ) -> list[Prompt]:
     """Return `count` prompts of at most `max_tokens` tokens, drawn without replacement.
 
-    `folder` is the model directory, whose chat template encodes messages. Rows without a
-    prompt are counted on standard error. Raises UserError for a source that cannot be
-    read, and for too few prompts.
+    `folder` is the model directory, whose chat template encodes messages, `published` that
+    of the published files. Rows without a prompt are counted on standard error. Raises
+    UserError for a source that cannot be read, and for too few prompts.
     """
     bad: list[str] = []
-    rows = rows_of(source, bad)
+    rows = rows_of(source, bad, published)
     random.Random(seed).shuffle(rows)
     prompts: list[Prompt] = []
     for index, row in enumerate(rows):
@@ -101,7 +185,7 @@ def read_prompts(
         if 0 < len(ids) <= max_tokens:
             names = filter(None, map(row.get, NAMES))
             name = next(names, f"{name_of(source)}/{index}")
-            prompts.append(Prompt(str(name), tuple(ids), chat))
+            prompts.append(Prompt(str(name), tuple(ids), chat, row))
     report_bad(source, bad)
     if len(prompts) < count:
         raise UserError(
@@ -119,12 +203,22 @@ def report_bad(source: str, bad: Sequence[str]) -> None:
         )
 
 
-def rows_of(source: str, bad: list[str] | None = None) -> list[Row]:
+def rows_of(
+    source: str, bad: list[str] | None = None, published: str | None = None
+) -> list[Row]:
     """Return the rows of a source; what is no row is appended to `bad` as a sentence.
 
-    A source is humaneval, a file, or a data set of the hub as OWNER/NAME, or
-    OWNER/NAME:CONFIG. Raises UserError for one that cannot be read.
+    A source is humaneval, a name of PUBLISHED in the folder `published`, a file, or a data
+    set of the hub as OWNER/NAME, or OWNER/NAME:CONFIG. Raises UserError for one that cannot
+    be read.
     """
+    bad = [] if bad is None else bad
+    if known := PUBLISHED.get(source):
+        return known.rows(source, published, bad)
+    if source.startswith(f"{SPEC_BENCH}:"):
+        raise UserError(
+            f"prompts={source} must be a task of Spec-Bench, {any_of([*SPEC_BENCH_TASKS])}."
+        )
     if source == "humaneval":
         return list(read_rows(humaneval_file()))
     problem = (
@@ -135,7 +229,7 @@ def rows_of(source: str, bad: list[str] | None = None) -> list[Row]:
         if Path(source).is_dir():
             raise ValueError("a folder. Give a file of it")
         if Path(source).is_file() or form_of(source) in ROW_FILES:
-            return list(read_rows(Path(source), [] if bad is None else bad))
+            return list(read_rows(Path(source), bad))
         return _hub_rows(source)
 
 
@@ -254,6 +348,23 @@ def encode(
     if question and not has_template(folder):
         return text.encode(prompt[0]["content"]), False
     return chat_ids(folder, prompt, tools=tools_in(row)), True
+
+
+def request_of(prompt: Prompt, text: Text) -> dict[str, Any]:
+    """Return a prompt as OpenAI's API takes it: messages, or a prompt with or without suffix.
+
+    A prompt that the chat template made has messages, with its tools.
+    """
+    if not prompt.chat:
+        own = prompt_of(prompt.row)
+        if isinstance(own, Infill):
+            return {"prompt": own.prefix, "suffix": own.suffix}
+        if isinstance(own, str):
+            return {"prompt": own}
+        return {"prompt": text.decode(prompt.ids)}  # a document, cut; a question
+    tools = tools_in(prompt.row)
+    messages = {"messages": list(messages_of(prompt.row))}
+    return messages | ({"tools": tools} if tools else {})
 
 
 def tools_in(row: Row) -> list[dict[str, Any]]:

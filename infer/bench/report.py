@@ -1,6 +1,6 @@
 """The report of the finished parts, a function of their results alone.
 
-A terminal table, index.html with three plots, report.json, W&B's summary.
+A terminal table, index.html with three plots, report.json, acceptance.csv, W&B's summary.
 """
 
 import base64
@@ -21,6 +21,7 @@ from conf import UserError
 from conf.console import PlainConsole, label, print_line
 from conf.files import read_result, with_checksum, write_bytes, write_json
 from conf.tracker import TrackerConfig, WandbRun
+from infer.bench.acceptance import acceptance_csv
 from infer.bench.config import PARTS
 from infer.bench.gsd import RANKS, TIMES
 from infer.bench.gsd_plots import gsd_plots
@@ -65,6 +66,16 @@ QUALITY_HEADS = (
     "at limit\n%",
     "same",
 )
+LOAD_COLUMNS = {  # heads by the name of the figure, with its decimal places
+    "request_throughput": ("req/s", 2),
+    "output_throughput": ("tok/s", 1),
+    "median_ttft_ms": ("TTFT\nmedian", 0),
+    "p99_ttft_ms": ("TTFT\np99", 0),
+    "median_tpot_ms": ("TPOT\nmedian", 1),
+    "p99_tpot_ms": ("TPOT\np99", 1),
+    "median_itl_ms": ("ITL\nmedian", 1),
+    "p99_itl_ms": ("ITL\np99", 1),
+}
 SOURCE_HEADS = {  # by the name of the source
     "adaptive": "adaptive\ntokens",
     "text": "text's\nn-grams",
@@ -94,6 +105,7 @@ def write_report(folder: Path, tracker: TrackerConfig) -> dict[str, Any]:
     plots = {}
     if report["speed"]:
         rows = report["speed"]["rows"]
+        write_bytes(folder / "acceptance.csv", acceptance_csv(rows).encode())
         plots = {
             "Speedup over plain decoding": png(partial(draw_speedups, rows)),
             "Acceptance rate per position (survival)": png(
@@ -165,6 +177,11 @@ def tables_of(report: Row, part: str) -> list[Table]:
         for (prompt_set, name), group in grouped(rows, "prompt_set", "part"):
             title = f"{prompt_set}: {name}"
             tables += [gsd_table(title, group), step_table(group), rank_table(group)]
+    elif part == "load":
+        tables = [
+            load_table(f"{prompt_set}: requests at once, times in ms", group)
+            for (prompt_set,), group in grouped(rows, "prompt_set")
+        ]
     else:
         tables = []
         for (prompt_set, temperature), group in grouped(
@@ -241,6 +258,19 @@ def quality_table(rows: Sequence[Row]) -> Table:
         for row in rows
     ]
     return Table("scores", QUALITY_HEADS, cells)
+
+
+def load_table(title: str, rows: Sequence[Row]) -> Table:
+    """Return throughput and latencies by requests at once and decoder."""
+    cells = []
+    for row in rows:
+        figures = [
+            number(row[name], places) for name, (_, places) in LOAD_COLUMNS.items()
+        ]
+        place = [str(row["concurrency"]), row["decoder"], str(row["completed"])]
+        cells.append([*place, *figures, same(row)])
+    heads = [head for head, _ in LOAD_COLUMNS.values()]
+    return Table(title, ["at\nonce", "decoder", "of", *heads, "same"], cells)
 
 
 def gsd_table(title: str, rows: Sequence[Row]) -> Table:
@@ -455,6 +485,10 @@ def scalars(report: Row) -> dict[str, float]:
     for row in report["speed"]["rows"] if report["speed"] else ():
         place = f"speed/{row['prompt_set']}/T{row['temperature']:g}/{row['decoder']}"
         for name in SCALARS if row["marks"] else (*SPEEDS, *SCALARS):
+            values[f"{place}/{name}"] = row[name]
+    for row in report["load"]["rows"] if report["load"] else ():
+        place = f"load/{row['prompt_set']}/{row['concurrency']}/{row['decoder']}"
+        for name in LOAD_COLUMNS:
             values[f"{place}/{name}"] = row[name]
     for row in report["quality"]["rows"] if report["quality"] else ():
         name = f"{row['who']}_{row['decoder']}/{row['metric']}"

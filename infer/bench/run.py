@@ -25,7 +25,8 @@ from infer.bench.harness import (
     init_workers,
     result_folder,
 )
-from infer.bench.prompts import Prompt, name_of, read_prompts
+from infer.bench.load import LoadPart
+from infer.bench.prompts import Prompt, expand_names, name_of, read_prompts
 from infer.bench.quality import QualityPart
 from infer.bench.report import RESULT, print_report, write_report
 from infer.bench.runs import PEER
@@ -33,6 +34,13 @@ from infer.bench.speed import SpeedPart
 from infer.config import decontaminated
 from infer.models.checkpoint import ModelDirectory
 from infer.models.draft import base_pieces, lacking
+
+# The parts that decode prompt sets.
+SET_PARTS: dict[str, type[SpeedPart] | type[GsdPart] | type[LoadPart]] = {
+    "speed": SpeedPart,
+    "gsd": GsdPart,
+    "load": LoadPart,
+}
 
 
 def bench(config: BenchConfig) -> None:
@@ -63,14 +71,15 @@ def measure_part(
         part = QualityPart(config, directory)
     else:
         sets = read_prompt_sets(config, directory)
-        part = (SpeedPart if name == "speed" else GsdPart)(config, directory, sets)
+        part = SET_PARTS[name](config, directory, sets)
     inputs = {
         "model": config.model,
         "base": config.base,
         "draft": config.draft,
     }
     unused = (group for group in PARTS if group not in config.groups(name))
-    ignored = ("tracker", "part", *unused)
+    # The prompts are in `content`, wherever their files are.
+    ignored = ("tracker", "part", "prompts_folder", *unused)
     content = hashlib.sha256(json.dumps(part.content).encode()).hexdigest()[:16]
     facts = made_from(config, existing(inputs), ignore=ignored)
     facts |= {"content": content, "hardware": hardware()}
@@ -113,6 +122,7 @@ def read_prompt_sets(
     config: BenchConfig, directory: ModelDirectory
 ) -> dict[str, Sequence[Prompt]]:
     """Return the prompts by set. Raises UserError for a base without an id of theirs."""
+    sources = expand_names(config.prompts)
     sets: dict[str, Sequence[Prompt]] = {
         name_of(source): read_prompts(
             source,
@@ -121,10 +131,11 @@ def read_prompt_sets(
             count=config.count,
             max_tokens=config.prompt_tokens,
             seed=config.seed,
+            published=config.prompts_folder,
         )
-        for source in config.prompts
+        for source in sources
     }
-    if len(sets) < len(config.prompts):
+    if len(sets) < len(sources):
         raise UserError(
             f"prompts must be sets of different names, got {', '.join(config.prompts)}. "
             "Rename one, or measure it into another out."
