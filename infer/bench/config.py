@@ -126,14 +126,11 @@ class QualityConfig:
     chat: bool = True
     #: mbpp.jsonl, sanitized-mbpp.json or MbppPlus.jsonl
     mbpp: str | None = setting(None, path=True)
-    #: files of MultiPL-E, one for each language
-    multipl_e: list[str] = setting([], path=True)
+    #: problems of MultiPL-E in one language
+    multipl_e: str | None = setting(None, path=True)
     #: HumanEval-SingleLineInfilling.jsonl.gz or another of human-eval-infilling's files,
     #: or santacoder-fim-task
     infilling: str | None = setting(None, path=True)
-    #: order of infilling prompts, psm or spm; null: spm, as in the paper, if the tokenizer's
-    #: family has it
-    order: str | None = setting(None, choices=("psm", "spm"))
     #: documents, such as the held_out.jsonl of data_prep; a line of each is to be infilled
     lines: str | None = setting(None, path=True)
     #: plain, or names of speed.decoders
@@ -149,15 +146,12 @@ class QualityConfig:
         check_settings(self, "quality")
 
     @property
-    def files(self) -> dict[str, list[str]]:
-        """The files of each benchmark that is answered; "" is that of the package."""
-        given = {name: getattr(self, name) for name in BENCHMARKS[1:]}
-        files = {
-            name: value if isinstance(value, list) else [value]
-            for name, value in given.items()
-            if value
-        }
-        return {BENCHMARKS[0]: [""], **files} if self.humaneval else files
+    def files(self) -> dict[str, str]:
+        """The file of each benchmark that is answered; "" is that of the package."""
+        files = {name: getattr(self, name) for name in BENCHMARKS[1:]}
+        if self.humaneval:
+            files = {BENCHMARKS[0]: "", **files}
+        return {name: file for name, file in files.items() if file is not None}
 
 
 @dataclass

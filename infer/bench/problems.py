@@ -47,12 +47,6 @@ class Problem:
     head: str = ""  # of the program, before the answer
     tests: str = ""
     row: Row = field(default_factory=dict)  # of MultiPL-E, whose container judges
-    language: str = ""  # where a benchmark has several, each is scored by itself
-
-    @property
-    def asks_one_line(self) -> bool:
-        """True if the expected answer is one line."""
-        return "\n" not in self.expected.strip()
 
     def cut(self, text: str) -> str:
         """Return the text up to the first stop."""
@@ -120,25 +114,20 @@ def multipl_e(row: Row) -> Problem:
     """HumanEval in another language; the answers are judged by MultiPL-E's container."""
     fields = {name: row.get(name, row.get("test")) for name in MULTIPL_E_FIELDS}
     stop = tuple(row["stop_tokens"]) or HUMANEVAL_STOP  # Python's problems have none
-    return Problem(
-        id=row["name"],
-        prompt=row["prompt"],
-        stop=stop,
-        row=fields,
-        language=row["language"],
-    )
+    return Problem(id=row["name"], prompt=row["prompt"], stop=stop, row=fields)
 
 
-def infilling(row: Row) -> Problem:
+def infilling(row: Row) -> Problem | None:
     """Infill lines or spans (Bavarian et al. 2022), exact up to outer white space.
 
-    A row of santacoder-fim-task has a name and a language: py, java or js.
+    A row of santacoder-fim-task has a name and a language: of these Python's are read.
     """
+    if row.get("language", "py") not in ("py", "python"):
+        return None
     return Problem(
         id=row.get("task_id") or row["name"],
         prompt=Infill(row["prompt"], row["suffix"], ORDER),
         expected=row["canonical_solution"],
-        language=row.get("language", ""),
     )
 
 

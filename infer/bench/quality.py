@@ -8,7 +8,7 @@ import gzip
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,7 +53,7 @@ class QualityPart(Part):
         self._judged = [
             name
             for name, problems in self._benchmarks.items()
-            if is_exact(name) or (problems[0].tests and not sandbox.unavailable())
+            if name in EXACT or (problems[0].tests and not sandbox.unavailable())
         ]
         answering = [
             ("model", name)
@@ -123,12 +123,12 @@ def read_benchmarks(
     """Return the problems by benchmark, and warnings: not answered, or not judged."""
     benchmarks: dict[str, Sequence[Problem]] = {}
     warnings = []
-    order = config.quality.order
-    for name, problems in problems_by_language(config):
+    for name, file in config.quality.files.items():
+        problems = read_problems(name, file)[: config.quality.problems]
         if name in BY_CHAT and config.quality.chat and has_template(directory.path):
             problems = [problem.asked(directory.path) for problem in problems]
         problems = [
-            replace(problem, prompt=ordered(directory.text, problem.prompt, order))
+            replace(problem, prompt=directory.text.with_own_order(problem.prompt))
             if isinstance(problem.prompt, Infill)
             else problem
             for problem in problems
@@ -151,27 +151,6 @@ def read_benchmarks(
             )
         benchmarks[name] = problems
     return benchmarks, warnings
-
-
-def problems_by_language(config: BenchConfig) -> Iterator[tuple[str, list[Problem]]]:
-    """Yield each benchmark's problems, with a name for each of its languages."""
-    for name, files in config.quality.files.items():
-        problems = [p for file in files for p in read_problems(name, file)]
-        languages = dict.fromkeys(problem.language for problem in problems)
-        for language in languages:
-            own = [problem for problem in problems if problem.language == language]
-            title = f"{name}-{language}" if len(languages) > 1 else name
-            yield title, own[: config.quality.problems]
-
-
-def ordered(text: Text, prompt: Infill, order: str | None) -> Infill:
-    """Return the prompt in `order`, or by default in the paper's if its family has it."""
-    return replace(prompt, order=order) if order else text.with_own_order(prompt)
-
-
-def is_exact(benchmark: str) -> bool:
-    """Return True if answers are compared with a text."""
-    return benchmark.partition("-")[0] in EXACT
 
 
 def prompt_ids(text: Text, problem: Problem) -> Sequence[int]:
@@ -206,10 +185,8 @@ def answer(model: Model, batch: Batch, max_new_tokens: int) -> Row:
             texts[at] += step.text
             tokens[at] += step.tokens
     answers = []
-    ends = model.eos | {token for prompt in ids for token in model.text.ends(prompt)}
     for problem, text, text_tokens in zip(batch.problems, texts, tokens):
         answer = problem.cut(text)
-        full = len(text_tokens) >= max_new_tokens and text_tokens[-1] not in ends
         key = json.dumps([batch.benchmark, problem.id, answer])
         answers.append(
             {
@@ -219,7 +196,6 @@ def answer(model: Model, batch: Batch, max_new_tokens: int) -> Row:
                 "id": problem.id,
                 "text": answer,
                 "tokens": text_tokens,
-                "limited": full and answer == text,
                 "key": hashlib.sha256(key.encode()).hexdigest()[:16],
             }
         )
@@ -229,54 +205,41 @@ def answer(model: Model, batch: Batch, max_new_tokens: int) -> Row:
 def judge(problem: Problem, text: str) -> Row:
     """Return whether an answer passes, and the reason: by its tests or by exact match.
 
-    An exact match may differ in outer white space. `first_line` is whether the first line of
-    an answer does, where one line is asked: a model that was not trained to end a middle goes
-    on after it.
+    An exact match may differ in outer white space.
     """
     if problem.tests:
         verdict = sandbox.judge(problem.head + text, problem.tests)
         return {"passed": verdict.passed, "reason": str(verdict)}
-    expected = problem.expected.strip()
-    passed = text.strip() == expected
-    result: Row = {"passed": passed, "reason": "exact match" if passed else "no match"}
-    if problem.asks_one_line:
-        result["first_line"] = text.strip().partition("\n")[0].rstrip() == expected
-    return result
+    passed = text.strip() == problem.expected.strip()
+    return {"passed": passed, "reason": "exact match" if passed else "no match"}
 
 
 def rows_of(answers: Sequence[Row]) -> list[Row]:
-    """Return a row for each benchmark, model, decoder and metric.
+    """Return a row for each benchmark, model and decoder.
 
-    `cut_off` is the share of answers that reached the maximum length without an end. `same`
-    counts answers that equal those of plain decoding token for token.
+    `same` counts answers that equal those of plain decoding token for token.
     """
     groups = dict(statistics.grouped(answers, "benchmark", "who", "decoder"))
     rows = []
     for (benchmark, who, decoder), group in groups.items():
         plain = groups.get((benchmark, who, "plain"), [])
         compared = list(zip(group, plain)) if decoder != "plain" else []
-        common = {
-            "benchmark": benchmark,
-            "who": who,
-            "decoder": decoder,
-            "temperature": 0.0,
-            "cut_off": sum(item["limited"] for item in group) / len(group),
-            "same": sum(a["tokens"] == b["tokens"] for a, b in compared),
-            "compared": len(compared),
-        }
-        exact = is_exact(benchmark)
-        metrics = {"exact match" if exact else "pass@1": "passed"}
-        if any("first_line" in item for item in group):
-            metrics["exact match, first line"] = "first_line"
-        for metric, name in metrics.items():
-            passed = [item[name] for item in group if name in item]
-            score = {
+        passed = [item["passed"] for item in group if "passed" in item]
+        metric = "exact match" if benchmark in EXACT else "pass@1"
+        rows.append(
+            {
+                "benchmark": benchmark,
+                "who": who,
+                "decoder": decoder,
+                "temperature": 0.0,
                 "metric": metric if passed else "not judged",
                 "value": sum(passed) / len(passed) if passed else None,
                 "interval": statistics.share(sum(passed), len(passed)),
-                "problems": len(passed) or len(group),
+                "problems": len(group),
+                "same": sum(a["tokens"] == b["tokens"] for a, b in compared),
+                "compared": len(compared),
             }
-            rows.append(common | score)
+        )
     return rows
 
 
@@ -299,7 +262,7 @@ def write_answers(
             write_bytes(folder / name / f"{problem.id}.json.gz", content)
             continue
         row = {"task_id": problem.id}
-        if is_exact(item["benchmark"]):
+        if item["benchmark"] in EXACT:
             row["completion"] = item["text"]
         else:
             row["solution"] = problem.head + item["text"]

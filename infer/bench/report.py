@@ -63,7 +63,6 @@ QUALITY_HEADS = (
     "%",
     "95 %",
     "of",
-    "at limit\n%",
     "same",
 )
 LOAD_COLUMNS = {  # heads by the name of the figure, with its decimal places
@@ -252,7 +251,6 @@ def quality_table(rows: Sequence[Row]) -> Table:
             number(row["value"], 1, 100),
             interval(row["interval"], 1, 100),
             str(row["problems"]),
-            number(row.get("cut_off"), 0, 100),
             same(row),
         ]
         for row in rows
