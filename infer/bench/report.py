@@ -47,6 +47,8 @@ QUALITY_HEADS = (
     "metric",
     "%",
     "95 %",
+    "uncut\n%",
+    "cut off at\nthe limit",
     "of",
     "same",
 )
@@ -173,7 +175,7 @@ def speed_table(title: str, rows: Sequence[Row]) -> Table:
                 f"{row['speedup']:.2f}",
                 "" if row["decoder"] == PLAIN else interval(row["speedup_interval"]),
                 number(row["mean_acceptance_length"]),
-                number(row["draft_acceptance_rate"], 0, 100),
+                number(row["acceptance_rate"], 0, 100),
                 number(row["tokens_per_forward"]),
                 f"{row['first_token_ms']:.0f}",
                 same(row),
@@ -216,6 +218,8 @@ def quality_table(rows: Sequence[Row]) -> Table:
             row["metric"],
             number(row["value"], 1, 100),
             interval(row["interval"], 1, 100),
+            number(row["uncut"], 1, 100),
+            str(row["cut_off"]),
             str(row["problems"]),
             same(row),
         ]

@@ -34,6 +34,7 @@ K = TypeVar("K")
 Row = dict[str, Any]
 PLAIN = "plain"
 BASE = "base, plain"
+SDSAT = "sdsat k="  # begins the names of the paper's decoder
 PEER = "hf "  # begins the names of Transformers' decoders
 TOTALS = ("tokens", "forwards", "verifications", "drafted", "accepted")
 
@@ -163,7 +164,7 @@ def rows_of(records: Mapping[str, Row], order: Sequence[str]) -> list[Row]:
     plain_rate = 0.0
     for key in keys:
         prompt_set, temperature, name = key
-        row = figures(list(groups[key].values()))
+        row = figures(list(groups[key].values()), k=k_of(name))
         if name == PLAIN:
             plain_rate = row["measured_tokens_per_second"]
         # The decoder's own rate is of other moments than plain decoding's median, and may
@@ -177,9 +178,16 @@ def rows_of(records: Mapping[str, Row], order: Sequence[str]) -> list[Row]:
     return rows
 
 
-def figures(prompts: Sequence[Sequence[Row]]) -> Row:
+def k_of(name: str) -> int | None:
+    """Return the k of a decoder named "sdsat k=5"; None for another decoder."""
+    return int(name.removeprefix(SDSAT)) if name.startswith(SDSAT) else None
+
+
+def figures(prompts: Sequence[Sequence[Row]], *, k: int | None = None) -> Row:
     """Return the figures of one decoder on a set; `prompts[p]` are the runs of prompt p.
 
+    acceptance_rate is SDSAT's for its `k`, accepted / (k x verifications), also where a tree
+    has more nodes; without `k` it is draft_acceptance_rate.
     mean_acceptance_length is 1 + accepted / verifications, draft_acceptance_rate accepted over
     drafted tokens. survival is vLLM's acceptance rate per position, the share of verifications
     whose drafts were accepted up to there.
@@ -203,6 +211,9 @@ def figures(prompts: Sequence[Sequence[Row]]) -> Row:
         "tokens_per_forward": _ratio(total["tokens"], total["forwards"]),
         "mean_acceptance_length": _ratio(
             verifications + total["accepted"], verifications
+        ),
+        "acceptance_rate": _ratio(
+            total["accepted"], k * verifications if k else total["drafted"]
         ),
         "draft_acceptance_rate": _ratio(total["accepted"], total["drafted"]),
         "survival": [count / verifications for count in right],
