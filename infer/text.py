@@ -64,9 +64,13 @@ class Text:
         return [*self._bos, *self._enc(text)]
 
     @TOKENIZING
-    def infill(self, prompt: Infill) -> list[int]:
-        """Return the prompt that the middle and EOT continue. Raise NoInfilling."""
-        order = self.order(prompt)
+    def infill(self, prompt: Infill, *, published: bool = True) -> list[int]:
+        """Return the prompt that the middle and EOT continue. Raise NoInfilling.
+
+        With `published=False` the prompt may have an order that the family has not published.
+        """
+        order = self.order(prompt if published else replace(prompt, order=None))
+        order = order if published else prompt.order or order
         infilling = self._infilling
         assert infilling is not None
         segments = infilling.segments(

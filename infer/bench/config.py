@@ -6,6 +6,7 @@ This module does not import PyTorch, so that a wrong setting is reported at once
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
+from conf.infilling import ORDERS
 from conf.schema import check_settings, setting
 from conf.tracker import TrackerConfig
 from infer.config import (
@@ -126,16 +127,19 @@ class QualityConfig:
     chat: bool = True
     #: mbpp.jsonl, sanitized-mbpp.json or MbppPlus.jsonl
     mbpp: str | None = setting(None, path=True)
-    #: problems of MultiPL-E in one language
-    multipl_e: str | None = setting(None, path=True)
+    #: files of MultiPL-E, humaneval-LANG.jsonl, or folders of them; a row for each language
+    multipl_e: list[str] = setting([], path=True)
     #: HumanEval-SingleLineInfilling.jsonl.gz or another of human-eval-infilling's files,
-    #: or santacoder-fim-task
+    #: or santacoder-fim-task; a row for each language
     infilling: str | None = setting(None, path=True)
+    #: parts of an infilling prompt: psm (prefix, suffix, middle) or spm; null: spm if the
+    #: model's family has published it, else psm
+    order: str | None = setting(None, choices=ORDERS)
     #: documents, such as the held_out.jsonl of data_prep; a line of each is to be infilled
     lines: str | None = setting(None, path=True)
     #: plain, or names of speed.decoders
     decoders: list[str] = setting(["plain", "hybrid"], choices=("plain", *DECODERS))
-    #: answer the first so many problems of each benchmark; null: all
+    #: answer the first so many problems of each benchmark and language; null: all
     problems: int | None = setting(None, least=1)
     #: answer benchmarks that this machine cannot judge, for their own harnesses
     unjudged: bool = True
@@ -146,12 +150,14 @@ class QualityConfig:
         check_settings(self, "quality")
 
     @property
-    def files(self) -> dict[str, str]:
-        """The file of each benchmark that is answered; "" is that of the package."""
-        files = {name: getattr(self, name) for name in BENCHMARKS[1:]}
-        if self.humaneval:
-            files = {BENCHMARKS[0]: "", **files}
-        return {name: file for name, file in files.items() if file is not None}
+    def files(self) -> dict[str, list[str]]:
+        """The files of each benchmark that is answered; "" is that of the package."""
+        files: dict[str, list[str]] = {"humaneval": [""]} if self.humaneval else {}
+        for name in BENCHMARKS[1:]:
+            value = getattr(self, name)
+            if value:
+                files[name] = value if isinstance(value, list) else [value]
+        return files
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any
 
 from conf import UserError
 from conf.errors import Refusing, in_one_line
-from conf.rows import read_rows
+from conf.rows import ROW_FILES, form_of, read_rows
 from infer.chat import chat_ids
 from infer.config import Infill
 
@@ -47,11 +47,19 @@ class Problem:
     head: str = ""  # of the program, before the answer
     tests: str = ""
     row: Row = field(default_factory=dict)  # of MultiPL-E, whose container judges
+    language: str = ""  # of MultiPL-E and santacoder-fim-task
+    one_line: bool = (
+        False  # the answer is one line: it is judged up to its first line end
+    )
 
     def cut(self, text: str) -> str:
         """Return the text up to the first stop."""
         places = [text.find(stop) for stop in self.stop if stop in text]
         return text[: min(places, default=len(text))]
+
+    def first_line(self, text: str) -> str:
+        """Return the part of an answer that is judged: its first line if one is asked."""
+        return text.partition("\n")[0] if self.one_line else text
 
     def asked(self, folder: Path) -> "Problem":
         """Return the problem as a question by the chat template of a model directory."""
@@ -114,17 +122,22 @@ def multipl_e(row: Row) -> Problem:
     """HumanEval in another language; the answers are judged by MultiPL-E's container."""
     fields = {name: row.get(name, row.get("test")) for name in MULTIPL_E_FIELDS}
     stop = tuple(row["stop_tokens"]) or HUMANEVAL_STOP  # Python's problems have none
-    return Problem(id=row["name"], prompt=row["prompt"], stop=stop, row=fields)
+    return Problem(
+        id=row["name"],
+        prompt=row["prompt"],
+        stop=stop,
+        row=fields,
+        language=row["language"],
+    )
 
 
-def infilling(row: Row) -> Problem | None:
+def infilling(row: Row) -> Problem:
     """Infill lines or spans (Bavarian et al. 2022), exact up to outer white space.
 
-    A row of santacoder-fim-task has a name and a language: of these Python's are read.
+    A row of santacoder-fim-task has a name and a language.
     """
-    if row.get("language", "py") not in ("py", "python"):
-        return None
     return Problem(
+        language=row.get("language") or "",
         id=row.get("task_id") or row["name"],
         prompt=Infill(row["prompt"], row["suffix"], ORDER),
         expected=row["canonical_solution"],
@@ -143,6 +156,7 @@ def lines(row: Row) -> Problem | None:
         id=str(row["id"]),
         prompt=Infill("".join(parts[:at]), "".join(parts[at + 1 :]), ORDER),
         expected=parts[at],
+        one_line=True,
     )
 
 
@@ -189,4 +203,52 @@ def read_problems(kind: str, file: str) -> Sequence[Problem]:
             f"quality.{kind}={file} must have problems, got none of {len(rows)} rows "
             f"that are answered. Give {FILES[kind]}"
         )
-    return list(filter(None, problems))
+    return with_one_line(list(filter(None, problems)))
+
+
+def read_languages(kind: str, files: Sequence[str]) -> dict[str, list[Problem]]:
+    """Return the problems of a benchmark by name: KIND, or KIND-LANGUAGE.
+
+    A folder stands for its files of rows. Raises UserError for two files of one language.
+    """
+    benchmarks: dict[str, list[Problem]] = {}
+    for file in files:
+        names: dict[str, list[Problem]] = {}
+        for each in files_in(kind, file):
+            for problem in read_problems(kind, each):
+                name = f"{kind}-{problem.language}" if problem.language else kind
+                names.setdefault(name, []).append(problem)
+        if twice := sorted(names.keys() & benchmarks.keys()):
+            raise UserError(
+                f"quality.{kind} must have a language in one file alone, got {twice[0]} in "
+                f"two, one of them {file}. Leave one out."
+            )
+        benchmarks |= names
+    return benchmarks
+
+
+def files_in(kind: str, file: str) -> list[str]:
+    """Return a file, or the files of rows of a folder."""
+    folder = Path(file)
+    if not file or not folder.is_dir():
+        return [file]
+    files = sorted(
+        str(path) for path in folder.iterdir() if form_of(path.name) in ROW_FILES
+    )
+    if not files:
+        raise UserError(
+            f"quality.{kind}={file} must be a folder with files of rows, got none. Give "
+            f"{FILES[kind]}"
+        )
+    return files
+
+
+def with_one_line(problems: Sequence[Problem]) -> Sequence[Problem]:
+    """Return a file's problems, marked if every one of them asks for one line.
+
+    In a file of spans of several lines, an answer of one line is not known beforehand.
+    """
+    texts = [problem.expected.strip() for problem in problems]
+    if not all(texts) or any("\n" in text for text in texts):
+        return problems
+    return [replace(problem, one_line=True) for problem in problems]

@@ -19,7 +19,7 @@ from infer.api import Model, generate
 from infer.bench import sandbox, statistics
 from infer.bench.config import NEED_ADAPTIVE, BenchConfig, decoder_config
 from infer.bench.harness import Part, Records, WorkerGroup
-from infer.bench.problems import Problem, read_problems
+from infer.bench.problems import ORDER, Problem, read_languages
 from infer.chat import has_template
 from infer.config import DecodeConfig, Infill
 from infer.models.checkpoint import ModelDirectory
@@ -53,7 +53,8 @@ class QualityPart(Part):
         self._judged = [
             name
             for name, problems in self._benchmarks.items()
-            if name in EXACT or (problems[0].tests and not sandbox.unavailable())
+            if kind_of(name) in EXACT
+            or (problems[0].tests and not sandbox.unavailable())
         ]
         answering = [
             ("model", name)
@@ -123,18 +124,19 @@ def read_benchmarks(
     """Return the problems by benchmark, and warnings: not answered, or not judged."""
     benchmarks: dict[str, Sequence[Problem]] = {}
     warnings = []
-    for name, file in config.quality.files.items():
-        problems = read_problems(name, file)[: config.quality.problems]
+    named = {
+        name: problems[: config.quality.problems]
+        for kind, files in config.quality.files.items()
+        for name, problems in read_languages(kind, files).items()
+    }
+    for name, problems in named.items():
         if name in BY_CHAT and config.quality.chat and has_template(directory.path):
             problems = [problem.asked(directory.path) for problem in problems]
-        problems = [
-            replace(problem, prompt=directory.text.with_own_order(problem.prompt))
-            if isinstance(problem.prompt, Infill)
-            else problem
-            for problem in problems
-        ]
         try:
-            prompt_ids(directory.text, problems[0])
+            problems = [
+                in_order(directory.text, problem, config.quality.order)
+                for problem in problems
+            ]
         except NoInfilling as error:
             warnings.append(f"{name} is not answered: {error}")
             continue
@@ -153,14 +155,28 @@ def read_benchmarks(
     return benchmarks, warnings
 
 
-def prompt_ids(text: Text, problem: Problem) -> Sequence[int]:
-    """Return the token ids of a problem's prompt.
+def kind_of(name: str) -> str:
+    """Return the benchmark of a name such as multipl_e-java."""
+    return name.partition("-")[0]
 
-    Raises NoInfilling if the tokenizer has no infilling.
+
+def in_order(text: Text, problem: Problem, order: str | None) -> Problem:
+    """Return a problem whose infilling prompt is its token ids in this order.
+
+    None: SPM, as in the paper, if the family has published it. Raises NoInfilling.
     """
+    if not isinstance(problem.prompt, Infill):
+        return problem
+    own = text.with_own_order(replace(problem.prompt, order=order or ORDER))
+    if order:
+        own = replace(own, order=order)
+    return replace(problem, prompt=text.infill(own, published=not order))
+
+
+def prompt_ids(text: Text, problem: Problem) -> Sequence[int]:
+    """Return the token ids of a problem's prompt."""
     prompt = problem.prompt
-    if isinstance(prompt, Infill):
-        return text.infill(prompt)
+    assert not isinstance(prompt, Infill)  # in_order has encoded it
     return text.encode(prompt) if isinstance(prompt, str) else prompt
 
 
@@ -178,14 +194,21 @@ def answer(model: Model, batch: Batch, max_new_tokens: int) -> Row:
     fitting = [at for at in range(len(ids)) if len(ids[at]) <= longest]
     texts = [""] * len(ids)
     tokens: list[list[int]] = [[] for _ in ids]
+    cut_off = [False] * len(ids)
     if fitting:
         decode = decoder_config(batch.decoder, plain)
         for step in generate(model, [ids[at] for at in fitting], decode):
             at = fitting[step.sequence]
             texts[at] += step.text
             tokens[at] += step.tokens
+            ends = model.eos | model.text.ends(ids[at])
+            cut_off[at] = len(tokens[at]) >= max_new_tokens and not (
+                tokens[at][-1] in ends or any(s in texts[at] for s in plain.stop)
+            )
     answers = []
-    for problem, text, text_tokens in zip(batch.problems, texts, tokens):
+    for problem, text, text_tokens, limited in zip(
+        batch.problems, texts, tokens, cut_off
+    ):
         answer = problem.cut(text)
         key = json.dumps([batch.benchmark, problem.id, answer])
         answers.append(
@@ -196,6 +219,7 @@ def answer(model: Model, batch: Batch, max_new_tokens: int) -> Row:
                 "id": problem.id,
                 "text": answer,
                 "tokens": text_tokens,
+                "cut_off": limited,
                 "key": hashlib.sha256(key.encode()).hexdigest()[:16],
             }
         )
@@ -205,19 +229,25 @@ def answer(model: Model, batch: Batch, max_new_tokens: int) -> Row:
 def judge(problem: Problem, text: str) -> Row:
     """Return whether an answer passes, and the reason: by its tests or by exact match.
 
-    An exact match may differ in outer white space.
+    An exact match may differ in outer white space. `uncut` is the match of the whole answer
+    where its first line alone is judged.
     """
     if problem.tests:
-        verdict = sandbox.judge(problem.head + text, problem.tests)
-        return {"passed": verdict.passed, "reason": str(verdict)}
-    passed = text.strip() == problem.expected.strip()
-    return {"passed": passed, "reason": "exact match" if passed else "no match"}
+        judged = sandbox.judge(problem.head + text, problem.tests)
+        return {"passed": judged.passed, "reason": str(judged)}
+    expected = problem.expected.strip()
+    passed = problem.first_line(text).strip() == expected
+    verdict: Row = {"passed": passed}
+    verdict["reason"] = "exact match" if passed else "no match"
+    return verdict | ({"uncut": text.strip() == expected} if problem.one_line else {})
 
 
 def rows_of(answers: Sequence[Row]) -> list[Row]:
     """Return a row for each benchmark, model and decoder.
 
-    `same` counts answers that equal those of plain decoding token for token.
+    `same` counts answers that equal those of plain decoding token for token, `cut_off` those
+    that reached the limit of tokens without an end. `uncut` is the share of whole answers that
+    match where `value` is that of first lines.
     """
     groups = dict(statistics.grouped(answers, "benchmark", "who", "decoder"))
     rows = []
@@ -225,7 +255,8 @@ def rows_of(answers: Sequence[Row]) -> list[Row]:
         plain = groups.get((benchmark, who, "plain"), [])
         compared = list(zip(group, plain)) if decoder != "plain" else []
         passed = [item["passed"] for item in group if "passed" in item]
-        metric = "exact match" if benchmark in EXACT else "pass@1"
+        uncut = [item["uncut"] for item in group if "uncut" in item]
+        metric = "exact match" if kind_of(benchmark) in EXACT else "pass@1"
         rows.append(
             {
                 "benchmark": benchmark,
@@ -235,6 +266,8 @@ def rows_of(answers: Sequence[Row]) -> list[Row]:
                 "metric": metric if passed else "not judged",
                 "value": sum(passed) / len(passed) if passed else None,
                 "interval": statistics.share(sum(passed), len(passed)),
+                "uncut": sum(uncut) / len(uncut) if uncut else None,
+                "cut_off": sum(item["cut_off"] for item in group),
                 "problems": len(group),
                 "same": sum(a["tokens"] == b["tokens"] for a, b in compared),
                 "compared": len(compared),
@@ -249,8 +282,8 @@ def write_answers(
     """Write the answers for the benchmarks' own harnesses.
 
     HumanEval and MBPP as EvalPlus's JSON lines (task_id, solution), infilling as
-    human-eval-infilling's (task_id, completion), MultiPL-E as a folder of gzipped JSON files
-    with `completions`.
+    human-eval-infilling's (task_id, completion: the part that is judged), MultiPL-E as a
+    folder of gzipped JSON files with `completions`.
     """
     lines: dict[str, str] = {}
     for item in answers:
@@ -262,8 +295,8 @@ def write_answers(
             write_bytes(folder / name / f"{problem.id}.json.gz", content)
             continue
         row = {"task_id": problem.id}
-        if item["benchmark"] in EXACT:
-            row["completion"] = item["text"]
+        if kind_of(item["benchmark"]) in EXACT:
+            row["completion"] = problem.first_line(item["text"])
         else:
             row["solution"] = problem.head + item["text"]
         lines[name] = lines.get(name, "") + json.dumps(row) + "\n"

@@ -62,6 +62,8 @@ QUALITY_HEADS = (
     "metric",
     "%",
     "95 %",
+    "uncut\n%",
+    "cut off at\nthe limit",
     "of",
     "same",
 )
@@ -208,7 +210,7 @@ def speed_table(title: str, rows: Sequence[Row]) -> Table:
                 speedup(row),
                 "" if row["decoder"] == PLAIN else interval(row["speedup_interval"]),
                 marked(f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}", row),
-                number(row["draft_acceptance_rate"], 0, 100),
+                number(row["acceptance_rate"], 0, 100),
                 marked(f"{row['first_token_ms']:.0f}", row),
                 same(row),
             ]
@@ -250,6 +252,8 @@ def quality_table(rows: Sequence[Row]) -> Table:
             row["metric"],
             number(row["value"], 1, 100),
             interval(row["interval"], 1, 100),
+            number(row["uncut"], 1, 100),
+            str(row["cut_off"]),
             str(row["problems"]),
             same(row),
         ]

@@ -35,6 +35,7 @@ from infer.bench.timing import (
 )
 
 Row = dict[str, Any]
+SDSAT = "sdsat k="  # begins the names of the paper's decoder
 TOTALS = ("tokens", "forwards", "verifications", "drafted", "accepted")
 
 
@@ -173,6 +174,7 @@ def rows_of(
             list(runs.values()),
             [plain[prompt] for prompt in runs],
             [fastest_first[prompt_set, prompt] for prompt in runs],
+            k=k_of(name),
         )
         # Plain decoding is its own pair. A base and sampling peers give other texts.
         if name in (PLAIN, BASE) or (temperature and name.startswith(PEER)):
@@ -182,15 +184,24 @@ def rows_of(
     return mark_rows(rows, base_scale=base_scale)
 
 
+def k_of(name: str) -> int | None:
+    """Return the k of a decoder named "sdsat k=5"; None for another decoder."""
+    return int(name.removeprefix(SDSAT)) if name.startswith(SDSAT) else None
+
+
 def figures(
     prompts: Sequence[Sequence[Row]],
     plain: Sequence[Sequence[Row]],
     fastest_first: Sequence[float],
+    *,
+    k: int | None = None,
 ) -> Row:
     """Return the figures of one decoder on a set; `prompts[p]` are the runs of prompt p.
 
     `plain` are those of plain decoding, `fastest_first[p]` the seconds of the prompt's fastest
-    first step by any decoder. mean_acceptance_length is 1 + accepted /
+    first step by any decoder. acceptance_rate is SDSAT's for its `k`, accepted / (k x
+    verifications), also where a tree has more nodes; without `k` it is
+    draft_acceptance_rate. mean_acceptance_length is 1 + accepted /
     verifications, draft_acceptance_rate accepted over drafted tokens. survival is vLLM's
     acceptance rate per position, the share of verifications whose drafts were accepted up to
     there. seconds and CPU seconds are those of the clock, of all runs.
@@ -209,6 +220,9 @@ def figures(
         "tokens_per_forward": _ratio(total["tokens"], total["forwards"]),
         "mean_acceptance_length": _ratio(
             verifications + total["accepted"], verifications
+        ),
+        "acceptance_rate": _ratio(
+            total["accepted"], k * verifications if k else total["drafted"]
         ),
         "draft_acceptance_rate": _ratio(total["accepted"], total["drafted"]),
         "survival": [count / verifications for count in right],

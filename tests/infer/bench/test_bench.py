@@ -18,12 +18,12 @@ from conf.rows import read_rows
 from infer.bench import run as bench_run
 from infer.bench import sandbox
 from infer.bench.config import BenchConfig
-from infer.bench.problems import humaneval_file, read_problems
+from infer.bench.problems import humaneval_file, read_languages, read_problems
 from infer.bench.quality import QualityPart, judge
 from infer.bench.report import RESULT
 from infer.bench.run import bench
 from infer.bench.runs import blocks, run_of
-from infer.bench.speed import SpeedPart, figures
+from infer.bench.speed import SpeedPart, figures, k_of
 from infer.bench.timing import StepClock, StepTimes
 from infer.chat import has_template
 from infer.loop import Step
@@ -259,7 +259,7 @@ def test_answers_are_written_as_each_harness_reads_them(
         "quality.humaneval=false",
         f"quality.mbpp={mbpp}",
         f"quality.infilling={infilling}",
-        f"quality.multipl_e={multipl_e}",
+        f"quality.multipl_e=[{multipl_e}]",
         "quality.lines=null",
         "quality.decoders=[plain]",
     ]
@@ -272,7 +272,7 @@ def test_answers_are_written_as_each_harness_reads_them(
 
     assert keys("mbpp") == {"task_id", "solution"}
     assert keys("infilling") == {"task_id", "completion"}
-    file = folder / "multipl_e-model-plain" / "m.json.gz"
+    file = folder / "multipl_e-lua-model-plain" / "m.json.gz"
     row = json.loads(gzip.decompress(file.read_bytes()))
     assert row.pop("completions") and row == {"name": "m", **fields}
 
@@ -332,6 +332,56 @@ def test_acceptance_by_position_of_chosen_steps() -> None:
     assert row["survival"] == pytest.approx([2 / 3, 1 / 3, 1 / 3])
     assert row["mean_acceptance_length"] == pytest.approx(1 + 4 / 3)
     assert row["draft_acceptance_rate"] == pytest.approx(4 / 9)
+
+
+def test_acceptance_of_sdsat_divides_by_k_and_verifications_not_by_nodes() -> None:
+    """A tree of 28 nodes at k=5 made a rate of 5/56 out of 5/10."""
+    steps = [Step(0, [1] * (n + 1), 28, n, False, depth=5) for n in (4, 1)]
+    clock = StepClock(iter((0.0, 1.0, 2.0)).__next__)
+    for _ in steps:
+        clock.stamp()
+    run = run_of(steps, clock).record()
+    run |= {"plain_text": run["text"]}
+    row = figures([[run]], [[run]], [1.0], k=k_of("sdsat k=5"))
+    assert row["acceptance_rate"] == pytest.approx(5 / 10)
+    assert row["draft_acceptance_rate"] == pytest.approx(5 / 56)
+    assert k_of("hybrid") is None
+
+
+def test_one_line_answers_are_judged_by_their_first_line(tmp_path: Path) -> None:
+    """Exact lines counted as wrong because the model wrote more lines after them."""
+    hole = {"prompt": "a = ", "suffix": "\nb"}
+    one = [
+        {"name": "x", "language": language, **hole, "canonical_solution": "1\n"}
+        for language in ("py", "java", "js")
+    ]
+    file = str(write_rows(tmp_path / "one.jsonl", one))
+    found = read_languages("infilling", [file])
+    assert list(found) == ["infilling-py", "infilling-java", "infilling-js"]
+    (java,) = found["infilling-java"]
+    assert judge(java, "1\nb\n") == {
+        "passed": True,
+        "reason": "exact match",
+        "uncut": False,
+    }
+    spans = [
+        {"task_id": str(at), **hole, "canonical_solution": text}
+        for at, text in enumerate(("1\n", "1\n2\n"))
+    ]
+    problem = read_problems("infilling", str(write_rows(tmp_path / "s.jsonl", spans)))[
+        0
+    ]
+    assert not judge(problem, "1\nb\n")["passed"] and not problem.one_line
+
+
+def test_languages_of_a_folder_are_benchmarks_of_their_own(tmp_path: Path) -> None:
+    row = {"name": "m", "prompt": "f", "tests": "t", "stop_tokens": ["\nend"]}
+    for language in ("cpp", "sh"):
+        write_rows(tmp_path / f"{language}.jsonl", [row | {"language": language}])
+    found = read_languages("multipl_e", [str(tmp_path)])
+    assert list(found) == ["multipl_e-cpp", "multipl_e-sh"]
+    with pytest.raises(UserError, match="must have a language in one file alone"):
+        read_languages("multipl_e", [str(tmp_path), str(tmp_path / "sh.jsonl")])
 
 
 def test_answers_that_cannot_be_judged_are_left_out_where_asked(
