@@ -54,11 +54,11 @@ QUALITY_HEADS = (
 LOAD_COLUMNS = {  # heads by the name of the figure, with its decimal places
     "request_throughput": ("req/s", 2),
     "output_throughput": ("tok/s", 1),
-    "median_ttft_ms": ("TTFT\nmedian", 0),
+    "median_ttft_ms": ("TTFT\np50", 0),
     "p99_ttft_ms": ("TTFT\np99", 0),
-    "median_tpot_ms": ("TPOT\nmedian", 1),
+    "median_tpot_ms": ("TPOT\np50", 1),
     "p99_tpot_ms": ("TPOT\np99", 1),
-    "median_itl_ms": ("ITL\nmedian", 1),
+    "median_itl_ms": ("ITL\np50", 1),
     "p99_itl_ms": ("ITL\np99", 1),
 }
 SOURCE_HEADS = {  # by the name of the source
