@@ -70,11 +70,11 @@ QUALITY_HEADS = (
 LOAD_COLUMNS = {  # heads by the name of the figure, with its decimal places
     "request_throughput": ("req/s", 2),
     "output_throughput": ("tok/s", 1),
-    "median_ttft_ms": ("TTFT\nmedian", 0),
+    "median_ttft_ms": ("TTFT\np50", 0),
     "p99_ttft_ms": ("TTFT\np99", 0),
-    "median_tpot_ms": ("TPOT\nmedian", 1),
+    "median_tpot_ms": ("TPOT\np50", 1),
     "p99_tpot_ms": ("TPOT\np99", 1),
-    "median_itl_ms": ("ITL\nmedian", 1),
+    "median_itl_ms": ("ITL\np50", 1),
     "p99_itl_ms": ("ITL\np99", 1),
 }
 SOURCE_HEADS = {  # by the name of the source
@@ -454,7 +454,7 @@ def page(
     drawn = {
         name: base64.b64encode(image).decode() for name, image in (gsd or {}).items()
     }
-    finished = [part for part in PARTS if report[part]]
+    finished = [part for part in PARTS if report.get(part)]
     return environment.get_template("report.html.j2").render(
         report=report,
         headers={part: header(report[part]) for part in finished},
@@ -468,7 +468,7 @@ def log(tracker: TrackerConfig, folder: Path, report: Row) -> None:
     """Send the figures to the folder's W&B run, or to a new one, as its summary."""
     if tracker.mode == "disabled":
         return
-    settings = {part: report[part]["settings"] for part in PARTS if report[part]}
+    settings = {part: report[part]["settings"] for part in PARTS if report.get(part)}
     run = WandbRun(
         tracker,
         folder,
@@ -488,7 +488,7 @@ def scalars(report: Row) -> dict[str, float]:
         place = f"speed/{row['prompt_set']}/T{row['temperature']:g}/{row['decoder']}"
         for name in SCALARS if row["marks"] else (*SPEEDS, *SCALARS):
             values[f"{place}/{name}"] = row[name]
-    for row in report["load"]["rows"] if report["load"] else ():
+    for row in report["load"]["rows"] if report.get("load") else ():
         place = f"load/{row['prompt_set']}/{row['concurrency']}/{row['decoder']}"
         for name in LOAD_COLUMNS:
             values[f"{place}/{name}"] = row[name]

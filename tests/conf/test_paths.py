@@ -50,6 +50,7 @@ TEXTS = {
         "decode.stop",
         "device",
     ),
+    *("load.endpoint", "load.model"),
 }
 
 

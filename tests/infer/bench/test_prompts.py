@@ -12,6 +12,7 @@ from conf.rows import read_rows
 from infer.bench.problems import read_problems
 from infer.bench.prompts import (
     encode,
+    expand_names,
     messages_of,
     name_of,
     prompt_of,
@@ -247,3 +248,29 @@ def test_every_row_of_a_published_file_is_a_prompt(
     for row in read_rows(shared_data / name):
         prompt = prompt_of(row)
         assert isinstance(prompt, str | Infill) or prompt[-1]["content"]  # type: ignore[index]
+
+
+def test_published_sets_go_by_their_names(tmp_path: Path) -> None:
+    """MT-Bench is also a part of Spec-Bench's file, which has other categories."""
+    rows = [
+        {"question_id": 81, "category": "writing", "turns": ["a", "b"]},
+        {"question_id": 161, "category": "translation", "turns": ["c"]},
+    ]
+    for folder in ("spec_bench", "gsm8k"):
+        (tmp_path / folder).mkdir()
+    write_rows(tmp_path / "spec_bench" / "question.jsonl", rows)
+    write_rows(tmp_path / "gsm8k" / "test.jsonl", [{"question": "3 + 4?"}])
+    published = str(tmp_path)
+    assert rows_of("mt_bench", published=published) == rows[:1]
+    assert rows_of("spec_bench:translation", published=published) == rows[1:]
+    assert rows_of("gsm8k", published=published) == [{"question": "3 + 4?"}]
+    sets = expand_names(["mt_bench", "spec_bench"])
+    assert len(sets) == 7 and len(set(map(name_of, sets))) == 7
+    with pytest.raises(UserError, match="prompts=gsm8k needs prompts_folder, got none"):
+        rows_of("gsm8k")
+    with pytest.raises(UserError, match="must have gsm8k/test.jsonl or test.jsonl"):
+        rows_of("gsm8k", published=str(tmp_path / "spec_bench"))
+    with pytest.raises(UserError, match="spec_bench:qa must have rows in .* got none"):
+        rows_of("spec_bench:qa", published=published)
+    with pytest.raises(UserError, match="spec_bench:x must be a task of Spec-Bench"):
+        rows_of("spec_bench:x", published=published)
