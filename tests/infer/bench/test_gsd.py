@@ -1,6 +1,7 @@
 """GSD's figures: from chosen drafts, of whole texts beside the paper word for word, run after run."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
