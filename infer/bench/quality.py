@@ -237,8 +237,8 @@ def judge(problem: Problem, text: str) -> Row:
         return {"passed": verdict.passed, "reason": str(verdict)}
     expected = problem.expected.strip()
     passed = problem.first_line(text).strip() == expected
-    verdict = {"passed": passed, "reason": "exact match" if passed else "no match"}
-    return verdict | ({"uncut": text.strip() == expected} if problem.one_line else {})
+    row: Row = {"passed": passed, "reason": "exact match" if passed else "no match"}
+    return row | ({"uncut": text.strip() == expected} if problem.one_line else {})
 
 
 def rows_of(answers: Sequence[Row]) -> list[Row]:

@@ -22,6 +22,7 @@ from conf.console import PlainConsole, label, print_line
 from conf.files import read_result, with_checksum, write_bytes, write_json
 from conf.tracker import TrackerConfig, WandbRun
 from infer.bench.config import PARTS
+from infer.bench.sdsat_plots import sdsat_plots
 from infer.bench.speed import BASE, PEER, PLAIN
 from infer.bench.statistics import grouped
 
@@ -367,6 +368,7 @@ def page(report: Row, plots: Mapping[str, bytes]) -> str:
         headers={part: header(report[part]) for part in finished},
         tables={part: tables_of(report, part) for part in finished},
         plots=images,
+        sdsat_plots=sdsat_plots(report["speed"]["rows"]) if report["speed"] else {},
     )
 
 

@@ -25,7 +25,7 @@ from infer.bench.harness import (
     init_workers,
     result_folder,
 )
-from infer.bench.prompts import Prompt, name_of, read_prompts
+from infer.bench.prompts import InfillingPrompts, Prompt, name_of, read_prompts
 from infer.bench.quality import QualityPart
 from infer.bench.report import RESULT, print_report, write_report
 from infer.bench.speed import PEER, SpeedPart
@@ -114,6 +114,9 @@ def read_prompt_sets(
             count=config.count,
             max_tokens=config.prompt_tokens,
             seed=config.seed,
+            infilling=InfillingPrompts(
+                config.infilling_share, config.infilling_tokens, config.infilling_order
+            ),
         )
         for source in config.prompts
     }

@@ -5,7 +5,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from infer.api import Model, generate
@@ -51,7 +51,9 @@ def decoder(model: Model, decode: DecodeConfig, *, seed: int) -> Decoder:
         first = 0.0
         steps: list[Step] = []
         seeds = [seed_of(prompt, seed)]
-        for step in generate(model, [prompt.ids], decode, seeds=seeds):
+        limit = prompt.max_new_tokens or decode.max_new_tokens
+        limited = replace(decode, max_new_tokens=limit)
+        for step in generate(model, [prompt.ids], limited, seeds=seeds):
             first = first or time.perf_counter()  # the tokens are on the host
             steps.append(step)
         seconds = duration(began, time.perf_counter())
