@@ -295,6 +295,12 @@ class BenchConfig:
     count: int = setting(20, least=1)
     #: longer prompts are left out; documents are cut
     prompt_tokens: int = setting(512, least=2)
+    #: of a set of infilling prompts, draw this share in place of count; null: count
+    infilling_share: float | None = setting(None, above=0, most=1)
+    #: maximum length of an infilled middle in part=speed; null: speed.max_new_tokens
+    infilling_tokens: int | None = setting(None, least=2)
+    #: parts of infilling prompts of speed and gsd: psm or spm; null: the family's own order
+    infilling_order: str | None = setting(None, choices=ORDERS)
     speed: SpeedConfig = field(default_factory=SpeedConfig)
     quality: QualityConfig = field(default_factory=QualityConfig)
     gsd: GsdConfig = field(default_factory=GsdConfig)

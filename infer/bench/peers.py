@@ -69,8 +69,10 @@ def _peer(
 
     def run(prompt: Prompt) -> Run:
         ends = sorted(model.eos | model.text.ends(prompt.ids))
+        limit = prompt.max_new_tokens or settings["max_new_tokens"]
+        limited = {**settings, "max_new_tokens": limit}
         config = GenerationConfig(
-            **settings, eos_token_id=ends or None, pad_token_id=ends[0] if ends else 0
+            **limited, eos_token_id=ends or None, pad_token_id=ends[0] if ends else 0
         )
         ids = torch.tensor([prompt.ids], device=lm.device)
         torch.manual_seed(seed_of(prompt, seed))

@@ -5,7 +5,7 @@ Rows have the columns of the data sets that people measure with: docs/evaluation
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,17 @@ class Prompt:
     id: str
     ids: tuple[int, ...]
     chat: bool = False  # made by the chat template
+    max_new_tokens: int | None = None  # of its text; None: the decoder's
     row: Row = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class InfillingPrompts:
+    """How infilling rows are drawn and encoded; None: as other rows, in the family's order."""
+
+    share: float | None = None  # of a set, in place of a count
+    max_new_tokens: int | None = None
+    order: str | None = None
 
 
 @dataclass(frozen=True)
@@ -163,6 +173,7 @@ def read_prompts(
     max_tokens: int,
     seed: int,
     published: str | None = None,
+    infilling: InfillingPrompts = InfillingPrompts(),
 ) -> list[Prompt]:
     """Return `count` prompts of at most `max_tokens` tokens, drawn without replacement.
 
@@ -172,26 +183,37 @@ def read_prompts(
     """
     bad: list[str] = []
     rows = rows_of(source, bad, published)
+    holes = [row for row in rows if is_infilling(row)]
+    if infilling.share is not None and holes:
+        count = max(1, round(infilling.share * len(holes)))
     random.Random(seed).shuffle(rows)
     prompts: list[Prompt] = []
     for index, row in enumerate(rows):
         if len(prompts) == count:
             break
         try:
-            ids, chat = encode(row, text, folder, max_tokens=max_tokens)
+            ids, chat = encode(
+                row, text, folder, max_tokens=max_tokens, order=infilling.order
+            )
         except (NoPrompt, UnfitMessages) as error:
             bad.append(str(error))
             continue
         if 0 < len(ids) <= max_tokens:
             names = filter(None, map(row.get, NAMES))
             name = next(names, f"{name_of(source)}/{index}")
-            prompts.append(Prompt(str(name), tuple(ids), chat, row))
+            limit = infilling.max_new_tokens if is_infilling(row) else None
+            prompts.append(Prompt(str(name), tuple(ids), chat, limit, row))
     report_bad(source, bad)
     if len(prompts) < count:
         raise UserError(
             f"count must be at most {len(prompts)} with prompts={source} of {max_tokens} tokens, got {count}."
         )
     return prompts
+
+
+def is_infilling(row: Row) -> bool:
+    """Return True for a row with a text before and after a hole."""
+    return all(isinstance(row.get(name), str) for name in ("prompt", "suffix"))
 
 
 def report_bad(source: str, bad: Sequence[str]) -> None:
@@ -276,8 +298,8 @@ def _prompt_of(row: Row) -> str | Infill | Document | list[Message]:
     prompt = row.get("prompt")
     if isinstance(prompt, list):
         return _to_answer(as_messages(prompt))
-    if isinstance(prompt, str) and isinstance(row.get("suffix"), str):
-        return Infill(prompt, row["suffix"])
+    if is_infilling(row):
+        return Infill(row["prompt"], row["suffix"])
     if row.get("test_list") is not None and row.get("entry_point") is None:
         return mbpp_prompt(row)
     if prompt:
@@ -329,16 +351,18 @@ def ids_of(row: Row, text: Text, folder: Path, *, max_tokens: int) -> Sequence[i
 
 
 def encode(
-    row: Row, text: Text, folder: Path, *, max_tokens: int
+    row: Row, text: Text, folder: Path, *, max_tokens: int, order: str | None = None
 ) -> tuple[Sequence[int], bool]:
     """Return the token ids of a row's prompt, and whether the chat template made them.
 
     A document's prompt is its first half, cut. A question is text to continue for a
-    model without a chat template. Raises NoPrompt for a row without a prompt.
+    model without a chat template. An infilling prompt may have an `order` that the family
+    has not published. Raises NoPrompt for a row without a prompt.
     """
     prompt = prompt_of(row)
     if isinstance(prompt, Infill):
-        return text.infill(prompt), False
+        hole = replace(prompt, order=order)
+        return text.infill(hole, published=not order), False
     if isinstance(prompt, Document):
         ids = text.encode(prompt.text)
         return ids[: min(max_tokens, max(1, len(ids) // 2))], False

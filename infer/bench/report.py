@@ -27,6 +27,7 @@ from infer.bench.gsd import RANKS, TIMES
 from infer.bench.gsd_plots import gsd_plots
 from infer.bench.marks import IMPOSSIBLE
 from infer.bench.runs import BASE, PEER, PLAIN
+from infer.bench.sdsat_plots import sdsat_plots
 from infer.bench.statistics import grouped
 
 matplotlib.use("Agg")
@@ -461,6 +462,7 @@ def page(
         tables={part: tables_of(report, part) for part in finished},
         plots=images,
         gsd_plots=drawn,
+        sdsat_plots=sdsat_plots(report["speed"]["rows"]) if report["speed"] else {},
     )
 
 

@@ -26,7 +26,13 @@ from infer.bench.harness import (
     result_folder,
 )
 from infer.bench.load import LoadPart
-from infer.bench.prompts import Prompt, expand_names, name_of, read_prompts
+from infer.bench.prompts import (
+    InfillingPrompts,
+    Prompt,
+    expand_names,
+    name_of,
+    read_prompts,
+)
 from infer.bench.quality import QualityPart
 from infer.bench.report import RESULT, print_report, write_report
 from infer.bench.runs import PEER
@@ -132,6 +138,9 @@ def read_prompt_sets(
             max_tokens=config.prompt_tokens,
             seed=config.seed,
             published=config.prompts_folder,
+            infilling=InfillingPrompts(
+                config.infilling_share, config.infilling_tokens, config.infilling_order
+            ),
         )
         for source in sources
     }

@@ -4,7 +4,7 @@ import hashlib
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 from infer.api import Model, generate
@@ -59,7 +59,9 @@ def decoder(model: Model, decode: DecodeConfig, *, seed: int) -> Decoder:
         clock = StepClock()
         steps: list[Step] = []
         seeds = [seed_of(prompt, seed)]
-        for step in generate(model, [prompt.ids], decode, seeds=seeds):
+        limit = prompt.max_new_tokens or decode.max_new_tokens
+        limited = replace(decode, max_new_tokens=limit)
+        for step in generate(model, [prompt.ids], limited, seeds=seeds):
             clock.stamp()  # the tokens are on the host
             steps.append(step)
         clock.stamp_end()

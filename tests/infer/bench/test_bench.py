@@ -15,17 +15,25 @@ from hypothesis import strategies as st
 from conf import UserError, settings
 from conf.files import read_json, write_json
 from conf.rows import read_rows
+from infer.api import load
 from infer.bench import run as bench_run
 from infer.bench import sandbox
 from infer.bench.config import BenchConfig
-from infer.bench.problems import humaneval_file, read_languages, read_problems
-from infer.bench.quality import QualityPart, judge
+from infer.bench.peers import peer_decoders
+from infer.bench.problems import (
+    Problem,
+    humaneval_file,
+    read_languages,
+    read_problems,
+)
+from infer.bench.quality import QualityPart, in_order, judge
 from infer.bench.report import RESULT
-from infer.bench.run import bench
-from infer.bench.runs import blocks, run_of
+from infer.bench.run import bench, read_prompt_sets
+from infer.bench.runs import blocks, decoder, run_of
 from infer.bench.speed import SpeedPart, figures, k_of
 from infer.bench.timing import StepClock, StepTimes
 from infer.chat import has_template
+from infer.config import DecodeConfig, Infill
 from infer.loop import Step
 from infer.models.checkpoint import ModelDirectory
 from tests.conftest import write_rows
@@ -372,6 +380,46 @@ def test_one_line_answers_are_judged_by_their_first_line(tmp_path: Path) -> None
         0
     ]
     assert not judge(problem, "1\nb\n")["passed"] and not problem.one_line
+
+
+def test_the_papers_infilling_half_has_its_own_share_length_and_order(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """Table 4: 3 % of the infilling prompts, 50 tokens each, suffix first."""
+    rows = [
+        {"task_id": str(at), "prompt": f"a{at} = ", "suffix": "\nb = 2\n"}
+        for at in range(67)
+    ]
+    file = str(write_rows(tmp_path / "holes.jsonl", rows))
+    arguments = [f"model={model_dir}", "out=o", "experiment=paper", f"prompts=[{file}]"]
+    config = settings("bench", BenchConfig, arguments)
+    directory = ModelDirectory(model_dir)
+    (prompts,) = read_prompt_sets(config, directory).values()
+    text = directory.text
+    expected = {
+        row["task_id"]: tuple(text.infill(Infill(row["prompt"], row["suffix"], "spm")))
+        for row in rows
+    }
+    assert len(prompts) == 2
+    assert all(p.ids == expected[p.id] and p.max_new_tokens == 50 for p in prompts)
+    model = load(directory, dtype="float32")
+    short = replace(prompts[0], max_new_tokens=3)
+    plain = DecodeConfig("plain", max_new_tokens=30)
+    ours = decoder(model, plain, seed=0)(short)
+    assert len(ours.tokens) <= 3
+    peers = peer_decoders(model, plain, ["generate"], 0)
+    assert peers["generate"](short).tokens == ours.tokens
+
+
+def test_an_order_that_no_family_has_published_can_be_measured(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    text = ModelDirectory(model_dir).text
+    assert text._infilling is not None
+    text._infilling = replace(text._infilling, orders=("psm",))
+    hole = Problem("x", Infill("a", "b"), expected="c")
+    own, psm, spm = (in_order(text, hole, order) for order in (None, "psm", "spm"))
+    assert own == psm and own.prompt != spm.prompt
 
 
 def test_languages_of_a_folder_are_benchmarks_of_their_own(tmp_path: Path) -> None:
