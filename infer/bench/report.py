@@ -22,6 +22,7 @@ from conf.console import PlainConsole, label, print_line
 from conf.files import read_result, with_checksum, write_bytes, write_json
 from conf.tracker import TrackerConfig, WandbRun
 from infer.bench.config import PARTS
+from infer.bench.multipl_e import with_container_verdicts
 from infer.bench.sdsat_plots import sdsat_plots
 from infer.bench.speed import BASE, PEER, PLAIN
 from infer.bench.statistics import grouped
@@ -48,10 +49,17 @@ QUALITY_HEADS = (
     "metric",
     "%",
     "95 %",
+    "of",
+    "same",
+)
+ENDS_HEADS = (
+    "benchmark",
+    "model",
+    "decoder",
+    "first\nline %",
     "uncut\n%",
     "cut off at\nthe limit",
     "of",
-    "same",
 )
 SOURCE_HEADS = {  # by the name of the source
     "adaptive": "adaptive\ntokens",
@@ -111,6 +119,9 @@ def read_parts(folder: Path) -> dict[str, Any]:
         raise UserError(
             f"out={folder} must have a finished part, got none. Run python -m infer.bench."
         )
+    if quality := parts["quality"]:
+        solutions = folder / "quality" / "solutions"
+        quality["rows"] = with_container_verdicts(quality["rows"], solutions)
     return {"name": folder.resolve().name, **parts}
 
 
@@ -144,7 +155,7 @@ def tables_of(report: Row, part: str) -> list[Table]:
     """Return the tables of a finished part; those without rows are left out."""
     rows = report[part]["rows"]
     if part == "quality":
-        tables = [quality_table(rows)]
+        tables = [quality_table(rows), ends_table(rows)]
     elif part == "gsd":
         tables = [
             gsd_table(f"{prompt_set}: {name}", group)
@@ -219,14 +230,29 @@ def quality_table(rows: Sequence[Row]) -> Table:
             row["metric"],
             number(row["value"], 1, 100),
             interval(row["interval"], 1, 100),
-            number(row["uncut"], 1, 100),
-            str(row["cut_off"]),
             str(row["problems"]),
             same(row),
         ]
         for row in rows
     ]
     return Table("scores", QUALITY_HEADS, cells)
+
+
+def ends_table(rows: Sequence[Row]) -> Table:
+    """Return exact matches of first lines and of whole answers, and answers without an end."""
+    cells = [
+        [
+            row["benchmark"],
+            row["who"],
+            row["decoder"],
+            number(row["value"] if row["uncut"] is not None else None, 1, 100),
+            number(row["uncut"], 1, 100),
+            str(row["cut_off"]),
+            str(row["problems"]),
+        ]
+        for row in rows
+    ]
+    return Table("ends of the answers", ENDS_HEADS, cells)
 
 
 def gsd_table(title: str, rows: Sequence[Row]) -> Table:
