@@ -104,6 +104,10 @@ class Text:
             )
         return prompt.order or orders[0]
 
+    def has_order(self, order: str) -> bool:
+        """Return True if the model's family has published this order."""
+        return self._infilling is not None and order in self._infilling.orders
+
     def with_own_order(self, prompt: Infill) -> Infill:
         """Return the prompt, in the family's own order if the family lacks the given one."""
         orders = self._infilling.orders if self._infilling else ()

@@ -140,6 +140,11 @@ def read_benchmarks(
         except NoInfilling as error:
             warnings.append(f"{name} is not answered: {error}")
             continue
+        order = config.quality.order
+        if kind_of(name) in EXACT and order and not directory.text.has_order(order):
+            warnings.append(
+                f"{name} is asked in {order}, which the model's family has not published."
+            )
         if problems[0].tests and sandbox.unavailable():
             answered = "not judged" if config.quality.unjudged else "not answered"
             warnings.append(f"{name} is {answered}: {sandbox.unavailable()}")

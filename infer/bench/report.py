@@ -26,6 +26,7 @@ from infer.bench.config import PARTS
 from infer.bench.gsd import RANKS, TIMES
 from infer.bench.gsd_plots import gsd_plots
 from infer.bench.marks import IMPOSSIBLE
+from infer.bench.multipl_e import with_container_verdicts
 from infer.bench.runs import BASE, PEER, PLAIN
 from infer.bench.sdsat_plots import sdsat_plots
 from infer.bench.statistics import grouped
@@ -63,10 +64,17 @@ QUALITY_HEADS = (
     "metric",
     "%",
     "95 %",
+    "of",
+    "same",
+)
+ENDS_HEADS = (
+    "benchmark",
+    "model",
+    "decoder",
+    "first\nline %",
     "uncut\n%",
     "cut off at\nthe limit",
     "of",
-    "same",
 )
 LOAD_COLUMNS = {  # heads by the name of the figure, with its decimal places
     "request_throughput": ("req/s", 2),
@@ -138,6 +146,9 @@ def read_parts(folder: Path) -> dict[str, Any]:
         raise UserError(
             f"out={folder} must have a finished part, got none. Run python -m infer.bench."
         )
+    if quality := parts["quality"]:
+        solutions = folder / "quality" / "solutions"
+        quality["rows"] = with_container_verdicts(quality["rows"], solutions)
     return {"name": folder.resolve().name, **parts}
 
 
@@ -173,7 +184,7 @@ def tables_of(report: Row, part: str) -> list[Table]:
     """Return the tables of a finished part; those without rows are left out."""
     rows = report[part]["rows"]
     if part == "quality":
-        tables = [quality_table(rows)]
+        tables = [quality_table(rows), ends_table(rows)]
     elif part == "gsd":
         tables = []
         for (prompt_set, name), group in grouped(rows, "prompt_set", "part"):
@@ -253,8 +264,6 @@ def quality_table(rows: Sequence[Row]) -> Table:
             row["metric"],
             number(row["value"], 1, 100),
             interval(row["interval"], 1, 100),
-            number(row["uncut"], 1, 100),
-            str(row["cut_off"]),
             str(row["problems"]),
             same(row),
         ]
@@ -274,6 +283,23 @@ def load_table(title: str, rows: Sequence[Row]) -> Table:
         cells.append([*place, *figures, same(row)])
     heads = [head for head, _ in LOAD_COLUMNS.values()]
     return Table(title, ["at\nonce", "decoder", "of", *heads, "same"], cells)
+
+
+def ends_table(rows: Sequence[Row]) -> Table:
+    """Return exact matches of first lines and of whole answers, and answers without an end."""
+    cells = [
+        [
+            row["benchmark"],
+            row["who"],
+            row["decoder"],
+            number(row["value"] if row["uncut"] is not None else None, 1, 100),
+            number(row["uncut"], 1, 100),
+            str(row["cut_off"]),
+            str(row["problems"]),
+        ]
+        for row in rows
+    ]
+    return Table("ends of the answers", ENDS_HEADS, cells)
 
 
 def gsd_table(title: str, rows: Sequence[Row]) -> Table:
