@@ -119,13 +119,21 @@ def mbpp_prompt(row: Mapping[str, Any]) -> str:
 
 
 def multipl_e(row: Row) -> Problem:
-    """HumanEval in another language; the answers are judged by MultiPL-E's container."""
-    fields = {name: row.get(name, row.get("test")) for name in MULTIPL_E_FIELDS}
-    stop = tuple(row["stop_tokens"]) or HUMANEVAL_STOP  # Python's problems have none
+    """HumanEval in another language; the answers are judged by MultiPL-E's container.
+
+    Python's rows, in DeepSeek-Coder's copy, have task_id and test in place of name, language
+    and tests, and few have stop texts.
+    """
+    if "name" not in row:
+        name = row["task_id"].replace("/", "_")
+        added = {"name": name, "language": "py", "tests": row["test"]}
+        row = {"stop_tokens": [], **row, **added}
+    tests = row.get("tests", row.get("test"))  # Go's rows have `test`
+    fields = {key: tests if key == "tests" else row[key] for key in MULTIPL_E_FIELDS}
     return Problem(
         id=row["name"],
         prompt=row["prompt"],
-        stop=stop,
+        stop=tuple(row["stop_tokens"]) or HUMANEVAL_STOP,
         row=fields,
         language=row["language"],
     )

@@ -423,11 +423,17 @@ def test_an_order_that_no_family_has_published_can_be_measured(
 
 
 def test_languages_of_a_folder_are_benchmarks_of_their_own(tmp_path: Path) -> None:
-    row = {"name": "m", "prompt": "f", "tests": "t", "stop_tokens": ["\nend"]}
+    row = {"name": "m", "task_id": "x", "prompt": "f", "tests": "t", "stop_tokens": []}
     for language in ("cpp", "sh"):
         write_rows(tmp_path / f"{language}.jsonl", [row | {"language": language}])
     found = read_languages("multipl_e", [str(tmp_path)])
     assert list(found) == ["multipl_e-cpp", "multipl_e-sh"]
+    python = {"task_id": "Python/0", "prompt": "f", "test": "t", "stop_tokens": []}
+    file = str(write_rows(tmp_path / "python.jsonl", [python]))
+    ((problem,),) = read_languages("multipl_e", [file]).values()
+    assert (problem.id, problem.row["language"]) == ("Python_0", "py")
+    assert problem.row["tests"] == "t"
+    Path(file).unlink()
     with pytest.raises(UserError, match="must have a language in one file alone"):
         read_languages("multipl_e", [str(tmp_path), str(tmp_path / "sh.jsonl")])
 
