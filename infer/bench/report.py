@@ -222,7 +222,7 @@ def speed_table(title: str, rows: Sequence[Row]) -> Table:
                 speedup(row),
                 "" if row["decoder"] == PLAIN else interval(row["speedup_interval"]),
                 marked(f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}", row),
-                number(row["acceptance_rate"], 0, 100),
+                number(row.get("acceptance_rate"), 0, 100),
                 marked(f"{row['first_token_ms']:.0f}", row),
                 same(row),
             ]
@@ -286,7 +286,10 @@ def load_table(title: str, rows: Sequence[Row]) -> Table:
 
 
 def ends_table(rows: Sequence[Row]) -> Table:
-    """Return exact matches of first lines and of whole answers, and answers without an end."""
+    """Return exact matches of first lines and of whole answers, and answers without an end.
+
+    Results from before these were counted have no row.
+    """
     cells = [
         [
             row["benchmark"],
@@ -298,6 +301,7 @@ def ends_table(rows: Sequence[Row]) -> Table:
             str(row["problems"]),
         ]
         for row in rows
+        if "cut_off" in row
     ]
     return Table("ends of the answers", ENDS_HEADS, cells)
 
