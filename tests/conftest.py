@@ -6,6 +6,7 @@ import os
 import sysconfig
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
@@ -117,3 +118,15 @@ def tiny_llama(
 @pytest.fixture(scope="session")
 def llama() -> LlamaForCausalLM:
     return tiny_llama()
+
+
+def training_manifest(vocab: Vocab) -> dict[str, Any]:
+    """Return what adaptive.json reads of the manifest of a training with one adaptive id."""
+    return {
+        "adaptive": vocab.adaptive[:1],
+        "L": 5,
+        "settings": {"objective": {}, "model": {}, "lora": {}},
+        "vocab": vocab.to_json(),
+        "inputs": {"data.path": ""},
+        "commit": "",
+    }

@@ -28,7 +28,7 @@ from infer.loop import Drafter, Drafters, Limits, decode
 from infer.models.checkpoint import ModelDirectory
 from infer.text import Text
 from infer.trees.tree import Tree
-from tests.conftest import tiny_llama, vocab_of
+from tests.conftest import tiny_llama, training_manifest, vocab_of
 from tests.data_prep.chat_fixture import ADAPTIVE, CHATML, chat_tokenizer, say
 from tests.data_prep.conftest import document_ids
 from train.attention import register
@@ -61,14 +61,7 @@ def model_directory(folder: Path, tokenizer: Path, vocab: Vocab) -> Path:
     folder.mkdir()
     shutil.copyfile(tokenizer / "tokenizer.json", folder / "tokenizer.json")
     write_json(folder / "config.json", {"vocab_size": vocab.size})
-    manifest = {
-        "adaptive": vocab.adaptive[:1],
-        "L": 5,
-        "settings": {"objective": {}, "model": {}, "lora": {}},
-        "vocab": vocab.to_json(),
-        "inputs": {"data.path": ""},
-        "commit": "",
-    }
+    manifest = training_manifest(vocab)
     (folder / "manifest.json").write_text("{}")
     write_json(folder / "adaptive.json", adaptive_json(folder, manifest, step=1))
     return folder

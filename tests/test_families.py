@@ -22,6 +22,7 @@ from infer.config import InferConfig, Infill
 from infer.models.checkpoint import ModelDirectory
 from infer.text import NoInfilling, Text
 from tests.bpe import save, train_bpe
+from tests.conftest import training_manifest
 from tests.data_prep.conftest import document_ids
 from train.export.sidecars import adaptive_json, served_generation
 
@@ -140,14 +141,7 @@ def expected(layout: str, tokenizer: Tokenizer) -> list[int]:
 
 def exported(folder: Path, vocab: Vocab) -> Text:
     """Return the text of the directory that an export makes of this one."""
-    manifest: dict[str, Any] = {
-        "adaptive": vocab.adaptive[:1],
-        "L": 5,
-        "settings": {"objective": {}, "model": {}, "lora": {}},
-        "vocab": vocab.to_json(),
-        "inputs": {"data.path": ""},
-        "commit": "",
-    }
+    manifest = training_manifest(vocab)
     write_json(folder / "manifest.json", {})
     adaptive = adaptive_json(folder, manifest, step=1)
     write_json(folder / "adaptive.json", adaptive or {})

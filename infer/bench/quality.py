@@ -172,10 +172,11 @@ def in_order(text: Text, problem: Problem, order: str | None) -> Problem:
     """
     if not isinstance(problem.prompt, Infill):
         return problem
-    own = text.with_own_order(replace(problem.prompt, order=order or ORDER))
     if order:
-        own = replace(own, order=order)
-    return replace(problem, prompt=text.infill(own, published=not order))
+        prompt = replace(problem.prompt, order=order)
+    else:
+        prompt = text.with_own_order(replace(problem.prompt, order=ORDER))
+    return replace(problem, prompt=text.infill(prompt, published=not order))
 
 
 def prompt_ids(text: Text, problem: Problem) -> Sequence[int]:
