@@ -93,6 +93,7 @@ SOURCE_HEADS = {  # by the name of the source
 }
 SPEEDS = ("speedup", "output_tokens_per_second")
 SCALARS = (
+    "tokens_per_forward",
     "mean_acceptance_length",
     "draft_acceptance_rate",
 )

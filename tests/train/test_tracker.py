@@ -19,6 +19,7 @@ import pytest
 
 from conf.files import read_json
 from conf.tracker import TrackerConfig
+from infer.bench.report import scalars
 from tests import warm
 from tests.train.resume_worker import RECIPE
 
@@ -63,11 +64,14 @@ def command(module: str, *arguments: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def runs(
-    data_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, dict[str, Any]]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all runs."""
+    return tmp_path_factory.mktemp("tracking")
+
+
+@pytest.fixture(scope="module")
+def runs(data_folder: Path, folder: Path) -> dict[str, dict[str, Any]]:
     """Of a training that was resumed, and a report that was made twice."""
-    folder = tmp_path_factory.mktemp("tracking")
     tuned, model, report = (folder / name for name in ("tuned", "model", "report"))
     training = [*TINY, "steps=2", "save_every=1", "validate_every=1"]
     training += [f"data.path={data_folder}", f"out={tuned}"]
@@ -115,13 +119,23 @@ def test_a_resumed_training_is_whole_in_its_last_folder(
     assert validations[0] is rows[0]
 
 
-def test_a_report_has_its_figures(runs: dict[str, dict[str, Any]]) -> None:
+def test_a_report_has_its_figures(
+    folder: Path, runs: dict[str, dict[str, Any]]
+) -> None:
+    """On a busy machine this test failed: speeds that are marked are not sent."""
     summary: dict[str, float] = {}
     for part in of(runs, "report")["summary"]:
         summary |= part.get("update", {})
-    assert summary["speed/humaneval/T0/plain/speedup"] == 1.0
-    figures = {f"speed/humaneval/T{heat}/ngrams/speedup" for heat in (0, 1)}
-    assert figures <= summary.keys()
+    report = read_json(folder / "report" / "report.json")
+    assert scalars(report).items() <= summary.items()
+    assert summary["speed/humaneval/T0/plain/tokens_per_forward"] == 1.0
+    for row in report["speed"]["rows"]:
+        row["marks"] = []
+    speed = report["speed"]["rows"][0]
+    assert speed["decoder"] == "plain"
+    assert scalars(report)["speed/humaneval/T0/plain/speedup"] == 1.0
+    speed["marks"] = ["machine busy"]
+    assert "speed/humaneval/T0/plain/speedup" not in scalars(report)
 
 
 NOWHERE = "http://127.0.0.1:9"  # refuses connections
