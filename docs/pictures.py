@@ -8,7 +8,7 @@ Pictures have at most 64 colours: they stay small.
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -19,14 +19,18 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 
+from conf.console import label
 from infer import DecodeConfig, Model, generate, load
-from infer.bench.report import (
+from infer.bench.plots import (
+    WIDTH,
+    Draw,
+    bars_height,
     draw_roofline,
-    draw_speedups,
-    draw_survival,
-    png,
-    read_parts,
+    speed_panels,
+    speedup_draws,
+    survival_draws,
 )
+from infer.bench.report import read_parts
 from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
 from infer.drafters.places import Places
 from infer.engine.output import Candidates, Request
@@ -52,17 +56,34 @@ def main(folder: Path, report: Path) -> None:
     """Make all of them."""
     IMAGES.mkdir(exist_ok=True)
     speed = read_parts(report)["speed"]
-    plots = {
-        "speedup": png(partial(draw_speedups, speed["rows"])),
-        "acceptance": png(partial(draw_survival, speed["rows"])),
-        "rows": png(partial(draw_roofline, speed["roofline"])),
-    }
-    for name, plot in plots.items():
-        shrink(Image.open(BytesIO(plot)), IMAGES / f"{name}.png", width=1200)
+    rows = speed["rows"]
+    tallest = max(bars_height(group) for group in speed_panels(rows).values())
+    panels(speedup_draws(rows), IMAGES / "speedup.png", height=tallest)
+    panels(survival_draws(rows), IMAGES / "acceptance.png")
+    cost = {"": partial(draw_roofline, speed["roofline"])}
+    panels(cost, IMAGES / "rows.png")
     model = load(folder, "float32")
     one_forward(model, IMAGES / "one_forward.png")
     combination(model, folder, IMAGES / "combination.png")
     coloured_text(model, IMAGES / "text.png")
+
+
+def panels(draws: Mapping[str, Draw], picture: Path, *, height: float = 3.0) -> None:
+    """Draw a report's plots beside each other, two in a row."""
+    columns = min(2, len(draws))
+    lines = -(-len(draws) // columns)
+    size = (WIDTH * columns, height * lines)
+    figure = Figure(figsize=size, dpi=130, layout="constrained")
+    grid = figure.subplots(lines, columns, squeeze=False).flatten()
+    for axes, (title, draw) in zip(grid, draws.items()):
+        draw(axes)
+        axes.set_title(label(title.partition(": ")[2]), fontsize=9)
+        axes.tick_params(labelsize=8)
+    for axes in grid[len(draws) :]:
+        axes.set_visible(False)
+    file = BytesIO()
+    figure.savefig(file, format="png")
+    shrink(Image.open(file), picture, width=1200)
 
 
 def spelled(text: Text, id: int) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TYPED = re.compile(r"^\$ ((?:.*\\\n)*.*\n)", re.MULTILINE)
 INDENTED = re.compile(r"(?:^(?: {4}.*)?\n)+", re.MULTILINE)
 SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -39,7 +40,14 @@ def prose(page: str) -> str:
 def commands(page: str) -> Iterator[Command]:
     """Every call of a program of ours: in blocks for a shell, in indented ones, and between backticks."""
     bare = prose(page)
-    texts = [text for language, text in FENCE.findall(page) if language == "bash"]
+    blocks = FENCE.findall(page)
+    texts = [text for language, text in blocks if language == "bash"]
+    texts += [
+        typed
+        for language, text in blocks
+        if language == "console"
+        for typed in TYPED.findall(text)
+    ]
     texts += [*INDENTED.findall(bare), *SPAN.findall(INDENTED.sub("", bare))]
     for line in "\n".join(texts).replace("\\\n", " ").splitlines():
         if not CALL.search(line):

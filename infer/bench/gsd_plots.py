@@ -1,26 +1,22 @@
-"""Plots of GSD's Figures 3, 5, 7 and 8, functions of the rows of part=gsd: SVG, one panel each."""
+"""Plots of GSD's Figures 3, 5, 7 and 8, functions of the rows of part=gsd."""
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from infer.bench.statistics import grouped
 
-SIZE = (4.2, 3.0)  # inches
 PARAMETERS = {"k": "k", "tau": "τ", "theta_prob": "θ_prob", "theta_sib": "θ_sib"}
 Row = Mapping[str, Any]
 Draw = Callable[[Axes], None]
 
 
-def gsd_plots(rows: Sequence[Row]) -> dict[str, bytes]:
-    """Return the plots that the rows have data for, as SVG by title."""
+def gsd_draws(rows: Sequence[Row]) -> dict[str, Draw]:
+    """Return the plots that the rows have data for by title."""
     return {
-        f"{title}, {prompt_set}": svg(draw)
+        f"{title}, {prompt_set}": draw
         for (prompt_set,), group in grouped(rows, "prompt_set")
         for title, draw in draws_of(group).items()
     }
@@ -102,7 +98,6 @@ def draw_ablation(
     axes.set_ylabel("acceptance rate (—)")
     right.set_ylabel("drafted tokens (- -)")
     right.set_ylim(0)
-    right.tick_params(labelsize=8)
     axes.legend()
 
 
@@ -115,13 +110,3 @@ def draw_ranks_by_theta(axes: Axes, by_value: Mapping[float, Row]) -> None:
     axes.set_xlabel("θ_sib")
     axes.set_ylabel("accepted drafts, %")
     axes.legend()
-
-
-def svg(draw: Draw) -> bytes:
-    """Return a plot of one panel as SVG, the same bytes for the same figures."""
-    with matplotlib.rc_context({"svg.hashsalt": "gsd", "font.size": 8}):
-        figure = Figure(figsize=SIZE, layout="constrained")
-        draw(figure.subplots())
-        file = io.BytesIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()

@@ -3,7 +3,8 @@
 from typing import Any
 from xml.etree import ElementTree
 
-from infer.bench.sdsat_plots import points, sdsat_plots
+from infer.bench.plots import svg
+from infer.bench.sdsat_plots import points, sdsat_draws
 
 
 def row(decoder: str, acceptance: float | None, rate: float) -> dict[str, Any]:
@@ -31,12 +32,13 @@ def test_a_line_has_the_figures_of_each_k_in_order() -> None:
 
 
 def test_plots_are_svg_and_need_more_than_one_k() -> None:
-    plots = sdsat_plots(ROWS)
-    assert list(plots) == [
-        "humaneval: acceptance rate by k",
-        "humaneval: tokens per second by k",
+    draws = sdsat_draws(ROWS)
+    assert list(draws) == [
+        "Acceptance rate by k: humaneval",
+        "Tokens per second by k: humaneval",
     ]
-    for text in plots.values():
+    for title, draw in draws.items():
+        text = svg(draw, title)
         assert ElementTree.fromstring(text).tag.endswith("svg")
-    assert plots == sdsat_plots(ROWS)
-    assert not sdsat_plots(ROWS[:3])
+        assert text == svg(draw, title)
+    assert not sdsat_draws(ROWS[:3])

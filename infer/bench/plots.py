@@ -1,0 +1,160 @@
+"""Plots of a report: SVG of one panel each, in the colour of the text around them."""
+
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import matplotlib
+from cycler import cycler
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from conf.console import label
+from infer.bench.gsd_plots import gsd_draws
+from infer.bench.runs import BASE, PEER, PLAIN
+from infer.bench.sdsat_plots import sdsat_draws
+from infer.bench.statistics import grouped
+from infer.bench.tables import POSITIONS, sampling, set_marks
+
+matplotlib.use("Agg")
+WIDTH, HEIGHT = 4.2, 3.0  # inches
+INK = "#010203"  # stands for the page's colour of text
+# Okabe and Ito's colours, without those that are faint on white or on black.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+PEER_COLOUR = "#56b4e9"
+INKED = (
+    "text.color",
+    "axes.edgecolor",
+    "axes.labelcolor",
+    "xtick.color",
+    "ytick.color",
+)
+STYLE: dict[Any, Any] = dict.fromkeys(INKED, INK) | {
+    "axes.prop_cycle": cycler(color=COLOURS),
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "font.family": "sans-serif",
+    "font.size": 8,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+}
+NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+NUMBERED = re.compile(r' id="[A-Za-z0-9.]+_\d+"')  # nothing refers to them
+Row = Mapping[str, Any]
+Draw = Callable[[Axes], None]
+
+
+def plots_of(report: Row, part: str) -> dict[str, str]:
+    """Return the plots of a finished part by title, as SVG elements."""
+    if part == "speed":
+        rows = report["speed"]["rows"]
+        roofline = report["speed"]["roofline"]
+        draws = {**speedup_draws(rows), **survival_draws(rows), **sdsat_draws(rows)}
+        draws["Cost of a forward"] = partial(draw_roofline, roofline)
+        heights = {
+            name: bars_height(group) for name, group in speed_panels(rows).items()
+        }
+    elif part == "gsd":
+        draws, heights = gsd_draws(report["gsd"]["rows"]), {}
+    else:
+        return {}
+    return {
+        title: svg(draw, title, height=heights.get(title, HEIGHT))
+        for title, draw in draws.items()
+    }
+
+
+def svg(draw: Draw, title: str, *, height: float = HEIGHT) -> str:
+    """Return a plot as an SVG element, the same text for the same figures.
+
+    Its references begin with the hash of the title: a page may have several plots.
+    """
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": title}):
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        draw(figure.subplots())
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata=NO_METADATA)
+    text = file.getvalue()
+    text = NUMBERED.sub("", text[text.index("<svg") :])
+    return text.replace(INK, "currentColor")
+
+
+def speed_panels(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the drafting decoders' rows by the title of their panel of speedups."""
+    drafting = [row for row in rows if row["decoder"] != PLAIN]
+    panels = {}
+    for (prompt_set, temperature), group in grouped(
+        drafting, "prompt_set", "temperature"
+    ):
+        place = ", ".join([prompt_set, sampling(temperature), *set_marks(group)])
+        panels[f"Speedup over plain decoding: {place}"] = group
+    return panels
+
+
+def speedup_draws(rows: Sequence[Row]) -> dict[str, Draw]:
+    """Return the plots of speedups, a panel for each prompt set and temperature."""
+    panels = speed_panels(rows).items()
+    return {title: partial(draw_speedups, group) for title, group in panels}
+
+
+def bars_height(rows: Sequence[Row]) -> float:
+    """Return the inches of a panel with a bar for each row."""
+    return 0.7 + 0.25 * len(rows)
+
+
+def draw_speedups(rows: Sequence[Row], axes: Axes) -> None:
+    """Draw speedups with intervals, pale if they are marked."""
+    for row in reversed(rows):
+        peer = row["decoder"].startswith((PEER, BASE))
+        ends = row["speedup_interval"] or (row["speedup"], row["speedup"])
+        low, high = (abs(end - row["speedup"]) for end in ends)
+        axes.barh(
+            label(row["decoder"]),
+            row["speedup"],
+            xerr=[[low], [high]],
+            color=PEER_COLOUR if peer else COLOURS[0],
+            alpha=0.4 if row["marks"] else 1,
+            ecolor=INK,
+            capsize=2,
+        )
+    axes.axvline(1, color=INK, linewidth=0.8)
+
+
+def survival_draws(rows: Sequence[Row]) -> dict[str, Draw]:
+    """Return the plots of survival at the lowest temperature, a panel for each prompt set."""
+    lowest = min(row["temperature"] for row in rows)
+    drafting = [row for row in rows if row["temperature"] == lowest and row["survival"]]
+    place = sampling(lowest)
+    return {
+        f"Acceptance rate per position (survival): {name}, {place}": partial(
+            draw_survival, group
+        )
+        for (name,), group in grouped(drafting, "prompt_set")
+    }
+
+
+def draw_survival(rows: Sequence[Row], axes: Axes) -> None:
+    """Draw the share of verifications whose drafts were accepted up to a position."""
+    for row in rows:
+        survival = row["survival"][: 2 * POSITIONS]
+        places = range(1, len(survival) + 1)
+        axes.plot(places, survival, marker=".", label=label(row["decoder"]))
+    axes.set_xlabel("position of the draft")
+    axes.set_ylim(0, 1)
+    axes.legend()
+
+
+def draw_roofline(roofline: Row, axes: Axes) -> None:
+    """Draw the milliseconds of a forward by its rows, and the lower bound."""
+    rows = roofline["rows"]
+    axes.plot(rows, roofline["ms"], ".-", label="measured")
+    axes.plot(rows, roofline["roofline_ms"], "--", label="roofline")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(rows, list(map(str, rows)))
+    axes.minorticks_off()
+    axes.set_ylim(0)
+    axes.set_xlabel(f"rows, behind {roofline['context']} tokens")
+    axes.set_ylabel("ms")
+    axes.legend()

@@ -1,0 +1,289 @@
+"""The tables of a report, for terminal and page: texts, functions of the finished parts' rows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from infer.bench.gsd import RANKS, TIMES
+from infer.bench.marks import IMPOSSIBLE
+from infer.bench.runs import PLAIN
+from infer.bench.statistics import grouped
+
+POSITIONS = 8  # of drafts, in the tables
+SPEED_COLUMNS = {  # what the columns mean, by their heads on one line
+    "speedup, 95 %": "over plain decoding of the same prompts; the interval is over prompts, "
+    "from five prompts on. An interval that contains 1 shows no gain",
+    "tok/fwd": "tokens per forward, which no other work on the machine changes; sdsat counts "
+    "both of its forwards",
+    "same": "texts that equal plain decoding's, token for token. In float32 all of ours must, "
+    "or the command fails; in narrow types near-ties may differ. Sampling peers draw other texts",
+    "length": "mean acceptance length τ: 1 + accepted drafts / verifications, as in vLLM and SGLang",
+    "tok/s": "output tokens per second of whole texts: plain decoding's times the speedup",
+    "acc.": "draft acceptance rate: accepted over drafted tokens. All nodes of a tree count, "
+    "so that wide trees have low ones",
+    "1st ms": "milliseconds to the first tokens, of each prompt's fastest run: mostly the prompt's",
+}
+SPEED_HEADS = (
+    "decoder",
+    "speed-\nup",
+    "95 %",
+    "tok/\nfwd",
+    "same",
+    "length",
+    "tok/s",
+    "acc.\n%",
+    "1st\nms",
+)
+GSD_HEADS = (
+    "setting",
+    "speed-\nup",
+    "95 %",
+    "length",
+    "same",
+    "acc.\n%",
+    "drafted\na text",
+    "success\n%",
+)
+STEP_HEADS = ("setting", "draft", "verification", "rest")
+QUALITY_HEADS = (
+    "benchmark",
+    "model",
+    "decoder",
+    "metric",
+    "%",
+    "95 %",
+    "of",
+    "same",
+)
+ENDS_HEADS = (
+    "benchmark",
+    "model",
+    "decoder",
+    "first\nline %",
+    "uncut\n%",
+    "cut off at\nthe limit",
+    "of",
+)
+LOAD_COLUMNS = {  # heads by the name of the figure, with its decimal places
+    "request_throughput": ("req/s", 2),
+    "output_throughput": ("tok/s", 1),
+    "median_ttft_ms": ("TTFT\np50", 0),
+    "p99_ttft_ms": ("TTFT\np99", 0),
+    "median_tpot_ms": ("TPOT\np50", 1),
+    "p99_tpot_ms": ("TPOT\np99", 1),
+    "median_itl_ms": ("ITL\np50", 1),
+    "p99_itl_ms": ("ITL\np99", 1),
+}
+SOURCE_HEADS = {  # by the name of the source
+    "adaptive": "adaptive\ntokens",
+    "text": "text's\nn-grams",
+    "ngrams": "training\nn-grams",
+}
+Row = Mapping[str, Any]
+
+
+@dataclass
+class Table:
+    """A table of texts for terminal and page."""
+
+    title: str
+    heads: Sequence[str]
+    rows: list[list[str]]
+
+
+def tables_of(report: Row, part: str) -> list[Table]:
+    """Return the tables of a finished part; those without rows are left out."""
+    rows = report[part]["rows"]
+    if part == "quality":
+        tables = [quality_table(rows), ends_table(rows)]
+    elif part == "gsd":
+        tables = []
+        for (prompt_set, name), group in grouped(rows, "prompt_set", "part"):
+            title = f"{prompt_set}: {name}"
+            tables += [gsd_table(title, group), step_table(group), rank_table(group)]
+    elif part == "load":
+        tables = [
+            load_table(f"{prompt_set}: requests at once, times in ms", group)
+            for (prompt_set,), group in grouped(rows, "prompt_set")
+        ]
+    else:
+        tables = []
+        for (prompt_set, temperature), group in grouped(
+            rows, "prompt_set", "temperature"
+        ):
+            title = ", ".join([prompt_set, sampling(temperature), *set_marks(group)])
+            tables += [
+                speed_table(title, group),
+                position_table(group),
+                source_table(group),
+            ]
+    return [each for each in tables if each.rows]
+
+
+def speed_table(title: str, rows: Sequence[Row]) -> Table:
+    """Return the decoders on one prompt set at one temperature."""
+    cells = []
+    for row in rows:
+        rate = row["output_tokens_per_second"]
+        cells.append(
+            [
+                row["decoder"],
+                speedup(row),
+                "" if row["decoder"] == PLAIN else interval(row["speedup_interval"]),
+                number(row["tokens_per_forward"]),
+                same(row),
+                number(row["mean_acceptance_length"]),
+                marked(f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}", row),
+                number(row.get("acceptance_rate"), 0, 100),
+                marked(f"{row['first_token_ms']:.0f}", row),
+            ]
+        )
+    return Table(title, SPEED_HEADS, cells)
+
+
+def position_table(rows: Sequence[Row]) -> Table:
+    """Return the shares of verifications whose drafts were accepted up to a position."""
+    drafting = [row for row in rows if row["survival"]]
+    deepest = min(POSITIONS, max((len(row["survival"]) for row in drafting), default=0))
+    cells = []
+    for row in drafting:
+        texts = [number(rate, 0, 100) for rate in row["survival"][:deepest]]
+        cells.append([row["decoder"], *texts, *[""] * (deepest - len(texts))])
+    heads = ["decoder", *map(str, range(1, deepest + 1))]
+    return Table("acceptance rate per position, in %", heads, cells)
+
+
+def source_table(rows: Sequence[Row]) -> Table:
+    """Return who earns the gain: each source's share of the accepted drafts."""
+    drafting = [row for row in rows if row["sources"]]
+    cells = []
+    for row in drafting:
+        shares = [number(row["sources"].get(name), 0, 100) for name in SOURCE_HEADS]
+        length = number(row["mean_acceptance_length"])
+        cells.append([row["decoder"], speedup(row), length, *shares])
+    heads = ["decoder", "speed-\nup", "length", *SOURCE_HEADS.values()]
+    return Table("who earns it: accepted drafts by source, in %", heads, cells)
+
+
+def quality_table(rows: Sequence[Row]) -> Table:
+    """Return the scores."""
+    cells = [
+        [
+            row["benchmark"],
+            row["who"],
+            row["decoder"],
+            row["metric"],
+            number(row["value"], 1, 100),
+            interval(row["interval"], 1, 100),
+            str(row["problems"]),
+            same(row),
+        ]
+        for row in rows
+    ]
+    return Table("scores", QUALITY_HEADS, cells)
+
+
+def load_table(title: str, rows: Sequence[Row]) -> Table:
+    """Return throughput and latencies by requests at once and decoder."""
+    cells = []
+    for row in rows:
+        figures = [
+            number(row[name], places) for name, (_, places) in LOAD_COLUMNS.items()
+        ]
+        place = [str(row["concurrency"]), row["decoder"], str(row["completed"])]
+        cells.append([*place, *figures, same(row)])
+    heads = [head for head, _ in LOAD_COLUMNS.values()]
+    return Table(title, ["at\nonce", "decoder", "of", *heads, "same"], cells)
+
+
+def ends_table(rows: Sequence[Row]) -> Table:
+    """Return exact matches of first lines and of whole answers, and answers without an end.
+
+    Results from before these were counted have no row.
+    """
+    cells = [
+        [
+            row["benchmark"],
+            row["who"],
+            row["decoder"],
+            number(row["value"] if row["uncut"] is not None else None, 1, 100),
+            number(row["uncut"], 1, 100),
+            str(row["cut_off"]),
+            str(row["problems"]),
+        ]
+        for row in rows
+        if "cut_off" in row
+    ]
+    return Table("ends of the answers", ENDS_HEADS, cells)
+
+
+def gsd_table(title: str, rows: Sequence[Row]) -> Table:
+    """Return the rows of one table of GSD."""
+    cells = [
+        [
+            row["setting"],
+            number(row["speedup"]),
+            interval(row["speedup_interval"]),
+            number(row["mean_acceptance_length"]),
+            same(row),
+            number(row["acceptance_rate"], 1, 100),
+            number(row["drafted_tokens"], 1),
+            number(row["graph_success"], 1, 100),
+        ]
+        for row in rows
+    ]
+    return Table(title, GSD_HEADS, cells)
+
+
+def step_table(rows: Sequence[Row]) -> Table:
+    """Return the times of the parts of a step (GSD's Table 3)."""
+    cells = [
+        [row["setting"], *(number(row[name], 1) for name in TIMES)] for row in rows
+    ]
+    return Table("milliseconds of the median step", STEP_HEADS, cells)
+
+
+def rank_table(rows: Sequence[Row]) -> Table:
+    """Return the shares of the accepted drafts by their rank among siblings."""
+    cells = [
+        [row["setting"], *(number(share, 0, 100) for share in row["rank_shares"])]
+        for row in rows
+    ]
+    heads = ["setting", *map(str, range(1, 1 + RANKS))]
+    return Table("accepted drafts by rank among siblings, in %", heads, cells)
+
+
+def number(value: float | None, places: int = 2, scale: float = 1) -> str:
+    """Format a figure; empty for None."""
+    return "" if value is None else f"{scale * value:.{places}f}"
+
+
+def interval(ends: Sequence[float] | None, places: int = 2, scale: float = 1) -> str:
+    """Format an interval; empty for None."""
+    return "–".join(number(end, places, scale) for end in ends or ())
+
+
+def speedup(row: Row) -> str:
+    """Format a speedup; an impossible one says so."""
+    text = marked(f"{row['speedup']:.2f}", row)
+    return f"{text} {IMPOSSIBLE}" if IMPOSSIBLE in row["marks"] else text
+
+
+def set_marks(rows: Sequence[Row]) -> list[str]:
+    """Return the marks of a set at one temperature."""
+    return list(dict.fromkeys(mark for row in rows for mark in row["marks"]))
+
+
+def marked(text: str, row: Row) -> str:
+    """Add a question mark to a figure of a row that has marks."""
+    return f"{text}?" if row["marks"] else text
+
+
+def same(row: Row) -> str:
+    """Format the number of texts that equal plain decoding's; empty if none was compared."""
+    return f"{row['same']}/{row['compared']}" if row["compared"] else ""
+
+
+def sampling(temperature: float) -> str:
+    """Return the name of a temperature."""
+    return f"temperature {temperature:g}" if temperature else "greedy"
