@@ -12,20 +12,15 @@
     dtype, openmp, memory      what suits a device: type of the weights, waiting threads, free memory
 
 Knows no stage: the dataclass that gives names and types comes from the stage itself. Every command and
-`import infer` import this package before PyTorch, so it sets the environment that PyTorch reads.
+`import infer` import this package before PyTorch.
 """
 
 # isort: off
 import conf.interrupt  # noqa: F401, first: a Ctrl-C may come while the others are imported
 
 # isort: on
-import os
-
 from conf.cli import run
 from conf.compose import settings
 from conf.errors import RankLocalError, UserError
-from conf.openmp import shorten_spin
-
-shorten_spin(os.environ)
 
 __all__ = ["RankLocalError", "UserError", "run", "settings"]

@@ -22,8 +22,6 @@ bash launch/setup.sh
 source .venv/bin/activate
 ranks=$(python -c 'import os, torch; print(min(2, len(os.sched_getaffinity(0)), torch.cuda.device_count() or 2))')
 export OMP_NUM_THREADS=1 # a thread per rank: two that share a core spin
-# The report's two threads spin only shortly while they wait (conf/openmp.py), unless the user has decided it.
-[[ -v OMP_WAIT_POLICY ]] || export GOMP_SPINCOUNT=${GOMP_SPINCOUNT-1000}
 # Large tensors come and go: keep their memory instead of returning it to the kernel each time.
 export MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296
 run() { # a finished stage needs one process to say so

@@ -11,6 +11,7 @@ from threading import Lock
 import torch
 from transformers import PreTrainedModel
 
+from conf.openmp import watch
 from infer.engine.forward import DynamicForward, Target
 from infer.engine.output import ForwardOutput, Request
 from infer.engine.sampling import Sampling
@@ -39,6 +40,8 @@ class Runner:
         compile: bool = False,
         target: PreTrainedModel | None = None,
     ) -> None:
+        if lm.device.type == "cpu":
+            watch(torch.get_num_threads())
         if static is None:
             static = lm.device.type == "cuda" and fixed_shapes(lm)
         kind = StaticForward if static else DynamicForward

@@ -1,12 +1,13 @@
 """Decoding on a busy machine: tokens per second by how long OpenMP's threads spin, in turns.
 
     python -m tests.benchmarks.busy MODEL_DIR [--dtype float32] [--cores 2] [--rounds 5]
-        [--seconds 2] [--spins 10000,1000,100,0]
+        [--seconds 2] [--spins 1000]
 
-Each spin (GOMP_SPINCOUNT; 300000 is libgomp's own) is a process with its model loaded and as many
-threads as cores; "1 thread" is the commands' spin with one. In every round each process decodes
-plainly while the others sleep: on a quiet machine, beside a Python loop, and beside products of
-another program with as many threads and libgomp's own spin. Run it on a quiet machine.
+"watch" is a process with its model loaded and as many threads as cores, whose waiting threads sleep
+while others need the cores (conf/openmp.py). Each spin (GOMP_SPINCOUNT; 300000 is libgomp's own) is
+one whose threads always spin so long; "1 thread" has nothing to wait for. In every round each
+process decodes plainly while the others sleep: on a quiet machine, beside a Python loop, and beside
+products of another program with as many threads and libgomp's own spin. Run it on a quiet machine.
 
 Prints the median of each, and its median ratio to the quiet speed of 300000 in the same round.
 The last line is JSON.
@@ -23,7 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
 
-from conf.openmp import OWN_CHOICE, SPIN_COUNT, TURNS
+from conf.openmp import OWN_CHOICE
 
 OWN = 300_000  # libgomp's
 PROMPT = 32
@@ -45,10 +46,13 @@ NEIGHBOURS = {"quiet": None, "a Python loop": LOOP, "threads that spin": PRODUCT
 class Decoder:
     """A process that decodes for some seconds when it is asked to."""
 
-    def __init__(self, model: str, dtype: str, *, spin: int, threads: int) -> None:
+    def __init__(
+        self, model: str, dtype: str, *, spin: int | None, threads: int
+    ) -> None:
+        own = {} if spin is None else {"GOMP_SPINCOUNT": str(spin)}
         self._process = subprocess.Popen(
             [sys.executable, "-m", __spec__.name, model, "--serve", "--dtype", dtype],
-            env=CLEAN | {SPIN_COUNT: str(spin), "OMP_NUM_THREADS": str(threads)},
+            env=CLEAN | own | {"OMP_NUM_THREADS": str(threads)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -144,7 +148,7 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--spins", default="10000,1000,100,0")
+    parser.add_argument("--spins", default="1000")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
@@ -153,12 +157,14 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the processes too
     # On larger machines too the neighbour and the decoder share these cores.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])
-    decoders = {}
-    for spin in dict.fromkeys([OWN, *map(int, args.spins.split(","))]):
-        decoders[str(spin)] = Decoder(
+    spins = dict.fromkeys([None, OWN, *map(int, args.spins.split(","))])
+    decoders = {
+        "watch" if spin is None else str(spin): Decoder(
             args.model, args.dtype, spin=spin, threads=args.cores
         )
-    decoders["1 thread"] = Decoder(args.model, args.dtype, spin=TURNS, threads=1)
+        for spin in spins
+    }
+    decoders["1 thread"] = Decoder(args.model, args.dtype, spin=OWN, threads=1)
     try:
         for decoder in decoders.values():
             decoder.speed(0.3)  # loads the model

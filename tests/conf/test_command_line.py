@@ -77,20 +77,14 @@ def test_idioms_of_hydra(
 
 
 def test_help_of_every_entry_needs_no_torch(tmp_path: Path) -> None:
-    """libgomp reads GOMP_SPINCOUNT when PyTorch is imported: every entry has set it by then."""
     code = f"""
-import os, runpy, sys
+import runpy, sys
 for name in {MODULES}:
-    for variable in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        os.environ.pop(variable, None)
-    for module in ("conf", "conf.openmp", "infer", "train"):
-        sys.modules.pop(module, None)
     sys.argv = [name, "--help"]
     try:
         runpy.run_module(name, run_name="__main__")
     except SystemExit as end:
         assert end.code == 0
-    assert os.environ["GOMP_SPINCOUNT"] == "1000", name
 print(*{{"torch", "transformers", "wandb", "datasets"}} & sys.modules.keys())
 """
     end = command("-c", code, cwd=tmp_path)

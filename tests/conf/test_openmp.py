@@ -1,44 +1,122 @@
-"""GOMP_SPINCOUNT: set before PyTorch is imported, unless the user has decided it."""
+"""Waiting threads of OpenMP sleep while other programs need the cores, and spin otherwise."""
 
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from conf.openmp import OWN_CHOICE, SPIN_COUNT, shorten_spin
+from conf import openmp
+from conf.openmp import OWN_CHOICE, Watch, busy_seconds
 
 ROOT = Path(__file__).parents[2]
+STAT = """cpu  1000 0 1000 9000 0 0 0 0 0 0
+cpu0 100 10 200 4000 50 3 7 900 60 0
+cpu1 300 0 100 4000 0 0 0 0 0 0
+cpu10 5000 0 0 0 0 0 0 0 0 0
+intr 12345
+"""
+# Two threads of PyTorch; then the threads of a watch that holds some, and of one that does not.
+COUNTED = """
+import os, sys, time
+from conf.openmp import Watch, libgomp
+import torch
+torch.set_num_threads(2)
+def threads():
+    time.sleep(0.2)
+    return len(os.listdir("/proc/self/task"))
+library = libgomp()
+if library is None:
+    sys.exit("PyTorch's OpenMP is not libgomp here")
+values = torch.ones(1 << 20)
+watch = Watch(library, 2)
+sums, counts = [values.sum().item()], [threads()]
+for others in (1.0, 0.0):
+    watch.decide(others, 2)
+    sums.append(values.sum().item())
+    counts.append(threads())
+print(sums, [count - counts[0] for count in counts])
+"""
+
+
+def test_the_seconds_of_its_own_cores_count() -> None:
+    """Waiting for a disk and what a hypervisor takes are no work."""
+    tick = 1 / os.sysconf("SC_CLK_TCK")
+    assert busy_seconds({0}, STAT) == pytest.approx(320 * tick)
+    assert busy_seconds({0, 1}, STAT) == pytest.approx(720 * tick)
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("others", "holds"),
     [
-        ({}, {"GOMP_SPINCOUNT": "1000"}),
-        ({"OMP_NUM_THREADS": "2"}, {"OMP_NUM_THREADS": "2", "GOMP_SPINCOUNT": "1000"}),
-        ({"GOMP_SPINCOUNT": "30"}, {"GOMP_SPINCOUNT": "30"}),
-        ({"OMP_WAIT_POLICY": "passive"}, {"OMP_WAIT_POLICY": "passive"}),
+        ([0.0], False),
+        ([1.0], True),
+        ([0.2], False),  # some work of the system
+        ([1.0, 0.2], True),  # between the two limits it stays as it is
+        ([1.0, 0.0], False),
+        ([1.0, 0.0, 2.0], True),
     ],
 )
-def test_the_users_own_choice_stays(
-    given: dict[str, str], expected: dict[str, str]
+def test_threads_are_held_while_others_need_the_cores(
+    others: list[float], holds: bool
 ) -> None:
-    shorten_spin(given)
-    assert given == expected
+    watch = Watch(mock.Mock(), threads=2)
+    for load in others:
+        watch.decide(load, cores=2)
+    assert watch.holds is holds
+    watch.decide(0.0, cores=2)  # the thread that holds them ends
 
 
-def test_libgomp_reads_it_where_the_package_is_imported() -> None:
+def test_free_cores_are_not_needed() -> None:
+    watch = Watch(mock.Mock(), threads=2)
+    watch.decide(others=5.0, cores=8)
+    assert not watch.holds
+
+
+def test_as_many_threads_are_held_as_outnumber_the_cores() -> None:
+    """libgomp spins shortly while it manages more threads than there are cores."""
+    library = mock.Mock()
+    watch = Watch(library, threads=3)
+    watch.decide(others=8.0, cores=8)
+    watch.decide(others=0.0, cores=8)
+    until = time.monotonic() + 5
+    while not library.GOMP_parallel.called and time.monotonic() < until:
+        time.sleep(0.01)
+    (_, _, count, _), _ = library.GOMP_parallel.call_args
+    assert 3 + count - 1 > 8
+
+
+@pytest.mark.parametrize("own", [*OWN_CHOICE, None])
+def test_the_users_own_choice_stays(
+    own: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in OWN_CHOICE:
+        monkeypatch.delenv(name, raising=False)
+    if own:
+        monkeypatch.setenv(own, "active")
+    started = mock.Mock()
+    monkeypatch.setattr(openmp, "_started", False)
+    monkeypatch.setattr(openmp, "libgomp", mock.Mock())
+    monkeypatch.setattr(threading, "Thread", started)
+    openmp.watch(1)
+    assert not started.called, "one thread waits for none"
+    openmp.watch(2)
+    openmp.watch(2)
+    assert started.call_count == (own is None)
+
+
+def test_libgomp_has_more_threads_while_they_are_held() -> None:
     """Two threads spun beside one busy process: decoding fell to a tenth."""
-    env = {name: os.environ[name] for name in os.environ if name not in OWN_CHOICE}
     run = subprocess.run(
-        [sys.executable, "-c", "import infer; import torch"],
-        cwd=ROOT,
-        env=env | {"OMP_DISPLAY_ENV": "VERBOSE"},
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", COUNTED], cwd=ROOT, capture_output=True, text=True
     )
+    if "not libgomp" in run.stderr:
+        pytest.skip(run.stderr.strip())
     assert run.returncode == 0, run.stderr
-    if SPIN_COUNT not in run.stderr:
-        pytest.skip("PyTorch's OpenMP is not libgomp here")
-    assert "GOMP_SPINCOUNT = '1000'" in run.stderr
+    # One that holds and the one that it holds.
+    sums = [float(1 << 20)] * 3
+    assert run.stdout.strip() == f"{sums} [0, 2, 0]"

@@ -47,8 +47,6 @@ def launch(
         "RUN",
         "RANKS",
         "OMP_NUM_THREADS",
-        "OMP_WAIT_POLICY",
-        "GOMP_SPINCOUNT",
     )
     inherited = {name: os.environ[name] for name in os.environ if name not in own}
     path = f"{project.parent}:{os.environ['PATH']}"
@@ -132,28 +130,6 @@ def test_the_demo_runs_every_stage_with_settings_that_compose(project: Path) -> 
         "infer.bench",
         "infer.bench",
     ]
-
-
-@pytest.mark.parametrize(
-    ("environment", "spin"),
-    [
-        ({}, "1000"),
-        ({"GOMP_SPINCOUNT": "50"}, "50"),
-        ({"OMP_WAIT_POLICY": "active"}, "unset"),
-    ],
-)
-def test_threads_of_a_pipeline_spin_shortly(
-    environment: dict[str, str], spin: str, project: Path
-) -> None:
-    """The report's speeds jumped by five times where another program ran."""
-    record = """[[ $1 != -c ]] || { echo 2; exit; }
-    echo "${GOMP_SPINCOUNT-unset}" >>"$CALLS"
-    """
-    stub(project.parent, python=record, torchrun=record)
-    calls, arguments = project.parent / "calls", ("demo", "out", "8", "8", "0.5")
-    run = launch(project, "pipeline.sh", *arguments, CALLS=str(calls), **environment)
-    assert run.returncode == 0, run.stderr
-    assert set(calls.read_text().split()) == {spin}
 
 
 def test_a_python_that_does_not_start_is_passed_over(tmp_path: Path) -> None:
