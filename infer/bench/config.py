@@ -171,7 +171,7 @@ class GsdConfig:
     #: tables of part=gsd: methods (Tables 1, 3, 6 to 8), sampling (2 and 9), ablation
     #: (Figures 5 and 8)
     parts: list[str] = setting(list(GSD_TABLES), choices=GSD_TABLES)
-    #: children of a node
+    #: children of a node (k of the paper)
     k: int = setting(Rules.k, least=1)
     #: levels that are drafted at most
     depth: int = setting(Rules.depth, least=1)
@@ -196,7 +196,7 @@ class GsdConfig:
         gsd = replace(
             plain,
             method="gsd",
-            k=self.k,
+            children=self.k,
             depth=self.depth,
             nodes=self.nodes,
             theta_prob=self.theta_prob,
@@ -204,7 +204,7 @@ class GsdConfig:
             tau=self.tau,
         )
         tsd = replace(gsd, method="tsd", tau=None)  # without merging
-        ssd = replace(tsd, method="ssd", k=None, theta_sib=None)
+        ssd = replace(tsd, method="ssd", children=None, theta_sib=None)
         return {"ssd": ssd, "tsd": tsd, "gsd": gsd}
 
 

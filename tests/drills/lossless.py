@@ -43,6 +43,7 @@ SHAPES = {  # of drafts by adaptive tokens, by name
     "two forwards, k=5": DecodeConfig("hybrid", k=5, probes="root"),
     "one forward, k=3": DecodeConfig("hybrid", k=3, probes="all"),
     "two sites, k=4": DecodeConfig("hybrid", k=4, probes="2"),
+    "a tree of 24, k=6": DecodeConfig("hybrid", k=6, probes="root", nodes=24),
 }
 SOURCES = (
     ["adaptive"],
@@ -53,8 +54,9 @@ OTHERS = {
     "plain in batches": DecodeConfig("plain"),
     "sdsat, k=5": DecodeConfig("sdsat", k=5),
     "sdsat, paper's tree": DecodeConfig("sdsat", k=5, tree="paper"),
-    "text": DecodeConfig("prompt_lookup", k=8),
+    "text": DecodeConfig("prompt_lookup", nodes=8),
     "ngrams": DecodeConfig("ngrams"),
+    "ngrams, 12 nodes": DecodeConfig("ngrams", nodes=12),
 }
 DRAFTED = {
     "ssd": DecodeConfig("ssd"),

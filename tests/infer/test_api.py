@@ -15,7 +15,6 @@ from transformers import LogitsProcessorList
 
 from conf import UserError
 from infer import DecodeConfig, Infill, Model, generate, load
-from infer.drafters.source_methods import SourceMethods
 from infer.engine.forward import context_length
 from infer.methods import Methods
 from infer.requests import Prompt
@@ -190,7 +189,7 @@ def test_a_stop_string_that_is_a_special_piece_ends_the_text(model: Model) -> No
 
 
 def test_k_fits_the_diverse_ids_and_the_context(model: Model) -> None:
-    diverse = Methods(SourceMethods(model.lm, (6, 7), 3))
+    diverse = Methods(model.lm, (6, 7), 3)
     other = replace(model, methods=diverse)
     with pytest.raises(UserError, match="decode.k must be 1 to 2 adaptive tokens"):
         generate(other, "x", DecodeConfig(k=3))
