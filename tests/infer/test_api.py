@@ -22,12 +22,14 @@ from tests.infer.library import left_padded
 
 METHODS: list[dict[str, Any]] = [
     {"method": "plain"},
-    {"method": "prompt_lookup", "k": 4},
+    {"method": "prompt_lookup", "nodes": 4},
     {"method": "ngrams"},
     {"method": "sdsat", "k": 3},
     {"method": "sdsat", "k": 4, "probes": 2, "tree": "paper"},
     {"method": "hybrid"},
+    {"method": "ngrams", "nodes": 6},
     {"method": "hybrid", "k": 3, "probes": "root"},
+    {"method": "hybrid", "k": 3, "probes": "root", "nodes": 12},
     {"method": "hybrid", "k": 3, "probes": "all", "sources": ["adaptive"]},
     {"method": "ssd"},
     {"method": "tsd", "theta_prob": 0.01},
