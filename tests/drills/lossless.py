@@ -43,7 +43,6 @@ SHAPES = {  # of drafts by adaptive tokens, by name
     "two forwards, k=5": DecodeConfig("hybrid", k=5, probes="root"),
     "one forward, k=3": DecodeConfig("hybrid", k=3, probes="all"),
     "two sites, k=4": DecodeConfig("hybrid", k=4, probes="2"),
-    "a tree of 24, k=6": DecodeConfig("hybrid", k=6, probes="root", nodes=24),
 }
 SOURCES = (
     ["adaptive"],
@@ -56,6 +55,10 @@ OTHERS = {
     "sdsat, paper's tree": DecodeConfig("sdsat", k=5, tree="paper"),
     "text": DecodeConfig("prompt_lookup", nodes=8),
     "ngrams": DecodeConfig("ngrams"),
+    "a tree of 24": DecodeConfig("hybrid", probes="root", nodes=24),
+    "adaptive, a tree of 24": DecodeConfig(
+        "hybrid", sources=["adaptive"], probes="root", nodes=24
+    ),
     "ngrams, 12 nodes": DecodeConfig("ngrams", nodes=12),
 }
 DRAFTED = {
