@@ -22,6 +22,7 @@ PARTS = ("speed", "quality", "gsd", "load")
 DECODERS = (
     "hybrid",
     "adaptive",
+    "adaptive_tree",
     "sdsat",
     "ngrams",
     "prompt_lookup",
@@ -29,8 +30,10 @@ DECODERS = (
     "tsd",
     "gsd",
 )
-NEED_ADAPTIVE = ("hybrid", "adaptive", "sdsat")
+NEED_ADAPTIVE = ("hybrid", "adaptive", "adaptive_tree", "sdsat")
 PEERS = ("generate", "prompt_lookup", "assisted")
+#: Nodes of adaptive_tree
+TREE = 24
 BENCHMARKS = ("humaneval", "mbpp", "multipl_e", "infilling", "lines")
 GSD_TABLES = ("methods", "sampling", "ablation")
 
@@ -39,6 +42,10 @@ def decoder_config(name: str, plain: DecodeConfig) -> DecodeConfig:
     """Return the settings of the decoder `name`, otherwise those of plain decoding."""
     if name == "adaptive":
         return replace(plain, method="hybrid", sources=["adaptive"])
+    if name == "adaptive_tree":
+        return replace(
+            plain, method="hybrid", sources=["adaptive"], probes="root", nodes=TREE
+        )
     return replace(plain, method=name)
 
 
@@ -47,6 +54,7 @@ class SpeedConfig:
     """Speed: every prompt is decoded plainly and with drafts, in turns."""
 
     #: hybrid (all sources of drafts), adaptive (adaptive tokens alone, as many as pay),
+    #: adaptive_tree (adaptive tokens alone, two forwards, the likeliest 24 drafts as a tree),
     #: sdsat (the paper's two forwards, at each k), ngrams, prompt_lookup; with a draft
     #: model also ssd, tsd and gsd, by the settings of gsd
     decoders: list[str] = setting(

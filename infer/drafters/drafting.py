@@ -29,7 +29,7 @@ class Stopwatch:
     """
 
     def __init__(self, agree: Callable[[float], float] = float) -> None:
-        self._agree = agree
+        self.agree = agree
         self.reset()
 
     def reset(self) -> None:
@@ -55,14 +55,10 @@ class Stopwatch:
         began = time.perf_counter()
         if self._running:
             self._running = False
-            self._seconds = self._agree(began - self._began + self._observing)
+            self._seconds = self.agree(began - self._began + self._observing)
             self._observing = 0.0
         yield self._seconds
         self._observing += time.perf_counter() - began
-
-    def agree(self, seconds: float) -> float:
-        """Return rank 0's value."""
-        return self._agree(seconds)
 
 
 @dataclass(slots=True)
