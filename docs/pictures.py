@@ -31,15 +31,16 @@ from infer.bench.plots import (
     survival_draws,
 )
 from infer.bench.report import read_parts
-from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.drafters.places import Places
+from infer.drafters.candidates import CandidateSource, Places
+from infer.drafters.drafting import SourceDrafters
+from infer.drafters.planner import FixedPlanner
 from infer.engine.output import Candidates, Request
 from infer.engine.sampling import Sampling
-from infer.loop import Drafter, Drafters, Limits, Verified, decode
+from infer.loop import Limits, Verified, decode
 from infer.models.checkpoint import ModelDirectory
 from infer.ngrams import Ngrams, TextNgrams
 from infer.text import Text
-from infer.trees.token_graph import Outcome
+from infer.trees.token_graph import Drafts, Outcome, unroll
 from infer.trees.tree import Tree, flatten, mask
 from infer.view import KINDS
 
@@ -232,28 +233,28 @@ def _draw_mask(axes: Axes, tree: Tree, names: list[str]) -> None:
     axes.set_title("one forward: a dark cell is attended", fontsize=10)
 
 
-class Recorder(Drafter):
-    """A drafter that keeps the text and the adaptive tokens' answers that each of its drafts is made of."""
+class Recorder(CandidateSource):
+    """A source that records the text and the answers of adaptive tokens that each of its drafts is made of."""
 
-    def __init__(self, drafter: AdaptiveDrafter) -> None:
-        self._drafter, self._text = drafter, list[int]()
-        self.max_rows, self.width = drafter.max_rows, drafter.width
-        self.steps = list[tuple[list[int], Candidates]]()
+    steps: list[tuple[list[int], Candidates]]
 
-    def start(self, request: Request, sampling: Sampling) -> None:
-        """See Drafter."""
-        self._drafter.start(request, sampling)
+    def start(self, requests: Sequence[Request], sampling: Sampling) -> None:
+        """See Source."""
+        super().start(requests, sampling)
+        self.steps = []
 
-    def propose(self, context: Sequence[int], left: int) -> Tree:
-        """See Drafter."""
-        self._text = list(context)
-        return self._drafter.propose(context, left)
+    def begin(
+        self, contexts: Sequence[Sequence[int]], depths: Sequence[int]
+    ) -> list[Places | None]:
+        """See Source."""
+        self._text = list(contexts[0])
+        return super().begin(contexts, depths)
 
-    def observe(self, result: Verified) -> None:
-        """See Drafter."""
+    def keep(self, b: int, drafts: Drafts | None, result: Verified) -> None:
+        """See Source."""
+        super().keep(b, drafts, result)
         if result.answers:
             self.steps.append(([*self._text, *result.tokens], result.answers))
-        self._drafter.observe(result)
 
 
 def combination(model: Model, folder: Path, picture: Path, *, k: int = 5) -> None:
@@ -264,16 +265,13 @@ def combination(model: Model, folder: Path, picture: Path, *, k: int = 5) -> Non
         model.lm.config.vocab_size,
         weights=model.adaptive.ngrams,
     )
-    recorder = Recorder(
-        AdaptiveDrafter(model.adaptive.ids, FixedPolicy(k, "all"), ngrams)
-    )
+    recorder = Recorder(model.adaptive.ids, k, ngrams=ngrams)
+    drafters = SourceDrafters(recorder, FixedPlanner(k, "all"))
     prompt = model.text.encode(PROMPT)
     runner = model.runners.take(
-        batch=1, capacity=len(prompt) + 256, max_rows=recorder.max_rows
+        batch=1, capacity=len(prompt) + 256, max_rows=drafters.max_rows
     )
-    steps = decode(
-        runner, [Request(prompt, 0)], Drafters(lambda: recorder), Limits(256)
-    )
+    steps = decode(runner, [Request(prompt, 0)], drafters, Limits(256))
     text = [*prompt, *(token for (step,) in steps for token in step.tokens)]
     best = 0
     for context, answers in recorder.steps:
@@ -281,7 +279,7 @@ def combination(model: Model, folder: Path, picture: Path, *, k: int = 5) -> Non
         known = TextNgrams(ngrams)
         known.extend(context)
         drafts = [
-            Places(context, given, sources, 1).grow([0.0] * k, depth=k).tokens[1:]
+            _chain(Places(context, given, sources, 1), k)
             for given, sources in ((answers, None), (None, known), (answers, known))
         ]
         *alone, together = (_matched(chain, right) for chain in drafts)
@@ -292,6 +290,12 @@ def combination(model: Model, folder: Path, picture: Path, *, k: int = 5) -> Non
         sys.exit(
             "error: no step of this text shows what the sources know together; choose another prompt"
         )
+
+
+def _chain(places: Places, k: int) -> list[int]:
+    """Return the likeliest k tokens in a row."""
+    drafts = unroll(places.graph, [0.0] * k, depth=k, expand=places.expand)
+    return drafts.tokens[1:]
 
 
 def _matched(drafts: Sequence[int], right: Sequence[int]) -> int:

@@ -21,7 +21,7 @@ from conf.dtype import AUTO, choose_dtype
 from conf.hub import find_folder
 from infer import loop
 from infer.config import DecodeConfig, DraftConfig, Infill
-from infer.drafters.source_methods import SourceMethods
+from infer.drafters.draft_model import DraftModelSources
 from infer.engine.forward import context_length
 from infer.engine.memory import enough_memory
 from infer.engine.output import Request
@@ -29,7 +29,7 @@ from infer.engine.runner import Runner, Runners
 from infer.engine.static import fixed_shapes
 from infer.generation import Generation, not_applied, read_generation
 from infer.loop import Limits, Step
-from infer.methods import DraftMethods, Methods
+from infer.methods import Methods
 from infer.models.checkpoint import Adaptive, ModelDirectory, eos_ids
 from infer.models.draft import Draft, DraftSource
 from infer.models.parallel import processes
@@ -111,16 +111,15 @@ def load(
     if (sentence := not_applied(lm, directory.path)) and not place()[0]:
         _log_once(sentence)
     adaptive = directory.adaptive
-    sources = SourceMethods(lm, table=directory.ngrams)
+    methods = Methods(lm, table=directory.ngrams)
     if adaptive:
-        sources = SourceMethods(
+        methods = Methods(
             lm, adaptive.ids, adaptive.L, adaptive.ngrams, directory.ngrams
         )
     drafting = None
-    draft_methods = None
     if source:
         drafting = source.load(lm, adaptive)
-        draft_methods = DraftMethods(lm, drafting, compile=compile)
+        methods.draft = DraftModelSources(lm, drafting, compile=compile)
     return Model(
         lm,
         directory.text,
@@ -129,7 +128,7 @@ def load(
         generation,
         context_length(lm.config),
         drafting,
-        Methods(sources, draft_methods),
+        methods,
         Runners(lm, compile=compile),
     )
 
@@ -179,8 +178,8 @@ def generate(
     "ratio" they are others of the same distribution. The seed is `decode.seed` for all,
     or one for each in `seeds`. `processors` are further ones of Transformers', functions
     of the (1, n) ids before a place and the (1, V) scores alone. `watch` is called with
-    each step's draft, if it is a graph, before the step is yielded; with a text's last one
-    of a draft model, whose verification is unknown, after it.
+    each step's draft before the step is yielded; with a text's last one, whose verification
+    is unknown, after it.
 
     Raise UserError for a request that the model cannot decode, before anything is
     decoded, and for too little memory.

@@ -4,7 +4,7 @@ them are reported before its import.
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,26 +22,32 @@ SOURCES = ("adaptive", "text", "ngrams")  # of drafts
 
 @dataclass(frozen=True)
 class Method:
-    """A decoding method: the settings that only some methods have, and its sources.
+    """A decoding method: what drafts, how much of it, and its settings.
 
-    `growth` is how a draft model's graph grows by default (GSD, Appendix A).
+    `sources` are its sources of drafts, or `growth` is how a draft model's graph grows by
+    default (GSD, Appendix A); without both it is plain decoding. If it is `measured`, a
+    forward verifies as many drafts as pay, unless decode.nodes or decode.probes says how
+    many. A place has up to `width` candidates in a tree of fixed size.
     """
 
     settings: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     growth: Rules | None = None
+    measured: bool = True
+    width: int = 1
 
 
 _GROWN = ("nodes", "depth", "theta_prob", "verify")
+#: The methods, each a row: infer/methods.py makes their drafters.
 METHODS = {
     "plain": Method(),
-    "prompt_lookup": Method(("k", "sources"), ("text",)),
-    "ngrams": Method(("k", "sources"), ("text", "ngrams")),
-    "hybrid": Method(("k", "sources", "probes"), SOURCES),
-    "sdsat": Method(("k", "sources", "probes", "tree"), ("adaptive",)),
+    "prompt_lookup": Method(("sources", "nodes"), ("text",)),
+    "ngrams": Method(("sources", "nodes"), ("text", "ngrams"), width=2),
+    "hybrid": Method(("sources", "nodes", "k", "probes"), SOURCES, width=4),
+    "sdsat": Method(("sources", "k", "probes", "tree"), ("adaptive",), measured=False),
     "ssd": Method(_GROWN, growth=Rules(k=1, tau=None)),
-    "tsd": Method((*_GROWN, "k", "theta_sib"), growth=Rules(tau=None)),
-    "gsd": Method((*_GROWN, "k", "theta_sib", "tau"), growth=Rules()),
+    "tsd": Method((*_GROWN, "children", "theta_sib"), growth=Rules(tau=None)),
+    "gsd": Method((*_GROWN, "children", "theta_sib", "tau"), growth=Rules()),
 }
 BY_DRAFT_MODEL = tuple(name for name, method in METHODS.items() if method.growth)
 OWNED = sorted({name for method in METHODS.values() for name in method.settings})
@@ -62,16 +68,19 @@ class DecodeConfig:
     #: Sources of drafts: adaptive (adaptive tokens), text (n-grams of the text so far),
     #: ngrams (of the training data); null: all that the method and the model have
     sources: list[str] | None = setting(None, choices=SOURCES)
-    #: Drafts in a row (with probes=auto adaptive tokens in a row: n-grams go on behind
-    #: them); children of a node of tsd and gsd; null: L, 10 or 4
+    #: Adaptive tokens in a row of hybrid and sdsat, at most (k of SDSAT); null: the L
+    #: that the model was trained for
     k: int | None = setting(None, least=1)
     #: Drafts under which adaptive tokens draft the next ones: auto (by measurement; of
     #: sdsat root), root (the two forwards of the paper), all, or a number of drafts
     probes: str = "auto"
     #: Drafts of sdsat: chain, or paper (the trees of SDSAT 3.4.2)
     tree: str = setting("chain", choices=("chain", "paper"))
-    #: Drafts of a draft model that are verified; null: by measurement
+    #: Drafts that a forward verifies, the likeliest ones; null: as many as pay, by
+    #: measurement; of hybrid with probes=root, all or a number k in a row
     nodes: int | None = setting(None, least=1)
+    #: Children of a node in the draft model's graph of tsd and gsd (k of GSD); null: 4
+    children: int | None = setting(None, least=1)
     #: Levels that a draft model drafts; null: 10
     depth: int | None = setting(None, least=1)
     #: Nodes less likely than this have no children; null: 0.2
@@ -134,6 +143,21 @@ class DecodeConfig:
         """The distribution that is drawn from."""
         return Sampling(self.temperature, self.top_k, self.top_p)
 
+    @property
+    def rules(self) -> Rules:
+        """How a draft model's graph grows; as in GSD (Appendix A) where settings are null."""
+        rules = METHODS[self.method or ""].growth
+        assert rules is not None
+        given = {
+            "k": self.children,
+            "depth": self.depth,
+            "theta_prob": self.theta_prob,
+            "theta_sib": self.theta_sib,
+            "tau": self.tau,
+        }
+        given = {name: value for name, value in given.items() if value is not None}
+        return replace(rules, **given)  # type: ignore[arg-type]
+
     def _check_method(self, method: Method) -> None:
         for name in OWNED:
             value = getattr(self, name)
@@ -145,10 +169,23 @@ class DecodeConfig:
                     f"decode.{name} must be left out with decode.method={self.method}, got {value}. "
                     f"Methods that have it: {', '.join(others)}."
                 )
-        if not set(self.sources or ()) <= set(method.sources):
+        sources = self.sources or method.sources
+        if not set(sources) <= set(method.sources):
             raise ValueError(
                 f"decode.sources must be some of {', '.join(method.sources)} "
-                f"with decode.method={self.method}, got {', '.join(self.sources or ())}"
+                f"with decode.method={self.method}, got {', '.join(sources)}"
+            )
+        if method.sources and "adaptive" not in sources:
+            for name, value in (("k", self.k), ("probes", self.probes)):
+                if value not in (None, "auto"):
+                    raise ValueError(
+                        f"decode.{name} must be left out without adaptive tokens among decode.sources, "
+                        f"got {value}. decode.nodes sets the number of drafts."
+                    )
+        elif self.nodes and "probes" in method.settings and self.probes == "auto":
+            raise ValueError(
+                f"decode.probes must be root, all or a number with decode.nodes={self.nodes}, got auto. "
+                "auto measures how many drafts pay: leave decode.nodes out, or choose where the probes hang."
             )
 
 

@@ -42,7 +42,7 @@ class Step:
     The first `accepted` tokens were drafted, the last `shared` of these behind a merged
     node of a graph; the others are the model's own. `drafted` counts the drafts of the
     tree, `depth` its levels, `rows` all of its nodes. `sources` names the source of each
-    accepted draft and `proposed` that of each draft (drafters/places.py); both are
+    accepted draft and `proposed` that of each draft (drafters/candidates.py); both are
     empty if a draft model drafts.
     """
 
@@ -92,8 +92,8 @@ class Verified:
         return [*(self.tree.tokens[node] for node in self.path[1:]), self.choice]
 
 
-class Drafter:
-    """Drafts for one sequence. This class proposes the root alone: plain decoding.
+class Drafters:
+    """Drafts for a batch. This class proposes roots alone: plain decoding.
 
     Trees have up to `max_rows` nodes; each probe's `width` likeliest tokens are read.
     """
@@ -101,54 +101,24 @@ class Drafter:
     max_rows = 1
     width = 1
 
-    def start(self, request: Request, sampling: Sampling) -> None:
-        """Begin a text."""
-
-    def propose(self, context: Sequence[int], left: int) -> Tree:
-        """Return the tree to verify next, at most `left` - 1 levels deep.
-
-        `left` tokens may still be emitted. `context` is the whole text so far; its last
-        token is the tree's root.
-        """
-        return Tree.chain(context[-1])
-
-    def observe(self, result: Verified) -> None:
-        """Learn from a result. It is not called after a sequence's last step."""
-
-
-class Drafters:
-    """Drafts for a batch. This class has a `Drafter` for each sequence."""
-
-    def __init__(self, new: Callable[[], Drafter] = Drafter) -> None:
-        self._new = new
-        self._drafters: list[Drafter] = []
-        first = new()
-        self.max_rows = first.max_rows
-        self.width = first.width
-
     def start(self, requests: Sequence[Request], sampling: Sampling) -> None:
         """Begin new texts; forget all others."""
-        self._drafters = [self._new() for _ in requests]
-        for drafter, request in zip(self._drafters, requests):
-            drafter.start(request, sampling)
 
     def propose(
         self, contexts: Sequence[Sequence[int]], left: Sequence[int]
     ) -> list[Tree]:
-        """Return the tree of each sequence; see Drafter."""
-        return [
-            drafter.propose(text, n)
-            for drafter, text, n in zip(self._drafters, contexts, left)
-        ]
+        """Return the trees to verify next, at most `left[b]` - 1 levels deep.
+
+        Sequence b may emit `left[b]` more tokens. `contexts[b]` is its whole text so far,
+        whose last token is the tree's root.
+        """
+        return [Tree.chain(context[-1]) for context in contexts]
 
     def observe(self, b: int, result: Verified) -> None:
-        """Learn from the result of sequence b; see Drafter."""
-        self._drafters[b].observe(result)
+        """Learn from a result of sequence b. Not called after a sequence's last step."""
 
     def drop(self, b: int) -> None:
-        """Forget a sequence; the last one takes its place."""
-        self._drafters[b] = self._drafters[-1]
-        self._drafters.pop()
+        """Forget a sequence after its last step; the last one takes its place."""
 
 
 @dataclass

@@ -1,131 +1,69 @@
-"""Drafters by their settings."""
+"""Drafters by their settings: a method is a source of drafts with a planner.
 
-from collections.abc import Hashable
-from dataclasses import replace
-from functools import lru_cache
+config.METHODS has a row for each method, and this module the one rule that makes its
+drafters. `infer.generate` and the `custom_generate` of an export share it.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol
 
 from transformers import PreTrainedModel
 
-from conf import UserError
-from infer.config import METHODS, DecodeConfig
-from infer.drafters.budget import FamilyBudget, FixedBudget, MeasuredBudget
-from infer.drafters.draft_model import (
-    UNREAD,
-    DraftSetup,
-    LevelDrafters,
-    ProbeDrafters,
-    RatioDrafters,
+from conf.errors import UserError
+from infer.config import METHODS, DecodeConfig, Method
+from infer.drafters.candidates import CandidateSource, check_probes
+from infer.drafters.drafting import SourceDrafters, Stopwatch
+from infer.drafters.planner import (
+    FAMILIES,
+    LIKELIEST,
+    PAPER,
+    FixedPlanner,
+    MeasuredPlanner,
+    Planner,
+    length_class,
+    remember_planners,
 )
-from infer.drafters.estimates import prior_costs
-from infer.drafters.policy import length_class
-from infer.drafters.source_methods import SourceMethods
-from infer.drafters.stopwatch import Stopwatch
-from infer.engine.runner import Runners
-from infer.engine.static import WIDTH
+from infer.drafters.source import Source
+from infer.engine.forward import agreed_value
 from infer.loop import Drafters
-from infer.models.draft import Draft
-from infer.trees.growth import Rules
+from infer.ngrams import FILE, Ngrams, NgramTable, NgramWeights
+from infer.trees.lattice import DEEPEST, RANKS
 from infer.trees.token_graph import Watch
 
-#: Rows of the draft model in a step; with the text's a power of two, as fixed shapes are
-ROWS = 1024 - UNREAD
 #: Drafts that are verified by ratio, where nothing is measured
 NODES = 64
 
 
-def rules_of(decode: DecodeConfig) -> Rules:
-    """Return how a graph grows; as in the paper (Appendix A) where settings are null."""
-    rules = METHODS[decode.method or ""].growth
-    assert rules is not None
-    chosen = {
-        name: value
-        for name in ("k", "depth", "theta_prob", "theta_sib", "tau")
-        if (value := getattr(decode, name)) is not None
-    }
-    return replace(rules, **chosen)
+class DraftModel(Protocol):
+    """A draft model as a source; infer.drafters.draft_model.DraftModelSources is one."""
+
+    #: The expected time of its forward in plain steps
+    forward: float
+
+    def source(self, decode: DecodeConfig, *, capacity: int) -> Source:
+        """Return the source of a method with a draft model.
+
+        Raises UserError for settings that the method or the model does not have.
+        """
 
 
-class DraftMethods:
-    """A target and its draft model. Budgets learn from one text to the next."""
-
-    def __init__(
-        self, lm: PreTrainedModel, draft: Draft, *, compile: bool = False
-    ) -> None:
-        self._lm = lm
-        self._draft = draft
-        self._runners = Runners(draft.lm, compile=compile, target=lm)
-        self._budget = lru_cache(64)(self._new_budget)
-
-    def drafters(
-        self,
-        decode: DecodeConfig,
-        *,
-        batch: int,
-        capacity: int,
-        watch: Watch | None = None,
-    ) -> Drafters:
-        """Return drafters as Methods.drafters does, for a method with a draft model."""
-        rules = rules_of(decode)
-        if rules.k > WIDTH:
-            raise UserError(f"decode.k must be at most {WIDTH} children, got {rules.k}")
-        draft = self._draft
-        setup = DraftSetup(
-            draft,
-            self._budget_of(decode, rules, batch, capacity),
-            self._runners,
-            Stopwatch(draft.lm, target=self._lm),
-            capacity=capacity,
-            max_rows=ROWS,
-            watch=watch,
-        )
-        if draft.adaptive is None:
-            by_levels = RatioDrafters if decode.verify == "ratio" else LevelDrafters
-            return by_levels(setup, rules)
-        for name in ("theta_prob", "theta_sib", "tau", "verify"):
-            value = getattr(decode, name)
-            if value != getattr(DecodeConfig, name):
-                raise UserError(
-                    f"decode.{name} must be left out with draft_adaptive=true, got {value}. "
-                    "Adaptive tokens draft in one forward, without levels."
-                )
-        depth = decode.depth or draft.adaptive.L + 1
-        try:
-            return ProbeDrafters(setup, k=rules.k, depth=depth)
-        except ValueError as error:
-            raise UserError(f"decode.depth={depth}: {error}") from error
-
-    def _budget_of(
-        self, decode: DecodeConfig, rules: Rules, batch: int, capacity: int
-    ) -> FixedBudget:
-        if decode.verify == "ratio":  # whole families are verified
-            return FamilyBudget(max(decode.nodes or NODES, rules.k))
-        if decode.nodes:
-            return FixedBudget(decode.nodes)
-        return self._budget(
-            decode.method, batch, length_class(capacity), decode.sampling
-        )
-
-    def _new_budget(self, *_texts: Hashable) -> MeasuredBudget:
-        """Return a budget for one kind of texts."""
-        target = self._lm
-        draft = self._draft.lm
-        # A small model's step is launches, by the layer; a large one's is weights.
-        layers = [
-            lm.config.get_text_config().num_hidden_layers for lm in (draft, target)
-        ]
-        weights = draft.num_parameters() / target.num_parameters()
-        forward = min(1.0, max(weights, layers[0] / layers[1]))
-        return MeasuredBudget(prior_costs(target.device.type), forward)
-
-
+@dataclass
 class Methods:
-    """Drafters for one model, from sources or a draft model."""
+    """Drafters of one model, from adaptive tokens (`ids`), n-grams or a draft model.
 
-    def __init__(
-        self, sources: SourceMethods, draft_methods: DraftMethods | None = None
-    ) -> None:
-        self._sources = sources
-        self._draft_methods = draft_methods
+    `L` is the widest window of training, `table` the n-grams of the training data, if
+    there are some. The planners learn from one text to the next.
+    """
+
+    lm: PreTrainedModel
+    ids: Sequence[int] = ()
+    L: int = 1
+    weights: NgramWeights = NgramWeights()
+    table: NgramTable | None = None
+    draft: DraftModel | None = None
+    planners: Callable[..., MeasuredPlanner] = field(default_factory=remember_planners)
 
     def resolve(self, decode: DecodeConfig) -> DecodeConfig:
         """Return the settings with a method: by default the best that the models have.
@@ -135,11 +73,11 @@ class Methods:
         if decode.method:
             return decode
         method = "plain"
-        if self._draft_methods:
+        if self.draft:
             method = "gsd"
-        elif self._sources.ids:
+        elif self.ids:
             method = "hybrid"
-        elif self._sources.table or decode.sources:
+        elif self.table or decode.sources:
             method = "ngrams"
         try:
             return replace(decode, method=method)
@@ -163,17 +101,98 @@ class Methods:
         """
         decode = self.resolve(decode)
         method = METHODS[decode.method or ""]
+        texts = (decode.sampling, batch, length_class(capacity))
         if method.growth:
-            if self._draft_methods is None:
-                raise UserError(
-                    f"decode.method={decode.method} needs a draft model, got none. "
-                    "Give draft=DIR or draft=self:N."
-                )
-            return self._draft_methods.drafters(
-                decode, batch=batch, capacity=capacity, watch=watch
-            )
-        if not method.sources:
+            source, planner = self._by_draft_model(decode, capacity, texts)
+        elif method.sources:
+            source, planner = self._by_sources(decode, method, left, texts)
+        else:
             return Drafters()
-        return self._sources.drafters(
-            decode, batch=batch, capacity=capacity, left=left, watch=watch
+        stopwatch = None
+        if isinstance(planner, MeasuredPlanner):
+            stopwatch = Stopwatch(partial(agreed_value, self.lm))
+        return SourceDrafters(source, planner, stopwatch=stopwatch, watch=watch)
+
+    def _by_draft_model(
+        self, decode: DecodeConfig, capacity: int, texts: tuple[Hashable, ...]
+    ) -> tuple[Source, Planner]:
+        if self.draft is None:
+            raise UserError(
+                f"decode.method={decode.method} needs a draft model, got none. "
+                "Give draft=DIR or draft=self:N."
+            )
+        source = self.draft.source(decode, capacity=capacity)
+        planner: Planner
+        if decode.verify == "ratio":  # whole families are verified
+            nodes = max(decode.nodes or NODES, decode.rules.k)
+            planner = FixedPlanner(nodes=nodes, form=FAMILIES)
+        elif decode.nodes:
+            planner = FixedPlanner(nodes=decode.nodes)
+        else:
+            device = self.lm.device.type
+            planner = self.planners(
+                device, 0, self.draft.forward, decode.method, *texts
+            )
+        return source, planner
+
+    def _by_sources(
+        self,
+        decode: DecodeConfig,
+        method: Method,
+        left: int,
+        texts: tuple[Hashable, ...],
+    ) -> tuple[Source, Planner]:
+        sources = self._sources(decode, method)
+        ids = self.ids if "adaptive" in sources else ()
+        k = min(decode.k or self.L, max(1, left)) if ids else 0
+        if ids:
+            try:
+                check_probes(ids, k)
+            except ValueError as error:
+                raise UserError(f"decode.{error}") from error
+        planner: Planner
+        if method.measured and not decode.nodes and decode.probes == "auto":
+            planner = self.planners(self.lm.device.type, k, None, sources, *texts)
+        else:
+            planner = _fixed_planner(decode, method, k)
+        ngrams = None
+        if sources != {"adaptive"}:
+            ngrams = Ngrams(
+                self.table if "ngrams" in sources else None,
+                self.lm.config.get_text_config().vocab_size,
+                text="text" in sources,
+                weights=self.weights,
+            )
+        source = CandidateSource(
+            ids, planner.max_probes, width=planner.width, ngrams=ngrams
         )
+        return source, planner
+
+    def _sources(self, decode: DecodeConfig, method: Method) -> frozenset[str]:
+        """Return the sources, by default all that the method and the model have."""
+        sources = frozenset(decode.sources or method.sources)
+        if "adaptive" in sources and not self.ids:
+            raise UserError(
+                f"decode.method={decode.method} needs a model with adaptive.json, got "
+                "none. Use decode=plain, ngrams or prompt_lookup."
+            )
+        if "ngrams" in (decode.sources or ()) and self.table is None:
+            raise UserError(
+                f"decode.sources=ngrams needs {FILE} in the model directory, got none. "
+                "Use decode.sources=[text]."
+            )
+        return sources if self.table else sources - {"ngrams"}
+
+
+def _fixed_planner(decode: DecodeConfig, method: Method, k: int) -> FixedPlanner:
+    """Return a planner of decode.nodes, else of k in a row or the paper's tree."""
+    probes = "root" if decode.probes == "auto" else decode.probes
+    if decode.nodes:
+        return FixedPlanner(k, probes, decode.nodes, method.width, LIKELIEST)
+    if decode.tree == "chain":
+        return FixedPlanner(k, probes)
+    if k > DEEPEST:
+        raise UserError(
+            f"decode.k must be 1 to {DEEPEST} with decode.tree=paper, got {k}"
+        )
+    return FixedPlanner(k, probes, width=RANKS, form=PAPER)

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from conf.console import pictures, speed
 from infer.api import TextStep
+from infer.config import SOURCES
 from infer.loop import Step
 
 
@@ -40,12 +41,13 @@ class SourceStyle:
         )
 
 
+_OF_SOURCES = (  # in the order of config.SOURCES
+    SourceStyle("adaptive", "adaptive tokens", "#56b4e9"),
+    SourceStyle("text", "n-grams of this text", "#e69f00"),
+    SourceStyle("n-grams", "n-grams of the training data", "#009e73", underline=True),
+)
 KINDS = {  # of accepted drafts, as in Step.kinds
-    "adaptive": SourceStyle("adaptive", "adaptive tokens", "#56b4e9"),
-    "text": SourceStyle("text", "n-grams of this text", "#e69f00"),
-    "ngrams": SourceStyle(
-        "n-grams", "n-grams of the training data", "#009e73", underline=True
-    ),
+    **dict(zip(SOURCES, _OF_SOURCES, strict=True)),
     "drafted": SourceStyle("drafted", "drafted and accepted", "#f0e442"),
     "shared": SourceStyle("shared", "behind a merged node", "#cc79a7", underline=True),
 }

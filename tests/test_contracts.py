@@ -20,17 +20,18 @@ from data_prep.encode import Encoder, Mode
 from data_prep.vocab import Vocab, find_vocab, load_tokenizer
 from infer.chat import chat_ids
 from infer.config import Infill
-from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
+from infer.drafters.planner import FixedPlanner
 from infer.engine.output import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY
-from infer.loop import Drafter, Drafters, Limits, decode
+from infer.loop import Drafters, Limits, decode
 from infer.models.checkpoint import ModelDirectory
 from infer.text import Text
 from infer.trees.tree import Tree
 from tests.conftest import tiny_llama, training_manifest, vocab_of
 from tests.data_prep.chat_fixture import ADAPTIVE, CHATML, chat_tokenizer, say
 from tests.data_prep.conftest import document_ids
+from tests.infer.library import by_tokens
 from train.attention import register
 from train.config import LoraSettings
 from train.data import to_tensors
@@ -274,11 +275,11 @@ def test_decoding_with_a_gated_adapter(
             n = tree.probes_from
             assert torch.equal(ours[:n], theirs[:n])
             assert (ours[n:] != theirs[n:]).any(dim=-1).all()
-        expected = decoded(base, Drafter)
-        assert decoded(gated, Drafter) == expected
+        expected = decoded(base, Drafters)
+        assert decoded(gated, Drafters) == expected
         if dtype == "float32":
-            for policy in (FixedPolicy(WIDTH, "root"), FixedPolicy(WIDTH, "all")):
-                assert decoded(gated, partial(AdaptiveDrafter, adaptive, policy)) == (
+            for planner in (FixedPlanner(WIDTH, "root"), FixedPlanner(WIDTH, "all")):
+                assert decoded(gated, partial(by_tokens, adaptive, planner)) == (
                     expected
                 )
 
@@ -288,10 +289,10 @@ def test_validation_replays_decoding(tmp_path: Path) -> None:
     module = train_gated(tmp_path, (90,), tied=False)
     lm = ModelDirectory(tmp_path / "model").load(dtype="float32")
     runner = Runner(lm, capacity=160, max_rows=16)
-    drafter = partial(AdaptiveDrafter, (90,), FixedPolicy(WIDTH, "root"))
+    drafters = by_tokens((90,), FixedPlanner(WIDTH, "root"))
     text = TOKENS[0, :9].tolist()
     accepted = []
-    for (step,) in decode(runner, [Request(text)], Drafters(drafter), Limits(120)):
+    for (step,) in decode(runner, [Request(text)], drafters, Limits(120)):
         text = [*text, *step.tokens]
         accepted += [step.accepted] if step.drafted else []
     starts = np.arange(9, len(text))
@@ -308,7 +309,7 @@ def test_validation_replays_decoding(tmp_path: Path) -> None:
     assert len({*accepted}) > 1
 
 
-def decoded(runner: Runner, new_drafter: Callable[[], Drafter]) -> list[int]:
+def decoded(runner: Runner, new: Callable[[], Drafters]) -> list[int]:
     requests = [Request(TOKENS[0, :9].tolist())]
-    steps = decode(runner, requests, Drafters(new_drafter), Limits(60))
+    steps = decode(runner, requests, new(), Limits(60))
     return [token for (step,) in steps for token in step.tokens]

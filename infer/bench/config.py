@@ -22,6 +22,7 @@ PARTS = ("speed", "quality", "gsd", "load")
 DECODERS = (
     "hybrid",
     "adaptive",
+    "adaptive_tree",
     "sdsat",
     "ngrams",
     "prompt_lookup",
@@ -29,8 +30,10 @@ DECODERS = (
     "tsd",
     "gsd",
 )
-NEED_ADAPTIVE = ("hybrid", "adaptive", "sdsat")
+NEED_ADAPTIVE = ("hybrid", "adaptive", "adaptive_tree", "sdsat")
 PEERS = ("generate", "prompt_lookup", "assisted")
+#: Nodes of adaptive_tree
+TREE = 24
 BENCHMARKS = ("humaneval", "mbpp", "multipl_e", "infilling", "lines")
 GSD_TABLES = ("methods", "sampling", "ablation")
 
@@ -39,6 +42,10 @@ def decoder_config(name: str, plain: DecodeConfig) -> DecodeConfig:
     """Return the settings of the decoder `name`, otherwise those of plain decoding."""
     if name == "adaptive":
         return replace(plain, method="hybrid", sources=["adaptive"])
+    if name == "adaptive_tree":
+        return replace(
+            plain, method="hybrid", sources=["adaptive"], probes="root", nodes=TREE
+        )
     return replace(plain, method=name)
 
 
@@ -47,6 +54,7 @@ class SpeedConfig:
     """Speed: every prompt is decoded plainly and with drafts, in turns."""
 
     #: hybrid (all sources of drafts), adaptive (adaptive tokens alone, as many as pay),
+    #: adaptive_tree (adaptive tokens alone, two forwards, the likeliest 24 drafts as a tree),
     #: sdsat (the paper's two forwards, at each k), ngrams, prompt_lookup; with a draft
     #: model also ssd, tsd and gsd, by the settings of gsd
     decoders: list[str] = setting(
@@ -171,7 +179,7 @@ class GsdConfig:
     #: tables of part=gsd: methods (Tables 1, 3, 6 to 8), sampling (2 and 9), ablation
     #: (Figures 5 and 8)
     parts: list[str] = setting(list(GSD_TABLES), choices=GSD_TABLES)
-    #: children of a node
+    #: children of a node (k of the paper)
     k: int = setting(Rules.k, least=1)
     #: levels that are drafted at most
     depth: int = setting(Rules.depth, least=1)
@@ -196,7 +204,7 @@ class GsdConfig:
         gsd = replace(
             plain,
             method="gsd",
-            k=self.k,
+            children=self.k,
             depth=self.depth,
             nodes=self.nodes,
             theta_prob=self.theta_prob,
@@ -204,7 +212,7 @@ class GsdConfig:
             tau=self.tau,
         )
         tsd = replace(gsd, method="tsd", tau=None)  # without merging
-        ssd = replace(tsd, method="ssd", k=None, theta_sib=None)
+        ssd = replace(tsd, method="ssd", children=None, theta_sib=None)
         return {"ssd": ssd, "tsd": tsd, "gsd": gsd}
 
 

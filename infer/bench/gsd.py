@@ -186,11 +186,12 @@ def tables(gsd: GsdConfig) -> dict[str, list[dict[str, DecodeConfig]]]:
         for name, decode in sampled.items()
     }
     ablated = {
-        f"{decode.method} {name}={value}": replace(decode, **{name: value})
+        f"{method} {name}={value}": replace(gsd, **{name: value}).decoders(greedy)[
+            method
+        ]
         for name, values in ABLATED.items()
         for value in values
-        for decode in (methods["greedy gsd"], methods["greedy tsd"])
-        if decode.method == "gsd" or name == "k"
+        for method in (("gsd", "tsd") if name == "k" else ("gsd",))
     }
     return {
         "methods": [{PLAIN: greedy, **methods}, {PLAIN: nucleus, **sampled}],

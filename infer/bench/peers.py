@@ -23,8 +23,10 @@ from infer.bench.prompts import Prompt
 from infer.bench.runs import Decoder, Run, seed_of
 from infer.bench.timing import Shape, StepClock
 from infer.config import DecodeConfig
-from infer.drafters.source_methods import LOOKED_UP
 from infer.engine.runner import TICK
+
+#: Drafts in a row of prompt lookup, as in decode=prompt_lookup
+LOOKUP_TOKENS = 10
 
 
 def peer_decoders(
@@ -50,7 +52,7 @@ def peer_decoders(
     peers = {
         "generate": _peer(model, settings, seed),
         "prompt_lookup": _peer(
-            model, settings | {"prompt_lookup_num_tokens": LOOKED_UP}, seed
+            model, settings | {"prompt_lookup_num_tokens": LOOKUP_TOKENS}, seed
         ),
     }
     if model.draft and model.draft.rows >= model.lm.config.vocab_size:

@@ -8,6 +8,7 @@ from infer.bench.gsd import RANKS, TIMES
 from infer.bench.marks import IMPOSSIBLE
 from infer.bench.runs import PLAIN
 from infer.bench.statistics import grouped
+from infer.config import SOURCES
 
 POSITIONS = 8  # of drafts, in the tables
 SPEED_COLUMNS = {  # what the columns mean, by their heads on one line
@@ -74,11 +75,8 @@ LOAD_COLUMNS = {  # heads by the name of the figure, with its decimal places
     "median_itl_ms": ("ITL\np50", 1),
     "p99_itl_ms": ("ITL\np99", 1),
 }
-SOURCE_HEADS = {  # by the name of the source
-    "adaptive": "adaptive\ntokens",
-    "text": "text's\nn-grams",
-    "ngrams": "training\nn-grams",
-}
+_SOURCE_HEADS = ("adaptive\ntokens", "text's\nn-grams", "training\nn-grams")
+SOURCE_HEADS = dict(zip(SOURCES, _SOURCE_HEADS, strict=True))
 Row = Mapping[str, Any]
 
 

@@ -9,38 +9,42 @@ computed twice but tokens that stood elsewhere in the graph:
     verified       y_n a c z, then w      z was a leaf, or stood behind another node
     kept           y_n a c                next comes the chain z w, then its frontier
 
-The graph grows level by level (`LevelDrafters`), in one forward of probes
-(`ProbeDrafters`), or by draws for verification by ratio (`RatioDrafters`).
+The graph grows level by level (`LevelSource`), in one forward of probes
+(`ProbeSource`), or by draws for verification by ratio (`RatioSource`).
 """
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from infer.drafters.adaptive import probe_ids
-from infer.drafters.budget import FixedBudget
-from infer.drafters.stopwatch import Stopwatch
+from conf.errors import UserError
+from infer.config import DecodeConfig
+from infer.drafters.candidates import probe_ids
+from infer.drafters.source import DraftGraph, LevelPlanner, Source
 from infer.engine.output import Candidates, ForwardOutput, LazyOutput, Request
 from infer.engine.runner import Runner, Runners
 from infer.engine.sampling import GREEDY, Sampling
-from infer.loop import Drafters, Verified
+from infer.engine.static import WIDTH
+from infer.loop import Verified
 from infer.models.draft import Draft
 from infer.trees.growth import Growth, Rules
 from infer.trees.lattice import lattice
-from infer.trees.token_graph import Drafts, Outcome, TokenGraph, Watch
+from infer.trees.token_graph import Drafts, TokenGraph
 from infer.trees.tree import Tree
 
 #: A text with more unread tokens is read before the first level, not with it.
 UNREAD = 32
+#: Rows of graphs in a step; with the text's a power of two, as fixed shapes are
+ROWS = 1024 - UNREAD
 
 
 @dataclass
-class Pending:
-    """One sequence between `propose` and `observe`: the draft model's rows and a graph.
+class Pending(DraftGraph):
+    """One sequence between `begin` and `keep`: the draft model's rows and a graph.
 
     The first rows are those of the text that it had not read; the last of these is the
     graph's root. `rows` are by node of the graph, of the nodes in `tokens`; the first
@@ -52,7 +56,6 @@ class Pending:
     graph: TokenGraph
     rows: dict[int, int]
     fed: int = 0
-    drafts: Drafts | None = None
     drawn: dict[int, Tensor] | None = None
 
     @classmethod
@@ -71,19 +74,29 @@ class Pending:
         return range(self.rows[nodes[0]], len(self.tokens))
 
     @property
-    def tree(self) -> Tree:
-        """All rows so far."""
+    def queued(self) -> Tree:
+        """Return all rows so far, for a forward of the draft model."""
         # Not None: the forward is to return distributions for draws.
         drawn: Mapping[int, Tensor] | None = None if self.drawn is None else {}
         size = len(self.tokens)
         return Tree(tuple(self.tokens), tuple(self.parents), size, drawn=drawn)
 
-    def kept(self, path: Sequence[int]) -> list[int]:
+    def tree(self, drafts: Drafts) -> Tree:
+        """See DraftGraph: with the nodes after merged ones, and the draws if there are any."""
+        tree = replace(super().tree(drafts), shared=drafts.shared(self.graph))
+        if self.drawn is None:
+            return tree
+        merged = self.graph.merged
+        parents = {at: drafts.nodes[at] for at in sorted(set(tree.parents[1:]))}
+        drawn = {at: self.drawn[merged.get(node, node)] for at, node in parents.items()}
+        return replace(tree, drawn=drawn)
+
+    def kept(self, drafts: Drafts, path: Sequence[int]) -> list[int]:
         """Return the rows of the text and the fed part of the accepted path."""
-        if not self.fed or self.drafts is None:
+        if not self.fed:
             return []
         rows = list(range(self.rows[0] + 1))
-        nodes = self.drafts.nodes
+        nodes = drafts.nodes
         for before, node in zip(path, path[1:]):
             grown = nodes[node]
             if self.graph.parents[grown] != nodes[before] or grown not in self.rows:
@@ -104,37 +117,29 @@ class Drafting:
 
 @dataclass(frozen=True)
 class DraftSetup:
-    """A draft model, its budget, and its runners for texts of up to `capacity` tokens.
+    """A draft model and its runners for texts of up to `capacity` tokens.
 
     Up to `max_rows` rows of graphs are fed for one sequence and step.
     """
 
     draft: Draft
-    budget: FixedBudget
     runners: Runners
-    stopwatch: Stopwatch
     capacity: int
     max_rows: int
-    watch: Watch | None = None
 
 
-class DraftModelDrafters(Drafters, ABC):
-    """The drafters of a batch, with a runner between `start` and the last `drop`."""
-
-    width = 1
+class DraftModelSource(Source, ABC):
+    """The graphs of a batch, with a runner between `start` and the last `drop`."""
 
     def __init__(self, setup: DraftSetup, depth: int) -> None:
         self._setup = setup
         self._draft = setup.draft
-        self._budget = setup.budget
         self._depth = depth
         self._runner: Runner | None = None
         self._sequences: list[Drafting] = []
         self._sampling = GREEDY
+        self._depths: list[int] = []  # of this step
         self._forwards = 0
-        self._seconds = 0.0  # of these forwards
-        self._proposed_at = 0.0
-        self.max_rows = setup.budget.max_rows
 
     @property
     def runner(self) -> Runner:
@@ -143,14 +148,13 @@ class DraftModelDrafters(Drafters, ABC):
         return self._runner
 
     @abstractmethod
-    def _grow(self, depths: Sequence[int]) -> None:
-        """Grow the pending graphs, which are roots, down to these depths."""
+    def _grow(self, planner: LevelPlanner) -> None:
+        """Grow the pending graphs, which are roots, down to this step's depths."""
 
     def start(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        """See Drafters. Texts beyond the draft model's context have no drafts."""
+        """See Source. Texts beyond the draft model's context have no drafts."""
         self._sequences = [Drafting(request) for request in requests]
         self._sampling = sampling
-        self._setup.stopwatch.reset()
         self._runner = self._setup.runners.take(
             batch=len(requests),
             capacity=self._setup.capacity,
@@ -159,48 +163,35 @@ class DraftModelDrafters(Drafters, ABC):
         # Prompts are read before their first draft.
         self.runner.prefill([[] for _ in requests])
 
-    def propose(
-        self, contexts: Sequence[Sequence[int]], left: Sequence[int]
-    ) -> list[Tree]:
-        """See Drafters."""
-        self._setup.stopwatch.start()
+    def begin(
+        self, contexts: Sequence[Sequence[int]], depths: Sequence[int]
+    ) -> list[Pending | None]:
+        """See Source."""
         self._commit()
-        self._forwards = 0
-        depths = [0] * len(contexts)
-        if self._budget.drafting:
-            for b, (context, n) in enumerate(zip(contexts, left)):
-                places = self._draft.context - len(context)
-                depths[b] = max(0, min(n - 1, self._depth, places))
-        unread = self._read(contexts, depths)
+        self._depths = [
+            max(0, min(depth, self._depth, self._draft.context - len(context)))
+            for depth, context in zip(depths, contexts)
+        ]
+        unread = self._read(contexts)
         for sequence, tokens, context in zip(self._sequences, unread, contexts):
             sequence.pending = Pending.after(tokens, context[-1]) if tokens else None
-        with self._setup.stopwatch.part() as seconds:
-            if any(depths):
-                self._grow(depths)
-        self._seconds = seconds[0]
-        trees = [
-            self._proposed(sequence, context[-1], n)
-            for sequence, context, n in zip(self._sequences, contexts, left)
-        ]
-        self._proposed_at = time.perf_counter()
-        return trees
+        return [sequence.pending for sequence in self._sequences]
 
-    def observe(self, b: int, result: Verified) -> None:
-        """See Drafters."""
-        verifying = time.perf_counter() - self._proposed_at
+    def grow(self, planner: LevelPlanner) -> int:
+        """See Source."""
+        self._forwards = 0
+        if any(self._depths):
+            self._grow(planner)
+        return self._forwards
+
+    def keep(self, b: int, drafts: Drafts | None, result: Verified) -> None:
+        """See Source: the rows of the accepted path."""
         sequence = self._sequences[b]
-        pending = sequence.pending
-        with self._setup.stopwatch.observing() as seconds:
-            graph = pending.graph if pending else None
-            self._budget.learn(graph, result, seconds, self._forwards, self._seconds)
-        if pending:
-            sequence.kept = pending.kept(result.path)
-            self._report(pending, list(result.path), result.tokens, verifying)
+        if sequence.pending and drafts:
+            sequence.kept = sequence.pending.kept(drafts, result.path)
 
     def drop(self, b: int) -> None:
-        """See Drafters."""
-        if pending := self._sequences[b].pending:
-            self._report(pending, [0], [], 0.0)  # the last step was not observed
+        """See Source."""
         self._commit()
         self.runner.drop(b)
         self._sequences[b] = self._sequences[-1]
@@ -209,10 +200,9 @@ class DraftModelDrafters(Drafters, ABC):
             self._setup.runners.give(self.runner)
             self._runner = None
 
-    def _read(
-        self, contexts: Sequence[Sequence[int]], depths: Sequence[int]
-    ) -> list[list[int]]:
+    def _read(self, contexts: Sequence[Sequence[int]]) -> list[list[int]]:
         """Return each text's unread tokens, at most `UNREAD`; none at depth 0."""
+        depths = self._depths
 
         def unread() -> list[list[int]]:
             return [
@@ -233,7 +223,7 @@ class DraftModelDrafters(Drafters, ABC):
         A sequence without queued rows has its last one again.
         """
         pending = [sequence.pending for sequence in self._sequences]
-        trees = [item.tree if item else Tree.chain(0) for item in pending]
+        trees = [item.queued if item else Tree.chain(0) for item in pending]
         for b, tokens in enumerate(probes):
             if tokens:
                 trees[b] = trees[b].probe([trees[b].drafted], tokens)
@@ -246,35 +236,6 @@ class DraftModelDrafters(Drafters, ABC):
                 item.fed = len(item.tokens)
         return output
 
-    def _proposed(self, sequence: Drafting, root: int, left: int) -> Tree:
-        pending = sequence.pending
-        if pending is None:
-            return Tree.chain(root)
-        drafts = self._budget.verified(pending.graph, depth=left - 1)
-        pending.drafts = drafts
-        return Tree(
-            tuple(drafts.tokens),
-            tuple(drafts.parents),
-            len(drafts.tokens),
-            shared=drafts.shared(pending.graph),
-        )
-
-    def _report(
-        self, pending: Pending, path: list[int], tokens: list[int], verifying: float
-    ) -> None:
-        """Show a draft to the `watch`."""
-        if self._setup.watch and pending.drafts:
-            outcome = Outcome(
-                pending.graph,
-                pending.drafts,
-                path,
-                tokens,
-                rows=pending.fed,
-                draft_seconds=self._seconds,
-                verification_seconds=verifying,
-            )
-            self._setup.watch(outcome)
-
     def _commit(self) -> None:
         if any(sequence.kept for sequence in self._sequences):
             self.runner.commit([sequence.kept for sequence in self._sequences])
@@ -282,7 +243,7 @@ class DraftModelDrafters(Drafters, ABC):
                 sequence.kept = []
 
 
-class LevelDrafters(DraftModelDrafters):
+class LevelSource(DraftModelSource):
     """SSD, TSD and GSD: a chain, a tree or a graph grows level by level (GSD §3-§5).
 
     Each level is one forward of the new frontier.
@@ -294,7 +255,8 @@ class LevelDrafters(DraftModelDrafters):
         super().__init__(setup, rules.depth)
         self._rules = rules
 
-    def _grow(self, depths: Sequence[int]) -> None:
+    def _grow(self, planner: LevelPlanner) -> None:
+        depths = self._depths
         growing: dict[int, tuple[Pending, Growth]] = {}
         for b, sequence in enumerate(self._sequences):
             if pending := sequence.pending:
@@ -303,7 +265,7 @@ class LevelDrafters(DraftModelDrafters):
                     self._rules,
                     most=self._setup.max_rows,
                     draws=self.draws,
-                    calibrated=self._budget.chance,
+                    calibrated=planner.chance,
                 )
                 growing[b] = (pending, growth)
                 pending.graph = growth.graph
@@ -315,7 +277,7 @@ class LevelDrafters(DraftModelDrafters):
             }
             # Of all sequences together: a forward for one is a forward for all.
             reach = sum(growth.reach for _, growth in growing.values()) / len(depths)
-            if not growing or not self._budget.deepens(level, reach):
+            if not growing or not planner.deepens(level, reach):
                 break
             rows = {
                 b: pending.feed(growth.frontier)
@@ -332,7 +294,7 @@ class LevelDrafters(DraftModelDrafters):
         return output.next_candidates(b, rows, self._rules.k)
 
 
-class ProbeDrafters(DraftModelDrafters):
+class ProbeSource(DraftModelSource):
     """A draft model with adaptive tokens draws its graph in one forward (PARD, 2025).
 
     `k` candidates for the next place and, by one probe each, for all of `depth` places
@@ -347,7 +309,8 @@ class ProbeDrafters(DraftModelDrafters):
         self._k = k
         self._probes = probe_ids(adaptive.ids, depth - 1) if depth > 1 else ()
 
-    def _grow(self, depths: Sequence[int]) -> None:
+    def _grow(self, planner: LevelPlanner) -> None:
+        depths = self._depths
         output = self._forward([self._probes[: max(0, depth - 1)] for depth in depths])
         for b, sequence in enumerate(self._sequences):
             pending = sequence.pending
@@ -365,29 +328,29 @@ class ProbeDrafters(DraftModelDrafters):
             pending.graph = lattice(pending.graph.tokens[0], ids, chances)
 
 
-class RatioDrafters(LevelDrafters):
+class RatioSource(LevelSource):
     """SSD, TSD and GSD by ratio: candidates are draws without replacement (GSD §3).
 
     Each sequence has a generator of its own with its request's seed: runs repeat,
     whatever other sequences there are. A merged node's children were drawn behind the
-    node that it was merged into. The budget must verify whole families (see pick.py).
+    node that it was merged into. The planner must verify whole families (see pick.py).
     """
 
     draws = True
 
     def start(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        """See Drafters."""
+        """See Source."""
         super().start(requests, sampling)
         device = self._draft.lm.device
         for sequence in self._sequences:
             generator = torch.Generator(device)
             sequence.generator = generator.manual_seed(sequence.request.seed)
 
-    def _grow(self, depths: Sequence[int]) -> None:
+    def _grow(self, planner: LevelPlanner) -> None:
         for sequence in self._sequences:
             if sequence.pending:
                 sequence.pending.drawn = {}
-        super()._grow(depths)
+        super()._grow(planner)
 
     def _candidates(
         self, b: int, nodes: Sequence[int], rows: range, output: ForwardOutput
@@ -400,16 +363,41 @@ class RatioDrafters(LevelDrafters):
         sequence.pending.drawn.update(zip(nodes, q_nV))
         return candidates
 
-    def _proposed(self, sequence: Drafting, root: int, left: int) -> Tree:
-        tree = super()._proposed(sequence, root, left)
-        pending = sequence.pending
-        if pending is None or pending.drafts is None:
-            return tree
-        nodes = pending.drafts.nodes
-        merged = pending.graph.merged
-        drawn = pending.drawn or {}
-        parents = {at: nodes[at] for at in sorted(set(tree.parents[1:]))}
-        return replace(
-            tree,
-            drawn={at: drawn[merged.get(node, node)] for at, node in parents.items()},
-        )
+
+class DraftModelSources:
+    """The sources of a target's draft model, by the settings of a text."""
+
+    def __init__(
+        self, target: PreTrainedModel, draft: Draft, *, compile: bool = False
+    ) -> None:
+        self._draft = draft
+        self._runners = Runners(draft.lm, compile=compile, target=target)
+        # A small model's step is launches, by the layer; a large one's is weights.
+        layers = [
+            lm.config.get_text_config().num_hidden_layers for lm in (draft.lm, target)
+        ]
+        weights = draft.lm.num_parameters() / target.num_parameters()
+        self.forward = min(1.0, max(weights, layers[0] / layers[1]))
+
+    def source(self, decode: DecodeConfig, *, capacity: int) -> DraftModelSource:
+        """Return the source of a method. Raises UserError for settings that do not fit."""
+        rules = decode.rules
+        if rules.k > WIDTH:
+            raise UserError(f"decode.children must be at most {WIDTH}, got {rules.k}")
+        draft = self._draft
+        setup = DraftSetup(draft, self._runners, capacity, ROWS)
+        if draft.adaptive is None:
+            by_levels = RatioSource if decode.verify == "ratio" else LevelSource
+            return by_levels(setup, rules)
+        for name in ("theta_prob", "theta_sib", "tau", "verify"):
+            value = getattr(decode, name)
+            if value != getattr(DecodeConfig, name):
+                raise UserError(
+                    f"decode.{name} must be left out with draft_adaptive=true, got {value}. "
+                    "Adaptive tokens draft in one forward, without levels."
+                )
+        depth = decode.depth or draft.adaptive.L + 1
+        try:
+            return ProbeSource(setup, k=rules.k, depth=depth)
+        except ValueError as error:
+            raise UserError(f"decode.depth={depth}: {error}") from error

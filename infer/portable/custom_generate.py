@@ -34,9 +34,8 @@ from transformers.utils.hub import cached_file
 
 from conf.errors import UserError
 from infer.config import DecodeConfig
-from infer.drafters.adaptive import check_probes
-from infer.drafters.policy import MeasuredPolicy, remember_policies
-from infer.drafters.source_methods import SourceMethods
+from infer.drafters.candidates import check_probes
+from infer.drafters.planner import MeasuredPlanner, remember_planners
 from infer.engine.attention import view_of
 from infer.engine.families import check_family, check_tree
 from infer.engine.forward import addresses_of, context_length, shares
@@ -44,6 +43,7 @@ from infer.engine.output import Request
 from infer.engine.runner import Runners
 from infer.engine.sampling import SEEDS, Sampling
 from infer.loop import Limits, decode
+from infer.methods import Methods
 from infer.models.gated import (
     CONFIG,
     FOLDER,
@@ -67,7 +67,7 @@ from infer.portable.generate_args import (
 
 @dataclass
 class ModelState:
-    """The state of a model between calls: runners with CUDA graphs, and policies.
+    """The state of a model between calls: runners with CUDA graphs, and planners.
 
     It may refer to the model only weakly, or the model would never be freed: `lm` is a
     proxy or, with a gated adapter, a view of the same weights.
@@ -77,7 +77,7 @@ class ModelState:
     lm: PreTrainedModel
     runners: Runners
     table: NgramTable | None
-    policies: Callable[..., MeasuredPolicy] = field(default_factory=remember_policies)
+    planners: Callable[..., MeasuredPlanner] = field(default_factory=remember_planners)
 
 
 _states: WeakKeyDictionary[PreTrainedModel, ModelState] = WeakKeyDictionary()
@@ -209,7 +209,8 @@ def generate(
 ) -> Tensor | GenerateDecoderOnlyOutput:
     """Decode as the library's `generate`, greedily or by sampling. Own arguments:
 
-    k       most drafts in a row, by default L; no more than there are diverse tokens
+    k       adaptive tokens in a row at most, by default L; no more than there are
+            diverse tokens
     probes  drafts under which the next ones are made: "auto" (by measurement), "root"
             (the paper's two forwards in turn), "all" (one forward), or a number
     sources of drafts: some of "adaptive", "text" (n-grams of the text so far), "ngrams"
@@ -333,13 +334,13 @@ def _texts(
     """Return the new tokens of each request, and give them to the streamer."""
     longest = max(len(request.prompt) for request in requests)
     capacity = longest + limits.max_new_tokens
-    methods = SourceMethods(
+    methods = Methods(
         state.lm,
         drafting.ids,
         drafting.L,
         drafting.weights,
         state.table,
-        state.policies,
+        planners=state.planners,
     )
     drafters = methods.drafters(
         replace(drafting.decode, **vars(sampling)),

@@ -229,5 +229,5 @@ class Outcome:
         return any(node in self.graph.merged for node in self.accepted[:-1])
 
 
-#: Called with every draft of a draft model, and of other sources with all but the last.
+#: Called with the draft of every step that has one.
 Watch = Callable[[Outcome], None]

@@ -53,7 +53,7 @@ class Tree:
     `drawn` holds the (V,) distribution that they were drawn from in this order (see
     pick.py). `shared` are the drafts that were drawn after another node than their
     parent (see token_graph.py). `sources` names the source of each draft, "" for the
-    root (drafters/places.py); it is empty if one model drafts.
+    root (drafters/candidates.py); it is empty if one model drafts.
     """
 
     tokens: tuple[int, ...]

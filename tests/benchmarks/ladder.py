@@ -18,7 +18,6 @@ import json
 import math
 import time
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
@@ -34,12 +33,13 @@ from conf import settings
 from conf.architecture import skeleton
 from conf.stage import read_manifest
 from infer.bench.prompts import name_of, read_prompts
-from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
+from infer.drafters.planner import FixedPlanner
 from infer.engine.output import Request
 from infer.engine.runner import Runner
-from infer.loop import Drafters, Limits, decode
+from infer.loop import Limits, decode
 from infer.models.checkpoint import ModelDirectory, eos_ids
 from infer.models.gated import gate_model
+from tests.infer.library import by_tokens
 from train.config import TrainConfig
 from train.head import write_head
 from train.lora import PlainWeights
@@ -167,7 +167,7 @@ def accepted_drafts(
     lm = decodable(args, trainer, ids)
     directory = ModelDirectory(args.base)
     ends = eos_ids(lm) | {trainer.vocab.eos}
-    drafters = Drafters(partial(AdaptiveDrafter, ids, FixedPolicy(objective.L, "root")))
+    drafters = by_tokens(ids, FixedPlanner(objective.L, "root"))
     capacity = PROMPT_TOKENS + NEW_TOKENS + 8
     runner = Runner(lm, capacity=capacity, max_rows=4 * objective.L)
     reached = {}

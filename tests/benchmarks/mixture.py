@@ -10,20 +10,20 @@ is a row of its own.
 """
 
 import argparse
-from functools import partial
 
 from infer.bench.prompts import name_of, read_prompts
-from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
+from infer.drafters.planner import FixedPlanner
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
-from infer.loop import Drafters, Limits
+from infer.loop import Limits
 from infer.models.checkpoint import ModelDirectory, eos_ids
 from infer.ngrams import Ngrams, NgramWeights
 from tests.benchmarks.runs import loop_decoder
+from tests.infer.library import by_tokens
 
 NEW = 128
 PROMPT_TOKENS = 256
-POLICY = FixedPolicy(5, "root", nodes=8, width=2)
+PLANNER = FixedPlanner(5, "root", nodes=8, width=2)
 
 
 def main() -> None:
@@ -56,9 +56,7 @@ def main() -> None:
         for temperature in args.temperatures:
             for row, weights in rows.items():
                 ngrams = Ngrams(folder.ngrams, vocabulary, weights=weights)
-                drafters = Drafters(
-                    partial(AdaptiveDrafter, folder.adaptive.ids, POLICY, ngrams)
-                )
+                drafters = by_tokens(folder.adaptive.ids, PLANNER, ngrams)
                 decoder = loop_decoder(runner, drafters, limits, Sampling(temperature))
                 runs = [decoder(prompt) for prompt in prompts]
                 tokens = sum(len(run.tokens) for run in runs)

@@ -24,7 +24,6 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -37,16 +36,15 @@ from conf.files import read_json, write_json
 from infer.bench.prompts import Prompt
 from infer.bench.runs import Decoder, Run
 from infer.bench.timing import TextTimes, speedup, speedup_interval
-from infer.drafters.adaptive import AdaptiveDrafter
-from infer.drafters.estimates import prior_costs
-from infer.drafters.policy import MeasuredPolicy
-from infer.drafters.stopwatch import Stopwatch
+from infer.drafters.costs import prior_costs
+from infer.drafters.planner import MeasuredPlanner
 from infer.engine.runner import Runner
-from infer.loop import Drafter, Drafters, Limits
+from infer.loop import Drafters, Limits
 from infer.models.checkpoint import ModelDirectory
 from infer.ngrams import Ngrams
 from tests.benchmarks.runs import clock, loop_decoder
 from tests.benchmarks.shapes import held_out_prompts
+from tests.infer.library import by_tokens
 
 PEER = Path(__file__).with_name("published_peer.py")
 PLAIN = "published plain"
@@ -109,21 +107,18 @@ def our_decoders(model: str, dtype: str, new: int, longest: int) -> dict[str, De
     adaptive = directory.need_adaptive()
     costs = prior_costs(lm.device.type)
     table = Ngrams(directory.ngrams, lm.config.vocab_size, weights=adaptive.ngrams)
-    drafter = partial(AdaptiveDrafter, stopwatch=Stopwatch(lm))
-    policy = MeasuredPolicy(costs, adaptive.L)
-    makers: dict[str, Any] = {
-        "plain": Drafter,
-        "adaptive": partial(drafter, adaptive.ids, policy),
-        "ngrams": partial(drafter, (), MeasuredPolicy(costs, 0), table),
-        "hybrid": partial(drafter, adaptive.ids, policy, table),
+    planner = MeasuredPlanner(costs, adaptive.L)
+    decoders = {
+        "plain": Drafters(),
+        "adaptive": by_tokens(adaptive.ids, planner),
+        "ngrams": by_tokens((), MeasuredPlanner(costs), table),
+        "hybrid": by_tokens(adaptive.ids, planner, table),
     }
     runner = Runner(lm, capacity=longest + new, max_rows=64)
     timer = time.thread_time if DEVICE == "cpu" else clock
     return {
-        f"ours, {name}": loop_decoder(
-            runner, Drafters(make), Limits(new, []), clock=timer
-        )
-        for name, make in makers.items()
+        f"ours, {name}": loop_decoder(runner, drafters, Limits(new, []), clock=timer)
+        for name, drafters in decoders.items()
     }
 
 

@@ -53,8 +53,13 @@ OTHERS = {
     "plain in batches": DecodeConfig("plain"),
     "sdsat, k=5": DecodeConfig("sdsat", k=5),
     "sdsat, paper's tree": DecodeConfig("sdsat", k=5, tree="paper"),
-    "text": DecodeConfig("prompt_lookup", k=8),
+    "text": DecodeConfig("prompt_lookup", nodes=8),
     "ngrams": DecodeConfig("ngrams"),
+    "a tree of 24": DecodeConfig("hybrid", probes="root", nodes=24),
+    "adaptive, a tree of 24": DecodeConfig(
+        "hybrid", sources=["adaptive"], probes="root", nodes=24
+    ),
+    "ngrams, 12 nodes": DecodeConfig("ngrams", nodes=12),
 }
 DRAFTED = {
     "ssd": DecodeConfig("ssd"),

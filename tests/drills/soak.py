@@ -50,9 +50,9 @@ MIN_MINUTES = 10  # of a run whose memory is judged
 STOPS = ("\n\n", "def ", "return", "):\n", "self.", "    ", "never there at all", "é")
 DECODERS = {  # by model
     "draft": [*SHAPES.values(), *OTHERS.values(), *DRAFTED.values()],
-    "adaptive draft": [DecodeConfig("ssd"), DecodeConfig("gsd", nodes=20, k=2)],
+    "adaptive draft": [DecodeConfig("ssd"), DecodeConfig("gsd", nodes=20, children=2)],
     "self": list(DRAFTED.values()),
-    "base": [DecodeConfig("plain"), DecodeConfig("prompt_lookup", k=8)],
+    "base": [DecodeConfig("plain"), DecodeConfig("prompt_lookup", nodes=8)],
 }
 
 

@@ -20,10 +20,14 @@ from transformers.generation.streamers import BaseStreamer
 
 import infer
 from infer import DecodeConfig, Model
+from infer.drafters.candidates import CandidateSource
+from infer.drafters.drafting import SourceDrafters
+from infer.drafters.planner import Planner
 from infer.engine.output import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
-from infer.loop import Drafter, Drafters, Limits, Step, decode
+from infer.loop import Drafters, Limits, Step, decode
+from infer.ngrams import Ngrams
 from infer.portable.custom_generate import generate
 from infer.requests import Prompt
 from infer.trees.tree import Tree
@@ -57,24 +61,35 @@ def tokens_of(
 
 def steps_of(
     lm: PreTrainedModel,
-    new: Callable[[], Drafter],
+    new: Callable[[], Drafters],
     requests: Sequence[Request],
     sampling: Sampling = GREEDY,
     *,
     tokens: int,
     **options: bool,
 ) -> list[list[Step]]:
-    """Decode a batch up to id 1, each sequence with a drafter of its own."""
+    """Decode a batch up to id 1."""
+    drafters = new()
     capacity = max(len(request.prompt) for request in requests) + tokens
     runner = Runner(
         lm,
         capacity=capacity,
-        max_rows=new().max_rows,
+        max_rows=drafters.max_rows,
         batch=len(requests),
         **options,
     )
     limits = Limits(tokens, eos=[1])
-    return list(decode(runner, requests, Drafters(new), limits, sampling))
+    return list(decode(runner, requests, drafters, limits, sampling))
+
+
+def by_tokens(
+    ids: Sequence[int], planner: Planner, ngrams: Ngrams | None = None, **options: Any
+) -> SourceDrafters:
+    """Return drafters by adaptive tokens `ids` and n-grams."""
+    source = CandidateSource(
+        ids, planner.max_probes, width=planner.width, ngrams=ngrams
+    )
+    return SourceDrafters(source, planner, **options)
 
 
 def logits_of(runner: Runner, trees: Sequence[Tree]) -> list[torch.Tensor]:

@@ -15,7 +15,6 @@ from transformers import LogitsProcessorList
 
 from conf import UserError
 from infer import DecodeConfig, Infill, Model, generate, load
-from infer.drafters.source_methods import SourceMethods
 from infer.engine.forward import context_length
 from infer.methods import Methods
 from infer.requests import Prompt
@@ -23,12 +22,14 @@ from tests.infer.library import left_padded
 
 METHODS: list[dict[str, Any]] = [
     {"method": "plain"},
-    {"method": "prompt_lookup", "k": 4},
+    {"method": "prompt_lookup", "nodes": 4},
     {"method": "ngrams"},
     {"method": "sdsat", "k": 3},
     {"method": "sdsat", "k": 4, "probes": 2, "tree": "paper"},
     {"method": "hybrid"},
+    {"method": "ngrams", "nodes": 6},
     {"method": "hybrid", "k": 3, "probes": "root"},
+    {"method": "hybrid", "k": 3, "probes": "root", "nodes": 12},
     {"method": "hybrid", "k": 3, "probes": "all", "sources": ["adaptive"]},
     {"method": "ssd"},
     {"method": "tsd", "theta_prob": 0.01},
@@ -190,7 +191,7 @@ def test_a_stop_string_that_is_a_special_piece_ends_the_text(model: Model) -> No
 
 
 def test_k_fits_the_diverse_ids_and_the_context(model: Model) -> None:
-    diverse = Methods(SourceMethods(model.lm, (6, 7), 3))
+    diverse = Methods(model.lm, (6, 7), 3)
     other = replace(model, methods=diverse)
     with pytest.raises(UserError, match="decode.k must be 1 to 2 adaptive tokens"):
         generate(other, "x", DecodeConfig(k=3))

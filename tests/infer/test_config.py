@@ -38,9 +38,24 @@ DECODE = [
         {"method": "tsd", "tau": 3},
         "decode.tau must be left out with decode.method=tsd, got 3. .* gsd",
     ),
+    *(
+        (
+            {"method": method, "k": 2},
+            f"decode.k must be left out with decode.method={method}, got 2. .* hybrid, sdsat",
+        )
+        for method in ("ngrams", "prompt_lookup", "ssd", "gsd")
+    ),
     (
-        {"method": "ssd", "k": 2},
-        "decode.k must be left out with decode.method=ssd, got 2",
+        {"method": "hybrid", "sources": ["text"], "k": 2},
+        "decode.k must be left out without adaptive tokens among decode.sources, got 2",
+    ),
+    (
+        {"method": "hybrid", "sources": ["text"], "probes": 1},
+        "decode.probes must be left out without adaptive tokens .*, got 1",
+    ),
+    (
+        {"method": "hybrid", "nodes": 9},
+        "decode.probes must be root, all or a number with decode.nodes=9, got auto",
     ),
     (
         {"method": "gsd", "verify": "ratio"},

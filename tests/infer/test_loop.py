@@ -7,17 +7,17 @@ import pytest
 import torch
 from torch import nn
 
-from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
+from infer.drafters.planner import FixedPlanner
 from infer.engine.output import ForwardOutput, LazyOutput, Request
 from infer.engine.pick import Logits
 from infer.engine.sampling import Sampling
-from infer.loop import Drafter, Drafters, Limits, Step, decode
+from infer.loop import Drafters, Limits, Step, decode
 from infer.ngrams import Ngrams
 from infer.trees.tree import Tree, flatten
-from tests.infer.library import collect
+from tests.infer.library import by_tokens, collect
 
 A = 90  # the adaptive id of these tests
-Maker = Callable[[], Drafter]
+Maker = Callable[[], Drafters]
 
 
 class ScriptedRunner:
@@ -55,17 +55,17 @@ class ScriptedRunner:
 
 
 def sdsat(k: int, probes: str | int = "root") -> Maker:
-    return partial(AdaptiveDrafter, (A,), FixedPolicy(k, probes))
+    return partial(by_tokens, (A,), FixedPlanner(k, probes))
 
 
 def lookup(k: int) -> Maker:
-    return partial(AdaptiveDrafter, (), FixedPolicy(k), Ngrams(None, 400))
+    return partial(by_tokens, (), FixedPlanner(nodes=k), Ngrams(None, 400))
 
 
 def run(
     runner: ScriptedRunner, new: Maker, n: int, eos: Collection[int] = ()
 ) -> tuple[list[int], list[Step]]:
-    decoded = decode(runner, [Request([1, 2])], Drafters(new), Limits(n, eos))
+    decoded = decode(runner, [Request([1, 2])], new(), Limits(n, eos))
     (tokens,), steps = collect(decoded, 1)
     return tokens, steps
 
@@ -89,7 +89,7 @@ def test_limits_and_eos_cut_an_accepted_draft(n: int, eos: Collection[int]) -> N
     """No row lies beyond the last token: a model's positions end somewhere."""
     text = range(3, 3 + n)
     stop = next((i for i, token in enumerate(text, 1) if token in eos), n)
-    for new in (Drafter, sdsat(1), sdsat(7), sdsat(5, "all"), sdsat(3, 2), lookup(5)):
+    for new in (Drafters, sdsat(1), sdsat(7), sdsat(5, "all"), sdsat(3, 2), lookup(5)):
         runner = ScriptedRunner(right=9)
         tokens, steps = run(runner, new, n, eos)
         assert tokens == list(text[:stop])

@@ -21,7 +21,7 @@ NEW = 24
 METHODS = [
     {},
     {"method": "ngrams"},
-    {"method": "hybrid", "sources": ["ngrams"], "k": 4, "probes": "root"},
+    {"method": "hybrid", "sources": ["ngrams"], "nodes": 4},
 ]
 
 
@@ -59,7 +59,9 @@ def test_a_table_changes_no_text(
     decode = replace(plain, method="ngrams")
     assert tokens_of(load(base, "float32"), prompts[:2], decode) == texts[:2]
     if not temperature:
-        steps = generate(model, [30], DecodeConfig("ngrams", k=4, max_new_tokens=NEW))
+        steps = generate(
+            model, [30], DecodeConfig("ngrams", nodes=4, max_new_tokens=NEW)
+        )
         assert any("ngrams" in step.sources for step in steps)
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infer.drafters.places import Places
+from infer.drafters.candidates import Places
 from infer.engine.output import Candidates
 from infer.engine.pick import gumbel
 from infer.engine.sampling import Sampling
@@ -20,6 +20,7 @@ from infer.ngrams import (
     NgramWeights,
     TextNgrams,
 )
+from infer.trees.token_graph import unroll
 from tests.infer.ngram_tables import (
     count_ngrams,
     make_table,
@@ -175,7 +176,7 @@ def test_scores_at_any_temperature_stay_numbers(
     ngrams = TextNgrams(Ngrams(None, 50_000))
     sampling = Sampling(10**power)
     places = Places([5, 6, 7] * repeats, result, ngrams, 4, sampling, seed=3)
-    places.grow([0.0] * 40, depth=4)
+    unroll(places.graph, [0.0] * 40, depth=4, expand=places.expand)
     assert all(0 <= chance <= 1 for chance in places.graph.chances[1:])
 
 

@@ -15,9 +15,9 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
-from infer.drafters.budget import FamilyBudget
-from infer.drafters.draft_model import DraftSetup, RatioDrafters
-from infer.drafters.stopwatch import Stopwatch
+from infer.drafters.draft_model import DraftSetup, RatioSource
+from infer.drafters.drafting import SourceDrafters
+from infer.drafters.planner import FAMILIES, FixedPlanner
 from infer.engine.output import Request
 from infer.engine.pick import Logits, probabilities
 from infer.engine.runner import Runner, Runners
@@ -45,17 +45,11 @@ SHAPES = {  # of drafts, and how many nodes of one have children
 
 def drafters(
     lm: PreTrainedModel, shape: str, nodes: int, static: bool = False
-) -> RatioDrafters:
+) -> SourceDrafters:
     rules, max_rows = SHAPES[shape]
-    setup = DraftSetup(
-        Draft(lm, V, 512),
-        FamilyBudget(nodes),
-        Runners(lm, static=static),
-        Stopwatch(lm),
-        capacity=40,
-        max_rows=max_rows,
-    )
-    return RatioDrafters(setup, rules)
+    setup = DraftSetup(Draft(lm, V, 512), Runners(lm, static=static), 40, max_rows)
+    planner = FixedPlanner(nodes=nodes, form=FAMILIES)
+    return SourceDrafters(RatioSource(setup, rules), planner)
 
 
 def tiny(seed: int, vocab: int = V) -> PreTrainedModel:

@@ -96,7 +96,7 @@ def test_every_decoder_has_a_row_of_consistent_figures(out: Path) -> None:
         assert row["output_tokens_per_second"] > 0 and row["cpu_seconds"] > 0
         if row["decoder"] in ours:
             assert row["same"] == row["compared"] == 4
-            if not row["verifications"]:  # a policy found that no draft pays
+            if not row["verifications"]:  # a planner found that no draft pays
                 assert row["decoder"] in ours - {"sdsat k=2"}
                 assert row["accepted"] == 0 and row["mean_acceptance_length"] is None
                 assert not row["sources"] and not row["survival"]

@@ -21,10 +21,10 @@ from infer.bench.gsd import (
     tables,
 )
 from infer.bench.run import bench
-from infer.drafters import stopwatch
-from infer.drafters.source_methods import SourceMethods
+from infer.drafters import drafting
+from infer.drafters.draft_model import DraftModelSources
 from infer.engine.runner import Runners
-from infer.methods import DraftMethods, Methods, rules_of
+from infer.methods import Methods
 from infer.trees.growth import Rules
 from infer.trees.token_graph import Outcome, TokenGraph, unroll
 from tests import warm
@@ -93,7 +93,7 @@ def paired(model: Model) -> Model:
     """A model in float64 and a draft model close to it."""
     lm = tiny_llama(vocab=30, seed=3).double()
     draft = a_draft_of(lm, 0.1)
-    methods = Methods(SourceMethods(lm), DraftMethods(lm, draft))
+    methods = Methods(lm, draft=DraftModelSources(lm, draft))
     runners = Runners(lm)
     return replace(
         model,
@@ -138,7 +138,7 @@ def test_texts_are_decoded_as_the_paper_says_word_for_word(
             new=24,
             ends=ends,
             nodes=9,
-            **vars(rules_of(decode)),
+            **vars(decode.rules),
         )
         text = decode_prompt(pair, prompt, decode, 0)
         assert text.tokens == [token for step in steps for token in step.tokens]
@@ -199,7 +199,7 @@ def test_counts_repeat_whatever_the_clock_says(
         def clock(pace: float = pace) -> float:
             return pace * time.perf_counter()
 
-        monkeypatch.setattr(stopwatch, "time", SimpleNamespace(perf_counter=clock))
+        monkeypatch.setattr(drafting, "time", SimpleNamespace(perf_counter=clock))
         overrides = ["part=gsd", "gsd.theta_prob=0.01", "gsd.parts=[methods,sampling]"]
         rows = rows_of(model_dir, prompts, tmp_path / str(at), *overrides)
         counts.append(list(map(without_times, rows)))
@@ -213,10 +213,10 @@ def test_defaults_are_the_papers() -> None:
     """Its tables' tau of 2 does not count the merged token: it is 3 here, and one in all settings."""
     (greedy, _) = tables(GsdConfig())["methods"]
     gsd = greedy["greedy gsd"]
-    assert rules_of(gsd) == Rules(4, 10, 0.2, 0.3, 3) == rules_of(DecodeConfig("gsd"))
+    assert gsd.rules == Rules(4, 10, 0.2, 0.3, 3) == DecodeConfig("gsd").rules
     assert (gsd.nodes, gsd.max_new_tokens) == (100, 512)
-    assert rules_of(greedy["greedy tsd"]) == Rules(4, 10, 0.2, 0.3, None)
-    assert rules_of(greedy["greedy ssd"]) == Rules(1, 10, 0.2, 0.3, None)
+    assert greedy["greedy tsd"].rules == Rules(4, 10, 0.2, 0.3, None)
+    assert greedy["greedy ssd"].rules == Rules(1, 10, 0.2, 0.3, None)
 
 
 def test_speed_measures_the_papers_decoders_by_their_settings(

@@ -10,19 +10,14 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import PreTrainedModel
 
-from infer.drafters.budget import FixedBudget, MeasuredBudget
-from infer.drafters.draft_model import (
-    DraftModelDrafters,
-    DraftSetup,
-    LevelDrafters,
-    ProbeDrafters,
-)
-from infer.drafters.estimates import prior_costs
-from infer.drafters.stopwatch import Stopwatch
+from infer.drafters.costs import prior_costs
+from infer.drafters.draft_model import DraftSetup, LevelSource, ProbeSource
+from infer.drafters.drafting import SourceDrafters
+from infer.drafters.planner import FixedPlanner, MeasuredPlanner, Planner
 from infer.engine.output import Request
 from infer.engine.runner import Runner, Runners
 from infer.engine.sampling import GREEDY, Sampling
-from infer.loop import Drafter, Drafters, Limits, decode
+from infer.loop import Drafters, Limits, decode
 from infer.models.checkpoint import Adaptive
 from infer.models.draft import Draft, first_layers
 from infer.trees.growth import Rules
@@ -57,19 +52,12 @@ def a_draft_of(
 
 
 def drafters_of(
-    draft: Draft, method: str, budget: FixedBudget, static: bool | None = None
-) -> DraftModelDrafters:
-    setup = DraftSetup(
-        draft,
-        budget,
-        Runners(draft.lm, static=static),
-        Stopwatch(draft.lm),
-        capacity=80,
-        max_rows=64,
-    )
+    draft: Draft, method: str, planner: Planner, static: bool | None = None
+) -> SourceDrafters:
+    setup = DraftSetup(draft, Runners(draft.lm, static=static), 80, 64)
     if draft.adaptive:
-        return ProbeDrafters(setup, k=3, depth=4)
-    return LevelDrafters(setup, RULES[method])
+        return SourceDrafters(ProbeSource(setup, k=3, depth=4), planner)
+    return SourceDrafters(LevelSource(setup, RULES[method]), planner)
 
 
 def texts(
@@ -92,7 +80,7 @@ def texts(
         st.lists(st.integers(2, 96), min_size=1, max_size=12), min_size=1, max_size=3
     ),
     st.sampled_from([*RULES, "probes"]),
-    st.sampled_from([FixedBudget(12), None]),
+    st.sampled_from([FixedPlanner(nodes=12), None]),
     st.sampled_from([GREEDY, Sampling(1.0), Sampling(0.7, 10, 0.95)]),
     st.sampled_from([0.0, 0.1, 3.0, "first layer", "fewer ids"]),
     st.sampled_from([1, 2, 7, 40]),
@@ -100,20 +88,20 @@ def texts(
     st.sampled_from([512, 20]),
 )
 def test_drafting_changes_no_token(
-    prompts, method, budget, sampling, noise, n, seed, context
+    prompts, method, planner, sampling, noise, n, seed, context
 ) -> None:
     """In float64, whether the draft model is right always, often or never, lacks ids,
     or has a shorter context.
     """
     lm = tiny_llama(seed=seed).double()
     draft = a_draft_of(lm, noise, probes=method == "probes", context=context)
-    budget = budget or MeasuredBudget(prior_costs("cuda"), 1.0)
+    planner = planner or MeasuredPlanner(prior_costs("cuda"), forward=1.0)
     requests = [Request(prompt, seed + b) for b, prompt in enumerate(prompts)]
     limits = Limits(n, [1])
-    drafters = drafters_of(draft, method, budget)
+    drafters = drafters_of(draft, method, planner)
     actual, _ = texts(lm, requests, drafters, limits, sampling)
     for request, tokens in zip(requests, actual):
-        plain, _ = texts(lm, [request], Drafters(Drafter), limits, sampling)
+        plain, _ = texts(lm, [request], Drafters(), limits, sampling)
         assert plain == [tokens]
 
 
@@ -122,15 +110,15 @@ def test_drafts_are_those_of_the_paper_word_for_word(method: str) -> None:
     """From the draft model's cache, what a model without a cache makes of §4 and §5."""
     lm = tiny_llama(seed=1).double()
     draft = a_draft_of(lm, 0.1)
-    drafters = drafters_of(draft, method, FixedBudget(12))
+    drafters = drafters_of(draft, method, FixedPlanner(nodes=12))
     propose = drafters.propose
     graphs: list[tuple[list[int], TokenGraph]] = []
 
     def recording(contexts: Sequence[Sequence[int]], left: Sequence[int]) -> list[Tree]:
         trees = propose(contexts, left)
-        for context, sequence in zip(contexts, drafters._sequences):
-            if sequence.pending and len(context) < 25:
-                graphs.append((list(context), sequence.pending.graph))
+        for context, proposal in zip(contexts, drafters._proposals):
+            if proposal and len(context) < 25:
+                graphs.append((list(context), proposal.graph.graph))
         return trees
 
     drafters.propose = recording  # type: ignore[method-assign]
@@ -158,11 +146,13 @@ def test_the_probes_of_a_draft_model_draw_its_candidates_for_each_place() -> Non
     """In one forward: its own next token, and its probes' for the places behind."""
     lm = tiny_llama(seed=1).double()
     draft = Draft(lm, 97, 512, Adaptive((90,), 3))
-    drafters = drafters_of(draft, "probes", FixedBudget(40))
+    drafters = drafters_of(draft, "probes", FixedPlanner(nodes=40))
     context = [5, 17, 3, 60]
     drafters.start([Request(context)], GREEDY)
     drafters.propose([context], [9])
-    graph = drafters._sequences[0].pending.graph
+    proposal = drafters._proposals[0]
+    assert proposal
+    graph = proposal.graph.graph
     places: list[list[int]] = [[] for _ in range(5)]
     for node in range(1, len(graph.tokens)):
         places[len(path_to(graph, node)) - 1].append(graph.tokens[node])
@@ -187,8 +177,8 @@ def test_no_learned_position_beyond_the_context_is_asked_for(
     short.config.max_position_embeddings = 40
     draft = Draft(short, 97, 40, Adaptive((90,), 3) if probes else None)
     requests = [Request([5, 17, 3]), Request(list(range(2, 36)))]
-    drafters = drafters_of(draft, "gsd", FixedBudget(12), static=static)
+    drafters = drafters_of(draft, "gsd", FixedPlanner(nodes=12), static=static)
     result, accepted = texts(lm, requests, drafters, Limits(45, []))
     assert accepted > 5
     for request, tokens in zip(requests, result):
-        assert [tokens] == texts(lm, [request], Drafters(Drafter), Limits(45, []))[0]
+        assert [tokens] == texts(lm, [request], Drafters(), Limits(45, []))[0]

@@ -9,13 +9,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from conf import UserError
-from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
-from infer.drafters.budget import FixedBudget
+from infer.drafters.planner import FixedPlanner
 from infer.engine.families import TOLERANCE, check_family, check_tree
 from infer.engine.output import Request
 from infer.loop import Limits
 from tests.infer.drafters import test_draft_model as by_draft
-from tests.infer.library import BOTH_SHAPES, collect, steps_of
+from tests.infer.library import BOTH_SHAPES, by_tokens, collect, steps_of
 
 SIZES = {
     "vocab_size": 97,
@@ -88,7 +87,7 @@ def tiny_family(family: str) -> PreTrainedModel:
 
 def texts(lm: PreTrainedModel, static: bool) -> list[list[int]]:
     """Decode the prompts in a batch, drafted by random probes."""
-    new = partial(AdaptiveDrafter, [90], FixedPolicy(3, "all", nodes=6, width=3))
+    new = partial(by_tokens, [90], FixedPlanner(3, "all", nodes=6, width=3))
     requests = [Request(prompt) for prompt in PROMPTS]
     return collect(steps_of(lm, new, requests, tokens=30, static=static), 3)[0]
 
@@ -109,7 +108,7 @@ def test_greedy_decoding_is_the_librarys(family: str, static: bool) -> None:
     expected = [by_generate(lm, prompt) for prompt in PROMPTS]
     assert texts(lm, static) == expected
     drafters = by_draft.drafters_of(
-        by_draft.a_draft_of(lm, 0.1), "gsd", FixedBudget(12), static=static
+        by_draft.a_draft_of(lm, 0.1), "gsd", FixedPlanner(nodes=12), static=static
     )
     requests = [Request(prompt) for prompt in PROMPTS]
     result, accepted = by_draft.texts(lm, requests, drafters, Limits(30, [1]))

@@ -8,17 +8,17 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
+from infer.drafters.planner import FixedPlanner
 from infer.engine.attention import ProbeGate
 from infer.engine.gate import GatedEmbedding, GatedLinear
 from infer.engine.output import Request
 from infer.engine.runner import Runner
-from infer.loop import Drafter
+from infer.loop import Drafters
 from infer.models.gated import gate_model
 from infer.trees.tree import Tree
 from tests.infer.engine.test_families import tiny, tiny_family
 from tests.infer.gated import write_adapter
-from tests.infer.library import collect, logits_of, steps_of
+from tests.infer.library import by_tokens, collect, logits_of, steps_of
 
 PROMPTS = [[20, 30, 40, 51], [61, 62], [9] * 11]
 
@@ -83,20 +83,20 @@ def test_no_draft_reads_the_adapter(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "policy", [FixedPolicy(3), FixedPolicy(3, 2), FixedPolicy(3, "all", 6, 2)]
+    "planner", [FixedPlanner(3), FixedPlanner(3, 2), FixedPlanner(3, "all", 6, 2)]
 )
-def test_every_policy_writes_the_base_models_text(
-    policy: FixedPolicy, tmp_path: Path
+def test_every_planner_writes_the_base_models_text(
+    planner: FixedPlanner, tmp_path: Path
 ) -> None:
     """Greedy, in a batch, with the same steps in fixed shapes."""
     adapter = write_adapter(tiny("llama"), tmp_path, trainable_token_indices=[90])
     requests = [Request(prompt) for prompt in PROMPTS]
-    plain = steps_of(tiny("llama"), Drafter, requests, tokens=30)
+    plain = steps_of(tiny("llama"), Drafters, requests, tokens=30)
     gated = gate_model(tiny("llama"), adapter)
     dynamic, static = (
         steps_of(
             gated,
-            partial(AdaptiveDrafter, [90], policy),
+            partial(by_tokens, [90], planner),
             requests,
             tokens=30,
             static=static,

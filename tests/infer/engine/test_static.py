@@ -13,27 +13,27 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
+from infer.drafters.planner import FixedPlanner
 from infer.engine.output import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
-from infer.loop import Drafter
+from infer.loop import Drafters
 from infer.models.gated import gate_model
 from infer.trees.tree import Tree
 from tests.conftest import tiny_llama
 from tests.infer.gated import write_adapter
-from tests.infer.library import BOTH_SHAPES, steps_of
+from tests.infer.library import BOTH_SHAPES, by_tokens, steps_of
 
 PROMPT = [5, 17, 3, 88, 41]
-TWO_FORWARDS = partial(AdaptiveDrafter, [90], FixedPolicy(5))
-A_TREE = partial(AdaptiveDrafter, [90], FixedPolicy(3, "all", nodes=12, width=10))
+TWO_FORWARDS = partial(by_tokens, [90], FixedPlanner(5))
+A_TREE = partial(by_tokens, [90], FixedPlanner(3, "all", nodes=12, width=10))
 PENALTY = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(9.0)])
 SAMPLED = {
     "greedy": GREEDY,
     "top_k": Sampling(0.8, top_k=10, top_p=0.95),
     "top_p": Sampling(1.0, top_p=0.9),
 }
-DRAFTERS = {"plain": Drafter, "two forwards": TWO_FORWARDS, "tree": A_TREE}
+DRAFTERS = {"plain": Drafters, "two forwards": TWO_FORWARDS, "tree": A_TREE}
 
 
 def requests(n: int, processors: LogitsProcessorList | None = None) -> list[Request]:

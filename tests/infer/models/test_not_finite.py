@@ -12,14 +12,14 @@ from safetensors.torch import load_file, save_file
 from conf import UserError
 from conf.files import read_json, write_json
 from infer import DecodeConfig, load
-from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy
+from infer.drafters.planner import FixedPlanner
 from infer.engine.output import Request
-from infer.loop import Drafter
+from infer.loop import Drafters
 from infer.models.checkpoint import ModelDirectory
 from infer.models.gated import gate_model
 from tests.infer.engine.test_families import tiny
 from tests.infer.gated import adapted_copy, write_adapter
-from tests.infer.library import collect, steps_of, tokens_of
+from tests.infer.library import by_tokens, collect, steps_of, tokens_of
 
 NAN, INF = float("nan"), float("inf")
 WEIGHTS = "adapter/adapter_model.safetensors"
@@ -105,8 +105,8 @@ def test_an_adapter_that_overflows_changes_no_text(
     weights = load_file(adapter / "adapter_model.safetensors")
     save_file({n: w * 1e25 for n, w in weights.items()}, adapter / Path(WEIGHTS).name)
     requests = [Request(prompt) for prompt in PROMPTS]
-    new = partial(AdaptiveDrafter, [90], FixedPolicy(3, "all", 6, 2))
-    plain = steps_of(tiny("llama"), Drafter, requests, tokens=12)
+    new = partial(by_tokens, [90], FixedPlanner(3, "all", 6, 2))
+    plain = steps_of(tiny("llama"), Drafters, requests, tokens=12)
     gated = gate_model(tiny("llama"), adapter)
     steps = steps_of(gated, new, requests, tokens=12, static=static)
     assert collect(steps, 2)[0] == collect(plain, 2)[0]

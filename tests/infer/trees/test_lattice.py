@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infer.drafters.places import Places
+from infer.drafters.candidates import Places
 from infer.engine.output import Candidates
 from infer.trees.lattice import lattice, nucleus_tree
 from infer.trees.token_graph import Drafts, unroll
@@ -46,7 +46,7 @@ def merged(ids: Ids, chances: Chances, prices: list[float]) -> Drafts:
 def grown(ids: Ids, chances: Chances, prices: list[float]) -> Drafts:
     """Unroll a graph whose candidates are added on demand."""
     places = Places([7], Candidates(ids, chances), None, 9)
-    return places.grow(prices, depth=len(ids))
+    return unroll(places.graph, prices, depth=len(ids), expand=places.expand)
 
 
 BOTH = pytest.mark.parametrize("tree", [merged, grown])

@@ -2,12 +2,13 @@
 
 Time is counted in plain steps, steps of one row.
 
-    StepCosts     L(q), the time of a step of q rows, and what probes take beyond their rows
-    Calibration   how often a candidate with a given weight is right
-    Throughput    λ, tokens per plain step, and the allowance that bounds losses
-    ProbeGain     h(k), the tokens that the answers of k adaptive tokens add to a draft
+    StepCosts       L(q), the time of a step of q rows, and what probes take beyond their rows
+    DraftForwards   c, the time of a draft model's forward, and how often its drafts go on
+    Calibration     how often a candidate with a given weight is right
+    Throughput      λ, tokens per plain step, and the allowance that bounds losses
+    ProbeGain       h(k), the tokens that the answers of k adaptive tokens add to a draft
 
-policy.py and budget.py decide by them.
+planner.py decides by them.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 128)
 
 @dataclass(frozen=True)
 class Constants:
-    """Constants of the policies. tests/benchmarks/policies.py times other values."""
+    """Constants of the planner. tests/benchmarks/planners.py times other values."""
 
     #: Rows of the largest tree, and drafts in a row.
     max_rows: int = 64
@@ -58,12 +59,12 @@ class Constants:
     plain_pace: float = 1 / 4
     #: Plain steps that drafting may lose: at first, at most, and after it has stopped,
     #: when it starts again at `retry_allowance`, saved from `saved_share` of each step
-    #: and from what unverified drafts, one every `look_every` steps, would have gained.
+    #: and from what unverified drafts, one every `dry_run_every` steps, would have gained.
     first_allowance: float = 10.0
     max_allowance: float = 24.0
     retry_allowance: float = 2.0
     saved_share: float = 0.01
-    look_every: int = 8
+    dry_run_every: int = 8
     #: Steps with answers between two that are drafted without them too.
     compare_every: int = 8
     #: Steps without the most probes after which these are tried, the answers that are
@@ -72,6 +73,11 @@ class Constants:
     first_answers: int = 4
     trial_tokens: float = 6.0
     trial_share: float = 0.02
+    #: The chance that a text goes on through a child of a draft model's node, and the
+    #: trials that this prior counts as. It begins high: a planner that drafts a single
+    #: level never learns what further levels are worth.
+    first_followed: float = 0.8
+    prior_followed: int = 5
 
 
 CONSTANTS = Constants()
@@ -86,6 +92,15 @@ def prior_costs(device: str) -> tuple[float, ...]:
     """Return L at `ROWS` in plain steps for a type of device, before any measurement."""
     rows, steps = _CPU if device == "cpu" else _GPU
     return tuple(np.interp(ROWS, rows, steps).tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """The seconds of a step; a draft model's `forwards` took `drafting` of them."""
+
+    seconds: float
+    forwards: int = 0
+    drafting: float = 0.0
 
 
 class StepCosts:
@@ -196,6 +211,40 @@ class StepCosts:
         self.curve: list[float] = [0.0, *curve.tolist()[1:]]
 
 
+class DraftForwards:
+    """A draft model's forwards: the `time` of one in plain steps, expected at first.
+
+    `followed` is the chance that a text goes on through a child of a node.
+    """
+
+    def __init__(self, time: float, constants: Constants = CONSTANTS) -> None:
+        self.time = time
+        self.followed = constants.first_followed
+        self._min_pace = constants.min_pace
+        self._cap = constants.outlier_cap
+        self._timed = 0
+        self._seen = constants.prior_followed
+
+    def observe(self, forwards: int, steps: float | None) -> float:
+        """Learn from forwards that took `steps` in all. Return their time in plain steps.
+
+        `steps` is None before a plain step was timed.
+        """
+        if not forwards or steps is None:
+            return forwards * self.time
+        each = min(steps / forwards, self._cap * self.time)
+        self._timed += 1
+        pace = max(self._min_pace, 1 / (1 + self._timed))
+        self.time += pace * (each - self.time)
+        return forwards * each
+
+    def record(self, followed: bool) -> None:
+        """Record whether a text went on through a child of a node."""
+        self._seen += 1
+        pace = max(self._min_pace, 1 / self._seen)
+        self.followed += pace * (followed - self.followed)
+
+
 class Calibration:
     """How often a candidate with a given weight is right, if all before it are.
 
@@ -274,7 +323,7 @@ class Throughput:
         self._allowance = max(allowance, -constants.retry_allowance)
         self.drafting = self._allowance > 0
 
-    def imagine(self, gain: float) -> None:
+    def record_dry_run(self, gain: float) -> None:
         """Record what an unverified draft would have gained, in plain steps."""
         # A cumulative sum (Page 1954): the losses before a change do not count.
         self._allowance = max(0.0, self._allowance + gain)

@@ -1,4 +1,4 @@
-"""The measured policies on simulated devices and texts."""
+"""Planners that measure, on simulated devices and texts."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -8,17 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
-from infer.drafters.budget import MeasuredBudget
-from infer.drafters.estimates import CONSTANTS, ROWS, prior_costs
-from infer.drafters.policy import MeasuredPolicy
-from infer.drafters.stopwatch import Stopwatch
+from infer.drafters.costs import CONSTANTS, ROWS, StepTime, prior_costs
+from infer.drafters.drafting import Stopwatch
+from infer.drafters.planner import FixedPlanner, MeasuredPlanner, Planner
+from infer.drafters.source import DraftGraph
 from infer.engine.output import Candidates, Request
 from infer.engine.sampling import GREEDY
 from infer.loop import Verified
 from infer.ngrams import Ngrams
 from infer.trees.growth import Growth, Rules
 from infer.trees.tree import Tree, extent
+from tests.infer.library import by_tokens
 
 
 class Costs:
@@ -58,14 +58,7 @@ def periodic(position: int) -> int:
 class FakeStopwatch(Stopwatch):
     """Reads the simulated time of a step."""
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def start(self) -> None:
-        pass
-
-    def reset(self) -> None:
-        pass
+    seconds = 0.0
 
     @contextmanager
     def observing(self) -> Iterator[float]:
@@ -77,7 +70,7 @@ class Text:
 
     def __init__(
         self,
-        policy: Policy,
+        planner: Planner,
         token: Callable[[int], int] = distinct,
         seed: int = 1,
         probing: float = 0.0,
@@ -86,14 +79,14 @@ class Text:
         self._rng = random.Random(seed)
         self._token = token
         self._stopwatch = FakeStopwatch()
-        ids = [ADAPTIVE] if policy.max_probes else ()
-        self._drafter = AdaptiveDrafter(ids, policy, TEXT, stopwatch=self._stopwatch)
+        ids = [ADAPTIVE] if planner.max_probes else ()
+        self._drafters = by_tokens(ids, planner, TEXT, stopwatch=self._stopwatch)
         self.tokens = [token(0)]
-        self._drafter.start(Request(self.tokens), GREEDY)
+        self._drafters.start([Request(self.tokens)], GREEDY)
         self.ms = 0.0
 
     def propose(self, left: int) -> Tree:
-        self.tree = self._drafter.propose(self.tokens, left)
+        (self.tree,) = self._drafters.propose([self.tokens], [left])
         return self.tree
 
     def observe(self, rows: int, ms: float, accepted: float) -> None:
@@ -112,7 +105,7 @@ class Text:
             answers = Candidates(ids, [[0.7, 0.1]] * k)
         self._stopwatch.seconds = ms / 1e3
         result = Verified(self.tree, path, choice, answers, rows, self.probed)
-        self._drafter.observe(result)
+        self._drafters.observe(0, result)
 
     @property
     def probed(self) -> bool:
@@ -141,7 +134,7 @@ def test_drafting_that_does_not_pay_costs_little(
     prior: Sequence[float], costs: Costs, accepted: float
 ) -> None:
     """Also where the prior says that rows are free, and the clock that they are dear."""
-    text = Text(MeasuredPolicy(prior, 5))
+    text = Text(MeasuredPlanner(prior, 5))
     assert text.write(2000, costs, accepted) > 0.9
 
 
@@ -150,16 +143,16 @@ def test_drafting_that_does_not_pay_costs_little(
 )
 @pytest.mark.parametrize("accepted", [0.6, 0.9])
 @pytest.mark.parametrize("probing", [0.0, 0.6])
-def test_no_fixed_policy_is_much_better(
+def test_no_fixed_planner_is_much_better(
     costs: Costs, accepted: float, probing: float
 ) -> None:
     fixed = [
-        Text(FixedPolicy(k, probes), probing=probing).write(2000, costs, accepted)
+        Text(FixedPlanner(k, probes), probing=probing).write(2000, costs, accepted)
         for k in (1, 2, 3, 5)
         for probes in ("root", "all")
     ]
     # The best of eight runs is itself some hundredths above its own mean.
-    measured = Text(MeasuredPolicy(costs.prior, 5), probing=probing)
+    measured = Text(MeasuredPlanner(costs.prior, 5), probing=probing)
     # The price of probing is learned with few trials where the rows are dear too.
     least = 0.88 if probing else 0.91
     assert measured.write(4000, costs, accepted) > least * max(*fixed, 1.0)
@@ -173,7 +166,7 @@ def test_a_wrong_prior_costs_little(costs: Costs, accepted: float) -> None:
     One text's ratio is from 0.8 to 0.95 by chance.
     """
     learned, known = (
-        [Text(MeasuredPolicy(prior, 5), seed=seed) for seed in range(1, 5)]
+        [Text(MeasuredPlanner(prior, 5), seed=seed) for seed in range(1, 5)]
         for prior in (prior_costs("cpu"), costs.prior)
     )
     for n, least in ((60, 0.75), (1500, 0.0), (2500, 0.9)):
@@ -184,19 +177,19 @@ def test_a_wrong_prior_costs_little(costs: Costs, accepted: float) -> None:
 @pytest.mark.parametrize("k", [0, 5])
 def test_a_text_that_repeats_itself_is_drafted_in_long_chains(k: int) -> None:
     """17 tokens a forward at most, with adaptive tokens and without."""
-    text = Text(MeasuredPolicy(FLAT.prior, k), periodic)
+    text = Text(MeasuredPlanner(FLAT.prior, k), periodic)
     text.write(600, FLAT, 0.5)
     assert text.write(1200, FLAT, 0.5) > 15
 
 
 def test_a_bad_start_does_not_end_drafting() -> None:
     """Wrong answers, and first steps of new shapes that take thirty times as long."""
-    policy = MeasuredPolicy(CPU.prior, 5)
-    text = Text(policy)
+    planner = MeasuredPlanner(CPU.prior, 5)
+    text = Text(planner)
     for _ in range(6):
         rows = len(text.propose(99).tokens)
         text.observe(rows, CPU(rows) * (30 if rows > 1 else 1), 0.0)
-    assert Text(policy).write(600, CPU, 0.8) > 1.3
+    assert Text(planner).write(600, CPU, 0.8) > 1.3
 
 
 def misleading(position: int) -> int:
@@ -216,7 +209,7 @@ def test_bad_drafts_at_the_beginning_do_not_end_good_ones(
         return token(position) if position < 60 else periodic(position)
 
     alone, beside = (
-        Text(MeasuredPolicy(SMOLLM2.prior, k), then_periodic).write(300, SMOLLM2, 0.0)
+        Text(MeasuredPlanner(SMOLLM2.prior, k), then_periodic).write(300, SMOLLM2, 0.0)
         for k in (0, 5)
     )
     assert beside > 0.9 * alone > 1.2
@@ -225,14 +218,14 @@ def test_bad_drafts_at_the_beginning_do_not_end_good_ones(
 def test_drafts_that_are_not_verified_end_a_rest() -> None:
     """It took 200 plain steps: a short text was over before anything was drafted."""
     resting = replace(CONSTANTS, first_allowance=0.0)
-    text = Text(MeasuredPolicy(SMOLLM2.prior, 0, constants=resting), periodic)
+    text = Text(MeasuredPlanner(SMOLLM2.prior, 0, constants=resting), periodic)
     assert text.write(200, SMOLLM2, 0.0) > 2
 
 
 def test_in_a_batch_every_sequence_pays_for_the_rows_of_all() -> None:
     """One's drafts and another's probes add up."""
-    policy = MeasuredPolicy(RISING.prior, 5)
-    texts = [Text(policy, seed=seed) for seed in range(8)]
+    planner = MeasuredPlanner(RISING.prior, 5)
+    texts = [Text(planner, seed=seed) for seed in range(8)]
     ms = 0.0
     for _ in range(400):
         rows = sum(extent([text.propose(99) for text in texts]))
@@ -242,7 +235,7 @@ def test_in_a_batch_every_sequence_pays_for_the_rows_of_all() -> None:
     assert ms < 1.03 * sum(len(text.tokens) - 1 for text in texts) / 8 * RISING(1)
 
 
-# A draft model's budget, on simulated chains.
+# With a draft model, on simulated chains.
 DEPTH = 10
 CHAIN = Rules(k=1, depth=DEPTH, theta_prob=0.0, tau=None)
 TARGET = Costs(10, 10, 10.1, 10.2, 10.5, 11, 12)
@@ -254,18 +247,20 @@ STEPS = 1500
 def simulated(said: float, right: float, ms: float) -> tuple[list[int], list[float]]:
     """Return the tokens and milliseconds of each step."""
     rng = random.Random(0)
-    budget = MeasuredBudget(TARGET.prior, 0.1)
+    planner = MeasuredPlanner(TARGET.prior, forward=0.1)
     emitted: list[int] = []
     spent: list[float] = []
     for _ in range(STEPS):
-        growth = Growth(0, CHAIN, most=DEPTH, calibrated=budget.chance)
+        growth = Growth(0, CHAIN, most=DEPTH, calibrated=planner.chance)
         levels = 0
         rows = 1
-        if budget.drafting:
-            while levels < DEPTH and budget.deepens(levels, growth.reach):
+        drafted = DraftGraph()
+        drafted.graph = growth.graph
+        if planner.drafting:
+            while levels < DEPTH and planner.deepens(levels, growth.reach):
                 growth.grow([[DRAFTED]], [[said]])
                 levels += 1
-            rows = len(budget.verified(growth.graph, depth=DEPTH).tokens)
+            rows = len(planner.plan(drafted, DEPTH + 1)[0].tokens)
         accepted = 0
         while accepted < rows - 1 and rng.random() < right:
             accepted += 1
@@ -275,8 +270,8 @@ def simulated(said: float, right: float, ms: float) -> tuple[list[int], list[flo
         tree = Tree.chain(0, [DRAFTED] * accepted)
         result = Verified(tree, range(accepted + 1), choice, None, rows)
         step = TARGET(rows) + levels * ms
-        graph = growth.graph if levels else None
-        budget.learn(graph, result, 1e-3 * step, levels, 1e-3 * levels * ms)
+        time = StepTime(1e-3 * step, levels, 1e-3 * levels * ms)
+        planner.learn(drafted if levels else None, result, time)
         emitted.append(accepted + 1)
         spent.append(step)
     return emitted, spent

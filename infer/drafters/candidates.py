@@ -1,4 +1,7 @@
-"""Candidates for the places of a draft: from adaptive tokens, the text, training data.
+"""The source of adaptive tokens (SDSAT §2.1) and of n-grams of text and training data.
+
+k adaptive tokens as probes under y_n answer for the places n+2 .. n+k+1. The candidates
+for a place combine these answers with what usually follows the tokens before it:
 
     p(c) = (1 - λ) p_adaptive(c) + λ p_ngram(c),  λ = λ_j / (1 + temperature)  for place j
 
@@ -10,14 +13,18 @@ The candidates for a place depend on the tokens before it: a draft is a tree tha
 node by node.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import exp, isfinite
 
-from infer.engine.output import Candidates
+from infer.drafters.source import DraftGraph, Source
+from infer.engine.output import Candidates, Request
 from infer.engine.pick import noise
 from infer.engine.sampling import GREEDY, Sampling
-from infer.ngrams import LONGEST, TextNgrams
-from infer.trees.token_graph import Drafts, TokenGraph, unroll
+from infer.loop import Verified
+from infer.ngrams import LONGEST, Ngrams, TextNgrams
+from infer.trees.token_graph import Drafts, TokenGraph
+from infer.trees.tree import Tree
 
 #: Chances by n-grams, and the text's counts by n-gram length.
 Known = Sequence[Mapping[int, float]]
@@ -25,14 +32,15 @@ Known = Sequence[Mapping[int, float]]
 Scores = tuple[dict[int, float], float, Known]
 #: Weights by id, falling.
 Answer = dict[int, float]
-SOURCES = ("adaptive", "text", "ngrams")
+#: Likeliest tokens of an adaptive token that are read: n-grams choose among them.
+ANSWERS = 16
 #: Largest power of a chance: near a temperature of 0 greater ones underflow.
 MAX_POWER = 24.0
 #: Likeliest successors whose noise is computed: it seldom lifts others above them.
 NOISY = 6
 
 
-class Places:
+class Places(DraftGraph):
     """Candidates that follow a text; its last token is the root of the next draft.
 
     A place has at most `width` candidates, from the adaptive tokens' `answers` and from
@@ -65,25 +73,9 @@ class Places:
         self._corrected: dict[int, Answer] = {}
 
     def unanswered(self) -> "Places":
-        """Return the same without the adaptive tokens' answers."""
+        """See DraftGraph."""
         return Places(
             self._text, None, self._ngrams, self._width, self._sampling, self._seed
-        )
-
-    def grow(
-        self,
-        prices: Sequence[float],
-        *,
-        depth: int,
-        calibrated: Callable[[float, int], float] | None = None,
-    ) -> Drafts:
-        """Return the likeliest paths down to `depth`.
-
-        Node n is drafted if its chance is above `prices[n - 1]`. `calibrated` maps a
-        candidate's weight and place to the share of such candidates that are right.
-        """
-        return unroll(
-            self.graph, prices, depth=depth, expand=self.expand, calibrated=calibrated
         )
 
     def expand(self, node: int) -> None:
@@ -108,6 +100,11 @@ class Places:
             self.graph.add(node, token, scores[token] / total)
             self._known.append(known)
             self._places.append(place + 1)
+
+    def tree(self, drafts: Drafts) -> Tree:
+        """See DraftGraph: the tree with the source of each draft."""
+        sources = tuple(map(self.source, drafts.nodes))
+        return replace(super().tree(drafts), sources=sources)
 
     def source(self, node: int) -> str:
         """Return the source of a node, "" for the root.
@@ -175,3 +172,93 @@ class Places:
             for token in likeliest
         }
         return chances, rest + sum(chances.values()), known
+
+
+@dataclass(slots=True)
+class Drafted:
+    """What a sequence's next step is drafted from."""
+
+    seed: int
+    ngrams: TextNgrams | None
+    answers: Candidates | None = None
+
+
+class CandidateSource(Source):
+    """Adaptive tokens and n-grams; without `ids` n-grams alone, without `ngrams` none.
+
+    Up to `k` probes hang under a node. A place has at most `width` candidates.
+    """
+
+    def __init__(
+        self,
+        ids: Sequence[int],
+        k: int,
+        *,
+        width: int = 1,
+        ngrams: Ngrams | None = None,
+    ) -> None:
+        self.probes = probe_ids(ids, k) if ids else ()
+        self.width = max(width, ANSWERS) if ngrams else width
+        self._candidates = width
+        self._ngrams = ngrams
+        self._sampling = GREEDY
+        self._sequences: list[Drafted] = []
+
+    def start(self, requests: Sequence[Request], sampling: Sampling) -> None:
+        """See Source. The noise of the requests' draws is known."""
+        self._sampling = sampling
+        self._sequences = [
+            Drafted(request.seed, TextNgrams(self._ngrams) if self._ngrams else None)
+            for request in requests
+        ]
+
+    def begin(
+        self, contexts: Sequence[Sequence[int]], depths: Sequence[int]
+    ) -> list[Places | None]:
+        """See Source."""
+        return [
+            self._places(b, context, self._sequences[b].answers) if depth else None
+            for b, (context, depth) in enumerate(zip(contexts, depths))
+        ]
+
+    def dry_run(self, b: int, context: Sequence[int]) -> Places | None:
+        """See Source: by n-grams, which take no forward."""
+        return self._places(b, context, None) if self._ngrams else None
+
+    def keep(self, b: int, drafts: Drafts | None, result: Verified) -> None:
+        """See Source: the answers after the accepted path."""
+        self._sequences[b].answers = result.answers
+
+    def drop(self, b: int) -> None:
+        """See Source."""
+        self._sequences[b] = self._sequences[-1]
+        self._sequences.pop()
+
+    def _places(
+        self, b: int, context: Sequence[int], answers: Candidates | None
+    ) -> Places:
+        sequence = self._sequences[b]
+        return Places(
+            context,
+            answers,
+            sequence.ngrams,
+            self._candidates,
+            self._sampling,
+            sequence.seed,
+        )
+
+
+def check_probes(adaptive_ids: Sequence[int], k: int) -> None:
+    """Raise ValueError for a k that is not positive, or beyond the diverse ids."""
+    if k < 1 or (len(adaptive_ids) > 1 and k > len(adaptive_ids)):
+        bounds = "at least 1" if len(adaptive_ids) == 1 else f"1 to {len(adaptive_ids)}"
+        raise ValueError(f"k must be {bounds} adaptive tokens, got {k}")
+
+
+def probe_ids(adaptive_ids: Sequence[int], k: int) -> tuple[int, ...]:
+    """Return the ids of k probes: k times the only id, or the first k diverse ones.
+
+    Raises ValueError as check_probes does.
+    """
+    check_probes(adaptive_ids, k)
+    return tuple(adaptive_ids[:k]) if len(adaptive_ids) > 1 else (adaptive_ids[0],) * k

@@ -1,6 +1,6 @@
-"""Compare the measured policy with fixed ones, n-grams alone, and plain decoding.
+"""Compare the measuring planner with fixed ones, n-grams alone, and plain decoding.
 
-    python -m tests.benchmarks.policies MODEL_DIR PROMPTS.jsonl [--count 12]
+    python -m tests.benchmarks.planners MODEL_DIR PROMPTS.jsonl [--count 12]
         [--base DIR] [--dtypes bfloat16 float32]
         [--temperature 0] [--shape 15M|110M|1.1B ...] [--vary NAME=VALUE ...]
 
@@ -8,10 +8,10 @@ Five rounds of 128 tokens, greedy, or sampled with top_k 10 and top_p 0.95; one 
 on a CPU by its own clock, on which other processes leave little trace. The runs alternate with
 plain decoding (infer/bench/speed.py). A row has the speedup with its 95 % interval
 (infer/bench/timing.py), and that over the paper's two forwards at their best k.
-`--base` names a model without adaptive tokens in its training, on which the policy
+`--base` names a model without adaptive tokens in its training, on which the planner
 has to fall back to plain decoding. `--shape` adds random models of other sizes,
-for their L(q). `--vary` adds the policy with one of its constants changed
-(infer/drafters/estimates.py): the constants are defended by these rows. The n-grams are
+for their L(q). `--vary` adds the planner with one of its constants changed
+(infer/drafters/costs.py): the constants are defended by these rows. The n-grams are
 those of the model directory's table. The last line is JSON.
 """
 
@@ -29,17 +29,16 @@ from transformers import PreTrainedModel
 
 from infer.bench.prompts import Prompt
 from infer.bench.speed import measure_turn, rows_of
-from infer.drafters.adaptive import AdaptiveDrafter, FixedPolicy, Policy
-from infer.drafters.estimates import CONSTANTS, prior_costs
-from infer.drafters.policy import MeasuredPolicy
-from infer.drafters.stopwatch import Stopwatch
+from infer.drafters.costs import CONSTANTS, prior_costs
+from infer.drafters.planner import FixedPlanner, MeasuredPlanner, Planner
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
-from infer.loop import Drafter, Drafters, Limits
+from infer.loop import Drafters, Limits
 from infer.models.checkpoint import ModelDirectory, eos_ids
 from infer.ngrams import Ngrams
 from tests.benchmarks.runs import clock, loop_decoder
 from tests.benchmarks.shapes import SIZES, held_out_prompts, random_llama
+from tests.infer.library import by_tokens
 
 NEW = 128  # tokens
 ROUNDS = 5
@@ -51,21 +50,23 @@ def drafters_of(
     """Return drafters by adaptive tokens alone, by n-grams alone and by all sources."""
     prior = prior_costs(lm.device.type)
 
-    def measured(k: int, **constants: Any) -> MeasuredPolicy:
+    def measured(k: int, **constants: Any) -> MeasuredPlanner:
         changed = replace(CONSTANTS, **constants)
-        return MeasuredPolicy(prior, k, constants=changed)
+        return MeasuredPlanner(prior, k, constants=changed)
 
-    adaptive: dict[str, Policy] = {
-        **{f"two-forward k={k}": FixedPolicy(k) for k in (1, 2, 3, 5)},
-        **{f"one-forward k={k}": FixedPolicy(k, "all") for k in (1, 2, 3)},
+    adaptive: dict[str, Planner] = {
+        **{f"two-forward k={k}": FixedPlanner(k) for k in (1, 2, 3, 5)},
+        **{f"one-forward k={k}": FixedPlanner(k, "all") for k in (1, 2, 3)},
         "adaptive, measured": measured(8),
     }
-    ngrams: dict[str, Policy] = {f"n-grams, {m}": FixedPolicy(m) for m in (4, 8, 12)}
+    ngrams: dict[str, Planner] = {
+        f"n-grams, {m}": FixedPlanner(nodes=m) for m in (4, 8, 12)
+    }
     ngrams["n-grams, measured"] = measured(0)
-    every: dict[str, Policy] = {
-        **{f"all, {m}, two-forward k=5": FixedPolicy(5, nodes=m) for m in (8, 12)},
-        **{f"all, {m}, one site k=5": FixedPolicy(5, 1, nodes=m) for m in (6, 12)},
-        "all, 6, one-forward k=3": FixedPolicy(3, "all", nodes=6),
+    every: dict[str, Planner] = {
+        **{f"all, {m}, two-forward k=5": FixedPlanner(5, nodes=m) for m in (8, 12)},
+        **{f"all, {m}, one site k=5": FixedPlanner(5, 1, nodes=m) for m in (6, 12)},
+        "all, 6, one-forward k=3": FixedPlanner(3, "all", nodes=6),
         "measured": measured(8),
     }
     for item in args.vary:
@@ -74,17 +75,14 @@ def drafters_of(
         every[f"measured, {item}"] = measured(8, **{name: kind(value)})
     known = Ngrams(folder.ngrams, lm.config.vocab_size)
     ids = folder.need_adaptive().ids
-    result = {"plain": Drafters(Drafter)}
-    for policies, own_ids, source in (
+    result = {"plain": Drafters()}
+    for planners, own_ids, source in (
         (adaptive, ids, None),
         (ngrams, (), known),
         (every, ids, known),
     ):
-        for name, policy in policies.items():
-            new = partial(
-                AdaptiveDrafter, own_ids, policy, source, stopwatch=Stopwatch(lm)
-            )
-            result[name] = Drafters(new)
+        for name, planner in planners.items():
+            result[name] = by_tokens(own_ids, planner, source)
     return result
 
 

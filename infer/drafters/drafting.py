@@ -1,0 +1,201 @@
+"""The drafters of a batch: a source fills graphs, a planner chooses what is verified.
+
+Every method with drafts is this class. With probes under nodes of the tree, the next
+draft's answers come from the forward that verifies this one (SDSAT §2.1): k adaptive
+tokens under y_n predict the tokens n+2 .. n+k+1, while the model itself predicts y_{n+1}.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from infer.drafters.costs import StepTime
+from infer.drafters.planner import Planner
+from infer.drafters.source import DraftGraph, Source
+from infer.engine.output import Request
+from infer.engine.sampling import Sampling
+from infer.loop import Drafters, Verified
+from infer.trees.token_graph import Drafts, Outcome, Watch
+from infer.trees.tree import Tree
+
+
+class Stopwatch:
+    """Times the steps of one batch, from the proposal to the first result.
+
+    Observing results is part of the loop's time too: it counts to the next step.
+    `agree` returns rank 0's value to each rank of a divided model: ranks that decided
+    differently would wait for each other.
+    """
+
+    def __init__(self, agree: Callable[[float], float] = float) -> None:
+        self.agree = agree
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget a step without a result."""
+        self._running = False
+        self._began = 0.0
+        self._observing = 0.0
+        self._seconds = 0.0
+
+    def start(self) -> None:
+        """Start a step."""
+        self._running = True
+        self._began = time.perf_counter()
+
+    @property
+    def elapsed(self) -> float:
+        """The seconds since the start of the step, by this rank's clock."""
+        return time.perf_counter() - self._began
+
+    @contextmanager
+    def observing(self) -> Iterator[float]:
+        """Yield the seconds of the step. The context's own time is the next step's."""
+        began = time.perf_counter()
+        if self._running:
+            self._running = False
+            self._seconds = self.agree(began - self._began + self._observing)
+            self._observing = 0.0
+        yield self._seconds
+        self._observing += time.perf_counter() - began
+
+
+@dataclass(slots=True)
+class Proposal:
+    """The graph of a sequence in one step, and the drafts that are verified."""
+
+    graph: DraftGraph
+    drafts: Drafts
+
+
+@dataclass(slots=True)
+class DryRun:
+    """Drafts that are not verified, and the text's length where they begin."""
+
+    graph: DraftGraph
+    drafts: Drafts
+    start: int
+
+
+class SourceDrafters(Drafters):
+    """Drafts of a source for a batch, as many as a planner decides.
+
+    A planner that measures learns from the `stopwatch`; several batches may share it.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        planner: Planner,
+        *,
+        stopwatch: Stopwatch | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        self.max_rows = planner.max_rows
+        self.width = source.width
+        self._source = source
+        self._planner = planner
+        self._stopwatch = stopwatch or Stopwatch()
+        self._watch = watch
+        self._proposals: list[Proposal | None] = []
+        self._dry_runs: list[DryRun | None] = []
+        # Of this step: the draft model's forwards and their seconds; the end of `propose`.
+        self._forwards = 0
+        self._drafting = 0.0
+        self._proposed = 0.0
+
+    def start(self, requests: Sequence[Request], sampling: Sampling) -> None:
+        """See Drafters."""
+        self._source.start(requests, sampling)
+        self._stopwatch.reset()
+        self._proposals = [None] * len(requests)
+        self._dry_runs = [None] * len(requests)
+
+    def propose(
+        self, contexts: Sequence[Sequence[int]], left: Sequence[int]
+    ) -> list[Tree]:
+        """See Drafters."""
+        self._stopwatch.start()
+        drafting = self._planner.drafting
+        graphs = self._source.begin(contexts, [n - 1 if drafting else 0 for n in left])
+        self._grow()
+        trees = []
+        for b, (graph, context, n) in enumerate(zip(graphs, contexts, left)):
+            self._proposals[b] = None
+            if drafting:
+                self._dry_runs[b] = None
+            else:
+                self._dry_run(b, context, n)
+            trees.append(self._plan(b, graph, n) if graph else Tree.chain(context[-1]))
+        self._proposed = self._stopwatch.elapsed
+        return trees
+
+    def observe(self, b: int, result: Verified) -> None:
+        """See Drafters."""
+        verifying = self._stopwatch.elapsed - self._proposed
+        proposal = self._proposals[b]
+        with self._stopwatch.observing() as seconds:
+            self._planner.learn(
+                proposal.graph if proposal else None,
+                result,
+                StepTime(seconds, self._forwards, self._drafting),
+            )
+        self._source.keep(b, proposal.drafts if proposal else None, result)
+        self._report(b, list(result.path), result.tokens, verifying)
+
+    def drop(self, b: int) -> None:
+        """See Drafters."""
+        self._report(b, [0], [], 0.0)  # the last step was not observed
+        self._source.drop(b)
+        self._proposals[b] = self._proposals[-1]
+        self._proposals.pop()
+        self._dry_runs[b] = self._dry_runs[-1]
+        self._dry_runs.pop()
+
+    def _grow(self) -> None:
+        """Let a draft model grow the graphs, and time its forwards."""
+        began = self._stopwatch.elapsed
+        self._forwards = self._source.grow(self._planner)
+        self._drafting = 0.0
+        if self._forwards:
+            self._drafting = self._stopwatch.agree(self._stopwatch.elapsed - began)
+
+    def _plan(self, b: int, graph: DraftGraph, left: int) -> Tree:
+        """Return the tree to verify, with probes under the nodes that the planner chose."""
+        drafts, sites, k = self._planner.plan(graph, left)
+        self._proposals[b] = Proposal(graph, drafts)
+        tree = graph.tree(drafts)
+        # No row is deeper than the last token that may be fed: positions end somewhere.
+        probes = self._source.probes[: max(0, min(k, left - 2))]
+        sites = [node for node in sites if drafts.depths[node] + len(probes) < left]
+        return tree.probe(sites, probes) if probes and sites else tree
+
+    def _dry_run(self, b: int, context: Sequence[int], left: int) -> None:
+        """Draft without verification, or compare such a draft with the text since then."""
+        if run := self._dry_runs[b]:
+            tokens = context[run.start :]
+            if not self._planner.learn_dry_run(run.graph, run.drafts, tokens):
+                return
+        graph = self._source.dry_run(b, context)
+        drafts = self._planner.dry_run(graph, left) if graph else None
+        self._dry_runs[b] = (
+            DryRun(graph, drafts, len(context)) if graph and drafts else None
+        )
+
+    def _report(
+        self, b: int, path: list[int], tokens: list[int], verifying: float
+    ) -> None:
+        """Show a proposal and its result to the `watch`, once."""
+        proposal = self._proposals[b]
+        if self._watch and proposal:
+            outcome = Outcome(
+                proposal.graph.graph,
+                proposal.drafts,
+                path,
+                tokens,
+                rows=proposal.graph.fed,
+                draft_seconds=self._drafting,
+                verification_seconds=verifying,
+            )
+            self._watch(outcome)

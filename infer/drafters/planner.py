@@ -1,0 +1,386 @@
+"""Planners: how much is drafted, how much of it is verified, and where probes hang.
+
+A planner serves every source of drafts (source.py). FixedPlanner takes a fixed number of
+nodes. MeasuredPlanner drafts as much as pays on this device, by the estimates of costs.py:
+L(q), the time of a step of q rows in plain steps, and how often a candidate is right.
+With λ tokens per plain step over the recent steps,
+
+- a draft that is right with chance p is verified if p > λ (L(q+1) - L(q));
+- k probes hang under a node at which the accepted path ends with chance e if
+  e h(k) > λ (L(q+k) - L(q));
+- a draft model drafts a further level if a > λ c, with c the time of one of its forwards
+  and a the chance that the text goes on through the level before it and then through
+  one of the level's nodes.
+
+This is Dinkelbach's method for the ratio tokens / time, one iteration per step. h(k) is
+the number of tokens that the answers of k adaptive tokens add to the next draft. Now
+and then a step that has answers is drafted without them too. With A_m and B_m the
+chances that the first m drafts are right, with and without answers,
+
+    h(k) = E_k - E_0,    E_k = sum_{m <= k} A_m + A_k / B_k sum_{m > k} B_m
+
+where the price of the drafts' rows is deducted from the terms of the sums. An allowance
+bounds what drafting may lose against plain decoding. When it is used up steps are plain,
+and drafts that are made but not verified show whether drafting pays again.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from threading import Lock
+from typing import Protocol
+
+import numpy as np
+
+from infer.drafters.costs import (
+    CONSTANTS,
+    Calibration,
+    Constants,
+    DraftForwards,
+    ProbeGain,
+    StepCosts,
+    StepTime,
+    Throughput,
+    prior_costs,
+)
+from infer.drafters.source import DraftGraph, LevelPlanner
+from infer.loop import Verified
+from infer.trees.lattice import nucleus_shape, nucleus_tree
+from infer.trees.token_graph import Drafts, unroll, unroll_levels
+
+#: Drafts, the nodes to probe in ascending order, and the probes under each.
+Plan = tuple[Drafts, Sequence[int], int]
+#: Forms of a fixed tree: the likeliest nodes; whole families, as verification by ratio
+#: requires (pick.py); the published shape (SDSAT §3.4.2).
+LIKELIEST = "likeliest"
+FAMILIES = "families"
+PAPER = "paper"
+
+
+class Planner(LevelPlanner, Protocol):
+    """Decides for every source how much is drafted and verified."""
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of the largest tree."""
+
+    @property
+    def max_probes(self) -> int:
+        """The most probes under a node."""
+
+    @property
+    def width(self) -> int:
+        """Candidates for each place of a graph that grows on demand."""
+
+    @property
+    def drafting(self) -> bool:
+        """Whether the next step has drafts; False for a plain step."""
+
+    def plan(self, graph: DraftGraph, left: int) -> Plan:
+        """Return the drafts, at most `left` - 1 deep, and where probes hang."""
+
+    def learn(self, graph: DraftGraph | None, result: Verified, time: StepTime) -> None:
+        """Learn from a step, its candidates (None in a plain step), and its time."""
+
+    def dry_run(self, graph: DraftGraph, left: int) -> Drafts | None:
+        """Return drafts that show in a plain step what they would gain, or None."""
+
+    def learn_dry_run(
+        self, graph: DraftGraph, drafts: Drafts, tokens: Sequence[int]
+    ) -> bool:
+        """Learn from such drafts and the tokens after them; False if too few."""
+
+
+@dataclass(frozen=True)
+class FixedPlanner:
+    """A fixed tree: up to `nodes` drafts (by default k), all levels of a draft model.
+
+    Up to `k` probes hang at the `probes`: "root" (the paper's two forwards), "all", or
+    the number of nodes to probe, those likeliest to end the path. `form` is that of the
+    tree.
+    """
+
+    k: int = 0
+    probes: str | int = "root"
+    nodes: int | None = None
+    width: int = 1
+    form: str = LIKELIEST
+
+    drafting = True
+
+    @property
+    def max_probes(self) -> int:
+        """See Planner."""
+        return self.k
+
+    @property
+    def drafted(self) -> int:
+        """Drafts in a tree, at most."""
+        if self.form == PAPER:
+            return len(nucleus_shape(self.k))
+        return self.nodes or self.k
+
+    @property
+    def max_rows(self) -> int:
+        """See Planner."""
+        sites = {"root": 0, "all": 1 + self.drafted}.get(str(self.probes), self.probes)
+        sites = min(int(sites), 1 + self.drafted)
+        return max(1 + self.k, 1 + self.drafted + self.k * sites)
+
+    def chance(self, weight: float) -> float:
+        """See LevelPlanner: the draft model's own chance."""
+        return weight
+
+    def deepens(self, level: int, reach: float) -> bool:
+        """See LevelPlanner: always."""
+        return True
+
+    def plan(self, graph: DraftGraph, left: int) -> Plan:
+        """See Planner. With probes at the root, drafts without answers are probed."""
+        drafts = self._drafts(graph, left - 1)
+        if not self.k:
+            return drafts, [], 0
+        count = len(drafts.tokens)
+        if self.probes == "root":
+            return drafts, [] if graph.answered else likely_ends(drafts, 1), self.k
+        sites = likely_ends(drafts, count if self.probes == "all" else int(self.probes))
+        return drafts, sorted(sites), self.k
+
+    def _drafts(self, graph: DraftGraph, depth: int) -> Drafts:
+        if self.form == PAPER:
+            return nucleus_tree(graph.graph, min(self.k, depth), graph.expand)
+        if self.form == FAMILIES:
+            return unroll_levels(graph.graph, self.drafted, depth=depth)
+        prices = [0.0] * self.drafted
+        return unroll(graph.graph, prices, depth=depth, expand=graph.expand)
+
+    def learn(self, graph: DraftGraph | None, result: Verified, time: StepTime) -> None:
+        """Do nothing: the tree is fixed."""
+
+    def dry_run(self, graph: DraftGraph, left: int) -> None:
+        """Return None: every step has drafts."""
+
+    def learn_dry_run(
+        self, graph: DraftGraph, drafts: Drafts, tokens: Sequence[int]
+    ) -> bool:
+        """Do nothing: the tree is fixed."""
+        return True
+
+
+class MeasuredPlanner:
+    """Serves all sequences of a process, in any thread, and learns from text to text.
+
+    Up to `k` probes hang under a node, 0 without adaptive tokens. `forward` is the
+    expected time of a draft model's forward in plain steps, None without such a model.
+    """
+
+    def __init__(
+        self,
+        prior: Sequence[float],
+        k: int = 0,
+        *,
+        forward: float | None = None,
+        constants: Constants = CONSTANTS,
+    ) -> None:
+        self._constants = constants
+        self._lock = Lock()
+        self.max_probes = min(k, constants.max_depth)
+        self.max_rows = max(constants.max_rows, 1 + self.max_probes)
+        self.width = constants.width
+        self.costs = StepCosts(prior, constants)
+        self._forwards = None if forward is None else DraftForwards(forward, constants)
+        self._throughput = Throughput(constants)
+        self._gain = ProbeGain(constants)
+        # Of places without and with answers of adaptive tokens.
+        self._calibrations = (Calibration(constants), Calibration(constants))
+        self._answered = 0
+        self._since_trial = 0
+        self._emitted = 0
+        self._trial_cost = 0.0
+        self._trial_steps = 0.0  # of the present step, in plain steps
+
+    @property
+    def drafting(self) -> bool:
+        """See Planner: no if the allowance is used up, or a plain step is due."""
+        return self._throughput.drafting and not self.costs.plain_due
+
+    def chance(self, weight: float) -> float:
+        """See LevelPlanner: the recent share of right drafts."""
+        return self._calibrations[False].chance(weight)
+
+    def deepens(self, level: int, reach: float) -> bool:
+        """See LevelPlanner. The first level is always drafted: the allowance pays."""
+        forwards = self._forwards
+        assert forwards is not None
+        cost = self._throughput.rate * forwards.time
+        return level == 0 or reach * forwards.followed > cost
+
+    def plan(self, graph: DraftGraph, left: int) -> Plan:
+        """See Planner."""
+        constants = self._constants
+        with self._lock:
+            drafts = self._drafts(graph, left)
+            if graph.answered:
+                self._answered += 1
+                if (
+                    self._gain.comparisons <= constants.first_answers
+                    or self._answered % constants.compare_every == 0
+                ):
+                    without = self._drafts(graph.unanswered(), left)
+                    self._gain.record(drafts, without, self._row_prices())
+            if not self.max_probes:
+                return drafts, [], 0
+            sites, k = self._sites(drafts)
+            self._since_trial += 1
+            if self._trial_due():
+                k = self.max_probes
+                sites = likely_ends(drafts, 1)
+                price = self._price(len(drafts.tokens), k, probing=True)
+                self._trial_cost += price
+                self._trial_steps += price / self._throughput.rate
+            if sites and k == self.max_probes:
+                self._since_trial = 0
+            return drafts, sorted(sites), k
+
+    def learn(self, graph: DraftGraph | None, result: Verified, time: StepTime) -> None:
+        """See Planner."""
+        tokens = result.tokens
+        with self._lock:
+            self._emitted += len(tokens)
+            spent = self.costs.observe(result, time.seconds - time.drafting)
+            # Trials have a budget of their own: they must not end other drafts.
+            trial = self._trial_steps
+            self._trial_steps = 0.0
+            expected = self.costs.of(result)
+            if forwards := self._forwards:
+                expected += time.forwards * forwards.time
+                steps = self.costs.in_plain_steps(time.drafting)
+                spent += forwards.observe(time.forwards, steps)
+            self._throughput.record(len(tokens), expected - trial, spent - trial)
+            if graph is not None:
+                self._calibrate(graph, tokens)
+
+    def dry_run(self, graph: DraftGraph, left: int) -> Drafts | None:
+        """See Planner: what would be drafted now; None unless the allowance is used up."""
+        if self._throughput.drafting:
+            return None
+        with self._lock:
+            return self._drafts(graph, min(left, 1 + self._constants.dry_run_every))
+
+    def learn_dry_run(
+        self, graph: DraftGraph, drafts: Drafts, tokens: Sequence[int]
+    ) -> bool:
+        """See Planner: learn once all places have their token."""
+        if len(tokens) < self._constants.dry_run_every:
+            return False
+        with self._lock:
+            drafted = set(drafts.nodes)
+            accepted = sum(node in drafted for node in self._calibrate(graph, tokens))
+            gain = 1 + accepted - self.costs(len(drafts.tokens))
+            self._throughput.record_dry_run(gain)
+        return True
+
+    def _calibrate(self, graph: DraftGraph, tokens: Sequence[int]) -> list[int | None]:
+        """Record which candidates the tokens are. Return each place's, None for none."""
+        followed = []
+        chances = graph.graph.chances
+        for place, (children, right) in enumerate(graph.graph.follow(tokens)):
+            calibration = self._calibrations[place < graph.answered]
+            for child in children:
+                calibration.record(chances[child], child == right)
+            if self._forwards:
+                self._forwards.record(right is not None)
+            followed.append(right)
+        return followed
+
+    def _drafts(self, graph: DraftGraph, left: int) -> Drafts:
+        constants = self._constants
+        # Probes get the other half of the rows.
+        rows = constants.max_rows // 2 if self.max_probes else constants.max_rows
+        rate = self._throughput.rate
+        prices = [rate * price for price in self.costs.prices[1:rows]]
+        calibrations = self._calibrations
+        answered = graph.answered
+
+        def chance(weight: float, place: int) -> float:
+            return calibrations[place < answered].chance(weight)
+
+        # A graph that grows on demand has no end of its own; a draft model's has.
+        depth = left - 1
+        if self._forwards is None:
+            depth = min(depth, constants.max_depth)
+        return unroll(
+            graph.graph, prices, depth=depth, expand=graph.expand, calibrated=chance
+        )
+
+    def _row_prices(self) -> list[float]:
+        """Return the price of each row but the first in tokens."""
+        rate = self._throughput.rate
+        curve = self.costs.curve
+        return [rate * (more - fewer) for fewer, more in zip(curve[1:], curve[2:])]
+
+    def _price(self, rows: int, added: int, *, probing: bool = False) -> float:
+        """Return the price in tokens of rows beyond those that a step has."""
+        cost = self.costs(rows + added) - self.costs(rows)
+        return self._throughput.rate * (cost + probing * self.costs.probing)
+
+    def _sites(self, drafts: Drafts) -> tuple[list[int], int]:
+        """Return the nodes to probe, and the number of probes under each."""
+        rows = len(drafts.tokens)
+        endings = drafts.endings()
+        order = likely_ends(drafts, rows)
+        likeliest = endings[order[0]]
+        profits = [
+            likeliest * self._gain.gains[k - 1] - self._price(rows, k)
+            for k in range(1, self.max_probes + 1)
+        ]
+        k = 1 + int(np.argmax(profits))
+        # One site alone may not be worth the adapter: all of them share it.
+        profit = -self._throughput.rate * self.costs.probing
+        best = 0.0
+        sites = 0
+        for count, node in enumerate(order, start=1):
+            if rows + k > self.max_rows:
+                break
+            profit += endings[node] * self._gain.gains[k - 1] - self._price(rows, k)
+            rows += k
+            if profit > best:
+                best = profit
+                sites = count
+        return order[:sites], k
+
+    def _trial_due(self) -> bool:
+        constants = self._constants
+        collecting = self._gain.comparisons <= constants.first_answers
+        allowed = constants.trial_tokens + constants.trial_share * self._emitted
+        waited = collecting or self._since_trial >= constants.trial_every
+        return waited and self._trial_cost < allowed
+
+
+def likely_ends(drafts: Drafts, count: int) -> list[int]:
+    """Return the likeliest ends of the accepted path, the likeliest first."""
+    endings = drafts.endings()
+    return sorted(range(len(endings)), key=endings.__getitem__, reverse=True)[:count]
+
+
+def remember_planners() -> Callable[..., MeasuredPlanner]:
+    """Return a function that finds the planner of one kind of texts, a new one at first.
+
+    Its arguments are those of `_new_planner`. Planners learn from text to text.
+    """
+    return lru_cache(64)(_new_planner)
+
+
+def _new_planner(
+    device: str, k: int, forward: float | None, *texts: Hashable
+) -> MeasuredPlanner:
+    """Return a planner for a device's type; `k` and `forward` as in MeasuredPlanner.
+
+    `texts` tell apart texts whose rows cost differently, or whose drafts do.
+    """
+    return MeasuredPlanner(prior_costs(device), k, forward=forward)
+
+
+def length_class(capacity: int) -> int:
+    """Return the class of texts of up to `capacity` tokens whose rows cost alike."""
+    return min(4096, max(512, 1 << (capacity - 1).bit_length()))
