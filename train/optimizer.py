@@ -20,6 +20,7 @@ from conf.dtype import cpu_has_bfloat16
 from train.config import OptimizerConfig
 
 AT_ONCE = 2**26  # numbers of the matrices that Muon iterates together
+WIDE = 4  # columns of a wide matrix, for each row
 
 
 def parameter_groups(
@@ -143,6 +144,8 @@ def orthogonalize(
     """Return (n, a, b) matrices with all singular values near 1, by Newton-Schulz steps.
 
     In bfloat16, as PyTorch's Muon; in float32 on a CPU that has no instructions for it.
+    There the steps of wide matrices X are those of Q in Q X, for few operations: with
+    G = X Xᵀ, each step's X Xᵀ is Q G Qᵀ.
     """
     a, b, c = coefficients
     emulated = matrices.is_cpu and not cpu_has_bfloat16()
@@ -150,9 +153,18 @@ def orthogonalize(
     tall = x.shape[1] > x.shape[2]
     x = x.mT if tall else x
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
-    for _ in range(steps):
+    if emulated and x.shape[2] >= WIDE * x.shape[1]:
         gram = x @ x.mT
-        x = torch.baddbmm(
-            x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a
-        )
+        q = torch.eye(x.shape[1]).expand_as(gram)
+        for _ in range(steps):
+            q = _newton_schulz(q, q @ gram @ q.mT, a, b, c)
+        x = q @ x
+    else:
+        for _ in range(steps):
+            x = _newton_schulz(x, x @ x.mT, a, b, c)
     return (x.mT if tall else x).to(matrices.dtype)
+
+
+def _newton_schulz(x: Tensor, gram: Tensor, a: float, b: float, c: float) -> Tensor:
+    """Return a x + (b A + c A²) x, with A = `gram`."""
+    return torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)

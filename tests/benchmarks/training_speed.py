@@ -69,6 +69,9 @@ class Worker:
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
+            # As in launch/pipeline.sh.
+            "MALLOC_MMAP_THRESHOLD_": str(2**32),
+            "MALLOC_TRIM_THRESHOLD_": str(2**32),
             "PYTHONPATH": str(checkout),
             "PYTHONSAFEPATH": "1",
         }
