@@ -303,16 +303,19 @@ def begin_with(lm: nn.Module, folder: Path) -> None:
             f"got {saved.trainable_token_indices}."
         )
     for name, tensor in tensors.items():
-        weight, place = weights[names[name]], tuple(map(slice, tensor.shape))
-        if weight[place].shape != tensor.shape:
+        weight, shape = weights[names[name]], list(tensor.shape)
+        expected = list(weight.shape)
+        if ".lora_" in name:
+            expected[".lora_B." in name] = saved.r
+        if shape != expected:
             raise UserError(
-                f"model.adapter={folder} must be an adapter of model.path, "
-                f"got another shape of {name}."
+                f"model.adapter={folder} must be an adapter of model.path, with the "
+                f"shape {expected} of {name}, got {shape}."
             )
         if ".lora_B." in name:
             tensor = tensor.float() * (saved.lora_alpha / saved.r / scaling)
             weight.zero_()
-        weight[place] = tensor.to(weight.dtype)
+        weight[tuple(map(slice, shape))] = tensor.to(weight.dtype)
 
 
 def adapter_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
