@@ -22,13 +22,16 @@ from torch.autograd.function import once_differentiable
 
 def use_fewer_operations(lm: nn.Module) -> None:
     """Give peft's linear layers and trained rows of embeddings, in place, the forwards of this module."""
-    faster = {Linear: LowRankLinear, TrainableTokensLayer: TrainedRows}
+    faster: dict[type, type] = {
+        Linear: LowRankLinear,
+        TrainableTokensLayer: TrainedRows,
+    }
     for module in lm.modules():
         if type(module) in faster:
             module.__class__ = faster[type(module)]
 
 
-class LowRankLinear(Linear):  # type: ignore[misc]
+class LowRankLinear(Linear):
     """A frozen linear layer with one adapter."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -40,7 +43,7 @@ class LowRankLinear(Linear):  # type: ignore[misc]
         (name,) = self.active_adapters
         base = self.get_base_layer()
         a, b = self.lora_A[name].weight, self.lora_B[name].weight
-        result = _LowRankProduct.apply(
+        result = _LowRankProduct.apply(  # type: ignore[no-untyped-call]
             x, base.weight, base.bias, a, b, self.scaling[name]
         )
         return result
@@ -96,7 +99,7 @@ class _LowRankProduct(torch.autograd.Function):
         return d_rows, None, None, d_a, d_b, None
 
 
-class TrainedRows(TrainableTokensLayer):  # type: ignore[misc]
+class TrainedRows(TrainableTokensLayer):
     """An embedding, a few rows of which are trained."""
 
     def forward_adapters(
