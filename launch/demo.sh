@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A real model from the first command to the report, on this machine: launch/demo.sh [OUT]
-#   SmolLM2-135M -> its own text -> gated fine-tune -> export -> decode -> report, in about 20 minutes;
+#   SmolLM2-135M -> its own text -> five minutes of gated fine-tuning -> export -> decode -> report;
 #   then a report on adapters/smollm2-135m, which was trained for two hours in the same way.
 # Finished stages are skipped; an interrupted demo continues where it stopped.
 set -euo pipefail
@@ -10,7 +10,7 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
 fi
 cd "$(dirname "$0")/.."
 out=${1:-runs/demo}
-bash launch/pipeline.sh demo "$out" 32 48 0.2
+bash launch/pipeline.sh demo "$out" 48 96 0.1 5 1
 source .venv/bin/activate
 python -m infer.bench model=smollm2 experiment=demo part=speed out="$out/trained" \
     prompts="[humaneval,'$out/chat/held_out.jsonl']" speed.decoders=[hybrid,ngrams] speed.peers=[]

@@ -10,13 +10,16 @@ from conf import UserError, run
 from conf.console import place, print_once
 from conf.stage import existing, is_finished, made_from, read_manifest
 from train.config import TrainConfig
+from train.schedule import read_planned
 
 # Settings that may differ when a run continues: the weights do not depend on them, but
 # for rounding. The manifest has `steps`.
 CHANGEABLE = (
     "steps",
+    "minutes",
     "tracker",
     "loss_chunk",
+    "trunk_cache",
     "plan",
     "plan_ranks",
     "plan_device",
@@ -52,14 +55,20 @@ def main(config: TrainConfig) -> None:
     if config.data.own:
         read_manifest(config.data.own, "shards", "data.own")
         inputs["data.own"] = config.data.own
+    if folder := config.model.adapter_folder:
+        inputs["model.adapter"] = str(folder)
     provenance = made_from(config, inputs, ignore=CHANGEABLE)
     done = 0
+    steps: int | None = config.steps
+    if config.minutes is not None:
+        planned = read_planned(config.out)
+        steps = planned.steps if planned else None
     if is_finished(config.out, "checkpoint", provenance):
         manifest = read_manifest(config.out, "checkpoint", "out")
         validation = manifest["validation"]
         done = manifest["step"]
         config.check_steps(done)
-    if done == config.steps:
+    if steps is not None and done >= steps:
         print_once(f"train: {config.out} is finished: nothing to do")
     else:
         # Imported late: a mistake in the settings is reported without waiting for

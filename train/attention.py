@@ -20,6 +20,8 @@ from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface
 
+from train import window_attention
+
 Mask = Tensor | BlockMask
 # Each layer's (r, kv_heads, n, d) keys and values of the trunk.
 TrunkKeys = dict[nn.Module, tuple[Tensor, Tensor]]
@@ -152,7 +154,15 @@ def _attention(
         trunk_key, trunk_value = trunk_keys[module]
         key = torch.cat([trunk_key, key], dim=2)
         value = torch.cat([trunk_value, value], dim=2)
-        output = _branch_attention(module, query, key, value, attention_mask, **kwargs)
+        output = _branch_attention(
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            frozen=not trunk_key.requires_grad,
+            **kwargs,
+        )
         return output.contiguous(), None  # some models take a view of it
     n = query.shape[2] - attention_mask.shape[2]
     trunk, _ = trunk_attention(
@@ -173,12 +183,17 @@ def _branch_attention(
     *,
     scaling: float | None = None,
     dropout: float = 0.0,
+    frozen: bool = False,
     **unused: Any,
 ) -> Tensor:
+    """Attend under a mask; with `frozen` the trunk's keys and values need no gradient."""
     if isinstance(mask, BlockMask):
         return flex_attention_forward(module, query, key, value, mask, scaling=scaling)[
             0
         ]
+    if query.is_cpu and not dropout and mask.ndim == 4:
+        scaling = query.shape[3] ** -0.5 if scaling is None else scaling
+        return window_attention.attend(query, key, value, mask, scaling, frozen=frozen)
     # The kernels that take a mask need a key for every head.
     groups = query.shape[1] // key.shape[1]
     key = repeat_kv(key, groups)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from conf import UserError
@@ -14,6 +15,7 @@ RUN = "run.json"  # settings and inputs of the run, written before its first ste
 DESCRIBED = "model"  # the architecture and the tokenizer, for an export
 CHECKPOINTS = "checkpoints"  # see train/checkpoint.py
 LOG = "log.jsonl"  # a line for every step
+PLANNED = "planned.json"  # the steps that minutes= planned
 DIAGNOSTICS = "diagnostics.json"  # of the step whose loss diverged
 
 
@@ -57,6 +59,9 @@ class ModelConfig:
     path: str | None = setting(None, hub="model")
     #: random weights of `shape`, in place of a directory's
     random_init: bool = False
+    #: begin with the adapter and previous-token head of an export (a model directory
+    #: or its adapter/), of at most lora.rank
+    adapter: str | None = setting(None, hub="model")
     #: of random weights, and of plan: model_type (llama) and fields of its
     #: configuration
     shape: dict[str, Any] = field(default_factory=dict)
@@ -69,6 +74,23 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_settings(self, "model")
+
+    @property
+    def adapter_folder(self) -> Path | None:
+        """The folder of the files of `adapter`.
+
+        Raises UserError if there is no adapter.
+        """
+        if self.adapter is None:
+            return None
+        for folder in (Path(self.adapter) / "adapter", Path(self.adapter)):
+            if (folder / "adapter_config.json").is_file():
+                return folder
+        raise UserError(
+            "model.adapter must be an export with a kept adapter, or its folder "
+            f"adapter/, got {self.adapter} without adapter_config.json. Export it with "
+            "lora=kept."
+        )
 
 
 @dataclass
@@ -191,12 +213,18 @@ class TrainConfig:
     dtype: str = setting("auto", choices=("auto", "bfloat16", "float32"))
     #: optimizer steps; raise it to continue a finished run
     steps: int = setting(2000, least=1)
+    #: train for about so many minutes: the number of steps is planned from the first
+    #: ones, in place of `steps`, and then fixed
+    minutes: float | None = setting(None, above=0)
     #: sequences of the data in a step, over all ranks
     global_batch: int = setting(128, least=1)
     #: sequences in a forward of one rank: memory grows with them
     micro_batch: int = setting(1, least=1)
     #: positions whose logits exist at once: less takes less memory
     loss_chunk: int = setting(1024, least=1)
+    #: GiB in which each rank on a CPU keeps what a gated adapter's frozen model
+    #: computes of a sequence, for the next time it is trained on; 0: nothing
+    trunk_cache: float = setting(1.0, least=0)
     #: steps between checkpoints
     save_every: int = setting(250, least=1)
     #: newest checkpoints to keep
@@ -247,6 +275,10 @@ class TrainConfig:
             "optimizer.name=muon needs deepspeed=zero0: others cut matrices into pieces, "
             f"got stage {self.stage}",
         )
+        _require(
+            self.lora.rank > 0 or self.model.adapter is None,
+            "model.adapter needs lora.rank of at least the adapter's rank, got 0",
+        )
         own = self.data.own_sequences(self.global_batch)
         _require(
             not self.data.own or 0 < own < self.global_batch,
@@ -274,7 +306,7 @@ class TrainConfig:
 
     def check_steps(self, done: int) -> None:
         """Raise UserError if a run has taken more than `steps` steps."""
-        if done > self.steps:
+        if self.minutes is None and done > self.steps:
             raise UserError(
                 f"steps must be at least the {done} steps that out={self.out} has taken, "
                 f"got {self.steps}. Use another out=, or more steps."

@@ -17,8 +17,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from conf import UserError
 from train.checkpoint import write_safetensors
 
 FILE = "head.safetensors"  # beside an adapter
@@ -51,3 +53,28 @@ def write_head(weights: Mapping[str, Tensor], folder: Path, dtype: torch.dtype) 
     }
     if head:
         write_safetensors(head, folder / FILE)
+
+
+def read_head(head: PreviousTokenHead | None, folder: Path) -> None:
+    """Give a head the weights that `write_head` wrote into an adapter's folder, if any.
+
+    Raises UserError if no head is trained, though the folder has one, or if it is of
+    another width.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return
+    if head is None:
+        raise UserError(
+            f"objective.previous_token must be true with model.adapter={folder}, which "
+            "has a previous-token head, got false."
+        )
+    weights = load_file(path)
+    shapes = {name: weight.shape for name, weight in weights.items()}
+    expected = {name: weight.shape for name, weight in head.state_dict().items()}
+    if shapes != expected:
+        raise UserError(
+            f"model.adapter={folder} must have a head of this model's width "
+            f"{head.w2.out_features}, got another one in {FILE}."
+        )
+    head.load_state_dict(weights)

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
+from peft.tuners.trainable_tokens import TrainableTokensLayer
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from peft.utils.transformers_weight_conversion import (
     convert_peft_config_for_transformers,
@@ -32,6 +33,7 @@ from transformers import PreTrainedModel
 from conf import UserError
 from conf.architecture import expert_blocks
 from conf.errors import in_one_line
+from train.adapter_layers import use_fewer_operations
 from train.checkpoint import LazyWeights, write_safetensors
 from train.config import LoraSettings
 
@@ -100,6 +102,7 @@ def adapt(
             f"got {in_one_line(error)}. lora.targets=[] takes all layers that can be "
             "exported and decoded."
         ) from error
+    use_fewer_operations(lm)
     return adapted
 
 
@@ -264,6 +267,55 @@ def read_adapter(
         for name, tensor in tensors.items()
     }
     lm.load_state_dict(adapter, strict=False, assign=True)
+
+
+def begin_with(lm: nn.Module, folder: Path) -> None:
+    """Give an adapted model, in place, the adapter that `save_adapter` wrote to `folder`.
+
+    To a larger rank it is padded: B with zeros, so that B A stays the same, and A with
+    its random rows, so that the new columns of B learn. Raises UserError unless the
+    adapter is one of this model, its layers and adaptive ids, and at most of its rank.
+    """
+    saved = LoraConfig.from_pretrained(str(folder))
+    tensors = load_file(folder / SAFETENSORS_WEIGHTS_NAME)
+    layers = [module for module in lm.modules() if isinstance(module, LoraLayer)]
+    rank, scaling = layers[0].r[ADAPTER], layers[0].scaling[ADAPTER]
+    if saved.r > rank:
+        raise UserError(
+            f"lora.rank must be at least {saved.r} with model.adapter={folder}, "
+            f"got {rank}."
+        )
+    weights = adapter_weights(lm.state_dict())
+    names = {f"{PEFT}{name.replace(f'.{ADAPTER}', '')}": name for name in weights}
+    if different := names.keys() ^ tensors.keys():
+        raise UserError(
+            f"model.adapter={folder} must have the layers of lora.targets and trained "
+            f"rows like this run, got a difference in {min(different)}."
+        )
+    ids = [
+        module.token_indices[ADAPTER]
+        for module in lm.modules()
+        if isinstance(module, TrainableTokensLayer)
+    ]
+    if ids and ids[0] != saved.trainable_token_indices:
+        raise UserError(
+            f"model.adapter={folder} must have the adaptive ids {ids[0]} of the data, "
+            f"got {saved.trainable_token_indices}."
+        )
+    for name, tensor in tensors.items():
+        weight, shape = weights[names[name]], list(tensor.shape)
+        expected = list(weight.shape)
+        if ".lora_" in name:
+            expected[".lora_B." in name] = saved.r
+        if shape != expected:
+            raise UserError(
+                f"model.adapter={folder} must be an adapter of model.path, with the "
+                f"shape {expected} of {name}, got {shape}."
+            )
+        if ".lora_B." in name:
+            tensor = tensor.float() * (saved.lora_alpha / saved.r / scaling)
+            weight.zero_()
+        weight[tuple(map(slice, shape))] = tensor.to(weight.dtype)
 
 
 def adapter_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -100,9 +100,10 @@ class _DraftLoss(torch.autograd.Function):
             weights_c = weights[part]
             p_cV = _teacher_distributions(hidden, weight, teachers[part])
             if corrected is None:
-                predicted[part] = logits_cV.argmax(-1)
+                best = logits_cV.argmax(-1, keepdim=True)
+                predicted[part] = best[:, 0]
             else:
-                ids_cn = logits_cV.topk(min(CANDIDATES, len(weight))).indices
+                ids_cn = _likeliest(logits_cV, min(CANDIDATES, len(weight)))
                 rows_cnd = weight[ids_cn]
                 scores = (rows_cnd @ corrected[part][..., None])[..., 0].float()
                 best = scores.argmax(-1, keepdim=True)
@@ -112,17 +113,23 @@ class _DraftLoss(torch.autograd.Function):
                 if d_corrected is not None:
                     d_scores = scores.mul_(weights_c[:, None]).to(hidden.dtype)
                     d_corrected[part] = (d_scores[:, None] @ rows_cnd)[:, 0]
-            losses[part], learned = _chunk(logits_cV, labels[part], p_cV, soft)
+                best = ids_cn[:, :1]
+            losses[part], learned, d_logits = _chunk(
+                logits_cV, best, labels[part], p_cV, soft
+            )
             loss += (learned * weights_c).sum()
-            d_logits = logits_cV.mul_(weights_c[:, None]).to(hidden.dtype)
+            del logits_cV, p_cV  # before the next chunk's are made
+            d_logits = d_logits.to(hidden.dtype)
+            factors = weights_c[:, None].to(hidden.dtype)
             if d_hidden is not None:
-                d_hidden[part] = d_logits @ weight
+                d_hidden[part] = (d_logits @ weight).mul_(factors)
             if d_weight is not None:
+                weighted = hidden_cd * factors
                 if wide == weight.dtype:
-                    d_weight.addmm_(d_logits.T, hidden_cd)
+                    d_weight.addmm_(d_logits.T, weighted)
                 else:
-                    d_weight += d_logits.T @ hidden_cd
-            del logits_cV, d_logits, p_cV  # before the next chunk's are made
+                    d_weight += d_logits.T @ weighted
+            del d_logits
         d_weight = None if d_weight is None else d_weight.to(weight.dtype)
         ctx.save_for_backward(d_hidden, d_corrected, d_weight)
         ctx.mark_non_differentiable(losses, predicted)
@@ -159,6 +166,11 @@ def _teacher_distributions(
     return torch.softmax(teaching, dim=-1)[of_pupil]
 
 
+def _likeliest(logits: Tensor, count: int) -> Tensor:
+    """Return the ids of the `count` largest of (c, V) logits, the largest first."""
+    return logits.topk(count).indices
+
+
 def _candidate_losses(
     scores: Tensor, ids: Tensor, labels: Tensor, p: Tensor | None, soft: float
 ) -> Tensor:
@@ -177,25 +189,25 @@ def _candidate_losses(
 
 
 def _chunk(
-    logits: Tensor, labels: Tensor, p: Tensor | None, soft: float
-) -> tuple[Tensor, Tensor]:
-    """Return (c,) cross-entropies with the labels, and losses that are learned.
+    logits: Tensor, best: Tensor, labels: Tensor, p: Tensor | None, soft: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (c,) cross-entropies with the labels, losses that are learned, and their
+    gradient by the (c, V) logits.
 
-    The (c, V) logits become the gradient of the losses. `p` (c, V) is the teacher's
-    distribution.
+    `best` (c, 1) are the likeliest tokens, `p` (c, V) is the teacher's distribution. A
+    pass over all logits takes as long as a tenth of their product, so there are few.
     """
-    log_z = logits.logsumexp(-1)
-    by_label = logits.gather(1, labels[:, None])[:, 0]
-    losses = log_z - by_label
+    q = torch.softmax(logits, dim=-1)
+    log_z = (logits.gather(1, best) - q.gather(1, best).log())[:, 0]
+    losses = log_z - logits.gather(1, labels[:, None])[:, 0]
     if p is None:
         soft = 0.0
-    softly = 0.0 if p is None else log_z - (p * logits).sum(-1)
-    q = logits.sub_(log_z[:, None]).exp_()
+    softly = 0.0 if p is None else log_z - (p[:, None] @ logits[..., None])[:, 0, 0]
     of_label = torch.full_like(labels, soft - 1, dtype=q.dtype)
     q.scatter_add_(1, labels[:, None], of_label[:, None])
     if p is not None:
         q.sub_(p, alpha=soft)
-    return losses, (1 - soft) * losses + soft * softly
+    return losses, (1 - soft) * losses + soft * softly, q
 
 
 def tally(

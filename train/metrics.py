@@ -20,8 +20,11 @@ from conf.files import write_bytes
 from conf.stage import commit, versions
 from conf.tracker import TrackerConfig, WandbRun, log_missing
 
+SHOWN = 8  # acceptance lengths of a console line
 OFFSETS = 10  # offsets whose accuracy a console line shows
 LINE_SECONDS = 30  # between two lines in a log file, which shows no bar
+# Shows a step, a line beside it, and the number of steps, None if not known.
+Show = Callable[[int, str, int | None], None]
 
 
 def baseline(validation: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
@@ -30,8 +33,12 @@ def baseline(validation: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
     return next(row for row in validation if row["sequences"] == count)
 
 
-def describe_step(metrics: dict[str, float]) -> str:
-    """Describe a step beside its progress bar, within 80 columns."""
+def describe_step(
+    metrics: Mapping[str, float], validation: Sequence[Mapping[str, float]] = ()
+) -> str:
+    """Describe a step beside its progress bar, within 80 columns: its own figures, and
+    the first and the last held-out acceptance length.
+    """
     parts = (
         [f"loss {metrics['standard_loss']:.2f}"] if "standard_loss" in metrics else []
     )
@@ -39,11 +46,25 @@ def describe_step(metrics: dict[str, float]) -> str:
         parts.append(
             f"masked {metrics['masked_loss']:.2f} drafts {metrics['accepted']:.2f}"
         )
+    lengths = acceptance_lengths(validation)
+    if lengths:
+        parts.append(
+            "tau "
+            + "→".join(f"{lengths[i]:.2f}" for i in sorted({0, len(lengths) - 1}))
+        )
     return " ".join([*parts, speed(metrics["tokens_per_second"])])
 
 
-def describe_validation(metrics: dict[str, float]) -> str:
-    """Describe a validation in one console line."""
+def acceptance_lengths(validation: Sequence[Mapping[str, float]]) -> list[float]:
+    """Return the mean acceptance length of each validation that has one."""
+    return [row["tau_real"] for row in validation if "tau_real" in row]
+
+
+def describe_validation(validation: Sequence[Mapping[str, float]]) -> str:
+    """Describe the last validation in one console line, with the acceptance lengths of
+    the ones before.
+    """
+    metrics = validation[-1]
     parts = [f"loss {metrics['standard_loss']:.3f}"]
     if "masked_loss" in metrics:
         percentages = " ".join(
@@ -51,8 +72,10 @@ def describe_validation(metrics: dict[str, float]) -> str:
             for offset in range(1, OFFSETS + 1)
             if (name := f"accuracy_{offset}") in metrics
         )
+        lengths = acceptance_lengths(validation)[-SHOWN:]
         parts += [
-            f"masked {metrics['masked_loss']:.3f}  tau_real {metrics['tau_real']:.2f}",
+            f"masked {metrics['masked_loss']:.3f}",
+            "acceptance length " + " ".join(f"{length:.2f}" for length in lengths),
             f"accuracy by offset {percentages} %",
         ]
     return "  ".join(parts)
@@ -165,9 +188,7 @@ class Tracker:
         self._send(lambda run: run.alert(title="adaptive-tokens", text=sentence))
 
     @contextmanager
-    def progress(
-        self, name: str, *, done: int, total: int
-    ) -> Iterator[Callable[[int, str], None]]:
+    def progress(self, name: str, *, done: int, total: int | None) -> Iterator[Show]:
         """Yield a function that shows a step: beside a bar, or as a line of a log file."""
         bar = Progress(
             TextColumn("{task.description}"),
@@ -181,14 +202,14 @@ class Tracker:
         task = bar.add_task(name, total=total, completed=done, line="")
         last = time.monotonic()
 
-        def show(step: int, line: str) -> None:
+        def show(step: int, line: str, total: int | None) -> None:
             nonlocal last
-            bar.update(task, completed=step, line=line)
+            bar.update(task, completed=step, total=total, line=line)
             if not self._console.is_terminal and (
                 time.monotonic() - last > LINE_SECONDS or step == total
             ):
                 last = time.monotonic()
-                self.tell(f"step {step}/{total} {line}")
+                self.tell(f"step {step}/{total or '?'} {line}")
 
         with bar:
             yield show

@@ -13,11 +13,12 @@ from conf.stage import partial_of
 from data_prep.vocab import TOKENIZER, Vocab
 from train.attention import Mask, TrunkKeys, branch_kernel, branch_mask
 from train.config import TrainConfig
-from train.head import PreviousTokenHead
-from train.lora import Gate, adapt
+from train.head import PreviousTokenHead, read_head
+from train.lora import Gate, adapt, begin_with
 from train.loss import draft_loss, tally
 from train.objective import IGNORE
 from train.pretrained import load_trainable
+from train.trunks import Trunk, TrunkCache, trunk_cache
 
 
 class AdaptiveLM(nn.Module):
@@ -26,7 +27,8 @@ class AdaptiveLM(nn.Module):
     `chunk` positions have logits at once. `attention` is objective.attention;
     objective.`soft` counts while gradients are enabled. With a `gate` the adapter acts
     on the branches alone: the trunk is a pass of its own, without gradient and adapter,
-    whose keys and values the branches attend to, as decoding's cache holds them.
+    whose keys and values the branches attend to, as decoding's cache holds them. `trunks`
+    keeps such passes.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class AdaptiveLM(nn.Module):
         gate: Gate | None = None,
         attention: str = "auto",
         head: PreviousTokenHead | None = None,
+        trunks: TrunkCache | None = None,
     ) -> None:
         super().__init__()
         self.lm = lm
@@ -47,6 +50,7 @@ class AdaptiveLM(nn.Module):
         self._L = L
         self._gate = gate
         self._attention = attention
+        self._trunks = trunks
 
     def forward(
         self,
@@ -108,10 +112,11 @@ class AdaptiveLM(nn.Module):
         mask = self._mask(positions, offsets, trunk)
         if self._gate is None:
             return self._decode(ids, positions, mask)
-        keys: TrunkKeys = {}
-        with torch.no_grad(), self._gate.closed():
-            standard = self._decode(
-                ids[:, :trunk], positions[:, :trunk], None, trunk_keys=keys
+        if self._trunks is None:
+            standard, keys = self._frozen(ids[:, :trunk], positions[:, :trunk])
+        else:
+            standard, keys = self._trunks.get(
+                ids[:, :trunk], positions[:, :trunk], self._frozen
             )
         if mask is None:
             return standard
@@ -119,6 +124,15 @@ class AdaptiveLM(nn.Module):
             ids[:, trunk:], positions[:, trunk:], mask, trunk_keys=keys
         )
         return torch.cat([standard, branches], dim=1)
+
+    @torch.no_grad()
+    def _frozen(self, ids: Tensor, positions: Tensor) -> Trunk:
+        """Return the base model's last hidden states of a trunk, and its keys."""
+        assert self._gate is not None
+        keys: TrunkKeys = {}
+        with self._gate.closed():
+            hidden = self._decode(ids, positions, None, trunk_keys=keys)
+        return hidden, keys
 
     def _decode(
         self, ids: Tensor, positions: Tensor, mask: Mask | None, **kwargs: TrunkKeys
@@ -160,11 +174,15 @@ def assemble(config: TrainConfig, vocab: Vocab) -> tuple[AdaptiveLM, int]:
                 adaptive=objective.adaptive_ids(vocab.adaptive),
                 seed=config.seed,
             )
+    if folder := config.model.adapter_folder:
+        begin_with(lm, folder)
     gate = Gate(lm) if config.lora.gated else None
     head = None
     if objective.previous_token:
         torch.manual_seed(config.seed)
         head = PreviousTokenHead(lm.config.get_text_config().hidden_size, lm.dtype)
+    if folder:
+        read_head(head, folder)
     module = AdaptiveLM(
         lm,
         chunk=config.loss_chunk,
@@ -172,6 +190,7 @@ def assemble(config: TrainConfig, vocab: Vocab) -> tuple[AdaptiveLM, int]:
         gate=gate,
         attention=objective.attention,
         head=head,
+        trunks=trunk_cache(lm, config),
     )
     return module, parameters
 

@@ -3,15 +3,24 @@
 Muon's update of a matrix is its gradient's momentum with all singular values near 1, by
 Newton-Schulz iterations (arXiv 2502.16982). It is scaled to AdamW's usual size,
 0.2 sqrt(max(rows, columns)) times the learning rate.
+
+torch.optim.Muon updates one matrix after the other, each by 20 small operations: on a GPU
+their launches take as long as a small model's forward. Here all matrices of a shape are
+iterated at once.
 """
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from conf.dtype import cpu_has_bfloat16
 from train.config import OptimizerConfig
+
+AT_ONCE = 2**26  # numbers of the matrices that Muon iterates together
+WIDE = 4  # columns of a wide matrix, for each row
 
 
 def parameter_groups(
@@ -69,9 +78,7 @@ class MuonAdamW(torch.optim.Optimizer):
         others = [group for group in groups if not group["muon"]]
         self._parts: dict[bool, torch.optim.Optimizer] = {}
         if matrices:
-            self._parts[True] = torch.optim.Muon(
-                matrices, lr=lr, adjust_lr_fn="match_rms_adamw"
-            )
+            self._parts[True] = MuonByShape(matrices, lr=lr)
         if others:
             self._parts[False] = torch.optim.AdamW(
                 others, lr=lr, betas=betas, fused=True
@@ -86,3 +93,78 @@ class MuonAdamW(torch.optim.Optimizer):
             part.param_groups = [g for g in self.param_groups if g["muon"] == muon]
             part.state = self.state
             part.step()
+
+
+class MuonByShape(torch.optim.Muon):
+    """PyTorch's Muon at AdamW's scale, for all matrices of a shape at once."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Take a step; `closure` is not called."""
+        for group in self.param_groups:
+            params: list[Tensor] = []
+            grads: list[Tensor] = []
+            buffers: list[Tensor] = []
+            self._init_group(group, params, grads, buffers)
+            if not params:
+                continue
+            lr, momentum = group["lr"], group["momentum"]
+            torch._foreach_lerp_(buffers, grads, 1 - momentum)
+            updates = torch._foreach_lerp(grads, buffers, momentum)
+            torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
+            for places in _by_shape(params):
+                directions = orthogonalize(
+                    torch.stack([updates[i] for i in places]),
+                    group["ns_coefficients"],
+                    group["ns_steps"],
+                    group["eps"],
+                )
+                scale = 0.2 * max(directions.shape[1:]) ** 0.5
+                torch._foreach_add_(
+                    [params[i] for i in places],
+                    list(directions.unbind()),
+                    alpha=-lr * scale,
+                )
+
+
+def _by_shape(params: Sequence[Tensor]) -> Iterator[list[int]]:
+    """Yield the places of matrices of one shape, of at most AT_ONCE numbers together."""
+    places = defaultdict(list)
+    for place, param in enumerate(params):
+        places[param.shape].append(place)
+    for shape, same in places.items():
+        count = max(1, AT_ONCE // shape.numel())
+        for start in range(0, len(same), count):
+            yield same[start : start + count]
+
+
+def orthogonalize(
+    matrices: Tensor, coefficients: Iterable[float], steps: int, eps: float
+) -> Tensor:
+    """Return (n, a, b) matrices with all singular values near 1, by Newton-Schulz steps.
+
+    In bfloat16, as PyTorch's Muon; in float32 on a CPU that has no instructions for it.
+    There the steps of wide matrices X are those of Q in Q X, for few operations: with
+    G = X Xᵀ, each step's X Xᵀ is Q G Qᵀ.
+    """
+    a, b, c = coefficients
+    emulated = matrices.is_cpu and not cpu_has_bfloat16()
+    x = matrices.to(torch.float32 if emulated else torch.bfloat16)
+    tall = x.shape[1] > x.shape[2]
+    x = x.mT if tall else x
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
+    if emulated and x.shape[2] >= WIDE * x.shape[1]:
+        gram = x @ x.mT
+        q = torch.eye(x.shape[1]).expand_as(gram)
+        for _ in range(steps):
+            q = _newton_schulz(q, q @ gram @ q.mT, a, b, c)
+        x = q @ x
+    else:
+        for _ in range(steps):
+            x = _newton_schulz(x, x @ x.mT, a, b, c)
+    return (x.mT if tall else x).to(matrices.dtype)
+
+
+def _newton_schulz(x: Tensor, gram: Tensor, a: float, b: float, c: float) -> Tensor:
+    """Return a x + (b A + c A²) x, with A = `gram`."""
+    return torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)

@@ -115,7 +115,12 @@ def estimate_memory(
 
 
 def print_plan(config: TrainConfig) -> None:
-    """Print the plan as a table."""
+    """Print the plan as a table. Raise UserError for settings that no run could have."""
+    if config.minutes is not None:
+        raise UserError(
+            f"plan=true needs a number of steps, got minutes={config.minutes:g}. "
+            "Add minutes=null steps=N."
+        )
     table = Table(title="training plan", show_header=False)
     for name, value in plan(config).items():
         table.add_row(name, value)

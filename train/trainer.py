@@ -6,8 +6,9 @@ loss.py (forward), engine.py (backward, optimizer).
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from heapq import merge
 from operator import itemgetter
@@ -29,7 +30,7 @@ from data_prep.ngrams import TABLE, link_table
 from data_prep.vocab import Vocab
 from train.checkpoint import Checkpoints
 from train.checks import check_ranks
-from train.config import DESCRIBED, DIAGNOSTICS, LOG, OptimizerConfig, TrainConfig
+from train.config import DESCRIBED, DIAGNOSTICS, LOG, TrainConfig
 from train.data import (
     TRAINING,
     TrainingData,
@@ -43,6 +44,7 @@ from train.engine import Engine, start
 from train.flops import peak_flops, step_flops
 from train.loss import summarise
 from train.metrics import (
+    Show,
     StepLog,
     Tracker,
     baseline,
@@ -51,6 +53,13 @@ from train.metrics import (
 )
 from train.model import assemble, describe
 from train.pretrained import base_model
+from train.schedule import (
+    Schedule,
+    learning_rate,
+    plan_steps,
+    read_planned,
+    write_planned,
+)
 from train.validation import Validation
 
 WINDOW = 50  # steps whose mean loss a step is compared with
@@ -77,20 +86,6 @@ def train(
             "checkpoint; other settings need a new out.",
             page=MEMORY,
         ) from error
-
-
-def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
-    """Return the learning rate (SDSAT §3.2).
-
-    Linear warm-up to `lr` over `warmup_steps`, then a cosine to `min_lr` at the last
-    step.
-    """
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
-    done = (step - config.warmup_steps) / max(1, steps - 1 - config.warmup_steps)
-    return config.min_lr + (config.lr - config.min_lr) * 0.5 * (
-        1 + math.cos(math.pi * min(1.0, done))
-    )
 
 
 def token_loss(metrics: Mapping[str, float]) -> float:
@@ -122,6 +117,29 @@ def why_diverged(
     if loss > ratio * mean:
         return f"the loss is {loss:.4g}, above {ratio:g} times the recent mean of {mean:.4g}"
     return None
+
+
+class Clock:
+    """Times parts of a run, by name."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+
+    def elapsed(self) -> float:
+        """Return the seconds since the clock was made."""
+        return time.monotonic() - self._start
+
+    def last(self, part: str) -> float:
+        """Return the seconds that a part took the last time; 0 if it has not run."""
+        return self.seconds[part][-1] if self.seconds[part] else 0.0
+
+    @contextmanager
+    def timing(self, part: str) -> Iterator[None]:
+        """Time the block as one run of a part."""
+        start = time.monotonic()
+        yield
+        self.seconds[part].append(time.monotonic() - start)
 
 
 class Trainer:
@@ -176,6 +194,10 @@ class Trainer:
             state = checkpoint.state
             self.step = checkpoint.step
         self.saved = self.step
+        self.schedule = Schedule(config.steps)
+        if config.minutes is not None:
+            planned = read_planned(self.out) if self.rank == 0 else None
+            self.schedule = Schedule(*broadcast(planned or Schedule(None)))
         self.validation: list[dict[str, float]] = state["validation"]
         self.recent: list[float] = state["recent"]  # losses of the last steps
         self.checkpoints.record()
@@ -216,17 +238,16 @@ class Trainer:
         return self.validation
 
     def _run(self) -> None:
-        config = self.config
-        if self.rank == 0 and self.step < config.steps:
+        if self.rank == 0 and not self._at_the_end():
             (self.out / MANIFEST).unlink(missing_ok=True)  # left by fewer steps
         progress = self.tracker.progress(
-            config.objective.name, done=self.step, total=config.steps
+            self.config.objective.name, done=self.step, total=self.schedule.steps
         )
         with suppress(Abandoned), progress as show:
             self._train(show)
         if self.step > self.saved:
             self._save()
-        finished = self.step == config.steps and not self._validation_is_due()
+        finished = self._at_the_end() and not self._validation_is_due()
         if self.rank == 0 and finished:
             self._finish()
         self.tracker.finish()
@@ -236,31 +257,56 @@ class Trainer:
                 f"stopped by a signal; step {self.saved} is saved: start again to continue"
             )
 
-    def _train(self, show: Callable[[int, str], None]) -> None:
+    def _train(self, show: Show) -> None:
         """Take the remaining steps, validate and save. Raises Abandoned after a signal."""
-        config = self.config
+        clock = Clock()
         if self._validation_is_due():  # the first, or one that a signal ended
-            self._validate(show)
-        while self.step < config.steps:
+            with clock.timing("validation"):
+                self._validate(show)
+        while not self._at_the_end():
             if self.stop.agreed(self.engine.device):
                 raise Abandoned
-            metrics = self.train_step()
+            with clock.timing("step"):
+                metrics = self.train_step()
+            if self.schedule.steps is None:
+                self._plan_steps(clock)
             self._track("train", metrics)
             if self.log:
                 self.log.append(self.step, metrics)
-            show(self.step, describe_step(metrics))
+            show(
+                self.step, describe_step(metrics, self.validation), self.schedule.steps
+            )
             if self._validation_is_due():
-                self._validate(show)
-            if self.step % config.save_every == 0 or self.step == config.steps:
-                self._save()
+                with clock.timing("validation"):
+                    self._validate(show)
+            if self.step % self.config.save_every == 0 or self._at_the_end():
+                with clock.timing("checkpoint"):
+                    self._save()
+
+    def _plan_steps(self, clock: Clock) -> None:
+        """Plan the number of steps from the time of those so far, if it is time to."""
+        config = self.config
+        assert config.minutes is not None
+        between = clock.last("validation") / config.validate_every
+        between += clock.last("checkpoint") / config.save_every
+        schedule = plan_steps(
+            self.step,
+            clock.seconds["step"],
+            elapsed=clock.elapsed(),
+            total=60 * config.minutes,
+            between=between,
+        )
+        self.schedule = Schedule(*broadcast(schedule))
+        if self.schedule.steps is not None and self.rank == 0:
+            write_planned(self.out, self.schedule)
+
+    def _at_the_end(self) -> bool:
+        return self.schedule.steps is not None and self.step >= self.schedule.steps
 
     def _validation_is_due(self) -> bool:
         if self.validation and self.validation[-1]["step"] == self.step:
             return False
-        return (
-            self.step % self.config.validate_every == 0
-            or self.step == self.config.steps
-        )
+        return self.step % self.config.validate_every == 0 or self._at_the_end()
 
     def train_step(self) -> dict[str, float]:
         """Take one step of the optimizer; return its metrics by name, as means over all
@@ -289,7 +335,7 @@ class Trainer:
             )
             for part in parts
         ]
-        lr = learning_rate(self.step, config.steps, config.optimizer)
+        lr = learning_rate(self.step, self.schedule, config.optimizer)
         # A step may take longer than a scheduler waits: micro-batches also check for
         # signals.
         losses, tally = self.engine.step(
@@ -347,11 +393,11 @@ class Trainer:
             page=DIVERGED,
         )
 
-    def _validate(self, show: Callable[[int, str], None]) -> None:
+    def _validate(self, show: Show) -> None:
         metrics = self.held_out.run(
             self.engine.forward,
             stop=lambda: self.stop.agreed(self.engine.device),
-            show=lambda line: show(self.step, line),
+            show=lambda line: show(self.step, line, self.schedule.steps),
         )
         if "standard_loss" not in metrics:
             raise UserError(
@@ -360,7 +406,8 @@ class Trainer:
             )
         self.validation.append({"step": self.step, **metrics})
         self._track("validation", metrics)
-        self.tracker.tell(f"step {self.step} held-out: {describe_validation(metrics)}")
+        line = describe_validation(self.validation)
+        self.tracker.tell(f"step {self.step} held-out: {line}")
         rise = metrics["standard_loss"] / baseline(self.validation)["standard_loss"] - 1
         if rise > self.config.max_loss_rise:
             self.tracker.alarm(

@@ -51,6 +51,7 @@ VARIANTS = {
     **{f"zero{stage}": [f"deepspeed=zero{stage}"] for stage in range(4)},
     "bf16": ["deepspeed=zero2", "dtype=bfloat16", "+model.shape.attention_dropout=0.3"],
     "muon": ["deepspeed=zero0", "dtype=bfloat16", "optimizer.name=muon"],
+    "gated": ["deepspeed=zero0", "lora.rank=4", "lora.gated=true"],
     "own": ["deepspeed=zero1", "data.own={data}", "data.own_share=0.4"],
 }
 
@@ -165,6 +166,18 @@ def longer(run: Run) -> None:
     torch.distributed.barrier()
     run.train("longer", "zero2", f"steps={STEPS + 4}")
     run.train("longer", "zero2", f"steps={STEPS}")
+
+
+def planned(run: Run) -> None:
+    """A run of a second; and again from before its last checkpoint."""
+    run.train("planned", "zero1", "minutes=0.02")
+    out = run.folder / "planned-resumed"
+    if run.rank == 0:
+        shutil.copytree(run.folder / "planned", out)
+        (out / "manifest.json").unlink()
+        shutil.rmtree(max((out / "checkpoints").iterdir()))
+    torch.distributed.barrier()
+    run.train("planned-resumed", "zero1", "minutes=0.02")
 
 
 def other_ranks(run: Run) -> None:

@@ -1,21 +1,24 @@
 """`branch` against the slow reference that runs every window as a sequence of its own."""
 
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.nn.attention.flex_attention import (
     create_block_mask,
     create_mask,
     flex_attention,
 )
 from transformers import LlamaForCausalLM
+from transformers.integrations.sdpa_attention import repeat_kv
 
 from data_prep.windows import replaceable
 from tests.conftest import tiny_llama
-from train import attention
+from train import attention, window_attention
 from train.attention import (
     block_mask,
     dense_mask,
@@ -71,7 +74,26 @@ def slow_loss(lm: LlamaForCausalLM, layout: Layout) -> torch.Tensor:
     return loss
 
 
-@pytest.mark.parametrize("kernel", ["sdpa", "eager", "fused"])
+def whole(kernel: Any) -> Any:
+    """Return a kernel of all keys, repeated for each head, in place of attention in blocks."""
+
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor,
+        scaling: float,
+        *,
+        frozen: bool,
+    ) -> Any:
+        groups = query.shape[1] // key.shape[1]
+        keys = (repeat_kv(tensor, groups) for tensor in (key, value))
+        return kernel(query, *keys, mask, scaling, 0.0)
+
+    return attend
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "eager", "fused", "dense"])
 @pytest.mark.parametrize(
     ("adaptive", "widest"),
     [((45,), L), ((45, 46, 47), L), ((45,), 3 * L)],
@@ -83,9 +105,10 @@ def test_value_and_gradient_are_those_of_every_window_alone(
     widest: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    module = model("sdpa" if kernel == "fused" else kernel)
-    if kernel == "fused":  # what a GPU takes
-        monkeypatch.setattr(attention, "_dense", attention._fused)
+    module = model("eager" if kernel == "eager" else "sdpa")
+    if kernel in ("fused", "dense"):  # of a GPU; of a CPU with dropout
+        kernels = {"fused": attention._fused, "dense": attention._dense}
+        monkeypatch.setattr(window_attention, "attend", whole(kernels[kernel]))
     layout = a_layout(adaptive=adaptive, widest=widest)
     assert layout.offsets.max() == widest
     loss, *_ = module(**to_tensors(layout, torch.device("cpu")))
@@ -134,3 +157,62 @@ def test_the_block_mask_is_the_dense_mask(n: int, widest: int) -> None:
         result = flex_attention(query, key, value, block_mask=block)
     attended = F.scaled_dot_product_attention(query, key, value, dense)
     torch.testing.assert_close(result, attended, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
+def test_attention_in_blocks_is_that_of_all_keys(
+    frozen: bool, dtype: torch.dtype
+) -> None:
+    """Value and gradients; those of a frozen trunk's keys are zero."""
+    layout = a_layout(n=300, widest=9)
+    positions, offsets = map(torch.from_numpy, (layout.positions, layout.offsets))
+    mask = dense_mask(positions, offsets, 300)
+    m, c = mask.shape[2:]
+    assert m > 2 * window_attention.BLOCK
+    generator = torch.Generator().manual_seed(0)
+    shapes = (2, 6, m, 16), (2, 2, c, 16), (2, 2, c, 16)
+    inputs = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    given = torch.randn(2, m, 6, 16, generator=generator).to(dtype)
+    results = []
+    for tensors in (inputs, [tensor.float() for tensor in inputs]):
+        query, key, value = (tensor.clone().requires_grad_() for tensor in tensors)
+        if tensors is inputs:
+            output = window_attention.attend(
+                query, key, value, mask, 0.2, frozen=frozen
+            )
+        else:
+            keys = (repeat_kv(tensor, 3) for tensor in (key, value))
+            output = attention._fused(query, *keys, mask, 0.2, 0.0)
+        output.backward(given.to(output.dtype))
+        results.append([output.detach().float()])
+        for tensor in (query, key, value):
+            assert tensor.grad is not None
+            results[-1].append(tensor.grad.float())
+    (output, d_query, *d_keys), (slow, d_slow, *d_slow_keys) = results
+    trunk = c - m
+    close = (
+        {"rtol": 1e-4, "atol": 1e-5}
+        if dtype == torch.float32
+        else {"rtol": 0.1, "atol": 0.1}
+    )
+    torch.testing.assert_close(output, slow, **close)
+    torch.testing.assert_close(d_query, d_slow, **close)
+    for ours, theirs in zip(d_keys, d_slow_keys, strict=True):
+        torch.testing.assert_close(ours[:, :, trunk:], theirs[:, :, trunk:], **close)
+        if frozen:
+            assert not ours[:, :, :trunk].any()
+        else:
+            torch.testing.assert_close(ours, theirs, **close)
+
+
+def test_blocks_leave_out_keys_that_no_query_sees() -> None:
+    """Of the branch columns the second query sees its own alone."""
+    mask = torch.tensor([[1, 1, 0, 1, 0], [1, 1, 1, 0, 1]], dtype=torch.bool)[
+        None, None
+    ]
+    (block,) = window_attention.blocks(mask, torch.float32)
+    assert (block.prefix, block.first, block.last) == (3, 3, 5)
+    only = window_attention._block(0, 1, mask[0, 0], torch.float32)
+    assert (only.prefix, only.first, only.last, only.stop) == (3, 4, 5, 2)
+    assert only.bias.tolist() == [[0.0] * 4]

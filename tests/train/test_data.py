@@ -15,7 +15,7 @@ from train.data import (
     rank_batches,
 )
 from train.objective import IGNORE
-from train.trainer import learning_rate
+from train.schedule import Schedule, learning_rate
 
 
 @given(st.integers(1, 20), st.integers(0, 50), st.integers(1, 50))
@@ -112,7 +112,7 @@ def test_a_sequences_windows_do_not_depend_on_its_batch(data_folder: Path) -> No
 
 def test_the_learning_rate_warms_up_and_falls_to_its_floor() -> None:
     config = OptimizerConfig()
-    rates = [learning_rate(step, 2000, config) for step in range(2000)]
+    rates = [learning_rate(step, Schedule(2000), config) for step in range(2000)]
     assert rates[0] == pytest.approx(5e-5 / 400)
     assert max(rates) == pytest.approx(5e-5) == rates[400]
     assert rates[-1] == pytest.approx(1e-5)

@@ -1,5 +1,6 @@
 """LoRA: what is trained, and what stays the base model's."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,10 @@ from transformers import AutoConfig, LlamaForCausalLM
 from conf import UserError
 from conf.architecture import skeleton
 from tests.train.test_attention import L, a_layout, model
-from train.config import LoraSettings, OptimizerConfig
+from train.config import LoraSettings, ModelConfig, OptimizerConfig
 from train.data import to_tensors
-from train.head import PreviousTokenHead
-from train.lora import Gate, adapt
+from train.head import PreviousTokenHead, read_head, write_head
+from train.lora import Gate, PlainWeights, adapt, begin_with
 from train.model import AdaptiveLM
 from train.objective import IGNORE, Layout, branch, causal
 from train.optimizer import build_optimizer, parameter_groups
@@ -204,3 +205,95 @@ def test_a_gated_gradient_is_that_of_a_mask_on_the_input() -> None:
         module(**to_tensors(layout, CPU))[0].backward()
         gradients.append([p.grad for p in module.parameters() if p.requires_grad])
     torch.testing.assert_close(*gradients)
+
+
+RANK_4 = LoraSettings(rank=4, alpha=6, gated=True)
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> tuple[AdaptiveLM, Path]:
+    """A trained adapter of rank 4, and the folder that an export writes of it."""
+    module = adapted(RANK_4)
+    train(module)
+    plain = skeleton(module.lm.config)
+    weights = PlainWeights(
+        plain,
+        RANK_4,
+        module.lm.state_dict(),
+        adaptive=ADAPTIVE,
+        merged=False,
+        dtype=torch.float32,
+    )
+    weights.save_adapter(tmp_path / "adapter")
+    return module, tmp_path
+
+
+def test_an_adapter_goes_on_at_a_larger_rank(trained: tuple[AdaptiveLM, Path]) -> None:
+    """It is the same adapter at first, and its new rows and columns learn."""
+    before, folder = trained
+    given = ModelConfig(adapter=str(folder)).adapter_folder
+    assert given == ModelConfig(adapter=str(folder / "adapter")).adapter_folder
+    assert given == folder / "adapter"
+    module = adapted(LoraSettings(rank=6, alpha=12, gated=True))
+    begin_with(module.lm, given)
+    layout = a_branch_layout(seed=5)
+    expected, _ = hidden_and_tally(before, layout)
+    result, _ = hidden_and_tally(module, layout)
+    torch.testing.assert_close(result, expected)
+    added = module.lm.model.layers[0].mlp.up_proj.lora_B["default"].weight[:, 4:]
+    assert not added.any()
+    train(module)
+    assert added.any()
+
+
+@pytest.mark.parametrize(
+    ("settings", "ids", "reason"),
+    [
+        ({"rank": 2}, ADAPTIVE, "lora.rank must be at least 4 with model.adapter="),
+        ({"rank": 4, "targets": ["q_proj"]}, ADAPTIVE, "the layers of lora.targets"),
+        (
+            {"rank": 4},
+            (44, 46, 47),
+            r"adaptive ids \[44, 46, 47\] of the data, got \[45",
+        ),
+    ],
+)
+def test_an_adapter_that_does_not_fit_is_refused(
+    settings: dict[str, Any],
+    ids: tuple[int, ...],
+    reason: str,
+    trained: tuple[AdaptiveLM, Path],
+) -> None:
+    lm = base_model()
+    adapt(lm, LoraSettings(**settings), adaptive=ids)
+    with pytest.raises(UserError, match=reason):
+        begin_with(lm, trained[1] / "adapter")
+
+
+def test_an_adapter_of_another_model_is_refused(
+    trained: tuple[AdaptiveLM, Path],
+) -> None:
+    config = base_model().config
+    config.intermediate_size *= 2
+    lm = LlamaForCausalLM(config)
+    adapt(lm, RANK_4, adaptive=ADAPTIVE)
+    with pytest.raises(UserError, match="must be an adapter of model.path"):
+        begin_with(lm, trained[1] / "adapter")
+    with pytest.raises(UserError, match="without adapter_config.json"):
+        _ = ModelConfig(adapter=str(trained[1] / "nowhere")).adapter_folder
+
+
+def test_a_head_goes_on_with_its_adapter(tmp_path: Path) -> None:
+    head = PreviousTokenHead(8, torch.float32)
+    torch.nn.init.normal_(head.w2.weight)
+    weights = {f"head.{name}": tensor for name, tensor in head.state_dict().items()}
+    other = PreviousTokenHead(8, torch.float32)
+    read_head(other, tmp_path)  # none: it begins anew
+    assert not other.w2.weight.any()
+    write_head(weights, tmp_path, torch.float32)
+    read_head(other, tmp_path)
+    assert torch.equal(other.w2.weight, head.w2.weight)
+    with pytest.raises(UserError, match="objective.previous_token must be true"):
+        read_head(None, tmp_path)
+    with pytest.raises(UserError, match="of this model's width 6"):
+        read_head(PreviousTokenHead(6, torch.float32), tmp_path)

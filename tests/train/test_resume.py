@@ -18,10 +18,10 @@ from conf.rows import read_rows
 from tests import warm
 from tests.train.resume_worker import RECIPE, SAVE_EVERY, STEPS, VARIANTS
 from train.config import TrainConfig
-from train.trainer import learning_rate
+from train.schedule import Schedule, learning_rate
 
 ROOT = Path(__file__).parents[2]
-CASES = "whole_and_resumed,broken,full,diverged,stopped,longer"
+CASES = "whole_and_resumed,broken,full,diverged,stopped,longer,planned"
 
 
 def worker(cases: str, folder: Path, data: Path, *, ranks: int) -> str:
@@ -65,6 +65,17 @@ def test_a_resumed_run_repeats_every_loss_to_the_bit(runs: Path, variant: str) -
         read_json(run / "manifest.json")["validation"] for run in (whole, resumed)
     )
     assert first == second
+
+
+def test_a_run_of_minutes_is_planned_once(runs: Path) -> None:
+    """Resumed from before its last checkpoint it takes the steps that it had planned."""
+    whole, resumed = runs / "planned", runs / "planned-resumed"
+    plan = read_json(whole / "planned.json")
+    assert plan["steps"] > plan["planned_at"] >= 3
+    assert len(values(whole)) == plan["steps"] and values(resumed) == values(whole)
+    rates = values(whole, "lr")
+    assert rates[plan["planned_at"]] == pytest.approx(1e-2) and rates[-1] < 1e-3
+    assert read_json(resumed / "planned.json") == plan
 
 
 def test_zero_stages_agree(runs: Path) -> None:
@@ -169,7 +180,8 @@ def test_a_run_goes_on_with_more_steps(runs: Path) -> None:
     longer, end = runs / "longer", STEPS + 4
     assert values(longer)[:STEPS] == values(runs / "zero2")
     optimizer = settings("train", TrainConfig, RECIPE).optimizer
-    rates = [learning_rate(step, STEPS, optimizer) for step in range(STEPS)]
-    rates += [learning_rate(step, end, optimizer) for step in range(STEPS, end)]
+    before, after = Schedule(STEPS), Schedule(end)
+    rates = [learning_rate(step, before, optimizer) for step in range(STEPS)]
+    rates += [learning_rate(step, after, optimizer) for step in range(STEPS, end)]
     assert values(longer, "lr") == pytest.approx(rates)
     assert f"at least the {end} steps that out=" in message(runs, "longer")

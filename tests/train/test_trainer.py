@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from conf.rows import read_rows
-from train.metrics import StepLog, describe_step
+from train.metrics import StepLog, describe_step, describe_validation
 from train.trainer import SETTLED, WINDOW, token_loss, why_diverged
 from train.validation import in_rounds
 
@@ -66,6 +66,15 @@ def test_every_rank_validates(
     """
     result = in_rounds(wanted, available=available, per_round=2)
     assert result.tolist() == rounds
+
+
+def test_a_line_shows_the_acceptance_lengths() -> None:
+    row = {"standard_loss": 1.5, "masked_loss": 2.0, "accuracy_1": 0.5, "accepted": 0.4}
+    rows = [row | {"tau_real": 1 + i / 4} for i in range(3)]
+    step = describe_step(row | {"tokens_per_second": 25.0}, rows)
+    assert step == "loss 1.50 masked 2.00 drafts 0.40 tau 1.00→1.50 25 tokens/s"
+    line = describe_validation(rows)
+    assert "acceptance length 1.00 1.25 1.50" in line
 
 
 def test_slow_training_has_a_speed_too() -> None:

@@ -1,0 +1,169 @@
+"""Attention of branch columns on a CPU, in blocks of queries that leave out keys no query sees.
+
+A branch column sees a prefix of the trunk and a few branch columns (train/attention.py).
+Windows are laid out in the order of their prefixes, so BLOCK queries together see a prefix
+and a few neighbours:
+
+                trunk         branches
+    block 1     1 1 1 · · ·   1 · · · ·
+                1 1 1 · · ·   1 1 · · ·
+    block 2     1 1 1 1 1 ·   · · 1 · ·
+                1 1 1 1 1 ·   · · 1 1 ·
+
+Block 1 is multiplied with 3 + 2 keys instead of 11. The query heads that share a key are
+the rows of one product, so no key is repeated. The gradient is written out: autograd would
+add up a tensor of all keys for each block, and compute the gradient of a frozen trunk.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+BLOCK = 64  # queries of a block
+
+
+class Block(NamedTuple):
+    """Queries `start` to `stop` of a row, and the keys that they see: the first `prefix` and `first` to `last`.
+
+    `bias` (queries, keys) is 0 where a query sees a key, else -inf.
+    """
+
+    row: int
+    start: int
+    stop: int
+    prefix: int
+    first: int
+    last: int
+    bias: Tensor
+
+
+# All layers of a forward have one mask. A tensor's hash is its identity.
+@lru_cache(maxsize=1)
+def blocks(mask: Tensor, dtype: torch.dtype) -> tuple[Block, ...]:
+    """Return the blocks of a (r, 1, m, c) bool mask, True = attend, whose last m keys are the queries' own."""
+    return tuple(
+        _block(row, start, mask[row, 0], dtype)
+        for row in range(len(mask))
+        for start in range(0, mask.shape[2], BLOCK)
+    )
+
+
+def _block(row: int, start: int, mask: Tensor, dtype: torch.dtype) -> Block:
+    sees = mask[start : start + BLOCK]
+    trunk = mask.shape[1] - mask.shape[0]
+    seen = sees.any(dim=0)
+    prefix = _end(seen[:trunk])
+    own = seen[trunk:]
+    last = _end(own)
+    first = min(last, len(own) - _end(own.flip(0)))
+    first, last = trunk + first, trunk + last
+    sees = torch.cat([sees[:, :prefix], sees[:, first:last]], dim=1)
+    bias = torch.zeros(sees.shape, dtype=dtype).masked_fill_(~sees, -torch.inf)
+    return Block(row, start, start + len(sees), prefix, first, last, bias)
+
+
+def _end(seen: Tensor) -> int:
+    """Return the place after the last True of a (n,) bool; 0 without one."""
+    places = seen.nonzero()
+    return int(places[-1]) + 1 if len(places) else 0
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    scaling: float,
+    *,
+    frozen: bool,
+) -> Tensor:
+    """Attend with (r, heads, m, d) queries to (r, kv_heads, c, d) keys; return (r, m, heads, d).
+
+    With `frozen` the first c - m keys and values have no gradient.
+    """
+    result: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
+        query, key, value, blocks(mask, query.dtype), scaling, frozen
+    )
+    return result
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        parts: tuple[Block, ...],
+        scaling: float,
+        frozen: bool,
+    ) -> Tensor:
+        r, heads, m, d = query.shape
+        query = query * scaling
+        output = query.new_empty(r, m, heads, d)
+        weights = []
+        for block, q, k, v in _read(query, key, value, parts):
+            scores = q @ k.mT
+            scores.view(len(k), -1, *block.bias.shape).add_(block.bias)
+            weights.append(torch.softmax(scores, dim=-1))
+            attended = (weights[-1] @ v).view(heads, -1, d)
+            output[block.row, block.start : block.stop] = attended.transpose(0, 1)
+        ctx.parts, ctx.scaling, ctx.frozen = parts, scaling, frozen
+        ctx.save_for_backward(query, key, value, *weights)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, *weights = ctx.saved_tensors
+        r, heads, m, d = query.shape
+        d_query = torch.empty_like(query)
+        # In bfloat16 a sum over blocks would lose small terms.
+        wide = torch.promote_types(key.dtype, torch.float32)
+        d_key = torch.zeros_like(key, dtype=wide)
+        d_value = torch.zeros_like(value, dtype=wide)
+        d_outputs = d_output.transpose(1, 2)
+        for (block, q, k, v), p in zip(_read(query, key, value, ctx.parts), weights):
+            d_o = _rows(d_outputs, block, len(k))
+            d_scores = torch.ops.aten._softmax_backward_data(d_o @ v.mT, p, -1, p.dtype)
+            d_q = (d_scores @ k).view(heads, -1, d)
+            torch.mul(
+                d_q, ctx.scaling, out=d_query[block.row, :, block.start : block.stop]
+            )
+            skipped = block.prefix if ctx.frozen else 0
+            d_k = d_scores[..., skipped:].mT @ q
+            d_v = p[..., skipped:].mT @ d_o
+            for total, part in ((d_key, d_k), (d_value, d_v)):
+                own = part[:, block.prefix - skipped :]
+                total[block.row, :, block.first : block.last] += own
+                if not ctx.frozen:
+                    total[block.row, :, : block.prefix] += part[:, : block.prefix]
+        return d_query, d_key.to(key.dtype), d_value.to(key.dtype), None, None, None
+
+
+def _read(
+    query: Tensor, key: Tensor, value: Tensor, parts: tuple[Block, ...]
+) -> Iterator[tuple[Block, Tensor, Tensor, Tensor]]:
+    """Yield each block with its queries (kv_heads, rows, d), and its keys and values (kv_heads, keys, d)."""
+    for block in parts:
+        k, v = (
+            torch.cat(
+                [
+                    keys[block.row, :, : block.prefix],
+                    keys[block.row, :, block.first : block.last],
+                ],
+                dim=1,
+            )
+            for keys in (key, value)
+        )
+        yield block, _rows(query, block, len(k)), k, v
+
+
+def _rows(query: Tensor, block: Block, kv_heads: int) -> Tensor:
+    """Return a block's (heads, m, d) rows as (kv_heads, rows of all heads of a key, d)."""
+    own = query[block.row, :, block.start : block.stop]
+    return own.reshape(kv_heads, -1, own.shape[-1])
