@@ -33,6 +33,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from conf.architecture import UNSUPPORTED
 
 NAME = "tree"
+WIDE = "wide_tree"
 
 
 class ProbeGate:
@@ -87,7 +88,7 @@ COPIED = (PreTrainedConfig, ProbeGate)
 
 
 def tree_attention(
-    module: nn.Module,
+    module: nn.Module | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -126,27 +127,58 @@ def tree_attention(
     return output.reshape(b, heads, q, d).transpose(1, 2).contiguous(), None
 
 
+def wide_attention(
+    module: nn.Module | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Compute `tree_attention` in float64, rounded once to the query's type.
+
+    In float32 the last bit depends on the number of rows and on the columns of the keys,
+    and one bit at a border of rounding becomes a whole step of int8. In float64 such
+    differences are below the rounding, but for one number in millions.
+    """
+    output, _ = tree_attention(
+        module,
+        query.double(),
+        key.double(),
+        value.double(),
+        attention_mask,
+        scaling,
+        **others,
+    )
+    return output.to(query.dtype), None
+
+
 def _no_mask(*args: Any, **kwargs: Any) -> None:
     """Make no mask: masks come from the runner."""
 
 
 def view_of(
-    lm: PreTrainedModel, replaced: Mapping[str, nn.Module] | None = None
+    lm: PreTrainedModel,
+    replaced: Mapping[str, nn.Module] | None = None,
+    *,
+    wide: bool = False,
 ) -> PreTrainedModel:
     """Return a view with tree attention and with the modules in `replaced`, by name.
 
-    It follows the model's weights, but not later changes of its modules. Takes a
+    With `wide` attention computes in float64. The view follows the model's weights, but not later changes of its modules. Takes a
     millisecond for every five layers.
     """
-    AttentionInterface.register(NAME, tree_attention)
-    AttentionMaskInterface.register(NAME, _no_mask)
+    for name, function in ((NAME, tree_attention), (WIDE, wide_attention)):
+        AttentionInterface.register(name, function)
+        AttentionMaskInterface.register(name, _no_mask)
     model: Any = next(lm.modules())  # `lm` may be a weak proxy, which cannot be copied
     shared: dict[int, Any] = {
         id(model.get_submodule(name)): new for name, new in (replaced or {}).items()
     }
     _share(model, shared)
     view: PreTrainedModel = copy.deepcopy(model, shared)
-    view.config._attn_implementation = NAME
+    view.config._attn_implementation = WIDE if wide else NAME
     return view
 
 

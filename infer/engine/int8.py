@@ -1,0 +1,143 @@
+"""Linear layers in int8 on a CPU: exact for any number of rows.
+
+    W ≈ diag(s) W8          s a scale for each output row, W8 from -127 to 127
+    x ≈ t (x8 - z)          t a scale for each *row of the input*, x8 unsigned, z its zero point
+    Wx ≈ t s (W8 (x8 - z))  the sums in brackets are integers
+
+Sums of integers do not depend on their order, and a row's scale only on the row: a row's
+product is the same bit for bit whatever rows are computed beside it, so drafted texts are
+plain decoding's. One scale for several rows would break this. Unsigned inputs, since
+oneDNN has no fast kernel of signed ones on most CPUs.
+
+Norms, rotary embeddings and attention compute in float32 and wider (attention.py). The
+adapter's A's are part of the product; B's are added in float32. The head finds the likeliest
+tokens in int8, and pick.py computes their logits again from its float32 weight.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from conf.dtype import int8_levels
+from infer.engine.packed import Adapter, JointLinear, Product, join, linear_layers
+
+LEVELS = 127  # of a weight, on each side of 0
+TINY = 1e-30  # a row of zeros has a scale too
+
+
+class Int8Linear(JointLinear):
+    """A linear layer in int8; its float32 weight is dropped after its product is made."""
+
+    int8 = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., d) to (..., d')."""
+        y = self.adapted(x)
+        assert y is not None
+        return y
+
+    def drop_weight(self) -> None:
+        """Keep the weight's shape alone."""
+        self.weight = nn.Parameter(self.weight.to("meta"), requires_grad=False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Int8Linear":
+        """Return the layer itself: it never changes, and its packed weight cannot be copied."""
+        return self
+
+
+class Int8Head(Int8Linear):
+    """The output head, which keeps its float32 weight for the likeliest tokens."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., d) to (..., V) logits that find the likeliest tokens."""
+        return super().forward(x)[..., : self.out_features]
+
+    def drop_weight(self) -> None:
+        """No-op: the weight computes the logits of the likeliest tokens."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Int8Head":
+        """Return a head of its own on the same product: a draft model's may be cut."""
+        copied = Int8Head(self)
+        copied.product = self.product
+        return copied
+
+
+class Int8Product(Product):
+    """See Product; the integers are made once. Raises ValueError on a CPU without exact sums."""
+
+    def __init__(self, layers: Mapping[Any, Adapter | None]) -> None:
+        levels = int8_levels()
+        if levels is None:
+            raise ValueError("products in int8 are not exact on this CPU")
+        self._levels = levels
+        super().__init__(layers)
+
+    @property
+    def usable(self) -> bool:
+        """True: the integers are on a CPU."""
+        return True
+
+    def single(self, x: Tensor) -> bool:
+        """Return False: a row's product must not depend on the number of rows."""
+        return False
+
+    def refresh(self) -> None:
+        """Make the integers the first time."""
+        if not self._source:
+            super().refresh()
+
+    def _pack(self, rows: Any) -> None:
+        weight = torch.cat(list(rows)).detach().float()
+        scale = weight.abs().amax(1).clamp_(min=TINY) / LEVELS
+        quantised = (weight / scale[:, None]).round_().to(torch.int8)
+        self._packed = torch.ops.onednn.qlinear_prepack(quantised, None)
+        self._scale = scale
+        self._zeros = torch.zeros(len(scale), dtype=torch.int32)
+        for layer in self.layers:
+            layer.drop_weight()
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        quantised, scale = quantise_rows(x, self._levels)
+        y: Tensor = torch.ops.onednn.qlinear_pointwise(
+            quantised,
+            1.0,
+            self._levels + 1,
+            self._packed,
+            self._scale,
+            self._zeros,
+            None,
+            1.0,
+            0,
+            torch.float32,
+            "none",
+            [],
+            "",
+        )
+        return y.mul_(scale)
+
+
+def quantise_rows(x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
+    """Return x (..., d) in unsigned integers with the zero point levels + 1, and scales (..., 1).
+
+    A row's integers depend on no other row.
+    """
+    scale = x.abs().amax(-1, keepdim=True).clamp_(min=TINY).div_(levels)
+    # PyTorch converts to signed integers in a third of the time; unsigned sums wrap.
+    signed = (x / scale).round_().to(torch.int8)
+    return signed.view(torch.uint8).add_(levels + 1), scale
+
+
+def to_int8(lm: PreTrainedModel) -> None:
+    """Replace the linear layers of a float32 model on a CPU by layers in int8.
+
+    Their float32 weights are dropped, but the head's.
+    """
+    head: Any = lm.get_output_embeddings()
+    layers = linear_layers(lm)
+    inner = {name: layer for name, layer in layers.items() if layer is not head}
+    last = {name: layer for name, layer in layers.items() if layer is head}
+    join(lm, inner, Int8Linear, Int8Product)
+    join(lm, last, Int8Head, Int8Product)
