@@ -99,17 +99,32 @@ def tree_attention(
     """Attend from (B, heads, q, d) queries to (B, kv_heads, kv, d) keys.
 
     Returns (B, q, heads, d), contiguous as the library's own: some models take a view of
-    it. Grouped queries become rows of their key's head, so that no key is copied;
-    `attention_mask` has these rows. Raises ValueError for a feature of the model's
-    attention that would otherwise be ignored.
+    it. Raises ValueError for a feature of the model's attention that would otherwise be
+    ignored.
     """
     unsupported = [name for name in UNSUPPORTED if others.get(name) is not None]
     if unsupported:
         raise ValueError(f"tree attention has no {', '.join(unsupported)}")
+    output = attend(query, key, value, attention_mask, scaling)
+    return output.transpose(1, 2).contiguous(), None
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None,
+) -> Tensor:
+    """Return attention (B, heads, q, d), see `tree_attention`.
+
+    Grouped queries become rows of their key's head, so that no key is copied;
+    `attention_mask` has these rows.
+    """
     b, heads, q, d = query.shape
     kv_heads = key.shape[1]
     if attention_mask is None:
-        output = F.scaled_dot_product_attention(
+        return F.scaled_dot_product_attention(
             query,
             key,
             value,
@@ -117,14 +132,30 @@ def tree_attention(
             scale=scaling,
             enable_gqa=heads != kv_heads,
         )
-        return output.transpose(1, 2).contiguous(), None
     groups = heads // kv_heads
     if groups > 1:
         query = query.reshape(b, kv_heads, groups * q, d)
     output = F.scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, scale=scaling
     )
-    return output.reshape(b, heads, q, d).transpose(1, 2).contiguous(), None
+    return output.reshape(b, heads, q, d)
+
+
+def attend_wide(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None,
+) -> Tensor:
+    """Compute `attend` in float64.
+
+    In float32 the last bit depends on the number of rows and on the columns of the keys,
+    and one bit at a border of rounding becomes a whole step of int8. Differences in
+    float64 are lost in rounding the result once, but for one number in some millions.
+    """
+    wide = query.double(), key.double(), value.double()
+    return attend(*wide, attention_mask, scaling)
 
 
 def wide_attention(
@@ -136,21 +167,9 @@ def wide_attention(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Compute `tree_attention` in float64, rounded once to the query's type.
-
-    In float32 the last bit depends on the number of rows and on the columns of the keys,
-    and one bit at a border of rounding becomes a whole step of int8. In float64 such
-    differences are below the rounding, but for one number in millions.
-    """
-    output, _ = tree_attention(
-        module,
-        query.double(),
-        key.double(),
-        value.double(),
-        attention_mask,
-        scaling,
-        **others,
-    )
+    """Compute `tree_attention` in float64, rounded once to the query's type."""
+    wide = query.double(), key.double(), value.double()
+    output, _ = tree_attention(module, *wide, attention_mask, scaling, **others)
     return output.to(query.dtype), None
 
 

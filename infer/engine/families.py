@@ -14,11 +14,10 @@ from conf.errors import UserError, in_one_line
 from infer.engine.forward import DynamicForward, Target
 from infer.engine.memory import is_out_of_memory
 from infer.engine.output import Request
-from infer.engine.packed import is_int8
 from infer.engine.sampling import GREEDY
 from infer.trees.tree import Tree
 
-TOLERANCE = {1: 0.05, 2: 0.05, 4: 1e-3, 8: 1e-6}  # of the logits' range, by bytes of the dtype
+TOLERANCE = {2: 0.05, 4: 1e-3, 8: 1e-6}  # of the logits' range, by bytes of the dtype
 
 
 def check_family(config: PretrainedConfig, name: str | None = None) -> None:
@@ -48,8 +47,7 @@ def check_tree(lm: PreTrainedModel, name: str | None = None) -> None:
         reason = f"which fails on a tree ({type(error).__name__}: {in_one_line(error)})"
         raise _refused(lm.config, reason, name) from error
     difference = float((ours.double() - theirs.double()).abs().max())
-    tolerance = TOLERANCE[1 if is_int8(lm) else lm.dtype.itemsize]
-    limit = tolerance * float(theirs.max() - theirs.min())
+    limit = TOLERANCE[lm.dtype.itemsize] * float(theirs.max() - theirs.min())
     if not difference <= limit:
         reason = (
             "whose logits of a tree differ from those of its paths "

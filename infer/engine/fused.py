@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conf.architecture import head_width
-from infer.engine.attention import ProbeGate, tree_attention, wide_attention
+from infer.engine.attention import ProbeGate, attend, attend_wide
 from infer.engine.cache import TreeCache
 from infer.engine.packed import Product
 
@@ -146,21 +146,23 @@ class FusedDecoder:
     ) -> Tensor:
         heads, key_heads, width = self._heads, self._key_heads, self._width
         y = layer.qkv.joint(x, self._gate)
-        turned = (heads + key_heads) * width
-        qk = rotate(y[..., :turned].unflatten(-1, (-1, width)), *rotation)
-        v = y[..., turned : turned + key_heads * width].unflatten(-1, (-1, width))
+        turned, plain = (heads + key_heads) * width, key_heads * width
+        rest = y.shape[-1] - turned - plain
+        qk, v, _ = y.split([turned, plain, rest], -1)
+        qk = rotate(qk.unflatten(-1, (-1, width)), *rotation)
         query, key = qk.transpose(1, 2).split([heads, key_heads], 1)
-        key, value = cache.layers[index].update(key, v.transpose(1, 2))
-        attend = wide_attention if self._wide else tree_attention
-        output, _ = attend(None, query, key, value, mask, layer.scaling)
-        inner = output.flatten(2).to(x.dtype)
+        value = v.unflatten(-1, (-1, width)).transpose(1, 2)
+        key, value = cache.layers[index].update(key, value)
+        compute = attend_wide if self._wide else attend
+        output = compute(query, key, value, mask, layer.scaling).transpose(1, 2)
+        inner = output.to(x.dtype, memory_format=torch.contiguous_format).flatten(2)
         return layer.o.joint(inner, self._gate)[..., : x.shape[-1]]
 
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
         y = layer.gate_up.joint(x, self._gate)
         width = layer.down.in_features
-        activated = self._activated(layer.activation, y[..., :width])
-        inner = activated * y[..., width : 2 * width]
+        gates, up, _ = y.split([width, width, y.shape[-1] - 2 * width], -1)
+        inner = self._activated(layer.activation, gates) * up
         return layer.down.joint(inner, self._gate)[..., : x.shape[-1]]
 
     def _activated(self, activation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

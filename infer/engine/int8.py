@@ -25,7 +25,7 @@ from conf.dtype import int8_levels
 from infer.engine.packed import Adapter, JointLinear, Product, join, linear_layers
 
 LEVELS = 127  # of a weight, on each side of 0
-TINY = 1e-30  # a row of zeros has a scale too
+TINY = 1e-30  # an output row of zeros has a scale too
 
 
 class Int8Linear(JointLinear):
@@ -53,7 +53,8 @@ class Int8Head(Int8Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., d) to (..., V) logits that find the likeliest tokens."""
-        return super().forward(x)[..., : self.out_features]
+        assert self.product is not None
+        return self.product.joint(x)[..., : self.out_features]
 
     def drop_weight(self) -> None:
         """No-op: the weight computes the logits of the likeliest tokens."""
@@ -72,7 +73,10 @@ class Int8Product(Product):
         levels = int8_levels()
         if levels is None:
             raise ValueError("products in int8 are not exact on this CPU")
-        self._levels = levels
+        self._zero_point = levels + 1
+        # Tensors: PyTorch converts a number at each use.
+        self._levels = torch.tensor(float(levels))
+        self._offset = self._zero_point + torch.tensor(0.5)
         super().__init__(layers)
 
     @property
@@ -94,17 +98,17 @@ class Int8Product(Product):
         scale = weight.abs().amax(1).clamp_(min=TINY) / LEVELS
         quantised = (weight / scale[:, None]).round_().to(torch.int8)
         self._packed = torch.ops.onednn.qlinear_prepack(quantised, None)
-        self._scale = scale
+        self._scale = scale / self._levels
         self._zeros = torch.zeros(len(scale), dtype=torch.int32)
         for layer in self.layers:
             layer.drop_weight()
 
     def _multiply(self, x: Tensor) -> Tensor:
-        quantised, scale = quantise_rows(x, self._levels)
+        quantised, largest = quantise_rows(x, self._levels, self._offset)
         y: Tensor = torch.ops.onednn.qlinear_pointwise(
             quantised,
             1.0,
-            self._levels + 1,
+            self._zero_point,
             self._packed,
             self._scale,
             self._zeros,
@@ -116,18 +120,19 @@ class Int8Product(Product):
             [],
             "",
         )
-        return y.mul_(scale)
+        return y.mul_(largest)
 
 
-def quantise_rows(x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
-    """Return x (..., d) in unsigned integers with the zero point levels + 1, and scales (..., 1).
+def quantise_rows(x: Tensor, levels: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
+    """Return x (..., d) in unsigned integers, and each row's largest number (..., 1).
 
-    A row's integers depend on no other row.
+    x is about (integers - zero point) * largest / levels, where `offset` is the zero point
+    and a half. A row's integers depend on no other row. A row of zeros becomes any
+    integers, times 0.
     """
-    scale = x.abs().amax(-1, keepdim=True).clamp_(min=TINY).div_(levels)
-    # PyTorch converts to signed integers in a third of the time; unsigned sums wrap.
-    signed = (x / scale).round_().to(torch.int8)
-    return signed.view(torch.uint8).add_(levels + 1), scale
+    largest = x.abs().amax(-1, keepdim=True)
+    # Positive numbers are rounded by adding a half and cutting.
+    return (x * (levels / largest)).add_(offset).to(torch.uint8), largest
 
 
 def to_int8(lm: PreTrainedModel) -> None:

@@ -127,12 +127,13 @@ class Product:
             self._last = x, parts
         return parts.pop(layer)
 
-    def joint(self, x: Tensor, gate: ProbeGate) -> Tensor:
-        """Return the outputs of all layers side by side (..., sum of d'), and A's parts after them."""
-        if self.single(x) and not gate.rows:
-            parts = [
-                F.linear(x, layer.weight, layer.bias) for layer in self.layers
-            ]
+    def joint(self, x: Tensor, gate: ProbeGate | None = None) -> Tensor:
+        """Return the outputs of all layers side by side (..., sum of d'), and A's parts after them.
+
+        Weights are those of the last `refresh`.
+        """
+        if self.single(x) and not (gate and gate.rows):
+            parts = [F.linear(x, layer.weight, layer.bias) for layer in self.layers]
             return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
         y = self._adapted(x, gate)
         return y if self._bias is None else y + self._bias

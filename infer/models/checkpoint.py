@@ -253,9 +253,15 @@ class ModelDirectory:
             if ranks == 1:
                 default = "cuda" if torch.cuda.is_available() else "cpu"
                 lm.to(device or default)  # type: ignore[arg-type]
-            if ranks == 1 and lm.device.type == "cpu":
-                speed_up(lm, int8=int8)
-            check_tree(lm.eval(), self.name)
+            lm.eval()
+            if int8:  # later the two forwards that are compared would round differently
+                check_tree(lm, self.name)
+                to_int8(lm)
+            elif ranks == 1 and lm.device.type == "cpu":
+                pack(lm, machine_memory()[0] // 2)
+            fuse_rotary(lm)
+            if not int8:
+                check_tree(lm, self.name)
         return lm
 
     def _keeps_adapter(self) -> bool:
@@ -284,15 +290,6 @@ class ModelDirectory:
         if missing := sorted(info["missing_keys"]):
             raise ValueError(f"no weight {missing[0]}")
         return lm
-
-
-def speed_up(lm: PreTrainedModel, *, int8: bool) -> None:
-    """Have a model on a CPU compute in fewer and faster operations, with `int8` in integers."""
-    if int8:
-        to_int8(lm)
-    else:
-        pack(lm, machine_memory()[0] // 2)
-    fuse_rotary(lm)
 
 
 def check_weights(

@@ -74,9 +74,7 @@ class DraftSource:
         config = self._config
         if self._directory:
             device = str(target.device)
-            lm = self._directory.load(
-                dtype=dtype_of(target), device=device, whole=True
-            )
+            lm = self._directory.load(dtype=dtype_of(target), device=device, whole=True)
             adaptive = self._directory.adaptive
         else:
             layers = target.config.num_hidden_layers
