@@ -70,12 +70,14 @@ def choose_dtype(requested: str, device: str | None = None) -> str:
 def _choose_int8(*, on_cpu: bool) -> str:
     if not on_cpu:
         raise UserError(
-            "dtype must be auto, float32, bfloat16 or float16 on a GPU, got int8. Choose another, or set device=cpu."
+            "dtype must be auto, float32, bfloat16 or float16 on a GPU, got int8. Choose another, or set "
+            "device=cpu."
         )
     if int8_levels():
         return INT8
     print_once(
-        "warning: dtype=int8 needs exact integer products, which PyTorch does not have on this CPU: float32 is used",
+        "warning: dtype=int8 needs exact integer products, which PyTorch does not have on this CPU: float32 is "
+        "used",
         error=True,
     )
     return "float32"

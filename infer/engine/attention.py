@@ -185,8 +185,8 @@ def view_of(
 ) -> PreTrainedModel:
     """Return a view with tree attention and with the modules in `replaced`, by name.
 
-    With `wide` attention computes in float64. The view follows the model's weights, but not later changes of its modules. Takes a
-    millisecond for every five layers.
+    With `wide` attention computes in float64. The view follows the model's weights, but
+    not later changes of its modules. Takes a millisecond for every five layers.
     """
     for name, function in ((NAME, tree_attention), (WIDE, wide_attention)):
         AttentionInterface.register(name, function)

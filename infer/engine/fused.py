@@ -141,7 +141,7 @@ class FusedDecoder:
         x: Tensor,
         rotation: tuple[Tensor, Tensor],
         mask: Tensor | None,
-        cache: TreeCache,
+        cache: Any,
         index: int,
     ) -> Tensor:
         heads, key_heads, width = self._heads, self._key_heads, self._width
