@@ -15,6 +15,7 @@ from infer.engine.attention import ProbeGate
 from infer.engine.gate import GatedLinear
 from infer.engine.int8 import Int8Head, Int8Linear, Int8Product, to_int8
 from infer.engine.output import Request
+from infer.engine.packed import TYPES, pack
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY
 from infer.models.draft import first_layers
@@ -134,14 +135,30 @@ def test_logits_of_a_place_are_the_same_in_every_forward(
     int8: LlamaForCausalLM, others: int
 ) -> None:
     """The last bit too: what a row attends to may be in other columns, beside other rows."""
+    check_places(int8, others)
+
+
+@pytest.mark.skipif(torch.bfloat16 not in TYPES, reason="no kernels of bfloat16")
+@pytest.mark.parametrize("others", [0, 17])
+def test_logits_in_bfloat16_too_by_fixed_numbers_of_rows(
+    monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    lm = tiny_llama().bfloat16()
+    pack(lm, 1 << 30)
+    check_places(lm, others)
+
+
+def check_places(lm: LlamaForCausalLM, others: int) -> None:
+    """Compare a path's logits, row by row, with its logits in a tree with `others`."""
     prompt = [3, 14, 15, 9, 26]
     path = [5, 35, 8]
     expected = []
-    runner = Runner(int8, capacity=40, max_rows=40)
+    runner = Runner(lm, capacity=40, max_rows=40)
     runner.prefill([prompt])
     for token in path:
         output = runner.forward([Tree.chain(token)], [Request(prompt)], GREEDY)
-        expected.append(output.logits.whole())
+        expected.append(output.logits[:1].whole())
         runner.commit([[0]])
     # The path's nodes are the root, the last one below it, and a child of that.
     rivals = list(range(40, 40 + others))
@@ -165,6 +182,15 @@ def test_texts_are_plain_decodings(gated: Model, temperature: float) -> None:
     ):
         for batch in (1, 3):
             assert texts(gated, decode, prompts, batch) == plain
+
+
+@pytest.mark.skipif(torch.bfloat16 not in TYPES, reason="no kernels of bfloat16")
+def test_texts_in_bfloat16_are_plain_decodings(model_dir: Path) -> None:
+    model = load(model_dir, "bfloat16", "cpu")
+    prompts = [[5, 17, 5, 17, 5], [30] * 20, [2, 44, 7]]
+    plain = texts(model, DecodeConfig("plain"), prompts, 1)
+    for batch in (1, 3):
+        assert texts(model, DecodeConfig("hybrid"), prompts, batch) == plain
 
 
 def texts(
