@@ -218,7 +218,7 @@ class InferConfig:
     #: the draft model drafts by its own adaptive tokens, in one forward
     draft_adaptive: bool = False
     #: of the weights; auto: bfloat16 where the device has instructions for it, else float32; int8: on a CPU,
-    #: two to four times as fast, with texts of slightly rounded weights, the same by every method
+    #: faster, by rounded weights: other texts than float32's, the same by every method
     dtype: str = setting("auto", choices=DTYPES)
     #: cpu or cuda:N; null: a GPU where there is one
     device: str | None = None

@@ -22,8 +22,19 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from conf.dtype import int8_levels
+from conf.errors import UserError
+from infer.engine.gate import GatedEmbedding, GatedLinear
+from infer.engine.head import PreviousTokenHead
 from infer.engine.packed import Adapter, JointLinear, Product, join, linear_layers
 
+#: Modules with matrices that become integers, are looked up, or act on drafts alone.
+WITH_MATRICES = (
+    nn.Linear,
+    nn.Embedding,
+    GatedLinear,
+    GatedEmbedding,
+    PreviousTokenHead,
+)
 LEVELS = 127  # of a weight, on each side of 0
 TINY = 1e-30  # an output row of zeros has a scale too
 
@@ -138,8 +149,16 @@ def quantise_rows(x: Tensor, levels: Tensor, offset: Tensor) -> tuple[Tensor, Te
 def to_int8(lm: PreTrainedModel) -> None:
     """Replace the linear layers of a float32 model on a CPU by layers in int8.
 
-    Their float32 weights are dropped, but the head's.
+    Their float32 weights are dropped, but the head's. Raises UserError for a model with other
+    products, such as those of experts: in float32 they would depend on the rows beside a row.
     """
+    for module in lm.modules():
+        matrices = any(p.ndim > 1 for p in module.parameters(recurse=False))
+        if matrices and not isinstance(module, WITH_MATRICES):
+            raise UserError(
+                "dtype must be float32 or bfloat16 for a model whose products are not all linear layers, "
+                f"got int8: {lm.config.model_type} has {type(module).__name__}. Set dtype=float32."
+            )
     head: Any = lm.get_output_embeddings()
     layers = linear_layers(lm)
     inner = {name: layer for name, layer in layers.items() if layer is not head}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from conf import UserError, dtype
 from conf.dtype import choose_dtype, int8_levels
@@ -21,6 +21,7 @@ from infer.engine.sampling import GREEDY
 from infer.models.draft import first_layers
 from infer.trees.tree import Tree
 from tests.conftest import tiny_llama
+from tests.infer.engine.test_families import tiny_family
 from tests.infer.gated import adapted_copy
 
 pytestmark = pytest.mark.skipif(
@@ -149,7 +150,21 @@ def test_logits_in_bfloat16_too_by_fixed_numbers_of_rows(
     check_places(lm, others)
 
 
-def check_places(lm: LlamaForCausalLM, others: int) -> None:
+@pytest.mark.parametrize("family", ["qwen2, windows above", "qwen3", "opt, projected"])
+def test_logits_of_other_families_too(family: str) -> None:
+    """By the library's layers, or with a window."""
+    lm = tiny_family(family)
+    to_int8(lm)
+    check_places(lm, 8)
+
+
+def test_experts_are_refused() -> None:
+    """Their products depend on how many rows choose them."""
+    with pytest.raises(UserError, match="got int8: qwen2_moe has .* Set dtype=float32"):
+        to_int8(tiny_family("qwen2_moe, windows"))
+
+
+def check_places(lm: PreTrainedModel, others: int) -> None:
     """Compare a path's logits, row by row, with its logits in a tree with `others`."""
     prompt = [3, 14, 15, 9, 26]
     path = [5, 35, 8]
