@@ -7,8 +7,8 @@ The first table is L(q), the time of q rows after 256 cached tokens in forwards 
 the same type, with the head and the choice of a token: drafts alone, and drafts with as many
 probes as `+k` says, which run the adapter. "library" is float32 with the library's layers on
 the same packed products. The second table is each part of a layer by the library's code and
-by ours. All cells take turns; figures are medians, with the fastest in brackets. The last
-line is JSON.
+by ours. All cells take turns; figures are medians, with the fastest in brackets. With one
+thread its CPU time is taken, which other programs disturb less. The last line is JSON.
 """
 
 import argparse
@@ -37,14 +37,15 @@ Times = dict[str, list[float]]
 
 def in_turns(tasks: dict[str, Callable[[], Any]], rounds: int, calls: int = 1) -> Times:
     """Return the milliseconds of a call of each task, after two rounds of warming up."""
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     times: Times = {name: [] for name in tasks}
     for turn in range(rounds + 2):
         for name, task in tasks.items():
-            began = time.perf_counter()
+            began = clock()
             for _ in range(calls):
                 task()
             if turn >= 2:
-                times[name].append(1e3 * (time.perf_counter() - began) / calls)
+                times[name].append(1e3 * (clock() - began) / calls)
     return times
 
 
@@ -106,6 +107,7 @@ def parts(lm: Any, rows: int, rounds: int) -> dict[str, tuple[float, float]]:
     cached = torch.randn(2, 1, keys, CONTEXT + rows, width)
     wide = cached.double()
     mask = torch.zeros(1, 1, heads // keys * rows, CONTEXT + rows)
+    wide_mask = mask.double()
     scaling = layer.self_attn.scaling
     column = cos.unsqueeze(2)
     pairs: dict[str, tuple[int, Callable[[], Any], Callable[[], Any]]] = {
@@ -127,7 +129,7 @@ def parts(lm: Any, rows: int, rounds: int) -> dict[str, tuple[float, float]]:
         "attention, float32 and float64": (
             layers,
             lambda: attend(query, *cached, mask, scaling),
-            lambda: attend_wide(query, *wide, mask.double(), scaling),
+            lambda: attend_wide(query, *wide, wide_mask, scaling),
         ),
     }
     result = {}
