@@ -2,14 +2,21 @@
 gets the same type.
 
 A CPU without instructions for bfloat16 converts each weight first: several rows then take up to 70 times as
-long as in float32.
+long as in float32. int8 is for decoding on a CPU whose integer products are exact, and is never chosen by
+itself.
 """
 
 import os
+from functools import cache
 
 from conf.console import print_once
+from conf.errors import UserError
 
 AUTO = "auto"
+INT8 = "int8"
+# Levels of a row's numbers on each side of 0 that are tried: with 63 the sums of two products fit the 16 bits
+# in which a CPU without VNNI adds them.
+INT8_LEVELS = (127, 63)
 # Variables that limit the instructions of oneDNN, the library of PyTorch's products on a CPU, in its order of
 # precedence; and the values, in any case, that leave those for bfloat16 out.
 ISA_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
@@ -28,13 +35,16 @@ def choose_dtype(requested: str, device: str | None = None) -> str:
     """Return the dtype for `requested`; "auto" is bfloat16 if the device has instructions for it, else float32.
 
     `device` is None for the first GPU, or the CPU of a machine without one. On a CPU the first rank prints what
-    auto chose, and warns of a given bfloat16 that the CPU has no instructions for.
+    auto chose, and warns of a given bfloat16 that the CPU has no instructions for, and of an int8 that it
+    computes inexactly: then float32 is returned. Raises UserError for int8 on a GPU.
     """
     import torch  # late: settings are read without it
 
-    if requested not in (AUTO, "bfloat16"):
+    if requested not in (AUTO, "bfloat16", INT8):
         return requested
     on_cpu = not torch.cuda.is_available() if device is None else device == "cpu"
+    if requested == INT8:
+        return _choose_int8(on_cpu=on_cpu)
     if not on_cpu:
         native = requested != AUTO or torch.cuda.is_bf16_supported(
             including_emulation=False
@@ -55,6 +65,60 @@ def choose_dtype(requested: str, device: str | None = None) -> str:
             error=True,
         )
     return requested
+
+
+def _choose_int8(*, on_cpu: bool) -> str:
+    if not on_cpu:
+        raise UserError(
+            "dtype must be auto, float32, bfloat16 or float16 on a GPU, got int8. Choose another, or set "
+            "device=cpu."
+        )
+    if int8_levels():
+        return INT8
+    print_once(
+        "warning: dtype=int8 needs exact integer products, which PyTorch does not have on this CPU: float32 is "
+        "used",
+        error=True,
+    )
+    return "float32"
+
+
+@cache
+def int8_levels() -> int | None:
+    """Return the levels on each side of 0 with which a CPU's integer products are exact; None without them.
+
+    Products by oneDNN are compared with sums of 64-bit integers, at the extremes too.
+    """
+    import torch
+
+    # Elsewhere oneDNN has the product in plain loops, slower than float32.
+    x86 = torch.cpu.get_capabilities().get("avx2", False)
+    if not (x86 and torch.backends.mkldnn.is_available()):
+        return None
+    for levels in INT8_LEVELS:
+        if all(_is_exact(levels, rows) for rows in (1, 5, 16)):
+            return levels
+    return None
+
+
+def _is_exact(levels: int, rows: int) -> bool:
+    """Return whether a product of `rows` rows in int8 equals that in 64-bit integers."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    signed = torch.randint(-levels, levels + 1, (rows, 576), generator=generator)
+    weight = torch.randint(-127, 128, (96, 576), generator=generator)
+    signed[0] = levels  # the largest sums
+    weight[0], weight[1] = 127, -127
+    packed = torch.ops.onednn.qlinear_prepack(weight.to(torch.int8), None)
+    ones, zeros = torch.ones(96), torch.zeros(96, dtype=torch.int32)
+    zero_point = levels + 1
+    product = torch.ops.onednn.qlinear_pointwise(
+        *((signed + zero_point).to(torch.uint8), 1.0, zero_point),
+        *(packed, ones, zeros, None),
+        *(1.0, 0, torch.float32, "none", [], ""),
+    )
+    return bool((product.long() == signed @ weight.T).all())
 
 
 def cpu_has_bfloat16() -> bool:

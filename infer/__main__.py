@@ -24,7 +24,7 @@ def main(config: InferConfig) -> None:
 
     from infer.api import generate, load
     from infer.chat import chat_ids
-    from infer.models.checkpoint import ModelDirectory
+    from infer.models.checkpoint import ModelDirectory, dtype_of
     from infer.view import show
 
     if config.threads:
@@ -44,7 +44,7 @@ def main(config: InferConfig) -> None:
         compile=config.compile,
     )
     if sys.stderr.isatty():
-        weights = str(model.lm.dtype).removeprefix("torch.")
+        weights = dtype_of(model.lm)
         print_once(f"{weights} on {model.lm.device}; {WARM_UP} ...", error=True)
     console = Console(quiet=place()[0] > 0)
     given: Infill | str | list[int] = config.infill if infill else prompt

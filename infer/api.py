@@ -83,8 +83,8 @@ def load(
 ) -> Model:
     """Load a model directory, or a model of the hub by its name, by default on a GPU.
 
-    `dtype` is float32, bfloat16, float16, or "auto": bfloat16 where the device has
-    instructions for it. `draft` is a smaller model with
+    `dtype` is float32, bfloat16, float16, int8 (on a CPU), or "auto": bfloat16 where the
+    device has instructions for it. `draft` is a smaller model with
     the same token ids, or "self:N" for the model's own first N layers. `compile` has
     torch.compile fuse the kernels of a GPU's forward, which takes a minute of the first
     text. Raise UserError for a directory, draft model or device that does not fit, and

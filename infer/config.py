@@ -14,7 +14,7 @@ from conf.schema import check_settings, setting
 from infer.engine.sampling import SEEDS, Sampling
 from infer.trees.growth import Rules
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 SELF = "self:"  # the model's own first layers
 ORDERS = ("psm", "spm")  # of an infilling's parts, as in conf.infilling
 SOURCES = ("adaptive", "text", "ngrams")  # of drafts
@@ -254,7 +254,8 @@ class InferConfig:
     draft: str | None = setting(None, hub="model")
     #: the draft model drafts by its own adaptive tokens, in one forward
     draft_adaptive: bool = False
-    #: of the weights; auto: bfloat16 where the device has instructions for it, else float32
+    #: of the weights; auto: bfloat16 where the device has instructions for it, else float32; int8: on a CPU,
+    #: faster, by rounded weights: other texts than float32's, the same by every method
     dtype: str = setting("auto", choices=DTYPES)
     #: cpu or cuda:N; null: a GPU where there is one
     device: str | None = None

@@ -89,7 +89,8 @@ class RegenerateConfig:
     prefix_max: int = setting(64, least=1)
     #: documents that are decoded side by side and saved together
     batch: int = setting(64, least=1)
-    #: of the weights; auto: bfloat16 where the device has instructions for it
+    #: of the weights; auto: bfloat16 where the device has instructions for it; int8: on a CPU, faster, by
+    #: rounded weights
     dtype: str = setting("auto", choices=DTYPES)
 
     def __post_init__(self) -> None:

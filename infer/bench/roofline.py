@@ -16,12 +16,13 @@ from statistics import median
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.benchmark import Timer
 from transformers import PreTrainedModel
 
+from infer.engine.int8 import Int8Linear, Int8Product
 from infer.engine.output import Request
+from infer.engine.packed import is_int8
 from infer.engine.runner import Runner, duration
 from infer.engine.sampling import GREEDY
 from infer.trees.tree import Tree
@@ -38,10 +39,11 @@ def measure_roofline(lm: PreTrainedModel, rows: Sequence[int] = ROWS) -> dict[st
     """Return the milliseconds of a forward of each number of rows: measured, and the bound."""
     linear = [module for module in lm.modules() if isinstance(module, nn.Linear)]
     matrices = {id(layer.weight): layer.weight for layer in linear}.values()
-    size = sum(matrix.nbytes for matrix in matrices)
+    int8 = is_int8(lm)
+    size = sum(w.numel() if int8 else w.nbytes for w in matrices)
     flops = 2 * sum(matrix.numel() for matrix in matrices)  # of a row
     bandwidth = measure_bandwidth(lm.device, size=min(size, MAX_BUFFER))
-    rate = measure_rate(lm.config.hidden_size, lm.dtype, lm.device)
+    rate = measure_rate(lm.config.hidden_size, lm.dtype, lm.device, int8=int8)
     return {
         "rows": list(rows),
         "context": CONTEXT,
@@ -68,11 +70,17 @@ def measure_forwards(lm: PreTrainedModel, rows: Sequence[int]) -> list[float]:
     return [median(times[q]) for q in rows]
 
 
-def measure_rate(width: int, dtype: torch.dtype, device: torch.device) -> float:
+def measure_rate(
+    width: int, dtype: torch.dtype, device: torch.device, *, int8: bool = False
+) -> float:
     """Return the operations per second of a product with a square matrix."""
-    weight = torch.randn(width, width, dtype=dtype, device=device)
+    linear = nn.Linear(width, width, bias=False, dtype=dtype, device=device)
     rows = torch.randn(PRODUCT_ROWS, width, dtype=dtype, device=device)
-    seconds = seconds_of(lambda: F.linear(rows, weight))
+    multiply: Callable[[Tensor], Tensor] = linear
+    if int8:
+        multiply = Int8Linear(linear)
+        Int8Product({multiply: None})
+    seconds = seconds_of(lambda: multiply(rows))
     return 2 * PRODUCT_ROWS * width * width / seconds
 
 

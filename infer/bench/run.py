@@ -48,12 +48,15 @@ SET_PARTS: dict[str, type[SpeedPart] | type[GsdPart] | type[LoadPart]] = {
     "load": LoadPart,
 }
 
+# Types in which every text is plain decoding's.
+EXACT_TYPES = ("float32", "int8")
+
 
 def bench(config: BenchConfig) -> None:
     """Measure the parts that are not finished, write the report and print it.
 
-    Raises UserError for inputs that cannot be measured, and if float32 texts differ from those
-    of plain decoding.
+    Raises UserError for inputs that cannot be measured, and if texts in float32 or int8 differ
+    from those of plain decoding.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -174,10 +177,10 @@ def contamination(model: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def check_same(report: Mapping[str, Any]) -> None:
-    """Raise UserError if float32 texts are not those of plain decoding; peers may differ."""
+    """Raise UserError if texts of an exact type are not those of plain decoding; peers may differ."""
     for name in PARTS:
         part = report.get(name)
-        if not part or part["settings"]["dtype"] != "float32":
+        if not part or (dtype := part["settings"]["dtype"]) not in EXACT_TYPES:
             continue
         for row in part["rows"]:
             differing = row["compared"] - row["same"]
@@ -185,6 +188,6 @@ def check_same(report: Mapping[str, Any]) -> None:
             if differing and not decoder.startswith(PEER):
                 place = row.get("prompt_set") or row["benchmark"]
                 raise UserError(
-                    f"float32 texts must equal plain ones, got {differing} others: {decoder}, {place}.",
+                    f"{dtype} texts must equal plain ones, got {differing} others: {decoder}, {place}.",
                     page=NOT_IDENTICAL,
                 )

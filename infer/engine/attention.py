@@ -33,6 +33,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from conf.architecture import UNSUPPORTED
 
 NAME = "tree"
+WIDE = "wide_tree"
 
 
 class ProbeGate:
@@ -87,7 +88,7 @@ COPIED = (PreTrainedConfig, ProbeGate)
 
 
 def tree_attention(
-    module: nn.Module,
+    module: nn.Module | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -98,17 +99,32 @@ def tree_attention(
     """Attend from (B, heads, q, d) queries to (B, kv_heads, kv, d) keys.
 
     Returns (B, q, heads, d), contiguous as the library's own: some models take a view of
-    it. Grouped queries become rows of their key's head, so that no key is copied;
-    `attention_mask` has these rows. Raises ValueError for a feature of the model's
-    attention that would otherwise be ignored.
+    it. Raises ValueError for a feature of the model's attention that would otherwise be
+    ignored.
     """
     unsupported = [name for name in UNSUPPORTED if others.get(name) is not None]
     if unsupported:
         raise ValueError(f"tree attention has no {', '.join(unsupported)}")
+    output = attend(query, key, value, attention_mask, scaling)
+    return output.transpose(1, 2).contiguous(), None
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None,
+) -> Tensor:
+    """Return attention (B, heads, q, d), see `tree_attention`.
+
+    Grouped queries become rows of their key's head, so that no key is copied;
+    `attention_mask` has these rows.
+    """
     b, heads, q, d = query.shape
     kv_heads = key.shape[1]
     if attention_mask is None:
-        output = F.scaled_dot_product_attention(
+        return F.scaled_dot_product_attention(
             query,
             key,
             value,
@@ -116,14 +132,45 @@ def tree_attention(
             scale=scaling,
             enable_gqa=heads != kv_heads,
         )
-        return output.transpose(1, 2).contiguous(), None
     groups = heads // kv_heads
     if groups > 1:
         query = query.reshape(b, kv_heads, groups * q, d)
     output = F.scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, scale=scaling
     )
-    return output.reshape(b, heads, q, d).transpose(1, 2).contiguous(), None
+    return output.reshape(b, heads, q, d)
+
+
+def attend_wide(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None,
+) -> Tensor:
+    """Compute `attend` in float64.
+
+    In float32 the last bit depends on the number of rows and on the columns of the keys,
+    and one bit at a border of rounding becomes a whole step of int8. Differences in
+    float64 are lost in rounding the result once, but for one number in some millions.
+    """
+    wide = query.double(), key.double(), value.double()
+    return attend(*wide, attention_mask, scaling)
+
+
+def wide_attention(
+    module: nn.Module | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Compute `tree_attention` in float64, rounded once to the query's type."""
+    wide = query.double(), key.double(), value.double()
+    output, _ = tree_attention(module, *wide, attention_mask, scaling, **others)
+    return output.to(query.dtype), None
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:
@@ -131,22 +178,26 @@ def _no_mask(*args: Any, **kwargs: Any) -> None:
 
 
 def view_of(
-    lm: PreTrainedModel, replaced: Mapping[str, nn.Module] | None = None
+    lm: PreTrainedModel,
+    replaced: Mapping[str, nn.Module] | None = None,
+    *,
+    wide: bool = False,
 ) -> PreTrainedModel:
     """Return a view with tree attention and with the modules in `replaced`, by name.
 
-    It follows the model's weights, but not later changes of its modules. Takes a
-    millisecond for every five layers.
+    With `wide` attention computes in float64. The view follows the model's weights, but
+    not later changes of its modules. Takes a millisecond for every five layers.
     """
-    AttentionInterface.register(NAME, tree_attention)
-    AttentionMaskInterface.register(NAME, _no_mask)
+    for name, function in ((NAME, tree_attention), (WIDE, wide_attention)):
+        AttentionInterface.register(name, function)
+        AttentionMaskInterface.register(name, _no_mask)
     model: Any = next(lm.modules())  # `lm` may be a weak proxy, which cannot be copied
     shared: dict[int, Any] = {
         id(model.get_submodule(name)): new for name, new in (replaced or {}).items()
     }
     _share(model, shared)
     view: PreTrainedModel = copy.deepcopy(model, shared)
-    view.config._attn_implementation = NAME
+    view.config._attn_implementation = WIDE if wide else NAME
     return view
 
 

@@ -48,12 +48,15 @@ class TreeCacheLayer(CacheLayerMixin):
         """Write (B, heads, q, head_dim) to the slots; return the columns up to their end."""
         slots = self.slots
         n = key_states.shape[0]
-        for cached, states in ((self.keys, key_states), (self.values, value_states)):
+        rows = slots.end - slots.start
+        keys, values = (t.narrow(0, 0, n) for t in (self.keys, self.values))
+        for cached, states in ((keys, key_states), (values, value_states)):
             if slots.columns is None:
-                cached[:n, :, slots.start : slots.end] = states
+                cached.narrow(2, slots.start, rows).copy_(states)
             else:
-                cached[slots.sequences, :, slots.columns] = states.transpose(1, 2)
-        return self.keys[:n, :, : slots.end], self.values[:n, :, : slots.end]
+                rows_first = states.transpose(1, 2).to(cached.dtype)
+                cached[slots.sequences, :, slots.columns] = rows_first
+        return keys.narrow(2, 0, slots.end), values.narrow(2, 0, slots.end)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """No-op: storage is preallocated."""

@@ -20,8 +20,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 from conf.architecture import key_heads, windows
 from infer.engine.attention import ProbeGate, view_of
 from infer.engine.cache import TreeCache
+from infer.engine.fused import FusedDecoder
 from infer.engine.head import PreviousTokenHead
 from infer.engine.output import LazyOutput, Request
+from infer.engine.packed import is_int8
 from infer.engine.pick import Logits
 from infer.engine.sampling import Sampling
 from infer.trees.tree import Fed, FlatTrees, Tree, extent, flatten, mask
@@ -45,12 +47,17 @@ class Target:
         target: PreTrainedModel | None = None,
     ) -> None:
         self.correction = PreviousTokenHead.of(lm)
-        lm = view_of(lm)  # other threads may decode on the same model
+        int8 = is_int8(lm)
+        # Where a row's products do not depend on other rows, attention must not either.
+        wide = int8 or (lm.device.type == "cpu" and lm.dtype == torch.bfloat16)
+        lm = view_of(lm, wide=wide)  # other threads may decode on the same model
         self.decoder: Any = lm.get_decoder()
         self.head: Any = lm.get_output_embeddings()
         self.dtype = lm.dtype
+        self.mask_dtype = torch.float64 if wide else lm.dtype
         self.device = lm.device
         self.gate = ProbeGate.of(lm)
+        self.fused = FusedDecoder.of(lm, self.gate, wide=wide)
         self.adapted = ProbeGate.adapts(lm)
         self.windows = windows(lm.config)
         self.groups = lm.config.num_attention_heads // key_heads(lm.config)
@@ -59,7 +66,7 @@ class Target:
             lm.config,
             batch=batch,
             capacity=capacity,
-            dtype=lm.dtype,
+            dtype=torch.float64 if int8 else lm.dtype,
             device=lm.device,
             shares=shares(lm),
         )
@@ -80,14 +87,17 @@ class Target:
         `masks` are (B, 1, q, n) by kind of layer. Without them the rows are prompts, or
         one row that attends to the whole cache.
         """
-        attention_mask: Any = None
-        if masks is not None:  # for all layers at once what each of them needs
-            attention_mask = {
-                kind: None if mask is None else mask.repeat(1, 1, self.groups, 1)
-                for kind, mask in masks.items()
-            }
-            if len(masks) == 1:
-                (attention_mask,) = attention_mask.values()
+        # For all layers at once what each of them needs.
+        attention_mask: Any = {
+            kind: None if mask is None else mask.repeat(1, 1, self.groups, 1)
+            for kind, mask in (masks or dict.fromkeys(self.windows)).items()
+        }
+        if self.fused is not None:
+            return self.fused(ids_Bq, positions_Bq, attention_mask, self.cache)
+        if masks is None:
+            attention_mask = None
+        elif len(masks) == 1:
+            (attention_mask,) = attention_mask.values()
         output = self.decoder(
             input_ids=ids_Bq,
             position_ids=positions_Bq,
@@ -191,7 +201,7 @@ class DynamicForward:
         for kind, window in windows.items():
             attends = torch.from_numpy(mask(flat, cache.lengths, end, window=window))
             attends = attends.to(self._target.device)
-            masks[kind] = additive(attends, self._target.dtype)
+            masks[kind] = additive(attends, self._target.mask_dtype)
         return masks
 
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infer.engine.attention import ProbeGate, add_product
-from infer.engine.packed import PackedLinear
+from infer.engine.packed import JointLinear
 
 
 class GatedLinear(nn.Module):
@@ -45,7 +45,7 @@ class GatedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, q, d) to (B, q, d'); in some families (B·q, d) to (B·q, d')."""
-        if isinstance(self.base, PackedLinear):
+        if isinstance(self.base, JointLinear):
             adapted = self.base.adapted(x, self.gate)
             if adapted is not None:
                 return adapted

@@ -7,10 +7,10 @@ add their B's:
 
     x  ->  [ Wq x | Wk x | Wv x | Aq x | Ak x | Av x ]       probes: + [ Bq Aq x | Bk Ak x | Bv Av x ]
 
-tests/benchmarks/packed.py measures it.
+int8.py has the same layers in int8. tests/benchmarks/packed.py measures both.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -36,10 +36,15 @@ SIBLINGS = {
     "gate_proj": "gate, up",
     "up_proj": "gate, up",
 }
+#: Rows of each product of bfloat16 by AMX, whose kernels differ in the last bit by the number
+#: of rows: by this one alone a row's product does not depend on the rows beside it.
+FIXED_ROWS = 16
 
 
-class PackedLinear(nn.Linear):
-    """`linear` on the same weight, by the product it is part of."""
+class JointLinear(nn.Linear):
+    """A linear layer that is part of a product, on the weight of `linear`."""
+
+    int8 = False
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__(
@@ -48,6 +53,19 @@ class PackedLinear(nn.Linear):
         self.weight = linear.weight
         self.bias = linear.bias
         self.product: Product | None = None
+
+    def adapted(self, x: Tensor, gate: ProbeGate | None = None) -> Tensor | None:
+        """Return Wx (..., d'), with the adapter's update in the rows of an open gate.
+
+        Returns None where the usual product is to be taken.
+        """
+        assert self.product is not None
+        y = self.product.take(self, x, gate)
+        return y if self.bias is None else y + self.bias
+
+
+class PackedLinear(JointLinear):
+    """`linear` on the same weight, by the product it is part of."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Return all but the product: a packed tensor cannot be copied."""
@@ -59,18 +77,11 @@ class PackedLinear(nn.Linear):
         return F.linear(x, self.weight, self.bias) if y is None else y
 
     def adapted(self, x: Tensor, gate: ProbeGate | None = None) -> Tensor | None:
-        """Return Wx (..., d'), with the adapter's update in the rows of an open gate.
-
-        Returns None where the usual product is to be taken.
-        """
-        weight = self.weight
-        # PyTorch's product of one row runs on one thread, and is the faster one there.
-        single = x.numel() == self.in_features and torch.get_num_threads() == 1
-        cpu = weight.device.type == "cpu" and weight.dtype in TYPES
-        if self.product is None or single or not cpu or torch.is_grad_enabled():
+        """See JointLinear."""
+        product = self.product
+        if product is None or not product.usable or torch.is_grad_enabled():
             return None
-        y = self.product.take(self, x, gate)
-        return y if self.bias is None else y + self.bias
+        return None if product.single(x) else super().adapted(x, gate)
 
 
 class Product:
@@ -79,54 +90,131 @@ class Product:
     The packed copy is made again after a weight has changed.
     """
 
-    def __init__(self, layers: Mapping[PackedLinear, Adapter | None]) -> None:
-        self._layers = layers
+    def __init__(self, layers: Mapping[Any, Adapter | None]) -> None:
+        self.layers = layers
         self._source: list[Any] = []  # what the copy was made of
         self._sizes: list[int] = []
+        self._bias: Tensor | None = None
         # An input, and the parts of its product that no layer has taken: a layer may
         # change its part. In a tuple, which other threads replace but never change.
-        self._last: tuple[Tensor | None, dict[PackedLinear, Tensor]] = (None, {})
+        self._last: tuple[Tensor | None, dict[JointLinear, Tensor]] = (None, {})
         for layer in layers:
             layer.product = self
-        self._pack()
+        self.refresh()
+
+    @property
+    def in_features(self) -> int:
+        """The width of the input."""
+        (first, *_) = self.layers
+        width: int = first.in_features
+        return width
+
+    @property
+    def usable(self) -> bool:
+        """Whether the weights are on a CPU, in a type with kernels."""
+        weights = [layer.weight for layer in self.layers]
+        return all(w.device.type == "cpu" and w.dtype in TYPES for w in weights)
 
     def take(
-        self, layer: PackedLinear, x: Tensor, gate: ProbeGate | None = None
+        self, layer: JointLinear, x: Tensor, gate: ProbeGate | None = None
     ) -> Tensor:
         """Return the layer's part, computed for all layers when the first one asks."""
         last, parts = self._last
         if last is not x or layer not in parts:
-            self._pack()
-            y = torch.ops.mkldnn._linear_pointwise(
-                x, self._packed, None, "none", [], ""
-            )
-            if gate is not None and gate.rows:
-                rows = gate.probes(y).split(self._sizes, -1)
-                for update in zip(rows, rows[len(self._layers) :], self._outer):
-                    add_product(*update)
-            parts = dict(zip(self._layers, y.split(self._sizes, -1)))
+            self.refresh()
+            y = self._adapted(x, gate)
+            parts = dict(zip(self.layers, y.split(self._sizes, -1)))
             self._last = x, parts
         return parts.pop(layer)
 
-    def _pack(self) -> None:
-        weights = [layer.weight for layer in self._layers]
-        adapters = self._layers.values()
+    def joint(self, x: Tensor, gate: ProbeGate | None = None) -> Tensor:
+        """Return the outputs of all layers side by side (..., sum of d'), and A's parts after them.
+
+        Weights are those of the last `refresh`.
+        """
+        if self.single(x) and not (gate and gate.rows):
+            parts = [F.linear(x, layer.weight, layer.bias) for layer in self.layers]
+            return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        y = self._adapted(x, gate)
+        return y if self._bias is None else y + self._bias
+
+    def single(self, x: Tensor) -> bool:
+        """Return True if the usual product of `x` is the faster one.
+
+        PyTorch's product of one row runs on one thread, and is the faster one there.
+        """
+        return (
+            x.numel() == self.in_features
+            and torch.get_num_threads() == 1
+            and x.dtype == torch.float32
+        )
+
+    def _adapted(self, x: Tensor, gate: ProbeGate | None) -> Tensor:
+        y = self._multiply(x)
+        if gate is not None and gate.rows:
+            rows = gate.probes(y).split(self._sizes, -1)
+            for update in zip(rows, rows[len(self.layers) :], self._outer):
+                add_product(*update)
+        return y
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        """Return x times all weights and A's."""
+        if x.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported():
+            return self._multiply_by_fixed_rows(x)
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(
+            x, self._packed, None, "none", [], ""
+        )
+        return y
+
+    def _multiply_by_fixed_rows(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, -2)
+        n = len(rows)
+        padded = F.pad(rows, (0, 0, 0, -n % FIXED_ROWS))
+        parts = [
+            torch.ops.mkldnn._linear_pointwise(part, self._packed, None, "none", [], "")
+            for part in padded.split(FIXED_ROWS)
+        ]
+        y = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return y[:n].view(*x.shape[:-1], -1)
+
+    def refresh(self) -> None:
+        """Pack the weights again if one of them has changed."""
+        adapters = self.layers.values()
         source = [
             (id(w), w.data_ptr(), 0 if w.is_inference() else w._version)
-            for w in (*weights, *chain.from_iterable(filter(None, adapters)))
+            for w in (
+                *(layer.weight for layer in self.layers),
+                *chain.from_iterable(filter(None, adapters)),
+            )
         ]
         if source != self._source:
-            pairs = [
-                pair or (w[:0], w.new_empty(len(w), 0))
-                for w, pair in zip(weights, adapters)
-            ]
-            rows = [*weights, *(a for a, _ in pairs)]
-            self._sizes = list(map(len, rows))
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(
-                torch.cat(rows).detach()
-            )
-            self._outer = [b.T for _, b in pairs]
+            self._pack(self._collect())
             self._source = source
+
+    def _collect(self) -> list[Tensor]:
+        """Return all weights and A's, and keep the B's and the biases."""
+        weights = [layer.weight for layer in self.layers]
+        pairs = [
+            pair or (w[:0], w.new_empty(len(w), 0))
+            for w, pair in zip(weights, self.layers.values())
+        ]
+        rows = [*weights, *(a for a, _ in pairs)]
+        self._sizes = list(map(len, rows))
+        self._outer = [b.T for _, b in pairs]
+        biases = [layer.bias for layer in self.layers]
+        if any(bias is not None for bias in biases):
+            of_layers = [
+                w.new_zeros(len(w)) if bias is None else bias
+                for w, bias in zip(weights, biases)
+            ]
+            of_inner = weights[0].new_zeros(sum(self._sizes[len(weights) :]))
+            self._bias = torch.cat([*of_layers, of_inner]).detach()
+        return rows
+
+    def _pack(self, rows: Sequence[Tensor]) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(
+            torch.cat(list(rows)).detach()
+        )
 
 
 def pack(lm: nn.Module, most_bytes: int) -> None:
@@ -135,24 +223,42 @@ def pack(lm: nn.Module, most_bytes: int) -> None:
     Do nothing where their copies, as large as the weights, would take more than
     `most_bytes`.
     """
-    layers = {
+    layers = linear_layers(lm)
+    if sum(layer.weight.nbytes for layer in layers.values()) <= most_bytes:
+        join(lm, layers, PackedLinear, Product)
+
+
+def is_int8(lm: nn.Module) -> bool:
+    """Return True if the linear layers of a model are in int8."""
+    return any(getattr(module, "int8", False) for module in lm.modules())
+
+
+def linear_layers(lm: nn.Module) -> dict[str, nn.Linear]:
+    """Return the linear layers that can be packed, by name."""
+    return {
         name: module
         for name, module in lm.named_modules()
         if type(module) is nn.Linear and module.weight.dtype in TYPES
     }
-    size = sum(layer.weight.nbytes for layer in layers.values())
-    if size > most_bytes:
-        return
-    groups: dict[Any, dict[PackedLinear, Adapter | None]] = {}
+
+
+def join(
+    lm: nn.Module,
+    layers: Mapping[str, nn.Linear],
+    joined: Callable[[nn.Linear], JointLinear],
+    product: Callable[[Mapping[Any, Adapter | None]], Product],
+) -> None:
+    """Replace layers of a model by `joined` ones, those of one input in one `product`."""
+    groups: dict[Any, dict[JointLinear, Adapter | None]] = {}
     for name, layer in layers.items():
-        packed = PackedLinear(layer)
-        lm.set_submodule(name, packed)
+        part = joined(layer)
+        lm.set_submodule(name, part)
         gated = name.removesuffix(".base")  # engine/gate.py
         parent, _, own = gated.rpartition(".")
         owner: Any = lm.get_submodule(gated)
         adapter = (owner.a, owner.b) if hasattr(owner, "a") else None
         # One gate for all of a group: the first layer that asks brings it.
         key = parent, SIBLINGS.get(own, own), layer.in_features, adapter is None
-        groups.setdefault(key, {})[packed] = adapter
+        groups.setdefault(key, {})[part] = adapter
     for group in groups.values():
-        Product(group)
+        product(group)

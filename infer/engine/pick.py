@@ -7,7 +7,8 @@ without drafts, and drafts that use the same noise are accepted more often (Gumb
 coupling: Daliri, Musco, Suresh, 2024).
 
 In bfloat16 and float16 a near-tie would depend on the number of rows in the forward. So
-the logits of the likeliest tokens are computed again in float32 (`Logits`).
+the logits of the likeliest tokens are computed again in float32 (`Logits`), also of a head
+in int8 (int8.py).
 
 Verification by ratio: a draft model's draws, the target's distribution (GSD §3;
 Leviathan et al., 2023).
@@ -52,7 +53,8 @@ class Logits:
         self.hidden = hidden_nd
         self._head = head
         self._logits = logits_nV
-        self._narrow = logits_nV.dtype.itemsize < 4
+        narrow = logits_nV.dtype.itemsize < 4
+        self._narrow = narrow or getattr(head, "int8", False)
 
     def __len__(self) -> int:
         return len(self._logits)
@@ -97,10 +99,12 @@ class Logits:
         return self._logits.softmax(-1, dtype=dtype)
 
     def _exact(self, ids_nt: Tensor) -> Tensor:
-        weight_ntd = F.embedding(ids_nt, self._head.weight).float()  # type: ignore[arg-type]
-        values = torch.bmm(weight_ntd, self.hidden.float()[..., None])[..., 0]
+        # A CPU's float32 sums depend on the number of rows; float64 costs it nothing here.
+        wide = torch.float64 if ids_nt.device.type == "cpu" else torch.float32
+        weight_ntd = F.embedding(ids_nt, self._head.weight).to(wide)  # type: ignore[arg-type]
+        values = torch.bmm(weight_ntd, self.hidden.to(wide)[..., None])[..., 0]
         bias = getattr(self._head, "bias", None)
-        return values if bias is None else values + bias[ids_nt].float()
+        return (values if bias is None else values + bias[ids_nt]).float()
 
 
 def top(values_nV: Tensor, m: int) -> tuple[Tensor, Tensor]:

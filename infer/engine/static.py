@@ -184,7 +184,7 @@ class Graph:
         starts = inputs.lengths + inputs.fed
         target.cache.place_each(starts, rows=q, end=shape.columns)
         masks = {
-            kind: additive_mask(inputs, shape.columns, window, target.dtype)
+            kind: additive_mask(inputs, shape.columns, window, target.mask_dtype)
             for kind, window in target.windows.items()
         }
         with target.gate.open(shape.drafts, q):

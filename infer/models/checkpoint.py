@@ -22,6 +22,7 @@ from transformers.utils import logging
 
 from conf import UserError
 from conf.console import place, print_once
+from conf.dtype import INT8
 from conf.encoding import opening
 from conf.errors import Refusing
 from conf.files import read_json
@@ -29,8 +30,10 @@ from conf.infilling import Infilling, find_infilling, with_stops
 from conf.memory import check_fits, describe_shortage, machine_memory
 from infer.config import check_directory, export_manifest
 from infer.engine.families import check_family, check_tree
+from infer.engine.fused import fuse_rotary
+from infer.engine.int8 import to_int8
 from infer.engine.memory import enough_memory
-from infer.engine.packed import pack
+from infer.engine.packed import is_int8, pack
 from infer.models import parallel
 from infer.models.gated import FOLDER, HEAD, NO_HEAD, gate_model
 from infer.ngrams import ABSENT, FILE, NgramTable, NgramWeights
@@ -214,6 +217,12 @@ class ModelDirectory:
         """
         ranks = 1 if whole else parallel.processes()
         adapter = self.path / FOLDER
+        int8 = dtype == INT8
+        if ranks > 1 and int8:
+            raise UserError(
+                f"dtype must be another one than int8 under torchrun with {ranks} processes, got int8. "
+                "Set dtype=float32, or run one process."
+            )
         if ranks > 1 and device:
             raise UserError(
                 f"device must be unset under torchrun, which gives each of its {ranks} "
@@ -234,7 +243,7 @@ class ModelDirectory:
             Refusing(f"{self.name} must be a causal model with weights, got"),
             enough_memory("Set dtype=bfloat16 or use a smaller model"),
         ):
-            lm = self._read(dtype, ranks, device)
+            lm = self._read("float32" if int8 else dtype, ranks, device)
             if self.gated:
                 gate_model(lm, adapter)
                 if self.need_adaptive().has_head and not (adapter / HEAD).is_file():
@@ -244,9 +253,15 @@ class ModelDirectory:
             if ranks == 1:
                 default = "cuda" if torch.cuda.is_available() else "cpu"
                 lm.to(device or default)  # type: ignore[arg-type]
-            check_tree(lm.eval(), self.name)
-            if ranks == 1 and lm.device.type == "cpu":
+            lm.eval()
+            if int8:  # later the two forwards that are compared would round differently
+                check_tree(lm, self.name)
+                to_int8(lm)
+            elif ranks == 1 and lm.device.type == "cpu":
                 pack(lm, machine_memory()[0] // 2)
+            fuse_rotary(lm)
+            if not int8:
+                check_tree(lm, self.name)
         return lm
 
     def _keeps_adapter(self) -> bool:
@@ -311,6 +326,11 @@ def check_weights(
             f"warning: {sentence}; else every token reads them from the disk again",
             error=True,
         )
+
+
+def dtype_of(lm: PreTrainedModel) -> str:
+    """Return the setting `dtype` of a loaded model."""
+    return INT8 if is_int8(lm) else str(lm.dtype).removeprefix("torch.")
 
 
 def merge_adapter(lm: PreTrainedModel, folder: Path) -> PreTrainedModel:

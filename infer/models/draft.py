@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from conf import UserError
 from infer.config import DraftConfig
 from infer.engine.forward import context_length
-from infer.models.checkpoint import Adaptive, ModelDirectory
+from infer.models.checkpoint import Adaptive, ModelDirectory, dtype_of
 from infer.text import Text
 
 STAND_IN = 0  # read instead of an id that the draft model lacks; any id would do
@@ -73,9 +73,8 @@ class DraftSource:
         """
         config = self._config
         if self._directory:
-            dtype = str(target.dtype).removeprefix("torch.")
             device = str(target.device)
-            lm = self._directory.load(dtype=dtype, device=device, whole=True)
+            lm = self._directory.load(dtype=dtype_of(target), device=device, whole=True)
             adaptive = self._directory.adaptive
         else:
             layers = target.config.num_hidden_layers

@@ -1,13 +1,14 @@
 """Losslessness in bulk: the texts of every decoder are those of plain decoding.
 
     python -m tests.drills.lossless MODEL_DIR HELD_OUT.jsonl [--draft DIR|self:N]
-        [--count 1000]
+        [--count 1000] [--dtype float32] [--only hybrid sdsat ngrams]
 
 Two thirds of the prompts are held-out code and HumanEval's, a third random ids. Plain decoding
 decodes each alone; every other decoder, and more and more sources of drafts, decodes them
 in batches of eight unequal lengths, greedy and sampled. For a text that differs, the distance of
-the two picks in float64 is printed: it tells a near-tie from a bug. The command fails if a text
-differs; the last line is JSON.
+the two picks in float64 is printed: it tells a near-tie from a bug. With `--only` these methods
+alone decode, by their default settings, each prompt alone and in batches. The command fails if a
+text differs; the last line is JSON.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from transformers import PreTrainedModel
 
 from conf.rows import read_rows
 from infer import DecodeConfig, Model, generate, load
+from infer.config import METHODS
 from infer.engine.output import Request
 from infer.engine.pick import Logits, gumbel, probabilities
 from infer.engine.sampling import Sampling
@@ -162,20 +164,29 @@ def arguments() -> argparse.ArgumentParser:
 def main() -> None:
     parser = arguments()
     parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--only", nargs="+", choices=METHODS)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    model = load(args.model, "float32", draft=args.draft)
+    model = load(args.model, args.dtype, "cpu", draft=args.draft)
     exact = load(args.model, "float32").lm.double()
     prompts = prompts_of(model.text, args.held_out, args.count)
+    cases = [(name, config, BATCH) for name, config in decoders_of(model).items()]
+    if args.only:
+        cases = [
+            (f"{name}, {batch} at once", DecodeConfig(name), batch)
+            for name in args.only
+            for batch in (1, BATCH)
+        ]
     results: dict[str, list[float]] = {}
     for kind, sampling in SAMPLINGS.items():
         settings = {**vars(sampling), "max_new_tokens": NEW}
         plain = texts_of(model, prompts, DecodeConfig("plain", **settings), batch=1)
         requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts)]
-        for name, config in decoders_of(model).items():
+        for name, config, batch in cases:
             began = time.perf_counter()
             decode = replace(config, **settings)
-            texts = texts_of(model, prompts, decode, batch=BATCH)
+            texts = texts_of(model, prompts, decode, batch=batch)
             gaps = [
                 gap(exact, request, expected, tokens, sampling)
                 for request, expected, tokens in zip(requests, plain, texts)

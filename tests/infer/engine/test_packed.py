@@ -95,6 +95,23 @@ def test_an_adapters_products_are_part_of_its_layers(
         torch.testing.assert_close(outputs(packed, x), outputs(module, x))
 
 
+@pytest.mark.skipif(torch.bfloat16 not in TYPES, reason="no kernels of bfloat16")
+@pytest.mark.parametrize("rows", [1, 5, 16, 33])
+def test_bfloat16_with_amx_multiplies_a_fixed_number_of_rows(
+    monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    """So that a row is the same beside any others; padding is cut off again."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    torch.manual_seed(0)
+    packed = packed_of(nn.Linear(24, 40).bfloat16())
+    x = torch.randn(40, 24, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        alone = torch.cat([packed(row[None]) for row in x])
+        chosen = torch.randperm(40)[:rows]
+        y = packed(x[chosen][None])
+    assert y.shape == (1, rows, 40) and torch.equal(y[0], alone[chosen])
+
+
 def test_a_changed_weight_is_packed_again() -> None:
     linear = nn.Linear(8, 8)
     packed = packed_of(linear)

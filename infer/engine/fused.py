@@ -1,0 +1,222 @@
+"""The decoder of Llama and its like in few operations, on a CPU.
+
+A forward of a small model on a CPU is operations of a few microseconds. The library's
+layer has about 45 beside its products; this one has 20, on the same modules:
+
+    h = h + Wo attention( rotate( [Wq|Wk|Wv] norm(h) ) )      q and k turned at once
+    h = h + Wd( silu(g) * u ),   [g|u] = [Wg|Wu] norm(h)
+
+In float32 it computes the library's bits. Rows of int8 (int8.py) are the same whatever is
+computed beside them: rotation and attention in float64, rounded once.
+
+    (B, q, ...) sequences and their rows, H query heads and K key heads of width w
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from conf.architecture import head_width
+from infer.engine.attention import ProbeGate, attend, attend_wide
+from infer.engine.cache import TreeCache
+from infer.engine.packed import Product
+
+#: The library's decoders whose layers have the form above.
+DECODERS = ("LlamaModel", "MistralModel", "Qwen2Model")
+#: Positions whose rotation is computed at once.
+BLOCK = 1024
+#: PyTorch divides more numbers than these among threads, at any place of a row: then
+#: the last bit of a function such as exp may depend on the number of rows.
+UNDIVIDED = 32768
+
+
+class RotaryTables(nn.Module):
+    """The library's rotary embedding with a table of cosines and sines, made by blocks of positions."""
+
+    def __init__(self, rotary: nn.Module) -> None:
+        super().__init__()
+        self.rotary = rotary
+        self._tables: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines (B, q, w) of positions (B, q), in x's type."""
+        cos, sin = self._up_to(int(position_ids.max()), x)
+        return F.embedding(position_ids, cos), F.embedding(position_ids, sin)
+
+    def _up_to(self, position: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        tables = self._tables
+        if tables is None or len(tables[0]) <= position or tables[0].dtype != x.dtype:
+            blocks = []
+            # Blocks of one size: a row must not depend on the longest text.
+            with torch.inference_mode(False):
+                for start in range(0, position + 1, BLOCK):
+                    positions = torch.arange(start, start + BLOCK, device=x.device)
+                    blocks.append(self.rotary(x, positions[None]))
+                cos, sin = zip(*blocks)
+                tables = torch.cat(cos, 1)[0], torch.cat(sin, 1)[0]
+            self._tables = tables
+        return tables
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What a forward uses of a layer."""
+
+    kind: str
+    norms: tuple[Any, Any]
+    qkv: Product
+    o: Product
+    gate_up: Product
+    down: Product
+    scaling: float
+    activation: Callable[[Tensor], Tensor]
+
+
+class FusedDecoder:
+    """Computes a view's decoder (attention.py) with its gate; with `wide` rows are exact."""
+
+    def __init__(
+        self, decoder: Any, layers: list[Layer], gate: ProbeGate, *, wide: bool
+    ) -> None:
+        self._decoder = decoder
+        self._layers = layers
+        self._gate = gate
+        self._wide = wide
+        config = decoder.config
+        self._heads: int = config.num_attention_heads
+        self._key_heads: int = config.num_key_value_heads
+        self._width = head_width(config)
+
+    @staticmethod
+    def of(lm: Any, gate: ProbeGate, *, wide: bool) -> "FusedDecoder | None":
+        """Return the decoder of a view; None for another form, or without packed layers."""
+        decoder = lm.get_decoder()
+        if type(decoder).__name__ not in DECODERS:
+            return None
+        kinds = getattr(decoder.config, "layer_types", None)
+        modules = decoder.layers[: decoder.config.num_hidden_layers]
+        layers = [
+            fused_layer(module, kinds[index] if kinds else "")
+            for index, module in enumerate(modules)
+        ]
+        complete = [layer for layer in layers if layer]
+        if len(complete) < len(layers):
+            return None
+        return FusedDecoder(decoder, complete, gate, wide=wide)
+
+    def __call__(
+        self,
+        ids_Bq: Tensor,
+        positions_Bq: Tensor,
+        masks: Mapping[str, Tensor | None],
+        cache: TreeCache,
+    ) -> Tensor:
+        """Return (B, q, d); `masks` are those of tree attention by kind of layer, or one for all."""
+        h = self._decoder.embed_tokens(ids_Bq)
+        rotation = self._rotation(h, positions_Bq)
+        (only, *others) = masks.values()
+        for index, layer in enumerate(self._layers):
+            mask = masks[layer.kind] if others else only
+            x = normed(layer.norms[0], h)
+            h = h + self._attention(layer, x, rotation, mask, cache, index)
+            h = h + self._mlp(layer, normed(layer.norms[1], h))
+        return normed(self._decoder.norm, h)
+
+    def _rotation(self, h: Tensor, positions_Bq: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and signed sines (B, q, 1, w), see `rotate`."""
+        cos, sin = self._decoder.rotary_emb(h, position_ids=positions_Bq)
+        first, second = sin.chunk(2, -1)
+        sin = torch.cat([-first, second], -1)
+        if self._wide and h.dtype == torch.float32:
+            cos, sin = cos.double(), sin.double()
+        return cos.unsqueeze(2), sin.unsqueeze(2)
+
+    def _attention(
+        self,
+        layer: Layer,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        cache: Any,
+        index: int,
+    ) -> Tensor:
+        heads, key_heads, width = self._heads, self._key_heads, self._width
+        y = layer.qkv.joint(x, self._gate)
+        turned, plain = (heads + key_heads) * width, key_heads * width
+        rest = y.shape[-1] - turned - plain
+        qk, v, _ = y.split([turned, plain, rest], -1)
+        qk = rotate(qk.unflatten(-1, (-1, width)), *rotation)
+        query, key = qk.transpose(1, 2).split([heads, key_heads], 1)
+        value = v.unflatten(-1, (-1, width)).transpose(1, 2)
+        key, value = cache.layers[index].update(key, value)
+        compute = attend_wide if self._wide else attend
+        output = compute(query, key, value, mask, layer.scaling).transpose(1, 2)
+        inner = output.to(x.dtype, memory_format=torch.contiguous_format).flatten(2)
+        return layer.o.joint(inner, self._gate)[..., : x.shape[-1]]
+
+    def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
+        y = layer.gate_up.joint(x, self._gate)
+        width = layer.down.in_features
+        gates, up, _ = y.split([width, width, y.shape[-1] - 2 * width], -1)
+        inner = self._activated(layer.activation, gates) * up
+        return layer.down.joint(inner, self._gate)[..., : x.shape[-1]]
+
+    def _activated(self, activation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        if not self._wide or x.numel() <= UNDIVIDED:
+            return activation(x)
+        rows = x.flatten(0, -2).split(max(1, UNDIVIDED // x.shape[-1]))
+        return torch.cat([activation(part) for part in rows]).view(x.shape)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return the rotary embedding of x (..., w); the first half of `sin` has the other sign.
+
+    The library's x cos + [-x2, x1] sin, in its type or in that of `cos`.
+    """
+    return (x * cos).add_(x.roll(x.shape[-1] // 2, -1) * sin)
+
+
+def normed(norm: Any, h: Tensor) -> Tensor:
+    """Return the RMSNorm of h (..., d)."""
+    return F.rms_norm(h, h.shape[-1:], norm.weight, norm.variance_epsilon)
+
+
+def fused_layer(module: Any, kind: str) -> Layer | None:
+    """Return a layer's parts, or None if its products are not packed as a `Layer` has them."""
+    attention, mlp = module.self_attn, module.mlp
+    products = [
+        joint_product(attention.q_proj, attention.k_proj, attention.v_proj),
+        joint_product(attention.o_proj),
+        joint_product(mlp.gate_proj, mlp.up_proj),
+        joint_product(mlp.down_proj),
+    ]
+    qkv, o, gate_up, down = products
+    if qkv is None or o is None or gate_up is None or down is None:
+        return None
+    norms = module.input_layernorm, module.post_attention_layernorm
+    scaling, activation = attention.scaling, mlp.act_fn
+    return Layer(kind, norms, qkv, o, gate_up, down, scaling, activation)
+
+
+def joint_product(*modules: nn.Module) -> Product | None:
+    """Return the product of exactly these layers, gated or not, of the present weights."""
+    layers: list[Any] = [getattr(module, "base", module) for module in modules]
+    product: Product | None = getattr(layers[0], "product", None)
+    if product is None or list(product.layers) != layers or not product.usable:
+        return None
+    product.refresh()
+    return product
+
+
+def fuse_rotary(lm: Any) -> None:
+    """Give the decoder of Llama and its like tables for its rotary embedding."""
+    decoder = lm.get_decoder()
+    if type(decoder).__name__ not in DECODERS:
+        return
+    rotary = decoder.rotary_emb
+    if "dynamic" not in rotary.rope_type and rotary.rope_type != "longrope":
+        decoder.rotary_emb = RotaryTables(rotary)

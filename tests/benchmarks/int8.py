@@ -1,0 +1,142 @@
+"""int8 beside float32 on a CPU: speed, equal texts, held-out loss and pass@1.
+
+    python -m tests.benchmarks.int8 MODEL_DIR HELD_OUT.jsonl [--threads 2] [--prompts 6] [--new 96]
+        [--problems 20] [--documents 20] [--dtypes float32 int8] [--methods plain ngrams hybrid]
+
+Speed is tokens per second of greedy texts after HumanEval's prompts, all types and methods in
+turns on each prompt; in brackets the speed beside plain decoding in the same type. Every
+drafted text must be that of plain decoding in its type, or the command fails; equal texts of
+the types are counted. The loss is the mean over the tokens of held-out documents (nats, the
+first 256 tokens of each). pass@1 is judged as in the report (needs bubblewrap); 0 problems
+leave it out. The last line is JSON.
+"""
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from conf.rows import read_rows
+from infer import DecodeConfig, Model, generate, load
+from infer.bench import sandbox
+from infer.bench.problems import read_problems
+from infer.bench.quality import judge
+
+TOKENS = 256  # of a held-out document
+
+
+def text_of(model: Model, prompt: str, decode: DecodeConfig) -> tuple[list[int], int]:
+    """Return the new tokens and the number of forwards."""
+    steps = list(generate(model, prompt, decode))
+    return [token for step in steps for token in step.tokens], len(steps)
+
+
+@torch.inference_mode()
+def held_out_loss(model: Model, documents: Sequence[str]) -> float:
+    """Return the mean loss of the documents' tokens, by the library's forward."""
+    losses = []
+    for document in documents:
+        ids = torch.tensor([model.text.encode(document)[:TOKENS]])
+        logits = model.lm(ids).logits[0, :-1].float()
+        losses += F.cross_entropy(logits, ids[0, 1:], reduction="none").tolist()
+    return mean(losses)
+
+
+def speeds(
+    models: dict[str, Model], methods: Sequence[str], prompts: Sequence[str], new: int
+) -> dict[str, Any]:
+    """Return tokens per second, per forward, and the equal texts, by type and method."""
+    cells = [(dtype, method) for dtype in models for method in methods]
+    rows: dict[str, Any] = {
+        f"{dtype} {method}": {"seconds": [], "tokens": [], "forwards": []}
+        for dtype, method in cells
+    }
+    texts: dict[tuple[str, str], list[list[int]]] = {cell: [] for cell in cells}
+    for index, prompt in enumerate([prompts[0], *prompts]):  # the first warms up
+        for dtype, method in cells:
+            decode = DecodeConfig(method, max_new_tokens=new)
+            began = time.perf_counter()
+            tokens, forwards = text_of(models[dtype], prompt, decode)
+            seconds = time.perf_counter() - began
+            if index:
+                row = rows[f"{dtype} {method}"]
+                row["seconds"].append(seconds)
+                row["tokens"].append(len(tokens))
+                row["forwards"].append(forwards)
+                texts[dtype, method].append(tokens)
+    first, *_ = models
+    for dtype, method in cells:
+        row = rows[f"{dtype} {method}"]
+        rates = [n / s for n, s in zip(row["tokens"], row["seconds"])]
+        base = rows[f"{dtype} {methods[0]}"]
+        plain = [n / s for n, s in zip(base["tokens"], base["seconds"])]
+        row["tokens_per_second"] = median(rates)
+        row["speedup"] = math.exp(mean(math.log(r / p) for r, p in zip(rates, plain)))
+        row["tokens_per_forward"] = sum(row["tokens"]) / sum(row["forwards"])
+        own = zip(texts[dtype, method], texts[dtype, methods[0]])
+        row["same"] = sum(a == b for a, b in own)
+        others = zip(texts[dtype, method], texts[first, methods[0]])
+        row[f"same as {first}"] = sum(a == b for a, b in others)
+    return rows
+
+
+def passed(model: Model, problems: int, new: int = 256) -> int:
+    """Return how many of HumanEval's first problems are solved, by the default method."""
+    count = 0
+    for problem in read_problems("humaneval", "")[:problems]:
+        decode = DecodeConfig(max_new_tokens=new, stop=list(problem.stop))
+        steps = generate(model, str(problem.prompt), decode)
+        text = "".join(step.text for step in steps)
+        count += judge(problem, problem.cut(text))["passed"]
+    return count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("held_out", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--prompts", type=int, default=6)
+    parser.add_argument("--new", type=int, default=96)
+    parser.add_argument("--problems", type=int, default=20)
+    parser.add_argument("--documents", type=int, default=20)
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "int8"])
+    parser.add_argument("--methods", nargs="+", default=["plain", "ngrams", "hybrid"])
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    models = {dtype: load(args.model, dtype, "cpu") for dtype in args.dtypes}
+    documents = [row["content"] for row in read_rows(args.held_out)][: args.documents]
+    results: dict[str, Any] = {}
+    for dtype, model in models.items():
+        results[f"{dtype} loss"] = loss = held_out_loss(model, documents)
+        print(f"{dtype}: held-out loss {loss:.4f}", flush=True)
+    prompts = [str(problem.prompt) for problem in read_problems("humaneval", "")]
+    results["speed"] = rows = speeds(
+        models, args.methods, prompts[: args.prompts], args.new
+    )
+    for name, row in rows.items():
+        print(
+            f"{name}: {row['tokens_per_second']:.1f} tokens/s ({row['speedup']:.2f}), "
+            f"{row['tokens_per_forward']:.2f} tokens per forward, {row['same']} of "
+            f"{args.prompts} texts plain decoding's, "
+            f"{row[f'same as {args.dtypes[0]}']} those of {args.dtypes[0]}",
+            flush=True,
+        )
+    if args.problems and not sandbox.unavailable():
+        for dtype, model in models.items():
+            results[f"{dtype} passed"] = solved = passed(model, args.problems)
+            print(f"{dtype}: pass@1 {solved} of {args.problems}", flush=True)
+    print(json.dumps(results))
+    if any(row["same"] < args.prompts for row in rows.values()):
+        raise SystemExit("error: texts differ from those of plain decoding, see above")
+
+
+if __name__ == "__main__":
+    main()

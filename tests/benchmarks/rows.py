@@ -1,0 +1,179 @@
+"""What rows of a forward cost on a CPU by type, and its parts before and after fusing.
+
+    python -m tests.benchmarks.rows MODEL_DIR [--dtypes float32 int8] [--threads 2]
+        [--rounds 9] [--rows 1 2 4 9 16 32]
+
+The first table is L(q), the time of q rows after 256 cached tokens in forwards of one row of
+the same type, with the head and the choice of a token: drafts alone, and drafts with as many
+probes as `+k` says, which run the adapter. "library" is float32 with the library's layers on
+the same packed products. The second table is each part of a layer by the library's code and
+by ours. All cells take turns; figures are medians, with the fastest in brackets. With one
+thread its CPU time is taken, which other programs disturb less. The last line is JSON.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from infer.engine.attention import attend, attend_wide
+from infer.engine.fused import normed, rotate
+from infer.engine.output import Request
+from infer.engine.runner import Runner
+from infer.engine.sampling import GREEDY
+from infer.models.checkpoint import ModelDirectory
+from infer.trees.tree import Tree
+
+CONTEXT = 256
+LIBRARY = "library"
+Times = dict[str, list[float]]
+
+
+def in_turns(tasks: dict[str, Callable[[], Any]], rounds: int, calls: int = 1) -> Times:
+    """Return the milliseconds of a call of each task, after two rounds of warming up."""
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    times: Times = {name: [] for name in tasks}
+    for turn in range(rounds + 2):
+        for name, task in tasks.items():
+            began = clock()
+            for _ in range(calls):
+                task()
+            if turn >= 2:
+                times[name].append(1e3 * (clock() - began) / calls)
+    return times
+
+
+def tree_of(rows: int, probes: int, adaptive: int) -> Tree:
+    """Return a chain of drafts with probes under its last node, `rows` in all."""
+    drafts = rows - probes
+    tokens = (5, *range(20, 19 + drafts), *[adaptive] * probes)
+    parents = tuple(range(-1, rows - 1))
+    return Tree(tokens, parents, drafts, (drafts - 1,) if probes else ())
+
+
+def forwards(
+    directory: ModelDirectory,
+    dtypes: Sequence[str],
+    trees: dict[str, Tree],
+    rounds: int,
+) -> dict[str, Times]:
+    """Return the times of the trees by type."""
+    request = Request(list(range(10, 10 + CONTEXT)))
+    tasks = {}
+    longest = max(len(tree.tokens) for tree in trees.values())
+    for name in (*dtypes, LIBRARY):
+        dtype = "float32" if name == LIBRARY else name
+        runner = Runner(
+            directory.load(dtype=dtype, device="cpu"),
+            capacity=CONTEXT + 1,
+            max_rows=longest,
+        )
+        if name == LIBRARY:
+            runner._target.fused = None
+        runner.prefill([request.prompt])
+        for label, tree in trees.items():
+
+            def task(runner: Runner = runner, tree: Tree = tree) -> None:
+                output = runner.forward([tree], [request], GREEDY)
+                output.chooser(0, request.prompt)(0)
+
+            tasks[f"{name} {label}"] = task
+    times = in_turns(tasks, rounds)
+    return {
+        name: {label: times[f"{name} {label}"] for label in trees}
+        for name in (*dtypes, LIBRARY)
+    }
+
+
+@torch.inference_mode()
+def parts(lm: Any, rows: int, rounds: int) -> dict[str, tuple[float, float]]:
+    """Return the milliseconds of each part in all layers, by the library and by ours."""
+    layer = lm.model.layers[0]
+    layers = lm.config.num_hidden_layers
+    d, width = lm.config.hidden_size, layer.self_attn.head_dim
+    heads, keys = lm.config.num_attention_heads, lm.config.num_key_value_heads
+    h = torch.randn(1, rows, d)
+    positions = torch.arange(CONTEXT, CONTEXT + rows)[None]
+    tables = lm.model.rotary_emb
+    cos, sin = tables(h, position_ids=positions)
+    turned = torch.randn(1, rows, heads + keys, width)
+    query, key = turned.transpose(1, 2).split([heads, keys], 1)
+    cached = torch.randn(2, 1, keys, CONTEXT + rows, width)
+    wide = cached.double()
+    mask = torch.zeros(1, 1, heads // keys * rows, CONTEXT + rows)
+    wide_mask = mask.double()
+    scaling = layer.self_attn.scaling
+    column = cos.unsqueeze(2)
+    pairs: dict[str, tuple[int, Callable[[], Any], Callable[[], Any]]] = {
+        "RMSNorm": (
+            2 * layers + 1,
+            lambda: layer.input_layernorm(h),
+            lambda: normed(layer.input_layernorm, h),
+        ),
+        "rotary cosines and sines": (
+            1,
+            lambda: tables.rotary(h, positions),
+            lambda: tables(h, position_ids=positions),
+        ),
+        "rotation of q and k": (
+            layers,
+            lambda: apply_rotary_pos_emb(query, key, cos, sin),
+            lambda: rotate(turned, column, column),
+        ),
+        "attention, float32 and float64": (
+            layers,
+            lambda: attend(query, *cached, mask, scaling),
+            lambda: attend_wide(query, *wide, wide_mask, scaling),
+        ),
+    }
+    result = {}
+    for name, (count, before, after) in pairs.items():
+        times = in_turns({"before": before, "after": after}, rounds, calls=30)
+        result[name] = (
+            count * median(times["before"]),
+            count * median(times["after"]),
+        )
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "int8"])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 9, 16, 32])
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    directory = ModelDirectory(args.model)
+    adaptive = directory.need_adaptive().ids[0]
+    trees = {str(q): tree_of(q, 0, adaptive) for q in args.rows}
+    trees |= {f"{q - 4}+4": tree_of(q, 4, adaptive) for q in args.rows if q > 8}
+    times = forwards(directory, args.dtypes, trees, args.rounds)
+    results: dict[str, Any] = {"forwards": times}
+    for name, by_rows in times.items():
+        first = by_rows["1"]
+        for label, values in by_rows.items():
+            in_rows = median(values) / median(first), min(values) / min(first)
+            print(
+                f"{name:9} q = {label:5} {median(values):6.1f} ({min(values):.1f}) ms, "
+                f"L(q) {in_rows[0]:.2f} ({in_rows[1]:.2f})",
+                flush=True,
+            )
+    lm: nn.Module = directory.load(dtype="float32", device="cpu")
+    for rows in (1, 9):
+        results[f"parts of {rows} rows"] = both = parts(lm, rows, args.rounds)
+        for name, (before, after) in both.items():
+            ratio = f"{before:.2f} and {after:.2f} ms, {after / before:.2f}"
+            print(f"{rows} rows, {name}: {ratio}", flush=True)
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""Layers in int8: integers, the same row whatever is beside it, and texts that drafts do not change."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+from conf import UserError, dtype
+from conf.dtype import choose_dtype, int8_levels
+from infer import DecodeConfig, Model, generate, load
+from infer.engine.attention import ProbeGate
+from infer.engine.gate import GatedLinear
+from infer.engine.int8 import Int8Head, Int8Linear, Int8Product, to_int8
+from infer.engine.output import Request
+from infer.engine.packed import TYPES, pack
+from infer.engine.runner import Runner
+from infer.engine.sampling import GREEDY
+from infer.models.draft import first_layers
+from infer.trees.tree import Tree
+from tests.conftest import tiny_llama
+from tests.infer.engine.test_families import tiny_family
+from tests.infer.gated import adapted_copy
+
+pytestmark = pytest.mark.skipif(
+    int8_levels() is None, reason="products in int8 are not exact on this CPU"
+)
+
+
+@pytest.fixture(scope="module")
+def int8() -> LlamaForCausalLM:
+    lm = tiny_llama()
+    to_int8(lm)
+    return lm
+
+
+@pytest.fixture(scope="module")
+def gated(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """An adapter on every layer, in int8."""
+    folder = tmp_path_factory.mktemp("int8") / "gated"
+    return load(adapted_copy(model_dir, folder), "int8", "cpu")
+
+
+def int8_of(linear: nn.Linear) -> Int8Linear:
+    """Return the layer in int8 alone."""
+    layer = Int8Linear(linear)
+    Int8Product({layer: None})
+    return layer
+
+
+def test_a_product_is_that_of_rounded_numbers() -> None:
+    """Worked example: 127 levels on each side of 0; a scale for each row of both factors."""
+    linear = nn.Linear(4, 2)
+    with torch.no_grad():
+        linear.weight[:] = torch.tensor([[1.27, -0.5, 0.004, 0], [0, 0, 2, -2]])
+        linear.bias[:] = torch.tensor([1, 0])
+    x = torch.tensor([[127.0, 1.4, -1.6, 0], [0, 0, 0, 0], [0, 0, 0.5, 0.5]])
+    # The first row of weights has steps of 0.01, of x steps of 1: 127, 1, -2, 0.
+    expected = [[1.27 * 127 - 0.5, -2.0 * 2], [0, 0], [0, 0]]
+    with torch.inference_mode():
+        y = int8_of(linear)(x) - torch.tensor([1, 0])
+    levels = int8_levels()
+    tolerance = 1e-4 if levels == 127 else 3
+    torch.testing.assert_close(y, torch.tensor(expected), atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 9, 16, 33])
+def test_a_row_is_the_same_beside_any_others(rows: int) -> None:
+    torch.manual_seed(0)
+    layer = int8_of(nn.Linear(96, 80))
+    x = 3 * torch.randn(40, 96)
+    with torch.inference_mode():
+        alone = torch.cat([layer(row[None]) for row in x])
+        shuffled = torch.randperm(40)[:rows]
+        assert torch.equal(layer(x[shuffled]), alone[shuffled])
+
+
+def test_errors_stay_below_a_hundredth_of_the_product() -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(256, 128)
+    x = torch.randn(50, 256)
+    with torch.inference_mode():
+        expected = linear(x)
+        difference = int8_of(linear)(x) - expected
+    assert difference.norm() / expected.norm() < (
+        0.015 if int8_levels() == 127 else 0.03
+    )
+
+
+def test_values_that_overflow_stay_in_their_row() -> None:
+    layer = int8_of(nn.Linear(32, 8))
+    x = torch.randn(4, 32)
+    with torch.inference_mode():
+        expected = layer(x)
+        for value in (float("nan"), float("inf")):
+            x[2, 5] = value
+            y = layer(x)
+            assert not y[2].isfinite().all()
+            assert torch.equal(y[[0, 1, 3]], expected[[0, 1, 3]])
+
+
+def test_an_adapter_acts_on_probes_alone() -> None:
+    torch.manual_seed(0)
+    gate = ProbeGate()
+    lm = nn.Module()
+    a, b = torch.randn(3, 24), torch.randn(16, 3)
+    lm.layer = GatedLinear(nn.Linear(24, 16), a, b, 0.5, gate)
+    packed = copy.deepcopy(lm)
+    base = Int8Linear(packed.layer.base)
+    packed.layer.base = base
+    Int8Product({base: (packed.layer.a, packed.layer.b)})
+    gates = [gate, ProbeGate.of(packed)]
+    x = torch.randn(1, 6, 24)
+    with torch.inference_mode():
+        without = packed.layer(x)
+        with gates[0].open(4, 6), gates[1].open(4, 6):
+            expected, actual = lm.layer(x), packed.layer(x)
+    assert torch.equal(actual[:, :4], without[:, :4])
+    torch.testing.assert_close(actual, expected, atol=0.1, rtol=0.05)
+
+
+def test_the_head_keeps_its_weight_and_the_other_layers_their_shapes(
+    int8: LlamaForCausalLM,
+) -> None:
+    assert type(int8.lm_head) is Int8Head and int8.lm_head.weight.device.type == "cpu"
+    layer = int8.model.layers[0].mlp.up_proj
+    assert type(layer) is Int8Linear
+    assert layer.weight.device.type == "meta" and layer.weight.shape == (64, 32)
+    assert int8.num_parameters() == tiny_llama().num_parameters()
+
+
+@pytest.mark.parametrize("others", [0, 2, 8, 17])
+def test_logits_of_a_place_are_the_same_in_every_forward(
+    int8: LlamaForCausalLM, others: int
+) -> None:
+    """The last bit too: what a row attends to may be in other columns, beside other rows."""
+    check_places(int8, others)
+
+
+@pytest.mark.skipif(torch.bfloat16 not in TYPES, reason="no kernels of bfloat16")
+@pytest.mark.parametrize("others", [0, 17])
+def test_logits_in_bfloat16_too_by_fixed_numbers_of_rows(
+    monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    lm = tiny_llama().bfloat16()
+    pack(lm, 1 << 30)
+    check_places(lm, others)
+
+
+@pytest.mark.parametrize("family", ["qwen2, windows above", "qwen3", "opt, projected"])
+def test_logits_of_other_families_too(family: str) -> None:
+    """By the library's layers, or with a window."""
+    lm = tiny_family(family)
+    to_int8(lm)
+    check_places(lm, 8)
+
+
+def test_experts_are_refused() -> None:
+    """Their products depend on how many rows choose them."""
+    with pytest.raises(UserError, match="got int8: qwen2_moe has .* Set dtype=float32"):
+        to_int8(tiny_family("qwen2_moe, windows"))
+
+
+def check_places(lm: PreTrainedModel, others: int) -> None:
+    """Compare a path's logits, row by row, with its logits in a tree with `others`."""
+    prompt = [3, 14, 15, 9, 26]
+    path = [5, 35, 8]
+    expected = []
+    runner = Runner(lm, capacity=40, max_rows=40)
+    runner.prefill([prompt])
+    for token in path:
+        output = runner.forward([Tree.chain(token)], [Request(prompt)], GREEDY)
+        expected.append(output.logits[:1].whole())
+        runner.commit([[0]])
+    # The path's nodes are the root, the last one below it, and a child of that.
+    rivals = list(range(40, 40 + others))
+    tokens = (path[0], *rivals, path[1], path[2])
+    parents = (-1, *[0] * others, 0, others + 1)
+    runner.prefill([prompt])
+    tree = Tree(tokens, parents, len(tokens))
+    logits = runner.forward([tree], [Request(prompt)], GREEDY).logits.whole()
+    assert torch.equal(logits[[0, others + 1, others + 2]], torch.cat(expected))
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_texts_are_plain_decodings(gated: Model, temperature: float) -> None:
+    """Alone and side by side, for every source of drafts."""
+    prompts = [[5, 17, 5, 17, 5], [30] * 20, [2, 44, 7]]
+    plain = texts(gated, DecodeConfig("plain", temperature=temperature), prompts, 1)
+    for decode in (
+        DecodeConfig("hybrid", temperature=temperature),
+        DecodeConfig("sdsat", k=3, temperature=temperature),
+        DecodeConfig("prompt_lookup", temperature=temperature),
+    ):
+        for batch in (1, 3):
+            assert texts(gated, decode, prompts, batch) == plain
+
+
+@pytest.mark.skipif(torch.bfloat16 not in TYPES, reason="no kernels of bfloat16")
+def test_texts_in_bfloat16_are_plain_decodings(model_dir: Path) -> None:
+    model = load(model_dir, "bfloat16", "cpu")
+    prompts = [[5, 17, 5, 17, 5], [30] * 20, [2, 44, 7]]
+    plain = texts(model, DecodeConfig("plain"), prompts, 1)
+    for batch in (1, 3):
+        assert texts(model, DecodeConfig("hybrid"), prompts, batch) == plain
+
+
+def texts(
+    model: Model, decode: DecodeConfig, prompts: list[list[int]], batch: int
+) -> list[list[int]]:
+    result: list[list[int]] = [[] for _ in prompts]
+    decode.max_new_tokens = 40
+    for first in range(0, len(prompts), batch):
+        part = prompts[first : first + batch]
+        seeds = list(range(first, first + len(part)))
+        for step in generate(model, part, decode, seeds=seeds):
+            result[first + step.sequence] += step.tokens
+    return result
+
+
+def test_draft_models_are_in_int8_too(model_dir: Path) -> None:
+    prompts = [[5, 17, 5, 17, 5]]
+    plain = texts(load(model_dir, "int8", "cpu"), DecodeConfig("plain"), prompts, 1)
+    for draft in ("self:1", str(model_dir)):
+        model = load(model_dir, "int8", "cpu", draft=draft)
+        assert model.draft is not None
+        assert type(model.draft.lm.get_output_embeddings()) is Int8Head
+        assert texts(model, DecodeConfig("gsd", nodes=8), prompts, 1) == plain
+
+
+def test_first_layers_share_the_integers(int8: LlamaForCausalLM) -> None:
+    short = first_layers(int8, 1)
+    assert short.model.layers[0].mlp.up_proj is int8.model.layers[0].mlp.up_proj
+    assert short.lm_head is not int8.lm_head
+    assert short.lm_head.product is int8.lm_head.product
+
+
+@pytest.mark.parametrize(
+    ("exact", "levels"), [((127, 63), 127), ((63,), 63), ((), None)]
+)
+def test_the_widest_exact_levels_are_taken(
+    monkeypatch: pytest.MonkeyPatch, exact: tuple[int, ...], levels: int | None
+) -> None:
+    """A CPU without VNNI adds pairs of products in 16 bits, which 8 bits of both overflow."""
+    monkeypatch.setattr(dtype, "_is_exact", lambda levels, rows: levels in exact)
+    assert int8_levels.__wrapped__() == levels
+
+
+def test_without_exact_products_it_is_float32_and_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dtype, "int8_levels", lambda: None)
+    assert choose_dtype("int8", "cpu") == "float32"
+    assert "warning: dtype=int8 needs exact integer products" in capsys.readouterr().err
+
+
+def test_a_gpu_has_no_int8() -> None:
+    with pytest.raises(UserError, match="on a GPU, got int8. Choose another"):
+        choose_dtype("int8", "cuda:0")
+
+
+def test_auto_never_takes_int8() -> None:
+    assert choose_dtype("auto", "cpu") != "int8"
