@@ -37,9 +37,9 @@ from infer.trees.token_graph import Drafts, TokenGraph
 from infer.trees.tree import Tree
 
 #: A text with more unread tokens is read before the first level, not with it.
-UNREAD = 32
+MAX_UNREAD = 32
 #: Rows of graphs in a step; with the text's a power of two, as fixed shapes are
-ROWS = 1024 - UNREAD
+ROWS = 1024 - MAX_UNREAD
 
 
 @dataclass
@@ -158,7 +158,7 @@ class DraftModelSource(Source, ABC):
         self._runner = self._setup.runners.take(
             batch=len(requests),
             capacity=self._setup.capacity,
-            max_rows=UNREAD + self._setup.max_rows,
+            max_rows=MAX_UNREAD + self._setup.max_rows,
         )
         # Prompts are read before their first draft.
         self.runner.prefill([[] for _ in requests])
@@ -201,7 +201,7 @@ class DraftModelSource(Source, ABC):
             self._runner = None
 
     def _read(self, contexts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Return each text's unread tokens, at most `UNREAD`; none at depth 0."""
+        """Return each text's unread tokens, at most `MAX_UNREAD`; none at depth 0."""
         depths = self._depths
 
         def unread() -> list[list[int]]:
@@ -211,7 +211,7 @@ class DraftModelSource(Source, ABC):
             ]
 
         tokens = unread()
-        if max(map(len, tokens)) <= UNREAD:
+        if max(map(len, tokens)) <= MAX_UNREAD:
             return tokens
         # A prompt, or the tokens of steps without drafts.
         self.runner.read([text[:-1] for text in tokens])

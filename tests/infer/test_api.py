@@ -15,6 +15,8 @@ from transformers import LogitsProcessorList
 
 from conf import UserError
 from infer import DecodeConfig, Infill, Model, generate, load
+from infer.drafters.drafting import SourceDrafters
+from infer.drafters.planner import FixedPlanner, MeasuredPlanner
 from infer.engine.forward import context_length
 from infer.methods import Methods
 from infer.requests import Prompt
@@ -201,6 +203,27 @@ def test_k_fits_the_diverse_ids_and_the_context(model: Model) -> None:
         for method in ("plain", "prompt_lookup", "sdsat", "hybrid")
     ]
     assert rest == [target] * 3
+
+
+@pytest.mark.parametrize(
+    ("chosen", "planner"),
+    [
+        ({}, MeasuredPlanner),
+        ({"k": 2}, MeasuredPlanner),
+        ({"probes": "all", "k": 2}, FixedPlanner),
+        ({"probes": "root", "nodes": 9}, FixedPlanner),
+        ({"sources": ["text"]}, MeasuredPlanner),
+        ({"sources": ["text"], "nodes": 9}, FixedPlanner),
+    ],
+)
+def test_nodes_and_probes_fix_the_tree_and_k_does_not(
+    model: Model, chosen: dict[str, Any], planner: type
+) -> None:
+    """decode.k of n-grams switched from measurement to a fixed chain."""
+    decode = DecodeConfig("hybrid", **chosen)
+    drafters = model.methods.drafters(decode, batch=1, capacity=64, left=99)
+    assert isinstance(drafters, SourceDrafters)
+    assert isinstance(drafters._planner, planner)
 
 
 def test_out_of_memory_says_what_to_lower(
