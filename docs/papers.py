@@ -20,7 +20,9 @@ from conf.files import write_bytes
 
 PAGE = Path(__file__).parent / "papers.md"
 ROOT = PAGE.parents[1]
-BLOCK = re.compile(r"^```console\n\$ (?P<command>(?:.*\\\n)*.*)\n.*?^```$", re.M | re.S)
+BLOCK = re.compile(
+    r"^```console\n\$ (?P<command>(?:[^\n]*\\\n)*[^\n]*)\n.*?^```$", re.MULTILINE | re.DOTALL
+)
 COLUMNS = "118"
 
 
