@@ -21,7 +21,8 @@ from conf.files import write_bytes
 PAGE = Path(__file__).parent / "papers.md"
 ROOT = PAGE.parents[1]
 BLOCK = re.compile(
-    r"^```console\n\$ (?P<command>(?:[^\n]*\\\n)*[^\n]*)\n.*?^```$", re.MULTILINE | re.DOTALL
+    r"^```console\n\$ (?P<command>(?:[^\n]*\\\n)*[^\n]*)\n.*?^```$",
+    re.MULTILINE | re.DOTALL,
 )
 COLUMNS = "118"
 

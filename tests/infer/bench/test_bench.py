@@ -154,11 +154,11 @@ def test_a_finished_bench_only_writes_its_report_again(
     page = (out / "index.html").read_text()
     assert "data:image" not in page and 'src="' not in page and "<script" not in page
     titles = re.findall("<figcaption>(.*?)</figcaption><svg", page)
-    assert {title.partition(":")[0] for title in titles} == {
-        "Speedup over plain decoding",
-        "Acceptance rate per position (survival)",
-        "Cost of a forward",
-    }
+    begins = {title.partition(":")[0] for title in titles}
+    assert {"Speedup over plain decoding", "Cost of a forward"} <= begins
+    rows = read_report(out)["speed"]["rows"]
+    drafted = any(row["survival"] for row in rows if not row["temperature"])
+    assert ("Acceptance rate per position (survival)" in begins) == drafted
     drawn = re.findall("<svg.*?</svg>", page, re.DOTALL)
     assert len(drawn) == len(titles) == len(set(titles))
     assert all("currentColor" in plot and "#010203" not in plot for plot in drawn)

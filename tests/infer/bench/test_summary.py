@@ -90,7 +90,7 @@ def test_several_prompt_sets_have_the_range() -> None:
 def test_texts_that_differ_in_a_narrow_type_have_their_reason() -> None:
     report = speed(row("hybrid", 2.0, 2.4, same=7), dtype="bfloat16")
     figure, note = cells_of(report)["same text"]
-    assert figure == "7 of 8" and "near-tie of bfloat16" in note
+    assert figure == "7 of 8" and "in bfloat16 near-ties may differ" in note
 
 
 @pytest.mark.parametrize("gated", [True, False])
