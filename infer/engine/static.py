@@ -36,7 +36,7 @@ COLUMNS = 256  # of cache, the smallest bucket
 WIDTH = 16  # candidates per row that are copied to the host
 WARM_UPS = 3
 CAPTURES = Lock()  # a capture synchronizes the device, which would end another capture
-GRAPHS = 256  # kept at most: a policy needs about 40 for each temperature
+GRAPHS = 256  # kept at most: a planner needs about 40 for each temperature
 
 
 @dataclass(frozen=True)
