@@ -61,8 +61,10 @@ class LowRankLinear(Linear):
             and layers[1].weight.dtype == base.weight.dtype
             and not base.weight.requires_grad
             and isinstance(self.lora_dropout[name], nn.Identity)
-            # ZeRO 3 joins a layer's weights by hooks, for its own forward alone.
-            and not any(layer._forward_pre_hooks for layer in layers)
+            # ZeRO 3 and accelerate have a layer's weights in its own forward alone.
+            and not any(
+                layer._forward_pre_hooks or "forward" in vars(layer) for layer in layers
+            )
         )
 
 
