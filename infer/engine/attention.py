@@ -152,7 +152,7 @@ def attend_wide(
 
     In float32 the last bit depends on the number of rows and on the columns of the keys,
     and one bit at a border of rounding becomes a whole step of int8. Differences in
-    float64 are lost in rounding the result once, but for one number in some millions.
+    float64 are lost in rounding the result once, but for one number in some ten millions.
     """
     wide = query.double(), key.double(), value.double()
     return attend(*wide, attention_mask, scaling)
