@@ -24,6 +24,8 @@ BLOCK = re.compile(
     r"^```console\n\$ (?P<command>(?:[^\n]*\\\n)*[^\n]*)\n.*?^```$",
     re.MULTILINE | re.DOTALL,
 )
+PROGRESS = re.compile(r"[\w /:-]+: \d+ of \d+\b|bench: (loading|measuring) ")
+FILES = ("MBPP", "MULTIPL_E", "INFILLING", "QWEN")  # variables of the commands
 COLUMNS = "118"
 
 
@@ -36,13 +38,17 @@ def main() -> None:
     text = PAGE.read_text(encoding="utf-8")
     for block in BLOCK.finditer(text):
         command = block["command"]
-        digest = hashlib.sha256(command.encode()).hexdigest()[:16]
-        kept = args.out / f"{digest}.txt"
+        kept = kept_output(args.out, command)
         if kept.is_file() and not (args.only and args.only in command):
             continue
         print(f"$ {command}", flush=True)
         write_bytes(kept, printed(command).encode())
-    write_bytes(PAGE, filled(text, args.out).encode())
+        write_bytes(PAGE, filled(text, args.out).encode())
+
+
+def kept_output(out: Path, command: str) -> Path:
+    """Return the file in OUT of what a command printed."""
+    return out / f"{hashlib.sha256(command.encode()).hexdigest()[:16]}.txt"
 
 
 def printed(command: str) -> str:
@@ -61,13 +67,21 @@ def printed(command: str) -> str:
 
 
 def filled(text: str, out: Path) -> str:
-    """Return the page with what its commands printed."""
+    """Return the page with what its commands printed; those that have not run stay as they are."""
 
     def block(found: re.Match[str]) -> str:
         command = found["command"]
-        digest = hashlib.sha256(command.encode()).hexdigest()[:16]
-        lines = (out / f"{digest}.txt").read_text(encoding="utf-8").splitlines()
-        output = "\n".join(line.rstrip() for line in lines).strip("\n")
+        kept = kept_output(out, command)
+        if not kept.is_file():
+            return found[0]
+        output = kept.read_text(encoding="utf-8")
+        for name in FILES:
+            if path := os.environ.get(name):
+                output = output.replace(path, f"${name}")
+        lines = [
+            line.rstrip() for line in output.splitlines() if not PROGRESS.match(line)
+        ]
+        output = "\n".join(lines).strip("\n")
         return f"```console\n$ {command}\n{output}\n```"
 
     return BLOCK.sub(block, text)
