@@ -26,19 +26,23 @@ import os, sys, time
 from conf.openmp import Watch, libgomp
 import torch
 torch.set_num_threads(2)
-def threads():
-    time.sleep(0.2)
-    return len(os.listdir("/proc/self/task"))
+def threads(expected=None):
+    until = time.monotonic() + 10
+    while True:
+        time.sleep(0.2)
+        count = len(os.listdir("/proc/self/task"))
+        if expected in (None, count) or time.monotonic() > until:
+            return count
 library = libgomp()
 if library is None:
     sys.exit("PyTorch's OpenMP is not libgomp here")
 values = torch.ones(1 << 20)
 watch = Watch(library, 2)
 sums, counts = [values.sum().item()], [threads()]
-for others in (1.0, 0.0):
+for others, more in ((1.0, 2), (0.0, 0)):
     watch.decide(others, 2)
     sums.append(values.sum().item())
-    counts.append(threads())
+    counts.append(threads(counts[0] + more))
 print(sums, [count - counts[0] for count in counts])
 """
 
