@@ -39,10 +39,9 @@ def main() -> None:
     for block in BLOCK.finditer(text):
         command = block["command"]
         kept = kept_output(args.out, command)
-        if kept.is_file() and not (args.only and args.only in command):
-            continue
-        print(f"$ {command}", flush=True)
-        write_bytes(kept, printed(command).encode())
+        if not kept.is_file() or (args.only and args.only in command):
+            print(f"$ {command}", flush=True)
+            write_bytes(kept, printed(command).encode())
         write_bytes(PAGE, filled(text, args.out).encode())
 
 
@@ -69,11 +68,11 @@ def printed(command: str) -> str:
 def filled(text: str, out: Path) -> str:
     """Return the page with what its commands printed; those that have not run stay as they are."""
 
-    def block(found: re.Match[str]) -> str:
-        command = found["command"]
+    def block(match: re.Match[str]) -> str:
+        command = match["command"]
         kept = kept_output(out, command)
         if not kept.is_file():
-            return found[0]
+            return match[0]
         output = kept.read_text(encoding="utf-8")
         for name in FILES:
             if path := os.environ.get(name):

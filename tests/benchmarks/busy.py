@@ -29,7 +29,7 @@ from conf.openmp import OWN_CHOICE
 OWN = 300_000  # libgomp's
 PROMPT = 32
 MOST = 256  # tokens
-# Nobody's variables: the neighbour is another program.
+# The neighbour is another program, and a decoder's spin is given: no variables of the caller.
 CLEAN = {name: value for name, value in os.environ.items() if name not in OWN_CHOICE}
 LOOP = "while True: pass"
 PRODUCTS = """
