@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -75,13 +75,19 @@ class PlainConsole(Console):
         return super().render_str(pictures(text), **options)
 
     def table(
-        self, title: str, heads: Iterable[str], rows: Iterable[Sequence[str]]
+        self,
+        title: str,
+        heads: Iterable[str],
+        rows: Iterable[Sequence[str]],
+        *,
+        names: int = 1,
     ) -> None:
-        """Print a table of texts: names in its first column, figures in the others."""
+        """Print a table of texts: `names` columns of names, then columns of figures."""
         self.print(f"\n{title}", soft_wrap=True, style="bold")
         table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         for index, head in enumerate(heads):
-            table.add_column(head, justify="right" if index else "left", no_wrap=True)
+            justify: JustifyMethod = "left" if index < names else "right"
+            table.add_column(head, justify=justify, no_wrap=True)
         for row in rows:
             table.add_row(*row)
         self.print(table)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A real model from the first command to the report, on this machine: launch/demo.sh [OUT]
 #   SmolLM2-135M -> its own text -> five minutes of gated fine-tuning -> export -> decode -> report;
-#   then a report on adapters/smollm2-135m, which was trained for two hours in the same way.
+#   then the same report on adapters/smollm2-135m, trained for two hours in the same way, and both in one table.
 # Finished stages are skipped; an interrupted demo continues where it stopped.
 set -euo pipefail
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
@@ -13,5 +13,5 @@ out=${1:-runs/demo}
 bash launch/pipeline.sh demo "$out" 48 96 0.1 5 1
 source .venv/bin/activate
 python -m infer.bench model=smollm2 experiment=demo part=speed out="$out/trained" \
-    prompts="[humaneval,'$out/chat/held_out.jsonl']" speed.decoders=[hybrid,ngrams] speed.peers=[]
-echo "demo: the same for the adapter of two hours' training is $out/trained/index.html"
+    prompts="[humaneval,'$out/chat/held_out.jsonl']"
+python -m infer.bench.compare reports="['$out/report','$out/trained']" names="[five minutes,two hours]"

@@ -108,7 +108,7 @@ def print_report(report: Row, parts: Collection[str]) -> None:
     for part in parts:
         console.print(header(report[part]), soft_wrap=True)
         for each in tables_of(report, part):
-            console.table(each.title, each.heads, each.rows)
+            console.table(each.title, each.heads, each.rows, names=each.names)
 
 
 def page(report: Row) -> str:

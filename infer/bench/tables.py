@@ -82,11 +82,12 @@ Row = Mapping[str, Any]
 
 @dataclass
 class Table:
-    """A table of texts for terminal and page."""
+    """A table of texts for terminal and page; its first `names` columns are names."""
 
     title: str
     heads: Sequence[str]
     rows: list[list[str]]
+    names: int = 1
 
 
 def tables_of(report: Row, part: str) -> list[Table]:
@@ -160,7 +161,7 @@ def source_table(rows: Sequence[Row]) -> Table:
         length = number(row["mean_acceptance_length"])
         cells.append([row["decoder"], speedup(row), length, *shares])
     heads = ["decoder", "speed-\nup", "length", *SOURCE_HEADS.values()]
-    return Table("who earns it: accepted drafts by source, in %", heads, cells)
+    return Table("accepted drafts by source, in %", heads, cells)
 
 
 def quality_table(rows: Sequence[Row]) -> Table:
@@ -178,7 +179,7 @@ def quality_table(rows: Sequence[Row]) -> Table:
         ]
         for row in rows
     ]
-    return Table("scores", QUALITY_HEADS, cells)
+    return Table("scores", QUALITY_HEADS, cells, names=4)
 
 
 def load_table(title: str, rows: Sequence[Row]) -> Table:
@@ -191,7 +192,7 @@ def load_table(title: str, rows: Sequence[Row]) -> Table:
         place = [str(row["concurrency"]), row["decoder"], str(row["completed"])]
         cells.append([*place, *figures, same(row)])
     heads = [head for head, _ in LOAD_COLUMNS.values()]
-    return Table(title, ["at\nonce", "decoder", "of", *heads, "same"], cells)
+    return Table(title, ["at\nonce", "decoder", "of", *heads, "same"], cells, names=2)
 
 
 def ends_table(rows: Sequence[Row]) -> Table:
@@ -212,7 +213,7 @@ def ends_table(rows: Sequence[Row]) -> Table:
         for row in rows
         if "cut_off" in row
     ]
-    return Table("ends of the answers", ENDS_HEADS, cells)
+    return Table("ends of the answers", ENDS_HEADS, cells, names=3)
 
 
 def gsd_table(title: str, rows: Sequence[Row]) -> Table:

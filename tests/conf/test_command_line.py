@@ -27,6 +27,7 @@ MODULES = (
     "train.export",
     "infer",
     "infer.bench",
+    "infer.bench.compare",
     "infer.regenerate",
 )
 DATA = {

@@ -13,6 +13,7 @@ from conf.paths import expand_home
 from conf.schema import kinds, types_of
 from data_prep.config import DataPrepConfig
 from data_prep.inspect import InspectConfig
+from infer.bench.compare import CompareConfig
 from infer.bench.config import BenchConfig
 from infer.config import InferConfig
 from infer.regenerate import RegenerateConfig
@@ -23,7 +24,7 @@ from train.export import ExportConfig
 
 SCHEMAS = (
     *(DataPrepConfig, InspectConfig, TrainConfig, ConvertConfig, ExportConfig),
-    *(InferConfig, BenchConfig, RegenerateConfig),
+    *(InferConfig, BenchConfig, CompareConfig, RegenerateConfig),
 )
 
 #: Settings that are texts without choices and no paths. A new text setting belongs here, or is a path:
@@ -50,7 +51,7 @@ TEXTS = {
         "decode.stop",
         "device",
     ),
-    *("load.endpoint", "load.model"),
+    *("load.endpoint", "load.model", "names"),
 }
 
 

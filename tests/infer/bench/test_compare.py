@@ -1,0 +1,91 @@
+"""Reports beside each other: a table for each prompt set, one of scores, mistakes as sentences."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf import UserError, settings
+from conf.files import with_checksum, write_json
+from infer.bench.compare import CompareConfig, main, score_tables, speed_tables
+from tests.infer.bench.test_summary import row, speed
+
+Row = dict[str, Any]
+
+
+def score(who: str, value: float) -> Row:
+    return {
+        "benchmark": "humaneval",
+        "metric": "pass@1",
+        "decoder": "plain",
+        "who": who,
+        "value": value,
+    }
+
+
+def reports() -> dict[str, Row]:
+    cells = {"output_tokens_per_second": 25.0, "first_token_ms": 90.0}
+    result = {}
+    for name, gain in (("gated", 2.0), ("dual", 1.25)):
+        report = speed(row("hybrid", gain, 2 * gain))
+        for each in report["speed"]["rows"]:
+            each.update(cells)
+        report["quality"] = {"rows": [score("model", gain / 10), score("base", 0.1)]}
+        result[name] = report
+    return result
+
+
+def test_models_share_the_table_of_a_prompt_set() -> None:
+    (table,) = speed_tables(reports())
+    assert table.title == "humaneval, greedy"
+    named = [(cells[0], cells[1], cells[4]) for cells in table.rows]
+    assert named == [
+        ("gated", "plain", "1.00"),
+        ("", "base, plain", "9.00"),
+        ("", "hf generate", "9.00"),
+        ("", "hybrid", "2.00"),
+        ("dual", "plain", "1.00"),
+        ("", "base, plain", "9.00"),
+        ("", "hf generate", "9.00"),
+        ("", "hybrid", "1.25"),
+    ]
+    assert all(len(cells) == len(table.heads) for cells in table.rows)
+
+
+def test_scores_have_a_column_for_each_model_and_base() -> None:
+    (table,) = score_tables(reports())
+    assert table.heads[3:] == ("gated", "gated: base", "dual", "dual: base")
+    assert table.rows == [
+        ["humaneval", "pass@1", "plain", "20.0", "10.0", "12.5", "10.0"]
+    ]
+
+
+def test_a_report_without_scores_has_no_table_of_them() -> None:
+    assert not list(score_tables({"a": speed(row("hybrid", 2.0, 3.0))}))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["reports=[]"], "reports must have a folder, got none"),
+        (
+            ["reports=[a/report,b/report]"],
+            "names must be different, got report, report",
+        ),
+        (
+            ["reports=[a,b]", "names=[x]"],
+            "names must be one for each of 2 reports, got 1",
+        ),
+    ],
+)
+def test_reports_and_names_must_fit(given: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        settings("compare", CompareConfig, given)
+
+
+def test_other_parts_alone_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "gsd").mkdir()
+    write_json(tmp_path / "gsd" / "result.json", with_checksum({"rows": []}))
+    config = settings("compare", CompareConfig, [f"reports=[{tmp_path}]"])
+    with pytest.raises(UserError, match="must have the part speed or quality"):
+        main(config)
