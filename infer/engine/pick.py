@@ -49,22 +49,29 @@ BLOCK = 64
 class Logits:
     """n rows of logits over V tokens, returned in float32 or wider."""
 
-    def __init__(self, head: nn.Module, hidden_nd: Tensor, logits_nV: Tensor) -> None:
+    def __init__(
+        self,
+        head: nn.Module,
+        hidden_nd: Tensor,
+        logits_nV: Tensor,
+        narrow: bool | None = None,
+    ) -> None:
         self.hidden = hidden_nd
         self._head = head
         self._logits = logits_nV
-        narrow = logits_nV.dtype.itemsize < 4
-        self._narrow = narrow or getattr(head, "int8", False)
+        if narrow is None:
+            narrow = logits_nV.dtype.itemsize < 4 or getattr(head, "int8", False)
+        self._narrow = narrow
 
     def __len__(self) -> int:
         return len(self._logits)
 
     def __getitem__(self, rows: slice | list[int]) -> "Logits":
-        return Logits(self._head, self.hidden[rows], self._logits[rows])
+        return Logits(self._head, self.hidden[rows], self._logits[rows], self._narrow)
 
     def replaced(self, logits_nV: Tensor) -> "Logits":
         """Return the same rows with other logits, which are not recomputed."""
-        return Logits(self._head, self.hidden, logits_nV)
+        return Logits(self._head, self.hidden, logits_nV, narrow=False)
 
     @property
     def device(self) -> torch.device:
