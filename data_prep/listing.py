@@ -60,8 +60,8 @@ def list_parts(data: DataConfig) -> tuple[list[InputPart], str]:
     others: Counter[str] = Counter()
 
     def accepts(name: str) -> bool:
-        if any(fnmatch(name, glob) for glob in data.exclude) or not any(
-            glob.match(name) for glob in included
+        if not any(glob.match(name) for glob in included) or any(
+            fnmatch(name, glob) for glob in data.exclude
         ):
             return False
         fits = data.kind == "source" or form_of(name) in SUFFIXES[data.kind]
@@ -167,16 +167,18 @@ def _local_files(root: str, accepts: Callable[[str], bool]) -> Listing:
     odd: list[str] = []
     visits: Counter[str] = Counter()
 
-    def visit(folder: str, parents: frozenset[str]) -> None:
-        real = os.path.realpath(folder)
+    def visit(folder: str, below: str, real: str, parents: frozenset[str]) -> None:
         if real in parents or visits[real] == NAMES:  # a link back, or many links
             return
         visits[real] += 1
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-            name = os.path.relpath(entry.path, root)
+            name = below + entry.name
             target = os.path.join(real, entry.name)
-            if os.path.isdir(entry.path):  # False for a link to itself
-                visit(entry.path, parents | {real})
+            linked = entry.is_symlink()
+            # A link may lead to itself, for which entry.is_dir fails.
+            if os.path.isdir(entry.path) if linked else entry.is_dir():
+                inner = os.path.realpath(target) if linked else target
+                visit(entry.path, f"{name}/", inner, parents | {real})
             elif target not in listed and accepts(name):
                 listed.add(target)
                 if os.path.isfile(entry.path):
@@ -184,7 +186,7 @@ def _local_files(root: str, accepts: Callable[[str], bool]) -> Listing:
                 else:
                     odd.append(name)
 
-    visit(root, frozenset())
+    visit(root, "", os.path.realpath(root), frozenset())
     return Listing(sizes, tuple(odd))
 
 

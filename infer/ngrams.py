@@ -250,11 +250,16 @@ class TextNgrams:
 
         Third are the text's own counts of them, a dict for each context.
         """
-        keys = context_keys(tail)
         table = self._ngrams.table
-        shares, D = (
-            table.successors(keys, self.weights.table) if table else (Shares(), 1.0)
-        )
+        shares, D = Shares(), 1.0
+        if table:
+            keys = context_keys(tail)
+            shares, D = table.successors(keys, self.weights.table)
+        else:
+            # Most tails are new to the text: a longer context is hashed if this one is not.
+            keys = context_keys(tail[-TEXT_CONTEXTS[0] :])
+            if keys[-1] in self._after:
+                keys = context_keys(tail)
         κ = self.weights.text
         unigrams = self.unigrams
         counted: list[dict[int, int]] = []

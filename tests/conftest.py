@@ -3,18 +3,18 @@
 import fcntl
 import json
 import os
+import shutil
 import sysconfig
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 
 import pytest
-import torch
+from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from conf import settings
 from conf.files import read_json
@@ -23,9 +23,55 @@ from data_prep.pipeline import prepare
 from data_prep.vocab import INFILLING, Vocab
 from tests import bpe
 
-torch.set_num_threads(1)
-hypothesis_settings.register_profile("default", deadline=None, derandomize=True)
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+hypothesis_settings.register_profile(
+    "default",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],  # of a busy machine
+)
 hypothesis_settings.load_profile("default")
+
+#: Files that take longest, in order: one that begins last would have a process work alone at the end.
+LONGEST = (
+    "train/test_resume.py",
+    "infer/test_ratio_decoding.py",
+    "train/export/test_export.py",
+    "test_pipeline.py",
+    "train/test_tracker.py",
+    "data_prep/test_pipeline.py",
+    "infer/drafters/test_planner.py",
+    "infer/bench/test_gsd.py",
+    "infer/bench/test_bench.py",
+    "infer/models/test_parallel.py",
+    "data_prep/test_hub.py",
+    "train/export/test_served.py",
+    "conf/test_command_line.py",
+    "infer/portable/test_custom_generate.py",
+    "test_portable.py",
+    "data_prep/test_chat.py",
+    "test_docs.py",
+    "infer/engine/test_static.py",
+    "train/test_launch.py",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Import PyTorch where tests run: the process that starts others would delay them by 5 s."""
+    if not config.getoption("numprocesses", None):
+        import torch
+
+        torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the longest files first, the others as they were collected."""
+    folder = Path(__file__).parent
+    rank = {folder / name: at for at, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
@@ -39,12 +85,22 @@ def shared_data() -> Path:
 
 
 def data_arguments(out: Path, *overrides: str) -> list[str]:
-    """Of a small data preparation on a few files of the standard library."""
+    """Of a small data preparation on a few files of the standard library.
+
+    They are copied beside `out`: the library's folder may have 50,000 files of installed packages too,
+    which take 3 s to list.
+    """
+    sources = out.with_name("sources")
+    for package in ("json", "email", "logging"):
+        copied = sources / package
+        copied.mkdir(parents=True, exist_ok=True)
+        for file in Path(sysconfig.get_path("stdlib"), package).glob("*.py"):
+            shutil.copyfile(file, copied / file.name)
     return [
         f"tokenizer={bpe.FOLDER}",
         bpe.ADAPTIVE,
         "workers=1",
-        f"data.path={sysconfig.get_path('stdlib')}",
+        f"data.path={sources}",
         "data.include=[json/*.py,email/*.py,logging/*.py]",
         "data.split_chars=150",
         "seq_len=128",
@@ -97,8 +153,11 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tiny_llama(
     *, vocab: int = 97, kv_heads: int = 2, seed: int = 0
-) -> LlamaForCausalLM:
+) -> "LlamaForCausalLM":
     """A random Llama whose logits are far enough apart that greedy decoding does not merely repeat."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocab,
@@ -116,7 +175,7 @@ def tiny_llama(
 
 
 @pytest.fixture(scope="session")
-def llama() -> LlamaForCausalLM:
+def llama() -> "LlamaForCausalLM":
     return tiny_llama()
 
 

@@ -113,10 +113,7 @@ def test_evaluation_makes_one_report_of_speed_and_quality(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
     held_out = folders["data"] / "held_out.jsonl"
-    arguments = [
-        folders["model"],
-        folders["base_model"],
-        "out=report",
+    settings = [
         "tracker.mode=disabled",
         "experiment=demo",
         f"draft={folders['draft']}",
@@ -132,7 +129,8 @@ def test_evaluation_makes_one_report_of_speed_and_quality(
         "quality.max_new_tokens=8",
         "quality.problems=2",
     ]
-    printed = evaluate(*arguments, ranks=2, cwd=tmp_path)
+    model, base = folders["model"], folders["base_model"]
+    printed = evaluate(model, base, "out=report", *settings, ranks=2, cwd=tmp_path)
     out = tmp_path / "report"
     report = read(out, "report.json")
     decoders = {row["decoder"] for row in report["speed"]["rows"]}
@@ -141,10 +139,11 @@ def test_evaluation_makes_one_report_of_speed_and_quality(
     assert all(row["same"] == row["compared"] for row in rows)
     assert "hf assisted" in printed and "humaneval" in printed
     assert (out / "index.html").is_file()
-    assert evaluate(*arguments, cwd=tmp_path).count("nothing to do") == 2
+    again = [f"model={model}", f"base={base}", f"out={out}", *settings]
+    assert command("infer.bench", *again).count("nothing to do") == 2
 
 
-def evaluate(*arguments: object, cwd: Path, ranks: int = 1) -> str:
+def evaluate(*arguments: object, cwd: Path, ranks: int) -> str:
     """Run launch/evaluate.sh in the folder `cwd`; return its output."""
     run = subprocess.run(
         ["bash", str(ROOT / "launch" / "evaluate.sh"), *map(str, arguments)],

@@ -132,6 +132,36 @@ def test_the_demo_runs_every_stage_with_settings_that_compose(project: Path) -> 
     ]
 
 
+@pytest.mark.parametrize(
+    ("ranks", "start"), [("1", ""), ("2", "--standalone --nproc_per_node 2 ")]
+)
+def test_an_evaluation_is_one_command_of_one_rank_or_many(
+    ranks: str, start: str, project: Path
+) -> None:
+    stub(project.parent, python=RECORD, torchrun=RECORD)
+    calls = project.parent / "calls"
+    arguments = ("a/model/", "base", "out=b c", "count=2")
+    run = launch(project, "evaluate.sh", *arguments, RANKS=ranks, CALLS=str(calls))
+    assert run.returncode == 0, run.stderr
+    settings = r"model=a/model out=a/model-report base=base out=b\ c count=2"
+    assert calls.read_text() == f"{start}-m infer.bench {settings} \n"
+
+
+@pytest.mark.parametrize("failing", ["", "ruff", "mypy", "lint-imports", "python"])
+def test_every_check_has_to_pass(failing: str, project: Path) -> None:
+    """Types and contracts are checked beside the tests; what they print comes whole, at the end."""
+    for name in ("ruff", "mypy", "lint-imports", "python"):
+        end = f"echo '{name} ended'; exit {3 if name == failing else 0}"
+        stub(project.parent, **{name: f'printf "%q " "$@"\nsleep 0.1\n{end}'})
+    run = launch(project, "test.sh", "-k", "a b")
+    assert bool(run.returncode) == bool(failing)
+    if failing != "ruff":
+        *_, tests, types, contracts = run.stdout.splitlines()
+        assert tests.endswith("-k a\\ b python ended") and " -n 2 " in tests
+        assert types == "mypy ended" or types.endswith(" mypy ended")
+        assert contracts == "--no-cache lint-imports ended"
+
+
 def test_a_python_that_does_not_start_is_passed_over(tmp_path: Path) -> None:
     """pyenv's python3.11 may only print that no such version is chosen. A .venv without
     pip is not finished. Nothing but model=smollm2 needs its package.

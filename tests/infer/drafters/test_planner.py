@@ -163,10 +163,12 @@ def test_no_fixed_planner_is_much_better(
 def test_a_wrong_prior_costs_little(costs: Costs, accepted: float) -> None:
     """In the first text, and next to nothing in later ones; the mean of four texts.
 
-    One text's ratio is from 0.8 to 0.95 by chance.
+    One text's ratio is from 0.8 to 0.95 by chance. Where no answer is right nothing is by
+    chance: the texts of all seeds would be the same one.
     """
+    seeds = range(1, 5) if accepted else [1]
     learned, known = (
-        [Text(MeasuredPlanner(prior, 5), seed=seed) for seed in range(1, 5)]
+        [Text(MeasuredPlanner(prior, 5), seed=seed) for seed in seeds]
         for prior in (prior_costs("cpu"), costs.prior)
     )
     for n, least in ((60, 0.75), (1500, 0.0), (2500, 0.9)):

@@ -129,3 +129,18 @@ def test_in_a_narrow_type_the_top_logits_are_exact() -> None:
     torch.testing.assert_close(values, exact.gather(1, ids), rtol=1e-6, atol=1e-5)
     assert torch.equal(ids[:, 0], exact.argmax(-1))
     assert torch.equal(ids[:, 0], logits.whole().argmax(-1))
+
+
+def test_logits_that_replace_others_are_not_computed_again() -> None:
+    """With a head in int8, the eight largest logits after a processor, and those of verification by ratio,
+    were the head's own again.
+    """
+    torch.manual_seed(0)
+    head = nn.Linear(8, 20)
+    head.int8 = True
+    hidden = torch.randn(3, 8)
+    logits = Logits(head, hidden, head(hidden).detach())
+    other = random(3, 20).float()
+    for replaced in (logits.replaced(other), logits.replaced(other)[:3]):
+        assert torch.equal(replaced.whole(), other)
+        assert torch.equal(replaced.top(1)[0][:, 0], other.amax(1))
