@@ -1,6 +1,7 @@
 """GGUF files to Transformers directories: weights, tokenizer, chat template."""
 
 import shutil
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,13 +49,24 @@ def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def write_gguf(
-    path: Path, lm: LlamaForCausalLM, rule: str, *, fillers: int = 0
+    path: Path,
+    lm: LlamaForCausalLM,
+    rule: str,
+    *,
+    fillers: int = 0,
+    pieces: Sequence[str] = PIECES,
+    control: Collection[str] = PIECES[:3],
+    merges: Sequence[str] = ("Ġ Ġ", "Ġ 1"),
+    template: str = TEMPLATE,
 ) -> None:
-    """Write the model with PIECES and, as llama.cpp does, fillers for further rows."""
+    """Write the model with its pieces and, as llama.cpp does, fillers for further rows.
+
+    BOS and EOS are <|im_start|> and <|im_end|>.
+    """
     config = lm.config
-    rows = range(len(PIECES), len(PIECES) + fillers)
-    pieces = [*PIECES, *(f"[PAD{row}]" for row in rows)]
-    types = [3, 3, 3] + [1] * (len(PIECES) - 3) + [5] * fillers
+    rows = range(len(pieces), len(pieces) + fillers)
+    types = [3 if piece in control else 1 for piece in pieces] + [5] * fillers
+    pieces = [*pieces, *(f"[PAD{row}]" for row in rows)]
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("Tiny")
     writer.add_license("apache-2.0")
@@ -71,11 +83,11 @@ def write_gguf(
     writer.add_tokenizer_pre(rule)
     writer.add_token_list(pieces)
     writer.add_token_types(types)
-    writer.add_token_merges(["Ġ Ġ", "Ġ 1"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(pieces.index("<|im_start|>"))
+    writer.add_eos_token_id(pieces.index("<|im_end|>"))
     writer.add_add_bos_token(False)
-    writer.add_chat_template(TEMPLATE)
+    writer.add_chat_template(template)
     for name, weight in lm.model.state_dict().items():
         place = name.removeprefix("layers.").removesuffix(".weight")
         layer, _, inner = place.partition(".")
