@@ -302,7 +302,7 @@ def test_every_canonical_solution_of_humaneval_passes() -> None:
         pytest.skip(reason)
     solutions = [row["canonical_solution"] for row in read_rows(humaneval_file())[:8]]
     for problem, solution in zip(read_problems("humaneval", ""), solutions):
-        assert judge(problem, problem.cut(solution))["passed"]
+        assert judge(problem, problem.answer(solution))["passed"]
 
 
 def test_a_chat_model_is_asked_for_its_programs(
@@ -316,12 +316,20 @@ def test_a_chat_model_is_asked_for_its_programs(
     asked = problem.asked(folder)
     text = ModelDirectory(folder).text.decode(asked.prompt)  # type: ignore[arg-type]
     assert text.startswith("user: Please provide a self-contained Python script")
-    assert problem.prompt.strip() in text and text.endswith("```python")
+    # The line end of the fence was left to the model.
+    assert problem.prompt.strip() in text and text.endswith("```python\n")
     solution = next(iter(read_rows(humaneval_file())))["canonical_solution"]
-    program = asked.cut(f"\n{problem.prompt}{solution}\n```\nThis adds ```")
-    assert program == f"\n{problem.prompt}{solution}"
+    program = asked.answer(f"{problem.prompt}{solution}\n```\nThis adds ```")
+    assert program == f"{problem.prompt}{solution}".strip().replace("\n\n\n", "\n")
     if not sandbox.unavailable():
         assert judge(asked, program)["passed"]
+    task = {"text": "Add.", "code": "def f(x): 0", "test_list": ["assert f(1)", "f(2)"]}
+    file = write_rows(tmp_path / "mbpp.jsonl", [{"task_id": 11, **task}])
+    asked = read_problems("mbpp", str(file))[0].asked(folder)
+    text = ModelDirectory(folder).text.decode(asked.prompt)  # type: ignore[arg-type]
+    assert (
+        '```\n"""\nAdd.\nassert f(1)\n"""\n```\n' in text and asked.entry_point == "f"
+    )
     overrides = ["part=quality", "quality.lines=null"]
     bench(configured(folder, tmp_path, tmp_path / "out", *overrides))
     rows = read_report(tmp_path / "out")["quality"]["rows"]
