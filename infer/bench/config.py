@@ -278,8 +278,12 @@ class BenchConfig:
 
     #: folder of the report
     out: str = setting(path=True)
-    #: a Transformers directory, best an export, a hub name, or smollm2
+    #: a Transformers directory, best an export, a hub name, or a model with its adapter in
+    #: this repository: smollm2, qwen2.5-coder-0.5b
     model: str = setting(hub="model")
+    #: the GGUF file of the base model of smollm2 or qwen2.5-coder-0.5b; null: its package,
+    #: or the hub
+    gguf: str | None = setting(None, path=True)
     #: the model before fine-tuning, to compare with; null: none
     base: str | None = setting(None, hub="model")
     #: the draft model: a model directory or hub name with the same token ids, or self:N for

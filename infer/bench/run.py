@@ -88,7 +88,7 @@ def measure_part(
     }
     unused = (group for group in PARTS if group not in config.groups(name))
     # The prompts are in `content`, wherever their files are.
-    ignored = ("tracker", "part", "prompts_folder", *unused)
+    ignored = ("tracker", "part", "prompts_folder", "gguf", *unused)
     content = hashlib.sha256(json.dumps(part.content).encode()).hexdigest()[:16]
     facts = made_from(config, existing(inputs), ignore=ignored)
     facts |= {"content": content, "hardware": hardware()}
