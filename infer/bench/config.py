@@ -307,6 +307,9 @@ class BenchConfig:
     count: int = setting(20, least=1)
     #: longer prompts are left out; documents are cut
     prompt_tokens: int = setting(512, least=2)
+    #: measure each set of documents at each of these prompt lengths in tokens, in place of prompt_tokens: the
+    #: last so many tokens before one place of a document, which is the same for all lengths; []: off
+    prompt_lengths: list[int] = setting([], least=2)
     #: of a set of infilling prompts, draw this share in place of count; null: count
     infilling_share: float | None = setting(None, above=0, most=1)
     #: maximum length of an infilled middle in part=speed; null: speed.max_new_tokens
@@ -333,6 +336,10 @@ class BenchConfig:
         DraftConfig(self.draft, self.draft_adaptive)  # raises for a wrong one
         if not self.prompts:
             raise ValueError("prompts must have a set, got none")
+        if len(set(self.prompt_lengths)) < len(self.prompt_lengths):
+            raise ValueError(
+                f"prompt_lengths must have each length once, got {self.prompt_lengths}"
+            )
         if self.part == "gsd" and not self.draft:
             raise ValueError(
                 "part=gsd needs a draft model, got none. Give draft=DIR or draft=self:N."
