@@ -93,7 +93,7 @@ def defined_name(node: ast.stmt) -> str | None:
 
 def names_in(node: ast.AST) -> set[str]:
     """Return all names in a statement, those of attributes and arguments too."""
-    names = set()
+    names: set[str] = set()
     for each in ast.walk(node):
         if isinstance(each, ast.Constant):
             continue
