@@ -41,7 +41,7 @@ if [[ -e $given ]]; then
     python -m train.convert gguf="$given" out="$base"
 fi
 python -m data_prep tokenizer="$base" "${code[@]}" out="$out/documents"
-own_text "$base" 512 1536 1536 0.05 192 256
+own_text "$base" 512 1536 3072 0.05 192 256
 python -m data_prep tokenizer="$base" seq_len=2048 experiment=own data.path="$out/own_code" out="$out/code_long"
 run train experiment=qwen data.path="$out/chat" data.own="$out/code" model.path="$base" "${fast[@]}" out="$out/short"
 python -m train.export checkpoint="$out/short" out="$out/short_model" dtype=float32
