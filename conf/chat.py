@@ -107,18 +107,18 @@ class ChatTemplate:
     ) -> list[int]:
         """Return the ids up to the answer's start, or up to the end of `answer`, which begins it.
 
-        `answer` has no white space at its end.
+        Raises ValueError if the template does not show the end of `answer`.
         """
-        turns = [*messages]
-        if answer:
-            turns.append({"role": "assistant", "content": answer})
+        if not answer:
+            chat = self.prepare(messages, tools)
+            text = self._render(chat, chat.messages, add_generation_prompt=True)
+            return self._ids(text, chat.mark, begins=True)
+        turns = [*messages, {"role": "assistant", "content": answer}]
         chat = self.prepare(turns, tools)
-        text = self._render(
-            chat,
-            chat.messages,
-            add_generation_prompt=not answer,
-            continue_final_message=bool(answer),
-        )
+        content = chat.messages[-1]["content"] + chat.stop
+        text, found, _ = self._with_content(chat, len(turns) - 1, content)
+        if not found:
+            raise ValueError("the chat template does not show the answer's end")
         return self._ids(text, chat.mark, begins=True)
 
     def answer_ids(

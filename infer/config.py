@@ -239,8 +239,12 @@ class InferConfig:
     Without a prompt it reads standard input.
     """
 
-    #: a Transformers directory, best an export, a hub name, or smollm2
+    #: a Transformers directory, best an export, a hub name, or a model with its adapter in
+    #: this repository: smollm2, qwen2.5-coder-0.5b
     model: str = setting(hub="model")
+    #: the GGUF file of the base model of smollm2 or qwen2.5-coder-0.5b; null: its package,
+    #: or the hub
+    gguf: str | None = setting(None, path=True)
     #: the text to continue; -: standard input
     prompt: str = ""
     #: the text to continue, in a file

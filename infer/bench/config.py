@@ -278,8 +278,12 @@ class BenchConfig:
 
     #: folder of the report
     out: str = setting(path=True)
-    #: a Transformers directory, best an export, a hub name, or smollm2
+    #: a Transformers directory, best an export, a hub name, or a model with its adapter in
+    #: this repository: smollm2, qwen2.5-coder-0.5b
     model: str = setting(hub="model")
+    #: the GGUF file of the base model of smollm2 or qwen2.5-coder-0.5b; null: its package,
+    #: or the hub
+    gguf: str | None = setting(None, path=True)
     #: the model before fine-tuning, to compare with; null: none
     base: str | None = setting(None, hub="model")
     #: the draft model: a model directory or hub name with the same token ids, or self:N for
@@ -303,6 +307,9 @@ class BenchConfig:
     count: int = setting(20, least=1)
     #: longer prompts are left out; documents are cut
     prompt_tokens: int = setting(512, least=2)
+    #: measure each set of documents at each of these prompt lengths in tokens, in place of prompt_tokens: the
+    #: last so many tokens before one place of a document, which is the same for all lengths; []: off
+    prompt_lengths: list[int] = setting([], least=2)
     #: of a set of infilling prompts, draw this share in place of count; null: count
     infilling_share: float | None = setting(None, above=0, most=1)
     #: maximum length of an infilled middle in part=speed; null: speed.max_new_tokens
@@ -329,6 +336,10 @@ class BenchConfig:
         DraftConfig(self.draft, self.draft_adaptive)  # raises for a wrong one
         if not self.prompts:
             raise ValueError("prompts must have a set, got none")
+        if len(set(self.prompt_lengths)) < len(self.prompt_lengths):
+            raise ValueError(
+                f"prompt_lengths must have each length once, got {self.prompt_lengths}"
+            )
         if self.part == "gsd" and not self.draft:
             raise ValueError(
                 "part=gsd needs a draft model, got none. Give draft=DIR or draft=self:N."

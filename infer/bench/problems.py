@@ -1,6 +1,8 @@
 """The problems of code benchmarks, read from the benchmarks' own files."""
 
+import ast
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,13 +11,15 @@ from typing import Any
 from conf import UserError
 from conf.errors import Refusing, in_one_line
 from conf.rows import ROW_FILES, form_of, read_rows
+from infer.bench.extraction import extract_program, parse
 from infer.chat import chat_ids
 from infer.config import Infill
 
 HUMANEVAL_STOP = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # Chen et al. 2021, 2.2
 MBPP_STOP = ("\nassert", "\nprint", '\n"""', "\n```")
 MBPP_TEST = range(11, 511)  # ids of the test split
-# A chat model is asked as EvalPlus asks it: it completes an answer that has begun.
+# A chat model is asked as EvalPlus asks it (its codegen.py and provider/utility.py): it
+# continues an answer that has begun.
 CHAT_QUESTION = """\
 Please provide a self-contained Python script that solves the following problem in a \
 markdown code block:
@@ -26,8 +30,9 @@ markdown code block:
 CHAT_ANSWER = """\
 Below is a Python script with a self-contained function that solves the problem and \
 passes corresponding tests:
-```python"""
-CHAT_STOP = ("\n```", "\nif __name__", "\ndef main(", "\nprint(")
+```python
+"""
+CHAT_STOP = ("\n```\n", "\nif __name__", "\ndef main(", "\nprint(")
 MULTIPL_E_FIELDS = ("name", "language", "prompt", "tests", "stop_tokens")
 ORDER = "spm"  # of an infilling's prompt: suffix, prefix, middle
 Row = dict[str, Any]
@@ -51,11 +56,17 @@ class Problem:
     one_line: bool = (
         False  # the answer is one line: it is judged up to its first line end
     )
+    question: str = ""  # to a chat model; empty: the prompt
+    entry_point: str = ""  # the function that the tests call
+    by_chat: bool = False  # the answer is a chat model's: its program is judged
 
-    def cut(self, text: str) -> str:
-        """Return the text up to the first stop."""
+    def answer(self, text: str) -> str:
+        """Return the answer in a text: up to the first stop, of a chat model its program."""
         places = [text.find(stop) for stop in self.stop if stop in text]
-        return text[: min(places, default=len(text))]
+        text = text[: min(places, default=len(text))]
+        if not self.by_chat:
+            return text
+        return extract_program(text.replace("\t", "    "), self.entry_point)
 
     def first_line(self, text: str) -> str:
         """Return the part of an answer that is judged: its first line if one is asked."""
@@ -63,10 +74,11 @@ class Problem:
 
     def asked(self, folder: Path) -> "Problem":
         """Return the problem as a question by the chat template of a model directory."""
-        question = CHAT_QUESTION.format(str(self.prompt).strip())
+        task = self.question or str(self.prompt)
+        question = CHAT_QUESTION.format(task.strip())
         messages = [{"role": "user", "content": question}]
         ids = chat_ids(folder, messages, answer=CHAT_ANSWER)
-        return replace(self, prompt=ids, stop=CHAT_STOP, head="")
+        return replace(self, prompt=ids, stop=CHAT_STOP, head="", by_chat=True)
 
 
 def humaneval_file() -> Path:
@@ -83,20 +95,47 @@ def humaneval(row: Row) -> Problem:
         prompt=row["prompt"],
         stop=HUMANEVAL_STOP,
         head=row["prompt"],
-        tests=f"{row['test']}\ncheck({row['entry_point']})\n",
+        tests=humaneval_tests(row),
+        entry_point=row["entry_point"],
+    )
+
+
+def humaneval_tests(row: Row) -> str:
+    """Return the tests of a row, which see the answer's function alone.
+
+    Some call a function of the prompt that an answer need not have (`encode_cyclic` of
+    HumanEval/38): they run in names of their own, with the prompt's imports and functions.
+    """
+    prompt, entry_point = row["prompt"], row["entry_point"]
+    tree = parse(prompt)
+    context = [
+        ast.get_source_segment(prompt, node) or ""
+        for node in (tree.body if tree else ())
+        if getattr(node, "name", None) != entry_point
+    ]
+    source = "\n\n".join([*context, row["test"]])
+    return (
+        f"_names = {{{entry_point!r}: {entry_point}}}\n"
+        f"exec({source!r}, _names)\n"
+        f"_names['check']({entry_point})\n"
     )
 
 
 def mbpp(row: Row) -> Problem | None:
     """Write a function from a docstring with its tests, zero-shot (Fried et al. 2022).
 
-    The answer alone runs with the tests. Only the test split is read. A row of EvalPlus's
-    MbppPlus.jsonl has inputs in place of tests, which EvalPlus alone turns into a verdict:
-    it is answered, and not judged here.
+    A chat model is shown the first test alone, as by EvalPlus. The answer alone runs with
+    the tests. Only the test split is read. A row of EvalPlus's MbppPlus.jsonl has inputs in
+    place of tests, which EvalPlus alone turns into a verdict: it is answered, and not
+    judged here.
     """
     if "base_input" in row:
-        prompt = row["prompt"]
-        return Problem(id=row["task_id"], prompt=prompt, stop=MBPP_STOP)
+        return Problem(
+            id=row["task_id"],
+            prompt=row["prompt"],
+            stop=MBPP_STOP,
+            entry_point=row["entry_point"],
+        )
     if row["task_id"] not in MBPP_TEST:
         return None
     tests = "\n".join(row["test_list"])
@@ -108,14 +147,26 @@ def mbpp(row: Row) -> Problem | None:
         prompt=mbpp_prompt(row),
         stop=MBPP_STOP,
         tests=judged + "\n",
+        question=mbpp_prompt(row, tests=1),
+        entry_point=mbpp_entry_point(row),
     )
 
 
-def mbpp_prompt(row: Mapping[str, Any]) -> str:
-    """Return the whole question of an MBPP row: a docstring of the task and its tests."""
+def mbpp_prompt(row: Mapping[str, Any], tests: int | None = None) -> str:
+    """Return the question of an MBPP row: a docstring of the task and its first `tests` tests.
+
+    None: all of them.
+    """
     task = row.get("prompt") or row["text"]
-    tests = "\n".join(row["test_list"])
-    return f'"""\n{task}\n{tests}\n"""\n'
+    shown = "\n".join(row["test_list"][:tests])
+    return f'"""\n{task}\n{shown}\n"""\n'
+
+
+def mbpp_entry_point(row: Mapping[str, Any]) -> str:
+    """Return the function of a row's solution that its first test calls; empty without one."""
+    defined = re.findall(r"^def (\w+)", row.get("code") or "", re.MULTILINE)
+    called = re.findall(r"\w+", row["test_list"][0])
+    return next((name for name in called if name in defined), "")
 
 
 def multipl_e(row: Row) -> Problem:

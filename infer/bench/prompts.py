@@ -174,12 +174,15 @@ def read_prompts(
     seed: int,
     published: str | None = None,
     infilling: InfillingPrompts = InfillingPrompts(),
+    window: tuple[int, int] | None = None,
 ) -> list[Prompt]:
     """Return `count` prompts of at most `max_tokens` tokens, drawn without replacement.
 
     `folder` is the model directory, whose chat template encodes messages, `published` that
-    of the published files. Rows without a prompt are counted on standard error. Raises
-    UserError for a source that cannot be read, and for too few prompts.
+    of the published files. Rows without a prompt are counted on standard error. With a
+    `window` (length, end) a prompt is a document's tokens before place `end`, `length` of
+    them (`last_tokens`), and other rows are left out. Raises UserError for a source that
+    cannot be read, and for too few prompts.
     """
     bad: list[str] = []
     rows = rows_of(source, bad, published)
@@ -192,9 +195,12 @@ def read_prompts(
         if len(prompts) == count:
             break
         try:
-            ids, chat = encode(
-                row, text, folder, max_tokens=max_tokens, order=infilling.order
-            )
+            if window:
+                ids, chat = last_tokens(row, text, *window), False
+            else:
+                ids, chat = encode(
+                    row, text, folder, max_tokens=max_tokens, order=infilling.order
+                )
         except (NoPrompt, UnfitMessages) as error:
             bad.append(str(error))
             continue
@@ -204,6 +210,11 @@ def read_prompts(
             limit = infilling.max_new_tokens if is_infilling(row) else None
             prompts.append(Prompt(str(name), tuple(ids), chat, limit, row))
     report_bad(source, bad)
+    if window and len(prompts) < count:
+        raise UserError(
+            f"count must be at most {len(prompts)} with prompts={source}, the documents of more than "
+            f"{window[1]} tokens there, got {count}. Lower prompt_lengths, or give longer documents."
+        )
     if len(prompts) < count:
         raise UserError(
             f"count must be at most {len(prompts)} with prompts={source} of {max_tokens} tokens, got {count}."
@@ -372,6 +383,24 @@ def encode(
     if question and not has_template(folder):
         return text.encode(prompt[0]["content"]), False
     return chat_ids(folder, prompt, tools=tools_in(row)), True
+
+
+def last_tokens(row: Row, text: Text, length: int, end: int) -> Sequence[int]:
+    """Return the `length` token ids before place `end` of a document, what opens it among them.
+
+    Prompts of several lengths before one place are continued by one text: they differ in
+    what the model has read before it. Empty for a document that ends there or before.
+    Raises NoPrompt for other rows than documents.
+    """
+    prompt = prompt_of(row)
+    if not isinstance(prompt, Document):
+        raise NoPrompt(
+            f"prompts must be documents (content or text) with prompt_lengths, got {row!r:.200}"
+        )
+    ids, opening = text.encode(prompt.text), text.encode("")
+    if len(ids) <= end:
+        return ()
+    return [*opening, *ids[end - length + len(opening) : end]]
 
 
 def request_of(prompt: Prompt, text: Text) -> dict[str, Any]:

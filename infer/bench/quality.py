@@ -187,7 +187,7 @@ def prompt_ids(text: Text, problem: Problem) -> Sequence[int]:
 
 
 def answer(model: Model, batch: Batch, max_new_tokens: int) -> Row:
-    """Return the answers of a batch, cut before their stops.
+    """Return the answers of a batch, as they are judged.
 
     The answer to a prompt that is too long for the model's context is empty. `key` is a hash
     of the problem and the text.
@@ -215,7 +215,7 @@ def answer(model: Model, batch: Batch, max_new_tokens: int) -> Row:
     for problem, text, text_tokens, limited in zip(
         batch.problems, texts, tokens, cut_off
     ):
-        answer = problem.cut(text)
+        answer = problem.answer(text)
         key = json.dumps([batch.benchmark, problem.id, answer])
         answers.append(
             {

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def measure_part(
     }
     unused = (group for group in PARTS if group not in config.groups(name))
     # The prompts are in `content`, wherever their files are.
-    ignored = ("tracker", "part", "prompts_folder", *unused)
+    ignored = ("tracker", "part", "prompts_folder", "gguf", *unused)
     content = hashlib.sha256(json.dumps(part.content).encode()).hexdigest()[:16]
     facts = made_from(config, existing(inputs), ignore=ignored)
     facts |= {"content": content, "hardware": hardware()}
@@ -132,22 +133,27 @@ def read_prompt_sets(
 ) -> dict[str, Sequence[Prompt]]:
     """Return the prompts by set. Raises UserError for a base without an id of theirs."""
     sources = expand_names(config.prompts)
-    sets: dict[str, Sequence[Prompt]] = {
-        name_of(source): read_prompts(
-            source,
-            directory.text,
-            directory.path,
-            count=config.count,
-            max_tokens=config.prompt_tokens,
-            seed=config.seed,
-            published=config.prompts_folder,
-            infilling=InfillingPrompts(
-                config.infilling_share, config.infilling_tokens, config.infilling_order
-            ),
-        )
-        for source in sources
-    }
-    if len(sets) < len(sources):
+    read = partial(
+        read_prompts,
+        text=directory.text,
+        folder=directory.path,
+        count=config.count,
+        seed=config.seed,
+        published=config.prompts_folder,
+        infilling=InfillingPrompts(
+            config.infilling_share, config.infilling_tokens, config.infilling_order
+        ),
+    )
+    lengths = config.prompt_lengths
+    sets: dict[str, Sequence[Prompt]] = {}
+    for source in sources:
+        name = name_of(source)
+        for length in lengths:
+            window = (length, max(lengths))
+            sets[f"{name}-{length}"] = read(source, max_tokens=length, window=window)
+        if not lengths:
+            sets[name] = read(source, max_tokens=config.prompt_tokens)
+    if len(sets) < len(sources) * max(1, len(lengths)):
         raise UserError(
             f"prompts must be sets of different names, got {', '.join(config.prompts)}. "
             "Rename one, or measure it into another out."

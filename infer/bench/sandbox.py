@@ -112,6 +112,7 @@ def judge(source: str, tests: str, limits: ProgramLimits = ProgramLimits()) -> V
         filter.seek(0)
         process = subprocess.Popen(
             command(limits, filter.fileno()),
+            executable=shutil.which("bwrap"),  # perhaps not on the PATH of `env`
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=errors,

@@ -79,7 +79,7 @@ class SpeedPart(Part):
         return {"prompt_set": prompt_set, "prompt": prompt.id, "runs": runs}
 
     def result(self, records: Mapping[str, Row], folder: Path) -> dict[str, Any]:
-        """Return the rows of the report, and the sets of chats."""
+        """Return the rows of the report, the sets of chats, and sets by prompt length."""
         order = list(next(iter(self._decoders.values())))
         scale = 1.0
         if self.base:
@@ -93,6 +93,12 @@ class SpeedPart(Part):
                 for name, prompts in self.sets.items()
                 if any(prompt.chat for prompt in prompts)
             ],
+            "lengths": {
+                name: [name.removesuffix(f"-{length}"), length]
+                for name in self.sets
+                for length in self.config.prompt_lengths
+                if name.endswith(f"-{length}")
+            },
         }
 
     def measure_model(self) -> Row:

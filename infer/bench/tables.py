@@ -116,6 +116,7 @@ def tables_of(report: Row, part: str) -> list[Table]:
                 position_table(group),
                 source_table(group),
             ]
+        tables += length_tables(rows, report[part].get("lengths") or {})
     return [each for each in tables if each.rows]
 
 
@@ -153,7 +154,7 @@ def position_table(rows: Sequence[Row]) -> Table:
 
 
 def source_table(rows: Sequence[Row]) -> Table:
-    """Return who earns the gain: each source's share of the accepted drafts."""
+    """Return each source's share of the accepted drafts."""
     drafting = [row for row in rows if row["sources"]]
     cells = []
     for row in drafting:
@@ -162,6 +163,45 @@ def source_table(rows: Sequence[Row]) -> Table:
         cells.append([row["decoder"], speedup(row), length, *shares])
     heads = ["decoder", "speed-\nup", "length", *SOURCE_HEADS.values()]
     return Table("accepted drafts by source, in %", heads, cells)
+
+
+def length_tables(
+    rows: Sequence[Row], lengths: Mapping[str, tuple[str, int]]
+) -> list[Table]:
+    """Return the mean acceptance length by prompt length, and its change from the shortest.
+
+    `lengths` has the source and the prompt length of each set. A table for each source and
+    temperature.
+    """
+    order = sorted({length for _, length in lengths.values()})
+    tables = []
+    for (source, temperature), group in grouped(
+        [{**row, "source": lengths[row["prompt_set"]][0]} for row in rows if lengths],
+        "source",
+        "temperature",
+    ):
+        cells = []
+        for (decoder,), same_decoder in grouped(group, "decoder"):
+            by_length = {
+                lengths[row["prompt_set"]][1]: row["mean_acceptance_length"]
+                for row in same_decoder
+            }
+            values = [by_length.get(length) for length in order]
+            if not any(values):
+                continue
+            first = values[0]
+            changes = [
+                f"{100 * (value / first - 1):+.1f}" if value and first else ""
+                for value in values[1:]
+            ]
+            cells.append([decoder, *map(number, values), *changes])
+        heads = ["decoder", *(f"{length:,}" for length in order)]
+        heads += [f"{length:,}\n%" for length in order[1:]]
+        title = f"{source}, {sampling(temperature)}: mean acceptance length by prompt length"
+        tables.append(
+            Table(f"{title}, and its change from {order[0]:,} in %", heads, cells)
+        )
+    return tables
 
 
 def quality_table(rows: Sequence[Row]) -> Table:

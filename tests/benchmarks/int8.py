@@ -94,7 +94,7 @@ def passed(model: Model, problems: int, new: int = 256) -> int:
         decode = DecodeConfig(max_new_tokens=new, stop=list(problem.stop))
         steps = generate(model, str(problem.prompt), decode)
         text = "".join(step.text for step in steps)
-        count += judge(problem, problem.cut(text))["passed"]
+        count += judge(problem, problem.answer(text))["passed"]
     return count
 
 

@@ -142,6 +142,19 @@ def test_roles_and_calls_that_a_template_has_no_words_for(
     )
 
 
+def test_an_answer_that_has_begun_keeps_its_line_end(
+    folders: dict[str, Path],
+) -> None:
+    """Transformers' continue_final_message strips it with some templates."""
+    messages = say("Add.")
+    for name in ("chatml", "inst", "thinking", "forgetting"):
+        library: Any = AutoTokenizer.from_pretrained(folders[name])
+        template = load(folders[name])
+        text = library.decode(template.prompt_ids(messages, answer="Sure:\n```</s>\n"))
+        assert text.endswith("Sure:\n```</s>\n")
+        assert text.count("Add.") == 1 and "<think>" not in text
+
+
 def test_what_a_template_refuses_is_its_own_error(folders: dict[str, Path]) -> None:
     with pytest.raises(TemplateError, match="alternate"):
         load(folders["inst"]).prompt_ids([*say("a"), *say("b")])

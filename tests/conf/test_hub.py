@@ -1,5 +1,6 @@
 """Names of the hub in place of folders, with a cache as the hub's client makes it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import huggingface_hub
@@ -7,8 +8,9 @@ import pytest
 
 from conf import UserError, hub, settings
 from conf.fingerprint import MANIFEST
-from conf.hub import find_folder, replace_hub_names
+from conf.hub import Shipped, find_folder, replace_hub_names
 from infer.bench.config import BenchConfig
+from infer.config import InferConfig
 from train.config import TrainConfig
 from train.pretrained import base_model
 
@@ -85,24 +87,81 @@ def test_pickled_weights_of_the_hub_are_refused(cache: Path) -> None:
         find_folder("facebook/opt-125m")
 
 
-def test_a_shipped_adapter_is_converted_once(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def assets(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for what is converted, and an empty one for adapters."""
     out = cache / "out"
     out.mkdir(parents=True)
     monkeypatch.setattr(huggingface_hub, "cached_assets_path", lambda *names: out)
     monkeypatch.setattr(hub, "ADAPTERS", cache)
-    monkeypatch.setitem(hub.SHIPPED, "tiny", ("tiny-1m", "no-such-package", "1.2"))
+    return out
+
+
+def add_adapter(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "adaptive.json").write_text("{}")
+
+
+def test_a_shipped_adapter_is_converted_once(
+    cache: Path, assets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent = Shipped("tiny-1m", package="no-such-package", version="1.2")
+    monkeypatch.setitem(hub.SHIPPED, "tiny", absent)
     with pytest.raises(UserError, match="^model=tiny must have its adapter in"):
         find_folder("tiny")
-    (cache / "tiny-1m").mkdir()
+    add_adapter(cache / "tiny-1m")
     with pytest.raises(UserError, match="pip install --no-deps no-such-package==1.2"):
         find_folder("tiny")
-    monkeypatch.setitem(hub.SHIPPED, "tiny", ("tiny-1m", "pytest", "1.2"))
+    monkeypatch.setitem(hub.SHIPPED, "tiny", replace(absent, package="pytest"))
     monkeypatch.setattr(
         "subprocess.call",
-        lambda *args, **options: (out / MANIFEST).touch(exist_ok=False),
+        lambda *args, **options: (assets / MANIFEST).touch(exist_ok=False),
     )
-    assert find_folder("tiny") == find_folder("tiny") == out
+    assert find_folder("tiny") == find_folder("tiny") == assets
     Path("tiny").mkdir()
     assert find_folder("tiny") == "tiny"
+
+
+def test_a_shipped_adapters_base_is_a_given_file_or_the_hubs(
+    cache: Path, assets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "qwen2.5-coder-0.5b"
+    shipped = hub.SHIPPED[name]
+    monkeypatch.setitem(hub.SHIPPED, name, replace(shipped, adapter="none"))
+    sentence = (
+        f"^model={name} must have its adapter in .* got none. Run it in a checkout"
+    )
+    with pytest.raises(UserError, match=sentence):
+        find_folder(name, gguf="model.gguf")
+    monkeypatch.setitem(hub.SHIPPED, name, shipped)
+    add_adapter(cache / shipped.adapter)
+    with pytest.raises(UserError, match=f"file {shipped.file} of .*Or give gguf=FILE"):
+        find_folder(name)
+    with pytest.raises(UserError, match="gguf=absent.gguf must be the GGUF file of"):
+        find_folder(name, gguf="absent.gguf")
+    commands: list[list[str]] = []
+
+    def convert(command: list[str], **options: object) -> int:
+        commands.append(command)
+        (assets / MANIFEST).touch()
+        return 0
+
+    monkeypatch.setattr("subprocess.call", convert)
+    Path("own.gguf").touch()
+    infer = settings("infer", InferConfig, [f"model={name}", "gguf=own.gguf"])
+    replace_hub_names(infer)
+    assert infer.model == str(assets)
+    (assets / MANIFEST).unlink()
+    repository = cache / f"models--{shipped.repository.replace('/', '--')}"
+    put(cache, shipped.repository)
+    stored = repository / "snapshots" / COMMIT / shipped.file
+    stored.touch()
+    assert find_folder(name) == assets
+    given = [word for command in commands for word in command if "gguf=" in word]
+    assert given == [f"gguf={cache.parent / 'own.gguf'}", f"gguf={stored}"]
+
+
+def test_a_file_beside_a_model_that_has_its_weights_is_refused(cache: Path) -> None:
+    infer = settings("infer", InferConfig, ["model=runs/model", "gguf=own.gguf"])
+    with pytest.raises(UserError, match="^gguf must be left out with model=runs/model"):
+        replace_hub_names(infer)

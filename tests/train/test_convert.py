@@ -1,6 +1,7 @@
 """GGUF files to Transformers directories: weights, tokenizer, chat template."""
 
 import shutil
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,11 +11,13 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from conf import UserError
+from conf import UserError, hub, settings
 from conf.architecture import skeleton
 from data_prep.config import VocabConfig
 from data_prep.encode import Encoder
 from data_prep.vocab import copy_tokenizer, find_vocab, load_tokenizer
+from infer.api import generate, load
+from infer.config import DecodeConfig, InferConfig
 from infer.models.checkpoint import ModelDirectory
 from tests.train.export.export_fixture import training
 from train.config import LoraSettings, ModelConfig
@@ -48,13 +51,24 @@ def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def write_gguf(
-    path: Path, lm: LlamaForCausalLM, rule: str, *, fillers: int = 0
+    path: Path,
+    lm: LlamaForCausalLM,
+    rule: str,
+    *,
+    fillers: int = 0,
+    pieces: Sequence[str] = PIECES,
+    control: Collection[str] = PIECES[:3],
+    merges: Sequence[str] = ("Ġ Ġ", "Ġ 1"),
+    template: str = TEMPLATE,
 ) -> None:
-    """Write the model with PIECES and, as llama.cpp does, fillers for further rows."""
+    """Write the model with its pieces and, as llama.cpp does, fillers for further rows.
+
+    BOS and EOS are <|im_start|> and <|im_end|>.
+    """
     config = lm.config
-    rows = range(len(PIECES), len(PIECES) + fillers)
-    pieces = [*PIECES, *(f"[PAD{row}]" for row in rows)]
-    types = [3, 3, 3] + [1] * (len(PIECES) - 3) + [5] * fillers
+    rows = range(len(pieces), len(pieces) + fillers)
+    types = [3 if piece in control else 1 for piece in pieces] + [5] * fillers
+    pieces = [*pieces, *(f"[PAD{row}]" for row in rows)]
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("Tiny")
     writer.add_license("apache-2.0")
@@ -71,11 +85,11 @@ def write_gguf(
     writer.add_tokenizer_pre(rule)
     writer.add_token_list(pieces)
     writer.add_token_types(types)
-    writer.add_token_merges(["Ġ Ġ", "Ġ 1"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(pieces.index("<|im_start|>"))
+    writer.add_eos_token_id(pieces.index("<|im_end|>"))
     writer.add_add_bos_token(False)
-    writer.add_chat_template(TEMPLATE)
+    writer.add_chat_template(template)
     for name, weight in lm.model.state_dict().items():
         place = name.removeprefix("layers.").removesuffix(".weight")
         layer, _, inner = place.partition(".")
@@ -230,6 +244,42 @@ def test_an_adapter_makes_the_export_that_it_is_from(
     for path in filter(Path.is_file, export.rglob("*")):
         written = out / path.relative_to(export)
         assert written.read_bytes() == path.read_bytes(), path
+
+
+def test_a_shipped_name_decodes_with_a_given_file(
+    lm: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """python -m infer model=NAME gguf=FILE, with a tiny model in place of Qwen's."""
+    file, base, export = (tmp_path / name for name in ("tiny.gguf", "base", "export"))
+    write_gguf(file, lm, "smollm")
+    main(ConvertConfig(str(file), str(base), "bfloat16"))
+    gated_export(base, tmp_path / "tuned", export)
+    adapter = tmp_path / "adapters" / "tiny"
+    shutil.copytree(export, adapter, ignore=shutil.ignore_patterns("[!a]*"))
+    out = tmp_path / "out"
+    monkeypatch.setattr(hub, "ADAPTERS", adapter.parent)
+    monkeypatch.setitem(hub.SHIPPED, "tiny-model", hub.Shipped("tiny"))
+    monkeypatch.setattr("huggingface_hub.cached_assets_path", lambda *names: out)
+
+    def convert(command: list[str], **options: object) -> int:
+        assert command[1:3] == ["-m", "train.convert"]
+        main(settings("convert", ConvertConfig, command[3:]))
+        return 0
+
+    monkeypatch.setattr("subprocess.call", convert)
+    config = settings("infer", InferConfig, ["model=tiny-model", f"gguf={file}"])
+    hub.replace_hub_names(config)
+    assert config.model == str(out)
+    model = load(config.model, "float32")
+    assert model.adaptive and model.adaptive.gated
+    texts = [
+        [token for step in generate(model, "a 1", decode) for token in step.tokens]
+        for decode in (
+            DecodeConfig("plain", max_new_tokens=12),
+            DecodeConfig("sdsat", k=2, max_new_tokens=12),
+        )
+    ]
+    assert texts[0] == texts[1] and texts[0]
 
 
 def test_what_cannot_be_converted_is_refused(

@@ -103,33 +103,45 @@ def test_every_rank_gets_its_share_of_the_cores(
     assert run.stdout == f"threads {threads}\n", run.stderr
 
 
-def test_the_demo_runs_every_stage_with_settings_that_compose(project: Path) -> None:
+def called_by(
+    project: Path, script: str, *arguments: str, **environment: str
+) -> list[str]:
+    """Run a recipe under stubs; return the modules that it calls, whose settings compose."""
     stub(project.parent, python=RECORD, torchrun=RECORD)
-    calls, out = project.parent / "calls", project.parent / "out"
-    run = launch(project, "demo.sh", str(out), CALLS=str(calls))
+    calls = project.parent / "calls"
+    run = launch(project, script, *arguments, CALLS=str(calls), **environment)
     assert run.returncode == 0, run.stderr
     called = []
     for line in calls.read_text().splitlines():
         words = shlex.split(line)
         module, *overrides = words[words.index("-m") + 1 :]
-        assert check(Command(module, tuple(overrides))) is None
-        assert any(word.startswith(f"out={out}") for word in overrides)
+        result = check(Command(module, tuple(overrides)))
+        assert result is None, result
         called.append(module)
-    assert called == [
-        "train.convert",
-        "train.convert",
-        "data_prep",
-        "infer.regenerate",
-        "infer.regenerate",
-        "data_prep",
-        "data_prep",
-        "train",
-        "train",
-        "train.export",
-        "train.export",
-        "infer.bench",
-        "infer.bench",
-    ]
+    return called
+
+
+MADE = [
+    "train.convert",
+    "data_prep",
+    "infer.regenerate",
+    "infer.regenerate",
+    "data_prep",
+    "data_prep",
+    "train",
+    "train.export",
+]
+DRAFT = ["train.convert", "train", "train.export"]
+
+
+def test_the_demo_runs_every_stage_with_settings_that_compose(project: Path) -> None:
+    called = called_by(project, "demo.sh", str(project.parent / "out"))
+    assert called == [*MADE, "infer.bench", "infer.bench", "infer.bench.compare"]
+
+
+def test_the_recipe_for_hours_makes_a_draft_model_too(project: Path) -> None:
+    called = called_by(project, "smollm2.sh", str(project.parent / "out"))
+    assert called == [*MADE, *DRAFT, "infer.bench"]
 
 
 @pytest.mark.parametrize(
@@ -160,6 +172,51 @@ def test_every_check_has_to_pass(failing: str, project: Path) -> None:
         assert tests.endswith("-k a\\ b python ended") and " -n 2 " in tests
         assert types == "mypy ended" or types.endswith(" mypy ended")
         assert contracts == "--no-cache lint-imports ended"
+
+
+@pytest.mark.parametrize("code", [(), ("data.path=STARCODER", "benchmarks=all")])
+def test_qwens_recipe_runs_every_stage_with_settings_that_compose(
+    project: Path, code: tuple[str, ...]
+) -> None:
+    file = project.parent / "model.gguf"
+    file.touch()
+    out = project.parent / "out"
+    files = {"MBPP": "mbpp.jsonl", "INFILLING": "infilling.jsonl.gz"}
+    called = called_by(project, "qwen.sh", str(file), str(out), *code, **files)
+    trained = ["train", "train.export"]
+    tables = ["infer.bench", "infer.bench"]  # both orders of infilling
+    assert called == [
+        "train.convert",
+        "data_prep",
+        "infer.regenerate",
+        "infer.regenerate",
+        "data_prep",
+        "data_prep",
+        "data_prep",
+        *trained,
+        *trained,
+        "infer.bench",
+        *tables * 2,  # of base and gated
+        "infer.bench.compare",
+        *trained,
+        *tables * 3,
+        "infer.bench.compare",
+    ]
+    lines = (project.parent / "calls").read_text().splitlines()
+    assert f"gguf={file}" in shlex.split(lines[0])
+    compared = [line for line in lines if "infer.bench.compare" in line]
+    for model in ("base", "dual", "gated"):
+        assert f"'{out}/tables/{model}'" in shlex.split(compared[-1])[-1]
+
+
+@pytest.mark.parametrize("script", ["qwen.sh", "tables.sh"])
+def test_a_recipe_without_its_arguments_is_one_sentence(
+    project: Path, script: str
+) -> None:
+    run = launch(project, script)
+    assert run.returncode == 2 and run.stderr.count("\n") == 1
+    assert run.stderr.startswith("error: the arguments must be")
+    assert launch(project, script, "--help").stdout.count("\n") > 4
 
 
 def test_a_python_that_does_not_start_is_passed_over(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ EXPERIMENTS = Path(__file__).parents[2] / "conf" / "train" / "experiment"
 RECIPES = sorted(
     path.stem
     for path in EXPERIMENTS.glob("*.yaml")
-    if not path.stem.startswith(("demo", "smollm2"))
+    if not path.stem.startswith(("demo", "smollm2", "qwen"))
 )
 
 

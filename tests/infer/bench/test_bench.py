@@ -32,6 +32,7 @@ from infer.bench.report import RESULT
 from infer.bench.run import bench, read_prompt_sets
 from infer.bench.runs import blocks, decoder, run_of
 from infer.bench.speed import SpeedPart, figures, k_of
+from infer.bench.tables import length_tables, tables_of
 from infer.bench.timing import StepClock, StepTimes
 from infer.chat import has_template
 from infer.config import DecodeConfig, Infill
@@ -302,7 +303,7 @@ def test_every_canonical_solution_of_humaneval_passes() -> None:
         pytest.skip(reason)
     solutions = [row["canonical_solution"] for row in read_rows(humaneval_file())[:8]]
     for problem, solution in zip(read_problems("humaneval", ""), solutions):
-        assert judge(problem, problem.cut(solution))["passed"]
+        assert judge(problem, problem.answer(solution))["passed"]
 
 
 def test_a_chat_model_is_asked_for_its_programs(
@@ -316,12 +317,20 @@ def test_a_chat_model_is_asked_for_its_programs(
     asked = problem.asked(folder)
     text = ModelDirectory(folder).text.decode(asked.prompt)  # type: ignore[arg-type]
     assert text.startswith("user: Please provide a self-contained Python script")
-    assert problem.prompt.strip() in text and text.endswith("```python")
+    # The line end of the fence was left to the model.
+    assert problem.prompt.strip() in text and text.endswith("```python\n")
     solution = next(iter(read_rows(humaneval_file())))["canonical_solution"]
-    program = asked.cut(f"\n{problem.prompt}{solution}\n```\nThis adds ```")
-    assert program == f"\n{problem.prompt}{solution}"
+    program = asked.answer(f"{problem.prompt}{solution}\n```\nThis adds ```")
+    assert program == f"{problem.prompt}{solution}".strip().replace("\n\n\n", "\n")
     if not sandbox.unavailable():
         assert judge(asked, program)["passed"]
+    task = {"text": "Add.", "code": "def f(x): 0", "test_list": ["assert f(1)", "f(2)"]}
+    file = write_rows(tmp_path / "mbpp.jsonl", [{"task_id": 11, **task}])
+    asked = read_problems("mbpp", str(file))[0].asked(folder)
+    text = ModelDirectory(folder).text.decode(asked.prompt)  # type: ignore[arg-type]
+    assert (
+        '```\n"""\nAdd.\nassert f(1)\n"""\n```\n' in text and asked.entry_point == "f"
+    )
     overrides = ["part=quality", "quality.lines=null"]
     bench(configured(folder, tmp_path, tmp_path / "out", *overrides))
     rows = read_report(tmp_path / "out")["quality"]["rows"]
@@ -476,3 +485,61 @@ def test_answers_that_cannot_be_judged_are_left_out_where_asked(
 
 def settings_with(config: BenchConfig, **quality: Any) -> BenchConfig:
     return replace(config, quality=replace(config.quality, **quality))
+
+
+def test_prompts_of_all_lengths_end_at_one_place(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """They differ in how much of the document the model has read, and open as documents do."""
+    texts = [f"def f{at}(x):\n    return x + {at}\n" * 20 for at in range(3)]
+    rows = [{"id": str(at), "content": text} for at, text in enumerate(texts)]
+    rows.append({"id": "short", "content": "x = 1\n"})
+    file = write_rows(tmp_path / "long.jsonl", rows)
+    lengths = ["prompt_lengths=[12,48]", "count=3", f"prompts=[{file}]"]
+    config = configured(model_dir, file, tmp_path / "out", *lengths)
+    directory = ModelDirectory(model_dir)
+    sets = read_prompt_sets(config, directory)
+    assert list(sets) == ["long-12", "long-48"]
+    for short, long in zip(sets["long-12"], sets["long-48"]):
+        ids = directory.text.encode(texts[int(short.id)])
+        opening = directory.text.encode("")
+        assert short.id == long.id and list(long.ids) == ids[:48]
+        assert list(short.ids) == [*opening, *ids[36 + len(opening) : 48]]
+    with pytest.raises(UserError, match="count must be at most 3 .* of more than 48 t"):
+        read_prompt_sets(replace(config, count=4), directory)
+    with pytest.raises(UserError, match="prompt_lengths must have each length once"):
+        configured(model_dir, file, tmp_path, "prompt_lengths=[12,12]")
+    overrides = ["part=speed", "speed.decoders=[sdsat]", "speed.peers=[]", *lengths]
+    overrides += ["speed.rounds=1", "speed.temperatures=[0]"]
+    bench(configured(model_dir, file, tmp_path / "out", *overrides))
+    report = read_report(tmp_path / "out")
+    assert report["speed"]["lengths"] == {
+        "long-12": ["long", 12],
+        "long-48": ["long", 48],
+    }
+    *_, table = tables_of(report, "speed")
+    assert [row[0] for row in table.rows] == ["sdsat k=2"]
+
+
+def test_the_fall_of_acceptance_is_printed_by_prompt_length() -> None:
+    figures = {"a-512": (2.5, 3.0), "a-2048": (2.4, 2.7), "b-512": (None, 2.0)}
+    rows = [
+        {
+            "prompt_set": name,
+            "temperature": 0.0,
+            "decoder": decoder,
+            "mean_acceptance_length": value,
+        }
+        for name, values in figures.items()
+        for decoder, value in zip(("plain", "sdsat k=5"), values)
+    ]
+    lengths = {name: (name[0], int(name[2:])) for name in figures}
+    first, second = length_tables(rows, lengths)
+    assert first.title.startswith("a, greedy: mean acceptance length by prompt length")
+    assert list(first.heads) == ["decoder", "512", "2,048", "2,048\n%"]
+    assert first.rows == [
+        ["plain", "2.50", "2.40", "-4.0"],
+        ["sdsat k=5", "3.00", "2.70", "-10.0"],
+    ]
+    assert second.rows == [["sdsat k=5", "2.00", "", ""]]
+    assert length_tables(rows, {}) == []

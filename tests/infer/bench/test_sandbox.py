@@ -169,3 +169,14 @@ def test_without_bwrap_the_reason_is_a_sentence(
     unavailable.cache_clear()
     assert "without bwrap. Install bubblewrap" in unavailable()
     unavailable.cache_clear()
+
+
+def test_bubblewrap_may_be_anywhere_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was looked for on the caller's PATH and started from /usr/bin, with a traceback."""
+    bwrap = tmp_path / "bwrap"
+    bwrap.write_text('#!/bin/sh\necho "$0" >&2; exit 3\n')
+    bwrap.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert judge("", "").message == str(bwrap)

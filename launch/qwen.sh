@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Qwen2.5-Coder-0.5B-Instruct from its weights to the papers' tables: launch/qwen.sh GGUF [OUT] [NAME=VALUE ...]
+#   GGUF is Qwen's file, or the hub's name of a Transformers model; NAME=VALUE are settings of data_prep for code in
+#   StarCoder's schema (data.path=STARCODER benchmarks=all budget=20M), by default Python's standard library is the code.
+#   MBPP and INFILLING, of the environment, are the benchmarks' files for the tables.
+#   base -> code with infilling -> own answers and own continuations -> gated fine-tune, at 512 and then 2,048 tokens
+#   -> export -> tables of base and gated -> the paper's fine-tune (dual, all weights) -> tables of the three.
+# Hours on two cores, minutes on a GPU (docs/training.md, Recipes). Finished stages are skipped; an interrupted run
+# continues where it stopped.
+set -euo pipefail
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    exit
+fi
+if [[ $# -eq 0 || $1 == *=* || $1 == -* ]]; then
+    echo "error: the arguments must be GGUF [OUT] [NAME=VALUE ...], got: $*. Run launch/qwen.sh --help" >&2
+    exit 2
+fi
+given=$1
+[[ ! -e $1 ]] || given=$(realpath "$1")
+shift
+folder=runs/qwen
+if [[ $# -gt 0 && $1 != *=* ]]; then
+    folder=$1
+    shift
+fi
+cd "$(dirname "$0")/.."
+source launch/stages.sh
+begin "$folder"
+code=(experiment=qwen "$@")
+[[ $# -gt 0 ]] || code=(experiment=demo data.split_chars=null seq_len=2048 fim_rate=0.5 held_out=0.1 ngrams.megabytes=1)
+fast=() long=() # a GPU is faster with larger batches and more windows
+if [[ $gpus -gt 0 ]]; then
+    fast=(global_batch=8 micro_batch=4 loss_chunk=8192 objective.start_rate=0.5)
+    long=(global_batch=4 micro_batch=1 loss_chunk=8192)
+fi
+
+base=$given # a name of the hub
+if [[ -e $given ]]; then
+    base=$out/base
+    python -m train.convert gguf="$given" out="$base"
+fi
+python -m data_prep tokenizer="$base" "${code[@]}" out="$out/documents"
+own_text "$base" 512 1536 3072 0.05 192 256
+python -m data_prep tokenizer="$base" seq_len=2048 experiment=own data.path="$out/own_code" out="$out/code_long"
+run train experiment=qwen data.path="$out/chat" data.own="$out/code" model.path="$base" "${fast[@]}" out="$out/short"
+python -m train.export checkpoint="$out/short" out="$out/short_model" dtype=float32
+run train experiment=qwen_long data.path="$out/documents" data.own="$out/code_long" model.path="$base" \
+    model.adapter="$out/short_model" "${long[@]}" out="$out/tuned"
+python -m train.export checkpoint="$out/tuned" out="$out/gated" dtype=float32
+python -m infer.bench model="$out/gated" experiment=qwen part=speed prompts="['$out/documents/held_out.jsonl']" \
+    prompt_lengths=[512,1024,2048,4096] count=6 speed.decoders=[hybrid,sdsat] speed.k=[5] speed.temperatures=[0] \
+    out="$out/lengths"
+sets="humaneval,'$out/chat/held_out.jsonl'${INFILLING:+,'$INFILLING'}"
+bash launch/tables.sh "$out/tables" "$base" "$out/gated" prompts="[$sets]"
+run train experiment=qwen_dual data.path="$out/documents" model.path="$base" out="$out/dual_training"
+python -m train.export checkpoint="$out/dual_training" out="$out/dual" dtype=float32
+bash launch/tables.sh "$out/tables" "$base" "$out/dual" "$out/gated" prompts="[$sets]"
