@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from conf.dtype import int8_levels
+from conf.dtype import LEVELS, has_exact_int8
 from conf.errors import UserError
 from infer.engine.gate import GatedEmbedding, GatedLinear
 from infer.engine.head import PreviousTokenHead
@@ -35,7 +35,7 @@ WITH_MATRICES = (
     GatedEmbedding,
     PreviousTokenHead,
 )
-LEVELS = 127  # of a weight, on each side of 0
+ZERO_POINT = LEVELS + 1  # of inputs
 TINY = 1e-30  # an output row of zeros has a scale too
 
 
@@ -81,13 +81,8 @@ class Int8Product(Product):
     """See Product; the integers are made once. Raises ValueError on a CPU without exact sums."""
 
     def __init__(self, layers: Mapping[Any, Adapter | None]) -> None:
-        levels = int8_levels()
-        if levels is None:
+        if not has_exact_int8():
             raise ValueError("products in int8 are not exact on this CPU")
-        self._zero_point = levels + 1
-        # Tensors: PyTorch converts a number at each use.
-        self._levels = torch.tensor(float(levels))
-        self._offset = self._zero_point + torch.tensor(0.5)
         super().__init__(layers)
 
     @property
@@ -109,17 +104,17 @@ class Int8Product(Product):
         scale = weight.abs().amax(1).clamp_(min=TINY) / LEVELS
         quantised = (weight / scale[:, None]).round_().to(torch.int8)
         self._packed = torch.ops.onednn.qlinear_prepack(quantised, None)
-        self._scale = scale / self._levels
+        self._scale = scale / LEVELS
         self._zeros = torch.zeros(len(scale), dtype=torch.int32)
         for layer in self.layers:
             layer.drop_weight()
 
     def _multiply(self, x: Tensor) -> Tensor:
-        quantised, largest = quantise_rows(x, self._levels, self._offset)
+        quantised, largest = quantise_rows(x)
         y: Tensor = torch.ops.onednn.qlinear_pointwise(
             quantised,
             1.0,
-            self._zero_point,
+            ZERO_POINT,
             self._packed,
             self._scale,
             self._zeros,
@@ -134,16 +129,20 @@ class Int8Product(Product):
         return y.mul_(largest)
 
 
-def quantise_rows(x: Tensor, levels: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
+# Tensors: PyTorch converts a number at each use.
+_LEVELS = torch.tensor(float(LEVELS))
+_OFFSET = torch.tensor(ZERO_POINT + 0.5)
+
+
+def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return x (..., d) in unsigned integers, and each row's largest number (..., 1).
 
-    x is about (integers - zero point) * largest / levels, where `offset` is the zero point
-    and a half. A row's integers depend on no other row. A row of zeros becomes any
-    integers, times 0.
+    x is about (integers - ZERO_POINT) * largest / LEVELS. A row's integers depend on no other
+    row. A row of zeros becomes any integers, times 0.
     """
     largest = x.abs().amax(-1, keepdim=True)
     # Positive numbers are rounded by adding a half and cutting.
-    return (x * (levels / largest)).add_(offset).to(torch.uint8), largest
+    return (x * (_LEVELS / largest)).add_(_OFFSET).to(torch.uint8), largest
 
 
 def to_int8(lm: PreTrainedModel) -> None:

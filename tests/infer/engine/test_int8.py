@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from conf import UserError, dtype
-from conf.dtype import choose_dtype, int8_levels
+from conf import UserError
+from conf.dtype import has_exact_int8
 from infer import DecodeConfig, Model, generate, load
 from infer.engine.attention import ProbeGate
 from infer.engine.gate import GatedLinear
@@ -25,7 +25,7 @@ from tests.infer.engine.test_families import tiny_family
 from tests.infer.gated import adapted_copy
 
 pytestmark = pytest.mark.skipif(
-    int8_levels() is None, reason="products in int8 are not exact on this CPU"
+    not has_exact_int8(), reason="products in int8 are not exact on this CPU"
 )
 
 
@@ -61,9 +61,7 @@ def test_a_product_is_that_of_rounded_numbers() -> None:
     expected = [[1.27 * 127 - 0.5, -2.0 * 2], [0, 0], [0, 0]]
     with torch.inference_mode():
         y = int8_of(linear)(x) - torch.tensor([1, 0])
-    levels = int8_levels()
-    tolerance = 1e-4 if levels == 127 else 3
-    torch.testing.assert_close(y, torch.tensor(expected), atol=tolerance, rtol=0)
+    torch.testing.assert_close(y, torch.tensor(expected), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 9, 16, 33])
@@ -84,9 +82,7 @@ def test_errors_stay_below_a_hundredth_of_the_product() -> None:
     with torch.inference_mode():
         expected = linear(x)
         difference = int8_of(linear)(x) - expected
-    assert difference.norm() / expected.norm() < (
-        0.015 if int8_levels() == 127 else 0.03
-    )
+    assert difference.norm() / expected.norm() < 0.015
 
 
 def test_values_that_overflow_stay_in_their_row() -> None:
@@ -236,31 +232,3 @@ def test_first_layers_share_the_integers(int8: LlamaForCausalLM) -> None:
     assert short.model.layers[0].mlp.up_proj is int8.model.layers[0].mlp.up_proj
     assert short.lm_head is not int8.lm_head
     assert short.lm_head.product is int8.lm_head.product
-
-
-@pytest.mark.parametrize(
-    ("exact", "levels"), [((127, 63), 127), ((63,), 63), ((), None)]
-)
-def test_the_widest_exact_levels_are_taken(
-    monkeypatch: pytest.MonkeyPatch, exact: tuple[int, ...], levels: int | None
-) -> None:
-    """A CPU without VNNI adds pairs of products in 16 bits, which 8 bits of both overflow."""
-    monkeypatch.setattr(dtype, "_is_exact", lambda levels, rows: levels in exact)
-    assert int8_levels.__wrapped__() == levels
-
-
-def test_without_exact_products_it_is_float32_and_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(dtype, "int8_levels", lambda: None)
-    assert choose_dtype("int8", "cpu") == "float32"
-    assert "warning: dtype=int8 needs exact integer products" in capsys.readouterr().err
-
-
-def test_a_gpu_has_no_int8() -> None:
-    with pytest.raises(UserError, match="on a GPU, got int8. Choose another"):
-        choose_dtype("int8", "cuda:0")
-
-
-def test_auto_never_takes_int8() -> None:
-    assert choose_dtype("auto", "cpu") != "int8"
