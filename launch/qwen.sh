@@ -30,9 +30,11 @@ begin "$folder"
 code=(experiment=qwen "$@")
 [[ $# -gt 0 ]] || code=(experiment=demo data.split_chars=null seq_len=2048 fim_rate=0.5 held_out=0.1 ngrams.megabytes=1)
 fast=() long=() # a GPU is faster with larger batches and more windows
+wide=1 # ranks at 2,048 tokens: on a CPU one takes 11 GiB, and both cores
 if [[ $gpus -gt 0 ]]; then
     fast=(global_batch=8 micro_batch=4 loss_chunk=8192 objective.start_rate=0.5)
     long=(global_batch=4 micro_batch=1 loss_chunk=8192)
+    wide=$ranks
 fi
 
 base=$given # a name of the hub
@@ -45,14 +47,14 @@ own_text "$base" 512 1536 3072 0.05 192 256
 python -m data_prep tokenizer="$base" seq_len=2048 experiment=own data.path="$out/own_code" out="$out/code_long"
 run train experiment=qwen data.path="$out/chat" data.own="$out/code" model.path="$base" "${fast[@]}" out="$out/short"
 python -m train.export checkpoint="$out/short" out="$out/short_model" dtype=float32
-run train experiment=qwen_long data.path="$out/documents" data.own="$out/code_long" model.path="$base" \
-    model.adapter="$out/short_model" "${long[@]}" out="$out/tuned"
+ranks=$wide OMP_NUM_THREADS=2 run train experiment=qwen_long data.path="$out/documents" data.own="$out/code_long" \
+    model.path="$base" model.adapter="$out/short_model" "${long[@]}" out="$out/tuned"
 python -m train.export checkpoint="$out/tuned" out="$out/gated" dtype=float32
 python -m infer.bench model="$out/gated" experiment=qwen part=speed prompts="['$out/documents/held_out.jsonl']" \
     prompt_lengths=[512,1024,2048,4096] count=6 speed.decoders=[hybrid,sdsat] speed.k=[5] speed.temperatures=[0] \
     out="$out/lengths"
 sets="humaneval,'$out/chat/held_out.jsonl'${INFILLING:+,'$INFILLING'}"
 bash launch/tables.sh "$out/tables" "$base" "$out/gated" prompts="[$sets]"
-run train experiment=qwen_dual data.path="$out/documents" model.path="$base" out="$out/dual_training"
+ranks=$wide OMP_NUM_THREADS=2 run train experiment=qwen_dual data.path="$out/documents" model.path="$base" out="$out/dual_training"
 python -m train.export checkpoint="$out/dual_training" out="$out/dual" dtype=float32
 bash launch/tables.sh "$out/tables" "$base" "$out/dual" "$out/gated" prompts="[$sets]"
