@@ -5,6 +5,7 @@ What shows in numbers alone is left to the decoder, which compares a tree with i
 """
 
 import copy
+import dataclasses
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,10 @@ from conf.errors import in_one_line
 LAYERS = {"full_attention", "sliding_attention"}
 CHANGING = {"dynamic", "longrope"}  # rotary frequencies depend on the longest position
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")  # arguments of attention functions
-PROBE = "adaptive_probe"  # the name of attention functions that compute nothing
+SCALES = ("logit_scale", "logits_scaling")  # of logits: a factor, a divisor
+# Names of attention functions that compute nothing.
+PROBE = "adaptive_probe"
+WINDOW_PROBE = "adaptive_window_probe"
 ROWS = 4  # of its forward
 CHECKED_ROWS = 8  # of the head that stands in for the model's own
 
@@ -80,6 +84,31 @@ def windows(config: Any) -> dict[str, int | None]:
     }
 
 
+def layer_window(module: Any) -> int | None:
+    """Return the window of the layer that an attention module belongs to."""
+    config = module.config
+    kinds = windows(config)
+    if len(kinds) > 1:
+        return kinds[config.layer_types[module.layer_idx]]
+    return next(iter(kinds.values()))
+
+
+def logit_scale(config: PretrainedConfig) -> float:
+    """Return the factor between the head's product and the logits.
+
+    Granite divides logits, Cohere multiplies them. A key of config.json that the
+    architecture does not have means nothing.
+    """
+    fields = {field.name for field in dataclasses.fields(config)}
+    factor, divisor = (
+        value
+        if name in fields and isinstance(value := getattr(config, name), (int, float))
+        else 1.0
+        for name in SCALES
+    )
+    return factor / divisor
+
+
 def key_heads(config: Any) -> int:
     """Return the number of heads of keys; each serves a group of query heads."""
     heads: int = config.num_attention_heads
@@ -117,7 +146,7 @@ class _OtherAttentionError(Exception):
     """The library's code calls attention in a manner that trees do not follow."""
 
 
-def _probe(
+def _tree_probe(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -139,7 +168,40 @@ def _probe(
         key.shape[2],
     ):
         raise _OtherAttentionError("whose attention does not take a tree's mask")
-    return query.new_empty(query.transpose(1, 2).shape), None
+    return _blank(module, query), None
+
+
+def _blank(module: Any, query: Tensor) -> Tensor:
+    """Return an output of attention without numbers; mark its module."""
+    module.probed = True
+    return query.new_empty(query.transpose(1, 2).shape)
+
+
+def _window_mask(*args: Any, local_size: int | None = None, **others: Any) -> Tensor:
+    """Return a mask without numbers for the library, which knows its window."""
+    mask: Any = torch.empty(1, 1, ROWS, ROWS, device="meta")
+    mask.window = local_size
+    return mask  # type: ignore[no-any-return]
+
+
+def _window_probe(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Return an output of attention without numbers; compare the window of the library's
+    mask with that of ours.
+    """
+    window, expected = getattr(attention_mask, "window", None), layer_window(module)
+    if window != expected:
+        raise _OtherAttentionError(
+            f"whose layers have sliding_window={window} where its configuration says "
+            f"{expected}"
+        )
+    return _blank(module, query), None
 
 
 class _ProbeLayer(DynamicLayer):
@@ -175,34 +237,46 @@ def _why_other_attention(
 ) -> str:
     """Return why the layers' attention is not that of a tree, or "".
 
-    With an `argument` of the decoder, attention must be given it too. One forward on the
-    meta device, with a tree's mask and a cache. Routing to experts needs numbers: each
-    mixture returns its input.
+    With an `argument` of the decoder, attention must be given it too.
     """
     probe = f"{PROBE}_{argument}"
-    AttentionInterface.register(probe, partial(_probe, argument=argument))
+    AttentionInterface.register(probe, partial(_tree_probe, argument=argument))
     AttentionMaskInterface.register(probe, lambda *args, **kwargs: None)
+    AttentionInterface.register(WINDOW_PROBE, _window_probe)
+    AttentionMaskInterface.register(WINDOW_PROBE, _window_mask)
+    given = {} if argument is None else {argument: None}
+    return _why_failing(config, probe, **given) or _why_failing(config, WINDOW_PROBE)
+
+
+def _why_failing(config: PretrainedConfig, attention: str, **given: None) -> str:
+    """Return why a forward with this attention is not possible, or "".
+
+    It is one on the meta device, with a cache and, but for windows, with a tree's mask.
+    Routing to experts needs numbers: each mixture returns its input.
+    """
     layers: list[Any] = []
     try:
-        heads = key_heads(config)
-        width = head_width(config)
+        heads, width = key_heads(config), head_width(config)
         layers += [_ProbeLayer(heads, width) for _ in range(config.num_hidden_layers)]
-        rows = config.num_attention_heads // heads * ROWS
         lm: Any = skeleton(config)
-        lm.config._attn_implementation = probe
+        lm.config._attn_implementation = attention
         for name, experts in expert_blocks(lm).items():
             for expert in experts:
                 lm.get_submodule(f"{name}.{expert}".lstrip(".")).forward = _first
-        mask = torch.zeros(1, 1, rows, ROWS, device="meta")
-        kinds = windows(config)
+        masks: Any = None
+        if attention != WINDOW_PROBE:
+            rows = config.num_attention_heads // heads * ROWS
+            masks = torch.zeros(1, 1, rows, ROWS, device="meta")
+            if len(kinds := windows(config)) > 1:
+                masks = dict.fromkeys(kinds, masks)
         with torch.inference_mode():
             lm.get_decoder()(
                 input_ids=torch.zeros(1, ROWS, dtype=torch.long, device="meta"),
                 position_ids=torch.arange(ROWS, device="meta")[None],
-                attention_mask=dict.fromkeys(kinds, mask) if len(kinds) > 1 else mask,
+                attention_mask=masks,
                 past_key_values=Cache(layers=layers),
                 use_cache=True,
-                **({} if argument is None else {argument: None}),
+                **given,
             )
     except _OtherAttentionError as error:
         return str(error)
@@ -212,6 +286,8 @@ def _why_other_attention(
         return f"which fails on a tree ({type(error).__name__}: {in_one_line(error)})"
     if not any(layer.is_initialized for layer in layers):
         return "whose attention does not use the library's cache"
+    if not any(hasattr(module, "probed") for module in lm.modules()):
+        return "whose attention is not one of Transformers' attention functions"
     return ""
 
 
@@ -226,10 +302,10 @@ class _Output(MoeModelOutputWithPast):
 
 
 def _why_other_head(config: PretrainedConfig) -> str:
-    """Return why logits are not the head of the last hidden states, or "".
+    """Return why logits are not the head of the last hidden states, scaled, or "".
 
-    The library's own forward gets a small head and random hidden states; scaling or a
-    cap shows in its logits.
+    The library's own forward gets a small head and random hidden states; another scale
+    or a cap shows in its logits.
     """
     try:
         lm: Any = skeleton(config)
@@ -241,7 +317,8 @@ def _why_other_head(config: PretrainedConfig) -> str:
         lm.get_decoder().forward = lambda *args, **kwargs: output
         with torch.no_grad():
             logits = lm(input_ids=torch.zeros(1, 2, dtype=torch.long)).logits
-            same = torch.allclose(logits, small(hidden), rtol=1e-4, atol=1e-5)
+            ours = small(hidden * logit_scale(config))
+            same = torch.allclose(logits, ours, rtol=1e-4, atol=1e-5)
     except Exception:  # an architecture's code may raise any exception
         same = False
     return (

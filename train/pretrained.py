@@ -22,7 +22,7 @@ from transformers.utils import logging
 from yaml import YAMLError
 
 from conf import UserError
-from conf.architecture import skeleton, why_unsupported, windows
+from conf.architecture import skeleton, why_unsupported
 from conf.errors import in_one_line
 from conf.files import check_regular, read_json
 from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
@@ -113,9 +113,6 @@ def _why_untrainable(config: PretrainedConfig, seq_len: int) -> str:
         return "which has layers other than attention"
     if not (model._supports_attention_backend and model._supports_sdpa):
         return "whose attention is more than the library's kernels compute"
-    window = getattr(config, "sliding_window", None)
-    if window and window < seq_len and "sliding_attention" in windows(config):
-        return f"whose sliding_window={window} is narrower than the sequences"
     head: nn.Linear = skeleton(config).get_output_embeddings()
     if head.bias is not None:
         return "whose head has a bias"

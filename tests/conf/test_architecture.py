@@ -24,7 +24,7 @@ REFUSED = {
     "llama": (DYNAMIC, "depend on the length"),
     "gemma2": ({}, "attention has softcap"),
     "gpt_oss": ({"num_local_experts": 2, "num_experts_per_tok": 1}, "has s_aux"),
-    "cohere": ({"logit_scale": 0.1}, "logits are not its head"),
+    "nanochat": ({}, "logits are not its head"),
     "deepseek_v2": (LATENT, "as in latent attention"),
     "deepseek_v3": (LATENT, "as in latent attention"),
     "doge": ({}, "fails on a tree"),
