@@ -1,11 +1,13 @@
 """Which architectures are supported: the one check of training, export and decoding.
 
 It reads the configuration and the library's code, on the meta device, and no weights.
-What shows in numbers alone is left to the decoder, which compares a tree with its paths.
+What shows in numbers alone is left to the decoder, which compares a tree with its paths,
+and to tests: tests/test_model_types.py has the types that were trained and decoded.
 """
 
 import copy
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -28,6 +30,7 @@ from conf.errors import in_one_line
 LAYERS = {"full_attention", "sliding_attention"}
 CHANGING = {"dynamic", "longrope"}  # rotary frequencies depend on the longest position
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")  # arguments of attention functions
+DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 SCALES = ("logit_scale", "logits_scaling")  # of logits: a factor, a divisor
 # Names of attention functions that compute nothing.
 PROBE = "adaptive_probe"
@@ -112,7 +115,16 @@ def logit_scale(config: PretrainedConfig) -> float:
 def key_heads(config: Any) -> int:
     """Return the number of heads of keys; each serves a group of query heads."""
     heads: int = config.num_attention_heads
+    if getattr(config, "multi_query", False):
+        return 1
+    if is_latent(config):
+        return heads
     return getattr(config, "num_key_value_heads", None) or heads
+
+
+def is_latent(config: Any) -> bool:
+    """Return whether a layer caches one latent vector for the keys and values of all heads."""
+    return getattr(config, "kv_lora_rank", None) is not None
 
 
 def head_width(config: Any) -> int:
@@ -121,6 +133,23 @@ def head_width(config: Any) -> int:
         config.hidden_size // config.num_attention_heads
     )
     return width
+
+
+def cache_sizes(config: Any) -> tuple[int, int, int]:
+    """Return a cache's heads in a layer, and the widths of its keys and its values.
+
+    Of latent attention (DeepSeek-V2) they are those of the latent vector and of the key
+    with the position.
+    """
+    if is_latent(config):
+        return 1, config.kv_lora_rank, config.qk_rope_head_dim
+    width = head_width(config)
+    return key_heads(config), width, width
+
+
+def attention_dropout(config: Any) -> float:
+    """Return the probability that training drops a weight of attention."""
+    return max(getattr(config, name, 0.0) or 0.0 for name in DROPOUTS)
 
 
 def expert_blocks(lm: nn.Module) -> dict[str, list[str]]:
@@ -168,17 +197,26 @@ def _tree_probe(
         key.shape[2],
     ):
         raise _OtherAttentionError("whose attention does not take a tree's mask")
-    return _blank(module, query), None
+    return _blank(module, query, value), None
 
 
-def _blank(module: Any, query: Tensor) -> Tensor:
+def _blank(module: Any, query: Tensor, value: Tensor) -> Tensor:
     """Return an output of attention without numbers; mark its module."""
     module.probed = True
-    return query.new_empty(query.transpose(1, 2).shape)
+    b, heads, q, _ = query.shape
+    return query.new_empty(b, q, heads, value.shape[3])
 
 
-def _window_mask(*args: Any, local_size: int | None = None, **others: Any) -> Tensor:
+def _window_mask(
+    *args: Any,
+    mask_function: Callable[..., Tensor],
+    local_size: int | None = None,
+    **others: Any,
+) -> Tensor:
     """Return a mask without numbers for the library, which knows its window."""
+    first, second = torch.tensor(0), torch.tensor(1)
+    if mask_function(first, first, first, second):
+        raise _OtherAttentionError("whose attention is not causal")
     mask: Any = torch.empty(1, 1, ROWS, ROWS, device="meta")
     mask.window = local_size
     return mask  # type: ignore[no-any-return]
@@ -198,38 +236,33 @@ def _window_probe(
     window, expected = getattr(attention_mask, "window", None), layer_window(module)
     if window != expected:
         raise _OtherAttentionError(
-            f"whose layers have sliding_window={window} where its configuration says "
-            f"{expected}"
+            f"whose layers have a window of {window or 'any length'} where its "
+            f"configuration has sliding_window={expected}"
         )
-    return _blank(module, query), None
+    return _blank(module, query, value), None
 
 
 class _ProbeLayer(DynamicLayer):
     """A layer's cache without numbers, which checks the sizes of keys and values."""
 
-    def __init__(self, heads: int, width: int) -> None:
+    def __init__(self, heads: int, key_width: int, value_width: int) -> None:
         super().__init__()
         self._heads = heads
-        self._width = width
+        self._widths = (key_width, value_width)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Return the states, a single head of them once for each head."""
+        """Return the states."""
         self.is_initialized = True
-        for states in (key_states, value_states):
-            if (
-                states.shape[1] not in (1, self._heads)
-                or states.shape[3] != self._width
-            ):
-                raise _OtherAttentionError(
-                    "whose keys and values have other sizes than num_key_value_heads="
-                    f"{self._heads} and head_dim={self._width}, as in latent attention"
-                )
-        return (
-            key_states.expand(-1, self._heads, -1, -1),
-            value_states.expand(-1, self._heads, -1, -1),
-        )
+        sizes = [(self._heads, width) for width in self._widths]
+        given = [(t.shape[1], t.shape[3]) for t in (key_states, value_states)]
+        if given != sizes:
+            raise _OtherAttentionError(
+                f"whose cache has keys and values of {given[0]} and {given[1]} heads and "
+                f"widths, where its configuration says {sizes[0]} and {sizes[1]}"
+            )
+        return key_states, value_states
 
 
 def _why_other_attention(
@@ -256,8 +289,8 @@ def _why_failing(config: PretrainedConfig, attention: str, **given: None) -> str
     """
     layers: list[Any] = []
     try:
-        heads, width = key_heads(config), head_width(config)
-        layers += [_ProbeLayer(heads, width) for _ in range(config.num_hidden_layers)]
+        sizes = cache_sizes(config)
+        layers += [_ProbeLayer(*sizes) for _ in range(config.num_hidden_layers)]
         lm: Any = skeleton(config)
         lm.config._attn_implementation = attention
         for name, experts in expert_blocks(lm).items():
@@ -265,7 +298,7 @@ def _why_failing(config: PretrainedConfig, attention: str, **given: None) -> str
                 lm.get_submodule(f"{name}.{expert}".lstrip(".")).forward = _first
         masks: Any = None
         if attention != WINDOW_PROBE:
-            rows = config.num_attention_heads // heads * ROWS
+            rows = config.num_attention_heads // key_heads(config) * ROWS
             masks = torch.zeros(1, 1, rows, ROWS, device="meta")
             if len(kinds := windows(config)) > 1:
                 masks = dict.fromkeys(kinds, masks)

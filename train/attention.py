@@ -226,9 +226,11 @@ def _trunk_attention(
     rows, _, n, _ = query.shape
     window = _narrow(layer_window(module), n)
     if window is None:
-        return full_attention(module, query, key, value, None, **kwargs)[0]
-    mask = trunk_mask(rows, n, window, query.device)
-    return _branch_attention(module, query, key, value, mask, **kwargs).contiguous()
+        output, _ = full_attention(module, query, key, value, None, **kwargs)
+    else:
+        mask = trunk_mask(rows, n, window, query.device)
+        output = _branch_attention(module, query, key, value, mask, **kwargs)
+    return output.contiguous()  # some models take a view of it
 
 
 def _branch_attention(

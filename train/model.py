@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from conf.architecture import logit_scale, windows
+from conf.architecture import attention_dropout, logit_scale, windows
 from conf.stage import partial_of
 from data_prep.vocab import TOKENIZER, Vocab
 from train.attention import Mask, TrunkKeys, branch_kernel, branch_masks
@@ -92,15 +92,17 @@ class AdaptiveLM(nn.Module):
 
         `corrected` (r, c, d) are these with the head's for adaptive tokens.
         """
+        head: Any = self.lm.get_output_embeddings()
         loss, losses, predicted = draft_loss(
             hidden.flatten(0, 1),
-            self.lm.get_output_embeddings().weight,
+            head.weight,
             labels.flatten(),
             weights.flatten(),
             chunk=self._chunk,
             teachers_T=teachers.flatten(),
             soft=self.soft if torch.is_grad_enabled() else 0.0,
             corrected_Td=None if corrected is None else corrected.flatten(0, 1),
+            bias_V=head.bias,
         )
         losses = losses.view_as(labels)
         predicted = predicted.view_as(labels)
@@ -159,7 +161,7 @@ class AdaptiveLM(nn.Module):
     def _mask(
         self, positions: Tensor, offsets: Tensor, trunk: int
     ) -> Mask | dict[str, Mask] | None:
-        dropout = getattr(self.lm.config, "attention_dropout", 0.0)
+        dropout = attention_dropout(self.lm.config)
         kernel = branch_kernel(self._attention, positions.device.type, dropout=dropout)
         kinds = windows(self.lm.config)
         return branch_masks(positions, offsets, trunk, kinds, kernel)
@@ -192,7 +194,8 @@ def assemble(config: TrainConfig, vocab: Vocab) -> tuple[AdaptiveLM, int]:
     head = None
     if objective.previous_token:
         torch.manual_seed(config.seed)
-        head = PreviousTokenHead(lm.config.get_text_config().hidden_size, lm.dtype)
+        width = lm.get_output_embeddings().in_features
+        head = PreviousTokenHead(width, lm.dtype)
     if folder:
         read_head(head, folder)
     module = AdaptiveLM(

@@ -104,13 +104,13 @@ class _Attention(torch.autograd.Function):
     ) -> Tensor:
         r, heads, m, d = query.shape
         query = query * scaling
-        output = query.new_empty(r, m, heads, d)
+        output = query.new_empty(r, m, heads, value.shape[-1])
         weights = []
         for block, q, k, v in _read(query, key, value, parts):
             scores = q @ k.mT
             scores.view(len(k), -1, *block.bias.shape).add_(block.bias)
             weights.append(torch.softmax(scores, dim=-1))
-            attended = (weights[-1] @ v).view(heads, -1, d)
+            attended = (weights[-1] @ v).view(heads, -1, v.shape[-1])
             output[block.row, block.start : block.stop] = attended.transpose(0, 1)
         ctx.parts, ctx.scaling, ctx.frozen = parts, scaling, frozen
         ctx.save_for_backward(query, key, value, *weights)
