@@ -4,27 +4,36 @@ A tiny random model of each is trained, gated and with all weights, exported, an
 alone and in a batch.
 """
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from conf import UserError
+from conf.architecture import why_unsupported
 from data_prep.vocab import TOKENIZER
 from infer import DecodeConfig, load
-from tests.conftest import make_once, vocab_of
-from tests.infer.engine.test_families import EXPERTS, MIXED, MULTIPLIERS, tiny
+from infer.engine.families import check_family
+from tests.conftest import vocab_of
+from tests.infer.engine.test_families import (
+    EXPERTS,
+    LATENT,
+    MIXED,
+    MULTIPLIERS,
+    SIZES,
+    tiny,
+)
 from tests.infer.library import tokens_of
 from tests.train.export.runs import export, train
 
 WINDOW = {"sliding_window": 9}
 UPPER = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
-LATENT = {"kv_lora_rank": 16, "v_head_dim": 12, "num_key_value_heads": 4, "head_dim": 8}
-LATENT |= {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "first_k_dense_replace": 1}
-LATENT |= {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-GROUPED = {"q_lora_rank": 16, "n_group": 2, "topk_group": 1}
 #: Settings of each type's tiny model: windows narrower than the texts, experts, factors.
 TYPES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -51,7 +60,7 @@ TYPES: dict[str, dict[str, Any]] = {
     "glm4": {},
     "seed_oss": {},
     "deepseek_v2": LATENT | {"q_lora_rank": None},
-    "deepseek_v3": LATENT | GROUPED,
+    "deepseek_v3": LATENT,
 }
 #: Whose layers do not pass arguments on to attention.
 NOT_GATED = ("nemotron", "stablelm")
@@ -67,35 +76,20 @@ METHODS = {
 }
 
 
-def runs_of(kind: str) -> list[str]:
-    return [
-        f"{kind}-{recipe}"
-        for recipe in RECIPES
-        if recipe == "all" or kind not in NOT_GATED
-    ]
-
-
-def make_models(folder: Path, data: Path) -> None:
-    """Write a base model of each type and train it by each recipe."""
-    size = vocab_of(data).size
-    runs = {}
-    for kind, settings in TYPES.items():
-        base = folder / kind
-        lm = tiny(kind, vocab_size=size, **settings)
-        lm.save_pretrained(base)
-        shutil.copytree(data / TOKENIZER, base, dirs_exist_ok=True)
-        for name in runs_of(kind):
-            recipe = RECIPES[name.rpartition("-")[2]]
-            runs[name] = ["model=pretrained", f"model.path={base}", *RUN, *recipe]
+def make_runs(kind: str, folder: Path, data: Path) -> list[str]:
+    """Write a base model and train it by each recipe; return names of the runs."""
+    base = folder / "base"
+    lm = tiny(kind, vocab_size=vocab_of(data).size, **TYPES[kind])
+    lm.save_pretrained(base)
+    shutil.copytree(data / TOKENIZER, base, dirs_exist_ok=True)
+    model = ["model=pretrained", f"model.path={base}"]
+    runs = {
+        name: [*model, *RUN, *recipe]
+        for name, recipe in RECIPES.items()
+        if name == "all" or kind not in NOT_GATED
+    }
     train(folder, data, runs, ranks=1)
-
-
-@pytest.fixture(scope="session")
-def models(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The base models and training folders of all types."""
-    return make_once(
-        tmp_path_factory, "types", lambda folder: make_models(folder, data_folder)
-    )
+    return list(runs)
 
 
 def by_generate(folder: Path) -> list[list[int]]:
@@ -112,13 +106,53 @@ def by_generate(folder: Path) -> list[list[int]]:
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_type_trains_exports_and_decodes(
-    kind: str, models: Path, tmp_path: Path
+    kind: str, data_folder: Path, tmp_path: Path
 ) -> None:
-    for name in runs_of(kind):
-        out = export(models / name, tmp_path / name, "dtype=float32")
+    for name in make_runs(kind, tmp_path, data_folder):
+        out = export(tmp_path / name, tmp_path / f"{name}-model", "dtype=float32")
         expected = by_generate(out)
         assert expected[0] != expected[1]
         model = load(out, "float32", "cpu")
         for method, decode in METHODS.items():
             assert tokens_of(model, PROMPTS[:1], decode) == expected[:1], method
             assert tokens_of(model, PROMPTS, decode) == expected, method
+
+
+def test_the_page_lists_the_types_that_are_tested() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "models.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| .* \| yes \| (.+) \| yes \| yes \|", page, re.M)
+    assert [kind for kind, _ in rows] == list(TYPES)
+    for kind, lora in rows:
+        experts = any("expert" in name for name in TYPES[kind])
+        expected = (
+            "not gated" if kind in NOT_GATED else "no experts" if experts else "yes"
+        )
+        assert lora == expected, kind
+
+
+def small_config(kind: str) -> Any:
+    """Return a configuration of a type, as small as its fields allow."""
+    config = AutoConfig.for_model(kind)
+    known = {*config.to_dict(), *getattr(type(config), "attribute_map", {})}
+    sizes = {name: size for name, size in SIZES.items() if name in known}
+    try:
+        return AutoConfig.for_model(kind, **sizes)
+    except StrictDataclassError:  # sizes that do not suit this architecture
+        return config
+
+
+@pytest.mark.parametrize("kind", MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+def test_every_type_passes_or_is_refused_in_a_sentence(kind: str) -> None:
+    """Of all causal models that Transformers knows, by their configurations alone."""
+    try:
+        config = small_config(kind)
+    except StrictDataclassError as error:  # its own defaults do not suit it
+        pytest.skip(str(error))
+    reason = why_unsupported(config)
+    assert kind not in TYPES or not reason
+    if not reason:
+        return
+    assert re.match("(which|whose) ", reason) and "\n" not in reason
+    with pytest.raises(UserError) as refusal:
+        check_family(config, "model=DIR")
+    assert str(refusal.value).endswith(f", got {config.model_type}, {reason}")

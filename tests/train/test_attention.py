@@ -18,7 +18,7 @@ from transformers.integrations.sdpa_attention import repeat_kv
 
 from data_prep.windows import replaceable
 from tests.conftest import tiny_llama
-from tests.infer.engine.test_families import MIXED, tiny
+from tests.infer.engine.test_families import LATENT, MIXED, tiny
 from train import attention, window_attention
 from train.attention import (
     block_mask,
@@ -33,11 +33,12 @@ from train.objective import Layout, branch
 L = 3
 
 
-WINDOWS = {
+MODELS = {
     "one, a window of 6": ("mistral", {"sliding_window": 6}),
     "mixed, a window of 12": ("gemma3_text", MIXED | {"sliding_window": 12}),
     # Narrower than the widest windows of adaptive tokens.
     "mixed, a window of 2": ("olmo3", MIXED | {"sliding_window": 2}),
+    "values narrower than keys": ("deepseek_v3", LATENT),
 }
 
 
@@ -138,12 +139,12 @@ def check_slow_loss(module: AdaptiveLM, layout: Layout) -> None:
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "eager", "fused"])
-@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize("name", MODELS)
 def test_branches_see_no_further_than_the_layers_window(
     name: str, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sequences longer than the window were refused. Of the trunk and of every branch."""
-    kind, settings = WINDOWS[name]
+    kind, settings = MODELS[name]
     module = model("eager" if kernel == "eager" else "sdpa", tiny(kind, **settings))
     if kernel == "fused":
         monkeypatch.setattr(window_attention, "attend", whole(attention._fused))
