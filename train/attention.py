@@ -146,7 +146,7 @@ def _bounds(
     return begin, prefix, own - offset.clamp(max=window) + 1, own
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)  # of training, and of validation
 def trunk_mask(rows: int, columns: int, window: int, device: torch.device) -> Tensor:
     """Return the (rows, 1, n, n) bool of a trunk with a sliding window."""
     seen = torch.ones(columns, columns, dtype=torch.bool, device=device)
