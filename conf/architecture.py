@@ -219,7 +219,7 @@ def _window_mask(
         raise _OtherAttentionError("whose attention is not causal")
     mask: Any = torch.empty(1, 1, ROWS, ROWS, device="meta")
     mask.window = local_size
-    return mask  # type: ignore[no-any-return]
+    return mask
 
 
 def _window_probe(

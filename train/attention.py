@@ -187,11 +187,11 @@ def _attention(
     With `trunk_keys` the columns are either the trunk's, whose keys and values are
     stored, or the branches', which attend to the stored ones too.
     """
-    attend_trunk = partial(_trunk_attention, full_attention, module, **kwargs)
     if attention_mask is None:
         if trunk_keys is not None:
             trunk_keys[module] = key, value
-        return attend_trunk(query, key, value), None
+        output = _trunk_attention(full_attention, module, query, key, value, **kwargs)
+        return output, None
     if trunk_keys is not None:
         trunk_key, trunk_value = trunk_keys[module]
         key = torch.cat([trunk_key, key], dim=2)
@@ -207,7 +207,8 @@ def _attention(
         )
         return output.contiguous(), None  # some models take a view of it
     n = query.shape[2] - attention_mask.shape[2]
-    trunk = attend_trunk(query[:, :, :n], key[:, :, :n], value[:, :, :n])
+    own = (states[:, :, :n] for states in (query, key, value))
+    trunk = _trunk_attention(full_attention, module, *own, **kwargs)
     branches = _branch_attention(
         module, query[:, :, n:], key, value, attention_mask, **kwargs
     )
