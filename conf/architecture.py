@@ -1,10 +1,13 @@
 """Which architectures are supported: the one check of training, export and decoding.
 
 It reads the configuration and the library's code, on the meta device, and no weights.
-What shows in numbers alone is left to the decoder, which compares a tree with its paths.
+What shows in numbers alone is left to the decoder, which compares a tree with its paths,
+and to tests: tests/test_model_types.py has the types that were trained and decoded.
 """
 
 import copy
+import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -27,7 +30,11 @@ from conf.errors import in_one_line
 LAYERS = {"full_attention", "sliding_attention"}
 CHANGING = {"dynamic", "longrope"}  # rotary frequencies depend on the longest position
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")  # arguments of attention functions
-PROBE = "adaptive_probe"  # the name of attention functions that compute nothing
+DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
+SCALES = ("logit_scale", "logits_scaling")  # of logits: a factor, a divisor
+# Names of attention functions that compute nothing.
+PROBE = "adaptive_probe"
+WINDOW_PROBE = "adaptive_window_probe"
 ROWS = 4  # of its forward
 CHECKED_ROWS = 8  # of the head that stands in for the model's own
 
@@ -80,10 +87,44 @@ def windows(config: Any) -> dict[str, int | None]:
     }
 
 
+def layer_window(module: Any) -> int | None:
+    """Return the window of the layer that an attention module belongs to."""
+    config = module.config
+    kinds = windows(config)
+    if len(kinds) > 1:
+        return kinds[config.layer_types[module.layer_idx]]
+    return next(iter(kinds.values()))
+
+
+def logit_scale(config: PretrainedConfig) -> float:
+    """Return the factor between the head's product and the logits.
+
+    Granite divides logits, Cohere multiplies them. A key of config.json that the
+    architecture does not have means nothing.
+    """
+    fields = {field.name for field in dataclasses.fields(config)}
+    factor, divisor = (
+        value
+        if name in fields and isinstance(value := getattr(config, name), (int, float))
+        else 1.0
+        for name in SCALES
+    )
+    return factor / divisor
+
+
 def key_heads(config: Any) -> int:
     """Return the number of heads of keys; each serves a group of query heads."""
     heads: int = config.num_attention_heads
+    if getattr(config, "multi_query", False):
+        return 1
+    if is_latent(config):
+        return heads
     return getattr(config, "num_key_value_heads", None) or heads
+
+
+def is_latent(config: Any) -> bool:
+    """Return whether a layer caches one latent vector for the keys and values of all heads."""
+    return getattr(config, "kv_lora_rank", None) is not None
 
 
 def head_width(config: Any) -> int:
@@ -92,6 +133,23 @@ def head_width(config: Any) -> int:
         config.hidden_size // config.num_attention_heads
     )
     return width
+
+
+def cache_sizes(config: Any) -> tuple[int, int, int]:
+    """Return a cache's heads in a layer, and the widths of its keys and its values.
+
+    Of latent attention (DeepSeek-V2) they are those of the latent vector and of the key
+    with the position.
+    """
+    if is_latent(config):
+        return 1, config.kv_lora_rank, config.qk_rope_head_dim
+    width = head_width(config)
+    return key_heads(config), width, width
+
+
+def attention_dropout(config: Any) -> float:
+    """Return the probability that training drops a weight of attention."""
+    return max(getattr(config, name, 0.0) or 0.0 for name in DROPOUTS)
 
 
 def expert_blocks(lm: nn.Module) -> dict[str, list[str]]:
@@ -117,7 +175,7 @@ class _OtherAttentionError(Exception):
     """The library's code calls attention in a manner that trees do not follow."""
 
 
-def _probe(
+def _tree_probe(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -139,35 +197,72 @@ def _probe(
         key.shape[2],
     ):
         raise _OtherAttentionError("whose attention does not take a tree's mask")
-    return query.new_empty(query.transpose(1, 2).shape), None
+    return _blank(module, query, value), None
+
+
+def _blank(module: Any, query: Tensor, value: Tensor) -> Tensor:
+    """Return an output of attention without numbers; mark its module."""
+    module.probed = True
+    b, heads, q, _ = query.shape
+    return query.new_empty(b, q, heads, value.shape[3])
+
+
+def _window_mask(
+    *args: Any,
+    mask_function: Callable[..., Tensor],
+    local_size: int | None = None,
+    **others: Any,
+) -> Tensor:
+    """Return a mask without numbers for the library, which knows its window."""
+    first, second = torch.tensor(0), torch.tensor(1)
+    if mask_function(first, first, first, second):
+        raise _OtherAttentionError("whose attention is not causal")
+    mask: Any = torch.empty(1, 1, ROWS, ROWS, device="meta")
+    mask.window = local_size
+    return mask
+
+
+def _window_probe(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Return an output of attention without numbers; compare the window of the library's
+    mask with that of ours.
+    """
+    window, expected = getattr(attention_mask, "window", None), layer_window(module)
+    if window != expected:
+        raise _OtherAttentionError(
+            f"whose layers have a window of {window or 'any length'} where its "
+            f"configuration has sliding_window={expected}"
+        )
+    return _blank(module, query, value), None
 
 
 class _ProbeLayer(DynamicLayer):
     """A layer's cache without numbers, which checks the sizes of keys and values."""
 
-    def __init__(self, heads: int, width: int) -> None:
+    def __init__(self, heads: int, key_width: int, value_width: int) -> None:
         super().__init__()
         self._heads = heads
-        self._width = width
+        self._widths = (key_width, value_width)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Return the states, a single head of them once for each head."""
+        """Return the states."""
         self.is_initialized = True
-        for states in (key_states, value_states):
-            if (
-                states.shape[1] not in (1, self._heads)
-                or states.shape[3] != self._width
-            ):
-                raise _OtherAttentionError(
-                    "whose keys and values have other sizes than num_key_value_heads="
-                    f"{self._heads} and head_dim={self._width}, as in latent attention"
-                )
-        return (
-            key_states.expand(-1, self._heads, -1, -1),
-            value_states.expand(-1, self._heads, -1, -1),
-        )
+        sizes = [(self._heads, width) for width in self._widths]
+        given = [(t.shape[1], t.shape[3]) for t in (key_states, value_states)]
+        if given != sizes:
+            raise _OtherAttentionError(
+                f"whose cache has keys and values of {given[0]} and {given[1]} heads and "
+                f"widths, where its configuration says {sizes[0]} and {sizes[1]}"
+            )
+        return key_states, value_states
 
 
 def _why_other_attention(
@@ -175,34 +270,46 @@ def _why_other_attention(
 ) -> str:
     """Return why the layers' attention is not that of a tree, or "".
 
-    With an `argument` of the decoder, attention must be given it too. One forward on the
-    meta device, with a tree's mask and a cache. Routing to experts needs numbers: each
-    mixture returns its input.
+    With an `argument` of the decoder, attention must be given it too.
     """
     probe = f"{PROBE}_{argument}"
-    AttentionInterface.register(probe, partial(_probe, argument=argument))
+    AttentionInterface.register(probe, partial(_tree_probe, argument=argument))
     AttentionMaskInterface.register(probe, lambda *args, **kwargs: None)
+    AttentionInterface.register(WINDOW_PROBE, _window_probe)
+    AttentionMaskInterface.register(WINDOW_PROBE, _window_mask)
+    given = {} if argument is None else {argument: None}
+    return _why_failing(config, probe, **given) or _why_failing(config, WINDOW_PROBE)
+
+
+def _why_failing(config: PretrainedConfig, attention: str, **given: None) -> str:
+    """Return why a forward with this attention is not possible, or "".
+
+    It is one on the meta device, with a cache and, but for windows, with a tree's mask.
+    Routing to experts needs numbers: each mixture returns its input.
+    """
     layers: list[Any] = []
     try:
-        heads = key_heads(config)
-        width = head_width(config)
-        layers += [_ProbeLayer(heads, width) for _ in range(config.num_hidden_layers)]
-        rows = config.num_attention_heads // heads * ROWS
+        sizes = cache_sizes(config)
+        layers += [_ProbeLayer(*sizes) for _ in range(config.num_hidden_layers)]
         lm: Any = skeleton(config)
-        lm.config._attn_implementation = probe
+        lm.config._attn_implementation = attention
         for name, experts in expert_blocks(lm).items():
             for expert in experts:
                 lm.get_submodule(f"{name}.{expert}".lstrip(".")).forward = _first
-        mask = torch.zeros(1, 1, rows, ROWS, device="meta")
-        kinds = windows(config)
+        masks: Any = None
+        if attention != WINDOW_PROBE:
+            rows = config.num_attention_heads // key_heads(config) * ROWS
+            masks = torch.zeros(1, 1, rows, ROWS, device="meta")
+            if len(kinds := windows(config)) > 1:
+                masks = dict.fromkeys(kinds, masks)
         with torch.inference_mode():
             lm.get_decoder()(
                 input_ids=torch.zeros(1, ROWS, dtype=torch.long, device="meta"),
                 position_ids=torch.arange(ROWS, device="meta")[None],
-                attention_mask=dict.fromkeys(kinds, mask) if len(kinds) > 1 else mask,
+                attention_mask=masks,
                 past_key_values=Cache(layers=layers),
                 use_cache=True,
-                **({} if argument is None else {argument: None}),
+                **given,
             )
     except _OtherAttentionError as error:
         return str(error)
@@ -212,6 +319,8 @@ def _why_other_attention(
         return f"which fails on a tree ({type(error).__name__}: {in_one_line(error)})"
     if not any(layer.is_initialized for layer in layers):
         return "whose attention does not use the library's cache"
+    if not any(hasattr(module, "probed") for module in lm.modules()):
+        return "whose attention is not one of Transformers' attention functions"
     return ""
 
 
@@ -226,10 +335,10 @@ class _Output(MoeModelOutputWithPast):
 
 
 def _why_other_head(config: PretrainedConfig) -> str:
-    """Return why logits are not the head of the last hidden states, or "".
+    """Return why logits are not the head of the last hidden states, scaled, or "".
 
-    The library's own forward gets a small head and random hidden states; scaling or a
-    cap shows in its logits.
+    The library's own forward gets a small head and random hidden states; another scale
+    or a cap shows in its logits.
     """
     try:
         lm: Any = skeleton(config)
@@ -241,7 +350,8 @@ def _why_other_head(config: PretrainedConfig) -> str:
         lm.get_decoder().forward = lambda *args, **kwargs: output
         with torch.no_grad():
             logits = lm(input_ids=torch.zeros(1, 2, dtype=torch.long)).logits
-            same = torch.allclose(logits, small(hidden), rtol=1e-4, atol=1e-5)
+            ours = small(hidden * logit_scale(config))
+            same = torch.allclose(logits, ours, rtol=1e-4, atol=1e-5)
     except Exception:  # an architecture's code may raise any exception
         same = False
     return (

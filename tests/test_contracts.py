@@ -31,6 +31,7 @@ from infer.trees.tree import Tree
 from tests.conftest import tiny_llama, training_manifest, vocab_of
 from tests.data_prep.chat_fixture import ADAPTIVE, CHATML, chat_tokenizer, say
 from tests.data_prep.conftest import document_ids
+from tests.infer.engine.test_families import MIXED, MULTIPLIERS, tiny
 from tests.infer.library import by_tokens
 from train.attention import register
 from train.config import LoraSettings
@@ -173,14 +174,35 @@ def check_branches(module: AdaptiveLM, lm: Any, adaptive: tuple[int, ...]) -> No
         assert np.array_equal(labels, TOKENS[row, start + 1 : start + 1 + WIDTH])
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("adaptive", [(90,), (90, 91, 92)])
+#: Models with windows, scales of logits and of embeddings.
+MODELS = {
+    "llama": ("llama", {}),
+    "mistral": ("mistral", {"sliding_window": 6}),
+    "gemma3": ("gemma3_text", MIXED),
+    "granite": ("granite", MULTIPLIERS),
+    "cohere2": ("cohere2", MIXED | {"logit_scale": 0.3}),
+}
+
+
+def tiny_model(name: str) -> Any:
+    kind, settings = MODELS[name]
+    return tiny_llama() if kind == "llama" else tiny(kind, **settings)
+
+
+@pytest.mark.parametrize(
+    ("attention", "adaptive", "name"),
+    [
+        ("sdpa", (90,), "llama"),
+        ("sdpa", (90, 91, 92), "llama"),
+        *(("eager", (90,), name) for name in MODELS),
+    ],
+)
 def test_every_window_of_branch_is_the_decoders_probes(
-    adaptive: tuple[int, ...], attention: str
+    attention: str, adaptive: tuple[int, ...], name: str
 ) -> None:
-    lm = tiny_llama()
+    lm = tiny_model(name)
     lm.set_attn_implementation(register(attention))
-    check_branches(AdaptiveLM(lm, chunk=64, L=WIDTH), tiny_llama(), adaptive)
+    check_branches(AdaptiveLM(lm, chunk=64, L=WIDTH), tiny_model(name), adaptive)
 
 
 def check_head(module: AdaptiveLM, lm: Any, adaptive: tuple[int, ...]) -> None:
@@ -204,11 +226,13 @@ def check_head(module: AdaptiveLM, lm: Any, adaptive: tuple[int, ...]) -> None:
             assert len(ours) == CANDIDATES
 
 
-def train_gated(folder: Path, adaptive: tuple[int, ...], tied: bool) -> AdaptiveLM:
+def train_gated(
+    folder: Path, adaptive: tuple[int, ...], tied: bool, name: str = "llama"
+) -> AdaptiveLM:
     """A base model in folder/base, and its adapted self after a few steps, exported to
     folder/model.
     """
-    config, lm = LoraSettings(rank=4, gated=True), tiny_llama()
+    config, lm = LoraSettings(rank=4, gated=True), tiny_model(name)
     if tied:
         lm.lm_head.weight = lm.model.embed_tokens.weight
         lm.config.tie_word_embeddings = True
@@ -245,18 +269,26 @@ def train_gated(folder: Path, adaptive: tuple[int, ...], tied: bool) -> Adaptive
 
 
 @pytest.mark.parametrize(
-    ("adaptive", "tied"),
-    [((90,), False), ((90,), True), ((90, 91, 92), False)],
-    ids=["identical", "tied", "diverse"],
+    ("adaptive", "tied", "name"),
+    [
+        ((90,), False, "llama"),
+        ((90,), True, "llama"),
+        ((90, 91, 92), False, "llama"),
+        ((90,), False, "gemma3"),
+        ((90,), False, "granite"),
+    ],
+    ids=["identical", "tied", "diverse", "windows", "scaled"],
 )
 def test_decoding_with_a_gated_adapter(
-    adaptive: tuple[int, ...], tied: bool, tmp_path: Path
+    adaptive: tuple[int, ...], tied: bool, name: str, tmp_path: Path
 ) -> None:
     """Probes are the windows of training. Every standard row's logits are the base
     model's bit for bit, also of an adaptive id that the model wrote itself; and so are
     the texts, in float32 with drafts too.
+
+    Gemma's embedding multiplies its rows: the adapter's were left as they were.
     """
-    module = train_gated(tmp_path, adaptive, tied)
+    module = train_gated(tmp_path, adaptive, tied, name)
     model = ModelDirectory(tmp_path / "model")
     check_branches(module, model.load(dtype="float32"), adaptive)
     check_head(module, model.load(dtype="float32"), adaptive)

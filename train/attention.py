@@ -4,11 +4,17 @@ a mask.
 The trunk never sees a branch, so only the branch rows need a mask. Shape legend: r
 rows, n trunk columns, m branch columns, c = n + m. A branch column of offset j at
 position t sees the t - j + 1 first columns of the trunk, the j - 1 columns before it
-and itself (drawn in train/objective.py).
+and itself (drawn in train/objective.py). In a layer with a sliding window of W it sees
+none of them whose position is t - W or less, as the trunk's own columns do:
+
+    W = 3                trunk 0 1 2 3 4    branch 3 4 5
+    position 3, j = 1          · 1 1 · ·           1 · ·
+    position 4, j = 2          · · 1 · ·           1 1 ·
+    position 5, j = 3          · · · · ·           1 1 1
 """
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -20,6 +26,7 @@ from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface
 
+from conf.architecture import layer_window
 from train import window_attention
 
 Mask = Tensor | BlockMask
@@ -40,52 +47,73 @@ def branch_kernel(attention: str, device: str, *, dropout: float) -> str:
     return DENSE if device == "cpu" or dropout > 0 else FLEX
 
 
-def branch_mask(
-    positions: Tensor, offsets: Tensor, trunk: int, kernel: str = DENSE
-) -> Mask | None:
+def branch_masks(
+    positions: Tensor,
+    offsets: Tensor,
+    trunk: int,
+    windows: Mapping[str, int | None],
+    kernel: str = DENSE,
+) -> Mask | dict[str, Mask] | None:
     """Return the mask of the branch columns of (r, c) positions and offsets, if any.
 
-    A (r, 1, m, c) bool for the dense kernel, True = attend; a block mask for flex.
+    A (r, 1, m, c) bool for the dense kernel, True = attend; a block mask for flex. One
+    for each kind of layer in `windows` if there are several.
     """
     if positions.shape[1] == trunk:
         return None
-    return (block_mask if kernel == FLEX else dense_mask)(positions, offsets, trunk)
+    make = block_mask if kernel == FLEX else dense_mask
+    narrow = {kind: _narrow(window, trunk) for kind, window in windows.items()}
+    by_window = {
+        window: make(positions, offsets, trunk, window) for window in {*narrow.values()}
+    }
+    masks = {kind: by_window[window] for kind, window in narrow.items()}
+    return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
-def dense_mask(positions: Tensor, offsets: Tensor, trunk: int) -> Tensor:
+def _narrow(window: int | None, columns: int) -> int | None:
+    """Return a window, or None if it is at least as wide as the columns."""
+    return None if window is None or window >= columns else window
+
+
+def dense_mask(
+    positions: Tensor, offsets: Tensor, trunk: int, window: int | None = None
+) -> Tensor:
     """Return a (r, 1, m, c) bool: True = attend."""
     key = torch.arange(positions.shape[1], device=positions.device)
-    prefix, first, own = (
-        bound[..., None] for bound in _bounds(positions, offsets, trunk)
+    begin, prefix, first, own = (
+        bound[..., None] for bound in _bounds(positions, offsets, trunk, window)
     )
-    return ((key < prefix) | ((first <= key) & (key <= own)))[:, None]
+    seen = (begin <= key) & (key < prefix)
+    return (seen | ((first <= key) & (key <= own)))[:, None]
 
 
-def block_mask(positions: Tensor, offsets: Tensor, trunk: int) -> BlockMask:
+def block_mask(
+    positions: Tensor, offsets: Tensor, trunk: int, window: int | None = None
+) -> BlockMask:
     """Return the same mask for flex attention.
 
     The bounds of a block's rows tell whether it is needed, and whether it is whole, so
     that memory grows with m c / BLOCK; create_block_mask makes several (m, c) masks.
     """
-    prefix, first, own = _bounds(positions, offsets, trunk)
+    begin, prefix, first, own = _bounds(positions, offsets, trunk, window)
 
     def attends(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key < prefix[row, query]) | (
-            (first[row, query] <= key) & (key <= own[row, query])
-        )
+        seen = (begin[row, query] <= key) & (key < prefix[row, query])
+        return seen | ((first[row, query] <= key) & (key <= own[row, query]))
 
     r, c = positions.shape
     m = c - trunk
     start = torch.arange(0, c, BLOCK, device=positions.device)
     last = start + BLOCK - 1
     # Rows that pad the last block attend to nothing.
-    prefix_, first_, own_ = (
+    begin_, prefix_, first_, own_ = (
         F.pad(bound, (0, -m % BLOCK), value=value).view(r, -1, BLOCK, 1)
-        for bound, value in ((prefix, 0), (first, 1), (own, 0))
+        for bound, value in ((begin, 1), (prefix, 0), (first, 1), (own, 0))
     )
-    window = (first_ <= own_) & (first_ <= last) & (start <= own_)
-    needed = ((start < prefix_) | window).any(2)  # (r, m / BLOCK, c / BLOCK)
-    whole = (last < prefix_).all(2)
+    clean = (begin_ < prefix_) & (begin_ <= last) & (start < prefix_)
+    branch = (first_ <= own_) & (first_ <= last) & (start <= own_)
+    needed = (clean | branch).any(2)  # (r, m / BLOCK, c / BLOCK)
+    whole = ((begin_ <= start) & (last < prefix_)).all(2)
     return BlockMask.from_kv_blocks(
         *_listed(needed & ~whole),
         *_listed(whole),
@@ -102,14 +130,27 @@ def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _bounds(
-    positions: Tensor, offsets: Tensor, trunk: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (r, m) ends of prefixes, first columns of windows, and own columns."""
+    positions: Tensor, offsets: Tensor, trunk: int, window: int | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return (r, m) beginnings and ends of prefixes, first columns of windows, and own
+    columns.
+    """
     own = torch.arange(trunk, positions.shape[1], device=positions.device).expand(
         len(positions), -1
     )
-    offset = offsets[:, trunk:]
-    return positions[:, trunk:] - offset + 1, own - offset + 1, own
+    offset, position = offsets[:, trunk:], positions[:, trunk:]
+    prefix = position - offset + 1
+    if window is None:
+        return torch.zeros_like(own), prefix, own - offset + 1, own
+    begin = (position - window + 1).clamp(min=0)
+    return begin, prefix, own - offset.clamp(max=window) + 1, own
+
+
+@lru_cache(maxsize=2)  # of training, and of validation
+def trunk_mask(rows: int, columns: int, window: int, device: torch.device) -> Tensor:
+    """Return the (rows, 1, n, n) bool of a trunk with a sliding window."""
+    seen = torch.ones(columns, columns, dtype=torch.bool, device=device)
+    return seen.tril().triu(1 - window).expand(rows, 1, -1, -1)
 
 
 def register(attention: str) -> str:
@@ -119,8 +160,8 @@ def register(attention: str) -> str:
     none.
     """
     name = f"branch_{attention}"
-    trunk = _trunk_eager if attention == "eager" else sdpa_attention_forward
-    AttentionInterface.register(name, partial(_attention, trunk_attention=trunk))
+    full = _trunk_eager if attention == "eager" else sdpa_attention_forward
+    AttentionInterface.register(name, partial(_attention, full_attention=full))
     AttentionMaskInterface.register(name, lambda *args, **kwargs: None)
     return name
 
@@ -134,7 +175,7 @@ def _attention(
     value: Tensor,
     attention_mask: Mask | None,
     *,
-    trunk_attention: Callable[..., tuple[Tensor, Any]],
+    full_attention: Callable[..., tuple[Tensor, Any]],
     trunk_keys: TrunkKeys | None = None,
     # Withheld from the trunk's kernel, which would infer packing from them.
     position_ids: Tensor | None = None,
@@ -149,7 +190,8 @@ def _attention(
     if attention_mask is None:
         if trunk_keys is not None:
             trunk_keys[module] = key, value
-        return trunk_attention(module, query, key, value, None, **kwargs)[0], None
+        output = _trunk_attention(full_attention, module, query, key, value, **kwargs)
+        return output, None
     if trunk_keys is not None:
         trunk_key, trunk_value = trunk_keys[module]
         key = torch.cat([trunk_key, key], dim=2)
@@ -165,13 +207,31 @@ def _attention(
         )
         return output.contiguous(), None  # some models take a view of it
     n = query.shape[2] - attention_mask.shape[2]
-    trunk, _ = trunk_attention(
-        module, query[:, :, :n], key[:, :, :n], value[:, :, :n], None, **kwargs
-    )
+    own = (states[:, :, :n] for states in (query, key, value))
+    trunk = _trunk_attention(full_attention, module, *own, **kwargs)
     branches = _branch_attention(
         module, query[:, :, n:], key, value, attention_mask, **kwargs
     )
     return torch.cat([trunk, branches], dim=1), None
+
+
+def _trunk_attention(
+    full_attention: Callable[..., tuple[Tensor, Any]],
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    **kwargs: Any,
+) -> Tensor:
+    """Attend causally, within the layer's window if it is narrower than the trunk."""
+    rows, _, n, _ = query.shape
+    window = _narrow(layer_window(module), n)
+    if window is None:
+        output, _ = full_attention(module, query, key, value, None, **kwargs)
+    else:
+        mask = trunk_mask(rows, n, window, query.device)
+        output = _branch_attention(module, query, key, value, mask, **kwargs)
+    return output.contiguous()  # some models take a view of it
 
 
 def _branch_attention(

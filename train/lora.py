@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from conf import UserError
-from conf.architecture import expert_blocks
+from conf.architecture import expert_blocks, is_latent
 from conf.errors import in_one_line
 from train.adapter_layers import use_fewer_operations
 from train.checkpoint import LazyWeights, write_safetensors
@@ -39,6 +39,9 @@ from train.config import LoraSettings
 
 ADAPTER = "default"  # peft's name for the only adapter
 ROUTERS = ("gate", "router")
+# Of latent attention: it computes keys and values from the cache of all tokens, among
+# which a gate cannot tell the adaptive ones.
+EXPANDING = "kv_b_proj"
 PEFT = "base_model.model."  # where peft's files have the library's model
 
 
@@ -102,16 +105,18 @@ def adapt(
             f"got {in_one_line(error)}. lora.targets=[] takes all layers that can be "
             "exported and decoded."
         ) from error
+    _check_layers(lm, config)
     use_fewer_operations(lm)
     return adapted
 
 
 def default_targets(lm: PreTrainedModel) -> str | list[str]:
     """Return peft's word for all linear layers but the head; of a mixture of experts
-    their names, without experts and routers.
+    their names, without experts and routers, and of latent attention without EXPANDING.
     """
     experts = _expert_names(lm)
-    if not experts:
+    latent = is_latent(lm.config)
+    if not experts and not latent:
         return "all-linear"
     head = lm.get_output_embeddings()
     return [
@@ -120,7 +125,8 @@ def default_targets(lm: PreTrainedModel) -> str | list[str]:
         if isinstance(layer, nn.Linear)
         and layer is not head
         and name not in experts
-        and not _is_expert_word(lm, name)
+        and not (experts and _is_expert_word(lm, name))
+        and not (latent and name.endswith(EXPANDING))
     ]
 
 
@@ -163,6 +169,8 @@ def _check_targets(lm: PreTrainedModel, targets: Sequence[str]) -> None:
             experts and _is_expert_word(lm, target)
         ):
             raise TypeError(f"{target}, a part of its mixture of experts")
+        if is_latent(lm.config) and target.endswith(EXPANDING):
+            raise TypeError(f"{target}, which computes from the cache of all tokens")
         layers = [m for name, m in lm.named_modules() if f".{name}".endswith(end)]
         if not layers:
             raise TypeError(f"{target}, which it does not have")
@@ -170,6 +178,20 @@ def _check_targets(lm: PreTrainedModel, targets: Sequence[str]) -> None:
             raise TypeError(f"{target}, which is another kind of layer")
         if any(layer is head for layer in layers):
             raise TypeError("its head, which is not trained")
+
+
+def _check_layers(lm: PreTrainedModel, config: LoraSettings) -> None:
+    """Raise UserError for an adapter of layers that no decoder adapts, as GPT-2's."""
+    for module in lm.modules():
+        if not isinstance(module, LoraLayer):
+            continue
+        base = module.get_base_layer()
+        if not isinstance(base, nn.Linear):
+            raise UserError(
+                f"lora.rank must be 0 for {lm.config.model_type}, whose layers are "
+                f"{type(base).__name__} in place of linear layers, got {config.rank}. "
+                "Train all weights."
+            )
 
 
 def _with_layers(lm: PreTrainedModel, settings: Any) -> PeftModel:

@@ -22,6 +22,7 @@ from itertools import chain
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -40,6 +41,7 @@ def draft_loss(
     teachers_T: Tensor | None = None,
     soft: float = 0.0,
     corrected_Td: Tensor | None = None,
+    bias_V: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the loss, and each position's cross-entropy (T,) and likeliest token (T,).
 
@@ -58,6 +60,7 @@ def draft_loss(
         hidden_Td,
         corrected_Td,
         weight_Vd,
+        bias_V,
         labels_T,
         weights_T,
         teachers,
@@ -74,6 +77,7 @@ class _DraftLoss(torch.autograd.Function):
         hidden: Tensor,
         corrected: Tensor | None,
         weight: Tensor,
+        bias: Tensor | None,
         labels: Tensor,
         weights: Tensor,
         teachers: Tensor,
@@ -81,14 +85,15 @@ class _DraftLoss(torch.autograd.Function):
         chunk: int,
         grad_enabled: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        of_hidden, of_corrected, of_weight = (
-            grad_enabled and needed for needed in ctx.needs_input_grad[:3]
+        of_hidden, of_corrected, of_weight, of_bias = (
+            grad_enabled and needed for needed in ctx.needs_input_grad[:4]
         )
         d_hidden = torch.zeros_like(hidden) if of_hidden else None
         d_corrected = torch.zeros_like(hidden) if of_corrected else None
         # In bfloat16 a sum over chunks would lose small terms.
         wide = torch.promote_types(weight.dtype, torch.float32)
         d_weight = torch.zeros_like(weight, dtype=wide) if of_weight else None
+        d_bias = torch.zeros_like(weight[:, 0], dtype=wide) if of_bias else None
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         losses = torch.zeros_like(weights)
         predicted = torch.full_like(labels, IGNORE)
@@ -96,9 +101,9 @@ class _DraftLoss(torch.autograd.Function):
             weights = weights / 2
         for part in _parts(labels, teachers, chunk):
             hidden_cd = hidden[part]
-            logits_cV = (hidden_cd @ weight.T).float()
+            logits_cV = F.linear(hidden_cd, weight, bias).float()
             weights_c = weights[part]
-            p_cV = _teacher_distributions(hidden, weight, teachers[part])
+            p_cV = _teacher_distributions(hidden, weight, bias, teachers[part])
             if corrected is None:
                 best = logits_cV.argmax(-1, keepdim=True)
                 predicted[part] = best[:, 0]
@@ -106,6 +111,8 @@ class _DraftLoss(torch.autograd.Function):
                 ids_cn = _likeliest(logits_cV, min(CANDIDATES, len(weight)))
                 rows_cnd = weight[ids_cn]
                 scores = (rows_cnd @ corrected[part][..., None])[..., 0].float()
+                if bias is not None:
+                    scores += bias[ids_cn]
                 best = scores.argmax(-1, keepdim=True)
                 predicted[part] = ids_cn.gather(1, best)[:, 0]
                 learned = _candidate_losses(scores, ids_cn, labels[part], p_cV, soft)
@@ -129,9 +136,12 @@ class _DraftLoss(torch.autograd.Function):
                     d_weight.addmm_(d_logits.T, weighted)
                 else:
                     d_weight += d_logits.T @ weighted
+            if d_bias is not None:
+                d_bias += d_logits.T.to(wide) @ weights_c.to(wide)
             del d_logits
         d_weight = None if d_weight is None else d_weight.to(weight.dtype)
-        ctx.save_for_backward(d_hidden, d_corrected, d_weight)
+        d_bias = None if d_bias is None else d_bias.to(weight.dtype)
+        ctx.save_for_backward(d_hidden, d_corrected, d_weight, d_bias)
         ctx.mark_non_differentiable(losses, predicted)
         return loss, losses, predicted
 
@@ -156,13 +166,13 @@ def _parts(labels: Tensor, teachers: Tensor, chunk: int) -> Iterator[Tensor]:
 
 
 def _teacher_distributions(
-    hidden: Tensor, weight: Tensor, teachers: Tensor
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, teachers: Tensor
 ) -> Tensor | None:
     """Return the (c, V) distributions of teachers; None for pupils without."""
     if teachers[0] < 0:
         return None
     distinct, of_pupil = teachers.unique(return_inverse=True)
-    teaching = (hidden[distinct] @ weight.T).float()
+    teaching = F.linear(hidden[distinct], weight, bias).float()
     return torch.softmax(teaching, dim=-1)[of_pupil]
 
 

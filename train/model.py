@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from conf.architecture import attention_dropout, logit_scale, windows
 from conf.stage import partial_of
 from data_prep.vocab import TOKENIZER, Vocab
-from train.attention import Mask, TrunkKeys, branch_kernel, branch_mask
+from train.attention import Mask, TrunkKeys, branch_kernel, branch_masks
 from train.config import TrainConfig
 from train.head import PreviousTokenHead, read_head
 from train.lora import Gate, adapt, begin_with
@@ -51,6 +52,7 @@ class AdaptiveLM(nn.Module):
         self._gate = gate
         self._attention = attention
         self._trunks = trunks
+        self._scale = logit_scale(lm.config)
 
     def forward(
         self,
@@ -90,15 +92,17 @@ class AdaptiveLM(nn.Module):
 
         `corrected` (r, c, d) are these with the head's for adaptive tokens.
         """
+        head: Any = self.lm.get_output_embeddings()
         loss, losses, predicted = draft_loss(
             hidden.flatten(0, 1),
-            self.lm.get_output_embeddings().weight,
+            head.weight,
             labels.flatten(),
             weights.flatten(),
             chunk=self._chunk,
             teachers_T=teachers.flatten(),
             soft=self.soft if torch.is_grad_enabled() else 0.0,
             corrected_Td=None if corrected is None else corrected.flatten(0, 1),
+            bias_V=head.bias,
         )
         losses = losses.view_as(labels)
         predicted = predicted.view_as(labels)
@@ -107,7 +111,10 @@ class AdaptiveLM(nn.Module):
     def encode(
         self, ids: Tensor, offsets: Tensor, positions: Tensor, trunk: int
     ) -> Tensor:
-        """Return the (r, c, d) last hidden states of a Layout's (r, c) tensors."""
+        """Return the (r, c, d) last hidden states of a Layout's (r, c) tensors.
+
+        The model's scale of logits is in them.
+        """
         self.train(torch.is_grad_enabled())  # no dropout in a validation
         mask = self._mask(positions, offsets, trunk)
         if self._gate is None:
@@ -135,7 +142,11 @@ class AdaptiveLM(nn.Module):
         return hidden, keys
 
     def _decode(
-        self, ids: Tensor, positions: Tensor, mask: Mask | None, **kwargs: TrunkKeys
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        mask: Mask | dict[str, Mask] | None,
+        **kwargs: TrunkKeys,
     ) -> Tensor:
         output = self.lm.get_decoder()(
             input_ids=ids,
@@ -145,12 +156,15 @@ class AdaptiveLM(nn.Module):
             **kwargs,
         )
         hidden: Tensor = output.last_hidden_state
-        return hidden
+        return hidden if self._scale == 1 else hidden * self._scale
 
-    def _mask(self, positions: Tensor, offsets: Tensor, trunk: int) -> Mask | None:
-        dropout = getattr(self.lm.config, "attention_dropout", 0.0)
+    def _mask(
+        self, positions: Tensor, offsets: Tensor, trunk: int
+    ) -> Mask | dict[str, Mask] | None:
+        dropout = attention_dropout(self.lm.config)
         kernel = branch_kernel(self._attention, positions.device.type, dropout=dropout)
-        return branch_mask(positions, offsets, trunk, kernel)
+        kinds = windows(self.lm.config)
+        return branch_masks(positions, offsets, trunk, kinds, kernel)
 
 
 def assemble(config: TrainConfig, vocab: Vocab) -> tuple[AdaptiveLM, int]:
@@ -180,7 +194,8 @@ def assemble(config: TrainConfig, vocab: Vocab) -> tuple[AdaptiveLM, int]:
     head = None
     if objective.previous_token:
         torch.manual_seed(config.seed)
-        head = PreviousTokenHead(lm.config.get_text_config().hidden_size, lm.dtype)
+        width = lm.get_output_embeddings().in_features
+        head = PreviousTokenHead(width, lm.dtype)
     if folder:
         read_head(head, folder)
     module = AdaptiveLM(

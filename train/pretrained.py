@@ -10,19 +10,18 @@ from typing import Any
 import torch
 from huggingface_hub import metadata_load
 from huggingface_hub.errors import StrictDataclassError
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
 )
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging
 from yaml import YAMLError
 
 from conf import UserError
-from conf.architecture import skeleton, why_unsupported, windows
+from conf.architecture import why_unsupported
 from conf.errors import in_one_line
 from conf.files import check_regular, read_json
 from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
@@ -85,16 +84,11 @@ def _config_of_shape(shape: dict[str, Any]) -> PretrainedConfig:
 
 
 def check_architecture(config: PretrainedConfig, *, seq_len: int) -> None:
-    """Raise UserError unless the model decodes, and the library's causal loss over
-    `seq_len` tokens is ours.
-
-    Ours computes logits from the head's weight alone, passes positions and masks to a
-    rotary model, and packs documents without resetting anything between them.
-    """
-    if reason := why_unsupported(config) or _why_untrainable(config, seq_len):
+    """Raise UserError unless the model trains on `seq_len` tokens, and decodes."""
+    if reason := why_unsupported(config):
         raise UserError(
-            f"model must be a causal model with rotary positions, full attention and a "
-            f"plain head, got {config.model_type}, {reason}."
+            "model must be a causal model whose attention follows a tree, "
+            f"got {config.model_type}, {reason}."
         )
     if seq_len > config.max_position_embeddings:
         raise UserError(
@@ -102,24 +96,6 @@ def check_architecture(config: PretrainedConfig, *, seq_len: int) -> None:
             f"tokens, the context of {config.model_type}, got {seq_len:,}. "
             "Prepare the data with a smaller seq_len."
         )
-
-
-def _why_untrainable(config: PretrainedConfig, seq_len: int) -> str:
-    """Return why a model that decodes cannot be trained, as the end of a sentence, or ""."""
-    if not getattr(config, "rope_parameters", None) or getattr(config, "alibi", False):
-        return "which has no rotary positions"
-    model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if model._is_stateful:
-        return "which has layers other than attention"
-    if not (model._supports_attention_backend and model._supports_sdpa):
-        return "whose attention is more than the library's kernels compute"
-    window = getattr(config, "sliding_window", None)
-    if window and window < seq_len and "sliding_attention" in windows(config):
-        return f"whose sliding_window={window} is narrower than the sequences"
-    head: nn.Linear = skeleton(config).get_output_embeddings()
-    if head.bias is not None:
-        return "whose head has a bias"
-    return ""
 
 
 def load_trainable(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from conf.architecture import attention_dropout
 from conf.memory import GIB, machine_memory
 from train.attention import TrunkKeys
 from train.config import TrainConfig
@@ -70,7 +71,7 @@ def trunk_cache(lm: nn.Module, config: TrainConfig) -> TrunkCache | None:
 
     Dropout makes another trunk each time.
     """
-    dropout = getattr(lm.config, "attention_dropout", 0.0) or any(
+    dropout = attention_dropout(lm.config) or any(
         module.p
         for name, module in lm.named_modules()
         if isinstance(module, nn.Dropout) and "lora_dropout" not in name

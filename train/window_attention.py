@@ -10,7 +10,9 @@ and a few neighbours:
     block 2     1 1 1 1 1 ·   · · 1 · ·
                 1 1 1 1 1 ·   · · 1 1 ·
 
-Block 1 is multiplied with 3 + 2 keys instead of 11. The query heads that share a key are
+Block 1 is multiplied with 3 + 2 keys instead of 11. In a layer with a sliding window the
+trunk's keys before all windows of a block are left out too; its trunk is a mask without
+other keys than the queries' own. The query heads that share a key are
 the rows of one product, so no key is repeated. The gradient is written out: autograd would
 add up a tensor of all keys for each block, and compute the gradient of a frozen trunk.
 """
@@ -27,7 +29,7 @@ BLOCK = 64  # queries of a block
 
 
 class Block(NamedTuple):
-    """Queries `start` to `stop` of a row, and the keys that they see: the first `prefix` and `first` to `last`.
+    """Queries `start` to `stop` of a row and their keys, `begin` to `prefix` and `first` to `last`.
 
     `bias` (queries, keys) is 0 where a query sees a key, else -inf.
     """
@@ -35,14 +37,15 @@ class Block(NamedTuple):
     row: int
     start: int
     stop: int
+    begin: int
     prefix: int
     first: int
     last: int
     bias: Tensor
 
 
-# All layers of a forward have one mask. A tensor's hash is its identity.
-@lru_cache(maxsize=1)
+# All layers of a kind have one mask, and one of their trunks. A tensor's hash is its identity.
+@lru_cache(maxsize=4)
 def blocks(mask: Tensor, dtype: torch.dtype) -> tuple[Block, ...]:
     """Return the blocks of a (r, 1, m, c) bool mask, True = attend, whose last m keys are the queries' own."""
     return tuple(
@@ -56,20 +59,17 @@ def _block(row: int, start: int, mask: Tensor, dtype: torch.dtype) -> Block:
     sees = mask[start : start + BLOCK]
     trunk = mask.shape[1] - mask.shape[0]
     seen = sees.any(dim=0)
-    prefix = _end(seen[:trunk])
-    own = seen[trunk:]
-    last = _end(own)
-    first = min(last, len(own) - _end(own.flip(0)))
-    first, last = trunk + first, trunk + last
-    sees = torch.cat([sees[:, :prefix], sees[:, first:last]], dim=1)
+    begin, prefix = _extent(seen[:trunk])
+    first, last = (trunk + place for place in _extent(seen[trunk:]))
+    sees = torch.cat([sees[:, begin:prefix], sees[:, first:last]], dim=1)
     bias = torch.zeros(sees.shape, dtype=dtype).masked_fill_(~sees, -torch.inf)
-    return Block(row, start, start + len(sees), prefix, first, last, bias)
+    return Block(row, start, start + len(sees), begin, prefix, first, last, bias)
 
 
-def _end(seen: Tensor) -> int:
-    """Return the place after the last True of a (n,) bool; 0 without one."""
+def _extent(seen: Tensor) -> tuple[int, int]:
+    """Return the places of the first True and after the last of a (n,) bool; zeros without one."""
     places = seen.nonzero()
-    return int(places[-1]) + 1 if len(places) else 0
+    return (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)
 
 
 def attend(
@@ -104,13 +104,13 @@ class _Attention(torch.autograd.Function):
     ) -> Tensor:
         r, heads, m, d = query.shape
         query = query * scaling
-        output = query.new_empty(r, m, heads, d)
+        output = query.new_empty(r, m, heads, value.shape[-1])
         weights = []
         for block, q, k, v in _read(query, key, value, parts):
             scores = q @ k.mT
             scores.view(len(k), -1, *block.bias.shape).add_(block.bias)
             weights.append(torch.softmax(scores, dim=-1))
-            attended = (weights[-1] @ v).view(heads, -1, d)
+            attended = (weights[-1] @ v).view(heads, -1, v.shape[-1])
             output[block.row, block.start : block.stop] = attended.transpose(0, 1)
         ctx.parts, ctx.scaling, ctx.frozen = parts, scaling, frozen
         ctx.save_for_backward(query, key, value, *weights)
@@ -134,14 +134,15 @@ class _Attention(torch.autograd.Function):
             torch.mul(
                 d_q, ctx.scaling, out=d_query[block.row, :, block.start : block.stop]
             )
-            skipped = block.prefix if ctx.frozen else 0
+            clean = block.prefix - block.begin
+            skipped = clean if ctx.frozen else 0
             d_k = d_scores[..., skipped:].mT @ q
             d_v = p[..., skipped:].mT @ d_o
             for total, part in ((d_key, d_k), (d_value, d_v)):
-                own = part[:, block.prefix - skipped :]
+                own = part[:, clean - skipped :]
                 total[block.row, :, block.first : block.last] += own
                 if not ctx.frozen:
-                    total[block.row, :, : block.prefix] += part[:, : block.prefix]
+                    total[block.row, :, block.begin : block.prefix] += part[:, :clean]
         return d_query, d_key.to(key.dtype), d_value.to(key.dtype), None, None, None
 
 
@@ -153,7 +154,7 @@ def _read(
         k, v = (
             torch.cat(
                 [
-                    keys[block.row, :, : block.prefix],
+                    keys[block.row, :, block.begin : block.prefix],
                     keys[block.row, :, block.first : block.last],
                 ],
                 dim=1,

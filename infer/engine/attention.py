@@ -138,7 +138,7 @@ def attend(
     output = F.scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, scale=scaling
     )
-    return output.reshape(b, heads, q, d)
+    return output.reshape(b, heads, q, -1)
 
 
 def attend_wide(

@@ -1,6 +1,8 @@
 """The key-value cache: allocated once, appended to by a forward, committed by a copy.
 
-    kv   (2, layers, B, heads, capacity, head_dim), keys and values of all layers
+    kv   (2, layers, B, heads, capacity, width), keys and values of all layers
+
+The narrower of keys and values leave the end of each row unused.
 
 Every sequence has its own length. A forward writes the rows of its tree after the
 committed ones. `commit` keeps the rows of the accepted path and forgets the others.
@@ -16,7 +18,7 @@ from torch import Tensor
 from transformers import Cache, PretrainedConfig
 from transformers.cache_utils import CacheLayerMixin
 
-from conf.architecture import head_width, key_heads
+from conf.architecture import cache_sizes
 
 
 @dataclass
@@ -45,7 +47,7 @@ class TreeCacheLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write (B, heads, q, head_dim) to the slots; return the columns up to their end."""
+        """Write (B, heads, q, width) to the slots; return the columns up to their end."""
         slots = self.slots
         n = key_states.shape[0]
         rows = slots.end - slots.start
@@ -87,14 +89,19 @@ class TreeCache(Cache):
         device: torch.device,
         shares: int = 1,
     ) -> None:
-        kv_shape = shape(config, batch, capacity, shares)
-        self._kv = torch.zeros(kv_shape, dtype=dtype, device=device)
+        heads, key_width, value_width = cache_sizes(config)
+        width = max(key_width, value_width)
+        sizes = config.num_hidden_layers, batch, heads // shares, capacity, width
+        self._kv = torch.zeros(2, *sizes, dtype=dtype, device=device)
         self._used = False
         self.slots = Slots()
         self.capacity = capacity
         self.lengths: list[int] = []
         super().__init__(
-            layers=[TreeCacheLayer(k, v, self.slots) for k, v in zip(*self._kv)]
+            layers=[
+                TreeCacheLayer(k[..., :key_width], v[..., :value_width], self.slots)
+                for k, v in zip(*self._kv)
+            ]
         )
 
     def clear(self, sequences: int) -> None:
@@ -160,11 +167,3 @@ class TreeCache(Cache):
             self._kv[:, :, b] = self._kv[:, :, last]  # all rows, see `clear`
             self.lengths[b] = self.lengths[last]
         self.lengths.pop()
-
-
-def shape(
-    config: PretrainedConfig, batch: int, capacity: int, shares: int = 1
-) -> tuple[int, ...]:
-    """Return the shape of the cache's tensor, for one of `shares` of the heads."""
-    heads = key_heads(config) // shares
-    return (2, config.num_hidden_layers, batch, heads, capacity, head_width(config))

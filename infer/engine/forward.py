@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from conf.architecture import key_heads, windows
+from conf.architecture import key_heads, logit_scale, windows
 from infer.engine.attention import ProbeGate, view_of
 from infer.engine.cache import TreeCache
 from infer.engine.fused import FusedDecoder
@@ -60,6 +60,7 @@ class Target:
         self.fused = FusedDecoder.of(lm, self.gate, wide=wide)
         self.adapted = ProbeGate.adapts(lm)
         self.windows = windows(lm.config)
+        self._scale = logit_scale(lm.config)
         self.groups = lm.config.num_attention_heads // key_heads(lm.config)
         self.agree = agreement(target or lm)
         self.cache = TreeCache(
@@ -84,8 +85,9 @@ class Target:
     ) -> Tensor:
         """Return (B, q, d) and write the rows to the cache's slots.
 
-        `masks` are (B, 1, q, n) by kind of layer. Without them the rows are prompts, or
-        one row that attends to the whole cache.
+        The model's scale of logits is in them: the head's product is the logits. `masks`
+        are (B, 1, q, n) by kind of layer. Without them the rows are prompts, or one row
+        that attends to the whole cache.
         """
         # For all layers at once what each of them needs.
         attention_mask: Any = {
@@ -106,7 +108,7 @@ class Target:
             use_cache=True,
         )
         hidden: Tensor = output.last_hidden_state
-        return hidden
+        return hidden if self._scale == 1 else hidden * self._scale
 
     def read(self, texts: Sequence[Sequence[int]]) -> None:
         """Compute texts from position 0 on, whose rows wait in the cache."""

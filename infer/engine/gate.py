@@ -60,7 +60,10 @@ class GatedLinear(nn.Module):
 
 
 class GatedEmbedding(nn.Module):
-    """The base model's embeddings; for probes the adapter's `rows` (n, d) of `ids` (n,)."""
+    """The base model's embeddings; for probes the adapter's `rows` (n, d) of `ids` (n,).
+
+    Gemma's embedding multiplies its rows, and so the adapter's.
+    """
 
     def __init__(
         self, base: nn.Embedding, ids: Tensor, rows: Tensor, gate: ProbeGate
@@ -68,7 +71,8 @@ class GatedEmbedding(nn.Module):
         super().__init__()
         self.base = base
         self.gate = gate
-        self.rows = _frozen(rows)
+        scale: Tensor | float = getattr(base, "embed_scale", 1.0)
+        self.rows = _frozen(rows * torch.as_tensor(scale).to(rows))
         index = torch.full((base.num_embeddings,), -1, device=ids.device)
         index[ids] = torch.arange(len(ids), device=ids.device)
         self.index: Tensor

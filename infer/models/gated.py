@@ -62,7 +62,8 @@ def gate_model(lm: PreTrainedModel, folder: Path) -> PreTrainedModel:
 
 def read_head(lm: PreTrainedModel, path: Path) -> PreviousTokenHead:
     """Return the previous-token head of a file. Raises UserError for another file."""
-    d = lm.config.get_text_config().hidden_size
+    output: Any = lm.get_output_embeddings()
+    d = output.in_features
     with Refusing(f"{path} must be a head of this model, got", ". Export it again."):
         weights = load_file(path)
         w1, w2 = (

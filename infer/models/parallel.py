@@ -14,6 +14,7 @@ from transformers.distributed import DistributedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from conf import UserError
+from conf.architecture import cache_sizes
 from conf.console import place
 
 _alone = False
@@ -41,7 +42,7 @@ def plan(config: PretrainedConfig, ranks: int) -> DistributedConfig:
             f"needed, got {config.model_type}, which has no tensor parallel plan"
         )
     attention_heads: int = config.num_attention_heads
-    heads = getattr(config, "num_key_value_heads", None) or attention_heads
+    heads, *_ = cache_sizes(config)
     if heads % ranks or attention_heads % ranks:
         raise UserError(
             f"torchrun: the number of processes must divide the model's {attention_heads} "

@@ -16,7 +16,7 @@ from tests.train.test_attention import L, a_layout, model
 from train.config import LoraSettings, ModelConfig, OptimizerConfig
 from train.data import to_tensors
 from train.head import PreviousTokenHead, read_head, write_head
-from train.lora import Gate, PlainWeights, adapt, begin_with
+from train.lora import Gate, PlainWeights, adapt, begin_with, default_targets
 from train.model import AdaptiveLM
 from train.objective import IGNORE, Layout, branch, causal
 from train.optimizer import build_optimizer, parameter_groups
@@ -111,6 +111,24 @@ def test_experts_are_left_out_and_refused_by_name(target: str, reason: str) -> N
     layers = {name for name, m in lm.named_modules() if isinstance(m, LoraLayer)}
     words = {name.rpartition(".")[2] for name in layers}
     assert words == {"q_proj", "k_proj", "v_proj", "o_proj"} and len(layers) == 8
+
+
+def test_the_expansion_of_latents_is_left_out() -> None:
+    """It computes keys of all tokens from the cache, so no gate could keep it to probes."""
+    sizes = {"num_hidden_layers": 1, "vocab_size": 64}
+    lm = skeleton(AutoConfig.for_model("deepseek_v3", **sizes))
+    with pytest.raises(UserError, match="got kv_b_proj, which computes from the cache"):
+        adapt(lm, LoraSettings(rank=2, targets=["kv_b_proj"]), adaptive=())
+    names = default_targets(lm)
+    assert "model.layers.0.self_attn.kv_a_proj_with_mqa" in names
+    assert not any(name.endswith("kv_b_proj") for name in names)
+
+
+def test_layers_that_are_not_linear_are_refused() -> None:
+    """No decoder adapts the Conv1D of GPT-2."""
+    lm = skeleton(AutoConfig.for_model("gpt2", n_layer=1, vocab_size=64))
+    with pytest.raises(UserError, match="lora.rank must be 0 for gpt2, .* Conv1D"):
+        adapt(lm, LoraSettings(rank=2), adaptive=())
 
 
 def test_muon_of_matrices_alone() -> None:
