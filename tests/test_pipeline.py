@@ -116,6 +116,7 @@ def test_evaluation_makes_one_report_of_speed_and_quality(
     settings = [
         "tracker.mode=disabled",
         "experiment=demo",
+        "part=null",
         f"draft={folders['draft']}",
         f"prompts=[{held_out}]",
         "count=2",
@@ -128,6 +129,7 @@ def test_evaluation_makes_one_report_of_speed_and_quality(
         f"quality.lines={held_out}",
         "quality.max_new_tokens=8",
         "quality.problems=2",
+        "quality.unjudged=false",
     ]
     model, base = folders["model"], folders["base_model"]
     printed = evaluate(model, base, "out=report", *settings, ranks=2, cwd=tmp_path)

@@ -1,40 +1,13 @@
 """python -m infer.bench.compare: finished reports beside each other, as tables in the terminal.
 
-Each row names its report. Speeds are those of each report's own machine and plain decoding.
+Speeds are those of each report's own machine and plain decoding.
 """
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from conf import UserError, run
-from conf.console import PlainConsole
 from conf.schema import check_settings, setting
-from infer.bench.report import header, read_parts
-from infer.bench.runs import PLAIN, PLAIN_AGAIN
-from infer.bench.statistics import grouped
-from infer.bench.tables import (
-    Table,
-    interval,
-    marked,
-    number,
-    same,
-    sampling,
-    speedup,
-)
-
-SPEED_HEADS = (
-    "model",
-    "decoder",
-    "tok/\nfwd",
-    "length",
-    "speed-\nup",
-    "95 %",
-    "tok/s",
-    "same",
-)
-SCORE_HEADS = ("benchmark", "metric", "decoder")
 
 
 @dataclass
@@ -64,78 +37,29 @@ class CompareConfig:
 
 def main(config: CompareConfig) -> None:
     """Print what the reports are, and their rows in shared tables."""
+    # Imported late: a mistake in the settings is reported without waiting for PyTorch.
+    from conf.console import PlainConsole
+    from infer.bench.comparison import score_tables, speed_tables
+    from infer.bench.report import header, read_parts
+
     reports = {
         name: read_parts(Path(folder))
         for name, folder in zip(config.names, config.reports)
     }
-    console = PlainConsole()
-    for name, report in reports.items():
-        for part in ("speed", "quality"):
-            if report[part]:
-                text = f"{name}: {part}, {header(report[part])}"
-                console.print(text, soft_wrap=True)
     tables = [*speed_tables(reports), *score_tables(reports)]
     if not tables:
         raise UserError(
             f"reports={','.join(config.reports)} must have the part speed or quality, got neither. "
             "Run python -m infer.bench"
         )
+    console = PlainConsole()
+    for name, report in reports.items():
+        for part in ("speed", "quality"):
+            if report[part]:
+                text = f"{name}: {part}, {header(report[part])}"
+                console.print(text, soft_wrap=True)
     for table in tables:
         console.table(table.title, table.heads, table.rows, names=table.names)
-
-
-def speed_tables(reports: Mapping[str, Any]) -> Iterator[Table]:
-    """Yield a table for each prompt set and temperature, in it the decoders of each report."""
-    rows = rows_of(reports, "speed")
-    rows = [row for row in rows if row["decoder"] != PLAIN_AGAIN]
-    for (prompt_set, temperature), group in grouped(rows, "prompt_set", "temperature"):
-        cells = []
-        for (name,), own in grouped(group, "report"):
-            names = [name, *[""] * (len(own) - 1)]
-            cells += [[first, *speed_cells(row)] for first, row in zip(names, own)]
-        title = f"{prompt_set}, {sampling(temperature)}"
-        yield Table(title, SPEED_HEADS, cells, names=2)
-
-
-def speed_cells(row: Mapping[str, Any]) -> list[str]:
-    """Return the texts of a row behind its model."""
-    rate = row["output_tokens_per_second"]
-    ends = None if row["decoder"] == PLAIN else row["speedup_interval"]
-    return [
-        row["decoder"],
-        number(row["tokens_per_forward"]),
-        number(row["mean_acceptance_length"]),
-        speedup(row),
-        interval(ends),
-        marked(f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}", row),
-        same(row),
-    ]
-
-
-def score_tables(reports: Mapping[str, Any]) -> Iterator[Table]:
-    """Yield one table of scores in %: a row for each benchmark and decoder, a column for each model.
-
-    A report with a base has two columns.
-    """
-    rows = rows_of(reports, "quality")
-    models = [name for (name,), _ in grouped(rows, "column")]
-    cells = []
-    for place, group in grouped(rows, "benchmark", "metric", "decoder"):
-        scores = {row["column"]: number(row["value"], 1, 100) for row in group}
-        cells.append([*place, *(scores.get(name, "") for name in models)])
-    if cells:
-        heads = (*SCORE_HEADS, *models)
-        yield Table("scores, in %", heads, cells, names=len(SCORE_HEADS))
-
-
-def rows_of(reports: Mapping[str, Any], part: str) -> list[dict[str, Any]]:
-    """Return the rows of all reports with the `report` and the `column` that they belong to."""
-    rows = []
-    for name, report in reports.items():
-        for row in report[part]["rows"] if report[part] else ():
-            column = name if row.get("who", "model") == "model" else f"{name}: base"
-            rows.append({**row, "report": name, "column": column})
-    return rows
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ import pytest
 
 from conf import UserError, settings
 from conf.files import with_checksum, write_json
-from infer.bench.compare import CompareConfig, main, score_tables, speed_tables
+from infer.bench.compare import CompareConfig, main
+from infer.bench.comparison import score_tables, speed_tables
 from tests.infer.bench.test_summary import row, speed
 
 Row = dict[str, Any]
