@@ -8,8 +8,9 @@ begin() { # OUT: set up the environment, and the variables of the stages
     fi
     bash launch/setup.sh
     source .venv/bin/activate
-    gpus=$(python -c 'import torch; print(torch.cuda.device_count())')
-    ranks=$(python -c 'import os, torch; print(min(2, len(os.sched_getaffinity(0)), torch.cuda.device_count() or 2))')
+    local counts # PyTorch is imported once for both
+    counts=$(python -c 'import os, torch; n = torch.cuda.device_count(); print(n, min(2, len(os.sched_getaffinity(0)), n or 2))')
+    read -r gpus ranks <<<"$counts"
     export OMP_NUM_THREADS=1 # a thread per rank: two that share a core spin
     # Large tensors come and go: keep their memory instead of returning it to the kernel each time.
     export MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296
