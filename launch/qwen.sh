@@ -28,7 +28,7 @@ cd "$(dirname "$0")/.."
 source launch/stages.sh
 begin "$folder"
 code=(experiment=qwen "$@")
-[[ $# -gt 0 ]] || code=(experiment=demo data.split_chars=null seq_len=2048 fim_rate=0.5 held_out=0.1 ngrams.megabytes=1)
+[[ $# -gt 0 ]] || code=(experiment=demo held_out=0.1)
 fast=() long=() # a GPU is faster with larger batches and more windows
 wide=1 # ranks at 2,048 tokens: on a CPU one takes 11 GiB, and both cores
 if [[ $gpus -gt 0 ]]; then
@@ -42,8 +42,11 @@ if [[ -e $given ]]; then
     base=$out/base
     python -m train.convert gguf="$given" out="$base"
 fi
-python -m data_prep tokenizer="$base" "${code[@]}" out="$out/documents"
-own_text "$base" 512 1536 3072 0.05 192 256
+python -m data_prep tokenizer="$base" "${code[@]}" data.split_chars=null seq_len=2048 fim_rate=0.5 \
+    ngrams.megabytes=1 out="$out/documents"
+python -m data_prep tokenizer="$base" "${code[@]}" data.split_chars=1800 seq_len=512 fim_rate=0 ngrams.megabytes=0 \
+    out="$out/pieces"
+own_text "$out/pieces" "$base" 1024 512 768 0.05 192 256
 python -m data_prep tokenizer="$base" seq_len=2048 experiment=own data.path="$out/own_code" out="$out/code_long"
 run train experiment=qwen data.path="$out/chat" data.own="$out/code" model.path="$base" "${fast[@]}" out="$out/short"
 python -m train.export checkpoint="$out/short" out="$out/short_model" dtype=float32

@@ -21,14 +21,18 @@ run() { # MODULE SETTING... out=DIR: a finished stage needs one process to say s
     if [[ -f ${last#out=}/manifest.json ]]; then python -m "$@"; else torchrun --standalone --nproc_per_node "$ranks" -m "$@"; fi
 }
 
-own_text() { # BASE SEQ_LEN DOCUMENTS PROMPTS SHARE CODE ANSWER: $out/code and $out/chat, the base's own text
-    # DOCUMENTS of $out/documents are continued by CODE tokens at most, PROMPTS of its own answered by ANSWER
-    # tokens, SHARE of the answers held out.
-    local base=$1 data=(tokenizer="$1" seq_len="$2")
-    run infer.regenerate model="$base" data.path="$out/documents" documents="$3" \
-        temperature=0.8 sampled=0.5 max_new_tokens="$6" batch=128 out="$out/own_code"
-    run infer.regenerate model="$base" own_prompts="$4" \
-        temperature=0.8 sampled=0.5 max_new_tokens="$7" batch=128 out="$out/own_chat"
+own_text() { # DATA BASE DOCUMENTS QUESTIONS PROMPTS SHARE CODE ANSWER: $out/code and $out/chat, the base's own text
+    # DOCUMENTS of the folder DATA are continued by CODE tokens at most. QUESTIONS about other documents and PROMPTS of
+    # the model's own are answered by ANSWER tokens at most; SHARE of the answers is held out.
+    local documents=$1 base=$2 own=(temperature=0.8 sampled=0.5 batch=128)
+    local data=(tokenizer="$base" seq_len=512)
+    run infer.regenerate model="$base" data.path="$documents" documents="$3" "${own[@]}" \
+        max_new_tokens="$7" out="$out/own_code"
+    if [[ $4 != 0 ]]; then
+        run infer.regenerate model="$base" data.path="$documents" documents="$4" "${own[@]}" seed=1 \
+            question="'Continue this code.'" prefix_min=24 prefix_max=128 max_new_tokens="$8" out="$out/own_chat/questions"
+    fi
+    run infer.regenerate model="$base" own_prompts="$5" "${own[@]}" max_new_tokens="$8" out="$out/own_chat/prompts"
     python -m data_prep "${data[@]}" experiment=own data.path="$out/own_code" out="$out/code"
-    python -m data_prep "${data[@]}" experiment=own_chat data.path="$out/own_chat" held_out="$5" out="$out/chat"
+    python -m data_prep "${data[@]}" experiment=own_chat data.path="$out/own_chat" held_out="$6" out="$out/chat"
 }
