@@ -64,7 +64,7 @@ def page(run: Run) -> str:
     return render(
         TEMPLATE,
         title=run.name,
-        sentence=describe_change(list(run.validation)).capitalize() + ".",
+        sentence=describe_change(run.validation).capitalize() + ".",
         progress=f"step {done(run):,}"
         + (f" of {run.planned:,}" if run.planned else ""),
         cells=cells(run),
