@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from conf.console import label
 from conf.pages import COLOURS, HEIGHT, INK, Draw, svg
 from infer.bench.gsd_plots import gsd_draws
-from infer.bench.runs import BASE, PEER, PLAIN
+from infer.bench.names import BASE, PEER, PLAIN
 from infer.bench.sdsat_plots import sdsat_draws
 from infer.bench.statistics import grouped
 from infer.bench.tables import POSITIONS, sampling, set_marks
