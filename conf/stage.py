@@ -346,3 +346,13 @@ def commit() -> str:
     except OSError:
         return "unknown"
     return answer.stdout.strip() if answer.returncode == 0 else "unknown"
+
+
+def processor() -> str:
+    """Return the name of this machine's processor."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

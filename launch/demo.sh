@@ -12,7 +12,10 @@ cd "$(dirname "$0")/.."
 out=${1:-runs/demo}
 bash launch/pipeline.sh demo "$out" 48 96 0.1 5 0
 source .venv/bin/activate
-report() { python -m infer.bench experiment=demo prompts="[humaneval,'$out/chat/held_out.jsonl']" "$@"; }
-report model="$out/model" out="$out/report"
-report model=smollm2 out="$out/trained"
+report() { # MODEL OUT: unless a report is newer than the demo's model
+    [[ $2/report.json -nt $out/model/manifest.json ]] ||
+        python -m infer.bench experiment=demo prompts="[humaneval,'$out/chat/held_out.jsonl']" model="$1" out="$2"
+}
+report "$out/model" "$out/report"
+report smollm2 "$out/trained"
 python -m infer.bench.compare reports="['$out/report','$out/trained']" names="[five minutes,two hours]"

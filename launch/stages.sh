@@ -8,9 +8,12 @@ begin() { # OUT: set up the environment, and the variables of the stages
     fi
     bash launch/setup.sh
     source .venv/bin/activate
-    local counts # PyTorch is imported once for both
-    counts=$(python -c 'import os, torch; n = torch.cuda.device_count(); print(n, min(2, len(os.sched_getaffinity(0)), n or 2))')
-    read -r gpus ranks <<<"$counts"
+    gpus=0 # PyTorch takes seconds to import: it counts only if a driver is installed
+    if [[ -n $(type -P nvidia-smi rocm-smi) ]]; then
+        gpus=$(python -c 'import torch; print(torch.cuda.device_count())')
+    fi
+    ranks=$((gpus > 0 ? gpus : $(nproc)))
+    ranks=$((ranks < 2 ? ranks : 2))
     export OMP_NUM_THREADS=1 # a thread per rank: two that share a core spin
     # Large tensors come and go: keep their memory instead of returning it to the kernel each time.
     export MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296

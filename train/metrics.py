@@ -81,7 +81,7 @@ def describe_validation(validation: Sequence[Mapping[str, float]]) -> str:
     return "  ".join(parts)
 
 
-def describe_change(validation: list[dict[str, float]]) -> str:
+def describe_change(validation: Sequence[Mapping[str, float]]) -> str:
     """Describe the held-out figures before and after training, in one sentence."""
     before = baseline(validation)
     after = validation[-1]

@@ -52,6 +52,7 @@ from train.metrics import (
     describe_validation,
 )
 from train.model import assemble, describe
+from train.page import Run, data_facts, machine_facts, model_facts, write_page
 from train.pretrained import base_model
 from train.schedule import (
     Schedule,
@@ -406,6 +407,8 @@ class Trainer:
             )
         self.validation.append({"step": self.step, **metrics})
         self._track("validation", metrics)
+        if self.log:
+            write_page(self.out, self._page(self.log))
         line = describe_validation(self.validation)
         self.tracker.tell(f"step {self.step} held-out: {line}")
         rise = metrics["standard_loss"] / baseline(self.validation)["standard_loss"] - 1
@@ -414,6 +417,25 @@ class Trainer:
                 f"held-out standard-token loss {100 * rise:+.1f} % above the base model's "
                 f"(max_loss_rise={self.config.max_loss_rise:g}): see {DOCS}/{QUALITY}"
             )
+
+    def _page(self, log: StepLog) -> Run:
+        """Return the facts of the run's page."""
+        model = self.config.model
+        return Run(
+            name=self.out.resolve().name,
+            config=self.config,
+            steps=[{"step": step, **metrics} for step, metrics in log.rows(self.step)],
+            validation=self.validation,
+            seq_len=self.seq_len,
+            planned=self.schedule.steps,
+            model=model_facts(
+                base_model(None if model.random_init else model.path),
+                parameters=self.parameters,
+                dtype=self.config.dtype,
+            ),
+            data=data_facts(self.trained_on),
+            machine=machine_facts(self.engine.device_name(), ranks=self.ranks),
+        )
 
     def _tracked(
         self, log: StepLog, until: int

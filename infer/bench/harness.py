@@ -12,7 +12,6 @@ as soon as it is made: a run that was killed makes the missing ones, on any numb
 """
 
 import atexit
-import platform
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,7 +33,7 @@ from conf.files import (
     with_checksum,
     write_json,
 )
-from conf.stage import begun, commit, partial_of, publish, versions
+from conf.stage import begun, commit, partial_of, processor, publish, versions
 from infer.api import Model, load
 from infer.bench.config import BenchConfig
 from infer.bench.progress import progress
@@ -263,7 +262,7 @@ class Part(ABC):
 def hardware() -> dict[str, Any]:
     """Return the names of processor and GPU, and the threads in use."""
     return {
-        "cpu": _processor(),
+        "cpu": processor(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
@@ -278,12 +277,3 @@ def circumstances(config: Any) -> dict[str, Any]:
         "versions": versions(),
         "settings": asdict(config),
     }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    for line in lines:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -30,10 +30,11 @@ from conf.errors import Refusing
 from infer.api import Model, generate
 from infer.bench.config import BenchConfig, LoadConfig, SpeedConfig
 from infer.bench.harness import Part, WorkerGroup
+from infer.bench.names import PLAIN
 from infer.bench.progress import progress
 from infer.bench.prompts import Prompt, request_of
 from infer.bench.runs import seed_of
-from infer.bench.speed import PLAIN, max_k
+from infer.bench.speed import max_k
 from infer.bench.statistics import grouped
 from infer.config import DecodeConfig
 from infer.engine.runner import duration

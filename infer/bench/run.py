@@ -27,6 +27,7 @@ from infer.bench.harness import (
     result_folder,
 )
 from infer.bench.load import LoadPart
+from infer.bench.names import PEER
 from infer.bench.prompts import (
     InfillingPrompts,
     Prompt,
@@ -36,7 +37,6 @@ from infer.bench.prompts import (
 )
 from infer.bench.quality import QualityPart
 from infer.bench.report import RESULT, print_report, write_report
-from infer.bench.runs import PEER
 from infer.bench.speed import SpeedPart
 from infer.config import decontaminated
 from infer.models.checkpoint import ModelDirectory

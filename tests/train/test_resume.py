@@ -120,6 +120,7 @@ def test_a_full_disk_leaves_the_checkpoints_that_were(runs: Path) -> None:
 def test_a_diverged_run_stops_with_diagnostics(runs: Path) -> None:
     assert "step 6: the loss is nan. See" in message(runs, "nan")
     assert checkpoints(runs / "nan") == ["step-000004"]
+    assert "step 0 of" in (runs / "nan" / "index.html").read_text()
     result = read_json(runs / "nan" / "diagnostics.json")
     ranks = result["micro_batches_by_rank"]
     finite = [[math.isfinite(row["loss"]) for row in rows] for rows in ranks]
