@@ -107,7 +107,7 @@ def _checked(value: Any, hint: Any, limits: Mapping[str, Any], name: str) -> Any
         (member_hint,) = get_args(by_origin[list])
         return [_checked(member, member_hint, limits, name) for member in value]
     elif kind in (int, float) and not _within(value, limits):
-        expected = _range(limits)
+        expected = range_in_words(limits)
     elif value not in limits.get("choices", (value,)):
         expected = any_of(limits["choices"])
     else:
@@ -121,7 +121,7 @@ def _within(value: float, limits: Mapping[str, Any]) -> bool:
     ) and limits.get("above", -math.inf) < value < limits.get("below", math.inf)
 
 
-def _range(limits: Mapping[str, Any]) -> str:
+def range_in_words(limits: Mapping[str, Any]) -> str:
     """Return limits in words: "1 to 16", "above 0 and at most 1"."""
     if "least" in limits and "most" in limits:
         return f"{limits['least']} to {limits['most']}"

@@ -38,7 +38,7 @@ SPAN = np.dtype(
         ("name", "<u4"),  # start of the document's id within the names
         ("name_length", "<u4"),
         ("language", "<u2"),  # index into the manifest's languages
-        ("mode", "u1"),  # fim.Mode
+        ("mode", "u1"),  # encode.Mode
     ]
 )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from conf import UserError, settings
+from docs.settings import page as settings_page
 from tests.markdown import Command, anchors, commands, links
 
 ROOT = Path(__file__).parents[1]
@@ -45,6 +46,11 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     )
     assert answer.returncode == 0, answer.stderr
     assert (tmp_path / "index.html").is_file()
+
+
+def test_settings_md_says_what_the_dataclasses_say() -> None:
+    text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert text == settings_page(text), "make it again: python -m docs.settings"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -1,0 +1,186 @@
+"""Write settings.md: every setting of every command, as tables that read on GitHub too.
+
+    python -m docs.settings
+
+A setting's default is its dataclass's, its meaning the `#:` comment above the field, its limits
+those of conf.schema. `tests/test_docs.py` compares the page with what this module would write.
+"""
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from conf.compose import FOLDER
+from conf.files import write_bytes
+from conf.schema import MISSING as REQUIRED
+from conf.schema import any_of, kinds, range_in_words, types_of
+
+PAGE = Path(__file__).with_suffix(".md")
+BEGIN = (
+    "<!-- Written by python -m docs.settings: edit the dataclasses, not the tables. -->"
+)
+COMMENT = re.compile(r"((?:^ *#:.*\n)+) *(\w+):", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A command: its title, its folder below conf/, and the module and name of its dataclass."""
+
+    title: str
+    folder: str
+    module: str
+    schema: str
+
+    def load(self) -> type:
+        """Return the dataclass of the settings."""
+        schema: type = getattr(importlib.import_module(self.module), self.schema)
+        return schema
+
+
+ENTRIES = (
+    Entry("python -m data_prep", "data_prep", "data_prep.config", "DataPrepConfig"),
+    Entry(
+        "python -m data_prep.inspect", "inspect", "data_prep.inspect", "InspectConfig"
+    ),
+    Entry("torchrun -m train", "train", "train.config", "TrainConfig"),
+    Entry("python -m train.export", "export", "train.export", "ExportConfig"),
+    Entry("python -m train.convert", "convert", "train.convert", "ConvertConfig"),
+    Entry("python -m infer", "infer", "infer.config", "InferConfig"),
+    Entry("python -m infer.bench", "bench", "infer.bench.config", "BenchConfig"),
+    Entry(
+        "python -m infer.bench.compare",
+        "compare",
+        "infer.bench.compare",
+        "CompareConfig",
+    ),
+    Entry(
+        "python -m infer.regenerate",
+        "regenerate",
+        "infer.regenerate",
+        "RegenerateConfig",
+    ),
+)
+
+
+def main() -> None:
+    """Write the tables below the page's introduction."""
+    write_bytes(PAGE, page(PAGE.read_text(encoding="utf-8")).encode())
+
+
+def page(text: str) -> str:
+    """Return the page with its introduction kept and its tables made again."""
+    introduction = text.partition(BEGIN)[0]
+    sections = (section(entry) for entry in ENTRIES)
+    return "\n".join([introduction + BEGIN, "", *sections])
+
+
+def section(entry: Entry) -> str:
+    """Return a command's tables: its choices, its settings, a table for each group."""
+    lines = [f"## `{entry.title}`", ""]
+    choices = list(list_choices(FOLDER / entry.folder))
+    if choices:
+        lines += ["| choice | it is |", "|---|---|"]
+        lines += [f"| `{choice}` | {cell(meaning)} |" for choice, meaning in choices]
+        lines.append("")
+    for group, schema in groups(entry.load()):
+        if group:
+            lines += [f"### `{group}` of `{entry.title}`", ""]
+        lines += ["| setting | default | meaning |", "|---|---|---|"]
+        lines += rows(schema, group)
+        lines.append("")
+    return "\n".join(lines)
+
+
+def list_choices(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield `group=choice` with the comment at the top of its YAML file."""
+    for path in sorted(folder.rglob("*.yaml")):
+        group = path.parent.relative_to(folder).as_posix()
+        if group == ".":
+            continue
+        comment = [
+            line.lstrip("# ")
+            for line in path.read_text(encoding="utf-8").splitlines()
+            if line.startswith("# ") and "@package" not in line
+        ]
+        yield f"{group}={path.stem}", " ".join(comment)
+
+
+def groups(schema: type, prefix: str = "") -> Iterator[tuple[str, type]]:
+    """Yield the dataclass and those nested in it, by the prefix of their settings' names."""
+    yield prefix, schema
+    for name, kind in kinds(schema).items():
+        for nested in types_of(kind):
+            if is_dataclass(nested):
+                yield from groups(nested, f"{prefix}.{name}".lstrip("."))  # type: ignore[arg-type]
+
+
+def rows(schema: type, group: str) -> Iterator[str]:
+    """Yield a table's row for each setting that is no group."""
+    meanings = read_meanings(schema)
+    for item in fields(schema):
+        kind = kinds(schema)[item.name]
+        if any(map(is_dataclass, types_of(kind))):
+            continue
+        name = f"{group}.{item.name}".lstrip(".")
+        meaning = meanings[item.name] + limits(item, kind, meanings[item.name])
+        yield f"| `{name}` | {default(item)} | {cell(meaning)} |"
+
+
+def read_meanings(schema: type) -> dict[str, str]:
+    """Return the `#:` comments of a dataclass's fields, those of its bases too."""
+    result = {}
+    for base in reversed(schema.__mro__):
+        if is_dataclass(base):
+            for comment, name in COMMENT.findall(inspect.getsource(base)):
+                result[name] = " ".join(comment.replace("#:", " ").split())
+    return result
+
+
+def default(item: Field[Any]) -> str:
+    """Return a setting's default as it is typed, or "required"."""
+    value = item.default
+    if item.default_factory is not MISSING:
+        value = item.default_factory()
+    if value in (MISSING, REQUIRED):
+        return "required"
+    return f"`{as_typed(value)}`"
+
+
+def as_typed(value: object) -> str:
+    """Return a value in the grammar of the command line."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(as_typed, value))}]"
+    if isinstance(value, Mapping):
+        pairs = (f"{name}: {as_typed(member)}" for name, member in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    return str(value) if value != "" else '""'
+
+
+def limits(item: Field[Any], kind: Any, meaning: str) -> str:
+    """Return a setting's limits for the end of its meaning, "" if it has none or says its choices."""
+    choices = [str(choice) for choice in item.metadata.get("choices", ())]
+    if any(choice not in meaning for choice in choices):
+        return f" ({any_of(choices)})"
+    numeric = {int, float} & {*types_of(kind)}
+    if numeric and item.metadata.keys() & {"least", "most", "above", "below"}:
+        return f" ({range_in_words(item.metadata)})"
+    return ""
+
+
+def cell(text: str) -> str:
+    """Return text as the cell of a table, where a pipe, * and < mean more than themselves."""
+    parts = re.split(r"(`[^`]*`)", text)
+    parts[::2] = [re.sub(r"([<*])", r"\\\1", part) for part in parts[::2]]
+    return "".join(parts).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    main()
