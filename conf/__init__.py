@@ -1,22 +1,22 @@
-"""Shared by all packages: settings, the command line, and the folders of stages.
+"""Code shared by all packages: settings, the command line, and the output folders of stages.
 
-    compose, schema, paths     Hydra's YAML and overrides -> a typed dataclass, its limits, `~` in its paths
-    cli                        a stage's command: errors in one sentence
+    compose, schema, paths     Hydra's YAML and overrides -> a typed dataclass; limits; `~` in paths
+    cli                        run a stage's command; report errors in one line
     interrupt                  Ctrl-C while a command imports its modules
-    errors                     sentences for users
-    hub                        settings that may name a model on the hub
-    stage, fingerprint, files  a folder whose manifest is written last; what identifies an input; whole files
+    errors                     error messages for users
+    hub                        settings that may name a model on the Hugging Face Hub
+    stage, fingerprint, files  output folders and manifests; hashes of inputs; atomic writes
     tracker                    Weights & Biases
-    console                    text that others wrote, on terminals
-    encoding                   text to ids, for training documents and prompts alike
-    dtype, openmp, memory      what suits a device: type of the weights, waiting threads, free memory
+    console                    untrusted text on terminals
+    encoding                   text to ids, for training documents and for prompts
+    dtype, openmp, memory      properties of the device: dtype, waiting threads, free memory
 
-Knows no stage: the dataclass that gives names and types comes from the stage itself. Every command and
-`import infer` import this package before PyTorch.
+This package depends on no stage: each stage passes in its own settings dataclass. Every command and
+`import infer` import it before PyTorch.
 """
 
 # isort: off
-import conf.interrupt  # noqa: F401, first: a Ctrl-C may come while the others are imported
+import conf.interrupt  # noqa: F401, first: Ctrl-C may come during the next imports
 
 # isort: on
 from conf.cli import run

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from conf import UserError
 from conf.encoding import WORD, TextEncoder
-from conf.errors import TOKENIZING
+from conf.errors import TOKENIZER_ERRORS
 from conf.infilling import ORDERS, PSM, SPM, Segment
 from data_prep.config import DataPrepConfig
 from data_prep.document import Document, batches, generator
@@ -171,7 +171,7 @@ class Encoder(TextEncoder):
         """Return True if the text spells a control piece."""
         return any(spelling in text for spelling in self.spellings)
 
-    @TOKENIZING
+    @TOKENIZER_ERRORS
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return inf of many texts."""
         ids, lengths = self._encode_all(texts)
@@ -188,7 +188,7 @@ class Encoder(TextEncoder):
             ]
         )
 
-    @TOKENIZING
+    @TOKENIZER_ERRORS
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Return the exact text of ids without control pieces, the inverse of inf."""
         listed = np.asarray(ids).tolist()

@@ -28,7 +28,7 @@ import numpy as np
 from ahocorasick_rs import BytesAhoCorasick
 
 from conf import UserError
-from conf.errors import HUB, Refusing
+from conf.errors import HUB, as_user_error
 from conf.rows import read_rows
 from data_prep.config import DecontaminateConfig, FilterConfig
 from data_prep.document import Document, Drop, batches
@@ -113,7 +113,7 @@ def _rows(setting: str, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
     if not files:
         yield from _hub_rows(setting, place)
     for path in files:
-        with Refusing(f"decontaminate.{setting}: {path} must be JSON lines, got"):
+        with as_user_error(f"decontaminate.{setting}: {path} must be JSON lines, got"):
             rows = read_rows(path)
         source = path.name.split(".")[0] if len(files) > 1 else ""
         for row in rows:

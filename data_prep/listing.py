@@ -13,7 +13,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from conf import UserError
-from conf.errors import HUB, Refusing, visible
+from conf.errors import HUB, as_user_error, visible
 from conf.hub import hub_refusal
 from conf.rows import ROW_FILES, form_of
 from data_prep.config import DataConfig
@@ -55,7 +55,7 @@ def list_parts(data: DataConfig) -> tuple[list[InputPart], str]:
     """
     from fsspec.utils import glob_translate
 
-    with Refusing("data.include must be globs below data.path, got"):
+    with as_user_error("data.include must be globs below data.path, got"):
         included = [re.compile(glob_translate(glob)) for glob in data.include]
     others: Counter[str] = Counter()
 

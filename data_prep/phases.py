@@ -24,7 +24,7 @@ from typing import Any, TextIO
 from conf import UserError
 from conf.files import read_result
 from conf.fingerprint import fingerprint_file
-from conf.stage import BEGUN, publish, write_manifest
+from conf.stage import RUN_RECORD, publish, write_manifest
 from data_prep.document import Document, Drop, in_words, is_held_out, order, split
 from data_prep.encode import encode
 from data_prep.job import INDEX, WORK, Job, Phase, one_task
@@ -279,7 +279,7 @@ def finish(job: Job) -> None:
         for folder in encoded:
             with open(folder / DROPS, "rb") as file:
                 shutil.copyfileobj(file, out)
-    write_manifest(job.folder, "shards", read_result(job.folder / BEGUN), **facts)
+    write_manifest(job.folder, "shards", read_result(job.folder / RUN_RECORD), **facts)
     # Another run that meets the finished folder removes it too.
     shutil.rmtree(publish(job.folder) / WORK, ignore_errors=True)
 

@@ -11,7 +11,7 @@ from typing import Any
 from conf import UserError
 from conf.files import write_json
 from conf.fingerprint import fingerprint_file, fingerprint_files
-from conf.stage import begun, check_out, commit, is_finished, made_from
+from conf.stage import check_out, collect_provenance, commit, is_finished, start_run
 from data_prep.chat import ChatTemplate
 from data_prep.config import DataPrepConfig
 from data_prep.document import held_out_share
@@ -60,7 +60,7 @@ def prepare(config: DataPrepConfig) -> str | None:
         return "is finished: nothing to do"
     refuse_while_queued(config.out)
     # An unfinished run can be continued by the same code alone.
-    with begun(out, {**facts, "commit": commit()}) as folder:
+    with start_run(out, {**facts, "commit": commit()}) as folder:
         job = Job(config, folder)
         if not (folder / PLAN).is_file():
             _plan(job, parts, place)
@@ -75,7 +75,7 @@ def _facts(
     config: DataPrepConfig, parts: list[InputPart], place: str
 ) -> dict[str, Any]:
     """Return what determines the result: settings, and contents of the files they name."""
-    facts = made_from(config, {}, ignore=CHANGEABLE)
+    facts = collect_provenance(config, {}, ignore=CHANGEABLE)
     inputs = facts["inputs"]
     inputs["data.path"] = _data_fingerprint(parts, place)
     inputs["decontaminate"] = sources_hash(config.decontaminate)

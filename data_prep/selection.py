@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from conf.errors import Refusing
+from conf.errors import as_user_error
 from conf.files import allow_many_files
 from data_prep.config import DataPrepConfig
 from data_prep.document import Document, Drop, documents_of, hash64, split, unit
@@ -247,7 +247,7 @@ def read_table(config: DataPrepConfig) -> dict[str, float]:
     """Return each language's size: the CSV file's first column, and bytes or files."""
     columns = COLUMNS[config.proportion.by]
     csv.field_size_limit(LONGEST_FIELD)  # Python's own is 131,072 characters
-    refusing = Refusing(
+    refusing = as_user_error(
         f"proportion.table={config.proportion.table} must be a CSV file with languages "
         f"and a column {columns[0]} or {columns[1]} of sizes from 0 on, got"
     )

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from conf import RankLocalError, UserError
-from conf.errors import Refusing
+from conf.errors import as_user_error
 from conf.files import allow_many_files
 from conf.fingerprint import fingerprint_file
 from conf.stage import read_manifest
@@ -228,7 +228,7 @@ def _open(
     path: Path, listed: Mapping[str, Any], seq_len: int
 ) -> tuple[np.ndarray, ...]:
     """Map tokens, spans, names and sums of a shard, which the manifest describes."""
-    with Refusing(f"{path} must be what its manifest says, got"):
+    with as_user_error(f"{path} must be what its manifest says, got"):
         tokens, spans, names, sums = (
             np.load(path.with_name(path.name.replace("tokens", kind)), mmap_mode="r")
             for kind in KINDS

@@ -23,7 +23,13 @@ from typing import Any
 import pyarrow as pa
 
 from conf import UserError
-from conf.conversations import BESIDE, COLUMNS, NoConversation, conversation, tools_of
+from conf.conversations import (
+    COLUMNS,
+    CONTEXT_COLUMNS,
+    NoConversation,
+    conversation,
+    tools_of,
+)
 from conf.errors import MEMORY, describe_error, in_one_line
 from conf.rows import (
     DECOMPRESSORS,
@@ -130,7 +136,7 @@ def _read_parquet(path: str, file: str, data: DataConfig) -> Iterator[Document |
         yield Drop("missing column", file, detail=_lacking(missing, present))
         return
     if data.messages:
-        further = {data.messages, *COLUMNS, *BESIDE, "ends"}
+        further = {data.messages, *COLUMNS, *CONTEXT_COLUMNS, "ends"}
         names += [name for name in present if name in further and name not in names]
     rows = datasets.load_dataset(
         "parquet",

@@ -13,8 +13,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from conf import UserError
-from conf.encoding import BYTE, SPACE, opening
-from conf.errors import Refusing
+from conf.encoding import BYTE, SPACE, prefix_ids
+from conf.errors import as_user_error
 from conf.files import check_regular, read_json
 from conf.infilling import (
     CONTROL,
@@ -124,7 +124,7 @@ def tokenizer_file(folder: str | Path) -> Path:
 def load_tokenizer(folder: str | Path) -> Tokenizer:
     """Load the tokenizer of a folder. Raises UserError where there is none."""
     path = tokenizer_file(folder)
-    with Refusing(f"{path} must be a tokenizers file, got"):
+    with as_user_error(f"{path} must be a tokenizers file, got"):
         return Tokenizer.from_file(str(path))
 
 
@@ -149,7 +149,7 @@ def find_vocab(
         if (piece := getattr(config, name)) is not None
     }
     ends = end_ids(tokenizer, model, rows)
-    bos, *_ = [*opening(tokenizer, own), None]
+    bos, *_ = [*prefix_ids(tokenizer, own), None]
     eos = given.get("eos", _document_end(tokenizer, ends, rows))
     if eos is None:
         raise UserError(

@@ -35,7 +35,7 @@ from conf.console import print_line, print_once
 from conf.files import write_bytes
 from conf.fingerprint import fingerprint_file
 from conf.schema import check_settings, setting
-from conf.stage import is_finished, made_from, read_manifest, write_manifest
+from conf.stage import collect_provenance, is_finished, read_manifest, write_manifest
 from data_prep.shards import Shards
 from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
 from infer.config import DTYPES, DecodeConfig, check_directory
@@ -400,7 +400,7 @@ def main(config: RegenerateConfig) -> None:
     inputs = {"model": config.model}
     if config.data.path:
         inputs["data.path"] = config.data.path
-    origin = made_from(config, inputs)
+    origin = collect_provenance(config, inputs)
     for file in filter(os.path.isfile, config.prompts):
         origin["inputs"][file] = fingerprint_file(Path(file))
     source: TrainingDocuments | ChatPrompts

@@ -1,4 +1,4 @@
-"""Entries as their users run them."""
+"""Run commands as users run them."""
 
 import os
 import subprocess

@@ -327,7 +327,7 @@ def test_odd_conversations_end_no_run(
     [
         (BAD[2], "First unusable conversation: 0.jsonl, row 0: must be .*Correct the"),
         ({"body": "a"}, "First missing column: .* got body. Name the column"),
-        ({"messages": ODD["a call of a tool"]}, "no words for tool_calls. Take the"),
+        ({"messages": ODD["a call of a tool"]}, "does not support tool_calls. Use the"),
     ],
 )
 def test_rows_that_all_are_dropped_end_the_run_with_the_commonest_reason(

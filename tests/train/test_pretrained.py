@@ -130,10 +130,10 @@ def test_the_loss_of_chat_data_is_the_librarys_on_the_answer(
 
 OTHERS = [
     ("t5", {}, "not a decoder-only"),
-    ("gemma2", SHAPE, "attention has softcap"),
-    ("bert-generation", {}, "attention is not causal"),
+    ("gemma2", SHAPE, "attention with softcap"),
+    ("bert-generation", {}, "attention that is not causal"),
     ("gpt_neox_japanese", {}, "not one of Transformers' attention functions"),
-    ("nanochat", SHAPE, "logits are not"),
+    ("nanochat", SHAPE, "logits that are not"),
     ("lfm2", SHAPE | {"layer_types": ["conv"] * 2}, "layers other than attention"),
 ]
 
