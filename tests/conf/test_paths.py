@@ -51,7 +51,7 @@ TEXTS = {
         "decode.stop",
         "device",
     ),
-    *("load.endpoint", "load.model", "names"),
+    *("load.endpoint", "load.model", "names", "question"),
 }
 
 
