@@ -1,26 +1,13 @@
-"""Code shared by all packages: settings, the command line, and the output folders of stages.
+"""Code and settings that all packages share; the folders of YAML are the settings of each command.
 
-    compose, schema, paths     Hydra's YAML and overrides -> a typed dataclass; limits; `~` in paths
-    cli                        run a stage's command; report errors in one line
-    interrupt                  Ctrl-C while a command imports its modules
     errors                     error messages for users
+    settings/                  Hydra's YAML and overrides to typed dataclasses; the command line
+    runs/                      output folders of stages, manifests, atomic files, Weights & Biases
+    text/                      text to ids, chats, conversations, infilling, files of rows
+    devices/                   dtype, waiting threads and free memory of a device
+    architecture               which architectures train and decode
     hub                        settings that may name a model on the Hugging Face Hub
-    stage, fingerprint, files  output folders and manifests; hashes of inputs; atomic writes
-    tracker                    Weights & Biases
-    console                    untrusted text on terminals
-    encoding                   text to ids, for training documents and for prompts
-    dtype, openmp, memory      properties of the device: dtype, waiting threads, free memory
+    console, pages             text on terminals; HTML pages with plots
 
-This package depends on no stage: each stage passes in its own settings dataclass. Every command and
-`import infer` import it before PyTorch.
+This package depends on no stage: each stage passes in its own settings dataclass.
 """
-
-# isort: off
-import conf.interrupt  # noqa: F401, first: Ctrl-C may come during the next imports
-
-# isort: on
-from conf.cli import run
-from conf.compose import settings
-from conf.errors import RankLocalError, UserError
-
-__all__ = ["RankLocalError", "UserError", "run", "settings"]

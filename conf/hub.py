@@ -17,8 +17,8 @@ from typing import Any
 
 from conf.console import print_line
 from conf.errors import HUB, UserError
-from conf.fingerprint import MANIFEST, fingerprint_file, fingerprint_model
-from conf.stage import ROOT
+from conf.runs.fingerprint import MANIFEST, fingerprint_file, fingerprint_model
+from conf.runs.stage import ROOT
 
 NAME = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*", re.ASCII)
 FILES = {"tokenizer": ["*.json", "*.model", "*.txt", "*.jinja"]}

@@ -1,8 +1,8 @@
 """python -m data_prep: settings in, a data folder out."""
 
-from conf import run
 from conf.console import PlainConsole
-from conf.stage import read_manifest
+from conf.runs.stage import read_manifest
+from conf.settings.cli import run
 from data_prep.config import DataPrepConfig
 from data_prep.inspect import print_summary, warnings
 from data_prep.pipeline import prepare

@@ -8,8 +8,8 @@ model generates it: the answer, its end of turn, what follows.
 from dataclasses import replace
 from pathlib import Path
 
-from conf import chat
 from conf.errors import in_one_line
+from conf.text import chat
 from data_prep.document import Document, Drop, Turn
 from data_prep.encode import Encoder
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from conf.conversations import Message, text_of
+from conf.text.conversations import Message, text_of
 
 
 class Turn(NamedTuple):

@@ -5,8 +5,8 @@
     SPM     BOS PRE SUF inf(suffix) MID enc(prefix + middle) EOT
 
 followed by EOS where the document ends, and without BOS for a tokenizer that puts none.
-A tokenizer without EOT has EOS after every middle. conf.infilling has the families of
-models that differ. In SPM prefix and middle are encoded as one. conf.encoding defines enc
+A tokenizer without EOT has EOS after every middle. conf.text.infilling has the families of
+models that differ. In SPM prefix and middle are encoded as one. conf.text.encoding defines enc
 and inf; no text becomes a control id. (SDSAT §3.1; Code Llama §2.3.)
 """
 
@@ -18,10 +18,9 @@ from unicodedata import normalize
 import numpy as np
 from tokenizers import Tokenizer
 
-from conf import UserError
-from conf.encoding import WORD, TextEncoder
-from conf.errors import TOKENIZER_ERRORS
-from conf.infilling import ORDERS, PSM, SPM, Segment
+from conf.errors import TOKENIZER_ERRORS, UserError
+from conf.text.encoding import WORD, TextEncoder
+from conf.text.infilling import ORDERS, PSM, SPM, Segment
 from data_prep.config import DataPrepConfig
 from data_prep.document import Document, batches, generator
 from data_prep.vocab import Vocab

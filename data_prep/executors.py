@@ -20,9 +20,8 @@ from typing import Any
 
 from rich.progress import Progress
 
-from conf import UserError
-from conf.errors import MEMORY
-from conf.stage import ROOT
+from conf.errors import MEMORY, UserError
+from conf.runs.stage import ROOT
 from data_prep.job import Job, one_task, sweep
 from data_prep.phases import PHASES, finish
 

@@ -27,9 +27,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from ahocorasick_rs import BytesAhoCorasick
 
-from conf import UserError
-from conf.errors import HUB, as_user_error
-from conf.rows import read_rows
+from conf.errors import HUB, UserError, as_user_error
+from conf.text.rows import read_rows
 from data_prep.config import DecontaminateConfig, FilterConfig
 from data_prep.document import Document, Drop, batches
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
-from conf import UserError, run
 from conf.console import PlainConsole, pictures
-from conf.errors import visible
-from conf.schema import check_settings, setting
-from conf.stage import read_manifest
+from conf.errors import UserError, visible
+from conf.runs.stage import read_manifest
+from conf.settings.cli import run
+from conf.settings.schema import check_settings, setting
 from data_prep.document import generator
 from data_prep.encode import Encoder, Mode
 from data_prep.shards import SPLITS, PackedSequence, Shards

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from conf import UserError
-from conf.files import write_json
-from conf.stage import lock
+from conf.errors import UserError
+from conf.runs.files import write_json
+from conf.runs.stage import lock
 from data_prep.chat import ChatTemplate
 from data_prep.config import DataPrepConfig
 from data_prep.document import Document, Drop

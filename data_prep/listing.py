@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from conf import UserError
-from conf.errors import HUB, as_user_error, visible
+from conf.errors import HUB, UserError, as_user_error, visible
 from conf.hub import hub_refusal
-from conf.rows import ROW_FILES, form_of
+from conf.text.rows import ROW_FILES, form_of
 from data_prep.config import DataConfig
 
 REMOTE = "hf://"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conf.fingerprint import fingerprint_file
+from conf.runs.fingerprint import fingerprint_file
 from data_prep.job import Job
 from data_prep.ngrams import (
     FORMAT,

@@ -36,9 +36,8 @@ from pathlib import Path
 
 import numpy as np
 
-from conf import UserError
-from conf.errors import in_one_line
-from conf.fingerprint import fingerprint_file
+from conf.errors import UserError, in_one_line
+from conf.runs.fingerprint import fingerprint_file
 
 TABLE = "ngrams.safetensors"
 FORMAT = "adaptive-tokens ngrams 1"

@@ -21,10 +21,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from conf import UserError
-from conf.files import read_result
-from conf.fingerprint import fingerprint_file
-from conf.stage import RUN_RECORD, publish, write_manifest
+from conf.errors import UserError
+from conf.runs.files import read_result
+from conf.runs.fingerprint import fingerprint_file
+from conf.runs.stage import RUN_RECORD, publish, write_manifest
 from data_prep.document import Document, Drop, in_words, is_held_out, order, split
 from data_prep.encode import encode
 from data_prep.job import INDEX, WORK, Job, Phase, one_task

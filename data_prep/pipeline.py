@@ -8,10 +8,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from conf import UserError
-from conf.files import write_json
-from conf.fingerprint import fingerprint_file, fingerprint_files
-from conf.stage import check_out, collect_provenance, commit, is_finished, start_run
+from conf.errors import UserError
+from conf.runs.files import write_json
+from conf.runs.fingerprint import fingerprint_file, fingerprint_files
+from conf.runs.stage import (
+    check_out,
+    collect_provenance,
+    commit,
+    is_finished,
+    start_run,
+)
 from data_prep.chat import ChatTemplate
 from data_prep.config import DataPrepConfig
 from data_prep.document import held_out_share

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from conf.errors import as_user_error
-from conf.files import allow_many_files
+from conf.runs.files import allow_many_files
 from data_prep.config import DataPrepConfig
 from data_prep.document import Document, Drop, documents_of, hash64, split, unit
 from data_prep.encode import encode

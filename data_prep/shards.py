@@ -19,11 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from conf import RankLocalError, UserError
-from conf.errors import as_user_error
-from conf.files import allow_many_files
-from conf.fingerprint import fingerprint_file
-from conf.stage import read_manifest
+from conf.errors import RankLocalError, UserError, as_user_error
+from conf.runs.files import allow_many_files
+from conf.runs.fingerprint import fingerprint_file
+from conf.runs.stage import read_manifest
 from data_prep.packing import SequenceSpans
 
 SPLITS = ("train", "held_out")

@@ -22,16 +22,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from conf import UserError
-from conf.conversations import (
+from conf.errors import MEMORY, UserError, describe_error, in_one_line
+from conf.text.conversations import (
     COLUMNS,
     CONTEXT_COLUMNS,
     NoConversation,
     conversation,
     tools_of,
 )
-from conf.errors import MEMORY, describe_error, in_one_line
-from conf.rows import (
+from conf.text.rows import (
     DECOMPRESSORS,
     ROW_FILES,
     form_of,

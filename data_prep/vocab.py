@@ -1,6 +1,6 @@
 """The tokenizer's files, and the ids of its control pieces, which the manifest has.
 
-What is not given is found in the files: conf.infilling knows the families of models.
+What is not given is found in the files: conf.text.infilling knows the families of models.
 """
 
 import shutil
@@ -12,11 +12,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from conf import UserError
-from conf.encoding import BYTE, SPACE, prefix_ids
-from conf.errors import as_user_error
-from conf.files import check_regular, read_json
-from conf.infilling import (
+from conf.errors import UserError, as_user_error
+from conf.runs.files import check_regular, read_json
+from conf.text.encoding import BYTE, SPACE, prefix_ids
+from conf.text.infilling import (
     CONTROL,
     ORDERS,
     Infilling,
@@ -229,7 +228,7 @@ def produced_by_text(tokenizer: Tokenizer, id: int) -> bool:
 
     Merges depend on the piece alone: where a text leads to a piece, the piece's own
     characters do. A character beyond ASCII for which the tokenizer has byte pieces is out
-    of reach, since bytes stand for it (conf/encoding.py).
+    of reach, since bytes stand for it (conf/text/encoding.py).
     """
     piece = tokenizer.id_to_token(id)
     added = tokenizer.get_added_tokens_decoder().get(id)

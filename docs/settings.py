@@ -3,7 +3,7 @@
     python -m docs.settings
 
 A setting's default is its dataclass's, its meaning the `#:` comment above the field, its limits
-those of conf.schema. `tests/test_docs.py` compares the page with what this module would write.
+those of conf.settings.schema. `tests/test_docs.py` compares the page with what this module would write.
 """
 
 import importlib
@@ -14,10 +14,10 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.compose import FOLDER
-from conf.files import write_bytes
-from conf.schema import MISSING as REQUIRED
-from conf.schema import any_of, field_types, range_in_words, union_members
+from conf.runs.files import write_bytes
+from conf.settings.compose import FOLDER
+from conf.settings.schema import MISSING as REQUIRED
+from conf.settings.schema import any_of, field_types, range_in_words, union_members
 
 PAGE = Path(__file__).with_suffix(".md")
 BEGIN = (

@@ -3,8 +3,9 @@
 import sys
 from pathlib import Path
 
-from conf import UserError, run
 from conf.console import print_once, torchrun_rank
+from conf.errors import UserError
+from conf.settings.cli import run
 from infer.config import DraftConfig, InferConfig, Infill, check_directory
 
 # Printed on a terminal: the first tokens may take long.

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
-from conf import UserError
 from conf.console import torchrun_rank
-from conf.dtype import AUTO, choose_dtype
+from conf.devices.dtype import AUTO, choose_dtype
+from conf.errors import UserError
 from conf.hub import find_folder
 from infer import loop
 from infer.config import DecodeConfig, DraftConfig, Infill

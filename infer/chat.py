@@ -5,8 +5,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from conf.chat import REFUSALS, ChatTemplate, load_tokenizer
 from conf.errors import UserError, as_user_error, in_one_line
+from conf.text.chat import REFUSALS, ChatTemplate, load_tokenizer
 from infer.models.checkpoint import ModelDirectory
 
 PROBLEM = "model={} must have a chat template for messages, got"

@@ -4,8 +4,8 @@
     PSM     BOS PRE enc(prefix) SUF inf(suffix) MID     then inf(middle) EOT
     SPM     BOS PRE SUF inf(suffix) MID enc(prefix)     then the middle and EOT
 
-conf/encoding.py defines enc and inf, by which no text becomes a control id (SDSAT §3.1;
-Code Llama §2.3); conf/infilling.py has the families of models that differ. The model
+conf/text/encoding.py defines enc and inf, by which no text becomes a control id (SDSAT §3.1;
+Code Llama §2.3); conf/text/infilling.py has the families of models that differ. The model
 writes the last column.
 """
 
@@ -16,10 +16,9 @@ from itertools import chain
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from conf import UserError
-from conf.encoding import SPACE, TextEncoder
-from conf.errors import TOKENIZER_ERRORS
-from conf.infilling import SPM, Infilling
+from conf.errors import TOKENIZER_ERRORS, UserError
+from conf.text.encoding import SPACE, TextEncoder
+from conf.text.infilling import SPM, Infilling
 from infer.config import Infill
 
 REPLACEMENT = "\ufffd"  # stands for bytes that are no UTF-8

@@ -6,9 +6,15 @@ import os
 import sys
 from pathlib import Path
 
-from conf import UserError, run
 from conf.console import print_once, torchrun_rank
-from conf.stage import collect_provenance, is_finished, model_directories, read_manifest
+from conf.errors import UserError
+from conf.runs.stage import (
+    collect_provenance,
+    is_finished,
+    model_directories,
+    read_manifest,
+)
+from conf.settings.cli import run
 from train.config import TrainConfig
 from train.schedule import read_planned
 

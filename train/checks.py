@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from conf import RankLocalError, UserError
 from conf.console import torchrun_rank
-from conf.dtype import AUTO, cpu_has_bfloat16
-from conf.fingerprint import fingerprint_file
-from conf.memory import check_fits, machine_memory
-from conf.stage import read_manifest
+from conf.devices.dtype import AUTO, cpu_has_bfloat16
+from conf.devices.memory import check_fits, machine_memory
+from conf.errors import RankLocalError, UserError
+from conf.runs.fingerprint import fingerprint_file
+from conf.runs.stage import read_manifest
 from data_prep.ngrams import find_table
 from data_prep.shards import Shards
 from data_prep.vocab import TOKENIZER, Vocab

@@ -24,13 +24,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conf import UserError, run
 from conf.console import print_line
-from conf.errors import as_user_error
-from conf.files import read_json, write_bytes, write_json
-from conf.fingerprint import fingerprint_file, fingerprint_model
-from conf.schema import check_settings, setting
-from conf.stage import atomic_folder, collect_provenance, is_finished, write_manifest
+from conf.errors import UserError, as_user_error
+from conf.runs.files import read_json, write_bytes, write_json
+from conf.runs.fingerprint import fingerprint_file, fingerprint_model
+from conf.runs.stage import (
+    atomic_folder,
+    collect_provenance,
+    is_finished,
+    write_manifest,
+)
+from conf.settings.cli import run
+from conf.settings.schema import check_settings, setting
 
 # Imported late: errors in the settings appear before PyTorch is loaded.
 if TYPE_CHECKING:

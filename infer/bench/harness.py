@@ -24,16 +24,16 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from conf import RankLocalError, UserError
 from conf.console import torchrun_rank
-from conf.files import (
+from conf.errors import RankLocalError, UserError
+from conf.runs.files import (
     Corrupt,
     read_checksummed,
     read_result,
     with_checksum,
     write_json,
 )
-from conf.stage import commit, partial_of, processor, publish, start_run, versions
+from conf.runs.stage import commit, partial_of, processor, publish, start_run, versions
 from infer.api import Model, load
 from infer.bench.config import BenchConfig
 from infer.bench.progress import progress

@@ -25,8 +25,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from conf import UserError
-from conf.errors import as_user_error
+from conf.errors import UserError, as_user_error
 from infer.api import Model, generate
 from infer.bench.config import BenchConfig, LoadConfig, SpeedConfig
 from infer.bench.harness import Part, WorkerGroup

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from conf import UserError
-from conf.errors import as_user_error, in_one_line
-from conf.rows import ROW_FILES, form_of, read_rows
+from conf.errors import UserError, as_user_error, in_one_line
+from conf.text.rows import ROW_FILES, form_of, read_rows
 from infer.bench.extraction import extract_program, parse
 from infer.chat import chat_ids
 from infer.config import Infill

@@ -10,9 +10,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from conf import UserError
 from conf.console import print_once
-from conf.conversations import (
+from conf.errors import UserError, as_user_error, in_one_line
+from conf.settings.schema import any_of
+from conf.text.conversations import (
     INSTRUCTION,
     LISTS,
     Message,
@@ -20,9 +21,7 @@ from conf.conversations import (
     instruction,
     tools_of,
 )
-from conf.errors import as_user_error, in_one_line
-from conf.rows import DECOMPRESSORS, ROW_FILES, form_of, read_rows
-from conf.schema import any_of
+from conf.text.rows import DECOMPRESSORS, ROW_FILES, form_of, read_rows
 from infer.bench.problems import humaneval_file, mbpp_prompt
 from infer.chat import UnfitMessages, chat_ids, has_template
 from infer.config import Infill

@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 
-from conf import UserError
 from conf.console import print_line
-from conf.dtype import choose_dtype
-from conf.errors import NOT_IDENTICAL
-from conf.files import with_checksum, write_json
-from conf.stage import (
+from conf.devices.dtype import choose_dtype
+from conf.errors import NOT_IDENTICAL, UserError
+from conf.runs.files import with_checksum, write_json
+from conf.runs.stage import (
     collect_provenance,
     is_finished,
     model_directories,

@@ -20,14 +20,13 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from conf import UserError
 from conf.console import print_once, torchrun_rank
-from conf.dtype import INT8
-from conf.encoding import prefix_ids
-from conf.errors import as_user_error
-from conf.files import read_json
-from conf.infilling import Infilling, find_infilling, with_stops
-from conf.memory import check_fits, describe_shortage, machine_memory
+from conf.devices.dtype import INT8
+from conf.devices.memory import check_fits, describe_shortage, machine_memory
+from conf.errors import UserError, as_user_error
+from conf.runs.files import read_json
+from conf.text.encoding import prefix_ids
+from conf.text.infilling import Infilling, find_infilling, with_stops
 from infer.config import check_directory, export_manifest
 from infer.engine.families import check_family, check_tree
 from infer.engine.fused import fuse_rotary

@@ -13,9 +13,9 @@ from transformers import PretrainedConfig
 from transformers.distributed import DistributedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from conf import UserError
 from conf.architecture import cache_sizes
 from conf.console import torchrun_rank
+from conf.errors import UserError
 
 _alone = False
 

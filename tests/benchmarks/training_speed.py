@@ -30,8 +30,8 @@ def work(settings_: list[str]) -> None:
 
     import torch
 
-    from conf import settings
-    from conf.stage import collect_provenance, read_manifest
+    from conf.runs.stage import collect_provenance, read_manifest
+    from conf.settings.compose import settings
     from train.__main__ import CHANGEABLE
     from train.config import TrainConfig
     from train.trainer import Trainer

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conf import run
+from conf.settings.cli import run
 from infer.config import InferConfig
 
 ROOT = Path(__file__).parents[2]

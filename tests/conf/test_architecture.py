@@ -3,13 +3,13 @@
 import pytest
 from transformers import AutoConfig
 
-from conf import UserError
 from conf.architecture import (
     expert_blocks,
     passes_argument,
     skeleton,
     why_unsupported,
 )
+from conf.errors import UserError
 from infer.engine.families import check_family, check_tree
 from tests.infer.engine.test_families import EXPERTS, FAMILIES, SIZES, tiny
 from train.pretrained import check_architecture

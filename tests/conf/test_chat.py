@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
-from conf import UserError
-from conf.chat import ChatTemplate
-from conf.encoding import TextEncoder
+from conf.errors import UserError
+from conf.text.chat import ChatTemplate
+from conf.text.encoding import TextEncoder
 from data_prep.vocab import load_tokenizer
 from tests.data_prep.chat_fixture import CHATML, INST, chat_tokenizer, say
 

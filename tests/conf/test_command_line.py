@@ -12,8 +12,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from conf import UserError, settings
-from conf.errors import RankLocalError
+from conf.errors import RankLocalError, UserError
+from conf.settings.compose import settings
 from infer.config import InferConfig
 from tests.conf.conftest import command
 from tests.messages import error
@@ -134,7 +134,8 @@ def test_text_that_is_no_value_of_the_grammar_stays_as_it_is(a: str, b: str) -> 
 
 
 PRINT = """
-from conf import UserError, run
+from conf.errors import UserError
+from conf.settings.cli import run
 from data_prep.inspect import InspectConfig
 
 def main(config):
@@ -187,7 +188,7 @@ def test_an_unexpected_error_is_a_traceback_and_code_1(failed: Callable) -> None
 def test_one_rank_reports_an_error_of_all_ranks(
     failed: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("conf.cli.GRACE", 0)
+    monkeypatch.setattr("conf.settings.cli.GRACE", 0)
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert failed("nonsense=1") == (2, "")
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from conf.conversations import NoConversation, conversation, tools_of
+from conf.text.conversations import NoConversation, conversation, tools_of
 
 ASK = {"role": "user", "content": "Add 2 and 3."}
 ANSWER = {"role": "assistant", "content": "5"}

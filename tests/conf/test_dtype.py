@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from conf import UserError, dtype
-from conf.dtype import choose_dtype, cpu_has_bfloat16, has_exact_int8
+from conf.devices import dtype
+from conf.devices.dtype import choose_dtype, cpu_has_bfloat16, has_exact_int8
+from conf.errors import UserError
 
 
 @pytest.mark.parametrize(

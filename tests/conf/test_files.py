@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf import UserError
-from conf.files import (
+from conf.errors import UserError
+from conf.runs.files import (
     Corrupt,
     check_regular,
     read_checksummed,
@@ -21,7 +21,7 @@ from conf.files import (
     write_bytes,
     write_json,
 )
-from conf.stage import read_manifest, write_manifest
+from conf.runs.stage import read_manifest, write_manifest
 from tests.full_disk import largest_file
 
 

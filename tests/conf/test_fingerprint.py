@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from conf.fingerprint import BLOCK, fingerprint, fingerprint_files
-from conf.stage import write_manifest
+from conf.runs.fingerprint import BLOCK, fingerprint, fingerprint_files
+from conf.runs.stage import write_manifest
 
 
 @pytest.fixture

@@ -6,9 +6,11 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from conf import UserError, hub, settings
-from conf.fingerprint import MANIFEST
+from conf import hub
+from conf.errors import UserError
 from conf.hub import Shipped, find_folder, replace_hub_names
+from conf.runs.fingerprint import MANIFEST
+from conf.settings.compose import settings
 from infer.bench.config import BenchConfig
 from infer.config import InferConfig
 from train.config import TrainConfig

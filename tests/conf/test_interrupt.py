@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from conf.cli import exit_on_error
-from conf.interrupt import is_command
-from conf.stage import ROOT
+from conf.runs.stage import ROOT
+from conf.settings.cli import exit_on_error
+from conf.settings.interrupt import is_command
 
 #: Hydra imports this module; the test makes it as slow as on a cold disk.
 SLOW = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"

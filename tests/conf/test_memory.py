@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from conf import UserError, memory
-from conf.memory import GIB, check_fits, machine_memory
+from conf.devices import memory
+from conf.devices.memory import GIB, check_fits, machine_memory
+from conf.errors import UserError
 
 VERSION_2 = ("memory.max", "memory.current", "")
 VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")

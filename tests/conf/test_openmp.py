@@ -10,8 +10,8 @@ from unittest import mock
 
 import pytest
 
-from conf import openmp
-from conf.openmp import OWN_CHOICE, Watch, busy_seconds
+from conf.devices import openmp
+from conf.devices.openmp import OWN_CHOICE, Watch, busy_seconds
 
 ROOT = Path(__file__).parents[2]
 STAT = """cpu  1000 0 1000 9000 0 0 0 0 0 0
@@ -23,7 +23,7 @@ intr 12345
 # Counts the process's threads: two of PyTorch, then while a watch holds threads, then after it released them.
 COUNTED = """
 import os, sys, time
-from conf.openmp import Watch, libgomp
+from conf.devices.openmp import Watch, libgomp
 import torch
 torch.set_num_threads(2)
 def threads(expected=None):

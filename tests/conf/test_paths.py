@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from conf import UserError, settings
-from conf.paths import expand_home
-from conf.schema import field_types, union_members
+from conf.errors import UserError
+from conf.settings.compose import settings
+from conf.settings.paths import expand_home
+from conf.settings.schema import field_types, union_members
 from data_prep.config import DataPrepConfig
 from data_prep.inspect import InspectConfig
 from infer.bench.compare import CompareConfig
@@ -136,7 +137,7 @@ def test_the_commands_expand_it_and_make_no_folder_of_that_name(
     (home / "yaml" / "experiment" / "mine.yaml").write_text(
         "# @package _global_\nseed: 7\n"
     )
-    code = "from conf import run; from data_prep.config import DataPrepConfig as C\n"
+    code = "from conf.settings.cli import run; from data_prep.config import DataPrepConfig as C\n"
     code += "run('data_prep', C, lambda config: print(config.seed, config.out))"
     for flag in (["--config-dir=~/yaml"], ["--config-dir", "~/yaml"]):
         words = [*flag, "experiment=mine", "data.path=~/d", "tokenizer=~/t", "out=~/o"]

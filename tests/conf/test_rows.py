@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf import rows
-from conf.rows import json_values, read_rows
+from conf.text import rows
+from conf.text.rows import json_values, read_rows
 
 ROWS = [{"a": 'é\n"[{', "b": "1"}, {"a": "", "b": "2"}]
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from conf import UserError
-from conf.fingerprint import fingerprint
-from conf.stage import (
+from conf.errors import UserError
+from conf.runs.fingerprint import fingerprint
+from conf.runs.stage import (
     MANIFEST,
     atomic_folder,
     check_out,

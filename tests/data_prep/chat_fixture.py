@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from conf import settings
+from conf.settings.compose import settings
 from data_prep.config import DataPrepConfig
 from tests import bpe
 from tests.conftest import write_rows

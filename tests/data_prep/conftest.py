@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conf import settings
-from conf.files import read_json
-from conf.stage import read_manifest
+from conf.runs.files import read_json
+from conf.runs.stage import read_manifest
+from conf.settings.compose import settings
 from data_prep.config import DataPrepConfig
 from data_prep.encode import Encoder, Mode, document_segments
 from data_prep.pipeline import prepare

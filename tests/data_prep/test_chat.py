@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from conf import UserError
 from conf.console import PlainConsole
-from conf.rows import read_rows
-from conf.stage import read_manifest
+from conf.errors import UserError
+from conf.runs.stage import read_manifest
+from conf.text.rows import read_rows
 from data_prep.chat import ChatTemplate
 from data_prep.config import DataConfig, VocabConfig
 from data_prep.document import Document, Drop, split, text_of

@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.rows import read_rows
+from conf.text.rows import read_rows
 from data_prep.config import DecontaminateConfig
 from data_prep.filters import (
     LEAST_WORDS,

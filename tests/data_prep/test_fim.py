@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from conf.files import read_json
+from conf.runs.files import read_json
 from data_prep.config import VocabConfig
 from data_prep.document import generator
 from data_prep.encode import Encoder, Mode, choose_cuts, document_segments

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from conf.stage import read_manifest
+from conf.runs.stage import read_manifest
 from data_prep.shards import Shards
 from tests import bpe
 from tests.messages import error

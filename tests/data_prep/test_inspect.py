@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conf import UserError, settings
+from conf.errors import UserError
+from conf.settings.compose import settings
 from data_prep.config import DataPrepConfig
 from data_prep.encode import Encoder
 from data_prep.inspect import InspectConfig, main, marked_text

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from conf import UserError
+from conf.errors import UserError
 from data_prep import ngram_tasks
 from data_prep.ngrams import (
     MULTIPLIER,

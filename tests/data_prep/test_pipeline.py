@@ -13,11 +13,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from conf import UserError
-from conf import run as run_command
-from conf.files import read_json
-from conf.rows import read_rows
-from conf.stage import ROOT, partial_of, read_manifest
+from conf.errors import UserError
+from conf.runs.files import read_json
+from conf.runs.stage import ROOT, partial_of, read_manifest
+from conf.settings.cli import run as run_command
+from conf.text.rows import read_rows
 from data_prep.__main__ import main
 from data_prep.config import DataPrepConfig
 from data_prep.inspect import warnings

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conf import UserError
+from conf.errors import UserError
 from data_prep.shards import Shards
 
 

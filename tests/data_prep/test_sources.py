@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf import UserError
+from conf.errors import UserError
 from data_prep.config import DataConfig
 from data_prep.document import Document, Drop
 from data_prep.listing import card_configs, config_globs, list_parts

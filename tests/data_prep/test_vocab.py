@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
 
-from conf import UserError
-from conf.files import write_json
+from conf.errors import UserError
+from conf.runs.files import write_json
 from data_prep.config import VocabConfig
 from data_prep.encode import Encoder, WordCache
 from data_prep.vocab import find_vocab, load_tokenizer

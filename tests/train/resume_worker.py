@@ -18,8 +18,9 @@ from unittest import mock
 
 import torch
 
-from conf import UserError, settings
-from conf.stage import collect_provenance, read_manifest
+from conf.errors import UserError
+from conf.runs.stage import collect_provenance, read_manifest
+from conf.settings.compose import settings
 from tests.recipes import BRANCH
 from train import engine as engines
 from train.__main__ import CHANGEABLE

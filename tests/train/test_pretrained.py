@@ -8,8 +8,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from conf import UserError, settings
-from conf.files import write_json
+from conf.errors import UserError
+from conf.runs.files import write_json
+from conf.settings.compose import settings
 from data_prep.pipeline import prepare
 from data_prep.shards import Shards
 from data_prep.vocab import Vocab

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from conf import UserError
-from conf.files import read_json, write_json
+from conf.errors import UserError
+from conf.runs.files import read_json, write_json
 from train.config import OptimizerConfig
 from train.schedule import (
     Schedule,

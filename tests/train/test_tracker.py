@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from conf.files import read_json
-from conf.tracker import TrackerConfig
+from conf.runs.files import read_json
+from conf.runs.tracker import TrackerConfig
 from infer.bench.report import scalars
 from tests import warm
 from tests.train.resume_worker import RECIPE
@@ -147,11 +147,11 @@ from pathlib import Path
 
 import psutil
 
-import conf.tracker
-from conf.tracker import TrackerConfig
+import conf.runs.tracker
+from conf.runs.tracker import TrackerConfig
 from train.metrics import Tracker
 
-conf.tracker.ONLINE_SECONDS = 4.0
+conf.runs.tracker.ONLINE_SECONDS = 4.0
 
 def kill_children():
     for child in psutil.Process().children(recursive=True):

@@ -19,16 +19,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conf import UserError, run
 from conf.console import print_line
-from conf.fingerprint import fingerprint_file
-from conf.stage import (
+from conf.errors import UserError
+from conf.runs.fingerprint import fingerprint_file
+from conf.runs.stage import (
     atomic_folder,
     collect_provenance,
     is_finished,
     read_manifest,
     write_manifest,
 )
+from conf.settings.cli import run
 from data_prep.ngrams import TABLE
 from train.export import ExportConfig, keeps_adapter, trained_lora
 

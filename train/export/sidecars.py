@@ -35,10 +35,10 @@ from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from conf.errors import TOKENIZER_ERRORS
-from conf.files import read_json, write_bytes, write_json
-from conf.fingerprint import fingerprint
-from conf.infilling import ORDERS
-from conf.stage import ROOT, commit
+from conf.runs.files import read_json, write_bytes, write_json
+from conf.runs.fingerprint import fingerprint
+from conf.runs.stage import ROOT, commit
+from conf.text.infilling import ORDERS
 from data_prep.ngrams import STRENGTH, TABLE
 from data_prep.vocab import FILES, INFILLING, Vocab, load_tokenizer
 from train.config import DESCRIBED

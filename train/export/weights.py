@@ -33,7 +33,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from conf.architecture import skeleton
 from conf.errors import as_user_error
-from conf.files import write_json
+from conf.runs.files import write_json
 from train.checkpoint import SHARD, LazyWeights, cut, index, read, write_safetensors
 
 MODEL = (

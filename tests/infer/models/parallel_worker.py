@@ -6,8 +6,8 @@ from functools import partial
 
 import torch
 
-from conf import settings
 from conf.console import torchrun_rank
+from conf.settings.compose import settings
 from infer import DecodeConfig, generate, load
 from infer.__main__ import main
 from infer.config import InferConfig

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, MambaConfig
 
-from conf import UserError
 from conf.console import torchrun_rank
-from conf.files import write_json
+from conf.errors import UserError
+from conf.runs.files import write_json
 from infer.models.checkpoint import ModelDirectory
 from infer.models.parallel import plan, processes
 from tests import warm

@@ -17,8 +17,8 @@ import torch
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.utils import safe_get_full_fp32_param
 
-from conf import settings
-from conf.stage import collect_provenance, read_manifest
+from conf.runs.stage import collect_provenance, read_manifest
+from conf.settings.compose import settings
 from tests.train.resume_worker import RECIPE
 from train import engine as engines
 from train.__main__ import CHANGEABLE

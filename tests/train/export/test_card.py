@@ -9,10 +9,11 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 
-from conf import UserError, settings
-from conf.files import with_checksum, write_json
-from conf.fingerprint import fingerprint
-from conf.stage import collect_provenance, write_manifest
+from conf.errors import UserError
+from conf.runs.files import with_checksum, write_json
+from conf.runs.fingerprint import fingerprint
+from conf.runs.stage import collect_provenance, write_manifest
+from conf.settings.compose import settings
 from tests.train.export.export_fixture import VERIFIED, training
 from train.export import ExportConfig
 from train.export.__main__ import main

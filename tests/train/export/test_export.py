@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from conf import UserError
-from conf.files import read_json, read_result
-from conf.fingerprint import fingerprint_file
+from conf.errors import UserError
+from conf.runs.files import read_json, read_result
+from conf.runs.fingerprint import fingerprint_file
 from data_prep.ngrams import TABLE
 from infer import DecodeConfig, load
 from infer.models.checkpoint import ModelDirectory

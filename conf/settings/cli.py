@@ -1,5 +1,10 @@
 """Run a stage from the command line by Hydra; report a user's mistake in one line with exit code 2."""
 
+# isort: off
+# Imported first, because Ctrl-C may come during the other imports.
+from conf.settings.interrupt import INTERRUPTED, was_interrupted
+
+# isort: on
 import os
 import re
 import sys
@@ -12,7 +17,10 @@ from typing import NoReturn, TypeVar
 import hydra
 from omegaconf import DictConfig
 
-from conf.compose import (
+from conf.console import torchrun_rank
+from conf.errors import DOCS, FULL, RankLocalError, UserError, describe_error
+from conf.hub import replace_hub_names
+from conf.settings.compose import (
     FOLDER,
     quote_text,
     register,
@@ -20,10 +28,6 @@ from conf.compose import (
     to_dataclass,
     translate_errors,
 )
-from conf.console import torchrun_rank
-from conf.errors import DOCS, FULL, RankLocalError, UserError, describe_error
-from conf.hub import replace_hub_names
-from conf.interrupt import INTERRUPTED, was_interrupted
 
 T = TypeVar("T")
 GRACE = 5.0  # seconds that other ranks wait for the first rank's message

@@ -13,8 +13,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from conf.errors import UserError, describe_error, visible
-from conf.files import read_json, write_json
-from conf.schema import any_of, check_settings, setting
+from conf.runs.files import read_json, write_json
+from conf.settings.schema import any_of, check_settings, setting
 
 ONLINE_SECONDS = 30.0  # to reach W&B before the run continues offline
 UPLOAD_SECONDS = 30.0  # to upload the rest at the end of a run

@@ -5,7 +5,7 @@
           SUF inf(suffix) PRE enc(prefix)                 without MID (Codestral)
 
 EOT ends a middle; a family without EOT uses EOS. BOS comes first if the tokenizer adds it to a
-text. In SPM, prefix and middle are encoded as one text. conf/encoding.py defines enc and inf.
+text. In SPM, prefix and middle are encoded as one text. conf/text/encoding.py defines enc and inf.
 The ids of the pieces are looked up in the tokenizer.
 
 | family | pieces | published in |

@@ -33,11 +33,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conf.errors import UserError, in_one_line
-from conf.paths import expand_home
-from conf.schema import any_of, field_types, union_members
+from conf.settings.paths import expand_home
+from conf.settings.schema import any_of, field_types, union_members
 
 T = TypeVar("T")
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parent.parent
 HELP = """${hydra.help.header}
 Groups of settings: GROUP=CHOICE
 $APP_CONFIG_GROUPS

@@ -23,9 +23,9 @@ from typing import Any
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
-from conf.conversations import Message
-from conf.encoding import SPACE, TextEncoder
 from conf.errors import TOKENIZER_ERRORS, UserError, as_user_error
+from conf.text.conversations import Message
+from conf.text.encoding import SPACE, TextEncoder
 
 # Errors that a template, or code that it calls, raises for messages that it does not accept.
 REFUSALS = (

@@ -61,7 +61,7 @@ def setting(
 
     `least` and `most` are inclusive limits, `above` and `below` exclusive. The limits of a list apply to its
     members. Without a `default` the setting is required. If `path`, the value is a path or a list of paths
-    (see conf.paths). If `hub` is "model" or "tokenizer", the value is a path or a name on the hub.
+    (see conf.settings.paths). If `hub` is "model" or "tokenizer", the value is a path or a name on the hub.
     """
     given: dict[str, Any] = {
         "least": least,

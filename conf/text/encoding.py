@@ -18,7 +18,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, normalizers
 
 from conf.errors import UserError
-from conf.infilling import CONTROL
+from conf.text.infilling import CONTROL
 
 SPACE = "▁"  # a space in SentencePiece's vocabulary
 WORD = re.compile(r" *[^ \n]+| +|\n")

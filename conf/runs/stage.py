@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import ANOTHER, UNFINISHED, UserError
-from conf.files import read_result, with_checksum, write_json
-from conf.fingerprint import MANIFEST, fingerprint
+from conf.runs.files import read_result, with_checksum, write_json
+from conf.runs.fingerprint import MANIFEST, fingerprint
 
 RUN_RECORD = "begun.json"  # settings and inputs of an unfinished run, in its folder
 SCHEMA = 1
 PACKAGES = ("torch", "transformers", "deepspeed", "tokenizers", "numpy")
-ROOT = Path(__file__).parent.parent  # the folder that contains the project's packages
+ROOT = Path(__file__).parents[2]  # the folder that contains the project's packages
 
 
 def read_manifest(folder: str | Path, kind: str, setting: str) -> dict[str, Any]:
