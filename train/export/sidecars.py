@@ -290,15 +290,7 @@ from functools import partial
 
 from .{entry} import generate as generate_with
 
-generate = partial(
-    generate_with,
-    adaptive_ids={ids},
-    noise={noise},
-    L={L},
-    ngrams={ngrams},
-    gated={gated},
-    head={head},
-)
+generate = partial(generate_with, {mask}, L={L}, ngrams={ngrams}, gated={gated}, head={head})
 '''
 
 
@@ -318,9 +310,10 @@ def write_custom_generate(out: Path) -> None:
     head = MADE_FROM.format(path="train/export/sidecars.py", commit=own_commit)
     files["generate.py"] = head + GENERATE.format(
         entry=flat(ENTRY),
-        ids=tuple(adaptive["adaptive_ids"]),
+        mask="noise=True"
+        if adaptive.get("mask") == NOISE
+        else f"adaptive_ids={tuple(adaptive['adaptive_ids'])}",
         L=adaptive["L"],
-        noise=adaptive.get("mask") == NOISE,
         ngrams=adaptive.get("ngrams"),
         gated=gated,
         head=adaptive.get("head", False),
