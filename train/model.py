@@ -183,7 +183,7 @@ def assemble(config: TrainConfig, vocab: Vocab) -> tuple[AdaptiveLM, int]:
             vocab=vocab,
             dtype=dtype,
             seed=config.seed,
-            grows=objective.name == "causal" or objective.mask == ADAPTIVE,
+            grows=objective.described_mask in (None, ADAPTIVE),
         )
     parameters = count_parameters(lm)
     if config.lora.rank:

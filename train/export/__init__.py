@@ -74,7 +74,7 @@ def keeps_adapter(config: ExportConfig, lora: LoraSettings) -> bool:
 def check_uno(config: ExportConfig, manifest: Mapping[str, Any]) -> None:
     """Raise UserError for lora=uno of a training whose adapter no server could use."""
     if config.lora == UNO and not has_uno_format(manifest):
-        mask = manifest["settings"]["objective"].get("mask", ADAPTIVE)
+        mask = manifest["settings"]["objective"].get("mask") or ADAPTIVE
         raise UserError(
             f"lora=uno needs a training with lora.gated=true and objective.mask=noise or "
             f"an id, got lora.gated={str(trained_lora(manifest).gated).lower()} and "
