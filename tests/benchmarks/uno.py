@@ -18,7 +18,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import accumulate
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -63,7 +63,10 @@ def compare(
     prompts: Sequence[Prompt],
     new: int,
 ) -> dict[str, float]:
-    """Return the figures of a set of prompts; the cycles that end a text are left out."""
+    """Return the figures of a set of prompts.
+
+    The cycles that may end a text are not compared: ours draft less there.
+    """
     theirs: list[int] = []
     ours: list[int] = []
     same = []
@@ -77,10 +80,12 @@ def compare(
         text, accepted = by_ours(runner, by_tokens(mask, planner), prompt.ids, new)
         served, cycles = server.generate(prompt.ids, noise, tokens=new)
         same.append(served[:new] == plain == text)
-        accepted, cycles = accepted[:-2], cycles[:-2]
-        equal += [a == b for a, b in zip_longest(accepted, cycles)]
-        ours += accepted
-        theirs += cycles
+        # By the length of the text at which a cycle begins.
+        mine, other = by_length(accepted), by_length(cycles)
+        shared = [length for length in other if length + 2 * (2 + planner.k) <= new]
+        equal += [other[length] == mine.get(length) for length in shared]
+        ours += mine.values()
+        theirs += other.values()
     return {
         "tokens_per_cycle": mean(theirs) + 2,
         "ours": mean(ours) + 2,
@@ -89,6 +94,12 @@ def compare(
         "same_texts": mean(same),
         "texts": len(same),
     }
+
+
+def by_length(accepted: Sequence[int]) -> dict[int, int]:
+    """Return accepted drafts by the length of the text before them."""
+    ends = accumulate(2 + count for count in accepted)
+    return dict(zip([0, *ends], accepted))
 
 
 def base_of(folder: Path) -> PreTrainedModel:

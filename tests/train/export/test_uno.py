@@ -26,6 +26,8 @@ from infer.models.gated import gate_model
 from infer.trees.mask_tokens import MaskTokens
 from tests.conftest import make_once, tiny_llama
 from tests.infer.library import by_tokens, tokens_of
+from tests.markdown import commands as page_commands
+from tests.test_docs import check
 from tests.train.export.live_worker import BFLOAT16, STAGES
 from tests.train.export.runs import GATED, TIED, export, refused, train
 from tests.uno_server import UnoServer
@@ -264,7 +266,8 @@ def test_the_adapter_alone(trained: Path, tmp_path: Path) -> None:
     check_adapter(folder, base)
     vocabulary = read_json(base / "config.json")["vocab_size"]
     card = (folder / "README.md").read_text()
-    chain, tree, vllm = commands(card)
+    chain, tree, vllm, ours = commands(card)
+    assert check(*page_commands(f"```bash\n{ours}```")) is None
     assert "--speculative-eagle-topk 1 --speculative-num-draft-tokens 6" in chain
     assert "--speculative-num-steps 5 --speculative-eagle-topk 4" in tree
     assert "--max-lora-rank 8 " in vllm
