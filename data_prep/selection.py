@@ -191,7 +191,9 @@ def choose(
         return {name: _nearest(filled[name], scale * known[name]) for name in known}
 
     def cost(scale: float) -> float:
-        return sum(costs[name][place] for name, place in thresholds(scale).items())
+        return float(
+            sum(costs[name][place] for name, place in thresholds(scale).items())
+        )
 
     low = 0.0
     whole = (filled[name][-1] / share for name, share in known.items() if share)

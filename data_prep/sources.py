@@ -23,7 +23,15 @@ from typing import Any
 import pyarrow as pa
 
 from conf import UserError
-from conf.conversations import BESIDE, COLUMNS, NoConversation, conversation, tools_of
+from conf.conversations import (
+    BESIDE,
+    COLUMNS,
+    Message,
+    NoConversation,
+    conversation,
+    text_of,
+    tools_of,
+)
 from conf.errors import MEMORY, describe_error, in_one_line
 from conf.rows import (
     DECOMPRESSORS,
@@ -34,7 +42,7 @@ from conf.rows import (
     spans_lines,
 )
 from data_prep.config import DataConfig
-from data_prep.document import Document, Drop, Message, text_of
+from data_prep.document import Document, Drop
 from data_prep.listing import REMOTE, InputPart
 
 METADATA = re.compile(r"\A<(?:reponame|filename|gh_stars)>[^\n]*\n")

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv with the versions of requirements.lock and SmolLM2's weights; does nothing where it is up to date.
+# PYTHON names the interpreter, by default python3.11, else python3.12, else python3.
 set -euo pipefail
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
@@ -14,7 +15,7 @@ fi
 if ! cmp -s requirements.lock .venv/installed.lock; then
     echo "setup: installing the locked dependencies into .venv"
     if [[ ! -x .venv/bin/pip ]]; then
-        for python in python3.11 python3.12 python3 ""; do # a name may be there and not start, as pyenv's are
+        for python in ${PYTHON:+"$PYTHON"} python3.11 python3.12 python3 ""; do # a name may be there and not start, as pyenv's are
             "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break
         done
         if [[ -z $python ]]; then

@@ -32,8 +32,8 @@ from infer.bench.config import BenchConfig, LoadConfig, SpeedConfig
 from infer.bench.harness import Part, WorkerGroup
 from infer.bench.progress import progress
 from infer.bench.prompts import Prompt, request_of
-from infer.bench.runs import seed_of
-from infer.bench.speed import PLAIN, max_k
+from infer.bench.runs import PLAIN, seed_of
+from infer.bench.speed import max_k
 from infer.bench.statistics import grouped
 from infer.config import DecodeConfig
 from infer.engine.runner import duration
