@@ -1,5 +1,6 @@
 """Run a stage from the command line: Hydra's, with every mistake of a user as one line and exit code 2."""
 
+import json
 import os
 import re
 import sys
@@ -7,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn, TypeVar
 
 import hydra
@@ -28,22 +30,28 @@ from conf.interrupt import INTERRUPTED, was_interrupted
 T = TypeVar("T")
 GRACE = 5.0  # seconds
 MULTIRUN = {"-m", "--multirun"}
+RESULT_FILE = "SWEEP_RESULT"  # names the file for what a job of a sweep returns
 # Hydra's flag for a folder in the user's home, or that folder as a word of its own.
 CONFIG_DIR = re.compile(r"\A(--config-dir=|-cd=|)(~/.*)", re.DOTALL)
 
 
-def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
+def run(entry: str, schema: type[T], main: Callable[[T], object]) -> None:
     """Call `main` with the settings of the command line, composed of `conf/<entry>` into `schema`.
+
+    What `main` returns is a job's value for Hydra's sweepers.
 
     A UserError, settings that cannot be composed, and files that cannot be read or written end in one line and
     code 2, Ctrl-C in code 130, any other error in its traceback and code 1.
     """
 
-    def task(config: DictConfig) -> None:
+    def task(config: DictConfig) -> object:
         with exit_on_error():
             values = to_dataclass(config, entry, schema)
             replace_hub_names(values)
-            main(values)
+            result = main(values)
+        if (file := os.environ.get(RESULT_FILE)) and not place()[0]:
+            Path(file).write_text(json.dumps(result), encoding="utf-8")
+        return result
 
     register(schema)
     multirun = not MULTIRUN.isdisjoint(sys.argv)
@@ -55,7 +63,7 @@ def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
     with exit_on_error():
         if multirun and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise UserError(
-                "-m must run in one process, got torchrun. Use a loop of the shell."
+                "-m must run in one process, got torchrun. Start it by python with hydra/launcher=torchrun."
             )
         try:
             with explained(entry, schema):
