@@ -1,11 +1,12 @@
-"""Weights & Biases: its settings, for training and reports alike, and a run that never ends theirs."""
+"""Weights & Biases: its settings, for all stages alike, and a run that never ends theirs."""
 
 import atexit
 import logging
 import os
+import re
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,15 @@ from typing import Any
 from conf.errors import UserError, describe_error, visible
 from conf.files import read_json, write_json
 from conf.schema import any_of, check_settings, setting
+from conf.tensorboard import TensorboardRun
 
 ONLINE_SECONDS = 30.0  # for W&B to answer, before a run goes on offline
 UPLOAD_SECONDS = 30.0  # at the end of a run, for what was not sent before
 GRACE_SECONDS = 10.0  # for W&B's process to end, beyond the time it is given
 
 
-MODES = ("offline", "online", "disabled")
+MODES = ("offline", "online", "disabled")  # of W&B
+TENSORBOARD = "tensorboard"
 OLD_MODES = {"dryrun": "offline", "run": "online"}  # W&B still takes these
 EARLIER = "earlier"  # the folder of offline runs that a later one of their id replaces
 
@@ -32,9 +35,9 @@ class TrackerConfig:
     what is not set here.
     """
 
-    #: offline (files alone), online (needs a login) or disabled; null: WANDB_MODE, or
-    #: offline
-    mode: str | None = setting(None, choices=MODES)
+    #: of W&B: offline (files alone), online (needs a login) or disabled; or tensorboard;
+    #: null: WANDB_MODE, or offline
+    mode: str | None = setting(None, choices=(*MODES, TENSORBOARD))
     #: project that runs are listed in; null: WANDB_PROJECT, or adaptive-tokens
     project: str | None = None
     #: group that runs are listed under; null: WANDB_RUN_GROUP, or no group
@@ -53,10 +56,80 @@ class TrackerConfig:
             self.project = os.environ.get("WANDB_PROJECT") or "adaptive-tokens"
 
 
+@dataclass(frozen=True)
+class HtmlTable:
+    """A table whose last column is HTML."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+    def for_wandb(self) -> Any:
+        """Return W&B's table."""
+        import wandb
+
+        rows = [[*values, wandb.Html(text)] for *values, text in self.rows]
+        return wandb.Table(columns=list(self.columns), data=rows)
+
+    def markdown(self) -> str:
+        """Return the table as Markdown, in which HTML stands as it is."""
+        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
+        cells = ([str(cell).replace("\n", "<br>") for cell in line] for line in lines)
+        return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+def start_run(
+    config: TrackerConfig, folder: Path, **facts: Any
+) -> "WandbRun | TensorboardRun | None":
+    """Return the run of the settings, with `facts` as WandbRun takes them; None if disabled.
+
+    Raises UserError for tracker.mode=tensorboard without its package.
+    """
+    if config.mode == TENSORBOARD:
+        return TensorboardRun(folder)
+    return None if config.mode == "disabled" else WandbRun(config, folder, **facts)
+
+
+def log_row(run: Any, row: Mapping[str, Any], step: int) -> None:
+    """Log figures and tables of a step."""
+    if not isinstance(run, TensorboardRun):
+        row = {
+            name: value.for_wandb() if isinstance(value, HtmlTable) else value
+            for name, value in row.items()
+        }
+    run.log(row, step=step)
+
+
+def log_files(
+    run: Any,
+    name: str,
+    kind: str,
+    folder: Path,
+    facts: Mapping[str, Any],
+    files: Collection[str] = (),
+) -> None:
+    """Log the files of a folder, or the named ones, as an artifact, which W&B alone has.
+
+    Files are not copied: an offline run sends them from where they are.
+    """
+    if isinstance(run, TensorboardRun):
+        return
+    import wandb
+
+    plain = re.sub(r"[^\w.-]", "-", name)
+    artifact = wandb.Artifact(plain, type=kind, metadata=dict(facts))
+    for file in sorted(folder.rglob("*")):
+        place = file.relative_to(folder).as_posix()
+        if file.is_file() and (not files or place in files):
+            artifact.add_file(
+                str(file), name=place, policy="immutable", skip_cache=True
+            )
+    run.log_artifact(artifact)
+
+
 class WandbRun:
     """A run of W&B, begun and fed by a thread of its own: only `finish` waits for W&B, for a limited time.
 
-    The thread continues the run that `folder`/wandb/run.json names, or begins one, in WANDB_DIR or `folder`.
+    The thread continues the run that `folder`/wandb/`file` names, or begins one, in WANDB_DIR or `folder`.
     If an online run does not begin, the thread begins an offline run; on any other failure W&B is off. `tell`
     prints one line for either.
 
@@ -75,11 +148,13 @@ class WandbRun:
         settings: Mapping[str, Any],
         tell: Callable[[str], None],
         run_id: str | None = None,
+        file: str = "run.json",
+        upload_seconds: float = UPLOAD_SECONDS,
     ) -> None:
         # As W&B reads the variable.
         self._folder = Path(os.path.expanduser(os.environ.get("WANDB_DIR") or folder))
         self._files = self._folder / "wandb"
-        self._file = folder / "wandb" / "run.json"
+        self._file = folder / "wandb" / file
         self.id = (
             run_id
             or _saved_id(self._file)
@@ -87,6 +162,7 @@ class WandbRun:
             or secrets.token_hex(4)
         )
         self._config = config
+        self._upload_seconds = upload_seconds
         self._name = os.environ.get("WANDB_NAME") or visible(name)
         self._job_type = job_type
         self._settings = dict(settings)
@@ -103,7 +179,7 @@ class WandbRun:
     def finish(self) -> None:
         """Close the run after all actions; kill W&B's process if it takes too long."""
         self._actions.put(None)
-        limit = ONLINE_SECONDS + UPLOAD_SECONDS + GRACE_SECONDS
+        limit = ONLINE_SECONDS + self._upload_seconds + GRACE_SECONDS
         self._thread.join(limit)
         if self._thread.is_alive():
             self._tell(
@@ -187,7 +263,7 @@ class WandbRun:
                 silent=True,
                 console="off",
                 init_timeout=ONLINE_SECONDS,
-                finish_timeout=UPLOAD_SECONDS,
+                finish_timeout=self._upload_seconds,
             ),
         )
 
@@ -197,7 +273,7 @@ def log_missing(run: Any, rows: Iterable[tuple[int, Mapping[str, Any]]]) -> None
     first = run.step
     for step, row in rows:
         if step >= first:
-            run.log(dict(row), step=step)
+            log_row(run, row, step)
 
 
 def _kill_service() -> None:

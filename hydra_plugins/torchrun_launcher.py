@@ -79,9 +79,9 @@ class CommandLauncher(Launcher):
 
 
 def as_word(override: str) -> str:
-    """Return an override of a sweep for a command line, where conf.cli takes backslashes as they are.
+    r"""Return an override of a sweep for a command line, where conf.cli takes backslashes as they are.
 
-    Sweepers escape braces and other signs of text: out=runs/$\\{seed\\} is runs/${seed}.
+    Sweepers escape braces and other signs of text: out=runs/$\{seed\} is runs/${seed}.
     """
     value = OverridesParser.create().parse_override(override).value()
     if not isinstance(value, str):  # a number, a list, a quoted text

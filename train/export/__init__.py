@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from conf import UserError
 from conf.schema import check_settings, setting
+from conf.tracker import TrackerConfig
 from train.config import LoraSettings
 
 
@@ -28,6 +29,7 @@ class ExportConfig:
     verify: bool = True
     #: folder of infer.bench's report of the finished `out`: its figures go into the model card
     report: str | None = setting(None, path=True)
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -23,6 +23,8 @@ from conf import UserError, run
 from conf.console import print_line
 from conf.fingerprint import fingerprint_file
 from conf.stage import is_finished, made_from, read_manifest, staged, write_manifest
+from conf.tensorboard import TensorboardRun
+from conf.tracker import log_files, start_run
 from data_prep.ngrams import TABLE
 from train.export import ExportConfig, keeps_adapter, trained_lora
 
@@ -34,6 +36,9 @@ if (
     from train.export.trained import Trained
 
 
+UPLOAD_SECONDS = 3600.0  # for a model of many GB
+
+
 def main(config: ExportConfig) -> None:
     """Export, unless `out` holds the result; write a report's figures into its card."""
     manifest = read_manifest(config.checkpoint, "checkpoint", "checkpoint")
@@ -41,7 +46,9 @@ def main(config: ExportConfig) -> None:
     keep_adapter = keeps_adapter(config, lora)
     adapter = "kept" if keep_adapter else "merged"
     settled = replace(config, lora=adapter if lora.rank else None)
-    origin = made_from(settled, {"checkpoint": config.checkpoint}, ignore=["report"])
+    origin = made_from(
+        settled, {"checkpoint": config.checkpoint}, ignore=["report", "tracker"]
+    )
     finished = is_finished(config.out, "model", origin)
     if config.report and not finished:
         raise UserError(
@@ -98,6 +105,28 @@ def write(
     size = f"{manifest['parameters'] / 1e6:.1f}M parameters"
     print_line(f"export: wrote {config.out} ({size}, {config.dtype})")
     print_line(f"export: {sentence}")
+    track(config, manifest)
+
+
+def track(config: ExportConfig, manifest: Mapping[str, Any]) -> None:
+    """Log the directory as an artifact of a run beside the training's, in its folder."""
+    out = Path(config.out)
+    name = out.resolve().name
+    run = start_run(
+        config.tracker,
+        Path(config.checkpoint),
+        name=f"{name}-export",
+        job_type="export",
+        settings={"dtype": config.dtype, "out": config.out},
+        tell=print_line,
+        file="export.json",
+        upload_seconds=UPLOAD_SECONDS,
+    )
+    if run is None or isinstance(run, TensorboardRun):  # which has no artifacts
+        return
+    facts = {"step": manifest["step"], "L": manifest["L"], "base": manifest["base"]}
+    run.send(lambda run: log_files(run, f"model-{name}", "model", out, facts))
+    run.finish()
 
 
 def write_model(

@@ -29,7 +29,7 @@ def export(folder: Path, **facts: Any) -> tuple[Path, dict[str, Any]]:
     verified = VERIFIED if manifest["adaptive"] else None
     write_card(out, manifest, step=9, verified=verified)
     config = ExportConfig(str(checkpoint), str(out))
-    origin = made_from(config, {"checkpoint": checkpoint}, ignore=["report"])
+    origin = made_from(config, {"checkpoint": checkpoint}, ignore=["report", "tracker"])
     write_manifest(out, "model", origin, step=9, verified=verified)
     return out, manifest
 
@@ -37,6 +37,7 @@ def export(folder: Path, **facts: Any) -> tuple[Path, dict[str, Any]]:
 def again(out: Path, *overrides: str) -> None:
     """Run the command on the finished directory."""
     args = [f"checkpoint={out.with_name('tuned')}", f"out={out}", *overrides]
+    args.append("tracker.mode=disabled")
     main(settings("export", ExportConfig, args))
 
 
