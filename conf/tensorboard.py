@@ -32,7 +32,7 @@ class TensorboardRun:
             ) from error
         events = folder / FOLDER
         shutil.rmtree(events, ignore_errors=True)
-        self._writer: Any = SummaryWriter(str(events))  # type: ignore[no-untyped-call]
+        self._writer: Any = SummaryWriter(str(events))
         self.summary = self
 
     def send(self, action: Callable[[Any], object]) -> None:
