@@ -20,10 +20,9 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 
 from conf.console import label
+from conf.pages import WIDTH, Draw
 from infer import DecodeConfig, Model, generate, load
 from infer.bench.plots import (
-    WIDTH,
-    Draw,
     bars_height,
     draw_roofline,
     speed_panels,

@@ -3,7 +3,7 @@
     python -m train -m hydra/launcher=torchrun optimizer.lr=1e-3,2e-3 out='runs/${optimizer.lr}' ...
 
 Each job is `hydra.launcher.command` with the job's settings behind it, in turn. What the
-command's first rank returns (see conf.cli) is the job's value, for a sweeper such as Optuna.
+command's first rank returns (see conf/settings/cli.py) is the job's value, for a sweeper such as Optuna.
 Hydra finds launchers in modules of this namespace package alone, which has no __init__.py.
 """
 
@@ -25,7 +25,7 @@ from hydra.core.utils import JobReturn, JobStatus, filter_overrides
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig
 
-from conf.cli import RESULT_FILE
+from conf.settings.cli import RESULT_FILE
 
 
 @dataclass
@@ -79,7 +79,7 @@ class CommandLauncher(Launcher):
 
 
 def as_word(override: str) -> str:
-    r"""Return an override of a sweep for a command line, where conf.cli takes backslashes as they are.
+    r"""Return an override of a sweep for a command line, where conf.settings.cli takes backslashes as they are.
 
     Sweepers escape braces and other signs of text: out=runs/$\{seed\} is runs/${seed}.
     """

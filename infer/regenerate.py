@@ -2,8 +2,8 @@
 
     OUT/own-00000.jsonl   of a document: id, language, content, prefix: the first `prefix`
                           characters of `content` are the document's own, the rest is
-                          the model's; of a prompt: id, language, messages, the last of
-                          which is the model's, and ends: whether the model ended it
+                          the model's; of a prompt: id, language, messages (the last
+                          message is the model's), and ends: whether the model ended it
     OUT/manifest.json     written last
 
 `python -m data_prep experiment=own` prepares continued documents, experiment=own_chat
@@ -12,27 +12,36 @@ saved as soon as it is done. Neither the number of ranks nor a kill changes a by
 
 Only documents of the training split are continued, because validation must not be
 trained on. Infilling documents and the rests of documents that were cut are left out.
-Prompts come from files, or from the model itself as in Magpie (arXiv 2406.08464): it
-continues the header of a user's turn. An answer that repeats a 10-gram is left out, and
-a continuation is cut there.
+With `question` a document's prefix becomes a prompt: the question, and the prefix as a
+block of code. Prompts also come from files, or from the model itself as in Magpie (arXiv
+2406.08464): it continues the header of a user's turn. A text is cut where it begins to
+loop.
 """
 
 import json
 import os
 import random
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conf import UserError, run
+import numpy as np
+
 from conf.console import print_line, print_once
-from conf.files import write_bytes
-from conf.fingerprint import fingerprint_file
-from conf.schema import check_settings, setting
-from conf.stage import is_finished, made_from, read_manifest, write_manifest
+from conf.errors import UserError
+from conf.runs.files import write_bytes
+from conf.runs.fingerprint import fingerprint_file
+from conf.runs.stage import (
+    collect_provenance,
+    is_finished,
+    read_manifest,
+    write_manifest,
+)
+from conf.settings.cli import run
+from conf.settings.schema import check_settings, setting
 from data_prep.shards import Shards
 from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
 from infer.config import DTYPES, DecodeConfig, check_directory
@@ -46,6 +55,7 @@ KIND = "own_text"
 PLAIN = 0  # data_prep.encode.Mode.PLAIN: a span that is not laid out for infilling
 UNITS = "units"  # the folder of finished batches; removed at the end
 SHARD_DOCUMENTS = 4096
+LOOP_TOKENS = 20  # the fewest tokens that a loop repeats
 OWN_PROMPT_TOKENS = 64  # a user's turn that is longer is left out
 
 
@@ -69,6 +79,9 @@ class RegenerateConfig:
     data: DocumentsConfig = field(default_factory=DocumentsConfig)
     #: prompts to answer: files of rows or hub data sets with messages or questions
     prompts: list[str] = setting([], path=True)
+    #: answer this question about each document, in place of continuing it: the prompt is
+    #: the question and the document's prefix as a block of code
+    question: str = ""
     #: prompts that the model makes itself
     own_prompts: int = setting(0, least=0)
     #: the folder to write
@@ -100,6 +113,11 @@ class RegenerateConfig:
             raise ValueError(
                 "data.path must be given, or prompts or own_prompts, got "
                 f"{self.data.path}, {self.prompts} and {self.own_prompts}. Give one kind."
+            )
+        if self.question and self.data.path is None:
+            raise ValueError(
+                "question must be about the documents of data.path, got data.path=null. "
+                "Give data.path, or leave question empty."
             )
         if self.prefix_max < self.prefix_min:
             raise ValueError(
@@ -184,9 +202,20 @@ class TrainingDocuments:
     def write(
         self, model: "Model", documents: Sequence[DocumentSpan]
     ) -> list[dict[str, Any]]:
-        """Continue documents side by side; return their rows of a shard."""
+        """Continue documents side by side, or answer the question about each.
+
+        Returns their rows of a shard.
+        """
         least = self._config.prefix_min
         prompts = [whole_lines(model.text, self.prompt(d), least) for d in documents]
+        if question := self._config.question:
+            given = {
+                document.id: [
+                    ask(question, model.text.decode(prompt), document.language)
+                ]
+                for document, prompt in zip(documents, prompts, strict=True)
+            }
+            return answers(model, given, self._config)
         ids = [document.id for document in documents]
         texts = complete(model, prompts, ids, self._config)
         return [
@@ -264,41 +293,11 @@ class ChatPrompts:
         self, model: "Model", prompts: Sequence[ChatPrompt]
     ) -> list[dict[str, Any]]:
         """Answer prompts side by side; return rows of a shard, fewer than prompts."""
-        from infer.chat import UnfitMessages, chat_ids
-
-        folder = Path(self._config.model)
         given = {prompt.id: list(prompt.messages) for prompt in prompts}
         given |= self._own_prompts(model, [id for id in given if not given[id]])
         given = {id: messages for id, messages in given.items() if messages}
         tools = {prompt.id: list(prompt.tools) for prompt in prompts}
-        ids: dict[str, list[int]] = {}
-        for id, messages in given.items():
-            try:
-                ids[id] = chat_ids(folder, messages, tools=tools[id])
-            except UnfitMessages as error:
-                print_line(f"regenerate: {id} is left out: {error}", error=True)
-        # Like the others that are of no use, one beyond the context is left out.
-        longest = model.context - self._config.max_new_tokens
-        if longest < 1:
-            raise UserError(
-                f"max_new_tokens must be below the model's context of {model.context} "
-                f"tokens, got {self._config.max_new_tokens}"
-            )
-        ids = {id: prompt for id, prompt in ids.items() if len(prompt) <= longest}
-        texts = complete(model, list(ids.values()), list(ids), self._config)
-        rows = []
-        for id, tokens in zip(ids, texts, strict=True):
-            answer = {"role": "assistant", "content": model.text.decode(tokens)}
-            if answer["content"].strip() and before_loop(tokens) == tokens:
-                ends = tokens[-1] in model.eos
-                row = {
-                    "id": id,
-                    "language": "chat",
-                    "messages": [*given[id], answer],
-                    "ends": ends,
-                }
-                rows.append(row | ({"tools": tools[id]} if tools[id] else {}))
-        return rows
+        return answers(model, given, self._config, tools)
 
     def _own_prompts(
         self, model: "Model", ids: Sequence[str]
@@ -325,6 +324,55 @@ class ChatPrompts:
         return prompts
 
 
+def ask(question: str, code: str, language: str) -> dict[str, str]:
+    """Return a user's message: the question, and the code as a block of its language."""
+    block = f"```{language}\n{code.rstrip()}\n```"
+    return {"role": "user", "content": f"{question}\n\n{block}"}
+
+
+def answers(
+    model: "Model",
+    given: Mapping[str, list[dict[str, Any]]],
+    config: RegenerateConfig,
+    tools: Mapping[str, list[dict[str, Any]]] | None = None,
+) -> list[dict[str, Any]]:
+    """Answer messages side by side; return rows of a shard, fewer than prompts.
+
+    `given` has the messages and `tools` the tools by the id of a prompt. An empty answer,
+    messages that the chat template refuses, and a prompt beyond the context are left out.
+    """
+    from infer.chat import UnfitMessages, chat_ids
+
+    tools = tools or {}
+    longest = model.context - config.max_new_tokens
+    if longest < 1:
+        raise UserError(
+            f"max_new_tokens must be below the model's context of {model.context} "
+            f"tokens, got {config.max_new_tokens}"
+        )
+    ids: dict[str, list[int]] = {}
+    for id, messages in given.items():
+        try:
+            ids[id] = chat_ids(Path(config.model), messages, tools=tools.get(id, []))
+        except UnfitMessages as error:
+            print_line(f"regenerate: {id} is left out: {error}", error=True)
+    ids = {id: prompt for id, prompt in ids.items() if len(prompt) <= longest}
+    texts = complete(model, list(ids.values()), list(ids), config)
+    rows = []
+    for id, tokens in zip(ids, texts, strict=True):
+        kept = before_loop(tokens)
+        answer = {"role": "assistant", "content": model.text.decode(kept)}
+        if answer["content"].strip():
+            row = {
+                "id": id,
+                "language": "chat",
+                "messages": [*given[id], answer],
+                "ends": kept == tokens and tokens[-1] in model.eos,
+            }
+            rows.append(row | ({"tools": tools[id]} if tools.get(id) else {}))
+    return rows
+
+
 def whole_lines(text: "Text", prompt: list[int], least: int) -> list[int]:
     """Return a prompt's lines that have ended, if they are `least` tokens.
 
@@ -335,15 +383,22 @@ def whole_lines(text: "Text", prompt: list[int], least: int) -> list[int]:
     return ids if len(ids) >= least else prompt
 
 
-def before_loop(ids: list[int], n: int = 10) -> list[int]:
-    """Return the ids before an n-gram occurs twice: a small model is caught in a loop."""
-    seen = set()
-    for end in range(n, len(ids) + 1):
-        gram = tuple(ids[end - n : end])
-        if gram in seen:
-            return ids[: end - 1]
-        seen.add(gram)
-    return ids
+def before_loop(ids: list[int], least: int = LOOP_TOKENS) -> list[int]:
+    """Return the ids up to the end of a loop's first period, or all ids.
+
+    A loop repeats its period at once and whole, and at least `least` ids: a small model
+    does not leave it. A line of code that an answer quotes again is no loop.
+    """
+    tokens = np.asarray(ids)
+    ends = [len(ids)]
+    for period in range(1, len(ids) // 2 + 1):
+        same = tokens[period:] == tokens[:-period]
+        length = max(period, least)
+        if len(same) >= length:
+            run = np.lib.stride_tricks.sliding_window_view(same, length).all(axis=1)
+            if run.any():
+                ends.append(int(run.argmax()) + period)
+    return ids[: min(ends)]
 
 
 def main(config: RegenerateConfig) -> None:
@@ -352,7 +407,7 @@ def main(config: RegenerateConfig) -> None:
     inputs = {"model": config.model}
     if config.data.path:
         inputs["data.path"] = config.data.path
-    origin = made_from(config, inputs)
+    origin = collect_provenance(config, inputs)
     for file in filter(os.path.isfile, config.prompts):
         origin["inputs"][file] = fingerprint_file(Path(file))
     source: TrainingDocuments | ChatPrompts
@@ -371,7 +426,7 @@ def write_own_text(
 ) -> int:
     """Write `out`, together with the other ranks; return rank 0's number of texts."""
     # Imported late: PyTorch is not loaded for a mistake, or for what is finished.
-    from conf.dtype import choose_dtype
+    from conf.devices.dtype import choose_dtype
     from infer.api import load
     from infer.bench.harness import Records, init_workers, result_folder
     from infer.models.checkpoint import ModelDirectory

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Qwen2.5-Coder-0.5B-Instruct from its weights to the papers' tables: launch/qwen.sh GGUF [OUT] [NAME=VALUE ...]
-#   GGUF is Qwen's file, or the hub's name of a Transformers model; NAME=VALUE are settings of data_prep for code in
-#   StarCoder's schema (data.path=STARCODER benchmarks=all budget=20M), by default Python's standard library is the code.
-#   MBPP and INFILLING, of the environment, are the benchmarks' files for the tables.
+# Train Qwen2.5-Coder-0.5B-Instruct and make the papers' tables: launch/qwen.sh GGUF [OUT] [NAME=VALUE ...]
+#   GGUF is Qwen's GGUF file, or the name of a Transformers model on the hub. NAME=VALUE are settings of data_prep for
+#   code in StarCoder's schema (data.path=STARCODER benchmarks=all budget=20M); the default is Python's standard library.
+#   The environment variables MBPP and INFILLING are benchmark files for the tables.
 #   base -> code with infilling -> own answers and own continuations -> gated fine-tune, at 512 and then 2,048 tokens
 #   -> export -> tables of base and gated -> the paper's fine-tune (dual, all weights) -> tables of the three.
-# Hours on two cores, minutes on a GPU (docs/training.md, Recipes). Finished stages are skipped; an interrupted run
-# continues where it stopped.
+# It takes hours on two cores, minutes on a GPU (docs/training.md, Recipes). A rerun skips finished stages and continues
+# an interrupted one.
 set -euo pipefail
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
@@ -28,22 +28,26 @@ cd "$(dirname "$0")/.."
 source launch/stages.sh
 begin "$folder"
 code=(experiment=qwen "$@")
-[[ $# -gt 0 ]] || code=(experiment=demo data.split_chars=null seq_len=2048 fim_rate=0.5 held_out=0.1 ngrams.megabytes=1)
-fast=() long=() # a GPU is faster with larger batches and more windows
-wide=1 # ranks at 2,048 tokens: on a CPU one takes 11 GiB, and both cores
+[[ $# -gt 0 ]] || code=(experiment=demo held_out=0.1)
+# Settings for a GPU, which is faster with larger batches and more windows.
+fast=() long=()
+wide=1 # ranks at 2,048 tokens: on a CPU one rank takes 11 GiB and both cores
 if [[ $gpus -gt 0 ]]; then
     fast=(global_batch=8 micro_batch=4 loss_chunk=8192 objective.start_rate=0.5)
     long=(global_batch=4 micro_batch=1 loss_chunk=8192)
     wide=$ranks
 fi
 
-base=$given # a name of the hub
+base=$given # a name on the hub
 if [[ -e $given ]]; then
     base=$out/base
     python -m train.convert gguf="$given" out="$base"
 fi
-python -m data_prep tokenizer="$base" "${code[@]}" out="$out/documents"
-own_text "$base" 512 1536 3072 0.05 192 256
+python -m data_prep tokenizer="$base" "${code[@]}" data.split_chars=null seq_len=2048 fim_rate=0.5 \
+    ngrams.megabytes=1 out="$out/documents"
+python -m data_prep tokenizer="$base" "${code[@]}" data.split_chars=1800 seq_len=512 fim_rate=0 ngrams.megabytes=0 \
+    out="$out/pieces"
+own_text "$out/pieces" "$base" 1024 512 768 0.05 192 256
 python -m data_prep tokenizer="$base" seq_len=2048 experiment=own data.path="$out/own_code" out="$out/code_long"
 run train experiment=qwen data.path="$out/chat" data.own="$out/code" model.path="$base" "${fast[@]}" out="$out/short"
 python -m train.export checkpoint="$out/short" out="$out/short_model" dtype=float32

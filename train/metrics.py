@@ -16,9 +16,9 @@ from rich.progress import (
 )
 
 from conf.console import PlainConsole, speed
-from conf.files import write_bytes
-from conf.stage import commit, versions
-from conf.tracker import TrackerConfig, log_missing, log_row, start_run
+from conf.runs.files import write_bytes
+from conf.runs.stage import commit, versions
+from conf.runs.tracker import TrackerConfig, log_missing, log_row, start_run
 
 SHOWN = 8  # acceptance lengths of a console line
 OFFSETS = 10  # offsets whose accuracy a console line shows
@@ -81,7 +81,7 @@ def describe_validation(validation: Sequence[Mapping[str, float]]) -> str:
     return "  ".join(parts)
 
 
-def describe_change(validation: list[dict[str, float]]) -> str:
+def describe_change(validation: Sequence[Mapping[str, float]]) -> str:
     """Describe the held-out figures before and after training, in one sentence."""
     before = baseline(validation)
     after = validation[-1]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from conf.tracker import HtmlTable
+from conf.runs.tracker import HtmlTable
 from data_prep.vocab import load_tokenizer
 
 SHOWN = 4  # texts of a validation

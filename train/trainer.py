@@ -20,12 +20,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conf import RankLocalError, UserError
-from conf.dtype import choose_dtype
-from conf.errors import DIVERGED, DOCS, MEMORY, QUALITY, in_one_line
-from conf.files import write_json
-from conf.fingerprint import MANIFEST, fingerprint_file
-from conf.stage import write_manifest
+from conf.devices.dtype import choose_dtype
+from conf.errors import (
+    DIVERGED,
+    DOCS,
+    MEMORY,
+    QUALITY,
+    RankLocalError,
+    UserError,
+    in_one_line,
+)
+from conf.runs.files import write_json
+from conf.runs.fingerprint import MANIFEST, fingerprint_file
+from conf.runs.stage import write_manifest
 from data_prep.ngrams import TABLE, link_table
 from data_prep.vocab import Vocab
 from train.checkpoint import Checkpoints
@@ -52,6 +59,7 @@ from train.metrics import (
     describe_validation,
 )
 from train.model import assemble, describe
+from train.page import Run, data_facts, machine_facts, model_facts, write_page
 from train.pretrained import base_model
 from train.schedule import (
     Schedule,
@@ -411,6 +419,8 @@ class Trainer:
         if self.rank == 0 and texts:
             append_texts(self.out / TEXTS, self.step, texts)
             self.tracker.log(self.step, {TEXTS_TABLE: table(texts)})
+        if self.log:
+            write_page(self.out, self._page(self.log))
         line = describe_validation(self.validation)
         self.tracker.tell(f"step {self.step} held-out: {line}")
         rise = metrics["standard_loss"] / baseline(self.validation)["standard_loss"] - 1
@@ -419,6 +429,25 @@ class Trainer:
                 f"held-out standard-token loss {100 * rise:+.1f} % above the base model's "
                 f"(max_loss_rise={self.config.max_loss_rise:g}): see {DOCS}/{QUALITY}"
             )
+
+    def _page(self, log: StepLog) -> Run:
+        """Return the facts of the run's page."""
+        model = self.config.model
+        return Run(
+            name=self.out.resolve().name,
+            config=self.config,
+            steps=[{"step": step, **metrics} for step, metrics in log.rows(self.step)],
+            validation=self.validation,
+            seq_len=self.seq_len,
+            planned=self.schedule.steps,
+            model=model_facts(
+                base_model(None if model.random_init else model.path),
+                parameters=self.parameters,
+                dtype=self.config.dtype,
+            ),
+            data=data_facts(self.trained_on),
+            machine=machine_facts(self.engine.device_name(), ranks=self.ranks),
+        )
 
     def _tracked(
         self, log: StepLog, until: int

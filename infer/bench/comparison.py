@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from infer.bench.runs import PLAIN, PLAIN_AGAIN
+from infer.bench.names import PLAIN, PLAIN_AGAIN
 from infer.bench.statistics import grouped
 from infer.bench.tables import (
     Table,

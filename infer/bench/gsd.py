@@ -27,15 +27,15 @@ from typing import Any
 from infer.api import Model, generate
 from infer.bench.config import BenchConfig, GsdConfig
 from infer.bench.harness import Part, WorkerGroup
+from infer.bench.names import PLAIN, RANKS, TIMES
 from infer.bench.prompts import Prompt
-from infer.bench.runs import PLAIN, blocks, seed_of
+from infer.bench.runs import blocks, seed_of
 from infer.bench.timing import TextTimes, speedup, speedup_interval
 from infer.config import DecodeConfig
 from infer.engine.runner import duration
 from infer.models.checkpoint import ModelDirectory
 from infer.trees.token_graph import Outcome, TokenGraph
 
-RANKS = 4  # whose shares are reported (Figures 7 and 8)
 NGRAMS = 5  # the longest n-grams of Figure 3
 ABLATED: Mapping[str, Sequence[Any]] = {  # Figure 5
     "k": (1, 2, 3, 4, 5, 6),
@@ -43,8 +43,6 @@ ABLATED: Mapping[str, Sequence[Any]] = {  # Figure 5
     "theta_prob": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6),
     "theta_sib": (0.0, 0.1, 0.3, 0.5, 0.7, 0.9),
 }
-#: The parts of a step, in milliseconds (Table 3)
-TIMES = ("draft_ms", "verification_ms", "rest_ms")
 Row = dict[str, Any]
 
 

@@ -12,7 +12,6 @@ as soon as it is made: a run that was killed makes the missing ones, on any numb
 """
 
 import atexit
-import platform
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,16 +24,16 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from conf import RankLocalError, UserError
-from conf.console import place
-from conf.files import (
+from conf.console import torchrun_rank
+from conf.errors import RankLocalError, UserError
+from conf.runs.files import (
     Corrupt,
     read_checksummed,
     read_result,
     with_checksum,
     write_json,
 )
-from conf.stage import begun, commit, partial_of, publish, versions
+from conf.runs.stage import commit, partial_of, processor, publish, start_run, versions
 from infer.api import Model, load
 from infer.bench.config import BenchConfig
 from infer.bench.progress import progress
@@ -85,7 +84,7 @@ def init_workers(*, divided: bool = False) -> WorkerGroup:
     """
     if not divided:
         parallel.stand_alone()
-    workers = WorkerGroup(*place(), divided=divided)
+    workers = WorkerGroup(*torchrun_rank(), divided=divided)
     if divided and workers.world == 1:
         raise UserError(
             "tensor_parallel=true must run in at least 2 processes, got 1. Run "
@@ -112,12 +111,12 @@ def result_folder(
 ) -> Iterator[Path]:
     """Yield a folder that becomes `out` when the block ends without an error on any rank.
 
-    It has the records of an interrupted run of the same `facts`. Raises UserError as `begun`
+    It has the records of an interrupted run of the same `facts`. Raises UserError as `start_run`
     does; the rank that meets an error reports it.
     """
     try:
         if workers.first:
-            with begun(out, facts) as partial:
+            with start_run(out, facts) as partial:
                 workers.wait()
                 yield partial
                 workers.wait()
@@ -263,7 +262,7 @@ class Part(ABC):
 def hardware() -> dict[str, Any]:
     """Return the names of processor and GPU, and the threads in use."""
     return {
-        "cpu": _processor(),
+        "cpu": processor(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
@@ -278,12 +277,3 @@ def circumstances(config: Any) -> dict[str, Any]:
         "versions": versions(),
         "settings": asdict(config),
     }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    for line in lines:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

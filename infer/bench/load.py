@@ -25,14 +25,14 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from conf import UserError
-from conf.errors import Refusing
+from conf.errors import UserError, as_user_error
 from infer.api import Model, generate
 from infer.bench.config import BenchConfig, LoadConfig, SpeedConfig
 from infer.bench.harness import Part, WorkerGroup
+from infer.bench.names import PLAIN
 from infer.bench.progress import progress
 from infer.bench.prompts import Prompt, request_of
-from infer.bench.runs import PLAIN, seed_of
+from infer.bench.runs import seed_of
 from infer.bench.speed import max_k
 from infer.bench.statistics import grouped
 from infer.config import DecodeConfig
@@ -265,8 +265,8 @@ class Endpoint:
             )
         return str(names[0])
 
-    def _refusing(self) -> Refusing:
-        return Refusing(
+    def _refusing(self) -> as_user_error:
+        return as_user_error(
             f"load.endpoint={self._url} must answer within load.timeout="
             f"{self._load.timeout:g} s, got",
             f" (after {RETRIES} retries). Start the server, or correct load.endpoint "

@@ -13,7 +13,7 @@ cache; their limit is wider.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from infer.bench.runs import BASE, PEER, PLAIN, PLAIN_AGAIN
+from infer.bench.names import BASE, PEER, PLAIN, PLAIN_AGAIN
 from infer.bench.statistics import grouped
 
 BUSY = "machine busy"

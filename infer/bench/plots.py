@@ -1,49 +1,22 @@
 """Plots of a report: SVG of one panel each, in the colour of the text around them."""
 
-import io
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import matplotlib
-from cycler import cycler
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from conf.console import label
+from conf.pages import COLOURS, HEIGHT, INK, Draw, svg
 from infer.bench.gsd_plots import gsd_draws
-from infer.bench.runs import BASE, PEER, PLAIN
+from infer.bench.names import BASE, PEER, PLAIN
 from infer.bench.sdsat_plots import sdsat_draws
 from infer.bench.statistics import grouped
 from infer.bench.tables import POSITIONS, sampling, set_marks
 
-matplotlib.use("Agg")
-WIDTH, HEIGHT = 4.2, 3.0  # inches
-INK = "#010203"  # stands for the page's colour of text
-# Okabe and Ito's colours, without those that are faint on white or on black.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
-PEER_COLOUR = "#56b4e9"
-INKED = (
-    "text.color",
-    "axes.edgecolor",
-    "axes.labelcolor",
-    "xtick.color",
-    "ytick.color",
-)
-STYLE: dict[Any, Any] = dict.fromkeys(INKED, INK) | {
-    "axes.prop_cycle": cycler(color=COLOURS),
-    "axes.facecolor": "none",
-    "figure.facecolor": "none",
-    "font.family": "sans-serif",
-    "font.size": 8,
-    "legend.frameon": False,
-    "svg.fonttype": "none",
-}
-NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-NUMBERED = re.compile(r' id="[A-Za-z0-9.]+_\d+"')  # nothing refers to them
+PEER_COLOUR = COLOURS[4]
 Row = Mapping[str, Any]
-Draw = Callable[[Axes], None]
 
 
 def plots_of(report: Row, part: str) -> dict[str, str]:
@@ -64,21 +37,6 @@ def plots_of(report: Row, part: str) -> dict[str, str]:
         title: svg(draw, title, height=heights.get(title, HEIGHT))
         for title, draw in draws.items()
     }
-
-
-def svg(draw: Draw, title: str, *, height: float = HEIGHT) -> str:
-    """Return a plot as an SVG element, the same text for the same figures.
-
-    Its references begin with the hash of the title: a page may have several plots.
-    """
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": title}):
-        figure = Figure(figsize=(WIDTH, height), layout="constrained")
-        draw(figure.subplots())
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata=NO_METADATA)
-    text = file.getvalue()
-    text = NUMBERED.sub("", text[text.index("<svg") :])
-    return text.replace(INK, "currentColor")
 
 
 def speed_panels(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -142,6 +100,7 @@ def draw_survival(rows: Sequence[Row], axes: Axes) -> None:
         places = range(1, len(survival) + 1)
         axes.plot(places, survival, marker=".", label=label(row["decoder"]))
     axes.set_xlabel("position of the draft")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(0, 1)
     axes.legend()
 

@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader
 from rich.table import Table
 
-from conf import UserError
 from conf.console import PlainConsole, print_line
-from conf.files import read_result, with_checksum, write_bytes, write_json
-from conf.tracker import TrackerConfig, log_files, start_run
+from conf.errors import UserError
+from conf.pages import render
+from conf.runs.files import read_result, with_checksum, write_bytes, write_json
+from conf.runs.tracker import TrackerConfig, log_files, start_run
 from infer.bench.acceptance import acceptance_csv
 from infer.bench.config import PARTS
 from infer.bench.multipl_e import with_container_verdicts
@@ -22,6 +22,13 @@ from infer.bench.plots import plots_of
 from infer.bench.summary import summarize
 from infer.bench.tables import LOAD_COLUMNS, SPEED_COLUMNS, tables_of
 
+TEMPLATE = Path(__file__).with_name("report.html.j2")
+NAMES = {
+    "speed": "Speed",
+    "quality": "Quality",
+    "gsd": "Graph-structured drafts",
+    "load": "Requests at once",
+}
 RESULT = "result.json"  # of a part, in its folder
 SPEEDS = ("speedup", "output_tokens_per_second")
 SCALARS = (
@@ -121,14 +128,15 @@ def print_report(report: Row, parts: Collection[str]) -> None:
 
 def page(report: Row) -> str:
     """Return the report as one HTML file without scripts or links to other files."""
-    loader = FileSystemLoader(Path(__file__).parent)
-    environment = Environment(
-        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
     finished = [part for part in PARTS if report.get(part)]
-    return environment.get_template("report.html.j2").render(
+    first = report[finished[0]]
+    return render(
+        TEMPLATE,
+        title=Path(first["settings"]["model"]).resolve().name,
+        kicker=f"decoding report, {first['date'][:10]}",
         report=report,
         summary=summarize(report),
+        names=NAMES,
         headers={part: header(report[part]) for part in finished},
         tables={part: tables_of(report, part) for part in finished},
         plots={part: plots_of(report, part) for part in finished},

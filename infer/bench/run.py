@@ -10,12 +10,16 @@ from typing import Any
 
 import torch
 
-from conf import UserError
 from conf.console import print_line
-from conf.dtype import choose_dtype
-from conf.errors import NOT_IDENTICAL
-from conf.files import with_checksum, write_json
-from conf.stage import existing, is_finished, made_from, write_manifest
+from conf.devices.dtype import choose_dtype
+from conf.errors import NOT_IDENTICAL, UserError
+from conf.runs.files import with_checksum, write_json
+from conf.runs.stage import (
+    collect_provenance,
+    is_finished,
+    model_directories,
+    write_manifest,
+)
 from infer.bench.config import BENCHMARKS, PARTS, BenchConfig
 from infer.bench.gsd import GsdPart
 from infer.bench.harness import (
@@ -27,6 +31,7 @@ from infer.bench.harness import (
     result_folder,
 )
 from infer.bench.load import LoadPart
+from infer.bench.names import PEER
 from infer.bench.prompts import (
     InfillingPrompts,
     Prompt,
@@ -36,7 +41,6 @@ from infer.bench.prompts import (
 )
 from infer.bench.quality import QualityPart
 from infer.bench.report import RESULT, print_report, write_report
-from infer.bench.runs import PEER
 from infer.bench.speed import SpeedPart
 from infer.config import decontaminated
 from infer.models.checkpoint import ModelDirectory
@@ -91,7 +95,7 @@ def measure_part(
     # The prompts are in `content`, wherever their files are.
     ignored = ("tracker", "part", "prompts_folder", "gguf", *unused)
     content = hashlib.sha256(json.dumps(part.content).encode()).hexdigest()[:16]
-    facts = made_from(config, existing(inputs), ignore=ignored)
+    facts = collect_provenance(config, model_directories(inputs), ignore=ignored)
     facts |= {"content": content, "hardware": hardware()}
     ranks = workers.world if workers.divided else 1  # that share a model
     if ranks > 1:

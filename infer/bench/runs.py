@@ -16,11 +16,6 @@ from infer.engine.sampling import SEEDS
 from infer.loop import Step
 
 K = TypeVar("K")
-# Names of decoders
-PLAIN = "plain"
-PLAIN_AGAIN = "plain, again"  # measured as if it was another decoder
-BASE = "base, plain"
-PEER = "hf "  # begins the names of Transformers' decoders
 
 
 @dataclass

@@ -10,8 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from conf.console import label
-from infer.bench.runs import PLAIN
-from infer.bench.speed import k_of
+from infer.bench.names import PLAIN, k_of
 from infer.bench.statistics import grouped
 
 Row = Mapping[str, Any]

@@ -21,11 +21,12 @@ from infer.api import Model
 from infer.bench.config import BenchConfig
 from infer.bench.harness import Part, WorkerGroup
 from infer.bench.marks import busy_warnings, mark_rows
+from infer.bench.names import BASE, PEER, PLAIN, PLAIN_AGAIN, k_of
 from infer.bench.peers import peer_decoders
 from infer.bench.progress import progress
 from infer.bench.prompts import Prompt
 from infer.bench.roofline import measure_roofline
-from infer.bench.runs import BASE, PEER, PLAIN, PLAIN_AGAIN, Decoder, blocks, decoder
+from infer.bench.runs import Decoder, blocks, decoder
 from infer.bench.timing import (
     StepTimes,
     TextTimes,
@@ -35,7 +36,6 @@ from infer.bench.timing import (
 )
 
 Row = dict[str, Any]
-SDSAT = "sdsat k="  # begins the names of the paper's decoder
 TOTALS = ("tokens", "forwards", "verifications", "drafted", "accepted")
 
 
@@ -188,11 +188,6 @@ def rows_of(
         place = {"prompt_set": prompt_set, "temperature": temperature, "decoder": name}
         rows.append({**place, **row})
     return mark_rows(rows, base_scale=base_scale)
-
-
-def k_of(name: str) -> int | None:
-    """Return the k of a decoder named "sdsat k=5"; None for another decoder."""
-    return int(name.removeprefix(SDSAT)) if name.startswith(SDSAT) else None
 
 
 def figures(

@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from infer.bench.marks import BUSY
-from infer.bench.runs import BASE, PEER, PLAIN
+from infer.bench.names import BASE, PEER, PLAIN
 from infer.bench.statistics import grouped
 
 FIGURES = {"tokens_per_forward": "number of tokens per forward", "speedup": "speedup"}

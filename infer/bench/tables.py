@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infer.bench.gsd import RANKS, TIMES
 from infer.bench.marks import IMPOSSIBLE
-from infer.bench.runs import PLAIN
+from infer.bench.names import PLAIN, RANKS, TIMES
 from infer.bench.statistics import grouped
 from infer.config import SOURCES
 

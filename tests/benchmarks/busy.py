@@ -4,7 +4,7 @@
         [--seconds 2] [--spins 1000]
 
 "watch" is a process with its model loaded and as many threads as cores, whose waiting threads sleep
-while others need the cores (conf/openmp.py). Each spin (GOMP_SPINCOUNT; 300000 is libgomp's own) is
+while others need the cores (conf/devices/openmp.py). Each spin (GOMP_SPINCOUNT; 300000 is libgomp's own) is
 one whose threads always spin so long; "1 thread" has nothing to wait for. In every round each
 process decodes plainly while the others sleep: on a quiet machine, beside a Python loop, and beside
 products of another program with as many threads and libgomp's own spin. Run it on a quiet machine.
@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
 
-from conf.openmp import OWN_CHOICE
+from conf.devices.openmp import OWN_CHOICE
 
 OWN = 300_000  # libgomp's
 PROMPT = 32

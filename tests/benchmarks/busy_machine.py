@@ -30,8 +30,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from conf.files import read_result
-from infer.bench.runs import PLAIN
+from conf.runs.files import read_result
+from infer.bench.names import PLAIN
 from infer.bench.speed import timed_steps, whole_texts
 from infer.bench.timing import StepTimes, TextTimes, TimedStep, speedup
 

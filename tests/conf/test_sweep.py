@@ -12,7 +12,7 @@ from tests.messages import error
 JOB = """
 import os
 from conf.errors import UserError
-from conf.cli import run
+from conf.settings.cli import run
 from data_prep.inspect import InspectConfig
 
 def main(config):

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from conf import UserError, settings
-from conf.stage import read_manifest
+from conf.errors import UserError
+from conf.runs.stage import read_manifest
+from conf.settings.compose import settings
 from data_prep.shards import Shards
 from infer import regenerate as stage
 from infer.api import Model, generate, load
@@ -223,15 +224,14 @@ def test_prompts_are_answered_in_any_batches(chat_dir: Path, tmp_path: Path) -> 
     answered = {row["id"]: row for row in rows(configs[0])}
     for index in (0, 1):
         id = f"{file}:{index}"
-        if id not in answered:  # it repeated itself
-            continue
         *messages, answer = answered[id]["messages"]
         assert messages == list(messages_of(asked[index]))
         prompt = chat_ids(chat_dir, messages)
         seeds = [seed_from(0, id)]
         (tokens,) = tokens_of(model, [prompt], configs[0].decode(id), seeds=seeds)
-        assert answer == {"role": "assistant", "content": model.text.decode(tokens)}
-        assert answered[id]["ends"] == (tokens[-1] in model.eos)
+        kept = before_loop(tokens)
+        assert answer == {"role": "assistant", "content": model.text.decode(kept)}
+        assert answered[id]["ends"] == (kept == tokens and tokens[-1] in model.eos)
     assert answered and all(len(row["messages"]) == 2 for row in answered.values())
     file.write_text(file.read_text() + '{"prompt": "y"}\n')
     with pytest.raises(UserError, match="already contains a result with inputs"):
@@ -247,15 +247,65 @@ def test_a_row_without_a_prompt_is_one_sentence(row: dict[str, Any]) -> None:
         messages_of(row)
 
 
-@given(st.lists(st.integers(0, 3), max_size=30))
-def test_a_loop_is_cut_where_an_ngram_occurs_twice(ids: list[int]) -> None:
-    def loops(part: list[int]) -> bool:
-        grams = [tuple(part[start : start + 3]) for start in range(len(part) - 2)]
-        return len(set(grams)) < len(grams)
+def test_documents_become_questions(
+    chat_dir: Path, data_folder: Path, tmp_path: Path
+) -> None:
+    """The prompt is the question and a document's prefix as a block of code."""
+    settings = [
+        f"model={chat_dir}",
+        f"data.path={data_folder}",
+        "question=Continue this code.",
+        "documents=3",
+        "max_new_tokens=8",
+        "prefix_min=3",
+        "dtype=float32",
+    ]
+    config = composed(*settings, f"out={tmp_path / 'out'}")
+    stage.main(config)
+    model = load(chat_dir, "float32")
+    source = TrainingDocuments(config)
+    for document, row in zip(source.drawn(), rows(config), strict=True):
+        prefix = model.text.decode(
+            whole_lines(model.text, source.prompt(document), config.prefix_min)
+        )
+        block = f"```{document.language}\n{prefix.rstrip()}\n```"
+        question, answer = row["messages"]
+        content = f"Continue this code.\n\n{block}"
+        assert question == {"role": "user", "content": content}
+        assert row["id"] == document.id and answer["role"] == "assistant"
+    with pytest.raises(UserError, match="question must be about the documents"):
+        composed(f"model={chat_dir}", "own_prompts=1", "question=Why?", "out=o")
 
-    kept = before_loop(ids, 3)
-    assert kept == ids[: len(kept)] and not loops(kept)
-    assert kept == ids or loops(ids[: len(kept) + 1])
+
+@given(st.lists(st.integers(0, 2), max_size=40))
+def test_a_text_is_cut_after_the_first_period_of_a_loop(ids: list[int]) -> None:
+    def loops(part: list[int]) -> list[int]:
+        """The periods that the end of a text repeats, whole and at once."""
+        return [
+            period
+            for period in range(1, len(part))
+            if len(part) >= period + max(period, 4)
+            and all(
+                part[-1 - i] == part[-1 - i - period] for i in range(max(period, 4))
+            )
+        ]
+
+    kept = before_loop(ids, 4)
+    assert kept == ids[: len(kept)]
+    cuts = [
+        end - max(period, 4)
+        for end in range(len(ids) + 1)
+        for period in loops(ids[:end])
+    ]
+    assert len(kept) == min(cuts, default=len(ids))
+
+
+def test_code_that_an_answer_quotes_again_is_no_loop() -> None:
+    """Answers that repeat ten tokens were left out: nine of ten answers with code were."""
+    code = list(range(30))
+    answer = [*code, 100, 101, *code, 102]
+    assert before_loop(answer) == answer
+    assert before_loop([7, *code, *code]) == [7, *code]
 
 
 def test_a_prefix_ends_with_a_line(model: Model) -> None:

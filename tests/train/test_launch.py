@@ -185,8 +185,10 @@ def test_qwens_recipe_runs_every_stage_with_settings_that_compose(
     trained = ["train", "train.export"]
     tables = ["infer.bench", "infer.bench"]  # both orders of infilling
     assert called == [
-        *TEXT,
-        "data_prep",
+        "train.convert",
+        *["data_prep"] * 2,  # at 2,048 tokens, and in pieces
+        *["infer.regenerate"] * 3,  # documents, questions, prompts
+        *["data_prep"] * 3,
         *trained,
         *trained,
         "infer.bench",

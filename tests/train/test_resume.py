@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from conf import settings
-from conf.files import read_json
-from conf.rows import read_rows
+from conf.runs.files import read_json
+from conf.settings.compose import settings
+from conf.text.rows import read_rows
 from tests import warm
 from tests.train.resume_worker import RECIPE, SAVE_EVERY, STEPS, VARIANTS
 from train.config import TrainConfig
@@ -120,6 +120,7 @@ def test_a_full_disk_leaves_the_checkpoints_that_were(runs: Path) -> None:
 def test_a_diverged_run_stops_with_diagnostics(runs: Path) -> None:
     assert "step 6: the loss is nan. See" in message(runs, "nan")
     assert checkpoints(runs / "nan") == ["step-000004"]
+    assert "step 0 of" in (runs / "nan" / "index.html").read_text()
     result = read_json(runs / "nan" / "diagnostics.json")
     ranks = result["micro_batches_by_rank"]
     finite = [[math.isfinite(row["loss"]) for row in rows] for rows in ranks]

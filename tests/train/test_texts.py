@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conf.tensorboard import FOLDER, TensorboardRun
-from conf.tracker import HtmlTable, log_files, log_row
+from conf.runs.tensorboard import FOLDER, TensorboardRun
+from conf.runs.tracker import HtmlTable, log_files, log_row
 from tests import bpe
 from train.texts import (
     ACCEPTED,

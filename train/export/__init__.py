@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from conf import UserError
-from conf.schema import check_settings, setting
-from conf.tracker import TrackerConfig
+from conf.errors import UserError
+from conf.runs.tracker import TrackerConfig
+from conf.settings.schema import check_settings, setting
 from train.config import LoraSettings
 
 

@@ -13,13 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf import UserError, settings
-from conf.files import read_json, write_json
-from conf.rows import read_rows
+from conf.errors import UserError
+from conf.runs.files import read_json, write_json
+from conf.settings.compose import settings
+from conf.text.rows import read_rows
 from infer.api import load
 from infer.bench import run as bench_run
 from infer.bench import sandbox
 from infer.bench.config import BenchConfig
+from infer.bench.names import k_of
 from infer.bench.peers import peer_decoders
 from infer.bench.problems import (
     Problem,
@@ -31,7 +33,7 @@ from infer.bench.quality import QualityPart, in_order, judge
 from infer.bench.report import RESULT
 from infer.bench.run import bench, read_prompt_sets
 from infer.bench.runs import blocks, decoder, run_of
-from infer.bench.speed import SpeedPart, figures, k_of
+from infer.bench.speed import SpeedPart, figures
 from infer.bench.tables import length_tables, tables_of
 from infer.bench.timing import StepClock, StepTimes
 from infer.chat import has_template

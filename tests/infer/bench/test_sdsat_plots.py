@@ -3,7 +3,7 @@
 from typing import Any
 from xml.etree import ElementTree
 
-from infer.bench.plots import svg
+from conf.pages import svg
 from infer.bench.sdsat_plots import points, sdsat_draws
 
 

@@ -1,0 +1,70 @@
+"""Pages: HTML without scripts or links to other files, with plots as SVG.
+
+Plots have the colour of the text around them, so that they fit a light and a dark page.
+"""
+
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from cycler import cycler
+from jinja2 import Environment, FileSystemLoader
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+matplotlib.use("Agg")
+WIDTH, HEIGHT = 4.2, 3.0  # inches
+INK = "#010203"  # replaced by the page's colour of text
+# Okabe and Ito's colours, without those that are faint on white or on black.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+INKED = (
+    "text.color",
+    "axes.edgecolor",
+    "axes.labelcolor",
+    "xtick.color",
+    "ytick.color",
+)
+STYLE: dict[Any, Any] = dict.fromkeys(INKED, INK) | {
+    "axes.prop_cycle": cycler(color=COLOURS),
+    "axes.facecolor": "none",
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "figure.facecolor": "none",
+    "font.family": "sans-serif",
+    "font.size": 8,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+}
+NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+NUMBERED = re.compile(r' id="[A-Za-z0-9.]+_\d+"')  # ids that no element refers to
+Draw = Callable[[Axes], None]
+
+
+def svg(draw: Draw, title: str, *, height: float = HEIGHT) -> str:
+    """Return a plot as an SVG element, the same text for the same figures.
+
+    Its references begin with the hash of the title: a page may have several plots.
+    """
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": title}):
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        draw(figure.subplots())
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata=NO_METADATA)
+    text = file.getvalue()
+    text = NUMBERED.sub("", text[text.index("<svg") :])
+    return text.replace(INK, "currentColor")
+
+
+def render(template: Path, **values: Any) -> str:
+    """Return the page of a Jinja template, which may extend conf's layout.html.j2."""
+    folders = [template.parent, Path(__file__).parent]
+    environment = Environment(
+        loader=FileSystemLoader(folders),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template.name).render(**values)

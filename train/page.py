@@ -1,0 +1,313 @@
+"""The page of a run: OUT/index.html, written anew at each validation. Pure, but for `write_page`.
+
+It shows the curves of log.jsonl and of the validations, the recipe, the data and the machine.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from conf.console import speed
+from conf.pages import COLOURS, Draw, render, svg
+from conf.runs.files import write_bytes
+from conf.runs.stage import commit, processor, versions
+from train.config import TrainConfig
+from train.metrics import acceptance_lengths, baseline, describe_change
+
+PAGE = "index.html"
+TEMPLATE = Path(__file__).with_name("run.html.j2")
+SMOOTHED = 0.02  # of all steps: the half-width of a curve's running mean
+MOST_LINES = 6  # offsets that the plot of accuracies shows
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that a page shows: `steps` are the lines of log.jsonl, `validation` the held-out metrics."""
+
+    name: str
+    config: TrainConfig
+    steps: Sequence[Row]
+    validation: Sequence[Row]
+    #: tokens of one sequence
+    seq_len: int
+    #: steps that the run will have, None until minutes= has planned them
+    planned: int | None
+    #: base model, parameters and the like, by name
+    model: Mapping[str, str]
+    #: documents, tokens and the like, by name
+    data: Mapping[str, str]
+    #: processor or GPU, ranks and versions, by name
+    machine: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure, its name, and a note that explains it."""
+
+    name: str
+    figure: str
+    note: str
+
+
+def write_page(out: Path, run: Run) -> None:
+    """Write the page of a run into its folder."""
+    write_bytes(out / PAGE, page(run).encode("utf-8", "replace"))
+
+
+def page(run: Run) -> str:
+    """Return the page as one HTML file."""
+    return render(
+        TEMPLATE,
+        title=run.name,
+        sentence=describe_change(run.validation).capitalize() + ".",
+        progress=f"step {done(run):,}"
+        + (f" of {run.planned:,}" if run.planned else ""),
+        cells=cells(run),
+        plots={title: svg(draw, title) for title, draw in draws(run).items()},
+        tables={
+            "Model": run.model,
+            "Data": run.data,
+            "Machine and time": {**run.machine, **times(run)},
+            "Settings that differ from the defaults": recipe(run.config),
+        },
+    )
+
+
+def done(run: Run) -> int:
+    """Return the number of steps so far."""
+    return int(run.validation[-1]["step"])
+
+
+def cells(run: Run) -> list[Cell]:
+    """Return the figures of the first screen: before training and at the last validation."""
+    first, last = baseline(run.validation), run.validation[-1]
+    result = []
+    if lengths := acceptance_lengths(run.validation):
+        result.append(
+            Cell(
+                "mean acceptance length",
+                f"{lengths[0]:.2f} → {lengths[-1]:.2f}",
+                "tokens per verification along held-out text, by adaptive tokens alone",
+            )
+        )
+    if "accuracy_1" in last:
+        result.append(
+            Cell(
+                "first draft right",
+                f"{100 * first['accuracy_1']:.0f} → {100 * last['accuracy_1']:.0f} %",
+                "of held-out windows: the token after the next one",
+            )
+        )
+    change = last["standard_loss"] / first["standard_loss"] - 1
+    result.append(
+        Cell(
+            "held-out loss",
+            f"{last['standard_loss']:.3f} ({100 * change:+.1f} %)",
+            "nats per standard token; a gated adapter leaves it as it was",
+        )
+    )
+    seconds = training_seconds(run)
+    if seconds:
+        tokens = len(run.steps) * run.config.global_batch * run.seq_len
+        result.append(
+            Cell(
+                "training time",
+                clock(seconds),
+                f"in steps; {speed(tokens / seconds)}, {tokens:,} tokens",
+            )
+        )
+    return result
+
+
+def training_seconds(run: Run) -> float:
+    """Return the seconds of all logged steps, without validations and checkpoints."""
+    tokens = run.config.global_batch * run.seq_len
+    return float(sum(tokens / row["tokens_per_second"] for row in run.steps))
+
+
+def clock(seconds: float) -> str:
+    """Return a duration in its largest units: 42 s, 12 min, 3 h 5 min."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 100:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def times(run: Run) -> dict[str, str]:
+    """Return time and memory of the steps, by name."""
+    if not run.steps:
+        return {}
+    memory = max(row["memory_gib"] for row in run.steps)
+    seconds = training_seconds(run)
+    return {
+        "time of the steps": clock(seconds),
+        "time of one step": f"{seconds / len(run.steps):.2f} s on average",
+        "memory of a rank": f"{memory:.1f} GiB at most",
+    }
+
+
+def recipe(config: TrainConfig) -> dict[str, str]:
+    """Return the settings that differ from their defaults, by name."""
+    return {
+        name: str(value) for name, value in changed(config) if value not in (None, "")
+    }
+
+
+def changed(settings: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """Return name and value of the settings of a dataclass that differ from its defaults."""
+    result: list[tuple[str, Any]] = []
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        name = f"{prefix}{field.name}"
+        if is_dataclass(value):
+            result += changed(value, f"{name}.")
+            continue
+        default = field.default
+        if field.default_factory is not MISSING:
+            default = field.default_factory()
+        if value != default:
+            result.append((name, value))
+    return result
+
+
+def model_facts(
+    base: Mapping[str, str], *, parameters: int, dtype: str
+) -> dict[str, str]:
+    """Return the facts of the model by name; `base` is that of pretrained.base_model."""
+    return {
+        "base": base.get("hub") or base.get("name") or "random weights",
+        "parameters": f"{parameters:,}",
+        "type of the weights": dtype,
+        "licence of the base": base.get("license", "not known"),
+    }
+
+
+def data_facts(trained_on: Mapping[str, Any]) -> dict[str, str]:
+    """Return the facts of the data by name; `trained_on` is that of train.data."""
+    layouts = ", ".join(
+        f"{count:,} {name}" for name, count in trained_on["modes"].items()
+    )
+    facts = {
+        "documents": f"{trained_on['documents']:,} ({layouts})",
+        "tokens": f"{trained_on['tokens']:,}",
+        "languages": ", ".join(trained_on["languages"]),
+        "decontaminated against": ", ".join(
+            trained_on["decontaminated"] or ["nothing"]
+        ),
+    }
+    if own := trained_on.get("own"):
+        facts["the model's own text"] = (
+            f"{own['documents']:,} documents, {own['tokens']:,} tokens, "
+            f"{100 * own['share']:.0f} % of each step"
+        )
+    return facts
+
+
+def machine_facts(device: str, *, ranks: int) -> dict[str, str]:
+    """Return the facts of the machine by name."""
+    packages = ", ".join(f"{name} {version}" for name, version in versions().items())
+    return {
+        "device": processor() if device == "cpu" else device,
+        "processes": str(ranks),
+        "versions": packages,
+        "commit": commit()[:8],
+    }
+
+
+def draws(run: Run) -> dict[str, Draw]:
+    """Return the plots by title; a plot without figures is left out."""
+    curve = partial(_curve, run)
+    plots: dict[str, Draw | None] = {
+        "Mean acceptance length (held-out)": curve(held_out="tau_real", floor=1),
+        "Accuracy by offset (held-out)": _accuracies(run),
+        "Loss of drafts": curve(step="masked_loss", held_out="masked_loss"),
+        "Loss of standard tokens": curve(
+            step="standard_loss", held_out="standard_loss"
+        ),
+        "Tokens per second": curve(step="tokens_per_second", floor=0),
+        "Learning rate": curve(step="lr", floor=0, smooth=False),
+        "Gradient norm": curve(step="gradient_norm", floor=0),
+    }
+    return {title: draw for title, draw in plots.items() if draw}
+
+
+def _curve(
+    run: Run,
+    *,
+    step: str | None = None,
+    held_out: str | None = None,
+    floor: float | None = None,
+    smooth: bool = True,
+) -> Draw | None:
+    """Return a plot of a metric of the steps, and of one of the validations."""
+    steps = [(row["step"], row[step]) for row in run.steps if step and step in row]
+    marks = [
+        (row["step"], row[held_out])
+        for row in run.validation
+        if held_out and held_out in row
+    ]
+    if not steps and not marks:
+        return None
+
+    def draw(axes: Axes) -> None:
+        if steps:
+            x = [number for number, _ in steps]
+            y = [value for _, value in steps]
+            if smooth:
+                axes.plot(x, y, color=COLOURS[0], alpha=0.25, linewidth=0.8)
+                y = running_mean(y, round(SMOOTHED * len(y)))
+            axes.plot(x, y, color=COLOURS[0], label="training")
+        if marks:
+            axes.plot(
+                *zip(*marks, strict=True), ".-", color=COLOURS[1], label="held-out"
+            )
+        axes.set_xlabel("step")
+        if floor is not None:
+            axes.set_ylim(bottom=floor)
+        if steps and marks:
+            axes.legend()
+
+    return draw
+
+
+def _accuracies(run: Run) -> Draw | None:
+    """Return the plot of a window's accuracies by the validations' steps."""
+    last = run.validation[-1]
+    offsets = [
+        offset for offset in range(1, MOST_LINES + 1) if f"accuracy_{offset}" in last
+    ]
+    if not offsets:
+        return None
+
+    def draw(axes: Axes) -> None:
+        for offset in offsets:
+            name = f"accuracy_{offset}"
+            rows = [row for row in run.validation if name in row]
+            axes.plot(
+                [row["step"] for row in rows],
+                [100 * row[name] for row in rows],
+                ".-",
+                label=f"offset {offset}",
+            )
+        axes.set_xlabel("step")
+        axes.set_ylabel("%")
+        axes.set_ylim(bottom=0)
+        axes.legend()
+
+    return draw
+
+
+def running_mean(values: Sequence[float], half: int) -> list[float]:
+    """Return the mean of each value and its `half` neighbours on each side."""
+    result = []
+    for index in range(len(values)):
+        part = values[max(0, index - half) : index + half + 1]
+        result.append(sum(part) / len(part))
+    return result
