@@ -18,16 +18,23 @@ START_SECONDS = 300  # on a busy machine; a quiet one takes 10
 
 
 @contextmanager
-def served(model: Path, folder: Path, *options: str) -> Iterator[openai.OpenAI]:
-    """Serve on a free port while the block lasts; log and caches are in `folder`."""
+def served(
+    model: Path, folder: Path, *options: str, script: Path | None = None
+) -> Iterator[openai.OpenAI]:
+    """Serve on a free port while the block lasts; log and caches are in `folder`.
+
+    `script` is started in place of `transformers serve`, with the same arguments.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     folder.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"HF_HOME": str(folder / "hub"), "HF_HUB_OFFLINE": "1"}
-    program = str(Path(sys.executable).with_name("transformers"))
+    programs = Path(sys.executable).parent
+    environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"
+    program = ["bash", str(script)] if script else ["transformers", "serve"]
     host = ["--host", "127.0.0.1", "--port", str(port)]
-    command = [program, "serve", str(model), *host, *options]
+    command = [*program, str(model), *host, *options]
     log = folder / "serve.log"
     with open(log, "w") as file:
         process = subprocess.Popen(command, env=environment, stdout=file, stderr=file)

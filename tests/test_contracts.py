@@ -43,7 +43,7 @@ from train.lora import Gate, PlainWeights, adapt
 from train.loss import CANDIDATES
 from train.model import AdaptiveLM
 from train.objective import branch
-from train.validation import replay
+from train.validation import replay_loops
 
 PROMPTS = [
     "def fib(n):\n    ",
@@ -335,7 +335,8 @@ def test_validation_replays_decoding(tmp_path: Path) -> None:
     with torch.no_grad():
         _, _, predicted = module(**to_tensors(layout, torch.device("cpu")))
     hits = predicted[0].numpy() == layout.labels[0]
-    replayed = replay(layout.offsets[0], layout.positions[0], hits)
+    loops_of = replay_loops(layout.offsets[0], layout.positions[0], hits)
+    replayed = [count for _, count in loops_of]
     loops = len(accepted) - 2  # the last ones end with the text
     assert replayed[:loops] == accepted[:loops]
     assert len({*accepted}) > 1

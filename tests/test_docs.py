@@ -23,6 +23,10 @@ PAGES = [
 ]
 PAGES = [page for page in PAGES if "_build" not in page.parts]
 RUN = re.compile(r'\brun\("(\w+)", (\w+), main\)')
+# What a sweeper searches: name=choice(a,b), name=tag(log, interval(a,b)).
+SEARCH = re.compile(
+    r"^([\w.]+=)(?:tag\(\w+, *)?(?:choice|interval|range)\(([^,()]*),.*"
+)
 # Entries behind launch scripts: what the scripts hand their settings to.
 SCRIPTS = dict.fromkeys(("train", "train_multinode", "train_slurm"), "train") | {
     "evaluate": "infer.bench"
@@ -96,7 +100,9 @@ def _of_entry(module: str, given: list[str], *, multirun: bool = False) -> str |
     entry, schema = result.groups()
     if file.stem == "__main__":
         module += ".__main__"
-    if multirun:  # the first value of each
+    if multirun:  # the first value of each; launchers and sweepers may not be installed
+        given = [word for word in given if not word.startswith("hydra")]
+        given = [SEARCH.sub(r"\1\2", word) for word in given]
         given = [re.sub(r"^([\w.]+=)([^\['\"]*?),.*", r"\1\2", word) for word in given]
     try:
         settings(entry, getattr(importlib.import_module(module), schema), given)

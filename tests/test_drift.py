@@ -41,7 +41,7 @@ NAME = re.compile(r"([A-Za-z_][\w.]*)(?:\(.*\))?")
 DOTTED = re.compile(r"(?<![\w.])[a-z_]+\.([A-Z][a-z]\w+)\b")  # module.Class
 # NAME=VALUE, but not Python's keyword arguments.
 SETTING = re.compile(r"(?<![\w.'-])([a-z_]\w*(?:\.\w+)*)=(?!True|False)(?=[^=\s])")
-DEEPSPEED = "deepspeed."  # its own settings have any name
+LIBRARIES = ("deepspeed.", "hydra.")  # their own settings have any name
 # Names of other projects, and a column with a number in place of N.
 FOREIGN = {
     "llm_engine.py",
@@ -184,5 +184,5 @@ def unknown_settings(text: str) -> list[str]:
     return [
         setting
         for setting in SETTING.findall(text)
-        if not (known(setting) or setting in FOREIGN or setting.startswith(DEEPSPEED))
+        if not (known(setting) or setting in FOREIGN or setting.startswith(LIBRARIES))
     ]

@@ -63,7 +63,7 @@ def folders(
 
     def export(checkpoint: str, out: str, *settings: str, cold: bool = False) -> None:
         places = [f"checkpoint={result[checkpoint]}", f"out={result[out]}"]
-        command("train.export", *places, *settings, cold=cold)
+        command("train.export", *places, *settings, QUIET, cold=cold)
 
     train(CAUSAL, "base", *TINY, ranks=2)
     export("base", "base_model")

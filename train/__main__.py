@@ -43,13 +43,16 @@ EXIT_STOPPED = (
 EXIT_FILE = "TRAIN_EXIT_FILE"  # names a file for the exit code: torchrun has its own
 
 
-def main(config: TrainConfig) -> None:
-    """Plan, or train unless the folder already holds the result."""
+def main(config: TrainConfig) -> float | None:
+    """Plan, or train unless the folder already holds the result.
+
+    Return the last held-out acceptance length, which a sweep can maximize.
+    """
     if config.plan:
         from train.plan import print_plan
 
         print_plan(config)
-        return
+        return None
     for name, value in {"out": config.out, "data.path": config.data.path}.items():
         if not value:
             raise UserError(f"setting '{name}' is required: give it as {name}=VALUE")
@@ -89,9 +92,10 @@ def main(config: TrainConfig) -> None:
         except Stopped as stop:
             print_once(f"train: {stop}")
             sys.exit(EXIT_STOPPED)
-    from train.metrics import describe_change
+    from train.metrics import acceptance_lengths, describe_change
 
     print_once(f"train: {describe_change(validation)}")
+    return next(reversed(acceptance_lengths(validation)), None)
 
 
 if __name__ == "__main__":

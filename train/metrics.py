@@ -1,4 +1,4 @@
-"""Metrics of a run: log.jsonl, the console and Weights & Biases."""
+"""Metrics of a run: log.jsonl, the console, Weights & Biases or TensorBoard."""
 
 import json
 import time
@@ -18,7 +18,7 @@ from rich.progress import (
 from conf.console import PlainConsole, speed
 from conf.runs.files import write_bytes
 from conf.runs.stage import commit, versions
-from conf.runs.tracker import TrackerConfig, WandbRun, log_missing
+from conf.runs.tracker import TrackerConfig, log_missing, log_row, start_run
 
 SHOWN = 8  # acceptance lengths of a console line
 OFFSETS = 10  # offsets whose accuracy a console line shows
@@ -152,9 +152,9 @@ class Tracker:
         run_id: str | None = None,
     ) -> None:
         self._console = PlainConsole(quiet=not speaks)
-        self._run: WandbRun | None = None
-        if speaks and config.mode != "disabled":
-            self._run = WandbRun(
+        self._run = None
+        if speaks:
+            self._run = start_run(
                 config,
                 out,
                 name=name,
@@ -170,13 +170,13 @@ class Tracker:
         self._send(lambda run: run.define_metric(name))
         self._send(lambda run: run.define_metric("*", step_metric=name))
 
-    def restore(self, rows: Iterable[tuple[int, dict[str, float]]]) -> None:
+    def restore(self, rows: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
         """Record the metrics of earlier steps in a resumed run, where W&B lacks them."""
         self._send(lambda run: log_missing(run, rows))
 
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Record metrics of a step."""
-        self._send(lambda run: run.log(metrics, step=step))
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Record metrics and tables of a step."""
+        self._send(lambda run: log_row(run, metrics, step))
 
     def tell(self, sentence: str) -> None:
         """Print a line on the console."""

@@ -37,7 +37,7 @@ from data_prep.ngrams import TABLE, link_table
 from data_prep.vocab import Vocab
 from train.checkpoint import Checkpoints
 from train.checks import check_ranks
-from train.config import DESCRIBED, DIAGNOSTICS, LOG, TrainConfig
+from train.config import DESCRIBED, DIAGNOSTICS, LOG, TEXTS, TrainConfig
 from train.data import (
     TRAINING,
     TrainingData,
@@ -68,8 +68,10 @@ from train.schedule import (
     read_planned,
     write_planned,
 )
+from train.texts import append_texts, read_texts, table
 from train.validation import Validation
 
+TEXTS_TABLE = "validation/texts"
 WINDOW = 50  # steps whose mean loss a step is compared with
 SETTLED = 10  # fewest steps to compare with
 
@@ -406,7 +408,7 @@ class Trainer:
         )
 
     def _validate(self, show: Show) -> None:
-        metrics = self.held_out.run(
+        metrics, texts = self.held_out.run(
             self.engine.forward,
             stop=lambda: self.stop.agreed(self.engine.device),
             show=lambda line: show(self.step, line, self.schedule.steps),
@@ -418,6 +420,9 @@ class Trainer:
             )
         self.validation.append({"step": self.step, **metrics})
         self._track("validation", metrics)
+        if self.rank == 0 and texts:
+            append_texts(self.out / TEXTS, self.step, texts)
+            self.tracker.log(self.step, {TEXTS_TABLE: table(texts)})
         if self.log:
             write_page(self.out, self._page(self.log))
         line = describe_validation(self.validation)
@@ -450,15 +455,24 @@ class Trainer:
 
     def _tracked(
         self, log: StepLog, until: int
-    ) -> Iterator[tuple[int, dict[str, float]]]:
-        """Yield the rows that `_track` has recorded up to a step, in their order."""
-        validations = [
-            (int(row["step"]), "validation", row) for row in list(self.validation)
-        ]
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Return the rows that `_track` has recorded up to a step, in their order.
+
+        The tracker's thread reads them while the run goes on: validations to come are
+        not among them.
+        """
+        validations = [(int(row["step"]), "validation", row) for row in self.validation]
+        texts = dict(read_texts(self.out / TEXTS))
         steps = ((step, "train", metrics) for step, metrics in log.rows(until))
-        for step, prefix, row in merge(steps, validations, key=itemgetter(0)):
-            metrics = {name: value for name, value in row.items() if name != "step"}
-            yield step, self._named(prefix, step, metrics)
+
+        def rows() -> Iterator[tuple[int, dict[str, Any]]]:
+            for step, prefix, row in merge(steps, validations, key=itemgetter(0)):
+                metrics = {name: value for name, value in row.items() if name != "step"}
+                yield step, self._named(prefix, step, metrics)
+                if prefix == "validation" and step in texts:
+                    yield step, {TEXTS_TABLE: table(texts[step])}
+
+        return rows()
 
     def _track(self, prefix: str, metrics: dict[str, float]) -> None:
         self.tracker.log(self.step, self._named(prefix, self.step, metrics))

@@ -1,1 +1,1 @@
-"""Runs: output folders and manifests of stages, hashes of inputs, atomic files, Weights & Biases."""
+"""Runs of stages: folders and manifests, hashes of inputs, atomic files, trackers."""

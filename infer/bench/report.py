@@ -14,7 +14,7 @@ from conf.console import PlainConsole, print_line
 from conf.errors import UserError
 from conf.pages import render
 from conf.runs.files import read_result, with_checksum, write_bytes, write_json
-from conf.runs.tracker import TrackerConfig, WandbRun
+from conf.runs.tracker import TrackerConfig, log_files, start_run
 from infer.bench.acceptance import acceptance_csv
 from infer.bench.config import PARTS
 from infer.bench.multipl_e import with_container_verdicts
@@ -36,6 +36,14 @@ SCALARS = (
     "mean_acceptance_length",
     "draft_acceptance_rate",
 )
+GSD_SCALARS = (
+    "acceptance_rate",
+    "drafted_tokens",
+    "drafted_share",
+    "mean_acceptance_length",
+    "speedup",
+)
+FILES = ("report.json", "index.html", "acceptance.csv")
 Row = Mapping[str, Any]
 
 
@@ -137,11 +145,9 @@ def page(report: Row) -> str:
 
 
 def log(tracker: TrackerConfig, folder: Path, report: Row) -> None:
-    """Send the figures to the folder's W&B run, or to a new one, as its summary."""
-    if tracker.mode == "disabled":
-        return
+    """Send the figures, as the summary, and the report's files to the folder's run."""
     settings = {part: report[part]["settings"] for part in PARTS if report.get(part)}
-    run = WandbRun(
+    run = start_run(
         tracker,
         folder,
         name=f"{report['name']}-report",
@@ -149,7 +155,12 @@ def log(tracker: TrackerConfig, folder: Path, report: Row) -> None:
         settings=settings,
         tell=partial(print_line, error=True),
     )
-    run.send(lambda run: run.summary.update(scalars(report)))
+    if run is None:
+        return
+    values = scalars(report)
+    run.send(lambda run: run.summary.update(values))
+    name = f"report-{report['name']}"
+    run.send(lambda run: log_files(run, name, "report", folder, values, FILES))
     run.finish()
 
 
@@ -163,6 +174,10 @@ def scalars(report: Row) -> dict[str, float]:
     for row in report["load"]["rows"] if report.get("load") else ():
         place = f"load/{row['prompt_set']}/{row['concurrency']}/{row['decoder']}"
         for name in LOAD_COLUMNS:
+            values[f"{place}/{name}"] = row[name]
+    for row in report["gsd"]["rows"] if report.get("gsd") else ():
+        place = f"gsd/{row['prompt_set']}/{row['part']}/{row['setting']}"
+        for name in GSD_SCALARS:
             values[f"{place}/{name}"] = row[name]
     for row in report["quality"]["rows"] if report["quality"] else ():
         name = f"{row['who']}_{row['decoder']}/{row['metric']}"

@@ -229,7 +229,9 @@ def generate(
     if custom_generate is not None:  # given to `model.generate`, which is this function
         own = {"k": k, "probes": probes, "sources": sources, "seed": seed}
         args |= {name: value for name, value in own.items() if value is not None}
-        return library(custom_generate=custom_generate, **args)
+        answer: Tensor | GenerateDecoderOnlyOutput
+        answer = library(custom_generate=custom_generate, **args)
+        return answer
     settings = DecodeConfig(
         "hybrid",
         sources=None if sources is None else [*sources],
@@ -254,7 +256,8 @@ def generate(
         streamer=args.get("streamer"),  # which the library passes to no callable
         given=frozenset(args),
     )
-    return library(custom_generate=decoder, **args)
+    answer = library(custom_generate=decoder, **args)
+    return answer
 
 
 def _convert_stop_strings(

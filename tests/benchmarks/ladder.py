@@ -126,7 +126,7 @@ def run(args: argparse.Namespace, rung: str, seed: int, steps: int) -> dict[str,
         if not steps:
             return {"cpu_seconds": seconds}
         forward = trainer.engine.forward
-        held_out = trainer.held_out.run(
+        held_out, _ = trainer.held_out.run(
             forward, stop=lambda: False, show=lambda line: None
         )
         return {

@@ -10,9 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +24,8 @@ from conf.runs.tracker import TrackerConfig
 from infer.bench.report import scalars
 from tests import warm
 from tests.train.resume_worker import RECIPE
+from train.metrics import StepLog
+from train.trainer import Trainer
 
 
 def records(file: Path) -> list[dict[str, Any]]:
@@ -90,6 +94,19 @@ def runs(data_folder: Path, folder: Path) -> dict[str, dict[str, Any]]:
     return read_runs(folder)
 
 
+def test_rows_to_restore_are_those_before_the_run(tmp_path: Path) -> None:
+    """The tracker's thread read them late, with validations of the run's own: W&B then
+    dropped all steps before these, "less than the current step".
+    """
+    trainer = SimpleNamespace(validation=[{"step": 0, "tau_real": 1.0}], out=tmp_path)
+    trainer._named = partial(Trainer._named, trainer)
+    trainer.config = SimpleNamespace(global_batch=8)
+    trainer.seq_len = 128
+    rows = Trainer._tracked(trainer, StepLog(tmp_path / "log.jsonl", step=0), 0)
+    trainer.validation.append({"step": 20, "tau_real": 1.5})
+    assert [step for step, _ in rows] == [0]
+
+
 def of(runs: dict[str, dict[str, Any]], job: str) -> dict[str, Any]:
     (run,) = (run for run in runs.values() if run["run"][0]["job_type"] == job)
     return run
@@ -98,7 +115,31 @@ def of(runs: dict[str, dict[str, Any]], job: str) -> dict[str, Any]:
 def test_each_has_one_run(runs: dict[str, dict[str, Any]]) -> None:
     """Each report made another run."""
     jobs = sorted(run["run"][0]["job_type"] for run in runs.values())
-    assert jobs == ["report", "train"]
+    assert jobs == ["export", "report", "train"]
+
+
+def test_a_training_has_its_curves_and_texts(runs: dict[str, dict[str, Any]]) -> None:
+    rows = [row["item"] for row in of(runs, "train")["history"]]
+    curves = {"masked_loss", "accuracy_1", "accuracy_2", "lr", "memory_gib"}
+    assert {f"train/{name}" for name in curves} <= rows[1].keys()
+    held_out = {"masked_loss", "accuracy_1", "tau_real"}
+    for row in rows:
+        assert {f"validation/{name}" for name in held_out} <= row.keys()
+        table = {name: row[f"validation/texts.{name}"] for name in ("_type", "ncols")}
+        assert table == {"_type": "table-file", "ncols": 3}
+
+
+def test_the_export_and_the_report_are_artifacts(
+    runs: dict[str, dict[str, Any]],
+) -> None:
+    (model,) = of(runs, "export")["artifact"]
+    assert (model["type"], model["name"]) == ("model", "model-model")
+    files = {entry["path"] for entry in model["manifest"]["contents"]}
+    assert {"adaptive.json", "config.json", "model.safetensors"} <= files
+    reports = of(runs, "report")["artifact"]
+    assert {each["type"] for each in reports} == {"report"}
+    files = {entry["path"] for entry in reports[0]["manifest"]["contents"]}
+    assert {"report.json", "index.html"} <= files
 
 
 def test_a_resumed_training_is_whole_in_its_last_folder(

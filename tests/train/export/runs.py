@@ -61,6 +61,7 @@ def train(folder: Path, data: Path, runs: dict[str, list[str]], *, ranks: int) -
 
 def export(checkpoint: Path, out: Path, *overrides: str) -> Path:
     args = [f"checkpoint={checkpoint}", f"out={out}", *overrides]
+    args.append("tracker.mode=disabled")
     main(settings("export", ExportConfig, args))
     return out
 

@@ -30,7 +30,8 @@ def export(folder: Path, **facts: Any) -> tuple[Path, dict[str, Any]]:
     verified = VERIFIED if manifest["adaptive"] else None
     write_card(out, manifest, step=9, verified=verified)
     config = ExportConfig(str(checkpoint), str(out))
-    origin = collect_provenance(config, {"checkpoint": checkpoint}, ignore=["report"])
+    ignored = ["report", "tracker"]
+    origin = collect_provenance(config, {"checkpoint": checkpoint}, ignore=ignored)
     write_manifest(out, "model", origin, step=9, verified=verified)
     return out, manifest
 
@@ -38,6 +39,7 @@ def export(folder: Path, **facts: Any) -> tuple[Path, dict[str, Any]]:
 def again(out: Path, *overrides: str) -> None:
     """Run the command on the finished directory."""
     args = [f"checkpoint={out.with_name('tuned')}", f"out={out}", *overrides]
+    args.append("tracker.mode=disabled")
     main(settings("export", ExportConfig, args))
 
 

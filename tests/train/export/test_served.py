@@ -1,5 +1,6 @@
 """An export behind `transformers serve`, with the OpenAI client."""
 
+import runpy
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,7 @@ if not is_serve_available():
 
 from tests.served_openai import served, stream
 
+EXAMPLES = Path(__file__).parents[3] / "examples"
 PROMPTS = ["def parse(text):\n", "import json\n\n"]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 24}
@@ -31,7 +33,8 @@ def model(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def api(model: Path) -> Iterator[Any]:
-    with served(model, model.with_name("server"), "--trust-remote-code") as client:
+    script = EXAMPLES / "serve.sh"
+    with served(model, model.with_name("server"), script=script) as client:
         yield client
 
 
@@ -70,3 +73,11 @@ def test_a_temperature_samples_and_a_seed_repeats(api: Any, model: Path) -> None
     first, again = (stream(api, model, PROMPTS[0], **SAMPLED) for _ in range(2))
     assert first == again != stream(api, model, PROMPTS[0], **GREEDY)
     assert stream(api, model, PROMPTS[0], **{**SAMPLED, "seed": 4}) != first
+
+
+def test_the_example_prints_the_servers_answer(
+    api: Any, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = runpy.run_path(str(EXAMPLES / "call.py"))["main"]
+    call(str(model), PROMPTS[0], str(api.base_url))
+    assert capsys.readouterr().out.strip() == plain(model, PROMPTS[0]).strip()
