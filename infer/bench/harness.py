@@ -84,7 +84,7 @@ def init_workers(*, divided: bool = False) -> WorkerGroup:
     Raises UserError for more processes than GPUs, and for a single one that is to share.
     """
     if not divided:
-        parallel.stand_alone()
+        parallel.use_whole_models()
     workers = WorkerGroup(*place(), divided=divided)
     if divided and workers.world == 1:
         raise UserError(
@@ -102,7 +102,7 @@ def init_workers(*, divided: bool = False) -> WorkerGroup:
         nccl = divided and torch.cuda.is_available()
         backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
         dist.init_process_group(backend, timeout=BARRIER_TIMEOUT)
-        atexit.register(parallel.leave)
+        atexit.register(parallel.end_process_group)
     return workers
 
 

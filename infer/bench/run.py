@@ -40,7 +40,7 @@ from infer.bench.runs import PEER
 from infer.bench.speed import SpeedPart
 from infer.config import decontaminated
 from infer.models.checkpoint import ModelDirectory
-from infer.models.draft import base_pieces, lacking
+from infer.models.draft import base_pieces, missing_id
 
 # The parts that decode prompt sets.
 SET_PARTS: dict[str, type[SpeedPart] | type[GsdPart] | type[LoadPart]] = {
@@ -160,7 +160,7 @@ def read_prompt_sets(
         )
     prompts = [(p.id, p.ids) for prompts in sets.values() for p in prompts]
     if config.base:
-        missing = lacking(base_pieces(config.base, directory.text), prompts)
+        missing = missing_id(base_pieces(config.base, directory.text), prompts)
         if missing:
             raise UserError(
                 f"base={config.base} must have the ids of every prompt, got {missing}."

@@ -68,4 +68,4 @@ def ours(lm: PreTrainedModel, model_dir: Path) -> Generate:
 @pytest.fixture(autouse=True)
 def together(monkeypatch: pytest.MonkeyPatch) -> None:
     """infer.bench has the process stand alone under torchrun; the next test does not."""
-    monkeypatch.setattr("infer.models.parallel._alone", False)
+    monkeypatch.setattr("infer.models.parallel._whole_models", False)

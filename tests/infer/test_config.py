@@ -19,7 +19,7 @@ DECODE = [
     ),
     (
         {"method": "ngrams", "sources": ["adaptive"]},
-        "decode.sources must be some of text, ngrams with decode.method=ngrams",
+        "decode.sources must be among text, ngrams with decode.method=ngrams",
     ),
     (
         {"method": "gsd", "sources": ["text"]},
@@ -47,11 +47,11 @@ DECODE = [
     ),
     (
         {"method": "hybrid", "sources": ["text"], "k": 2},
-        "decode.k must be left out without adaptive tokens among decode.sources, got 2",
+        "decode.k must be left out without adaptive in decode.sources, got 2",
     ),
     (
         {"method": "hybrid", "sources": ["text"], "probes": 1},
-        "decode.probes must be left out without adaptive tokens .*, got 1",
+        "decode.probes must be left out without adaptive in .*, got 1",
     ),
     (
         {"method": "hybrid", "nodes": 9},
@@ -62,13 +62,13 @@ DECODE = [
         "decode.temperature must be above 0 with decode.verify=ratio, got 0",
     ),
     ({"seed": -1}, "decode.seed must be from 0 to below .*, got -1"),
-    ({"stop": ["x", ""]}, "decode.stop must be texts, got an empty one"),
+    ({"stop": ["x", ""]}, "decode.stop must not contain an empty string"),
 ]
 DRAFT = [
-    ({"model": ""}, "draft must be a model directory or self:N, got nothing"),
+    ({"model": ""}, "draft must be a model directory or self:N, got an empty name"),
     (
         {"adaptive": True},
-        "draft must be a model with draft_adaptive=true, got none",
+        "draft_adaptive=true needs a draft model, got none",
     ),
     *(
         ({"model": f"self:{n}"}, f"draft must be self:N .* got self:{n}")

@@ -108,9 +108,8 @@ def test_what_is_not_applied_is_said_once(
     (message,) = caplog.messages
     assert message == (
         f"{folder}/generation_config.json: not applied: do_sample=True, temperature=0.6, "
-        "top_p=0.9, max_length=4096 (settings such as decode.temperature and "
-        "decode.max_new_tokens decide); num_beams=4 (this decoder has no such way of "
-        "decoding)"
+        "top_p=0.9, max_length=4096 (use settings such as decode.temperature and "
+        "decode.max_new_tokens); num_beams=4 (not supported by this decoder)"
     )
     caplog.clear()
     load(

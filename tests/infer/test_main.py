@@ -68,7 +68,7 @@ def test_every_group_continues_a_prompt(model_dir: Path, monkeypatch, capsys) ->
     [
         (
             ["prompt=x", "infill.suffix=y"],
-            "prompt must be given once, got prompt and infill. Leave",
+            "Give only one of prompt, prompt_file and infill; got prompt and infill.",
         ),
         (["prompt=x", "decode.temprature=1"], "did you mean 'decode.temperature'?"),
         (

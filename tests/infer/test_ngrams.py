@@ -214,5 +214,5 @@ def test_a_table_with_a_right_checksum_and_wrong_content_is_refused(
     save(path, RIGHT, order=2, vocabulary=4)
     changed = {**RIGHT, **WRONG[name]}
     tensors = {key: value for key, value in changed.items() if value is not None}
-    with pytest.raises(ValueError, match="must be an intact table"):
+    with pytest.raises(ValueError, match="must be an n-gram table"):
         save(path, tensors, order=2, vocabulary=4)

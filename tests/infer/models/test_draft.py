@@ -81,7 +81,7 @@ def test_ids_of_one_model_only_are_neither_read_nor_drafted(
     [
         ("base", True, "be fine-tuned with adaptive tokens, got no adaptive.json"),
         ("empty", False, "be a causal model with weights, got"),
-        ("unsuited", False, "be a causal model whose .* follows a tree, got gemma2"),
+        ("unsuited", False, "be a causal model .* follow a tree, got gemma2"),
         ("absent", False, "be a Transformers model directory, got no such"),
         ("self:2", False, "have fewer layers than the model's 2, got self:2"),
     ],

@@ -71,7 +71,7 @@ def test_a_schedulers_world_is_not_torchruns(
             LlamaConfig(num_attention_heads=4, num_key_value_heads=2),
             "4 heads and 2 key",
         ),
-        (MambaConfig(), "got mamba, which has no tensor parallel plan"),
+        (MambaConfig(), "mamba has no tensor-parallel plan"),
     ],
 )
 def test_a_model_that_cannot_be_divided_is_refused(config, sentence: str) -> None:
