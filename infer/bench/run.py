@@ -104,7 +104,7 @@ def measure_part(
                 f"Delete {out} to measure it again."
             )
         if workers.first:
-            print_line(f"bench: {out} is finished; it is not measured again")
+            print_line(f"bench: {out} is finished: nothing to do")
         return
     if not part.tasks:
         if workers.first:

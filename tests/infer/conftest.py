@@ -67,5 +67,5 @@ def ours(lm: PreTrainedModel, model_dir: Path) -> Generate:
 
 @pytest.fixture(autouse=True)
 def together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """infer.bench has the process stand alone under torchrun; the next test does not."""
+    """Undo `use_whole_models`, which infer.bench calls, before the next test."""
     monkeypatch.setattr("infer.models.parallel._whole_models", False)

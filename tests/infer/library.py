@@ -112,7 +112,7 @@ def by_library(lm, tokens: Sequence[int]) -> torch.Tensor:
 
 
 def number_words(rows: int) -> Tokenizer:
-    """Return a tokenizer whose words are its ids."""
+    """Return a tokenizer in which each word is its id."""
     words = Tokenizer(WordLevel({str(id): id for id in range(rows)}, unk_token="0"))
     words.pre_tokenizer = WhitespaceSplit()
     return words

@@ -130,7 +130,7 @@ def slow_successors(
     weights: NgramWeights,
     text_contexts: Sequence[int],
 ) -> np.ndarray:
-    """Return (V,) p_ngram behind `tail`, by the counts of the data and of the text."""
+    """Return (V,) p_ngram after `tail`, by the counts of the data and of the text."""
     u_V = smoothed(data, vocabulary) if data else np.full(vocabulary, 1 / vocabulary)
     by_table = count_ngrams(data, range(1, order))
     p_V = interpolate(u_V, tail, by_table, range(1, order), weights.table)

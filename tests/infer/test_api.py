@@ -250,7 +250,7 @@ def test_prompts_and_seeds_of_every_kind(model: Model) -> None:
         (3, {}, "prompt must be a text, an Infill or token ids, got int"),
         (["x", None], {}, r"prompts\[1\] must be a text, .* got NoneType"),
         ([1.5, 2.0], {}, "prompt must be token ids of the model, .* got 1.5"),
-        ([3, 400], {}, "whole numbers from 0 to 399, got 400"),
+        ([3, 400], {}, "integers from 0 to 399, got 400"),
         ("", {}, "prompt must have at least one token, got ''"),
         ("\udcff", {}, "prompt must be text in UTF-8, got other bytes"),
         ([9] * 500, {}, r"the model's context of 512 tokens, got 500 \+ 256"),

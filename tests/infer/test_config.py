@@ -28,7 +28,7 @@ DECODE = [
     ({"k": 0}, "decode.k must be at least 1, got 0"),
     (
         {"probes": "0"},
-        "decode.probes must be auto, root, all or a number of drafts from 1 on, got 0",
+        "decode.probes must be auto, root, all or a number of at least 1, got 0",
     ),
     (
         {"method": "plain", "tree": "paper"},

@@ -1,4 +1,4 @@
-"""generation_config.json: one text of one directory, whoever decodes it."""
+"""Test that generation_config.json applies in the same way in every decoder."""
 
 import json
 import shutil

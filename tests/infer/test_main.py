@@ -1,4 +1,4 @@
-"""python -m infer: what it prints, and its mistakes."""
+"""Test the output of python -m infer, and its errors."""
 
 import io
 import shutil
@@ -27,7 +27,7 @@ FLOAT = "dtype=float32"
 
 
 def test_a_mistaken_model_is_reported_without_torch() -> None:
-    """Its sentence came behind seven seconds of imports."""
+    """Regression: the error was printed after seven seconds of imports."""
     calls = {
         "infer": ["prompt=x"],
         "infer.bench": ["out=absent/out"],
@@ -132,7 +132,7 @@ def test_a_prompt_comes_from_standard_input_or_a_file(
     assert printed() and printed() == printed(f"prompt_file={file}")
     with pytest.raises(SystemExit):
         printed("prompt=-", text="")
-    assert "got none from standard input" in error(capsys.readouterr().err)
+    assert "got no text from standard input" in error(capsys.readouterr().err)
 
 
 STEPS = [

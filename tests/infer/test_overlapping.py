@@ -1,6 +1,6 @@
-"""Calls that overlap in threads on one model: every text is that of the call by itself.
+"""Test overlapping calls in threads on one model: every text equals a single call's text.
 
-`transformers serve`, and whoever serves by `infer.generate`, runs calls in threads.
+`transformers serve`, and servers that use `infer.generate`, run calls in threads.
 """
 
 import sys

@@ -101,7 +101,7 @@ def test_texts_are_distributed_as_the_targets(
     for first in range(0, n, 100):
         requests = [Request(PROMPT, first + seed, processors) for seed in range(100)]
         new = drafters(draft, shape, 30 if "graph" in shape else 120)
-        # One more, so that a draft has levels behind merged nodes.
+        # One more token, so that a draft has levels after merged nodes.
         limits = Limits(LENGTH + 1)
         tokens, more = collect(decode(runner, requests, new, limits, sampling), 100)
         texts = (torch.tensor(tokens)[:, :LENGTH] * places).sum(1)
@@ -150,7 +150,7 @@ def drawn(draw: st.DrawFn) -> TokenGraph:
 @settings(max_examples=60)
 @given(drawn(), st.integers(0, 40), st.integers(0, 5))
 def test_families_stay_together(graph: TokenGraph, most: int, depth: int) -> None:
-    """All children of a node are drafted, or none; all that fit are there."""
+    """All children of a node are drafted if they fit, otherwise no child."""
     drafts = unroll_levels(graph, most, depth=depth)
     count = len(drafts.tokens)
     assert count <= 1 + most and max(drafts.depths) <= depth

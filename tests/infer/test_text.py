@@ -93,7 +93,7 @@ def test_a_text_ends_where_a_stop_string_is_first_whole(
 def test_a_tokenizer_beyond_the_models_rows_spells_with_bytes(
     shared_data: Path, tmp_path: Path
 ) -> None:
-    """CodeLlama-34B's files list pieces for which its model has no row."""
+    """CodeLlama-34B's tokenizer has pieces without a row in the model."""
     source = shared_data / "tokenizers" / "codellama-7b"
     shutil.copyfile(source / "tokenizer.json", tmp_path / "tokenizer.json")
     for rows, text in ((32000, "a <PRE> b"), (31000, "ो 한국")):

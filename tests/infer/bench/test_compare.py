@@ -68,14 +68,14 @@ def test_a_report_without_scores_has_no_table_of_them() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["reports=[]"], "reports must have a folder, got none"),
+        (["reports=[]"], "reports must not be empty"),
         (
             ["reports=[a/report,b/report]"],
             "names must be different, got report, report",
         ),
         (
             ["reports=[a,b]", "names=[x]"],
-            "names must be one for each of 2 reports, got 1",
+            "names must have one name for each of 2 reports, got 1",
         ),
     ],
 )

@@ -19,7 +19,7 @@ from infer.bench.quality import judge
 
 ADD = "def add(a, b):\n    return a + b"
 TWICE = "def twice(x):\n    return add(x, x)"
-# By what is special about it: the answer behind "```python\n", and its program for `add`.
+# The answer after "```python\n" and its program for `add`, by the special case.
 GOLDEN = {
     "a block and its end": (f"{ADD}\n```\nThis adds two numbers.", ADD),
     "no end, by EOS": (f"{ADD}\n```", ADD),
@@ -67,7 +67,7 @@ GOLDEN = {
         "I cannot do this,\nbecause it isn't clear.",
         "I cannot do this,",
     ),
-    "nothing that is kept": (
+    "no import or definition": (
         "def add(a, b):\n    print(a + b)\n\nadd(1, 2)",
         "def add(a, b):\n    print(a + b)\n\nadd(1, 2)",
     ),

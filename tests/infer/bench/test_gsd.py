@@ -38,7 +38,7 @@ GSD = DecodeConfig("gsd")
 
 
 def accept(*nodes: int) -> Outcome:
-    """Return the outcome of accepting these nodes, one behind the other.
+    """Return the outcome of accepting these nodes, one after the other.
 
     The graph is drawn in gsd.py: b's child a is merged into the root's.
     """
@@ -264,7 +264,7 @@ def test_mistakes_are_one_sentence(
 def test_a_target_divided_over_processes_is_measured_beside_its_draft_model(
     model_dir: Path, base_dir: Path, prompts: Path, tmp_path: Path
 ) -> None:
-    """The paper's 70B: each process held a whole model. Counts are those of one process."""
+    """The paper's 70B did not fit: each process had a whole model. Counts equal one process's."""
     shared = ["gsd.parts=[methods]", "gsd.max_new_tokens=8", f"draft={base_dir}"]
     expected = rows_of(model_dir, prompts, tmp_path / "one", "part=gsd", *shared)
     speed = [

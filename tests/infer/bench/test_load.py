@@ -27,7 +27,7 @@ class Stub(BaseHTTPRequestHandler):
     """Streams three chunks of two tokens each, as OpenAI's completions."""
 
     seen: list[dict[str, Any]] = []
-    failures = 0  # so many requests are answered by 503 first
+    failures = 0  # the number of first requests that are answered by 503
     lag = LAG
     at_once = most_at_once = 0
     lock = threading.Lock()
@@ -181,8 +181,8 @@ def test_an_endpoint_that_fails_is_one_sentence(
     ("override", "message"),
     [
         ("load.endpoint=localhost:8000", "load.endpoint must be a URL such as"),
-        ("load.concurrency=[]", "load.concurrency must have one, got none"),
-        ("load.concurrency=[2,2]", "load.concurrency must have each value once"),
+        ("load.concurrency=[]", "load.concurrency must not be empty"),
+        ("load.concurrency=[2,2]", "load.concurrency must not repeat a value"),
         ("load.concurrency=[0]", "load.concurrency must be 1 to 1024, got 0"),
         ("load.decoders=[vllm]", "load.decoders must be plain, hybrid"),
     ],

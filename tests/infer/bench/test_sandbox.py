@@ -75,7 +75,7 @@ USER = [
 
 @pytest.fixture(scope="module")
 def marks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A file, a server and a process of ours."""
+    """Yield a file, a server and a process outside of the sandbox."""
     if reason := unavailable():
         pytest.skip(reason)
     outside = tmp_path_factory.mktemp("outside")
@@ -135,7 +135,7 @@ def test_memory_is_refused_to_programs_of_an_ordinary_user(
 
 
 def test_threads_and_processes_still_work(marks: dict[str, str]) -> None:
-    """The C library starts both by clone where clone3 is unknown; locks lie in /dev/shm."""
+    """The C library starts threads and processes by clone without clone3; locks are in /dev/shm."""
     source = """
 import multiprocessing, subprocess, threading
 def f(x):

@@ -1,4 +1,4 @@
-"""Times of texts from chosen steps, and marks of speeds that are not to be believed."""
+"""Test the times of texts from chosen steps, and the marks of unreliable speeds."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ DECODERS = {
     "hybrid": (9, 3),
     "hf generate": (1, 1),
 }
-# Speedups: a first step takes as long as ten others.
+# Speedups: a first step takes as long as ten later steps.
 QUIET = dict.fromkeys(DECODERS, 1.0) | {"hybrid": 105 * 0.05 / (41 * 0.07)}
 
 
@@ -82,7 +82,7 @@ def bursts(chance: random.Random, slower: float) -> Iterator[tuple[float, float]
 def measured(
     *, prompts: int, rounds: int, slower: Callable[[str], float]
 ) -> dict[str, Row]:
-    """Return records under bursts of other work, in which steps are `slower(name)` times slower."""
+    """Return records under bursts of other work, which make steps `slower(name)` times slower."""
     chance = random.Random(0)
     phases = bursts(chance, 2.0)
     now = 0.0
@@ -270,7 +270,8 @@ def test_plain_decoding_that_is_not_as_fast_as_itself_marks_its_set(
         "warning: machine busy: do not use the speeds of set, T=0"
     )
     assert (
-        "plain beside plain 1.3" in printed and "set, greedy, machine busy" in printed
+        "speedup of plain over plain 1.3" in printed
+        and "set, greedy, machine busy" in printed
     )
 
 
@@ -322,7 +323,7 @@ def test_impossible_figures_are_never_printed_unmarked(stamped: bool) -> None:
 
 
 def test_a_base_of_fewer_weights_may_be_faster() -> None:
-    """The limit of a base's speed is the ratio of the weights; peers' is wider than ours."""
+    """A base's limit is scaled by the ratio of the weights, and peers have a wider limit."""
     runs = [
         record_of("plain", [0.1] * NEW, rows=1, tokens=1),
         record_of("base, plain", [0.1 / 1.9] * NEW, rows=1, tokens=1),

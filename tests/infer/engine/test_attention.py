@@ -1,4 +1,4 @@
-"""A view computes with the model's own weights and changes nothing of the model."""
+"""Test that a view computes with the model's own weights and does not change the model."""
 
 from collections.abc import Callable
 from functools import partial

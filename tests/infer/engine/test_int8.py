@@ -131,7 +131,7 @@ def test_the_head_keeps_its_weight_and_the_other_layers_their_shapes(
 def test_logits_of_a_place_are_the_same_in_every_forward(
     int8: LlamaForCausalLM, others: int
 ) -> None:
-    """The last bit too: what a row attends to may be in other columns, beside other rows."""
+    """A row has the same bits if its keys are in other columns and other rows are beside it."""
     check_places(int8, others)
 
 
@@ -161,7 +161,7 @@ def test_experts_are_refused() -> None:
 
 
 def check_places(lm: PreTrainedModel, others: int) -> None:
-    """Compare a path's logits, row by row, with its logits in a tree with `others`."""
+    """Compare a path's logits, row by row, with its logits in a tree with `others` more nodes."""
     prompt = [3, 14, 15, 9, 26]
     path = [5, 35, 8]
     expected = []

@@ -36,7 +36,7 @@ def assert_close(result: torch.Tensor, expected: torch.Tensor) -> None:
 def test_every_node_sees_only_its_own_path(
     lm: PreTrainedModel, static: bool, data: st.DataObject
 ) -> None:
-    """In batches of unequal lengths and shapes, for which the cache has just the space."""
+    """In batches of unequal lengths and shapes, with a cache of just enough space."""
     drawn = data.draw(BATCH)
     prompts = [PROMPT[: data.draw(st.integers(0, 8))] for _ in drawn]
     runner = Runner(
@@ -57,7 +57,7 @@ def test_every_node_sees_only_its_own_path(
 def test_a_committed_path_is_as_if_it_had_been_the_prompt(
     llama: PreTrainedModel, data: st.DataObject
 ) -> None:
-    """In a batch from which a sequence is dropped, and after more text is read."""
+    """In a batch after a sequence is dropped and more text is read."""
     drawn = data.draw(BATCH)
     texts = [PROMPT[: 1 + b] for b in range(len(drawn))]
     runner = Runner(llama, capacity=32, max_rows=16, batch=3)

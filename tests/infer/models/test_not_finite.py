@@ -28,7 +28,7 @@ PROMPTS = [[20, 30, 40, 51], [61, 62]]
 
 
 def scaled(file: str, part: str, factor: float) -> Callable[[Path], None]:
-    """Return a function that multiplies the weights whose names contain `part`."""
+    """Return a function that multiplies the weights with `part` in their names."""
 
     def change(folder: Path) -> None:
         weights = load_file(folder / file)

@@ -122,7 +122,7 @@ def test_stop_strings_end_the_text(
 
 
 def test_it_takes_what_generate_takes(lm: PreTrainedModel, ours: Generate) -> None:
-    """A prompt by position, by name, or none; a dict, a streamer, a constraint."""
+    """A prompt by position, by name, or no prompt; a dict, a streamer, a constraint."""
     theirs = Listener()
     mine = Listener()
     expected = lm.generate(ONE, streamer=theirs)

@@ -45,7 +45,7 @@ def test_a_model_in_training_that_keeps_no_cache_is_refused() -> None:
     ours(ONE, max_new_tokens=5)
     lm.gradient_checkpointing_enable()
     lm.train()
-    with pytest.raises(ValueError, match="model must be in evaluation, got training"):
+    with pytest.raises(ValueError, match="must be in evaluation mode, got training"):
         ours(ONE, max_new_tokens=5)
 
 

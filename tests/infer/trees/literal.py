@@ -47,7 +47,7 @@ def draw(
     theta_sib: float,
     tau: int | None,
 ) -> list[Node]:
-    """All nodes in the order in which they were drafted."""
+    """All nodes in the order of drafting."""
     nodes = [Node(root, None)]
     level = [nodes[0]]
     for _ in range(depth):
@@ -95,7 +95,7 @@ def hypotheses(
             yield (child.token, *path), joint
 
 
-def likeliest_behind(
+def likeliest_after(
     model: Model, text: tuple[int, ...], path: tuple[int, ...]
 ) -> Sequence[tuple[int, float]]:
     return model((*text, *path))
@@ -138,7 +138,7 @@ def decode(
         left = len(text) + new - len(written)
         # The last token is the target's own. Merging makes paths longer than the levels.
         below = min(depth, left - 1)
-        behind = partial(likeliest_behind, model, written[:-1])
+        behind = partial(likeliest_after, model, written[:-1])
         graph = draw(written[-1], behind, depth=below, **rules)
         paths = sorted(hypotheses(graph[0], left - 1), key=lambda pair: -pair[1])[
             :nodes

@@ -44,7 +44,7 @@ def merged(ids: Ids, chances: Chances, prices: list[float]) -> Drafts:
 
 
 def grown(ids: Ids, chances: Chances, prices: list[float]) -> Drafts:
-    """Unroll a graph whose candidates are added on demand."""
+    """Unroll a graph; its candidates are added on demand."""
     places = Places([7], Candidates(ids, chances), None, 9)
     return unroll(places.graph, prices, depth=len(ids), expand=places.expand)
 
