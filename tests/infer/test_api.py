@@ -1,4 +1,4 @@
-"""load and generate: every method is plain decoding, every row its single run."""
+"""Test load and generate: every method equals plain decoding, every row its single run."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -43,7 +43,7 @@ REPEATED = [0, *[20, 31, 42] * 12]
 
 @pytest.fixture(scope="module")
 def drafted(model_dir: Path) -> Model:
-    """The model with its first layer as the draft model."""
+    """Return the model with its first layer as the draft model."""
     return load(model_dir, "float32", draft="self:1")
 
 
@@ -53,7 +53,7 @@ def outcomes(
     decode: DecodeConfig,
     **options: Any,
 ) -> list[tuple[list[int], str]]:
-    """The tokens and the text of every prompt."""
+    """Return the tokens and the text of every prompt."""
     steps = list(generate(model, prompts, decode, **options))
     result = []
     for index in range(1 + max(step.sequence for step in steps)):
@@ -68,7 +68,7 @@ def outcomes(
 
 
 def always(id: int) -> LogitsProcessorList:
-    """Make one id the likeliest everywhere."""
+    """A logits processor that makes one id the likeliest everywhere."""
     return LogitsProcessorList(
         [lambda ids, scores: scores.index_fill(1, torch.tensor([id]), 1e4)]
     )
@@ -131,7 +131,7 @@ def test_it_is_the_librarys_generate(model: Model) -> None:
 
 
 def test_rows_of_unequal_length_are_their_single_runs(model: Model) -> None:
-    """Each with its seed, its own end and its own text; middles beside continuations."""
+    """Each row has its own seed, end and text; infillings and continuations share a batch."""
     rows: list[Prompt] = [
         "def f(x):\n",
         [0],
@@ -185,7 +185,7 @@ def test_another_attention_of_the_model_changes_no_text(
 
 
 def test_a_stop_string_that_is_a_special_piece_ends_the_text(model: Model) -> None:
-    """Special pieces are no part of the text that is returned."""
+    """Special pieces are not part of the returned text."""
     id, special = next(iter(model.text._tokenizer.get_added_tokens_decoder().items()))
     decode = DecodeConfig("plain", max_new_tokens=6, stop=[special.content[1:]])
     result = outcomes(model, "import os\n", decode, processors=always(id))
@@ -219,7 +219,7 @@ def test_k_fits_the_diverse_ids_and_the_context(model: Model) -> None:
 def test_nodes_and_probes_fix_the_tree_and_k_does_not(
     model: Model, chosen: dict[str, Any], planner: type
 ) -> None:
-    """decode.k of n-grams switched from measurement to a fixed chain."""
+    """Regression: decode.k of n-grams switched from measured costs to a fixed chain."""
     decode = DecodeConfig("hybrid", **chosen)
     drafters = model.methods.drafters(decode, batch=1, capacity=64, left=99)
     assert isinstance(drafters, SourceDrafters)

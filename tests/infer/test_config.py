@@ -1,4 +1,4 @@
-"""Settings that cannot be are refused in a sentence that names them."""
+"""Test that invalid settings raise an error that names the setting."""
 
 import numpy as np
 import pytest
@@ -95,6 +95,6 @@ def test_settings_that_cannot_be_are_named(
 
 
 def test_numbers_of_other_types_are_taken() -> None:
-    """A penalty of 2 for 2.0 was a ValueError in the middle of a call."""
+    """Regression: a penalty of 2 in place of 2.0 raised ValueError in the middle of a call."""
     config = DecodeConfig(max_new_tokens=np.int64(4), repetition_penalty=2, probes=2)  # type: ignore[arg-type]
     assert config == DecodeConfig(max_new_tokens=4, repetition_penalty=2.0, probes="2")

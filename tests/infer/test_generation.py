@@ -60,7 +60,7 @@ def greedy(model: Model, method: str = "plain", **decode: Any) -> list[int]:
 def test_infer_bench_and_transformers_give_one_text(
     name: str, directory: Callable[..., Path], model: Model
 ) -> None:
-    """custom_generate applied penalties of the directory, infer and infer.bench did not."""
+    """Regression: custom_generate applied the directory's penalties, infer and infer.bench did not."""
     folder = directory(**FIELDS[name])
     lm: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     args = {"max_new_tokens": NEW, "do_sample": False}

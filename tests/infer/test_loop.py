@@ -1,4 +1,4 @@
-"""The loop against chosen logits."""
+"""Test the loop with chosen logits."""
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -21,7 +21,7 @@ Maker = Callable[[], Drafters]
 
 
 class ScriptedRunner:
-    """A model that counts up; the first `right` of its probes are right."""
+    """A runner of a model that counts up; the first `right` of its probes are right."""
 
     def __init__(self, right: int) -> None:
         self.right = right

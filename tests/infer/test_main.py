@@ -18,7 +18,7 @@ from tests.messages import error
 
 
 def infer(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
-    """As `python -m infer` with these arguments."""
+    """Run `python -m infer` with these arguments."""
     monkeypatch.setattr("sys.argv", ["infer", *map(str, arguments)])
     run("infer", InferConfig, main)
 
@@ -151,7 +151,7 @@ STEPS = [
 
 
 def test_a_terminal_colours_drafts_and_their_white_space() -> None:
-    """A coloured line end would colour the whole next line."""
+    """A styled line end would colour the whole next line."""
     file = io.StringIO()
     terminal = {"force_terminal": True, "color_system": "standard", "width": 200}
     show(STEPS, Console(file=file, **terminal), "")

@@ -1,4 +1,4 @@
-"""A model directory with a table of n-grams, without one, and with a wrong one."""
+"""Test a model directory with an n-gram table, without a table, and with a wrong table."""
 
 import shutil
 from dataclasses import replace
@@ -27,7 +27,7 @@ METHODS = [
 
 @pytest.fixture(scope="module")
 def with_table(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model with the n-grams of its own texts."""
+    """Return the model with an n-gram table of its own texts."""
     folder = tmp_path_factory.mktemp("models") / "table"
     shutil.copytree(model_dir, folder)
     model = load(model_dir, "float32")

@@ -1,4 +1,4 @@
-"""Verification by ratio: all texts of random models of five tokens are enumerated."""
+"""Test verification by ratio: enumerate all texts of random models with five tokens."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -53,7 +53,7 @@ def drafters(
 
 
 def tiny(seed: int, vocab: int = V) -> PreTrainedModel:
-    """Logits close enough for every text to be drawn now and then."""
+    """A model with logits close enough that every text is drawn sometimes."""
     lm = tiny_llama(vocab=vocab, seed=seed)
     with torch.no_grad():
         lm.lm_head.weight *= 0.6
@@ -63,7 +63,7 @@ def tiny(seed: int, vocab: int = V) -> PreTrainedModel:
 def distribution(
     lm: PreTrainedModel, suppressed: Sequence[int], sampling: Sampling
 ) -> Tensor:
-    """(V^3,) the probability of every text, by the library's own attention."""
+    """Return the probability of every text (V^3,), by the library's own attention."""
     result = torch.ones(1, dtype=torch.float64)
     texts = torch.tensor([PROMPT])
     with torch.no_grad():
@@ -117,7 +117,7 @@ def test_texts_are_distributed_as_the_targets(
 
 
 def test_runs_repeat_whatever_stands_beside_them_and_in_fixed_shapes() -> None:
-    """A sequence's draws are its seed's. The draft model lacks tokens."""
+    """A sequence's draws depend on its seed alone. The draft model does not have all tokens."""
     target = tiny(1, vocab=9).double()
     draft = tiny(2).double()
     requests = [Request(PROMPT[: 1 + seed % 3], seed) for seed in range(6)]
@@ -136,7 +136,7 @@ def test_runs_repeat_whatever_stands_beside_them_and_in_fixed_shapes() -> None:
 
 @st.composite
 def drawn(draw: st.DrawFn) -> TokenGraph:
-    """A graph that grew from draws of any order, its tokens few enough to recur."""
+    """Draw a graph that grew from draws in any order, with few enough tokens that they recur."""
     tau = draw(st.sampled_from([None, 1, 2]))
     rules = Rules(draw(st.integers(1, 4)), draw(st.integers(1, 5)), 0.05, 0.2, tau)
     growth = Growth(0, rules, most=draw(st.integers(1, 12)), draws=True)

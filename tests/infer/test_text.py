@@ -1,4 +1,4 @@
-"""Text out of ids: whole characters as they come, and the end at a stop string."""
+"""Test the decoding of ids to text: complete characters, and the end at a stop string."""
 
 import shutil
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_a_stream_gives_the_text_of_decode(text: Text, ids: list[int]) -> None:
 
 
 def output(pieces: list[str], *stop: str) -> int | None:
-    """The index of the piece that ends the text."""
+    """Return the index of the piece that ends the text."""
     ends = Output(lambda id: pieces[id], stop=stop)  # type: ignore[arg-type]
     return next((index for index in range(len(pieces)) if ends(index)), None)
 

@@ -1,4 +1,4 @@
-"""A bench on a model of random weights: parts, resuming, the report."""
+"""Test infer.bench on a model with random weights: parts, resuming, the report."""
 
 import gzip
 import json
@@ -170,7 +170,7 @@ def test_a_finished_bench_only_writes_its_report_again(
 def test_a_finished_part_without_its_result_is_a_sentence(
     out: Path, model_dir: Path, base_dir: Path, prompts: Path, tmp_path: Path
 ) -> None:
-    """It was "finished: nothing to do", then a traceback of the report."""
+    """Regression: the command printed "finished: nothing to do", then a traceback of the report."""
     copy = shutil.copytree(out, tmp_path / "bench")
     (copy / "speed" / RESULT).unlink()
     config = configured(model_dir, prompts, copy, f"base={base_dir}", "draft=self:1")
@@ -364,7 +364,7 @@ def test_acceptance_by_position_of_chosen_steps() -> None:
 
 
 def test_acceptance_of_sdsat_divides_by_k_and_verifications_not_by_nodes() -> None:
-    """A tree of 28 nodes at k=5 made a rate of 5/56 out of 5/10."""
+    """Regression: a tree of 28 nodes at k=5 gave a rate of 5/56 in place of 5/10."""
     steps = [Step(0, [1] * (n + 1), 28, n, False, depth=5) for n in (4, 1)]
     clock = StepClock(iter((0.0, 1.0, 2.0)).__next__)
     for _ in steps:
@@ -378,7 +378,7 @@ def test_acceptance_of_sdsat_divides_by_k_and_verifications_not_by_nodes() -> No
 
 
 def test_one_line_answers_are_judged_by_their_first_line(tmp_path: Path) -> None:
-    """Exact lines counted as wrong because the model wrote more lines after them."""
+    """Regression: exact lines counted as wrong if the model wrote more lines after them."""
     hole = {"prompt": "a = ", "suffix": "\nb"}
     one = [
         {"name": "x", "language": language, **hole, "canonical_solution": "1\n"}
@@ -466,7 +466,7 @@ def test_answers_that_cannot_be_judged_are_left_out_where_asked(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The demo decoded answers for minutes that no bwrap could judge."""
+    """Regression: without bwrap the demo decoded answers for minutes that could not be judged."""
     reason = "judging programs needs bwrap."
     monkeypatch.setattr(sandbox, "unavailable", lambda: reason)
     asked = ["part=quality", "quality.unjudged=false", "quality.lines=null"]
@@ -490,7 +490,7 @@ def settings_with(config: BenchConfig, **quality: Any) -> BenchConfig:
 def test_prompts_of_all_lengths_end_at_one_place(
     model_dir: Path, tmp_path: Path
 ) -> None:
-    """They differ in how much of the document the model has read, and open as documents do."""
+    """The prompts differ in the length of the context, and begin as documents do."""
     texts = [f"def f{at}(x):\n    return x + {at}\n" * 20 for at in range(3)]
     rows = [{"id": str(at), "content": text} for at, text in enumerate(texts)]
     rows.append({"id": "short", "content": "x = 1\n"})

@@ -1,4 +1,4 @@
-"""Reports beside each other: a table for each prompt set, one of scores, mistakes as sentences."""
+"""Test the comparison of reports: a table for each prompt set, a table of scores, errors."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""part=load: vLLM's figures of chosen times, batches in this process, a server on loopback."""
+"""Test part=load: vLLM's figures from chosen times, batches in this process, a local server."""
 
 import csv
 import json
@@ -24,7 +24,7 @@ LAG = 0.03  # seconds between two chunks of the stub server
 
 
 class Stub(BaseHTTPRequestHandler):
-    """Streams three chunks of two tokens each, as OpenAI's completions."""
+    """A server that streams three chunks of two tokens each, as OpenAI's completions do."""
 
     seen: list[dict[str, Any]] = []
     failures = 0  # the number of first requests that are answered by 503

@@ -1,4 +1,4 @@
-"""Rows of published files as prompts and problems: docs/evaluation.md's tables, a test a row."""
+"""Test that rows of published files become prompts and problems (tables of docs/evaluation.md)."""
 
 import gzip
 import json
@@ -117,7 +117,7 @@ TEXTS: dict[str, tuple[dict[str, Any], Any]] = {
 
 @pytest.mark.parametrize("form", TEXTS)
 def test_texts_are_continued(form: str) -> None:
-    """MBPP's prompt was the first half of its sentence."""
+    """Regression: the prompt of MBPP was the first half of its sentence."""
     row, expected = TEXTS[form]
     assert prompt_of(row) == expected
 
@@ -125,7 +125,7 @@ def test_texts_are_continued(form: str) -> None:
 def test_rows_without_a_prompt_are_counted(
     folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One such row ended the run."""
+    """Regression: one row without a prompt ended the run."""
     file = write_rows(
         tmp_path / "mixed.jsonl",
         [{"messages": ASK, "id": "a"}, {"label": 1}, {"prompt": "x", "id": "b"}],
@@ -220,7 +220,7 @@ def test_problems_of_published_files(tmp_path: Path, form: str, packed: bool) ->
 
 
 def test_the_file_of_another_benchmark_is_named(tmp_path: Path) -> None:
-    """The error was "got 'task_id'"."""
+    """Regression: the error was "got 'task_id'"."""
     file = write_rows(tmp_path / "a.jsonl", [{"question": "a", "answer": "b"}])
     with pytest.raises(UserError, match=r"row of question, answer .*Give mbpp\.jsonl"):
         read_problems("mbpp", str(file))

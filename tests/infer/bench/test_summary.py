@@ -1,4 +1,4 @@
-"""The summary of a report: its sentence and cells, and the meanings of the columns on the page."""
+"""Test a report's summary: its sentence and cells, and the meanings of the columns on the page."""
 
 from pathlib import Path
 from typing import Any

@@ -141,7 +141,7 @@ def report_of(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def test_a_text_takes_the_quantiles_of_steps_like_its_own() -> None:
-    """Two prompts: 0.5 s and 0.7 s for the first steps, then medians of 1 s and 3 s."""
+    """Worked example of two prompts: first steps of 0.5 s and 0.7 s, then medians of 1 s and 3 s."""
     slow = [(NINE, 3.0)] * MIN_STEPS
     first = [(ONE, 0.5), *[(ONE, s) for s in (1.0, 1.0, 1.0, 9.0)] * 4, *slow]
     again = [(ONE, 0.9), *[(ONE, s) for s in (1.0, 1.0, 1.0, 9.0)] * 4, *slow]
@@ -199,7 +199,7 @@ def test_a_speedup_lies_in_its_interval(pairs: Sequence[tuple[float, float]]) ->
 
 
 def test_fewer_than_five_prompts_have_no_interval() -> None:
-    """Two prompts gave an interval of 1.78 to 6.68."""
+    """Regression: two prompts gave an interval of 1.78 to 6.68."""
     times = TextTimes.of_whole_texts([[1.0]] * 4)
     assert speedup_interval(times, times, [1.0] * 4) is None
 
@@ -223,7 +223,7 @@ def test_a_clock_stamps_the_steps() -> None:
 
 
 def test_a_clock_too_slow_for_steps_measures_whole_texts() -> None:
-    """A clock that ticks every 10 ms reads no time for most of the steps."""
+    """A clock with a resolution of 10 ms measures 0 for most of the steps."""
     records = {}
     for prompt in range(5):
         runs = [
@@ -239,7 +239,7 @@ def test_a_clock_too_slow_for_steps_measures_whole_texts() -> None:
 
 
 def test_bursts_of_other_work_move_no_speedup_by_a_tenth() -> None:
-    """Speedups under bursts that slow all decoders down are the quiet machine's."""
+    """Bursts that slow all decoders down do not change speedups from a quiet machine's."""
     rows = rows_by_name(measured(prompts=10, rounds=3, slower=lambda name: 2.5))
     for name, row in rows.items():
         assert row["speedup"] == pytest.approx(QUIET[name], rel=0.1), name
@@ -299,7 +299,7 @@ def demo_records() -> dict[str, Row]:
 
 @pytest.mark.parametrize("stamped", [True, False])
 def test_impossible_figures_are_never_printed_unmarked(stamped: bool) -> None:
-    """A report printed "ngrams 5.28" at 1.55 tokens per forward, and "hybrid 5.95"."""
+    """Regression: a report printed "ngrams 5.28" at 1.55 tokens per forward, and "hybrid 5.95"."""
     records = demo_records()
     if not stamped:  # as records before steps were timed
         for turn in records.values():

@@ -1,4 +1,4 @@
-"""Packed linear layers compute what nn.Linear computes."""
+"""Test that packed linear layers compute the same as nn.Linear."""
 
 import copy
 from collections.abc import Collection
@@ -20,7 +20,7 @@ WIDTHS = {"q_proj": 40, "k_proj": 8, "v_proj": 24}
 
 
 def packed_of(linear: nn.Linear) -> PackedLinear:
-    """The layer packed alone."""
+    """Return the layer, packed alone."""
     packed = PackedLinear(linear)
     Product({packed: None})
     return packed

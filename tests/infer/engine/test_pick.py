@@ -1,4 +1,4 @@
-"""The keyed draw: its distribution, its keys, and the library's warpers as reference."""
+"""Test keyed sampling: its distribution, its keys, and the library's warpers as reference."""
 
 import pytest
 import torch

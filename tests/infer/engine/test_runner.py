@@ -1,4 +1,4 @@
-"""Trees, batches, commits and parts of trees against the library's forward of a path."""
+"""Test trees, batches, commits and parts of trees against the library's forward of a path."""
 
 import pytest
 import torch
@@ -90,7 +90,7 @@ def test_a_committed_path_is_as_if_it_had_been_the_prompt(
 def test_a_tree_fed_in_parts_is_the_tree_fed_at_once(
     lm: PreTrainedModel, static: bool, data: st.DataObject
 ) -> None:
-    """As a draft model's: only new nodes are rows, and they see those fed before."""
+    """As for a draft model: only new nodes are rows, and they attend to the nodes that were fed before."""
     drawn = [Tree(t.tokens, t.parents, len(t.tokens)) for t in data.draw(BATCH)]
     n = len(drawn)
     prompts = [PROMPT[: data.draw(st.integers(0, 8))] for _ in drawn]

@@ -1,4 +1,4 @@
-"""Model directories: damaged ones, other programs' ones, and their adapters."""
+"""Test model directories: damaged ones, directories of other programs, and adapters."""
 
 import os
 import shutil
@@ -128,7 +128,7 @@ LORA: dict[str, Any] = {"target_modules": ["q_proj"]}
 def test_a_gated_adapter_that_a_gate_cannot_close_is_refused(
     model_dir: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    """Some of them change the base model's weights, for plain decoding too."""
+    """Some of these adapters change the base model's weights, even for plain decoding."""
     folder = adapted_copy(model_dir, tmp_path / "model", **LORA | settings)
     with pytest.raises(
         UserError, match="a gated adapter must be LoRA of linear layers"
@@ -178,7 +178,7 @@ def test_weights_that_do_not_fit_the_free_memory_are_not_read(
 def test_a_lost_part_is_said(
     model_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without its head or the weights of n-grams an export drafted worse, silently."""
+    """Regression: an export without its head or n-gram weights drafted worse without a message."""
     folder = adapted_copy(model_dir, tmp_path / "model")
     load(folder, "float32")  # it never had a head, nor a schema
     assert not caplog.messages
@@ -197,7 +197,7 @@ def test_a_lost_part_is_said(
 def test_a_kept_adapter_that_is_lost_is_an_error(
     model_dir: Path, tmp_path: Path
 ) -> None:
-    """The text was the base model's, silently."""
+    """Regression: the text was the base model's, without a message."""
     folder = adapted_copy(model_dir, tmp_path / "model", gated=False)
     manifest = {"kind": "model", "settings": {"lora": "kept"}}
     write_json(folder / "manifest.json", manifest)
