@@ -314,9 +314,7 @@ def check_directory(folder: str | Path, setting: str = "model") -> Path:
     path = Path(folder)
     check_regular(path, setting, ["adapter"])
     if not (path / "config.json").is_file():
-        reason = (
-            "no config.json in it" if path.is_dir() else "no such directory"
-        )
+        reason = "no config.json in it" if path.is_dir() else "no such directory"
         raise UserError(
             f"{setting}={folder} must be a Transformers model directory, got {reason}"
         )

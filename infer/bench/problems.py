@@ -58,9 +58,8 @@ class Problem:
     one_line: bool = False
     question: str = ""  # the question to a chat model; empty: the prompt
     entry_point: str = ""  # the function that the tests call
-    by_chat: bool = (
-        False  # a chat model answers, and the program in its answer is judged
-    )
+    #: A chat model answers, and the program in its answer is judged.
+    by_chat: bool = False
 
     def answer(self, text: str) -> str:
         """Return the answer in a text, up to the first stop string; for a chat model its program."""

@@ -82,9 +82,8 @@ class ProgramLimits:
     wall_seconds: float = 30.0
     memory: int = 1024  # address space of each process in MiB
     processes: int = 8
-    file: int = (
-        16  # size of a file in MiB; /tmp and /dev/shm have four times this size each
-    )
+    #: Size of a file in MiB; /tmp and /dev/shm have four times this size each.
+    file: int = 16
 
 
 class Verdict(NamedTuple):

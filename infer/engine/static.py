@@ -37,9 +37,8 @@ WIDTH = 16  # candidates of a row that are copied to the host
 WARM_UPS = 3
 #: Held during a capture: a capture synchronizes the device, which would end another capture.
 CAPTURES = Lock()
-GRAPHS = (
-    256  # the maximum number of graphs; a planner needs about 40 for each temperature
-)
+#: The maximum number of graphs; a planner needs about 40 for each temperature.
+GRAPHS = 256
 
 
 @dataclass(frozen=True)

@@ -58,9 +58,8 @@ class Adaptive:
     gated: bool = False  # the directory's adapter acts on probes only
     infilling: Infilling | None = None
     bos: int | None = None  # the first id of every document in training
-    control: frozenset[int] | None = (
-        None  # ids that text was never encoded as in training
-    )
+    #: Ids that text was never encoded as in training.
+    control: frozenset[int] | None = None
     ngrams: NgramWeights = NgramWeights()
     has_table: bool = False  # the export had an n-gram table
     has_head: bool = False  # the export had a previous-token head

@@ -174,9 +174,7 @@ class FlatTrees:
     ids: IntArray  # (B, q)
     positions: IntArray  # (B, q)
     attends: BoolArray  # (B, q, w), to the columns after the committed ones
-    column_positions: (
-        IntArray  # (B, w), positions of the columns after the committed ones
-    )
+    column_positions: IntArray  # (B, w), positions of these columns
     drafts: int  # rows before the probes
     fed: Sequence[int]  # (B,) nodes that are already in the cache
 
