@@ -1,4 +1,4 @@
-"""Load a model directory, decode with it, and measure it. Of training it uses only the exported files."""
+"""Load a model directory, decode with it, and measure it. It does not import the training code."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -175,7 +175,7 @@ class Text:
     def _inf(self, text: str) -> list[int]:
         """Encode a text. Raises UserError for surrogates, which another encoding leaves."""
         if any("\ud800" <= character <= "\udfff" for character in text):
-            raise UserError("prompt must be text in UTF-8, got other bytes.")
+            raise UserError("prompt must be text in UTF-8, got other bytes. Convert it to UTF-8.")
         return self._encoder.inf(text)
 
 

@@ -104,7 +104,7 @@ class Summary:
 def show(
     steps: Iterable[TextStep], console: Console, before: str, after: str = ""
 ) -> None:
-    """Print the text between `before` and `after` as its steps come, then its figures."""
+    """Print the text between `before` and `after` while it is decoded, then its figures."""
     summary = Summary()
     terminal = console.is_terminal
     kinds: set[str] = set()

@@ -234,7 +234,7 @@ class Outcome:
 
     @property
     def succeeded(self) -> bool:
-        """Whether the accepted path continues after a merged node (GSD §6.2)."""
+        """True if the accepted path continues after a merged node (GSD §6.2)."""
         return any(node in self.graph.merged for node in self.accepted[:-1])
 
 
