@@ -209,8 +209,8 @@ def test_no_text_becomes_a_familys_control_piece(name: str, tmp_path: Path) -> N
         (ids,) = encoder.encode([text])
         assert base.encode(text)[opening:] == ids.tolist()
         assert controls.isdisjoint(ids.tolist()) and encoder.decode(ids) == text
-        assert set(base.spelled(text)) == set(spelled)
-    assert not base.spelled("a plain text")
+        assert set(base.spelled_pieces(text)) == set(spelled)
+    assert not base.spelled_pieces("a plain text")
 
 
 def test_a_given_id_must_be_out_of_reach_of_texts(tmp_path: Path) -> None:
@@ -279,4 +279,6 @@ def test_a_refusal_comes_before_the_weights(
         infer(InferConfig(model=str(tmp_path), infill=infill))
     with pytest.raises(UserError, match="causal model with weights"):
         infer(InferConfig(model=str(tmp_path), prompt="x <|endoftext|>"))
-    assert "the prompt spells <|endoftext|>, encoded as text" in capsys.readouterr().err
+    assert (
+        "the prompt contains <|endoftext|>, encoded as text" in capsys.readouterr().err
+    )
