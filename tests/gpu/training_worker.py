@@ -18,7 +18,7 @@ from tests.conftest import text_vocab
 from train.config import ObjectiveConfig, TrainConfig
 from train.data import COLUMNS, CUDA_COLUMNS, lay_out, to_tensors
 from train.engine import Engine, start
-from train.model import assemble
+from train.model import build_module
 from train.pretrained import model_config
 
 STEPS = 4
@@ -61,7 +61,8 @@ class Steps:
         self.tokens = tokens
         self.size = model_config(self.settings.model).vocab_size
         self.engine = Engine(
-            assemble(self.settings, text_vocab(self.size, *ADAPTIVE))[0], self.settings
+            build_module(self.settings, text_vocab(self.size, *ADAPTIVE))[0],
+            self.settings,
         )
 
     @staticmethod

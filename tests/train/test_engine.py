@@ -18,7 +18,7 @@ from data_prep.shards import Shards
 from tests.conftest import vocab_of
 from tests.train.resume_worker import RECIPE
 from tests.train.test_deepspeed_settings import PUBLISHED
-from train.checkpoint import index
+from train.checkpoint import load_mapped
 from train.config import TrainConfig
 from train.data import load_batch
 from train.engine import (
@@ -26,7 +26,7 @@ from train.engine import (
     Engine,
     start,
 )
-from train.model import AdaptiveLM, assemble
+from train.model import AdaptiveLM, build_module
 from train.optimizer import parameter_groups
 
 LR = 1e-2
@@ -51,7 +51,7 @@ class Setup:
         self._shards = Shards(data, "train")
 
     def module(self) -> AdaptiveLM:
-        return assemble(self.config, self.vocab)[0]
+        return build_module(self.config, self.vocab)[0]
 
     def batches(self, step: int) -> list[dict[str, Any]]:
         """Of one step, a sequence each."""
@@ -216,7 +216,7 @@ class NamedStage:
 def test_a_checkpoint_of_any_python_is_read(tmp_path: Path) -> None:
     """On Debian 12 no checkpoint of ZeRO could be exported: "got a pickle of getattr"."""
     torch.save({"zero_stage": NamedStage()}, tmp_path / "state.pt")
-    assert index(tmp_path / "state.pt") == {"zero_stage": 2}
+    assert load_mapped(tmp_path / "state.pt") == {"zero_stage": 2}
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

@@ -16,7 +16,7 @@ def test_three_steps_are_pytorchs(
 ) -> None:
     """PyTorch iterates in bfloat16, which a CPU without instructions for it emulates."""
     monkeypatch.setattr(optimizer, "cpu_has_bfloat16", lambda: native)
-    monkeypatch.setattr(optimizer, "AT_ONCE", at_once)
+    monkeypatch.setattr(optimizer, "MAX_STACKED", at_once)
     results = []
     for kind in (MuonByShape, torch.optim.Muon):
         generator = torch.Generator().manual_seed(0)

@@ -8,9 +8,9 @@ from conf.compose import settings
 from train.config import TrainConfig
 from train.page import (
     Run,
-    changed,
-    clock,
+    changed_settings,
     data_facts,
+    format_duration,
     machine_facts,
     model_facts,
     page,
@@ -76,7 +76,7 @@ def test_a_page_shows_curves_settings_data_and_time() -> None:
 
 def test_the_recipe_is_what_differs_from_the_defaults() -> None:
     config = settings("train", TrainConfig, ["objective.L=7", "seed=3"])
-    names = dict(changed(config))
+    names = dict(changed_settings(config))
     assert names["objective.L"] == 7
     assert names["seed"] == 3
     assert "optimizer.beta1" not in names
@@ -90,7 +90,7 @@ def test_seconds_of_steps() -> None:
     ("seconds", "text"), [(42, "42 s"), (720, "12 min"), (11_100, "3 h 5 min")]
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert clock(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_a_running_mean_has_fewer_neighbours_at_the_ends() -> None:

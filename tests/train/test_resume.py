@@ -104,7 +104,7 @@ def test_a_broken_checkpoint_is_reported_and_the_one_before_taken(runs: Path) ->
     printed = (runs / "printed").read_text().splitlines()
     (line,) = (line for line in printed if "/flipped/" in line)
     assert "step-000008 is broken (zero_pp_rank_1" in line
-    assert "checksum mismatch" in line and line.endswith("step-000004 is used")
+    assert "checksum mismatch" in line and line.endswith("continuing from step-000004")
     assert values(runs / "flipped") == values(runs / "zero2")
 
 

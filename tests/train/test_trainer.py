@@ -7,7 +7,7 @@ import pytest
 
 from conf.rows import read_rows
 from train.metrics import StepLog, describe_step, describe_validation
-from train.trainer import SETTLED, WINDOW, token_loss, why_diverged
+from train.trainer import MIN_RECENT, RECENT_STEPS, token_loss, why_diverged
 from train.validation import in_rounds
 
 
@@ -15,14 +15,14 @@ from train.validation import in_rounds
     ("loss", "gradient", "before", "reason"),
     [
         (2.0, 1.0, [], None),
-        (100.0, 1.0, [1.0] * (SETTLED - 1), None),
-        (2.9, 1.0, [1.0] * WINDOW, None),
+        (100.0, 1.0, [1.0] * (MIN_RECENT - 1), None),
+        (2.9, 1.0, [1.0] * RECENT_STEPS, None),
         (math.nan, 1.0, [], "the loss is nan"),
         (2.0, math.inf, [], "the gradient is not finite at a loss of 2"),
         (
             3.1,
             1.0,
-            [9.0] * 100 + [1.0] * WINDOW,
+            [9.0] * 100 + [1.0] * RECENT_STEPS,
             "the loss is 3.1, above 3 times the recent mean of 1",
         ),
     ],

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 
 from conf.files import read_json
 from tests.full_disk import largest_file
-from train.checkpoint import cut, read
+from train.checkpoint import join, slice_vector
 from train.export.weights import write_weights
 
 SMALL = {
@@ -34,17 +34,17 @@ CONFIGS = {
     start=st.integers(0, 20),
     count=st.integers(0, 20),
 )
-def test_a_cut_is_a_slice_of_the_vectors_end_to_end(
+def test_slice_vector_slices_the_concatenated_vectors(
     sizes: list[int], start: int, count: int
 ) -> None:
     whole = torch.arange(sum(sizes))
     vectors = list(whole.split(sizes)) if sizes else []
     if start + count <= len(whole):
-        parts = read(cut(vectors, start, count), (count,), torch.int64)
+        parts = join(slice_vector(vectors, start, count), (count,), torch.int64)
         assert torch.equal(parts, whole[start : start + count])
     else:
-        with pytest.raises(ValueError, match=f"in vectors of {len(whole)}"):
-            cut(vectors, start, count)
+        with pytest.raises(ValueError, match=f"got {len(whole)}$"):
+            slice_vector(vectors, start, count)
 
 
 @pytest.mark.parametrize("size", ["4KB", "1GB"])
