@@ -1,4 +1,4 @@
-"""GGUF files to Transformers directories: weights, tokenizer, chat template."""
+"""Test the conversion of GGUF files: weights, tokenizer, chat template."""
 
 import shutil
 from collections.abc import Collection, Sequence
@@ -44,7 +44,7 @@ NAMES = {
 
 
 def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Order the rows of q and k as GGUF has them, for another form of rotation."""
+    """Return the rows of q or k in GGUF's order, which its form of rotary embeddings needs."""
     rows, columns = weight.shape
     halves = weight.view(heads, 2, rows // heads // 2, columns)
     return halves.transpose(1, 2).reshape(rows, columns)
@@ -61,7 +61,7 @@ def write_gguf(
     merges: Sequence[str] = ("Ġ Ġ", "Ġ 1"),
     template: str = TEMPLATE,
 ) -> None:
-    """Write the model with its pieces and, as llama.cpp does, fillers for further rows.
+    """Write the model and its pieces as GGUF, with llama.cpp's fillers for the remaining rows.
 
     BOS and EOS are <|im_start|> and <|im_end|>.
     """
@@ -122,7 +122,7 @@ def lm() -> LlamaForCausalLM:
 
 
 def tiny(rows: int) -> LlamaForCausalLM:
-    """A tiny Llama with tied embeddings; its feed-forward weights are those of Q8_0."""
+    """Return a tiny Llama with tied embeddings and feed-forward weights that Q8_0 can represent."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=rows,
@@ -143,7 +143,7 @@ def tiny(rows: int) -> LlamaForCausalLM:
     return lm
 
 
-def test_a_file_becomes_a_directory_of_the_same_model(
+def test_a_converted_model_has_the_same_logits_and_tokenizer(
     lm: LlamaForCausalLM, tmp_path: Path
 ) -> None:
     file = tmp_path / "tiny.gguf"
@@ -154,11 +154,12 @@ def test_a_file_becomes_a_directory_of_the_same_model(
     ids = torch.arange(len(PIECES))[None]
     assert torch.equal(read(ids).logits, lm(ids).logits)
     assert read.config.tie_word_embeddings
-    # <|im_end|> is the file's EOS; texts without a chat end by <|endoftext|>.
+    # <|im_end|> is the file's EOS; texts outside of chats end with <|endoftext|>.
     assert read.generation_config.eos_token_id == [2, 0]
     tokenizer = AutoTokenizer.from_pretrained(out)
-    assert tokenizer.tokenize("  12") == ["ĠĠ", "1", "2"]  # GPT-2's rule: Ġ, Ġ1, 2
-    assert tokenizer("a 1").input_ids == [3, 10, 7]  # and no BOS
+    # GPT-2's rule would give Ġ, Ġ1, 2.
+    assert tokenizer.tokenize("  12") == ["ĠĠ", "1", "2"]
+    assert tokenizer("a 1").input_ids == [3, 10, 7]  # no BOS
     assert tokenizer.decode(tokenizer("x =  12 b").input_ids) == "x =  12 b"
     rendered = tokenizer.apply_chat_template(
         [{"role": "user", "content": "a"}], tokenize=True, return_dict=True
@@ -174,9 +175,9 @@ def test_a_file_becomes_a_directory_of_the_same_model(
 
 
 def test_a_converted_tokenizer_has_the_published_ids(tmp_path: Path) -> None:
-    """Fillers were pieces, so that no row was spare; an accent was composed by one reader alone.
+    """Bugs: fillers were pieces, so that no row was spare; not all tokenizers applied NFC.
 
-    Transformers' class for Qwen built a tokenizer of its own from the directory's pieces.
+    Transformers' class for Qwen built another tokenizer from the pieces of the directory.
     """
     spare = 3
     lm = tiny(len(PIECES) + spare)
@@ -187,7 +188,7 @@ def test_a_converted_tokenizer_has_the_published_ids(tmp_path: Path) -> None:
         LlamaForCausalLM.from_pretrained(out).config.vocab_size == lm.config.vocab_size
     )
     tokenizer = load_tokenizer(out)
-    # The file has a space as itself and as Ġ: one of the two is a row without a piece.
+    # The file has the space twice, as " " and as Ġ, so one of the two rows has no piece.
     rows = [PIECES.index(" "), *range(len(PIECES), len(PIECES) + spare)]
     assert [
         id for id in range(lm.config.vocab_size) if not tokenizer.id_to_token(id)
@@ -204,7 +205,7 @@ def test_a_converted_tokenizer_has_the_published_ids(tmp_path: Path) -> None:
 
 
 def gated_export(base: Path, tuned: Path, out: Path) -> None:
-    """Write what python -m train.export writes of a training with random weights."""
+    """Write the same files as python -m train.export, for an adapter with random weights."""
     vocab = find_vocab(load_tokenizer(base), VocabConfig(), model=str(base))
     ids = vocab.adaptive
     lora = LoraSettings(rank=2, gated=True)
@@ -229,10 +230,10 @@ def gated_export(base: Path, tuned: Path, out: Path) -> None:
     write_custom_generate(out)
 
 
-def test_an_adapter_makes_the_export_that_it_is_from(
+def test_converting_with_an_adapter_restores_its_export(
     lm: LlamaForCausalLM, tmp_path: Path
 ) -> None:
-    """File by file, so that it gives the same texts by the same drafts."""
+    """All files must be equal, so that texts and drafts are the same."""
     file, base, export = (tmp_path / name for name in ("tiny.gguf", "base", "export"))
     write_gguf(file, lm, "smollm")
     main(ConvertConfig(str(file), str(base), "bfloat16"))
@@ -246,10 +247,10 @@ def test_an_adapter_makes_the_export_that_it_is_from(
         assert written.read_bytes() == path.read_bytes(), path
 
 
-def test_a_shipped_name_decodes_with_a_given_file(
+def test_a_shipped_adapter_decodes_with_the_users_gguf_file(
     lm: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """python -m infer model=NAME gguf=FILE, with a tiny model in place of Qwen's."""
+    """Test python -m infer model=NAME gguf=FILE, with a tiny model in place of Qwen's."""
     file, base, export = (tmp_path / name for name in ("tiny.gguf", "base", "export"))
     write_gguf(file, lm, "smollm")
     main(ConvertConfig(str(file), str(base), "bfloat16"))
@@ -282,7 +283,7 @@ def test_a_shipped_name_decodes_with_a_given_file(
     assert texts[0] == texts[1] and texts[0]
 
 
-def test_what_cannot_be_converted_is_refused(
+def test_files_that_cannot_be_converted_are_refused(
     lm: LlamaForCausalLM, tmp_path: Path
 ) -> None:
     file = tmp_path / "tiny.gguf"

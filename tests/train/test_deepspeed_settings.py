@@ -1,4 +1,4 @@
-"""DeepSpeed's settings: what training takes, fills in, and refuses before a run."""
+"""Test which DeepSpeed settings training accepts, fills in and refuses before a run."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from train.config import TrainConfig
 from train.deepspeed_settings import ALTERNATIVES
 from train.engine import check_deepspeed_settings, deepspeed_config
 
-#: As Transformers' documentation has it, "auto" for what its trainer fills in.
+#: From Transformers' documentation; its trainer fills in the values "auto".
 PUBLISHED: dict[str, Any] = {
     "fp16": {
         "enabled": "auto",
@@ -51,14 +51,14 @@ PUBLISHED: dict[str, Any] = {
 
 
 def composed(block: dict[str, Any], folder: Path, *overrides: str) -> TrainConfig:
-    """Return the settings with a file that has this block."""
+    """Return the training settings with a DeepSpeed file that has this content."""
     file = folder / "my 'ds' config.json"
     file.write_text(json.dumps(block))
     arguments = [f"deepspeed={file}", "model=tiny", *overrides]
     return settings("train", TrainConfig, arguments)
 
 
-def test_a_published_file_is_taken(tmp_path: Path) -> None:
+def test_a_published_file_is_accepted(tmp_path: Path) -> None:
     config = composed(PUBLISHED, tmp_path, "global_batch=16", "micro_batch=2")
     zero = PUBLISHED["zero_optimization"]
     expected = {name: value for name, value in zero.items() if value != "auto"}
@@ -71,13 +71,13 @@ def test_a_published_file_is_taken(tmp_path: Path) -> None:
     assert given["gradient_accumulation_steps"] == 2
 
 
-def test_settings_beside_a_file_come_first(tmp_path: Path) -> None:
+def test_overrides_take_precedence_over_the_file(tmp_path: Path) -> None:
     stage = "+deepspeed.zero_optimization.stage=2"
     config = composed(PUBLISHED, tmp_path, stage)
     assert config.stage == 2 and config.zero["overlap_comm"]
 
 
-def test_our_own_values_are_taken(tmp_path: Path) -> None:
+def test_values_that_equal_the_training_settings_are_accepted(tmp_path: Path) -> None:
     own = {
         "train_batch_size": 64,
         "train_micro_batch_size_per_gpu": 2,
@@ -91,8 +91,8 @@ def test_our_own_values_are_taken(tmp_path: Path) -> None:
     assert config.deepspeed == {}
 
 
-#: DeepSpeed took all of these: without effect, or the run broke at its first step.
-ON: dict[str, Any] = {
+#: DeepSpeed accepted these, but they had no effect or the first step failed.
+UNSUPPORTED: dict[str, Any] = {
     "activation_checkpointing": {"partition_activations": True},
     "compile": {"deepcompile": True},
     "flops_profiler": {"enabled": True},
@@ -114,10 +114,10 @@ ON: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", ON)
-def test_a_block_without_use_here_is_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_an_unsupported_block_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError) as error:
-        composed({name: ON[name]}, tmp_path)
+        composed({name: UNSUPPORTED[name]}, tmp_path)
     message = str(error.value)
     assert message.startswith(f"deepspeed.{name}") and "must be left out" in message
     assert message.endswith(ALTERNATIVES.get(name, "that training supports"))
@@ -150,7 +150,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("block", "message"), REFUSED)
-def test_refused(tmp_path: Path, block: dict[str, Any], message: str) -> None:
+def test_contradictory_values_are_refused(
+    tmp_path: Path, block: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         composed(block, tmp_path)
 
@@ -159,7 +161,9 @@ def test_refused(tmp_path: Path, block: dict[str, Any], message: str) -> None:
     ("content", "reason"),
     [(None, "no such file"), ("[1]", "a JSON list"), ("{'stage': 2}", "invalid JSON")],
 )
-def test_an_unreadable_file(tmp_path: Path, content: str | None, reason: str) -> None:
+def test_an_unreadable_file_is_refused(
+    tmp_path: Path, content: str | None, reason: str
+) -> None:
     file = tmp_path / "ds.json"
     if content:
         file.write_text(content)
