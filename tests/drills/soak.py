@@ -1,14 +1,14 @@
-"""Hours of mixed decoding in one process: every text is plain decoding's, memory stays flat.
+"""Decode mixed cases in one process for hours: texts must equal plain decoding's, memory must not grow.
 
     python -m tests.drills.soak MODEL_DIR HELD_OUT.jsonl --draft DRAFT_DIR --base BASE_DIR
         [--minutes 120] [--seed 0] [--only N]
 
-A case is drawn by the seed and its number: a model, 1 to 8 prompts of mixed lengths, sampling,
-stops and three decoders, whose callers read the text to its end or leave.
-Models are freed and loaded again. Near-ties in float64 are counted and are no failure. The last
-line is JSON; the exit code is 1 if a text differs, a model is still held after it was freed, or
-memory grows by more than 2 KiB a request (the interval of Theil and Sen's slope; caches fill in
-the first hour).
+The seed and the number of a case determine its model, 1 to 8 prompts of mixed lengths, sampling,
+stops and three decoders. Their texts are read to the end or only in part. Models are freed and
+loaded again. Near-ties in float64 are counted and do not fail. The last line is JSON. The exit
+code is 1 if a text differs, if a freed model is still referenced, or if memory grows by more than
+2 KiB per request (by the interval of the Theil-Sen slope, without the first quarter, while
+caches fill).
 """
 
 import argparse
@@ -34,7 +34,7 @@ from infer import DecodeConfig, DraftConfig, load
 from infer.engine.output import Request
 from tests.drills.lossless import (
     DRAFTED,
-    OTHERS,
+    MORE_DECODERS,
     SAMPLINGS,
     SHAPES,
     arguments,
@@ -43,13 +43,14 @@ from tests.drills.lossless import (
     texts_of,
 )
 
-NEAR_TIE = 1e-4  # in float64; float32 logits of some tens are off by as much
-MAX_GROWTH = 2.0  # KiB a request
-WARM_UP = 0.25  # of the samples of memory: caches fill
-MIN_MINUTES = 10  # of a run whose memory is judged
+NEAR_TIE = 1e-4  # in float64; float32 logits of some tens have errors of this size
+MAX_GROWTH = 2.0  # KiB per request
+WARM_UP = 0.25  # share of the memory samples to skip, while caches fill
+MIN_MINUTES = 10  # shorter runs do not check memory
 STOPS = ("\n\n", "def ", "return", "):\n", "self.", "    ", "never there at all", "é")
-DECODERS = {  # by model
-    "draft": [*SHAPES.values(), *OTHERS.values(), *DRAFTED.values()],
+# The decoders of each model.
+DECODERS = {
+    "draft": [*SHAPES.values(), *MORE_DECODERS.values(), *DRAFTED.values()],
     "adaptive draft": [DecodeConfig("ssd"), DecodeConfig("gsd", nodes=20, children=2)],
     "self": list(DRAFTED.values()),
     "base": [DecodeConfig("plain"), DecodeConfig("prompt_lookup", nodes=8)],
@@ -75,7 +76,7 @@ class Soak:
         self._memory: list[tuple[int, float]] = []  # requests, KiB
 
     def case(self, number: int) -> None:
-        """Decode a case by three decoders and compare the texts."""
+        """Decode one case with three decoders and compare the texts with plain decoding's."""
         rng = random.Random(f"{self._seed}/{number}")
         slot = rng.choice(list(DECODERS))
         model = self._models[slot]
@@ -110,16 +111,16 @@ class Soak:
                     self.errors.append(f"case {number}: {decode}: gap {distance}")
 
     def reload(self, number: int) -> None:
-        """Free a model and load it again."""
+        """Free one model, check that it is gone, and load it again."""
         slot = random.Random(number).choice(list(self._load))
         freed = weakref.ref(self._models.pop(slot).lm)
         gc.collect()
         if freed() is not None:
-            self.errors.append(f"case {number}: {slot} is still held")
+            self.errors.append(f"case {number}: {slot} is still referenced")
         self._models[slot] = self._load[slot]()
 
     def sample_memory(self) -> None:
-        """Record the memory in use."""
+        """Record the number of requests and the private memory of the process."""
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         memory = psutil.Process().memory_info()
@@ -127,7 +128,7 @@ class Soak:
         self._memory.append((self.counts["requests"], kib))
 
     def growth(self) -> Any:
-        """Return KiB a request: the slope of the memory, and its 95 % interval."""
+        """Return the growth of memory in KiB per request, with its 95 % interval."""
         warm = self._memory[int(WARM_UP * len(self._memory)) :]
         requests, kib = zip(*warm)
         return theilslopes(kib, requests, 0.95)
