@@ -1,12 +1,12 @@
-"""Tokens per forward by the share of n-grams among the candidates for a place.
+"""Measure tokens per forward for several shares of n-grams among the drafts of a position.
 
     python -m tests.benchmarks.mixture MODEL_DIR PROMPTS... [--count 12]
         [--shares 0 0.2 0.4 0.5 0.6 1] [--temperatures 0 1]
 
-PROMPTS are files or humaneval. A fixed tree, two forwards in turn (k=5, 2 candidates a place,
-128 new tokens), so that nothing depends on times. Sampled text takes share / (1 +
-temperature). Prints a line for each temperature, share and set; the default of adaptive.json
-is a row of its own.
+PROMPTS are files or humaneval. The tree is fixed, so that the result does not depend on times: two
+alternating forwards, k=5, 2 candidates per position, 128 new tokens. With sampling the share is
+share / (1 + temperature). The command prints a line for each temperature, share and prompt set,
+and one for the default of adaptive.json.
 """
 
 import argparse
