@@ -1,26 +1,13 @@
-"""Shared by all packages: settings, the command line, and the folders of stages.
+"""Code and settings that all packages share; the folders of YAML are the settings of each command.
 
-    compose, schema, paths     Hydra's YAML and overrides -> a typed dataclass, its limits, `~` in its paths
-    cli                        a stage's command: errors in one sentence
-    interrupt                  Ctrl-C while a command imports its modules
-    errors                     sentences for users
-    hub                        settings that may name a model on the hub
-    stage, fingerprint, files  a folder whose manifest is written last; what identifies an input; whole files
-    tracker                    Weights & Biases
-    console                    text that others wrote, on terminals
-    encoding                   text to ids, for training documents and prompts alike
-    dtype, openmp, memory      what suits a device: type of the weights, waiting threads, free memory
+    errors                     error messages for users
+    settings/                  Hydra's YAML and overrides to typed dataclasses; the command line
+    runs/                      output folders of stages, manifests, atomic files, Weights & Biases
+    text/                      text to ids, chats, conversations, infilling, files of rows
+    devices/                   dtype, waiting threads and free memory of a device
+    architecture               which architectures train and decode
+    hub                        settings that may name a model on the Hugging Face Hub
+    console, pages             text on terminals; HTML pages with plots
 
-Knows no stage: the dataclass that gives names and types comes from the stage itself. Every command and
-`import infer` import this package before PyTorch.
+This package depends on no stage: each stage passes in its own settings dataclass.
 """
-
-# isort: off
-import conf.interrupt  # noqa: F401, first: a Ctrl-C may come while the others are imported
-
-# isort: on
-from conf.cli import run
-from conf.compose import settings
-from conf.errors import RankLocalError, UserError
-
-__all__ = ["RankLocalError", "UserError", "run", "settings"]

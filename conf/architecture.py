@@ -1,8 +1,8 @@
-"""Which architectures are supported: the one check of training, export and decoding.
+"""Check whether an architecture is supported; training, export and decoding share this check.
 
-It reads the configuration and the library's code, on the meta device, and no weights.
-What shows in numbers alone is left to the decoder, which compares a tree with its paths,
-and to tests: tests/test_model_types.py has the types that were trained and decoded.
+It runs Transformers' code on the meta device and reads no weights. It cannot see numerical
+differences: the decoder finds them by comparing a tree with its paths, and
+tests/test_model_types.py lists the model types that were trained and decoded.
 """
 
 import copy
@@ -28,26 +28,27 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from conf.errors import in_one_line
 
 LAYERS = {"full_attention", "sliding_attention"}
-CHANGING = {"dynamic", "longrope"}  # rotary frequencies depend on the longest position
+# Types of RoPE with frequencies that depend on the longest position.
+LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")  # arguments of attention functions
 DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
-SCALES = ("logit_scale", "logits_scaling")  # of logits: a factor, a divisor
-# Names of attention functions that compute nothing.
+SCALES = ("logit_scale", "logits_scaling")  # a factor and a divisor of logits
+# Names of attention functions that check their arguments and compute nothing.
 PROBE = "adaptive_probe"
 WINDOW_PROBE = "adaptive_window_probe"
-ROWS = 4  # of its forward
-CHECKED_ROWS = 8  # of the head that stands in for the model's own
+PROBE_TOKENS = 4  # tokens in the forward of a check
+HEAD_ROWS = 8  # vocabulary size of the small head that checks the logits
 
 
 def why_unsupported(config: PretrainedConfig) -> str:
-    """Return why trees of this architecture cannot be decoded, or "".
+    """Return why trees of this architecture cannot be decoded, or "" if they can.
 
-    The reason is the end of a sentence: "which takes more than text".
+    The reason ends a sentence, for example "which takes more than text".
     """
     kinds = set(getattr(config, "layer_types", None) or ()) - LAYERS
     rope = getattr(config, "rope_parameters", None) or {}
     ropes = [value for value in (rope, *rope.values()) if isinstance(value, dict)]
-    changing = {str(value.get("rope_type")) for value in ropes} & CHANGING
+    changing = {str(value.get("rope_type")) for value in ropes} & LENGTH_DEPENDENT_ROPE
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder:
         return "which is not a decoder-only language model"
     if config.get_text_config() is not config:
@@ -55,20 +56,18 @@ def why_unsupported(config: PretrainedConfig) -> str:
     if kinds:
         return f"which has layers other than attention ({', '.join(sorted(kinds))})"
     if changing:
-        return f"whose rotary positions depend on the length ({', '.join(changing)})"
+        return f"which has RoPE that depends on the length ({', '.join(changing)})"
     return _why_other_attention(config) or _why_other_head(config)
 
 
 def passes_argument(config: PretrainedConfig, name: str) -> bool:
-    """Return whether a supported decoder hands an argument of this name to attention."""
+    """Return whether a supported decoder passes an argument of this name to attention."""
     return not _why_other_attention(config, argument=name)
 
 
 def skeleton(config: PretrainedConfig) -> PreTrainedModel:
-    """Return the library's model of this architecture on the meta device: shapes
-    without weights.
-    """
-    config = copy.deepcopy(config)  # the model's own, which others may change
+    """Return a Transformers model of this architecture on the meta device, without weights."""
+    config = copy.deepcopy(config)  # building a model may change its config
     with torch.device("meta"):
         lm: PreTrainedModel = AutoModelForCausalLM.from_config(
             config, trust_remote_code=False
@@ -77,7 +76,7 @@ def skeleton(config: PretrainedConfig) -> PreTrainedModel:
 
 
 def windows(config: Any) -> dict[str, int | None]:
-    """Return the attention window of each kind of layer; None is full attention."""
+    """Return the attention window of each layer type, in tokens; None for full attention."""
     window = getattr(config, "sliding_window", None)
     kinds = set(getattr(config, "layer_types", None) or ())
     if not kinds:
@@ -88,7 +87,7 @@ def windows(config: Any) -> dict[str, int | None]:
 
 
 def layer_window(module: Any) -> int | None:
-    """Return the window of the layer that an attention module belongs to."""
+    """Return the window of an attention module's layer, in tokens; None for full attention."""
     config = module.config
     kinds = windows(config)
     if len(kinds) > 1:
@@ -97,10 +96,10 @@ def layer_window(module: Any) -> int | None:
 
 
 def logit_scale(config: PretrainedConfig) -> float:
-    """Return the factor between the head's product and the logits.
+    """Return the scale factor between the head's output and the logits.
 
-    Granite divides logits, Cohere multiplies them. A key of config.json that the
-    architecture does not have means nothing.
+    Granite divides logits, Cohere multiplies them. Keys of config.json that are no fields of
+    the architecture's configuration class are ignored.
     """
     fields = {field.name for field in dataclasses.fields(config)}
     factor, divisor = (
@@ -113,7 +112,7 @@ def logit_scale(config: PretrainedConfig) -> float:
 
 
 def key_heads(config: Any) -> int:
-    """Return the number of heads of keys; each serves a group of query heads."""
+    """Return the number of key-value heads; each serves a group of query heads."""
     heads: int = config.num_attention_heads
     if getattr(config, "multi_query", False):
         return 1
@@ -136,10 +135,10 @@ def head_width(config: Any) -> int:
 
 
 def cache_sizes(config: Any) -> tuple[int, int, int]:
-    """Return a cache's heads in a layer, and the widths of its keys and its values.
+    """Return the number of heads in a layer's cache, the width of keys, and the width of values.
 
-    Of latent attention (DeepSeek-V2) they are those of the latent vector and of the key
-    with the position.
+    Latent attention (DeepSeek-V2) caches a latent vector as the key and the rotary part of
+    the key as the value.
     """
     if is_latent(config):
         return 1, config.kv_lora_rank, config.qk_rope_head_dim
@@ -148,15 +147,14 @@ def cache_sizes(config: Any) -> tuple[int, int, int]:
 
 
 def attention_dropout(config: Any) -> float:
-    """Return the probability that training drops a weight of attention."""
+    """Return the dropout probability of attention weights in training."""
     return max(getattr(config, name, 0.0) or 0.0 for name in DROPOUTS)
 
 
 def expert_blocks(lm: nn.Module) -> dict[str, list[str]]:
-    """Return the mixtures of experts: names of their modules and, of each, those of the
-    children with the experts' weights.
+    """Return the mixture-of-experts modules: their names, and the children with expert weights.
 
-    Experts are one tensor of three dimensions, or a list that is named so.
+    A child has expert weights if it is named "experts" or has a tensor of three dimensions.
     """
     blocks: dict[str, list[str]] = {}
     for name, module in lm.named_modules():
@@ -172,7 +170,7 @@ def expert_blocks(lm: nn.Module) -> dict[str, list[str]]:
 
 
 class _OtherAttentionError(Exception):
-    """The library's code calls attention in a manner that trees do not follow."""
+    """The architecture calls attention in a way that tree attention does not support."""
 
 
 def _tree_probe(
@@ -185,23 +183,23 @@ def _tree_probe(
     argument: str | None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Return an output of attention without numbers; check what attention is given."""
+    """Check the arguments of an attention call; return an empty output."""
     if argument is not None and argument not in others:
-        raise _OtherAttentionError(f"whose attention is not given {argument}")
+        raise _OtherAttentionError(f"which does not pass {argument} to attention")
     unsupported = [name for name in UNSUPPORTED if others.get(name) is not None]
     if unsupported:
-        raise _OtherAttentionError(f"whose attention has {', '.join(unsupported)}")
+        raise _OtherAttentionError(f"which has attention with {', '.join(unsupported)}")
     groups = query.shape[1] // key.shape[1]
     if attention_mask is None or attention_mask.shape[2:] != (
         groups * query.shape[2],
         key.shape[2],
     ):
-        raise _OtherAttentionError("whose attention does not take a tree's mask")
+        raise _OtherAttentionError("which does not pass a tree's mask to attention")
     return _blank(module, query, value), None
 
 
 def _blank(module: Any, query: Tensor, value: Tensor) -> Tensor:
-    """Return an output of attention without numbers; mark its module."""
+    """Return an empty attention output, and mark the module as called."""
     module.probed = True
     b, heads, q, _ = query.shape
     return query.new_empty(b, q, heads, value.shape[3])
@@ -213,11 +211,11 @@ def _window_mask(
     local_size: int | None = None,
     **others: Any,
 ) -> Tensor:
-    """Return a mask without numbers for the library, which knows its window."""
+    """Return an empty mask that records the window which Transformers asked for."""
     first, second = torch.tensor(0), torch.tensor(1)
     if mask_function(first, first, first, second):
-        raise _OtherAttentionError("whose attention is not causal")
-    mask: Any = torch.empty(1, 1, ROWS, ROWS, device="meta")
+        raise _OtherAttentionError("which has attention that is not causal")
+    mask: Any = torch.empty(1, 1, PROBE_TOKENS, PROBE_TOKENS, device="meta")
     mask.window = local_size
     return mask
 
@@ -230,20 +228,18 @@ def _window_probe(
     attention_mask: Tensor | None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Return an output of attention without numbers; compare the window of the library's
-    mask with that of ours.
-    """
+    """Compare the window of Transformers' mask with `layer_window`; return an empty output."""
     window, expected = getattr(attention_mask, "window", None), layer_window(module)
     if window != expected:
         raise _OtherAttentionError(
-            f"whose layers have a window of {window or 'any length'} where its "
+            f"which has layers with a window of {window or 'any length'}, but its "
             f"configuration has sliding_window={expected}"
         )
     return _blank(module, query, value), None
 
 
 class _ProbeLayer(DynamicLayer):
-    """A layer's cache without numbers, which checks the sizes of keys and values."""
+    """A layer's cache that stores nothing and checks the sizes of keys and values."""
 
     def __init__(self, heads: int, key_width: int, value_width: int) -> None:
         super().__init__()
@@ -253,14 +249,14 @@ class _ProbeLayer(DynamicLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Return the states."""
+        """Check the states and return them."""
         self.is_initialized = True
         sizes = [(self._heads, width) for width in self._widths]
         given = [(t.shape[1], t.shape[3]) for t in (key_states, value_states)]
         if given != sizes:
             raise _OtherAttentionError(
-                f"whose cache has keys and values of {given[0]} and {given[1]} heads and "
-                f"widths, where its configuration says {sizes[0]} and {sizes[1]}"
+                f"which caches keys and values of {given[0]} and {given[1]} heads and "
+                f"widths, but its configuration says {sizes[0]} and {sizes[1]}"
             )
         return key_states, value_states
 
@@ -268,9 +264,9 @@ class _ProbeLayer(DynamicLayer):
 def _why_other_attention(
     config: PretrainedConfig, *, argument: str | None = None
 ) -> str:
-    """Return why the layers' attention is not that of a tree, or "".
+    """Return why the layers' attention cannot decode a tree, or "" if it can.
 
-    With an `argument` of the decoder, attention must be given it too.
+    If `argument` is given, the decoder must pass it on to attention.
     """
     probe = f"{PROBE}_{argument}"
     AttentionInterface.register(probe, partial(_tree_probe, argument=argument))
@@ -282,10 +278,10 @@ def _why_other_attention(
 
 
 def _why_failing(config: PretrainedConfig, attention: str, **given: None) -> str:
-    """Return why a forward with this attention is not possible, or "".
+    """Return why a forward with this attention function fails, or "" if it works.
 
-    It is one on the meta device, with a cache and, but for windows, with a tree's mask.
-    Routing to experts needs numbers: each mixture returns its input.
+    The forward runs on the meta device, with a cache and, unless it checks windows, with a
+    tree's mask. Experts return their input, since routing needs numbers.
     """
     layers: list[Any] = []
     try:
@@ -295,17 +291,17 @@ def _why_failing(config: PretrainedConfig, attention: str, **given: None) -> str
         lm.config._attn_implementation = attention
         for name, experts in expert_blocks(lm).items():
             for expert in experts:
-                lm.get_submodule(f"{name}.{expert}".lstrip(".")).forward = _first
+                lm.get_submodule(f"{name}.{expert}".lstrip(".")).forward = _identity
         masks: Any = None
         if attention != WINDOW_PROBE:
-            rows = config.num_attention_heads // key_heads(config) * ROWS
-            masks = torch.zeros(1, 1, rows, ROWS, device="meta")
+            rows = config.num_attention_heads // key_heads(config) * PROBE_TOKENS
+            masks = torch.zeros(1, 1, rows, PROBE_TOKENS, device="meta")
             if len(kinds := windows(config)) > 1:
                 masks = dict.fromkeys(kinds, masks)
         with torch.inference_mode():
             lm.get_decoder()(
-                input_ids=torch.zeros(1, ROWS, dtype=torch.long, device="meta"),
-                position_ids=torch.arange(ROWS, device="meta")[None],
+                input_ids=torch.zeros(1, PROBE_TOKENS, dtype=torch.long, device="meta"),
+                position_ids=torch.arange(PROBE_TOKENS, device="meta")[None],
                 attention_mask=masks,
                 past_key_values=Cache(layers=layers),
                 use_cache=True,
@@ -313,49 +309,51 @@ def _why_failing(config: PretrainedConfig, attention: str, **given: None) -> str
             )
     except _OtherAttentionError as error:
         return str(error)
-    except NotImplementedError:  # a step needs numbers, which this device does not have
+    except (
+        NotImplementedError
+    ):  # an operation needs numbers: the meta device has no data
         pass
     except Exception as error:  # an architecture's code may raise any exception
         return f"which fails on a tree ({type(error).__name__}: {in_one_line(error)})"
     if not any(layer.is_initialized for layer in layers):
-        return "whose attention does not use the library's cache"
+        return "which has attention that does not use Transformers' cache"
     if not any(hasattr(module, "probed") for module in lm.modules()):
-        return "whose attention is not one of Transformers' attention functions"
+        return "which does not call one of Transformers' attention functions"
     return ""
 
 
-def _first(states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _identity(states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return states
 
 
 class _Output(MoeModelOutputWithPast):
-    """A decoder's output, with all fields that heads read."""
+    """A decoder's output with every field that a head may read."""
 
     cross_attentions = None
 
 
 def _why_other_head(config: PretrainedConfig) -> str:
-    """Return why logits are not the head of the last hidden states, scaled, or "".
+    """Return why the logits are not the scaled output of the head, or "" if they are.
 
-    The library's own forward gets a small head and random hidden states; another scale
-    or a cap shows in its logits.
+    Transformers' own forward runs with a small head on random hidden states, and its logits
+    are compared with the head's product: another scale or a cap changes them.
     """
     try:
         lm: Any = skeleton(config)
         head: nn.Linear = lm.get_output_embeddings()
-        small = nn.Linear(head.in_features, CHECKED_ROWS, bias=head.bias is not None)
+        small = nn.Linear(head.in_features, HEAD_ROWS, bias=head.bias is not None)
         hidden = torch.randn(1, 2, head.in_features)
         lm.set_output_embeddings(small)
         output = _Output(last_hidden_state=hidden)
         lm.get_decoder().forward = lambda *args, **kwargs: output
         with torch.no_grad():
             logits = lm(input_ids=torch.zeros(1, 2, dtype=torch.long)).logits
-            ours = small(hidden * logit_scale(config))
-            same = torch.allclose(logits, ours, rtol=1e-4, atol=1e-5)
+            expected = small(hidden * logit_scale(config))
+            same = torch.allclose(logits, expected, rtol=1e-4, atol=1e-5)
     except Exception:  # an architecture's code may raise any exception
         same = False
     return (
         ""
         if same
-        else "whose logits are not its head applied to the last hidden states"
+        else "which has logits that are not its head applied to the last hidden states"
     )

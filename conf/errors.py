@@ -1,10 +1,10 @@
-"""Errors for users: one sentence, and the page that says more."""
+"""Error messages for users, with a link to the documentation."""
 
 import errno
 from contextlib import ContextDecorator
 
-# Places in docs/ that explain an error which is about more than a setting: what UserError takes as `page`.
-DOCS = "docs"  # in the project's root
+# Sections of docs/ that explain an error, for `page` of UserError.
+DOCS = "docs"  # folder in the project's root
 UNFINISHED = "troubleshooting.md#unfinished-folder"
 ANOTHER = "troubleshooting.md#another-configuration"
 MEMORY = "troubleshooting.md#out-of-memory"
@@ -13,22 +13,22 @@ QUALITY = "troubleshooting.md#loss-of-quality"
 NOT_IDENTICAL = "troubleshooting.md#not-identical"
 HUB = "troubleshooting.md#hub-and-offline"
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room for more of a file
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk full, quota, file size limit
 
 
 def visible(text: str) -> str:
-    """Return the text on one line, whatever it quotes.
+    """Return the text on one line, with unprintable characters escaped as in Python.
 
-    What has no picture (line ends, a terminal's commands, halves of surrogate pairs) is as Python spells it.
+    Escaped are line ends, control characters of a terminal, and lone surrogates.
     """
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 class UserError(Exception):
-    """One sentence for the user: the setting or file, what it must be, what was given, what to do.
+    """A mistake that the user can correct. The message names the setting or file, the value, and the cure.
 
-    `page` is the place in docs/ that explains it, as "troubleshooting.md#slow". A sentence that begins with the
-    name of a setting needs none: it leads to that setting's place in docs/settings.
+    `page` is a section of docs/ that explains the error, for example "troubleshooting.md#slow". Messages about
+    one setting need no page, since docs/settings.md describes the setting.
     """
 
     def __init__(self, sentence: str, *, page: str | None = None) -> None:
@@ -37,14 +37,17 @@ class UserError(Exception):
 
 
 class RankLocalError(UserError):
-    """An error that one rank of many meets: that rank reports it, whichever it is."""
+    """An error that may occur on a single rank, so every rank that raises it prints it."""
 
 
 def in_one_line(error: BaseException, most: int = 300) -> str:
-    """Return what a library's error says, for the end of a sentence; where it says nothing, its kind."""
+    """Return the message of a library's error on one line, cut at `most` characters.
+
+    If the message is empty, return the name of the exception's class.
+    """
     message = " ".join(str(error).split())
-    if "trust_remote_code" in message:  # Transformers advises to let that code run
-        return "Python code of its own (auto_map), which never runs here"
+    if "trust_remote_code" in message:  # Transformers would suggest to allow that code
+        return "custom Python code (auto_map), which is never run"
     return (
         f"{message[:most]} ..."
         if len(message) > most
@@ -53,7 +56,7 @@ def in_one_line(error: BaseException, most: int = 300) -> str:
 
 
 def describe_error(error: Exception) -> str:
-    """Return what an error says, for the end of a sentence; a disk or quota without room is "disk full"."""
+    """Return an error's message for the end of a sentence; "disk full (...)" for a full disk or quota."""
     reason = (error.strerror if isinstance(error, OSError) else None) or in_one_line(
         error
     )
@@ -61,10 +64,11 @@ def describe_error(error: Exception) -> str:
     return f"disk full ({reason})" if full else reason
 
 
-class Refusing(ContextDecorator):
-    """Around a library's code: raise UserError for all that it raises, `problem`, what it says, `cure`.
+class as_user_error(ContextDecorator):
+    """Raise errors of a library as UserError, with the message `problem` + error + `cure`.
 
-    A panic of Rust code is no Exception: PyO3 raises it as a BaseException whose class cannot be imported.
+    Use it as a context manager or a decorator. It also handles panics of Rust code, which PyO3 raises as a
+    BaseException of a class that cannot be imported.
     """
 
     def __init__(self, problem: str, cure: str = "") -> None:
@@ -85,7 +89,7 @@ class Refusing(ContextDecorator):
             ) from error
 
 
-TOKENIZING = Refusing(
+TOKENIZER_ERRORS = as_user_error(
     "tokenizer must encode and decode every text, got",
     ". Use the tokenizer.json that belongs to the model",
 )

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from conf.files import write_bytes
+from conf.runs.files import write_bytes
 
 PAGE = Path(__file__).parent / "papers.md"
 ROOT = PAGE.parents[1]

@@ -3,7 +3,7 @@
     python -m docs.settings
 
 A setting's default is its dataclass's, its meaning the `#:` comment above the field, its limits
-those of conf.schema. `tests/test_docs.py` compares the page with what this module would write.
+those of conf.settings.schema. `tests/test_docs.py` compares the page with what this module would write.
 """
 
 import importlib
@@ -14,10 +14,10 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.compose import FOLDER
-from conf.files import write_bytes
-from conf.schema import MISSING as REQUIRED
-from conf.schema import any_of, kinds, range_in_words, types_of
+from conf.runs.files import write_bytes
+from conf.settings.compose import FOLDER
+from conf.settings.schema import MISSING as REQUIRED
+from conf.settings.schema import any_of, field_types, range_in_words, union_members
 
 PAGE = Path(__file__).with_suffix(".md")
 BEGIN = (
@@ -112,8 +112,8 @@ def list_choices(folder: Path) -> Iterator[tuple[str, str]]:
 def groups(schema: type, prefix: str = "") -> Iterator[tuple[str, type]]:
     """Yield the dataclass and those nested in it, by the prefix of their settings' names."""
     yield prefix, schema
-    for name, kind in kinds(schema).items():
-        for nested in types_of(kind):
+    for name, kind in field_types(schema).items():
+        for nested in union_members(kind):
             if is_dataclass(nested):
                 yield from groups(nested, f"{prefix}.{name}".lstrip("."))  # type: ignore[arg-type]
 
@@ -122,8 +122,8 @@ def rows(schema: type, group: str) -> Iterator[str]:
     """Yield a table's row for each setting that is no group."""
     meanings = read_meanings(schema)
     for item in fields(schema):
-        kind = kinds(schema)[item.name]
-        if any(map(is_dataclass, types_of(kind))):
+        kind = field_types(schema)[item.name]
+        if any(map(is_dataclass, union_members(kind))):
             continue
         name = f"{group}.{item.name}".lstrip(".")
         meaning = meanings[item.name] + limits(item, kind, meanings[item.name])
@@ -169,7 +169,7 @@ def limits(item: Field[Any], kind: Any, meaning: str) -> str:
     choices = [str(choice) for choice in item.metadata.get("choices", ())]
     if any(choice not in meaning for choice in choices):
         return f" ({any_of(choices)})"
-    numeric = {int, float} & {*types_of(kind)}
+    numeric = {int, float} & {*union_members(kind)}
     if numeric and item.metadata.keys() & {"least", "most", "above", "below"}:
         return f" ({range_in_words(item.metadata)})"
     return ""

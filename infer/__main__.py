@@ -3,8 +3,9 @@
 import sys
 from pathlib import Path
 
-from conf import UserError, run
-from conf.console import place, print_once
+from conf.console import print_once, torchrun_rank
+from conf.errors import UserError
+from conf.settings.cli import run
 from infer.config import DraftConfig, InferConfig, Infill, check_directory
 
 # Printed on a terminal: the first tokens may take long.
@@ -46,7 +47,7 @@ def main(config: InferConfig) -> None:
     if sys.stderr.isatty():
         weights = dtype_of(model.lm)
         print_once(f"{weights} on {model.lm.device}; {WARM_UP} ...", error=True)
-    console = Console(quiet=place()[0] > 0)
+    console = Console(quiet=torchrun_rank()[0] > 0)
     given: Infill | str | list[int] = config.infill if infill else prompt
     if config.chat and not infill:
         message = {"role": "user", "content": prompt}

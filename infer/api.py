@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
-from conf import UserError
-from conf.console import place
-from conf.dtype import AUTO, choose_dtype
+from conf.console import torchrun_rank
+from conf.devices.dtype import AUTO, choose_dtype
+from conf.errors import UserError
 from conf.hub import find_folder
 from infer import loop
 from infer.config import DecodeConfig, DraftConfig, Infill
@@ -108,7 +108,7 @@ def load(
     lm = directory.load(dtype=dtype, device=device)
     check_compile(lm, compile)
     generation = read_generation(lm, directory.path)
-    if (sentence := not_applied(lm, directory.path)) and not place()[0]:
+    if (sentence := not_applied(lm, directory.path)) and not torchrun_rank()[0]:
         _log_once(sentence)
     adaptive = directory.adaptive
     methods = Methods(lm, table=directory.ngrams)

@@ -5,8 +5,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from conf.chat import REFUSALS, ChatTemplate, load_tokenizer
-from conf.errors import Refusing, UserError, in_one_line
+from conf.errors import UserError, as_user_error, in_one_line
+from conf.text.chat import REFUSALS, ChatTemplate, load_tokenizer
 from infer.models.checkpoint import ModelDirectory
 
 PROBLEM = "model={} must have a chat template for messages, got"
@@ -45,7 +45,7 @@ def chat_ids(
 
 def user_header(folder: Path) -> list[int]:
     """Return the ids by which the chat template opens the user's first turn."""
-    with Refusing(PROBLEM.format(folder)):
+    with as_user_error(PROBLEM.format(folder)):
         return _template(folder).user_header()
 
 

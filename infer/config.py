@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import UserError
-from conf.files import check_regular
-from conf.schema import check_settings, setting
+from conf.runs.files import check_regular
+from conf.settings.schema import check_settings, setting
 from infer.engine.sampling import SEEDS, Sampling
 from infer.trees.growth import Rules
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 SELF = "self:"  # the model's own first layers
-ORDERS = ("psm", "spm")  # of an infilling's parts, as in conf.infilling
+ORDERS = ("psm", "spm")  # of an infilling's parts, as in conf.text.infilling
 SOURCES = ("adaptive", "text", "ngrams")  # of drafts
 
 

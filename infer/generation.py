@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 
-from conf.errors import Refusing
+from conf.errors import as_user_error
 from infer.config import DecodeConfig
 
 FILE = "generation_config.json"
@@ -106,7 +106,7 @@ def read_generation(lm: PreTrainedModel, folder: Path) -> Generation:
         return Generation()
     stop = config.stop_strings or ()
     problem = f"{folder / FILE} must have settings that Transformers applies, got"
-    with Refusing(problem, ". Correct it, or remove the setting"):
+    with as_user_error(problem, ". Correct it, or remove the setting"):
         strings = (stop,) if isinstance(stop, str) else tuple(stop)
         if not all(isinstance(string, str) and string for string in strings):
             raise ValueError(f"stop_strings={stop}")

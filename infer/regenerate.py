@@ -30,12 +30,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from conf import UserError, run
 from conf.console import print_line, print_once
-from conf.files import write_bytes
-from conf.fingerprint import fingerprint_file
-from conf.schema import check_settings, setting
-from conf.stage import is_finished, made_from, read_manifest, write_manifest
+from conf.errors import UserError
+from conf.runs.files import write_bytes
+from conf.runs.fingerprint import fingerprint_file
+from conf.runs.stage import (
+    collect_provenance,
+    is_finished,
+    read_manifest,
+    write_manifest,
+)
+from conf.settings.cli import run
+from conf.settings.schema import check_settings, setting
 from data_prep.shards import Shards
 from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
 from infer.config import DTYPES, DecodeConfig, check_directory
@@ -400,7 +406,7 @@ def main(config: RegenerateConfig) -> None:
     inputs = {"model": config.model}
     if config.data.path:
         inputs["data.path"] = config.data.path
-    origin = made_from(config, inputs)
+    origin = collect_provenance(config, inputs)
     for file in filter(os.path.isfile, config.prompts):
         origin["inputs"][file] = fingerprint_file(Path(file))
     source: TrainingDocuments | ChatPrompts
@@ -419,7 +425,7 @@ def write_own_text(
 ) -> int:
     """Write `out`, together with the other ranks; return rank 0's number of texts."""
     # Imported late: PyTorch is not loaded for a mistake, or for what is finished.
-    from conf.dtype import choose_dtype
+    from conf.devices.dtype import choose_dtype
     from infer.api import load
     from infer.bench.harness import Records, init_workers, result_folder
     from infer.models.checkpoint import ModelDirectory

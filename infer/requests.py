@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from conf import UserError
+from conf.errors import UserError
 from infer.config import Infill
 from infer.engine.sampling import SEEDS
 from infer.text import Text

@@ -4,8 +4,8 @@
     PSM     BOS PRE enc(prefix) SUF inf(suffix) MID     then inf(middle) EOT
     SPM     BOS PRE SUF inf(suffix) MID enc(prefix)     then the middle and EOT
 
-conf/encoding.py defines enc and inf, by which no text becomes a control id (SDSAT §3.1;
-Code Llama §2.3); conf/infilling.py has the families of models that differ. The model
+conf/text/encoding.py defines enc and inf, by which no text becomes a control id (SDSAT §3.1;
+Code Llama §2.3); conf/text/infilling.py has the families of models that differ. The model
 writes the last column.
 """
 
@@ -16,10 +16,9 @@ from itertools import chain
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from conf import UserError
-from conf.encoding import SPACE, TextEncoder
-from conf.errors import TOKENIZING
-from conf.infilling import SPM, Infilling
+from conf.errors import TOKENIZER_ERRORS, UserError
+from conf.text.encoding import SPACE, TextEncoder
+from conf.text.infilling import SPM, Infilling
 from infer.config import Infill
 
 REPLACEMENT = "\ufffd"  # stands for bytes that are no UTF-8
@@ -37,7 +36,7 @@ class Text:
     the ids that the tokenizer itself puts there.
     """
 
-    @TOKENIZING
+    @TOKENIZER_ERRORS
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -58,12 +57,12 @@ class Text:
         """The encoder of texts, which knows the control ids."""
         return self._encoder
 
-    @TOKENIZING
+    @TOKENIZER_ERRORS
     def encode(self, text: str) -> list[int]:
         """Return BOS enc(text)."""
         return [*self._bos, *self._enc(text)]
 
-    @TOKENIZING
+    @TOKENIZER_ERRORS
     def infill(self, prompt: Infill, *, published: bool = True) -> list[int]:
         """Return the prompt that the middle and EOT continue. Raise NoInfilling.
 
@@ -132,7 +131,7 @@ class Text:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text that a stream of these ids gives, without control pieces."""
-        with TOKENIZING:
+        with TOKENIZER_ERRORS:
             text = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         if REPLACEMENT not in text:
             return text
@@ -141,7 +140,7 @@ class Text:
         stream = self.stream(opens=True)
         return "".join(map(stream, ids)) + stream.rest()
 
-    @TOKENIZING
+    @TOKENIZER_ERRORS
     def stream(self, *, opens: bool) -> "TextStream":
         """Return a stream of the ids after a prompt; `opens`: they begin a text."""
         return TextStream(self._tokenizer, self._inf("a"), opens=opens)
@@ -189,7 +188,7 @@ class TextStream:
         self._stream = DecodeStream(self._context, skip_special_tokens=True)
         self._pending: list[int] = []
 
-    @TOKENIZING
+    @TOKENIZER_ERRORS
     def __call__(self, id: int) -> str:
         """Return the text that this id completes."""
         try:
@@ -202,7 +201,7 @@ class TextStream:
             self._stream = DecodeStream(self._shield, skip_special_tokens=True)
             return "".join(map(self._step, ids))
 
-    @TOKENIZING
+    @TOKENIZER_ERRORS
     def rest(self) -> str:
         """Return the rest at the end: the replacement character for half a character."""
         ids = [*self._context, *self._pending]

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# A real model from the first command to the report, on this machine: launch/demo.sh [OUT]
+# Train, export and measure SmolLM2-135M on this machine: launch/demo.sh [OUT]
 #   SmolLM2-135M -> its own text -> five minutes of gated fine-tuning -> export -> decode -> report;
-#   then the same report on adapters/smollm2-135m, trained for two hours in the same way, and both in one table.
-# Finished stages are skipped; an interrupted demo continues where it stopped.
+#   then the same report for adapters/smollm2-135m (two hours of the same training), and a table of both.
+# A rerun skips finished stages and continues an interrupted one.
 set -euo pipefail
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"

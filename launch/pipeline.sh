@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# SmolLM2-135M with the experiments of one name: launch/pipeline.sh NAME OUT DOCUMENTS PROMPTS SHARE [MINUTES DRAFT]
-#   GGUF -> code and chat by the model itself -> fine-tune -> export; a draft model of its first layers likewise.
-# DOCUMENTS are continued and PROMPTS answered, SHARE of them held out. The fine-tune takes MINUTES and the draft
-# model's training DRAFT minutes (0: no draft model), or the steps of their experiments. Finished stages are
-# skipped; an interrupted run continues where it stopped. demo.sh and smollm2.sh call this.
+# Train SmolLM2-135M by the experiments NAME and NAME_draft: launch/pipeline.sh NAME OUT DOCUMENTS PROMPTS SHARE [MINUTES DRAFT]
+#   GGUF -> code and chat written by the model -> fine-tune -> export; then a draft model from its first layers.
+# The model continues DOCUMENTS and answers PROMPTS; SHARE of the answers is held out. The fine-tune takes MINUTES and
+# the draft model's training DRAFT minutes (0: no draft model); by default, the steps of the experiments. A rerun skips
+# finished stages and continues an interrupted one. demo.sh and smollm2.sh call this script.
 set -euo pipefail
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"

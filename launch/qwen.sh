@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Qwen2.5-Coder-0.5B-Instruct from its weights to the papers' tables: launch/qwen.sh GGUF [OUT] [NAME=VALUE ...]
-#   GGUF is Qwen's file, or the hub's name of a Transformers model; NAME=VALUE are settings of data_prep for code in
-#   StarCoder's schema (data.path=STARCODER benchmarks=all budget=20M), by default Python's standard library is the code.
-#   MBPP and INFILLING, of the environment, are the benchmarks' files for the tables.
+# Train Qwen2.5-Coder-0.5B-Instruct and make the papers' tables: launch/qwen.sh GGUF [OUT] [NAME=VALUE ...]
+#   GGUF is Qwen's GGUF file, or the name of a Transformers model on the hub. NAME=VALUE are settings of data_prep for
+#   code in StarCoder's schema (data.path=STARCODER benchmarks=all budget=20M); the default is Python's standard library.
+#   The environment variables MBPP and INFILLING are benchmark files for the tables.
 #   base -> code with infilling -> own answers and own continuations -> gated fine-tune, at 512 and then 2,048 tokens
 #   -> export -> tables of base and gated -> the paper's fine-tune (dual, all weights) -> tables of the three.
-# Hours on two cores, minutes on a GPU (docs/training.md, Recipes). Finished stages are skipped; an interrupted run
-# continues where it stopped.
+# It takes hours on two cores, minutes on a GPU (docs/training.md, Recipes). A rerun skips finished stages and continues
+# an interrupted one.
 set -euo pipefail
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
@@ -29,15 +29,16 @@ source launch/stages.sh
 begin "$folder"
 code=(experiment=qwen "$@")
 [[ $# -gt 0 ]] || code=(experiment=demo held_out=0.1)
-fast=() long=() # a GPU is faster with larger batches and more windows
-wide=1 # ranks at 2,048 tokens: on a CPU one takes 11 GiB, and both cores
+# Settings for a GPU, which is faster with larger batches and more windows.
+fast=() long=()
+wide=1 # ranks at 2,048 tokens: on a CPU one rank takes 11 GiB and both cores
 if [[ $gpus -gt 0 ]]; then
     fast=(global_batch=8 micro_batch=4 loss_chunk=8192 objective.start_rate=0.5)
     long=(global_batch=4 micro_batch=1 loss_chunk=8192)
     wide=$ranks
 fi
 
-base=$given # a name of the hub
+base=$given # a name on the hub
 if [[ -e $given ]]; then
     base=$out/base
     python -m train.convert gguf="$given" out="$base"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The demo's recipe for hours: launch/smollm2.sh [OUT]
-#   SmolLM2-135M with some 680 thousand tokens of its own text; by estimate two to three hours of two cores with AVX512-BF16, six with AVX2.
-# Finished stages are skipped; an interrupted run continues where it stopped.
+# Train SmolLM2-135M by the demo's recipe for hours: launch/smollm2.sh [OUT]
+#   It uses about 680 thousand tokens of the model's own text. Estimated time on two cores: two to three hours with
+#   AVX512-BF16, six with AVX2.
+# A rerun skips finished stages and continues an interrupted one.
 set -euo pipefail
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"

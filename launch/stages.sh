@@ -1,6 +1,6 @@
-# The stages that the recipes share, to be sourced in the project's root by pipeline.sh and qwen.sh.
+# Functions shared by the recipes. pipeline.sh and qwen.sh source this file in the project's root.
 
-begin() { # OUT: set up the environment, and the variables of the stages
+begin() { # OUT: set up the environment and the variables out, gpus and ranks
     out=$1
     if [[ $out == -* || $out == *[=\'\\]* ]]; then
         echo "error: OUT must be a folder without quotes or =, got $out. Give another one" >&2
@@ -14,19 +14,19 @@ begin() { # OUT: set up the environment, and the variables of the stages
     fi
     ranks=$((gpus > 0 ? gpus : $(nproc)))
     ranks=$((ranks < 2 ? ranks : 2))
-    export OMP_NUM_THREADS=1 # a thread per rank: two that share a core spin
-    # Large tensors come and go: keep their memory instead of returning it to the kernel each time.
+    export OMP_NUM_THREADS=1 # one thread per rank: threads that share a core waste it by spinning
+    # Keep the memory of large freed tensors instead of returning it to the kernel.
     export MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296
 }
 
-run() { # MODULE SETTING... out=DIR: a finished stage needs one process to say so
+run() { # MODULE SETTING... out=DIR: run a stage on all ranks; a finished stage needs only one process
     local last=${*: -1}
     if [[ -f ${last#out=}/manifest.json ]]; then python -m "$@"; else torchrun --standalone --nproc_per_node "$ranks" -m "$@"; fi
 }
 
-own_text() { # DATA BASE DOCUMENTS QUESTIONS PROMPTS SHARE CODE ANSWER: $out/code and $out/chat, the base's own text
-    # DOCUMENTS of the folder DATA are continued by CODE tokens at most. QUESTIONS about other documents and PROMPTS of
-    # the model's own are answered by ANSWER tokens at most; SHARE of the answers is held out.
+own_text() { # DATA BASE DOCUMENTS QUESTIONS PROMPTS SHARE CODE ANSWER: write the base model's text to $out/code and $out/chat
+    # The model continues DOCUMENTS of the folder DATA by at most CODE tokens. It answers QUESTIONS about other documents
+    # and PROMPTS that it writes itself by at most ANSWER tokens. SHARE of the answers is held out.
     local documents=$1 base=$2 own=(temperature=0.8 sampled=0.5 batch=128)
     local data=(tokenizer="$base" seq_len=512)
     run infer.regenerate model="$base" data.path="$documents" documents="$3" "${own[@]}" \

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# SDSAT's Tables 1, 3 and 4 of several models beside each other: launch/tables.sh OUT BASE MODEL... [NAME=VALUE ...]
-#   pass@1 of HumanEval, of MBPP with MBPP=FILE, exact match of infilling in both orders with INFILLING=FILE, speed by k
-#   and temperature; for each model in OUT/its name, then all beside each other. MBPP and INFILLING are files of the
-#   environment, NAME=VALUE settings of infer.bench (experiment=qwen unless given). RANKS processes share the prompts.
-# Finished parts are skipped; an interrupted run continues where it stopped.
+# Make SDSAT's Tables 1, 3 and 4 for several models: launch/tables.sh OUT BASE MODEL... [NAME=VALUE ...]
+#   The tables have pass@1 of HumanEval, pass@1 of MBPP (with MBPP=FILE), exact match of infilling in both orders (with
+#   INFILLING=FILE), and speed by k and temperature. Each model's report is in OUT/MODEL; a comparison is printed last.
+#   MBPP and INFILLING are environment variables, NAME=VALUE settings of infer.bench (default: experiment=qwen). RANKS
+#   processes share the prompts.
+# A rerun skips finished parts and continues an interrupted one.
 set -euo pipefail
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
@@ -14,7 +15,7 @@ if [[ $# -lt 2 || $1 == *=* || $2 == *=* ]]; then
     echo "error: the arguments must be OUT BASE MODEL... [NAME=VALUE ...], got: $*. Run launch/tables.sh --help" >&2
     exit 2
 fi
-out=$(realpath -m "$1") # compared in another folder
+out=$(realpath -m "$1") # absolute, since the comparison runs in another folder
 shift
 models=()
 while [[ $# -gt 0 && $1 != *=* ]]; do

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Lint, types, import contracts, tests. The tests run in two processes of one thread each, a file in one of them,
-# the longest files first; types and contracts are checked beside them, and their verdict is printed at the end.
+# Run lint, type checks, import contracts and tests: launch/test.sh [options of pytest]
+# The tests run in two processes of one thread each, distributed by file, the slowest files first. Types and contracts
+# are checked in parallel, and their output is printed at the end.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash launch/setup.sh
@@ -15,7 +16,7 @@ check() {
     lint-imports --no-cache || code=$?
     return "$code"
 }
-set -m # a process group of its own, which ends with this script
+set -m # its own process group, which is killed when this script ends
 check >"$verdict" 2>&1 &
 checking=$!
 set +m

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
 # Train on all GPUs of this machine: launch/train.sh experiment=sdsat_7b_l5 data.path=... model.path=... out=...
-# SIGTERM, SIGUSR1, SIGINT and, unless nohup has it ignored, SIGHUP save and end it with code 75: the same command goes on
-# with the run.
+# SIGTERM, SIGUSR1, SIGINT and SIGHUP (unless nohup ignores it) save a checkpoint and end the training with code 75. The
+# same command resumes it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source .venv/bin/activate
 signals=(TERM USR1 INT HUP)
 handled=SIGTERM,SIGINT,SIGQUIT,SIGUSR1
 ignored=0x$(awk '/^SigIgn/ { print $2 }' "/proc/$$/status")
-((ignored & 1)) || handled+=,SIGHUP # torchrun would handle even what nohup ignores
-# Threads for what runs on CPUs, as an offloaded optimizer's step; torchrun would give each of several ranks one.
+((ignored & 1)) || handled+=,SIGHUP # torchrun would handle it even if nohup ignores it
+# Threads for work on CPUs, such as the step of an offloaded optimizer. torchrun's default is one thread per rank.
 ranks=${RANKS:-$(nvidia-smi -L 2>/dev/null | wc -l || true)}
 cores=$(nproc)
-[[ $ranks =~ ^[1-9][0-9]*$ ]] || ranks=$cores # no GPU, or a name that torchrun knows
+[[ $ranks =~ ^[1-9][0-9]*$ ]] || ranks=$cores # no GPU, or a word such as RANKS=auto
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > ranks ? cores / ranks : 1))}
 read -ra rendezvous <<<"${RENDEZVOUS:---standalone}"
-# torchrun has exit codes of its own, so the trainer leaves its own in a file.
+# torchrun replaces the exit code of the trainer, so the trainer writes its code to a file.
 TRAIN_EXIT_FILE=$(mktemp)
 export TRAIN_EXIT_FILE
 trap 'rm -f "$TRAIN_EXIT_FILE"' EXIT
@@ -26,7 +26,7 @@ torchrun=$!
 for signal in "${signals[@]}"; do trap "kill -$signal $torchrun 2>/dev/null || true" "$signal"; done
 code=0
 wait "$torchrun" || code=$?
-while kill -0 "$torchrun" 2>/dev/null; do # a signal ends a wait, not torchrun
+while kill -0 "$torchrun" 2>/dev/null; do # a signal interrupts `wait`, but torchrun still runs
     code=0
     wait "$torchrun" || code=$?
 done

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from conf.files import write_json
+from conf.runs.files import write_json
 from data_prep.vocab import INFILLING
 
 PIECES = ("▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>")

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
-from conf import settings
-from conf.files import read_json
+from conf.runs.files import read_json
+from conf.settings.compose import settings
 from data_prep.config import DataPrepConfig
 from data_prep.pipeline import prepare
 from data_prep.vocab import INFILLING, Vocab

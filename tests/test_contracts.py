@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from conf.files import read_json, write_json
+from conf.runs.files import read_json, write_json
 from data_prep.chat import ChatTemplate
 from data_prep.config import VocabConfig
 from data_prep.document import Document

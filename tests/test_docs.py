@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from conf import UserError, settings
+from conf.errors import UserError
+from conf.settings.compose import settings
 from docs.settings import page as settings_page
 from tests.markdown import Command, anchors, commands, links
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.compose import FOLDER
+from conf.settings.compose import FOLDER
 from docs.settings import ENTRIES, groups
 from tests.markdown import INDENTED, SPAN
 from tests.markdown import prose as without_blocks

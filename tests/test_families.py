@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, normalizers, processors
 
-from conf import UserError, settings
-from conf.files import write_json
+from conf.errors import UserError
+from conf.runs.files import write_json
+from conf.settings.compose import settings
 from data_prep.config import DataPrepConfig, VocabConfig
 from data_prep.document import generator
 from data_prep.encode import Encoder, Mode, choose_mode

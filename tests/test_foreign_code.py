@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from conf import UserError
-from conf.stage import ROOT
+from conf.errors import UserError
+from conf.runs.stage import ROOT
 from data_prep.chat import ChatTemplate
 from data_prep.encode import Encoder
 from data_prep.vocab import load_tokenizer

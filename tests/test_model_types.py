@@ -15,8 +15,8 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from conf import UserError
 from conf.architecture import why_unsupported
+from conf.errors import UserError
 from data_prep.vocab import TOKENIZER
 from infer import DecodeConfig, load
 from infer.engine.families import check_family

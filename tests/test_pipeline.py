@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conf.files import read_json
+from conf.runs.files import read_json
 from tests import bpe, warm
 from tests.recipes import BRANCH, CAUSAL, FINE_TUNE
 

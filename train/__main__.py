@@ -7,9 +7,15 @@ import os
 import sys
 from pathlib import Path
 
-from conf import UserError, run
-from conf.console import place, print_once
-from conf.stage import existing, is_finished, made_from, read_manifest
+from conf.console import print_once, torchrun_rank
+from conf.errors import UserError
+from conf.runs.stage import (
+    collect_provenance,
+    is_finished,
+    model_directories,
+    read_manifest,
+)
+from conf.settings.cli import run
 from train.config import TrainConfig
 from train.schedule import read_planned
 
@@ -51,14 +57,14 @@ def main(config: TrainConfig) -> None:
     data = read_manifest(config.data.path, "shards", "data.path")
     inputs = {
         "data.path": config.data.path,
-        **existing({"model.path": config.model.path}),
+        **model_directories({"model.path": config.model.path}),
     }
     if config.data.own:
         read_manifest(config.data.own, "shards", "data.own")
         inputs["data.own"] = config.data.own
     if folder := config.model.adapter_folder:
         inputs["model.adapter"] = str(folder)
-    provenance = made_from(config, inputs, ignore=CHANGEABLE)
+    provenance = collect_provenance(config, inputs, ignore=CHANGEABLE)
     done = 0
     steps: int | None = config.steps
     if config.minutes is not None:
@@ -93,6 +99,6 @@ if __name__ == "__main__":
     try:
         run("train", TrainConfig, main)
     except SystemExit as end:
-        if (path := os.environ.get(EXIT_FILE)) and not place()[2]:
+        if (path := os.environ.get(EXIT_FILE)) and not torchrun_rank()[2]:
             Path(path).write_text(f"{end.code}\n", encoding="utf-8")
         raise

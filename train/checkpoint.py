@@ -29,11 +29,16 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from conf import UserError
 from conf.console import print_line
-from conf.errors import UNFINISHED, describe_error, in_one_line
-from conf.files import Corrupt, read_checksummed, read_result, with_checksum, write_json
-from conf.stage import ROOT, check_same, create_folder, lock, remove_empty
+from conf.errors import UNFINISHED, UserError, describe_error, in_one_line
+from conf.runs.files import (
+    Corrupt,
+    read_checksummed,
+    read_result,
+    with_checksum,
+    write_json,
+)
+from conf.runs.stage import ROOT, check_same, create_folder, lock, remove_empty
 from train.config import CHECKPOINTS, RUN
 from train.distributed import broadcast, gather
 

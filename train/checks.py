@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from conf import RankLocalError, UserError
-from conf.console import place
-from conf.dtype import AUTO, cpu_has_bfloat16
-from conf.fingerprint import fingerprint_file
-from conf.memory import check_fits, machine_memory
-from conf.stage import read_manifest
+from conf.console import torchrun_rank
+from conf.devices.dtype import AUTO, cpu_has_bfloat16
+from conf.devices.memory import check_fits, machine_memory
+from conf.errors import RankLocalError, UserError
+from conf.runs.fingerprint import fingerprint_file
+from conf.runs.stage import read_manifest
 from data_prep.ngrams import find_table
 from data_prep.shards import Shards
 from data_prep.vocab import TOKENIZER, Vocab
@@ -90,7 +90,7 @@ def _id_facts(manifest: Mapping[str, Any], folder: str) -> dict[str, Any]:
 def check_devices() -> None:
     """Raise RankLocalError if this machine has GPUs, but fewer than local ranks."""
     gpus = torch.cuda.device_count()
-    if gpus and place()[2] >= gpus:
+    if gpus and torchrun_rank()[2] >= gpus:
         raise RankLocalError(
             f"torchrun must start at most one process for each GPU, got {gpus} GPUs. "
             "Lower --nproc_per_node."
@@ -122,7 +122,7 @@ def check_memory(memory: Memory) -> None:
     needs: list[tuple[str, float, tuple[float, float], str]]
     needs = [("a step", ranks * (memory.total + memory.host), machine, "machine")]
     if torch.cuda.is_available():
-        free, total = torch.cuda.mem_get_info(place()[2])
+        free, total = torch.cuda.mem_get_info(torchrun_rank()[2])
         usable = total - RESERVED
         needs = [
             ("a step", memory.total, (min(free, usable), usable), "GPU"),

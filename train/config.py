@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conf import UserError
-from conf.schema import check_settings, setting
-from conf.tracker import TrackerConfig
+from conf.errors import UserError
+from conf.runs.tracker import TrackerConfig
+from conf.settings.schema import check_settings, setting
 from train.deepspeed_settings import normalize
 
 # Files and folders in a training folder, beside manifest.json, which is written last.

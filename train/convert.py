@@ -25,13 +25,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conf import UserError, run
 from conf.console import print_line
-from conf.errors import Refusing
-from conf.files import read_json, write_bytes, write_json
-from conf.fingerprint import fingerprint_file, fingerprint_model
-from conf.schema import check_settings, setting
-from conf.stage import is_finished, made_from, staged, write_manifest
+from conf.errors import UserError, as_user_error
+from conf.runs.files import read_json, write_bytes, write_json
+from conf.runs.fingerprint import fingerprint_file, fingerprint_model
+from conf.runs.stage import (
+    atomic_folder,
+    collect_provenance,
+    is_finished,
+    write_manifest,
+)
+from conf.settings.cli import run
+from conf.settings.schema import check_settings, setting
 
 # Imported late, so that errors in the settings are reported before PyTorch is loaded.
 if TYPE_CHECKING:
@@ -87,12 +92,12 @@ def main(config: ConvertConfig) -> None:
     """Convert the file, unless the folder already contains the result."""
     os.environ.setdefault("TQDM_DISABLE", "1")  # transformers reads it on import
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # transformers imports deepspeed
-    refusing = Refusing(
+    refusing = as_user_error(
         f"gguf={config.gguf} must be a causal model that Transformers reads, got"
     )
     with refusing:
         file = find_gguf(config.gguf)
-    origin = made_from(config, {}, ignore=["adapter"])
+    origin = collect_provenance(config, {}, ignore=["adapter"])
     origin["inputs"]["gguf"] = fingerprint_file(file)
     adapter = Path(config.adapter) if config.adapter else None
     origin["inputs"]["adapter"] = fingerprint_model(adapter) if adapter else None
@@ -100,7 +105,7 @@ def main(config: ConvertConfig) -> None:
         print_line(f"convert: {config.out} is finished: nothing to do")
         return
     adaptive = read_json(adapter / "adaptive.json") if adapter else None
-    with staged(config.out) as out:
+    with atomic_folder(config.out) as out:
         with refusing:
             metadata = gguf_metadata(file)
             save_tokenizer(file, metadata, out)
@@ -297,7 +302,7 @@ def add_adapter(lm: Any, folder: Path, adaptive: dict[str, Any], out: Path) -> N
     from train.export.weights import write_weights
     from train.pretrained import add_adaptive_rows, spare_rows
 
-    with Refusing(f"adapter={folder} must have an export's adaptive.json, got"):
+    with as_user_error(f"adapter={folder} must have an export's adaptive.json, got"):
         vocab = Vocab(
             size=max(lm.config.vocab_size, *(id + 1 for id in adaptive["control"])),
             bos=adaptive["bos"],

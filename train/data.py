@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from conf.stage import read_manifest
+from conf.runs.stage import read_manifest
 from data_prep.shards import PackedSequence, Shards
 from data_prep.vocab import Vocab
 from data_prep.windows import replaceable, sample_windows, window_offsets

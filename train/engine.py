@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations import HfDeepSpeedConfig
 
-from conf import UserError
-from conf.errors import in_one_line
+from conf.errors import UserError, in_one_line
 from train.checkpoint import refusal, write_file, zero_stage
 from train.config import TrainConfig
 from train.distributed import COLLECTIVE_TIMEOUT, Abandoned

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from conf import UserError
+from conf.errors import UserError
 from train.checkpoint import write_safetensors
 
 FILE = "head.safetensors"  # in the folder of an adapter

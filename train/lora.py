@@ -30,9 +30,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from conf import UserError
 from conf.architecture import expert_blocks, is_latent
-from conf.errors import in_one_line
+from conf.errors import UserError, in_one_line
 from train.adapter_layers import use_fewer_operations
 from train.checkpoint import LazyWeights, write_safetensors
 from train.config import LoraSettings

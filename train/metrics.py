@@ -16,9 +16,9 @@ from rich.progress import (
 )
 
 from conf.console import PlainConsole, speed
-from conf.files import write_bytes
-from conf.stage import commit, versions
-from conf.tracker import TrackerConfig, WandbRun, log_missing
+from conf.runs.files import write_bytes
+from conf.runs.stage import commit, versions
+from conf.runs.tracker import TrackerConfig, WandbRun, log_missing
 
 SHOWN_LENGTHS = 8  # number of acceptance lengths in a console line
 SHOWN_OFFSETS = 10  # number of accuracies by offset in a console line

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from conf.architecture import attention_dropout, logit_scale, windows
-from conf.stage import partial_of
+from conf.runs.stage import partial_of
 from data_prep.vocab import TOKENIZER, Vocab
 from train.attention import Mask, TrunkKeys, branch_kernel, branch_masks
 from train.config import TrainConfig

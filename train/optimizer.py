@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conf.dtype import cpu_has_bfloat16
+from conf.devices.dtype import cpu_has_bfloat16
 from train.config import OptimizerConfig
 
 MAX_STACKED = 2**26  # elements of the matrices that one operation of Muon updates

@@ -13,9 +13,9 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from conf.console import speed
-from conf.files import write_bytes
 from conf.pages import COLOURS, Draw, render, svg
-from conf.stage import commit, processor, versions
+from conf.runs.files import write_bytes
+from conf.runs.stage import commit, processor, versions
 from train.config import TrainConfig
 from train.metrics import acceptance_lengths, baseline, describe_change
 

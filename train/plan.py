@@ -6,11 +6,11 @@ import torch
 from rich.table import Table
 from transformers import PretrainedConfig, PreTrainedModel
 
-from conf import UserError
 from conf.architecture import passes_argument, skeleton
 from conf.console import PlainConsole
-from conf.memory import GIB
-from conf.stage import read_manifest
+from conf.devices.memory import GIB
+from conf.errors import UserError
+from conf.runs.stage import read_manifest
 from data_prep.vocab import Vocab
 from train.config import TrainConfig
 from train.engine import RANKS_PER_MACHINE, check_deepspeed_settings, model_states

@@ -20,10 +20,9 @@ from transformers import (
 from transformers.utils import logging
 from yaml import YAMLError
 
-from conf import UserError
 from conf.architecture import why_unsupported
-from conf.errors import in_one_line
-from conf.files import check_regular, read_json
+from conf.errors import UserError, in_one_line
+from conf.runs.files import check_regular, read_json
 from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
 from train.attention import register
 from train.config import ModelConfig

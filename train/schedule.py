@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from conf.files import read_result, with_checksum, write_json
+from conf.runs.files import read_result, with_checksum, write_json
 from train.config import PLANNED, OptimizerConfig
 
 PLAN_AT = 0.2  # share of the minutes after which the steps are planned

@@ -20,12 +20,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conf import RankLocalError, UserError
-from conf.dtype import choose_dtype
-from conf.errors import DIVERGED, DOCS, MEMORY, QUALITY, in_one_line
-from conf.files import write_json
-from conf.fingerprint import MANIFEST, fingerprint_file
-from conf.stage import write_manifest
+from conf.devices.dtype import choose_dtype
+from conf.errors import (
+    DIVERGED,
+    DOCS,
+    MEMORY,
+    QUALITY,
+    RankLocalError,
+    UserError,
+    in_one_line,
+)
+from conf.runs.files import write_json
+from conf.runs.fingerprint import MANIFEST, fingerprint_file
+from conf.runs.stage import write_manifest
 from data_prep.ngrams import TABLE, link_table
 from data_prep.vocab import Vocab
 from train.checkpoint import Checkpoints

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from conf.architecture import attention_dropout
-from conf.memory import GIB, machine_memory
+from conf.devices.memory import GIB, machine_memory
 from train.attention import TrunkKeys
 from train.config import TrainConfig
 

@@ -1,6 +1,6 @@
 """python -m infer.bench: how fast a model decodes and what its answers are worth."""
 
-from conf import run
+from conf.settings.cli import run
 from infer.bench.config import BenchConfig
 from infer.config import check_directory
 

@@ -6,8 +6,9 @@ Speeds are those of each report's own machine and plain decoding.
 from dataclasses import dataclass
 from pathlib import Path
 
-from conf import UserError, run
-from conf.schema import check_settings, setting
+from conf.errors import UserError
+from conf.settings.cli import run
+from conf.settings.schema import check_settings, setting
 
 
 @dataclass

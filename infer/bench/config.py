@@ -6,9 +6,9 @@ This module does not import PyTorch, so that a wrong setting is reported at once
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
-from conf.infilling import ORDERS
-from conf.schema import check_settings, setting
-from conf.tracker import TrackerConfig
+from conf.runs.tracker import TrackerConfig
+from conf.settings.schema import check_settings, setting
+from conf.text.infilling import ORDERS
 from infer.config import (
     BY_DRAFT_MODEL,
     DTYPES,

@@ -24,16 +24,16 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from conf import RankLocalError, UserError
-from conf.console import place
-from conf.files import (
+from conf.console import torchrun_rank
+from conf.errors import RankLocalError, UserError
+from conf.runs.files import (
     Corrupt,
     read_checksummed,
     read_result,
     with_checksum,
     write_json,
 )
-from conf.stage import begun, commit, partial_of, processor, publish, versions
+from conf.runs.stage import commit, partial_of, processor, publish, start_run, versions
 from infer.api import Model, load
 from infer.bench.config import BenchConfig
 from infer.bench.progress import progress
@@ -84,7 +84,7 @@ def init_workers(*, divided: bool = False) -> WorkerGroup:
     """
     if not divided:
         parallel.stand_alone()
-    workers = WorkerGroup(*place(), divided=divided)
+    workers = WorkerGroup(*torchrun_rank(), divided=divided)
     if divided and workers.world == 1:
         raise UserError(
             "tensor_parallel=true must run in at least 2 processes, got 1. Run "
@@ -111,12 +111,12 @@ def result_folder(
 ) -> Iterator[Path]:
     """Yield a folder that becomes `out` when the block ends without an error on any rank.
 
-    It has the records of an interrupted run of the same `facts`. Raises UserError as `begun`
+    It has the records of an interrupted run of the same `facts`. Raises UserError as `start_run`
     does; the rank that meets an error reports it.
     """
     try:
         if workers.first:
-            with begun(out, facts) as partial:
+            with start_run(out, facts) as partial:
                 workers.wait()
                 yield partial
                 workers.wait()

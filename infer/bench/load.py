@@ -25,8 +25,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from conf import UserError
-from conf.errors import Refusing
+from conf.errors import UserError, as_user_error
 from infer.api import Model, generate
 from infer.bench.config import BenchConfig, LoadConfig, SpeedConfig
 from infer.bench.harness import Part, WorkerGroup
@@ -266,8 +265,8 @@ class Endpoint:
             )
         return str(names[0])
 
-    def _refusing(self) -> Refusing:
-        return Refusing(
+    def _refusing(self) -> as_user_error:
+        return as_user_error(
             f"load.endpoint={self._url} must answer within load.timeout="
             f"{self._load.timeout:g} s, got",
             f" (after {RETRIES} retries). Start the server, or correct load.endpoint "

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from conf import UserError
-from conf.errors import in_one_line
+from conf.errors import UserError, in_one_line
 from infer.bench import statistics
 
 KIND = "multipl_e"

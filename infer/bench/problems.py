@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from conf import UserError
-from conf.errors import Refusing, in_one_line
-from conf.rows import ROW_FILES, form_of, read_rows
+from conf.errors import UserError, as_user_error, in_one_line
+from conf.text.rows import ROW_FILES, form_of, read_rows
 from infer.bench.extraction import extract_program, parse
 from infer.chat import chat_ids
 from infer.config import Infill
@@ -245,7 +244,7 @@ def read_problems(kind: str, file: str) -> Sequence[Problem]:
     is not one of this benchmark.
     """
     problem = f"quality.{kind}={file} must be a file of this benchmark, got"
-    with Refusing(problem, f". Give {FILES[kind]}"):
+    with as_user_error(problem, f". Give {FILES[kind]}"):
         rows = read_rows(Path(file) if file else humaneval_file())
     problems = []
     for row in rows:

@@ -10,9 +10,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from conf import UserError
 from conf.console import print_once
-from conf.conversations import (
+from conf.errors import UserError, as_user_error, in_one_line
+from conf.settings.schema import any_of
+from conf.text.conversations import (
     INSTRUCTION,
     LISTS,
     Message,
@@ -20,9 +21,7 @@ from conf.conversations import (
     instruction,
     tools_of,
 )
-from conf.errors import Refusing, in_one_line
-from conf.rows import DECOMPRESSORS, ROW_FILES, form_of, read_rows
-from conf.schema import any_of
+from conf.text.rows import DECOMPRESSORS, ROW_FILES, form_of, read_rows
 from infer.bench.problems import humaneval_file, mbpp_prompt
 from infer.chat import UnfitMessages, chat_ids, has_template
 from infer.config import Infill
@@ -258,7 +257,7 @@ def rows_of(
         f"prompts={source} must be humaneval, a JSON-lines file, a JSON list, CSV or "
         "parquet, or a data set of the hub, got"
     )
-    with Refusing(problem):
+    with as_user_error(problem):
         if Path(source).is_dir():
             raise ValueError("a folder. Give a file of it")
         if Path(source).is_file() or form_of(source) in ROW_FILES:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from conf.files import write_bytes
+from conf.runs.files import write_bytes
 from infer.api import Model, generate
 from infer.bench import sandbox, statistics
 from infer.bench.config import NEED_ADAPTIVE, BenchConfig, decoder_config

@@ -10,11 +10,11 @@ from typing import Any
 
 from rich.table import Table
 
-from conf import UserError
 from conf.console import PlainConsole, print_line
-from conf.files import read_result, with_checksum, write_bytes, write_json
+from conf.errors import UserError
 from conf.pages import render
-from conf.tracker import TrackerConfig, WandbRun
+from conf.runs.files import read_result, with_checksum, write_bytes, write_json
+from conf.runs.tracker import TrackerConfig, WandbRun
 from infer.bench.acceptance import acceptance_csv
 from infer.bench.config import PARTS
 from infer.bench.multipl_e import with_container_verdicts

@@ -10,12 +10,16 @@ from typing import Any
 
 import torch
 
-from conf import UserError
 from conf.console import print_line
-from conf.dtype import choose_dtype
-from conf.errors import NOT_IDENTICAL
-from conf.files import with_checksum, write_json
-from conf.stage import existing, is_finished, made_from, write_manifest
+from conf.devices.dtype import choose_dtype
+from conf.errors import NOT_IDENTICAL, UserError
+from conf.runs.files import with_checksum, write_json
+from conf.runs.stage import (
+    collect_provenance,
+    is_finished,
+    model_directories,
+    write_manifest,
+)
 from infer.bench.config import BENCHMARKS, PARTS, BenchConfig
 from infer.bench.gsd import GsdPart
 from infer.bench.harness import (
@@ -91,7 +95,7 @@ def measure_part(
     # The prompts are in `content`, wherever their files are.
     ignored = ("tracker", "part", "prompts_folder", "gguf", *unused)
     content = hashlib.sha256(json.dumps(part.content).encode()).hexdigest()[:16]
-    facts = made_from(config, existing(inputs), ignore=ignored)
+    facts = collect_provenance(config, model_directories(inputs), ignore=ignored)
     facts |= {"content": content, "hardware": hardware()}
     ranks = workers.world if workers.divided else 1  # that share a model
     if ranks > 1:

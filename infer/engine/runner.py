@@ -11,7 +11,7 @@ from threading import Lock
 import torch
 from transformers import PreTrainedModel
 
-from conf.openmp import watch
+from conf.devices.openmp import watch
 from infer.engine.forward import DynamicForward, Target
 from infer.engine.output import ForwardOutput, Request
 from infer.engine.sampling import Sampling

@@ -20,14 +20,13 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from conf import UserError
-from conf.console import place, print_once
-from conf.dtype import INT8
-from conf.encoding import opening
-from conf.errors import Refusing
-from conf.files import read_json
-from conf.infilling import Infilling, find_infilling, with_stops
-from conf.memory import check_fits, describe_shortage, machine_memory
+from conf.console import print_once, torchrun_rank
+from conf.devices.dtype import INT8
+from conf.devices.memory import check_fits, describe_shortage, machine_memory
+from conf.errors import UserError, as_user_error
+from conf.runs.files import read_json
+from conf.text.encoding import prefix_ids
+from conf.text.infilling import Infilling, find_infilling, with_stops
 from infer.config import check_directory, export_manifest
 from infer.engine.families import check_family, check_tree
 from infer.engine.fused import fuse_rotary
@@ -69,7 +68,7 @@ def read_adaptive(path: Path, rows: int | None) -> Adaptive:
     Raises UserError for another file, and for ids without a row.
     """
     values = read_json(path, "JSON with adaptive_ids and L")
-    with Refusing(f"{path} must have the adaptive_ids and L of training, got"):
+    with as_user_error(f"{path} must have the adaptive_ids and L of training, got"):
         infilling = values.get("infilling") or {}  # null for a tokenizer without it
         if not isinstance(infilling, dict):
             raise ValueError(f"infilling that is a {type(infilling).__name__}")
@@ -164,7 +163,7 @@ class ModelDirectory:
         file = self.path / "tokenizer_config.json"
         described = read_json(file, "a tokenizer's JSON") if file.is_file() else {}
         bos = adaptive.bos
-        if bos is None and (opened := opening(tokenizer, described)):
+        if bos is None and (opened := prefix_ids(tokenizer, described)):
             bos = opened[0]
         return Text(
             tokenizer, control=control, rows=self.rows, bos=bos, infilling=infilling
@@ -173,7 +172,7 @@ class ModelDirectory:
     @cached_property
     def _tokenizer(self) -> Tokenizer:
         file = self.path / "tokenizer.json"
-        with Refusing(
+        with as_user_error(
             f"{self.name} must have a tokenizer.json, got",
             ". Convert another tokenizer by Transformers: "
             "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
@@ -240,7 +239,7 @@ class ModelDirectory:
             )
         logging.disable_progress_bar()
         with (
-            Refusing(f"{self.name} must be a causal model with weights, got"),
+            as_user_error(f"{self.name} must be a causal model with weights, got"),
             enough_memory("Set dtype=bfloat16 or use a smaller model"),
         ):
             lm = self._read("float32" if int8 else dtype, ranks, device)
@@ -313,7 +312,7 @@ def check_weights(
     cure = "use a smaller model" if size < 4 else "set dtype=bfloat16"
     gpu = torch.cuda.is_available() and device != "cpu"
     if gpu:
-        index = device if ranks == 1 else place()[2]
+        index = device if ranks == 1 else torchrun_rank()[2]
         free = torch.cuda.mem_get_info(index)
         check_fits(purpose, needed / ranks, free, "GPU", cure)
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if ranks > 1 else 1
@@ -338,7 +337,7 @@ def merge_adapter(lm: PreTrainedModel, folder: Path) -> PreTrainedModel:
 
     Raises UserError for a folder that has no adapter of this model.
     """
-    with Refusing(f"{folder} must be a LoRA adapter of this model, got"):
+    with as_user_error(f"{folder} must be a LoRA adapter of this model, got"):
         adapted = PeftModel.from_pretrained(
             lm, str(folder), autocast_adapter_dtype=False
         )

@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from conf import UserError
+from conf.errors import UserError
 from infer.config import DraftConfig
 from infer.engine.forward import context_length
 from infer.models.checkpoint import Adaptive, ModelDirectory, dtype_of

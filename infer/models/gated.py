@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transformers import PreTrainedModel
 
-from conf.errors import Refusing
+from conf.errors import as_user_error
 from infer.engine.attention import ProbeGate
 from infer.engine.gate import GatedEmbedding, GatedLinear
 from infer.engine.head import PreviousTokenHead
@@ -64,7 +64,9 @@ def read_head(lm: PreTrainedModel, path: Path) -> PreviousTokenHead:
     """Return the previous-token head of a file. Raises UserError for another file."""
     output: Any = lm.get_output_embeddings()
     d = output.in_features
-    with Refusing(f"{path} must be a head of this model, got", ". Export it again."):
+    with as_user_error(
+        f"{path} must be a head of this model, got", ". Export it again."
+    ):
         weights = load_file(path)
         w1, w2 = (
             weights[name].to(lm.device, lm.dtype) for name in ("w1.weight", "w2.weight")
@@ -83,7 +85,7 @@ def gated_layers(lm: PreTrainedModel, folder: Path) -> dict[str, nn.Module]:
     layers of this model.
     """
     problem = f"{folder}: a gated adapter must be LoRA of linear layers, got"
-    with Refusing(problem, ". Export the model again."):
+    with as_user_error(problem, ". Export the model again."):
         settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         weights = load_file(folder / WEIGHTS)
         check_settings(settings)

@@ -13,9 +13,9 @@ from transformers import PretrainedConfig
 from transformers.distributed import DistributedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from conf import UserError
 from conf.architecture import cache_sizes
-from conf.console import place
+from conf.console import torchrun_rank
+from conf.errors import UserError
 
 _alone = False
 
@@ -28,7 +28,7 @@ def stand_alone() -> None:
 
 def processes() -> int:
     """Return the number of processes that share a model; 1 without torchrun."""
-    return 1 if _alone else place()[1]
+    return 1 if _alone else torchrun_rank()[1]
 
 
 def plan(config: PretrainedConfig, ranks: int) -> DistributedConfig:

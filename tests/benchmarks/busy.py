@@ -4,11 +4,11 @@
         [--seconds 2] [--spins 1000]
 
 Each case is a process with a loaded model. In "watch" it has as many threads as cores, and waiting
-threads sleep while other programs need the cores (conf/openmp.py). In the cases with a number,
-waiting threads always spin this long (GOMP_SPINCOUNT; libgomp's default is 300000). In "1 thread"
-no thread waits. In each round every process decodes in turn, without drafts: on a quiet machine,
-next to a Python loop, and next to matrix products of another program with as many threads and
-libgomp's default spin. Run it on a quiet machine.
+threads sleep while other programs need the cores (conf/devices/openmp.py). In the cases with a
+number, waiting threads always spin this long (GOMP_SPINCOUNT; libgomp's default is 300000). In
+"1 thread" no thread waits. In each round every process decodes in turn, without drafts: on a quiet
+machine, next to a Python loop, and next to matrix products of another program with as many threads
+and libgomp's default spin. Run it on a quiet machine.
 
 It prints the median speed of each case, and the median ratio to the quiet speed with 300000 in the
 same round. The last line is JSON.
@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
 
-from conf.openmp import OWN_CHOICE
+from conf.devices.openmp import OWN_CHOICE
 
 DEFAULT_SPIN = 300_000  # libgomp's
 PROMPT = 32

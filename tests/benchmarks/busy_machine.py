@@ -30,7 +30,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from conf.files import read_result
+from conf.runs.files import read_result
 from infer.bench.names import PLAIN
 from infer.bench.speed import timed_steps, whole_texts
 from infer.bench.timing import StepTimes, TextTimes, TimedStep, speedup

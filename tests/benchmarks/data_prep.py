@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
-from conf import settings
+from conf.settings.compose import settings
 from data_prep.config import DataPrepConfig
 from data_prep.pipeline import prepare
 from data_prep.sources import METADATA

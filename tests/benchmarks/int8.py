@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from conf.rows import read_rows
+from conf.text.rows import read_rows
 from infer import DecodeConfig, Model, generate, load
 from infer.bench import sandbox
 from infer.bench.problems import read_problems

@@ -30,9 +30,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from conf import settings
 from conf.architecture import skeleton
-from conf.stage import read_manifest
+from conf.runs.stage import read_manifest
+from conf.settings.compose import settings
 from infer.bench.prompts import name_of, read_prompts
 from infer.drafters.planner import FixedPlanner
 from infer.engine.output import Request

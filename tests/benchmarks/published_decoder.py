@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from conf.files import read_json, write_json
+from conf.runs.files import read_json, write_json
 from infer.bench.prompts import Prompt
 from infer.bench.runs import Decoder, Run
 from infer.bench.timing import TextTimes, speedup, speedup_interval

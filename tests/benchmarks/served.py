@@ -18,7 +18,7 @@ from pathlib import Path
 
 import openai
 
-from conf.rows import read_rows
+from conf.text.rows import read_rows
 from infer.bench.timing import TextTimes, speedup, speedup_interval
 from tests.served_openai import served, stream
 

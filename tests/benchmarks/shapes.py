@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from conf.rows import read_rows
+from conf.text.rows import read_rows
 from infer.bench.prompts import Prompt
 from infer.models.checkpoint import ModelDirectory
 

@@ -30,8 +30,8 @@ def work(settings_: list[str]) -> None:
 
     import torch
 
-    from conf import settings
-    from conf.stage import made_from, read_manifest
+    from conf.runs.stage import collect_provenance, read_manifest
+    from conf.settings.compose import settings
     from train.__main__ import CHANGEABLE
     from train.config import TrainConfig
     from train.trainer import Trainer
@@ -42,7 +42,7 @@ def work(settings_: list[str]) -> None:
     config = settings("train", TrainConfig, settings_)
     inputs = {"data.path": config.data.path}
     data = read_manifest(config.data.path, "shards", "data.path")
-    trainer = Trainer(config, made_from(config, inputs, CHANGEABLE), data)
+    trainer = Trainer(config, collect_provenance(config, inputs, CHANGEABLE), data)
     take = trainer.engine.step
     windows = 0
 

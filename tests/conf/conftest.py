@@ -1,4 +1,4 @@
-"""Entries as their users run them."""
+"""Run commands as users run them."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conf import run
+from conf.settings.cli import run
 from infer.config import InferConfig
 
 ROOT = Path(__file__).parents[2]

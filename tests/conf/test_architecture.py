@@ -1,15 +1,15 @@
-"""The one check of architectures: what it refuses, in training and decoding alike."""
+"""Training and decoding refuse the same architectures for the same reasons."""
 
 import pytest
 from transformers import AutoConfig
 
-from conf import UserError
 from conf.architecture import (
     expert_blocks,
     passes_argument,
     skeleton,
     why_unsupported,
 )
+from conf.errors import UserError
 from infer.engine.families import check_family, check_tree
 from tests.infer.engine.test_families import EXPERTS, FAMILIES, SIZES, tiny
 from train.pretrained import check_architecture
@@ -19,18 +19,18 @@ REFUSED = {
     "gemma3": ({}, "takes more than text"),
     "t5": ({}, "is not a decoder-only"),
     "llama4_text": ({}, "chunked_attention"),
-    "llama": (DYNAMIC, "depend on the length"),
-    "gemma2": ({}, "attention has softcap"),
-    "gpt_oss": ({"num_local_experts": 2, "num_experts_per_tok": 1}, "has s_aux"),
-    "nanochat": ({}, "logits are not its head"),
+    "llama": (DYNAMIC, "depends on the length"),
+    "gemma2": ({}, "attention with softcap"),
+    "gpt_oss": ({"num_local_experts": 2, "num_experts_per_tok": 1}, "with s_aux"),
+    "nanochat": ({}, "logits that are not its head"),
     "mimo_v2_flash": ({}, "keys and values of .* heads and widths"),
     "bert-generation": ({}, "is not causal"),
-    "xglm": ({}, "not one of Transformers' attention functions"),
-    "moshi": ({}, "a window of any length where its .* sliding_window=3000"),
+    "xglm": ({}, "does not call one of Transformers' attention"),
+    "moshi": ({}, "a window of any length, but its .* sliding_window=3000"),
     "doge": ({}, "fails on a tree"),
-    "jetmoe": ({}, "does not use the library's cache"),
+    "jetmoe": ({}, "does not use Transformers' cache"),
 }
-#: Mixtures of experts that train and decode, beside the families of test_families.py.
+#: Mixtures of experts that train and decode, in addition to the families of test_families.py.
 MIXTURES = ["qwen3_moe", "mixtral", "olmoe", "granitemoe", "phimoe", "afmoe"]
 
 
@@ -42,7 +42,7 @@ def config_of(kind: str, **settings: object) -> object:
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_training_and_decoding_refuse_for_one_reason(kind: str) -> None:
-    """A model trained and was exported as verified; then `infer` refused it."""
+    """A model was trained and exported as verified, and then `infer` refused it."""
     settings, reason = REFUSED[kind]
     config = config_of(kind, **settings)
     before = config.to_dict()
@@ -77,7 +77,7 @@ def test_arguments_of_a_decoder_that_attention_gets() -> None:
 
 
 def test_the_blocks_of_experts() -> None:
-    """Named by the list of their weights; a router is beside them."""
+    """A block is the parent of the experts' list and of the router."""
     lm = skeleton(config_of("mixtral"))
     names = [f"model.layers.{layer}.mlp" for layer in range(2)]
     assert expert_blocks(lm) == dict.fromkeys(names, ["experts"])

@@ -1,4 +1,4 @@
-"""Names and texts that others wrote, at every place where they are printed."""
+"""PlainConsole prints untrusted names and texts literally."""
 
 import io
 
@@ -11,13 +11,13 @@ NAMES += ["half \ud800", "a\nb"]
 ESCAPE = "\x1b"
 
 
-def printed(*what: object) -> str:
+def printed(*objects: object) -> str:
     file = io.StringIO()
-    PlainConsole(file=file, width=200).print(*what)
+    PlainConsole(file=file, width=200).print(*objects)
     return file.getvalue()
 
 
-def test_a_console_prints_names_letter_by_letter() -> None:
+def test_a_console_prints_names_literally() -> None:
     """A language called "[/b]x" ended an evaluation in rich's MarkupError."""
     for name in NAMES:
         table = Table(name, title=name)

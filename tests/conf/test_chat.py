@@ -9,20 +9,20 @@ from hypothesis import strategies as st
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
-from conf import UserError
-from conf.chat import ChatTemplate
-from conf.encoding import TextEncoder
+from conf.errors import UserError
+from conf.text.chat import ChatTemplate
+from conf.text.encoding import TextEncoder
 from data_prep.vocab import load_tokenizer
 from tests.data_prep.chat_fixture import CHATML, INST, chat_tokenizer, say
 
-# A reasoning model's: the prompt opens a thought, those of earlier answers are stripped.
+# A reasoning model's template: the prompt opens a thought; thoughts of earlier answers are stripped.
 THINKING = """{% for m in messages %}{% if m.role == 'assistant' %}\
 {{ '<|im_start|>assistant\n' }}{% if loop.last %}{{ m.content }}{% else %}\
 {{ m.content.split('</think>')[-1].lstrip() }}{% endif %}{{ '<|im_end|>\n' }}\
 {% else %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}\
 {% endif %}{% endfor %}{% if add_generation_prompt %}\
 {{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"""
-# Another's, which strips the thoughts of the last answer too.
+# A template that also strips the thought of the last answer.
 FORGETTING = THINKING.replace("loop.last", "false")
 TOOLS = CHATML.replace(
     "message['content'] +", "(message['content'] or message.tool_calls | tojson) +"
@@ -61,9 +61,9 @@ CONTENT = st.lists(st.sampled_from([*PIECES, "a", " ", "\n", "</s", ">", "é"]))
 def test_control_pieces_of_messages_are_text(
     folders: dict[str, Path], contents: list[str], name: str
 ) -> None:
-    """The template's own pieces alone become control ids, and the text is unchanged.
+    """Only pieces of the template become control ids, and the text is unchanged.
 
-    Without such a piece the ids are those of Transformers.
+    If no message spells a control piece, the ids equal the ids of Transformers.
     """
     library: Any = AutoTokenizer.from_pretrained(folders[name])
     control = {library.convert_tokens_to_ids(piece) for piece in PIECES}
@@ -75,8 +75,8 @@ def test_control_pieces_of_messages_are_text(
         )
 
     ids = load(folders[name]).prompt_ids(messages)
-    innocent = say(*["word" for _ in contents])
-    expected = library(rendered(innocent), add_special_tokens=False).input_ids
+    harmless = say(*["word" for _ in contents])
+    expected = library(rendered(harmless), add_special_tokens=False).input_ids
     assert [id for id in ids if id in control] == [
         id for id in expected if id in control
     ]
@@ -86,16 +86,16 @@ def test_control_pieces_of_messages_are_text(
         assert ids == whole
 
 
-def test_the_prompt_of_a_reasoning_model_is_cut_to_what_the_answer_follows(
+def test_the_prompt_of_a_reasoning_model_ends_where_the_answer_begins(
     folders: dict[str, Path],
 ) -> None:
-    """Every row was dropped: the generation prompt ends in <think>, the answer does not.
+    """Every row was dropped: the generation prompt ended in <think>, but the rendered answer did not.
 
     An answer that keeps its thought follows the whole prompt.
     """
     messages = say("Add.", "<think>\nA sum.\n</think>\n\nIt is 5.")
     opening = "<|im_start|>user\nAdd.<|im_end|>\n<|im_start|>assistant\n"
-    for name, cut, said in (
+    for name, cut, expected in (
         ("thinking", "<think>\n", "A sum.\n</think>\n\nIt is 5.<|im_end|>\n"),
         ("forgetting", "", "It is 5.<|im_end|>\n"),
     ):
@@ -104,9 +104,9 @@ def test_the_prompt_of_a_reasoning_model_is_cut_to_what_the_answer_follows(
         chat = template.prepare(messages)
         prompt, answer = template.answer_ids(chat, 1)
         assert library.decode(prompt) == opening + cut
-        assert library.decode(answer) == said
+        assert library.decode(answer) == expected
         _, unended = template.answer_ids(chat, 1, ends=False)
-        assert library.decode(unended) == said.removesuffix("<|im_end|>\n")
+        assert library.decode(unended) == expected.removesuffix("<|im_end|>\n")
 
 
 def test_an_answer_that_begins_like_a_thought_is_not_cut_in_its_middle(
@@ -119,15 +119,15 @@ def test_an_answer_that_begins_like_a_thought_is_not_cut_in_its_middle(
     assert library.decode(answer) == "<table><|im_end|>\n"
 
 
-def test_roles_and_calls_that_a_template_has_no_words_for(
+def test_roles_and_calls_that_a_template_does_not_support(
     folders: dict[str, Path],
 ) -> None:
-    """A call of a tool would be left out in silence; a developer is the system."""
+    """The template would silently drop tool calls. The role developer becomes system."""
     call = {"type": "function", "function": {"name": "add", "arguments": {"a": "</s>"}}}
     calling = [*say("a"), {"role": "assistant", "content": "", "tool_calls": [call]}]
-    with pytest.raises(ValueError, match="no words for tool_calls"):
+    with pytest.raises(ValueError, match="does not support tool_calls"):
         load(folders["chatml"]).prepare(calling)
-    with pytest.raises(ValueError, match="no words for tools"):
+    with pytest.raises(ValueError, match="does not support tools"):
         load(folders["chatml"]).prepare(say("a"), [call])
     library: Any = AutoTokenizer.from_pretrained(folders["tools"])
     template = load(folders["tools"])
@@ -145,7 +145,7 @@ def test_roles_and_calls_that_a_template_has_no_words_for(
 def test_an_answer_that_has_begun_keeps_its_line_end(
     folders: dict[str, Path],
 ) -> None:
-    """Transformers' continue_final_message strips it with some templates."""
+    """With some templates Transformers' continue_final_message strips the line end."""
     messages = say("Add.")
     for name in ("chatml", "inst", "thinking", "forgetting"):
         library: Any = AutoTokenizer.from_pretrained(folders[name])
@@ -155,7 +155,7 @@ def test_an_answer_that_has_begun_keeps_its_line_end(
         assert text.count("Add.") == 1 and "<think>" not in text
 
 
-def test_what_a_template_refuses_is_its_own_error(folders: dict[str, Path]) -> None:
+def test_an_error_of_the_template_is_raised(folders: dict[str, Path]) -> None:
     with pytest.raises(TemplateError, match="alternate"):
         load(folders["inst"]).prompt_ids([*say("a"), *say("b")])
 

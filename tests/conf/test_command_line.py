@@ -1,4 +1,4 @@
-"""The command line: Hydra's idioms, mistakes as one line, errors of files, multirun."""
+"""The command line: Hydra's grammar, one-line messages for mistakes, errors of files, multirun."""
 
 import errno
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from conf import UserError, settings
-from conf.errors import RankLocalError
+from conf.errors import RankLocalError, UserError
+from conf.settings.compose import settings
 from infer.config import InferConfig
 from tests.conf.conftest import command
 from tests.messages import error
@@ -108,7 +108,10 @@ print(*{{"torch", "transformers", "wandb", "datasets"}} & sys.modules.keys())
         (["steps=[1"], "must be NAME=VALUE in Hydra's grammar, got steps=[1: "),
         (["~steps"], "setting 'steps' is required: give it as steps=VALUE"),
         (["objective=basics"], "objective must be basic, branch, causal or dual, got"),
-        (["out=x/${no}"], "out must refer to settings as ${NAME}, got ${no}, which is"),
+        (
+            ["out=x/${no}"],
+            "out must refer to an existing setting by ${NAME}, got ${no}",
+        ),
         (["optimizer.beta1=1"], "optimizer.beta1 must be from 0 to below 1, got 1.0"),
         (["--config-dir=/absent"], "Additional config directory '/absent' not found"),
         (["tracker.mode=a\nb\x1b[m"], r"disabled, got a b\x1b[m"),
@@ -131,7 +134,8 @@ def test_text_that_is_no_value_of_the_grammar_stays_as_it_is(a: str, b: str) -> 
 
 
 PRINT = """
-from conf import UserError, run
+from conf.errors import UserError
+from conf.settings.cli import run
 from data_prep.inspect import InspectConfig
 
 def main(config):
@@ -166,7 +170,7 @@ def test_multirun_runs_every_combination_and_leaves_no_files(tmp_path: Path) -> 
         (KeyboardInterrupt(), 130, ""),
     ],
 )
-def test_an_end_has_its_code_and_line(
+def test_exit_codes_and_messages(
     raised: BaseException, code: int, message: str, failed: Callable
 ) -> None:
     def fail(config: InferConfig) -> None:
@@ -176,15 +180,15 @@ def test_an_end_has_its_code_and_line(
     assert failed("model=m", main=fail) == (code, line)
 
 
-def test_our_bug_is_a_traceback_and_code_1(failed: Callable) -> None:
+def test_an_unexpected_error_is_a_traceback_and_code_1(failed: Callable) -> None:
     code, printed = failed("model=m", main=lambda config: 1 / 0)
     assert code == 1 and printed.startswith("Traceback")
 
 
-def test_one_rank_of_many_reports_what_all_meet(
+def test_one_rank_reports_an_error_of_all_ranks(
     failed: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("conf.cli.GRACE", 0)
+    monkeypatch.setattr("conf.settings.cli.GRACE", 0)
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert failed("nonsense=1") == (2, "")
 

@@ -1,11 +1,11 @@
-"""Rows of chat data in the forms that people publish, brought to one: docs/data.md's table."""
+"""Rows of chat data in the published formats (the table in docs/data.md) become messages."""
 
 import json
 from typing import Any
 
 import pytest
 
-from conf.conversations import NoConversation, conversation, tools_of
+from conf.text.conversations import NoConversation, conversation, tools_of
 
 ASK = {"role": "user", "content": "Add 2 and 3."}
 ANSWER = {"role": "assistant", "content": "5"}
@@ -140,7 +140,7 @@ def test_a_named_column_is_read_alone() -> None:
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"text": "a", "label": 1}, "none of messages, .*, got text, label"),
+        ({"text": "a", "label": 1}, "no messages, .*, got text, label"),
         ({"messages": "hello"}, "must be a list of messages, got a text"),
         ({"messages": [{"role": "judge", "content": "a"}]}, "a role .* got 'judge'"),
         ({"messages": [{"role": "user", "content": None}]}, "must be text, got null"),
@@ -155,12 +155,12 @@ def test_a_named_column_is_read_alone() -> None:
         ),
     ],
 )
-def test_what_is_no_conversation_has_a_reason(row: Any, reason: str) -> None:
+def test_a_malformed_conversation_has_a_reason(row: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         conversation(row)
 
 
-def test_tools_are_brought_to_the_form_of_templates() -> None:
+def test_tools_are_converted_for_chat_templates() -> None:
     function = {"name": "add", "parameters": {"type": "object", "extra": None}}
     expected = [
         {

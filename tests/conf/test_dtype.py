@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from conf import UserError, dtype
-from conf.dtype import choose_dtype, cpu_has_bfloat16, has_exact_int8
+from conf.devices import dtype
+from conf.devices.dtype import choose_dtype, cpu_has_bfloat16, has_exact_int8
+from conf.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -63,8 +64,8 @@ def test_the_instructions_decide(
     environment: dict[str, str],
     native: bool,
 ) -> None:
-    """Three products of a millisecond were timed: 16 of 150 starts on a CPU with AMX took
-    float32, so that a repeated `infer.regenerate` wrote other texts.
+    """auto timed three products of a millisecond, and 16 of 150 starts on a CPU with AMX chose
+    float32, so a repeated `infer.regenerate` wrote different texts.
     """
     for name in dtype.ISA_LIMITS:
         monkeypatch.delenv(name, raising=False)
@@ -83,10 +84,10 @@ def test_this_machine_always_gets_the_same_type() -> None:
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_without_exact_products_int8_is_float32_and_said(
+def test_without_exact_products_int8_becomes_float32_with_a_warning(
     exact: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With AVX2 alone int8 took 7 bits: a step took 1.2 to 1.8 times as long as in float32."""
+    """With only AVX2, int8 used inputs of 7 bits, and a step took 1.2 to 1.8 times as long as in float32."""
     monkeypatch.setattr(dtype, "_is_exact", lambda rows: exact)
     monkeypatch.setattr(dtype, "has_exact_int8", has_exact_int8.__wrapped__)
     assert choose_dtype("int8", "cpu") == ("int8" if exact else "float32")
@@ -95,7 +96,7 @@ def test_without_exact_products_int8_is_float32_and_said(
 
 
 def test_a_gpu_has_no_int8() -> None:
-    with pytest.raises(UserError, match="on a GPU, got int8. Choose another"):
+    with pytest.raises(UserError, match="on a GPU, got int8. Choose one of"):
         choose_dtype("int8", "cuda:0")
 
 

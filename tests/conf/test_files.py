@@ -1,4 +1,4 @@
-"""Files that are there whole or as before; JSON with its checksum."""
+"""Atomic writes, and JSON with a checksum."""
 
 import contextlib
 import errno
@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf import UserError
-from conf.files import (
+from conf.errors import UserError
+from conf.runs.files import (
     Corrupt,
     check_regular,
     read_checksummed,
@@ -21,7 +21,7 @@ from conf.files import (
     write_bytes,
     write_json,
 )
-from conf.stage import read_manifest, write_manifest
+from conf.runs.stage import read_manifest, write_manifest
 from tests.full_disk import largest_file
 
 
@@ -41,7 +41,7 @@ def test_a_links_target_is_written_and_keeps_its_mode(
     assert not exists or target.stat().st_mode & 0o777 == 0o600
 
 
-def test_what_cannot_be_written_leaves_nothing_and_is_named(tmp_path: Path) -> None:
+def test_a_failed_write_names_the_file_and_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     write_json(path, "old")
     with largest_file(1000), pytest.raises(OSError) as error:
@@ -58,7 +58,7 @@ VALUE: dict[str, Any] = {
 
 
 @given(st.data())
-def test_no_change_of_a_byte_goes_unseen(
+def test_every_changed_byte_is_detected(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     path = tmp_path_factory.mktemp("files") / "x.json"
@@ -70,13 +70,15 @@ def test_no_change_of_a_byte_goes_unseen(
     changed[at] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(changed)
     with contextlib.suppress(Corrupt):
-        assert read_checksummed(path) == expected  # a space, or a letter of an escape
+        assert (
+            read_checksummed(path) == expected
+        )  # the byte was whitespace, or part of an escape
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1}', "[" * 100_000])
-def test_another_file_has_no_checksum(tmp_path: Path, text: str) -> None:
+def test_a_file_without_its_checksum_is_corrupt(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text, encoding="utf-8")
-    with pytest.raises(Corrupt, match="cannot be read|has another checksum"):
+    with pytest.raises(Corrupt, match="cannot be read|has a checksum mismatch"):
         read_checksummed(tmp_path / "x.json")
 
 
@@ -85,23 +87,23 @@ def test_a_manifest_that_was_changed_is_refused(tmp_path: Path) -> None:
     assert read_manifest(tmp_path, "shards", "data.path")["seq_len"] == 128
     path = tmp_path / "manifest.json"
     path.write_text(path.read_text().replace("128", "129"))
-    with pytest.raises(UserError, match="must be as it was written, got it changed"):
+    with pytest.raises(UserError, match="checksum mismatch: the file was edited"):
         read_manifest(tmp_path, "shards", "data.path")
     path.write_text('{"kind": "shards"}')  # of an earlier version
     assert read_manifest(tmp_path, "shards", "data.path") == {"kind": "shards"}
 
 
 def test_a_fifo_or_a_broken_link_is_refused_and_never_opened(tmp_path: Path) -> None:
-    """A command that opened a FIFO among a model's files waited for ever."""
+    """A command that opened a FIFO among a model's files blocked forever."""
     (tmp_path / "adapter").mkdir()
     (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "weights.bin").symlink_to(tmp_path / "gone")  # nobody reads it
+    (tmp_path / "weights.bin").symlink_to(tmp_path / "gone")  # no code reads it
     (tmp_path / "link.json").symlink_to(tmp_path / "config.json")
     check_regular(tmp_path, "model", ["adapter"])
     head = tmp_path / "adapter" / "head.safetensors"
     os.mkfifo(head)
     with pytest.raises(
-        UserError, match=f"^model={tmp_path} .* {head}, no regular file"
+        UserError, match=f"^model={tmp_path} .* {head}, a FIFO or device"
     ):
         check_regular(tmp_path, "model", ["adapter"])
     head.unlink()
@@ -109,5 +111,7 @@ def test_a_fifo_or_a_broken_link_is_refused_and_never_opened(tmp_path: Path) -> 
     with pytest.raises(UserError, match=f"{head}, a broken link. Remove it"):
         check_regular(tmp_path, "model", ["adapter"])
     os.mkfifo(tmp_path / "manifest.json")
-    with pytest.raises(UserError, match="must be a JSON object, got no regular file"):
+    with pytest.raises(
+        UserError, match="must be a JSON object, got a folder, FIFO or device"
+    ):
         read_json(tmp_path / "manifest.json")

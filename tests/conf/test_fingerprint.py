@@ -1,4 +1,4 @@
-"""A fingerprint changes with the content, and with nothing else."""
+"""A fingerprint depends only on the content."""
 
 import os
 import shutil
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from conf.fingerprint import BLOCK, fingerprint, fingerprint_files
-from conf.stage import write_manifest
+from conf.runs.fingerprint import BLOCK, fingerprint, fingerprint_files
+from conf.runs.stage import write_manifest
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_other_weights_are_another_model(model: Path, name: str) -> None:
 
 
 def test_a_copy_and_links_are_the_same_model(model: Path, tmp_path: Path) -> None:
-    """As is one with another card or manifest. The hub's cache holds links."""
+    """So is a model with another card or manifest. The hub's cache consists of links."""
     shutil.copytree(model, tmp_path / "copy", copy_function=shutil.copyfile)
     (tmp_path / "copy" / "README.md").write_text("another card")
     write_manifest(tmp_path / "copy", "model", {})

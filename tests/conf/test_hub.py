@@ -1,4 +1,4 @@
-"""Names of the hub in place of folders, with a cache as the hub's client makes it."""
+"""Names of the hub as settings, with a cache as the hub's client writes it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,9 +6,11 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from conf import UserError, hub, settings
-from conf.fingerprint import MANIFEST
+from conf import hub
+from conf.errors import UserError
 from conf.hub import Shipped, find_folder, replace_hub_names
+from conf.runs.fingerprint import MANIFEST
+from conf.settings.compose import settings
 from infer.bench.config import BenchConfig
 from infer.config import InferConfig
 from train.config import TrainConfig
@@ -19,7 +21,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, of a client that is offline."""
+    """An empty cache; the client is offline."""
     monkeypatch.setattr(
         huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub")
     )
@@ -29,7 +31,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def put(cache: Path, name: str, *files: str) -> str:
-    """Put a repository into the cache; return its folder."""
+    """Write a repository into the cache; return its folder."""
     repository = cache / f"models--{name.replace('/', '--')}"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text(COMMIT)
@@ -83,13 +85,13 @@ def test_a_path_is_never_sent_to_the_hub(
 
 def test_pickled_weights_of_the_hub_are_refused(cache: Path) -> None:
     put(cache, "facebook/opt-125m", "config.json", "vocab.json", "merges.txt")
-    with pytest.raises(UserError, match="must have its weights as safetensors on the"):
+    with pytest.raises(UserError, match="must have safetensors weights on the"):
         find_folder("facebook/opt-125m")
 
 
 @pytest.fixture
 def assets(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for what is converted, and an empty one for adapters."""
+    """The folder for converted models; the folder of adapters is empty."""
     out = cache / "out"
     out.mkdir(parents=True)
     monkeypatch.setattr(huggingface_hub, "cached_assets_path", lambda *names: out)
@@ -128,9 +130,7 @@ def test_a_shipped_adapters_base_is_a_given_file_or_the_hubs(
     name = "qwen2.5-coder-0.5b"
     shipped = hub.SHIPPED[name]
     monkeypatch.setitem(hub.SHIPPED, name, replace(shipped, adapter="none"))
-    sentence = (
-        f"^model={name} must have its adapter in .* got none. Run it in a checkout"
-    )
+    sentence = f"^model={name} must have its adapter in .* got no adaptive.json there"
     with pytest.raises(UserError, match=sentence):
         find_folder(name, gguf="model.gguf")
     monkeypatch.setitem(hub.SHIPPED, name, shipped)

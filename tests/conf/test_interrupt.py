@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment of a command's start."""
+"""Ctrl-C while a command starts."""
 
 import signal
 import subprocess
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from conf.cli import exit_on_error
-from conf.interrupt import is_command
-from conf.stage import ROOT
+from conf.runs.stage import ROOT
+from conf.settings.cli import exit_on_error
+from conf.settings.interrupt import is_command
 
-#: Imported by Hydra; here as slow as on a cold disk.
+#: Hydra imports this module; the test makes it as slow as on a cold disk.
 SLOW = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
 
 
@@ -19,7 +19,7 @@ SLOW = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
 def test_ctrl_c_while_a_command_is_imported_is_one_line(
     tmp_path: Path, module: str
 ) -> None:
-    """It was a traceback of up to 84 lines."""
+    """Ctrl-C printed a traceback of up to 84 lines."""
     (tmp_path / "hydra.py").write_text(SLOW)
     end = subprocess.run(
         [sys.executable, "-m", module],
@@ -28,7 +28,7 @@ def test_ctrl_c_while_a_command_is_imported_is_one_line(
         capture_output=True,
         text=True,
         check=False,
-        # A job in the background ignores the signal, and its children do.
+        # Background jobs and their children ignore SIGINT.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert (end.returncode, end.stderr) == (130, "interrupted\n")
@@ -37,7 +37,7 @@ def test_ctrl_c_while_a_command_is_imported_is_one_line(
 def test_an_import_error_that_ctrl_c_caused_is_no_traceback(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Transformers turned it into "Could not import module": a traceback and code 1."""
+    """Transformers raised "Could not import module" for Ctrl-C: a traceback and exit code 1."""
     with pytest.raises(SystemExit) as end, exit_on_error():
         try:
             raise KeyboardInterrupt

@@ -1,12 +1,13 @@
-"""Free memory within control groups, and the sentence where a model does not fit."""
+"""Free memory within control groups, and the message if a model does not fit."""
 
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from conf import UserError, memory
-from conf.memory import GIB, check_fits, machine_memory
+from conf.devices import memory
+from conf.devices.memory import GIB, check_fits, machine_memory
+from conf.errors import UserError
 
 VERSION_2 = ("memory.max", "memory.current", "")
 VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
@@ -15,7 +16,7 @@ VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 def write_group(
     folder: Path, names: tuple[str, str, str], limit: object, used: int, cache: int
 ) -> None:
-    """Write a control group's files, sizes in GiB; half of the cache was read once."""
+    """Write a control group's files, sizes in GiB; half of the cache is inactive, half active."""
     folder.mkdir(parents=True, exist_ok=True)
     limit_name, usage_name, prefix = names
     given = limit if isinstance(limit, str) else limit * GIB
@@ -44,7 +45,7 @@ def test_a_machine_without_control_groups(root: Path) -> None:
 
 
 def test_the_tightest_of_nested_groups_counts_its_caches_as_free(root: Path) -> None:
-    """The limit was read at the mount's root alone, and what others used there did not count."""
+    """Only the limit at the mount's root was read, and memory used by other groups did not count."""
     (root / "proc/self/cgroup").write_text("0::/user/job\n")
     group = root / "sys/fs/cgroup/user"
     write_group(group, VERSION_2, 8, 7, cache=2)

@@ -10,8 +10,8 @@ from unittest import mock
 
 import pytest
 
-from conf import openmp
-from conf.openmp import OWN_CHOICE, Watch, busy_seconds
+from conf.devices import openmp
+from conf.devices.openmp import OWN_CHOICE, Watch, busy_seconds
 
 ROOT = Path(__file__).parents[2]
 STAT = """cpu  1000 0 1000 9000 0 0 0 0 0 0
@@ -20,10 +20,10 @@ cpu1 300 0 100 4000 0 0 0 0 0 0
 cpu10 5000 0 0 0 0 0 0 0 0 0
 intr 12345
 """
-# Two threads of PyTorch; then the threads of a watch that holds some, and of one that does not.
+# Counts the process's threads: two of PyTorch, then while a watch holds threads, then after it released them.
 COUNTED = """
 import os, sys, time
-from conf.openmp import Watch, libgomp
+from conf.devices.openmp import Watch, libgomp
 import torch
 torch.set_num_threads(2)
 def threads(expected=None):
@@ -39,8 +39,8 @@ if library is None:
 values = torch.ones(1 << 20)
 watch = Watch(library, 2)
 sums, counts = [values.sum().item()], [threads()]
-for others, more in ((1.0, 2), (0.0, 0)):
-    watch.decide(others, 2)
+for load, more in ((1.0, 2), (0.0, 0)):
+    watch.decide(load, 2)
     sums.append(values.sum().item())
     counts.append(threads(counts[0] + more))
 print(sums, [count - counts[0] for count in counts])
@@ -48,45 +48,45 @@ print(sums, [count - counts[0] for count in counts])
 
 
 def test_the_seconds_of_its_own_cores_count() -> None:
-    """Waiting for a disk and what a hypervisor takes are no work."""
+    """Waiting for a disk and time stolen by a hypervisor do not count as busy."""
     tick = 1 / os.sysconf("SC_CLK_TCK")
     assert busy_seconds({0}, STAT) == pytest.approx(320 * tick)
     assert busy_seconds({0, 1}, STAT) == pytest.approx(720 * tick)
 
 
 @pytest.mark.parametrize(
-    ("others", "holds"),
+    ("loads", "holds"),
     [
         ([0.0], False),
         ([1.0], True),
-        ([0.2], False),  # some work of the system
-        ([1.0, 0.2], True),  # between the two limits it stays as it is
+        ([0.2], False),  # background work of the system
+        ([1.0, 0.2], True),  # between the two limits nothing changes
         ([1.0, 0.0], False),
         ([1.0, 0.0, 2.0], True),
     ],
 )
 def test_threads_are_held_while_others_need_the_cores(
-    others: list[float], holds: bool
+    loads: list[float], holds: bool
 ) -> None:
     watch = Watch(mock.Mock(), threads=2)
-    for load in others:
+    for load in loads:
         watch.decide(load, cores=2)
     assert watch.holds is holds
-    watch.decide(0.0, cores=2)  # the thread that holds them ends
+    watch.decide(0.0, cores=2)  # ends the thread that holds them
 
 
 def test_free_cores_are_not_needed() -> None:
     watch = Watch(mock.Mock(), threads=2)
-    watch.decide(others=5.0, cores=8)
+    watch.decide(other_load=5.0, cores=8)
     assert not watch.holds
 
 
 def test_as_many_threads_are_held_as_outnumber_the_cores() -> None:
-    """libgomp spins shortly while it manages more threads than there are cores."""
+    """libgomp spins only briefly while it manages more threads than there are cores."""
     library = mock.Mock()
     watch = Watch(library, threads=3)
-    watch.decide(others=8.0, cores=8)
-    watch.decide(others=0.0, cores=8)
+    watch.decide(other_load=8.0, cores=8)
+    watch.decide(other_load=0.0, cores=8)
     until = time.monotonic() + 5
     while not library.GOMP_parallel.called and time.monotonic() < until:
         time.sleep(0.01)
@@ -107,20 +107,20 @@ def test_the_users_own_choice_stays(
     monkeypatch.setattr(openmp, "libgomp", mock.Mock())
     monkeypatch.setattr(threading, "Thread", started)
     openmp.watch(1)
-    assert not started.called, "one thread waits for none"
+    assert not started.called, "one thread never waits"
     openmp.watch(2)
     openmp.watch(2)
     assert started.call_count == (own is None)
 
 
 def test_libgomp_has_more_threads_while_they_are_held() -> None:
-    """Two threads spun beside one busy process: decoding fell to a tenth."""
+    """Two threads spun while another process was busy, and decoding fell to a tenth of its speed."""
     run = subprocess.run(
         [sys.executable, "-c", COUNTED], cwd=ROOT, capture_output=True, text=True
     )
     if "not libgomp" in run.stderr:
         pytest.skip(run.stderr.strip())
     assert run.returncode == 0, run.stderr
-    # One that holds and the one that it holds.
+    # One thread that holds and one that is held.
     sums = [float(1 << 20)] * 3
     assert run.stdout.strip() == f"{sums} [0, 2, 0]"

@@ -1,4 +1,4 @@
-"""A leading ~ is the home folder in every path setting, and in no other."""
+"""A leading ~ is expanded in every path setting, and in no other setting."""
 
 import os
 from collections.abc import Iterator
@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from conf import UserError, settings
-from conf.paths import expand_home
-from conf.schema import kinds, types_of
+from conf.errors import UserError
+from conf.settings.compose import settings
+from conf.settings.paths import expand_home
+from conf.settings.schema import field_types, union_members
 from data_prep.config import DataPrepConfig
 from data_prep.inspect import InspectConfig
 from infer.bench.compare import CompareConfig
@@ -27,7 +28,7 @@ SCHEMAS = (
     *(InferConfig, BenchConfig, CompareConfig, RegenerateConfig),
 )
 
-#: Settings that are texts without choices and no paths. A new text setting belongs here, or is a path:
+#: Text settings that have no choices and are no paths. Add a new text setting here, or declare it with
 #: setting(path=True).
 TEXTS = {
     *(
@@ -51,24 +52,26 @@ TEXTS = {
         "decode.stop",
         "device",
     ),
-    *("load.endpoint", "load.model", "names"),
+    *("load.endpoint", "load.model", "names", "question"),
 }
 
 
 def text_settings(schema: Any, group: str = "") -> Iterator[tuple[str, bool]]:
-    """Yield the names of a dataclass's texts without choices, and whether each is a path."""
+    """Yield the name of each text setting without choices, and whether it is a path."""
     for field in fields(schema):
-        kind = kinds(schema)[field.name]
+        kind = field_types(schema)[field.name]
         name = group + field.name
         if is_dataclass(kind):
             yield from text_settings(kind, f"{name}.")
-        elif {str, list[str]} & {*types_of(kind)} and "choices" not in field.metadata:
+        elif {str, list[str]} & {
+            *union_members(kind)
+        } and "choices" not in field.metadata:
             yield name, "path" in field.metadata
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.__name__)
 def test_every_text_setting_is_a_path_or_known_not_to_be(schema: type) -> None:
-    """out=~/o made a folder named ~, and data.path=~/src was no such folder."""
+    """out=~/o created a folder named ~, and data.path=~/src was reported as missing."""
     for name, path in text_settings(schema):
         assert path != (name in TEXTS), name
 
@@ -80,7 +83,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def test_home_is_expanded_in_paths_and_lists_alone(home: Path) -> None:
+def test_home_is_expanded_only_in_paths_and_lists_of_paths(home: Path) -> None:
     data = settings(
         "data_prep",
         DataPrepConfig,
@@ -118,10 +121,10 @@ def test_home_is_expanded_in_paths_and_lists_alone(home: Path) -> None:
 
 def test_a_home_that_does_not_exist_is_an_error(home: Path) -> None:
     with pytest.raises(
-        UserError, match=r"^out must be a path, got ~nobody-here/o: .*no such home"
+        UserError, match=r"^out must be a path, got ~no-such-user/o: .*no such home"
     ):
-        settings("inspect", InspectConfig, ["out=~nobody-here/o"])
-    Path("~lock.txt").touch()  # an editor's
+        settings("inspect", InspectConfig, ["out=~no-such-user/o"])
+    Path("~lock.txt").touch()  # written by an editor
     infer = InferConfig("m", prompt_file="~lock.txt")
     expand_home(infer)
     assert infer.prompt_file == "~lock.txt"
@@ -134,7 +137,7 @@ def test_the_commands_expand_it_and_make_no_folder_of_that_name(
     (home / "yaml" / "experiment" / "mine.yaml").write_text(
         "# @package _global_\nseed: 7\n"
     )
-    code = "from conf import run; from data_prep.config import DataPrepConfig as C\n"
+    code = "from conf.settings.cli import run; from data_prep.config import DataPrepConfig as C\n"
     code += "run('data_prep', C, lambda config: print(config.seed, config.out))"
     for flag in (["--config-dir=~/yaml"], ["--config-dir", "~/yaml"]):
         words = [*flag, "experiment=mine", "data.path=~/d", "tokenizer=~/t", "out=~/o"]

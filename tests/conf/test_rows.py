@@ -1,4 +1,4 @@
-"""Files of rows, as docs/data.md and docs/evaluation.md name them."""
+"""The file formats of rows that docs/data.md and docs/evaluation.md list."""
 
 import bz2
 import csv
@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf import rows
-from conf.rows import json_values, read_rows
+from conf.text import rows
+from conf.text.rows import json_values, read_rows
 
 ROWS = [{"a": 'é\n"[{', "b": "1"}, {"a": "", "b": "2"}]
 
@@ -62,7 +62,7 @@ def test_forms_of_files(tmp_path: Path, form: str) -> None:
     assert read_rows(tmp_path / name) == ROWS
 
 
-def test_a_line_that_is_no_row_is_told(tmp_path: Path) -> None:
+def test_a_malformed_line_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(LINES + b'{"a": \n[1]\n' + LINES)
     bad: list[str] = []
@@ -80,7 +80,7 @@ def test_a_line_that_is_no_row_is_told(tmp_path: Path) -> None:
     st.sampled_from([None, 1]),
     st.integers(1, 40),
 )
-def test_values_are_those_of_json_at_any_size_of_reads(
+def test_values_do_not_depend_on_the_size_of_reads(
     values: list[dict[str, object]], listed: bool, indent: int | None, chunk: int
 ) -> None:
     texts = [json.dumps(value, indent=indent) for value in values]

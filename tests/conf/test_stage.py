@@ -1,22 +1,22 @@
-"""Folders of stages: whole or absent, made by one run, of these settings and inputs."""
+"""Output folders: complete or absent, written by one run, with recorded settings and inputs."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from conf import UserError
-from conf.fingerprint import fingerprint
-from conf.stage import (
+from conf.errors import UserError
+from conf.runs.fingerprint import fingerprint
+from conf.runs.stage import (
     MANIFEST,
-    begun,
+    atomic_folder,
     check_out,
+    collect_provenance,
     is_finished,
-    made_from,
     partial_of,
     publish,
     read_manifest,
-    staged,
+    start_run,
     write_manifest,
 )
 
@@ -34,7 +34,7 @@ class Settings:
     data: Inner = field(default_factory=Inner)
 
 
-def test_where_an_input_lies_does_not_count_but_what_made_it_does(
+def test_provenance_depends_on_the_content_of_inputs_not_their_paths(
     tmp_path: Path,
 ) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
@@ -42,7 +42,7 @@ def test_where_an_input_lies_does_not_count_but_what_made_it_does(
     second.mkdir()
     (second / MANIFEST).write_bytes((first / MANIFEST).read_bytes())
     built = [
-        made_from(Settings(data=Inner(str(path))), {"data.path": path})
+        collect_provenance(Settings(data=Inner(str(path))), {"data.path": path})
         for path in (first, second)
     ]
     assert built[0] == built[1]
@@ -68,7 +68,7 @@ def test_a_folder_that_is_not_finished_is_refused(
 ) -> None:
     with pytest.raises(UserError, match="got no such folder"):
         read_manifest(tmp_path / "absent", "shards", "data.path")
-    # A file that exists was "no such folder".
+    # For an existing file the message was "no such folder".
     (tmp_path / "chat.jsonl").write_text("{}")
     with pytest.raises(UserError, match="got a file. .* by python -m data_prep data"):
         read_manifest(tmp_path / "chat.jsonl", "shards", "data.path")
@@ -81,7 +81,7 @@ def test_a_folder_that_is_not_finished_is_refused(
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """A folder to be made."""
+    """The path of a folder that does not exist yet."""
     return tmp_path / "out"
 
 
@@ -92,62 +92,74 @@ def names(folder: Path) -> list[str]:
 def test_a_mount_point_is_refused(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out.mkdir()
     monkeypatch.setattr("os.path.ismount", lambda path: path == str(out))
-    with pytest.raises(UserError, match="must be no mount point"), staged(out):
+    with (
+        pytest.raises(UserError, match="must not be a mount point"),
+        atomic_folder(out),
+    ):
         pass
-    with staged(out / "data"):
+    with atomic_folder(out / "data"):
         pass
 
 
-def test_a_folder_becomes_visible_whole_by_one_run_alone(
+def test_a_complete_folder_becomes_visible_and_only_one_run_writes_it(
     out: Path, tmp_path: Path
 ) -> None:
     partial_of(out).mkdir()
     (partial_of(out) / "shard").write_text("stale")
-    with staged(out) as partial:
+    with atomic_folder(out) as partial:
         assert not list(partial.iterdir())
         (partial / "weights").write_text("large")
         write_manifest(partial, "thing", {})
         assert not (out / "weights").exists()
-        with pytest.raises(UserError, match="another run is writing it"), staged(out):
+        with (
+            pytest.raises(UserError, match="another run is writing it"),
+            atomic_folder(out),
+        ):
             pass
     assert is_finished(out, "thing", {}) and names(out) == [MANIFEST, "weights"]
     assert names(tmp_path) == ["out"]
-    with pytest.raises(UserError, match="must be a new or empty folder"), staged(out):
+    with (
+        pytest.raises(UserError, match="must be a new or empty folder"),
+        atomic_folder(out),
+    ):
         pass
 
 
-def test_a_refusal_before_any_work_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_an_error_before_any_work_leaves_no_folder(tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
-    with pytest.raises(UserError), begun(out, {"settings": {"bos": "wrong"}}):
+    with pytest.raises(UserError), start_run(out, {"settings": {"bos": "wrong"}}):
         raise UserError("vocab.bos must be a piece of the tokenizer")
     assert list(tmp_path.iterdir()) == []
-    with begun(out, {"settings": {"bos": "right"}}):
+    with start_run(out, {"settings": {"bos": "right"}}):
         pass
 
 
-def test_what_was_begun_is_kept_for_its_own_settings_alone(out: Path) -> None:
+def test_an_interrupted_run_continues_only_with_its_own_settings(out: Path) -> None:
     facts = {"settings": {"seed": 0}}
-    with pytest.raises(KeyboardInterrupt), begun(out, facts) as partial:
+    with pytest.raises(KeyboardInterrupt), start_run(out, facts) as partial:
         (partial / "work").write_text("of hours")
         raise KeyboardInterrupt
     check_out(out)
     changed = pytest.raises(UserError, match="with seed=0; requested seed=1")
-    with changed, begun(out, {"settings": {"seed": 1}}):
+    with changed, start_run(out, {"settings": {"seed": 1}}):
         pass
-    with begun(out, facts) as partial:
+    with start_run(out, facts) as partial:
         assert (partial / "work").read_text() == "of hours"
         write_manifest(partial, "thing", facts)
         publish(partial)
     assert names(out) == [MANIFEST, "work"]
 
 
-def test_a_place_that_can_be_no_folder_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("mine")
     for out in ("", ".", "/", "model/..", file, file / "speed"):
         with pytest.raises(UserError, match="got (no name|the file)"):
             is_finished(out, "shards", {})
-        with pytest.raises(UserError, match="got (no name|the file)"), staged(out):
+        with (
+            pytest.raises(UserError, match="got (no name|the file)"),
+            atomic_folder(out),
+        ):
             pass
     assert file.read_text() == "mine"
     assert not is_finished(tmp_path / "new" / "folder", "shards", {})
@@ -161,7 +173,7 @@ def test_a_link_stays_and_its_target_becomes_the_result(
     link = tmp_path / "out"
     link.symlink_to(tmp_path / target)
     assert not is_finished(link, "thing", {})
-    with staged(link) as partial:
+    with atomic_folder(link) as partial:
         assert not (link / "weights").exists()
         (partial / "weights").write_text("large")
         write_manifest(partial, "thing", {})

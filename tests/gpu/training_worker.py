@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from conf import settings
+from conf.settings.compose import settings
 from data_prep.shards import SPAN, PackedSequence
 from tests.conftest import text_vocab
 from train.config import ObjectiveConfig, TrainConfig

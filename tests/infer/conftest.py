@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from conf.files import write_json
+from conf.runs.files import write_json
 from data_prep.vocab import INFILLING
 from infer import Model, load
 from infer.models.checkpoint import ModelDirectory

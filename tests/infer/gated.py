@@ -8,7 +8,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import PreTrainedModel
 
-from conf.files import read_json, write_json
+from conf.runs.files import read_json, write_json
 from tests.conftest import tiny_llama
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LogitsProcessorList
 
-from conf import UserError
+from conf.errors import UserError
 from infer import DecodeConfig, Infill, Model, generate, load
 from infer.drafters.drafting import SourceDrafters
 from infer.drafters.planner import FixedPlanner, MeasuredPlanner

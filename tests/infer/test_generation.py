@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from conf import UserError
+from conf.errors import UserError
 from infer import DecodeConfig, Model, load
 from infer.api import _log_once
 from infer.bench.peers import peer_decoders

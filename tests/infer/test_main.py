@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from conf import run
+from conf.settings.cli import run
 from infer import TextStep
 from infer.__main__ import main
 from infer.config import InferConfig

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from conf import UserError
-from conf.files import read_json, write_json
+from conf.errors import UserError
+from conf.runs.files import read_json, write_json
 from infer import DecodeConfig, Infill, generate, load
 from infer.models.checkpoint import ModelDirectory
 from infer.ngrams import FILE

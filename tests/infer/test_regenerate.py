@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from conf import UserError, settings
-from conf.stage import read_manifest
+from conf.errors import UserError
+from conf.runs.stage import read_manifest
+from conf.settings.compose import settings
 from data_prep.shards import Shards
 from infer import regenerate as stage
 from infer.api import Model, generate, load

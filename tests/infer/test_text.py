@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from conf.files import write_json
+from conf.runs.files import write_json
 from infer.models.checkpoint import ModelDirectory
 from infer.text import Output, Text
 

@@ -18,8 +18,9 @@ from unittest import mock
 
 import torch
 
-from conf import UserError, settings
-from conf.stage import made_from, read_manifest
+from conf.errors import UserError
+from conf.runs.stage import collect_provenance, read_manifest
+from conf.settings.compose import settings
 from tests.recipes import BRANCH
 from train import engine as engines
 from train.__main__ import CHANGEABLE
@@ -68,7 +69,9 @@ class Run:
         chosen = [text.format(data=self.data) for text in VARIANTS[variant]]
         places = [f"data.path={self.data}", f"out={self.folder / name}"]
         config = settings("train", TrainConfig, [*RECIPE, *chosen, *places, *overrides])
-        provenance = made_from(config, {"data.path": str(self.data)}, CHANGEABLE)
+        provenance = collect_provenance(
+            config, {"data.path": str(self.data)}, CHANGEABLE
+        )
         data = read_manifest(self.data, "shards", "data.path")
         try:
             Trainer(config, provenance, data).run()

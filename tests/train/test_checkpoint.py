@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from conf import UserError
-from conf.files import with_checksum, write_json
+from conf.errors import UserError
+from conf.runs.files import with_checksum, write_json
 from tests.conftest import tiny_llama
 from train.checkpoint import (
     CHECKPOINT_FILE,

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from conf import RankLocalError, UserError, settings
-from conf.stage import read_manifest
+from conf.errors import RankLocalError, UserError
+from conf.runs.stage import read_manifest
+from conf.settings.compose import settings
 from data_prep.shards import Shards
 from tests.conftest import vocab_of
 from train import checks

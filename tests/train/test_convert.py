@@ -11,8 +11,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from conf import UserError, hub, settings
+from conf import hub
 from conf.architecture import skeleton
+from conf.errors import UserError
+from conf.settings.compose import settings
 from data_prep.config import VocabConfig
 from data_prep.encode import Encoder
 from data_prep.vocab import copy_tokenizer, find_vocab, load_tokenizer

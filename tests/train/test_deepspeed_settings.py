@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from conf import UserError, settings
+from conf.errors import UserError
+from conf.settings.compose import settings
 from train.config import TrainConfig
 from train.deepspeed_settings import ALTERNATIVES
 from train.engine import check_deepspeed_settings, deepspeed_config

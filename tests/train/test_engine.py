@@ -13,7 +13,8 @@ import torch
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from torch.nn.utils import parameters_to_vector
 
-from conf import UserError, settings
+from conf.errors import UserError
+from conf.settings.compose import settings
 from data_prep.shards import Shards
 from tests.conftest import vocab_of
 from tests.train.resume_worker import RECIPE

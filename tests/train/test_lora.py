@@ -10,8 +10,8 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from transformers import AutoConfig, LlamaForCausalLM
 
-from conf import UserError
 from conf.architecture import skeleton
+from conf.errors import UserError
 from tests.train.test_attention import L, model, random_layout
 from train.config import LoraSettings, ModelConfig, OptimizerConfig
 from train.data import to_tensors

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from conf.compose import settings
+from conf.settings.compose import settings
 from train.config import TrainConfig
 from train.page import (
     Run,

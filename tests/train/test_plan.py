@@ -9,8 +9,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from conf import settings
-from conf.stage import read_manifest
+from conf.runs.stage import read_manifest
+from conf.settings.compose import settings
 from tests.conftest import text_vocab, tiny_llama
 from train.config import ObjectiveConfig, TrainConfig
 from train.data import lay_out

@@ -26,8 +26,8 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from conf import settings
-from conf.fingerprint import fingerprint_file
+from conf.runs.fingerprint import fingerprint_file
+from conf.settings.compose import settings
 from data_prep.config import DataPrepConfig, VocabConfig
 from data_prep.encode import Encoder
 from data_prep.pipeline import prepare

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from conf import settings
-from conf.files import read_json
-from conf.rows import read_rows
+from conf.runs.files import read_json
+from conf.settings.compose import settings
+from conf.text.rows import read_rows
 from tests import warm
 from tests.train.resume_worker import RECIPE, SAVE_EVERY, STEPS, VARIANTS
 from train.config import TrainConfig

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from conf import UserError
-from conf.files import read_json, write_json
+from conf.errors import UserError
+from conf.runs.files import read_json, write_json
 from train.config import OptimizerConfig
 from train.schedule import (
     Schedule,
@@ -50,5 +50,5 @@ def test_an_edited_plan_is_refused(tmp_path: Path) -> None:
     assert read_planned(tmp_path) == Schedule(20, 8)
     path = tmp_path / "planned.json"
     write_json(path, read_json(path) | {"steps": 30})
-    with pytest.raises(UserError, match="got it changed since"):
+    with pytest.raises(UserError, match="checksum mismatch: the file was edited"):
         read_planned(tmp_path)

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from conf.files import read_json
-from conf.tracker import TrackerConfig
+from conf.runs.files import read_json
+from conf.runs.tracker import TrackerConfig
 from infer.bench.report import scalars
 from tests import warm
 from tests.train.resume_worker import RECIPE
@@ -154,11 +154,11 @@ from pathlib import Path
 
 import psutil
 
-import conf.tracker
-from conf.tracker import TrackerConfig
+import conf.runs.tracker
+from conf.runs.tracker import TrackerConfig
 from train.metrics import Tracker
 
-conf.tracker.ONLINE_SECONDS = 4.0
+conf.runs.tracker.ONLINE_SECONDS = 4.0
 
 def kill_children():
     for child in psutil.Process().children(recursive=True):
@@ -252,7 +252,7 @@ def test_a_server_that_fails_leaves_an_offline_run(
     (line,) = track(tmp_path, url, WANDB_API_KEY=key, HOME=str(tmp_path))
     assert line.startswith("tracker.mode=online: ") and reason in line
     later = f"Send it later: wandb sync {tmp_path}/wandb/offline-run-*"
-    assert f"the run goes on offline. {later}" in line
+    assert f"the run continues offline. {later}" in line
     ((run_id, run),) = read_runs(tmp_path).items()
     rows = [row["item"] for row in run["history"]]
     assert [row["loss"] for row in rows if "loss" in row] == [2.0, 1.0]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.rows import read_rows
+from conf.text.rows import read_rows
 from train.metrics import StepLog, describe_step, describe_validation
 from train.trainer import MIN_RECENT, RECENT_STEPS, token_loss, why_diverged
 from train.validation import in_rounds

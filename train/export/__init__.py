@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from conf import UserError
-from conf.schema import check_settings, setting
+from conf.errors import UserError
+from conf.settings.schema import check_settings, setting
 from train.config import LoraSettings
 
 

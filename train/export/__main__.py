@@ -19,10 +19,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conf import UserError, run
 from conf.console import print_line
-from conf.fingerprint import fingerprint_file
-from conf.stage import is_finished, made_from, read_manifest, staged, write_manifest
+from conf.errors import UserError
+from conf.runs.fingerprint import fingerprint_file
+from conf.runs.stage import (
+    atomic_folder,
+    collect_provenance,
+    is_finished,
+    read_manifest,
+    write_manifest,
+)
+from conf.settings.cli import run
 from data_prep.ngrams import TABLE
 from train.export import ExportConfig, keeps_adapter, trained_lora
 
@@ -41,7 +48,9 @@ def main(config: ExportConfig) -> None:
     keep_adapter = keeps_adapter(config, lora)
     adapter = "kept" if keep_adapter else "merged"
     settled = replace(config, lora=adapter if lora.rank else None)
-    origin = made_from(settled, {"checkpoint": config.checkpoint}, ignore=["report"])
+    origin = collect_provenance(
+        settled, {"checkpoint": config.checkpoint}, ignore=["report"]
+    )
     finished = is_finished(config.out, "model", origin)
     if config.report and not finished:
         raise UserError(
@@ -73,7 +82,7 @@ def write(
     dtype = getattr(torch, config.dtype)
     verified: dict[str, Any] | None = None
     sentence = "not verified"
-    with staged(config.out) as out:
+    with atomic_folder(config.out) as out:
         write_sidecars(trained.folder, out, manifest, step=step, dtype=dtype)
         write_model(trained, out, dtype, config.shard_size)
         if config.verify:

@@ -6,10 +6,10 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from conf import UserError
-from conf.files import read_json, read_result
-from conf.fingerprint import fingerprint
-from conf.stage import read_manifest
+from conf.errors import UserError
+from conf.runs.files import read_json, read_result
+from conf.runs.fingerprint import fingerprint
+from conf.runs.stage import read_manifest
 from data_prep.ngrams import TABLE
 from train.export import trained_lora
 

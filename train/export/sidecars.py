@@ -34,11 +34,11 @@ from tokenizers import processors
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from conf.errors import TOKENIZING
-from conf.files import read_json, write_bytes, write_json
-from conf.fingerprint import fingerprint
-from conf.infilling import ORDERS
-from conf.stage import ROOT, commit
+from conf.errors import TOKENIZER_ERRORS
+from conf.runs.files import read_json, write_bytes, write_json
+from conf.runs.fingerprint import fingerprint
+from conf.runs.stage import ROOT, commit
+from conf.text.infilling import ORDERS
 from data_prep.ngrams import STRENGTH, TABLE
 from data_prep.vocab import FILES, INFILLING, Vocab, load_tokenizer
 from train.config import DESCRIBED
@@ -202,7 +202,7 @@ def write_tokenizer(folder: Path, vocab: Vocab, adaptive: Collection[int]) -> No
     pieces = {id: piece for id in sorted(ids) if (piece := tokenizer.id_to_token(id))}
     write_json(config_file, _tokenizer_config(config, vocab, pieces))
     content["added_tokens"] = mark_special(content["added_tokens"], pieces)
-    with TOKENIZING:
+    with TOKENIZER_ERRORS:
         opening = tokenizer.encode("").ids
     if vocab.bos is not None and opening != [vocab.bos]:
         bos = pieces[vocab.bos]

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
-from conf import UserError
 from conf.architecture import skeleton, why_unsupported
 from conf.console import print_line
-from conf.fingerprint import fingerprint_file
-from conf.stage import read_manifest
+from conf.errors import UserError
+from conf.runs.fingerprint import fingerprint_file
+from conf.runs.stage import read_manifest
 from data_prep.ngrams import TABLE, find_table
 from data_prep.vocab import Vocab, tokenizer_file
 from train.checkpoint import Checkpoint, find_intact, list_checkpoints

@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from conf import UserError
+from conf.errors import UserError
 from train.attention import register
 from train.checkpoint import LazyWeights
 from train.export.trained import Trained

@@ -32,8 +32,8 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from conf.architecture import skeleton
-from conf.errors import Refusing
-from conf.files import write_json
+from conf.errors import as_user_error
+from conf.runs.files import write_json
 from train.checkpoint import (
     SHARD,
     LazyWeights,
@@ -65,7 +65,7 @@ class CheckpointWeights(LazyWeights):
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         self._dtype = dtype
-        with Refusing(
+        with as_user_error(
             f"{folder} must hold files as train writes them, got",
             ". Use another checkpoint.",
         ):

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf import UserError, settings
-from conf.files import read_json, write_json
-from conf.rows import read_rows
+from conf.errors import UserError
+from conf.runs.files import read_json, write_json
+from conf.settings.compose import settings
+from conf.text.rows import read_rows
 from infer.api import load
 from infer.bench import run as bench_run
 from infer.bench import sandbox

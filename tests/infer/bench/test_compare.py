@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from conf import UserError, settings
-from conf.files import with_checksum, write_json
+from conf.errors import UserError
+from conf.runs.files import with_checksum, write_json
+from conf.settings.compose import settings
 from infer.bench.compare import CompareConfig, main
 from infer.bench.comparison import score_tables, speed_tables
 from tests.infer.bench.test_summary import row, speed

@@ -5,7 +5,7 @@ The expected programs are the output of EvalPlus's own sanitize.py (commit 26d6d
 
 import pytest
 
-from conf.rows import read_rows
+from conf.text.rows import read_rows
 from infer.bench import sandbox
 from infer.bench.extraction import extract_program
 from infer.bench.problems import (

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from conf import UserError, settings
-from conf.files import read_json
+from conf.errors import UserError
+from conf.runs.files import read_json
+from conf.settings.compose import settings
 from infer import DecodeConfig, Model
 from infer.bench.config import BenchConfig, GsdConfig
 from infer.bench.gsd import (

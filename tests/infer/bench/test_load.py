@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from conf import UserError, settings
-from conf.files import read_json
+from conf.errors import UserError
+from conf.runs.files import read_json
+from conf.settings.compose import settings
 from infer.bench.acceptance import acceptance_csv
 from infer.bench.config import BenchConfig
 from infer.bench.load import batches, figures

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conf import UserError
+from conf.errors import UserError
 from infer.bench.multipl_e import with_container_verdicts
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from conf import UserError
-from conf.rows import read_rows
+from conf.errors import UserError
+from conf.text.rows import read_rows
 from infer.bench.problems import read_problems
 from infer.bench.prompts import (
     encode,

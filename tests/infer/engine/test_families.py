@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from conf import UserError
+from conf.errors import UserError
 from infer.drafters.planner import FixedPlanner
 from infer.engine.families import TOLERANCE, check_family, check_tree
 from infer.engine.output import Request

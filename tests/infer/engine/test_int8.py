@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from conf import UserError
-from conf.dtype import has_exact_int8
+from conf.devices.dtype import has_exact_int8
+from conf.errors import UserError
 from infer import DecodeConfig, Model, generate, load
 from infer.engine.attention import ProbeGate
 from infer.engine.gate import GatedLinear

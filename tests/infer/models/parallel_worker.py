@@ -6,8 +6,8 @@ from functools import partial
 
 import torch
 
-from conf import settings
-from conf.console import place
+from conf.console import torchrun_rank
+from conf.settings.compose import settings
 from infer import DecodeConfig, generate, load
 from infer.__main__ import main
 from infer.config import InferConfig
@@ -37,7 +37,7 @@ def outputs(folder: str) -> dict[str, list[object]]:
     result = {}
     for draft in (None, f"{folder}/draft", "self:1"):
         model = load(folder, "float32", device, draft=draft)
-        if draft and draft != "self:1" and (rank := place()[0]):
+        if draft and draft != "self:1" and (rank := torchrun_rank()[0]):
             torch.manual_seed(rank)  # ranks other than 0 draft badly
             for parameter in model.draft.lm.parameters():
                 parameter.data += torch.randn_like(parameter)
@@ -53,7 +53,7 @@ def outputs(folder: str) -> dict[str, list[object]]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     result = outputs(sys.argv[1])
-    if not place()[0]:
+    if not torchrun_rank()[0]:
         print(json.dumps(result))
     command = [f"model={sys.argv[1]}", "prompt=5 17 3", "dtype=float32", "decode=plain"]
     main(settings("infer", InferConfig, [*command, "decode.max_new_tokens=4"]))

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import pre_tokenizers
 
-from conf import UserError
-from conf.files import read_json, write_json
+from conf.errors import UserError
+from conf.runs.files import read_json, write_json
 from infer import DecodeConfig, generate, load
 from infer.models import checkpoint
 from infer.models.checkpoint import ModelDirectory

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from conf import UserError
+from conf.errors import UserError
 from infer import DraftConfig, load
 from infer.engine.attention import ProbeGate
 from infer.engine.families import check_tree

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from conf import UserError
-from conf.files import read_json, write_json
+from conf.errors import UserError
+from conf.runs.files import read_json, write_json
 from infer import DecodeConfig, load
 from infer.drafters.planner import FixedPlanner
 from infer.engine.output import Request

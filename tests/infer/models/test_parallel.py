@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, MambaConfig
 
-from conf import UserError
-from conf.console import place
-from conf.files import write_json
+from conf.console import torchrun_rank
+from conf.errors import UserError
+from conf.runs.files import write_json
 from infer.models.checkpoint import ModelDirectory
 from infer.models.parallel import plan, processes
 from tests import warm
@@ -56,9 +56,9 @@ def test_a_schedulers_world_is_not_torchruns(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    assert (processes(), place()[0]) == (1, 0)
+    assert (processes(), torchrun_rank()[0]) == (1, 0)
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert (processes(), place()[0]) == (2, 1)
+    assert (processes(), torchrun_rank()[0]) == (2, 1)
     (tmp_path / "config.json").touch()
     with pytest.raises(UserError, match="device must be unset under .* got cpu"):
         ModelDirectory(tmp_path).load(dtype="float32", device="cpu")

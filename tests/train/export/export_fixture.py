@@ -5,9 +5,9 @@ from typing import Any
 
 from transformers import AutoConfig, GenerationConfig
 
-from conf.files import write_json
-from conf.fingerprint import fingerprint_file
-from conf.stage import read_manifest
+from conf.runs.files import write_json
+from conf.runs.fingerprint import fingerprint_file
+from conf.runs.stage import read_manifest
 from data_prep.config import VocabConfig
 from data_prep.vocab import find_vocab
 from tests.bpe import save, train_bpe

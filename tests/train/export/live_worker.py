@@ -17,8 +17,8 @@ import torch
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.utils import safe_get_full_fp32_param
 
-from conf import settings
-from conf.stage import made_from, read_manifest
+from conf.runs.stage import collect_provenance, read_manifest
+from conf.settings.compose import settings
 from tests.train.resume_worker import RECIPE
 from train import engine as engines
 from train.__main__ import CHANGEABLE
@@ -48,7 +48,7 @@ def train(out: Path, data: Path, overrides: list[str]) -> Trainer:
         inputs["model.path"] = config.model.path
     trainer = Trainer(
         config,
-        made_from(config, inputs, CHANGEABLE),
+        collect_provenance(config, inputs, CHANGEABLE),
         read_manifest(data, "shards", "data.path"),
     )
     trainer.run()

@@ -7,8 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from conf import UserError, settings
-from conf.files import read_result, write_json
+from conf.errors import UserError
+from conf.runs.files import read_result, write_json
+from conf.settings.compose import settings
 from tests import warm
 from tests.train.export.live_worker import BFLOAT16, STAGES
 from train.attention import register

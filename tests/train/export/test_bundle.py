@@ -6,8 +6,8 @@ from pathlib import Path
 
 from transformers.dynamic_module_utils import get_imports, get_relative_import_files
 
-from conf.files import write_json
-from conf.stage import ROOT
+from conf.runs.files import write_json
+from conf.runs.stage import ROOT
 from train.export.sidecars import REQUIREMENTS, write_custom_generate
 
 INSTALLED = {"torch", "transformers", "numpy", "safetensors", *sys.stdlib_module_names}

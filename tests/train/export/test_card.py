@@ -9,10 +9,11 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 
-from conf import UserError, settings
-from conf.files import with_checksum, write_json
-from conf.fingerprint import fingerprint
-from conf.stage import made_from, write_manifest
+from conf.errors import UserError
+from conf.runs.files import with_checksum, write_json
+from conf.runs.fingerprint import fingerprint
+from conf.runs.stage import collect_provenance, write_manifest
+from conf.settings.compose import settings
 from tests.train.export.export_fixture import VERIFIED, training
 from train.export import ExportConfig
 from train.export.__main__ import main
@@ -29,7 +30,7 @@ def export(folder: Path, **facts: Any) -> tuple[Path, dict[str, Any]]:
     verified = VERIFIED if manifest["adaptive"] else None
     write_card(out, manifest, step=9, verified=verified)
     config = ExportConfig(str(checkpoint), str(out))
-    origin = made_from(config, {"checkpoint": checkpoint}, ignore=["report"])
+    origin = collect_provenance(config, {"checkpoint": checkpoint}, ignore=["report"])
     write_manifest(out, "model", origin, step=9, verified=verified)
     return out, manifest
 

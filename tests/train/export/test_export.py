@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from conf import UserError
-from conf.files import read_json, read_result
-from conf.fingerprint import fingerprint_file
+from conf.errors import UserError
+from conf.runs.files import read_json, read_result
+from conf.runs.fingerprint import fingerprint_file
 from data_prep.ngrams import TABLE
 from infer import DecodeConfig, load
 from infer.models.checkpoint import ModelDirectory
@@ -175,7 +175,7 @@ def test_another_rope_is_detected(
     [
         ("model/tokenizer.json", {"truncation": {}}, "the tokenizer of the training"),
         ("model/config.json", {"num_hidden_layers": 1}, "the architecture of the"),
-        (TABLE, None, f"{TABLE} must be a whole n-gram table"),
+        (TABLE, None, f"{TABLE} must be an intact n-gram table"),
         ("checkpoints/*/*rank_1*optim_states.pt", None, "optim_states.pt has"),
     ],
     ids=["tokenizer", "architecture", "table", "weights"],

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-from conf.files import read_json, write_json
+from conf.runs.files import read_json, write_json
 from infer.models.checkpoint import ModelDirectory
 from tests.train.export.export_fixture import training
 from tests.train.export.readers import tensorrt_mask_id, vllm_mask_id

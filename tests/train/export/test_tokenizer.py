@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from conf.files import read_json, write_json
+from conf.runs.files import read_json, write_json
 from data_prep.config import VocabConfig
 from data_prep.encode import Encoder
 from data_prep.vocab import Vocab, find_vocab, load_tokenizer

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 
-from conf.files import read_json
+from conf.runs.files import read_json
 from tests.full_disk import largest_file
 from train.checkpoint import join, slice_vector
 from train.export.weights import write_weights

@@ -1,9 +1,8 @@
-"""The type of weights that suits a device: `dtype=auto` chooses by its instructions, so one machine always
-gets the same type.
+"""Choose the dtype of the weights for a device.
 
-A CPU without instructions for bfloat16 converts each weight first: several rows then take up to 70 times as
-long as in float32. int8 is for decoding on a CPU whose integer products are exact, and is never chosen by
-itself.
+`dtype=auto` depends only on the device's instructions, so one machine always gets the same dtype. A CPU without
+bfloat16 instructions converts each weight first: a forward of several rows then takes up to 70 times as long
+as in float32. int8 is for decoding on CPUs with exact integer products, and auto never chooses it.
 """
 
 import os
@@ -14,9 +13,9 @@ from conf.errors import UserError
 
 AUTO = "auto"
 INT8 = "int8"
-LEVELS = 127  # of a number in int8, on each side of 0
-# Variables that limit the instructions of oneDNN, the library of PyTorch's products on a CPU, in its order of
-# precedence; and the values, in any case, that leave those for bfloat16 out.
+LEVELS = 127  # largest absolute value of an int8 weight or input
+# Environment variables that limit the instructions of oneDNN, PyTorch's library for matrix products on a CPU,
+# in order of precedence, and their (case-insensitive) values that exclude bfloat16 instructions.
 ISA_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 WITHOUT_BFLOAT16 = {
     "SSE41",
@@ -32,11 +31,11 @@ WITHOUT_BFLOAT16 = {
 def choose_dtype(requested: str, device: str | None = None) -> str:
     """Return the dtype for `requested`; "auto" is bfloat16 if the device has instructions for it, else float32.
 
-    `device` is None for the first GPU, or the CPU of a machine without one. On a CPU the first rank prints what
-    auto chose, and warns of a given bfloat16 that the CPU has no instructions for, and of an int8 that it
-    computes inexactly: then float32 is returned. Raises UserError for int8 on a GPU.
+    `device=None` is the first GPU, or the CPU of a machine without a GPU. On a CPU, rank 0 prints the choice of
+    auto and warns if a requested bfloat16 is emulated. If the CPU's int8 products are inexact, it warns and
+    returns float32. Raises UserError for int8 on a GPU.
     """
-    import torch  # late: settings are read without it
+    import torch  # imported here because reading settings must not load it
 
     if requested not in (AUTO, "bfloat16", INT8):
         return requested
@@ -58,8 +57,8 @@ def choose_dtype(requested: str, device: str | None = None) -> str:
         )
     elif not native:
         print_once(
-            "warning: dtype=bfloat16 is emulated, several times more slowly than float32: PyTorch has no "
-            "instructions for it on this CPU. Use dtype=auto",
+            "warning: dtype=bfloat16 is emulated and several times slower than float32: PyTorch has no "
+            "bfloat16 instructions for this CPU. Use dtype=auto",
             error=True,
         )
     return requested
@@ -68,14 +67,14 @@ def choose_dtype(requested: str, device: str | None = None) -> str:
 def _choose_int8(*, on_cpu: bool) -> str:
     if not on_cpu:
         raise UserError(
-            "dtype must be auto, float32, bfloat16 or float16 on a GPU, got int8. Choose another, or set "
+            "dtype must be auto, float32, bfloat16 or float16 on a GPU, got int8. Choose one of these, or set "
             "device=cpu."
         )
     if has_exact_int8():
         return INT8
     print_once(
-        "warning: dtype=int8 needs exact integer products, which PyTorch has on CPUs with VNNI instructions, "
-        "and not on this one: float32 is used",
+        "warning: dtype=int8 needs exact integer products, that is a CPU with VNNI instructions, which this "
+        "CPU does not have: using float32",
         error=True,
     )
     return "float32"
@@ -83,15 +82,15 @@ def _choose_int8(*, on_cpu: bool) -> str:
 
 @cache
 def has_exact_int8() -> bool:
-    """Return whether a CPU's products of unsigned and signed bytes are exact.
+    """Return whether the CPU's matrix products of uint8 inputs and int8 weights are exact.
 
-    Products by oneDNN are compared with sums of 64-bit integers, at the extremes too. Without VNNI pairs of
-    products are added in 16 bits, which overflow. With 7 bits in place of 8 they do not, but then a step takes
-    1.2 to 1.8 times as long as in float32 (measured with AVX2).
+    Products by oneDNN are compared with 64-bit integer products, extreme values included. CPUs without VNNI add
+    pairs of products in 16 bits, which overflow. Inputs of 7 bits would not overflow, but then a step takes 1.2
+    to 1.8 times as long as in float32 (measured with AVX2).
     """
     import torch
 
-    # Elsewhere oneDNN has the product in plain loops, slower than float32.
+    # On other CPUs oneDNN computes int8 products in plain loops, slower than float32.
     x86 = torch.cpu.get_capabilities().get("avx2", False)
     if not (x86 and torch.backends.mkldnn.is_available()):
         return False
@@ -99,7 +98,7 @@ def has_exact_int8() -> bool:
 
 
 def _is_exact(rows: int) -> bool:
-    """Return whether a product of `rows` rows in int8 equals that in 64-bit integers."""
+    """Return whether the int8 product of `rows` rows equals the 64-bit integer product."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -119,13 +118,13 @@ def _is_exact(rows: int) -> bool:
 
 
 def cpu_has_bfloat16() -> bool:
-    """Return whether PyTorch multiplies bfloat16 matrices by instructions of this CPU for it.
+    """Return whether PyTorch multiplies bfloat16 matrices by native instructions of this CPU.
 
-    On x86 these are AVX512-BF16, which every CPU with AMX has too. oneDNN must be allowed to use them.
+    On x86 these are AVX512-BF16, which every CPU with AMX also has. ISA_LIMITS may forbid oneDNN to use them.
     """
     import torch
 
-    # On x86 this is true of every CPU with AVX512, also where oneDNN emulates the type.
+    # On x86 this is true for every CPU with AVX512, even if oneDNN emulates bfloat16.
     if not torch.backends.mkldnn.is_available() or not (
         torch.ops.mkldnn._is_mkldnn_bf16_supported()
     ):

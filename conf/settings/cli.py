@@ -1,5 +1,10 @@
-"""Run a stage from the command line: Hydra's, with every mistake of a user as one line and exit code 2."""
+"""Run a stage from the command line by Hydra; report a user's mistake in one line with exit code 2."""
 
+# isort: off
+# Imported first, because Ctrl-C may come during the other imports.
+from conf.settings.interrupt import INTERRUPTED, was_interrupted
+
+# isort: on
 import os
 import re
 import sys
@@ -12,31 +17,30 @@ from typing import NoReturn, TypeVar
 import hydra
 from omegaconf import DictConfig
 
-from conf.compose import (
-    FOLDER,
-    as_text,
-    explained,
-    register,
-    to_dataclass,
-    with_files,
-)
-from conf.console import place
+from conf.console import torchrun_rank
 from conf.errors import DOCS, FULL, RankLocalError, UserError, describe_error
 from conf.hub import replace_hub_names
-from conf.interrupt import INTERRUPTED, was_interrupted
+from conf.settings.compose import (
+    FOLDER,
+    quote_text,
+    register,
+    replace_file_choices,
+    to_dataclass,
+    translate_errors,
+)
 
 T = TypeVar("T")
-GRACE = 5.0  # seconds
+GRACE = 5.0  # seconds that other ranks wait for the first rank's message
 MULTIRUN = {"-m", "--multirun"}
-# Hydra's flag for a folder in the user's home, or that folder as a word of its own.
+# Hydra's flag with a folder in the user's home, or such a folder as a separate argument.
 CONFIG_DIR = re.compile(r"\A(--config-dir=|-cd=|)(~/.*)", re.DOTALL)
 
 
 def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
-    """Call `main` with the settings of the command line, composed of `conf/<entry>` into `schema`.
+    """Compose the settings of `conf/<entry>` and the command line into `schema`, and call `main` with them.
 
-    A UserError, settings that cannot be composed, and files that cannot be read or written end in one line and
-    code 2, Ctrl-C in code 130, any other error in its traceback and code 1.
+    Exit codes: 2, with one line, for a UserError, settings that cannot be composed, and files that cannot be
+    read or written; 130 for Ctrl-C; 1, with a traceback, for any other error.
     """
 
     def task(config: DictConfig) -> None:
@@ -48,17 +52,17 @@ def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
     register(schema)
     multirun = not MULTIRUN.isdisjoint(sys.argv)
     overrides = [CONFIG_DIR.sub(_expanded, text) for text in sys.argv[1:]]
-    overrides = with_files(overrides, entry)
-    sys.argv[1:] = [as_text(text, schema, multirun=multirun) for text in overrides]
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, for us to explain
+    overrides = replace_file_choices(overrides, entry)
+    sys.argv[1:] = [quote_text(text, schema, multirun=multirun) for text in overrides]
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of exiting
     compose = hydra.main(str(FOLDER / entry), "config", version_base=None)
     with exit_on_error():
         if multirun and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise UserError(
-                "-m must run in one process, got torchrun. Use a loop of the shell."
+                "-m must run in one process, got torchrun. Use a shell loop."
             )
         try:
-            with explained(entry, schema):
+            with translate_errors(entry, schema):
                 compose(task)()
         finally:
             sys.stdout.flush()
@@ -70,14 +74,16 @@ def _expanded(match: re.Match[str]) -> str:
 
 @contextmanager
 def exit_on_error() -> Iterator[None]:
-    """End the process, with one line for an error that the user can correct."""
+    """Exit with the code of an error; print one line if the user can correct it."""
     try:
         yield
     except UserError as error:
         if was_interrupted(error):
             sys.exit(INTERRUPTED)
         _fail(error)
-    except BrokenPipeError:  # the reader of standard output has ended, as `head` does
+    except (
+        BrokenPipeError
+    ):  # the reader of standard output has exited, for example `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except KeyboardInterrupt:
@@ -86,7 +92,7 @@ def exit_on_error() -> Iterator[None]:
         if was_interrupted(error):
             sys.exit(INTERRUPTED)
         if isinstance(error, OSError) and (error.filename or error.errno in FULL):
-            # Of two files the second is written; an open one is not named.
+            # Of two file names the second is the target; errors of open files have no name.
             file = error.filename2 or error.filename or "out"
             _fail(UserError(f"{file}: {describe_error(error)}"))
         traceback.print_exc()
@@ -94,10 +100,10 @@ def exit_on_error() -> Iterator[None]:
 
 
 def _fail(error: UserError) -> NoReturn:
-    # Every rank of a torchrun job meets the same mistake: one of them reports it.
-    if isinstance(error, RankLocalError) or not place()[2]:
+    # Every rank of a torchrun job raises the same error; the first rank of a machine prints it.
+    if isinstance(error, RankLocalError) or not torchrun_rank()[2]:
         link = f"\n  see {DOCS}/{error.page}" if error.page else ""
         print(f"error: {error}{link}", file=sys.stderr, flush=True)
     else:
-        time.sleep(GRACE)  # torchrun ends all ranks with the first that ends
+        time.sleep(GRACE)  # torchrun ends all ranks once one has exited
     sys.exit(2)

@@ -1,4 +1,4 @@
-"""Weights & Biases: its settings, for training and reports alike, and a run that never ends theirs."""
+"""Track training and reports with Weights & Biases; errors of W&B never end the tracked run."""
 
 import atexit
 import logging
@@ -13,31 +13,36 @@ from queue import SimpleQueue
 from typing import Any
 
 from conf.errors import UserError, describe_error, visible
-from conf.files import read_json, write_json
-from conf.schema import any_of, check_settings, setting
+from conf.runs.files import read_json, write_json
+from conf.settings.schema import any_of, check_settings, setting
 
-ONLINE_SECONDS = 30.0  # for W&B to answer, before a run goes on offline
-UPLOAD_SECONDS = 30.0  # at the end of a run, for what was not sent before
-GRACE_SECONDS = 10.0  # for W&B's process to end, beyond the time it is given
+ONLINE_SECONDS = 30.0  # to reach W&B before the run continues offline
+UPLOAD_SECONDS = 30.0  # to upload the rest at the end of a run
+GRACE_SECONDS = 10.0  # more, for W&B's process to end
 
 
 MODES = ("offline", "online", "disabled")
-OLD_MODES = {"dryrun": "offline", "run": "online"}  # W&B still takes these
-EARLIER = "earlier"  # the folder of offline runs that a later one of their id replaces
+OLD_MODES = {
+    "dryrun": "offline",
+    "run": "online",
+}  # former names, which W&B still accepts
+EARLIER = (
+    "earlier"  # the folder for offline runs that a later run of the same id replaces
+)
 
 
 @dataclass
 class TrackerConfig:
-    """Weights & Biases; its own variables (WANDB_MODE, WANDB_DIR, WANDB_TAGS) hold for
-    what is not set here.
+    """Weights & Biases. W&B's environment variables (WANDB_MODE, WANDB_DIR, WANDB_TAGS) apply
+    to all that is not set here.
     """
 
-    #: offline (files alone), online (needs a login) or disabled; null: WANDB_MODE, or
-    #: offline
+    #: mode of W&B: offline (only local files), online (needs a login) or disabled; null:
+    #: WANDB_MODE, or offline
     mode: str | None = setting(None, choices=MODES)
-    #: project that runs are listed in; null: WANDB_PROJECT, or adaptive-tokens
+    #: W&B project of the run; null: WANDB_PROJECT, or adaptive-tokens
     project: str | None = None
-    #: group that runs are listed under; null: WANDB_RUN_GROUP, or no group
+    #: W&B group of the run; null: WANDB_RUN_GROUP, or no group
     group: str | None = None
 
     def __post_init__(self) -> None:
@@ -47,22 +52,22 @@ class TrackerConfig:
             self.mode = OLD_MODES.get(given, given)
             if self.mode not in MODES:
                 raise ValueError(
-                    f"WANDB_MODE must be {any_of(MODES)}, got {self.mode}. Unset it, or give tracker.mode"
+                    f"WANDB_MODE must be {any_of(MODES)}, got {self.mode}. Unset it, or set tracker.mode"
                 )
         if self.project is None:
             self.project = os.environ.get("WANDB_PROJECT") or "adaptive-tokens"
 
 
 class WandbRun:
-    """A run of W&B, begun and fed by a thread of its own: only `finish` waits for W&B, for a limited time.
+    """A W&B run, started and written by a separate thread; only `finish` waits for it, for a limited time.
 
-    The thread continues the run that `folder`/wandb/run.json names, or begins one, in WANDB_DIR or `folder`.
-    If an online run does not begin, the thread begins an offline run; on any other failure W&B is off. `tell`
-    prints one line for either.
+    The thread resumes the run named in `folder`/wandb/run.json, or starts a new one, in WANDB_DIR or `folder`.
+    If an online run cannot start, it starts an offline run; on any other error W&B is switched off. In both
+    cases `tell` is called with one line for the user.
 
-    A continued offline run is another folder of the same id, and `wandb sync` replaces what the server has of
-    the id by that folder. So the caller logs earlier rows again (`log_missing`), and `finish` moves the
-    earlier folders away.
+    Resuming an offline run creates another folder with the same id, and `wandb sync` replaces the run on the
+    server by that folder. So the caller logs earlier rows again (`log_missing`), and `finish` moves the earlier
+    folders away.
     """
 
     def __init__(
@@ -76,7 +81,7 @@ class WandbRun:
         tell: Callable[[str], None],
         run_id: str | None = None,
     ) -> None:
-        # As W&B reads the variable.
+        # W&B also expands ~ in WANDB_DIR.
         self._folder = Path(os.path.expanduser(os.environ.get("WANDB_DIR") or folder))
         self._files = self._folder / "wandb"
         self._file = folder / "wandb" / "run.json"
@@ -96,40 +101,37 @@ class WandbRun:
         self._thread.start()
 
     def send(self, action: Callable[[Any], object]) -> None:
-        """Have the thread call an action with W&B's run; dropped if W&B is off."""
+        """Call `action` with the W&B run in the thread; no-op if W&B is switched off."""
         if self._thread.is_alive():
             self._actions.put(action)
 
     def finish(self) -> None:
-        """Close the run after all actions; kill W&B's process if it takes too long."""
+        """Finish the W&B run after all actions; kill W&B's process if it exceeds the time limit."""
         self._actions.put(None)
         limit = ONLINE_SECONDS + UPLOAD_SECONDS + GRACE_SECONDS
         self._thread.join(limit)
         if self._thread.is_alive():
             self._tell(
-                f"tracker: W&B did not end within {limit:.0f} s: the run ends without it. Send the rest later: "
+                f"tracker: W&B did not finish within {limit:.0f} s and is killed. Upload the rest later: "
                 f"wandb sync --include-online {self._files}/*run-*"
             )
-            self._tell = lambda sentence: None  # of the killed process
+            self._tell = lambda sentence: None  # ignore errors of the killed process
             _kill_service()
             self._thread.join(GRACE_SECONDS)
 
     def _work(self) -> None:
         try:
-            import wandb  # 1 s, for those alone who track; fails on a full disk
+            import wandb  # takes 1 s; fails on a full disk
 
             run = self._begin()
-            atexit.register(
-                self.finish
-            )  # before W&B's own hook, which would wait without a limit
+            # Runs before W&B's own hook, which would wait without a limit.
+            atexit.register(self.finish)
             for action in iter(self._actions.get, None):
                 action(run)
             own = Path(run.dir).parent
             run.finish()
             self._move_earlier(own)
-        except (
-            Exception
-        ) as error:  # W&B's, the system's and pydantic's: none may end the run
+        except Exception as error:  # of W&B, pydantic or the system
             self._tell(
                 f"tracker: W&B failed ({describe_error(error)}): the run continues without it"
             )
@@ -137,7 +139,7 @@ class WandbRun:
             wandb.teardown()
 
     def _move_earlier(self, own: Path) -> None:
-        """Move the offline folders of the run's id, except its `own`, out of the way of `wandb sync`."""
+        """Move earlier offline folders of this id, all except `own`, so that `wandb sync` skips them."""
         for folder in self._files.glob(f"offline-run-*-{self.id}"):
             if folder.name != own.name and own.name.endswith(f"-{self.id}"):
                 earlier = self._files / EARLIER
@@ -145,29 +147,27 @@ class WandbRun:
                 folder.rename(earlier / folder.name)
 
     def _begin(self) -> Any:
-        """Return W&B's run, online or offline."""
+        """Start or resume the W&B run, and return it."""
         import wandb
 
         self._files.mkdir(parents=True, exist_ok=True)
         self._file.parent.mkdir(parents=True, exist_ok=True)
         write_json(self._file, {"id": self.id})
         keep_within(self._folder)
-        logging.raiseExceptions = (
-            False  # W&B's log on a full disk prints a traceback for every line
-        )
-        wandb.setup(
-            wandb.Settings(show_info=False)
-        )  # with it W&B would ask for a key on a terminal
+        # On a full disk W&B's logger would print a traceback for every line.
+        logging.raiseExceptions = False
+        # With show_info W&B would ask for an API key on a terminal.
+        wandb.setup(wandb.Settings(show_info=False))
         try:
             return self._init(self._config.mode, self.id)
         except Exception as error:
             if self._config.mode != "online":
                 raise
             self._tell(
-                f"tracker.mode=online: {describe_error(error)}; the run goes on offline. Send it later: "
+                f"tracker.mode=online: {describe_error(error)}; the run continues offline. Upload it later: "
                 f"wandb sync {self._files}/offline-run-*"
             )
-        # Under another id: W&B's process holds the first one, which a resumed run continues once it is online.
+        # With another id, because W&B's process still uses the first one, which a later online run resumes.
         return self._init("offline", secrets.token_hex(4))
 
     def _init(self, mode: Any, run_id: str) -> Any:
@@ -193,7 +193,7 @@ class WandbRun:
 
 
 def log_missing(run: Any, rows: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
-    """Log the rows, with their steps, that W&B's run does not have: of an offline run all of them."""
+    """Log the rows (step, values) from the W&B run's next step on; an offline run gets all of them."""
     first = run.step
     for step, row in rows:
         if step >= first:
@@ -201,7 +201,7 @@ def log_missing(run: Any, rows: Iterable[tuple[int, Mapping[str, Any]]]) -> None
 
 
 def _kill_service() -> None:
-    """Kill W&B's process, a child of this one."""
+    """Kill W&B's service, a child process of this one."""
     import psutil
 
     for process in psutil.Process().children():
@@ -210,7 +210,7 @@ def _kill_service() -> None:
 
 
 def _saved_id(file: Path) -> str | None:
-    """Return a run's id; None where there is no such file, or another's."""
+    """Return the run id in a file; None if the file is missing or has no id."""
     try:
         return str(read_json(file)["id"])
     except (UserError, KeyError):
@@ -218,9 +218,9 @@ def _saved_id(file: Path) -> str | None:
 
 
 def keep_within(folder: Path) -> None:
-    """Have W&B put what it stages beside a run's log, below `folder`, unless the environment says where.
+    """Make W&B stage its files below `folder`, unless environment variables set other folders.
 
-    It would be the user's home, which may not be writable, or, of a user whom the system does not know, not be.
+    Its default is the user's home, which may be read-only, or missing for a user unknown to the system.
     """
     beside = folder.absolute() / "wandb"
     for name in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR"):

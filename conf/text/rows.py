@@ -1,4 +1,4 @@
-"""Rows of files: JSON lines, a JSON list, indented JSON, CSV, TSV, parquet; also .gz, .bz2, .xz, .zst."""
+"""Read rows from JSON lines, JSON lists, indented JSON, CSV, TSV and parquet; also .gz, .bz2, .xz, .zst."""
 
 import bz2
 import csv
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 ROW_FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
-# A list, or an object over several lines; a line such as [1] is a row of JSON lines that is no object.
+# The first line of a JSON list or of an indented object. A line such as [1] is a malformed row of JSON lines.
 SEVERAL_LINES = re.compile(rb"\s*(\[\s*(\{|\]|$)|\{\s*$)")
-CHUNK = 2**20  # characters that are read at once
+CHUNK = 2**20  # characters to read at once
 
 
 def _open_zst(stream: Any) -> Any:
@@ -32,20 +32,20 @@ DECOMPRESSORS: dict[str, Callable[[Any], Any]] = {
 
 
 def form_of(name: str) -> str:
-    """Return the suffix of a file of rows, without that of its compression: ".jsonl"."""
+    """Return the suffix of a file's format, without a compression suffix: ".jsonl" for a.jsonl.gz."""
     path = Path(name)
     return (path.with_suffix("") if path.suffix in DECOMPRESSORS else path).suffix
 
 
 def spans_lines(first_line: bytes) -> bool:
-    """Return True if a JSON file that begins with this line is a list or indented objects, not JSON lines."""
+    """Return True if a JSON file with this first line is a list or indented objects, not JSON lines."""
     return bool(SEVERAL_LINES.match(first_line.removeprefix(b"\xef\xbb\xbf")))
 
 
 def json_values(stream: TextIO, limit: int) -> Iterator[Any]:
-    """Yield the values of a JSON list, or values one after another, each of about `limit` characters at most.
+    """Yield the members of a JSON list, or concatenated JSON values, of at most about `limit` characters each.
 
-    Raises ValueError or RecursionError where the text is no JSON: nothing after that place can be read.
+    Raises ValueError or RecursionError at invalid JSON; the rest of the text cannot be read.
     """
     decoder = json.JSONDecoder()
     separators = re.compile(r"[\s,]*")
@@ -53,11 +53,11 @@ def json_values(stream: TextIO, limit: int) -> Iterator[Any]:
     at = len(buffer) - len(buffer.lstrip("\ufeff \t\r\n"))
     listed = buffer.startswith("[", at)
     at += listed
-    wanted = CHUNK
+    needed = CHUNK
     while True:
         at = separators.match(buffer, at).end()  # type: ignore[union-attr]
-        ended = len(buffer) - at < wanted and not (more := stream.read(wanted))
-        if not ended and len(buffer) - at < wanted:
+        ended = len(buffer) - at < needed and not (more := stream.read(needed))
+        if not ended and len(buffer) - at < needed:
             buffer, at = buffer[at:] + more, 0
             continue
         if at == len(buffer) or (listed and buffer[at] == "]"):
@@ -67,18 +67,19 @@ def json_values(stream: TextIO, limit: int) -> Iterator[Any]:
         try:
             value, at = decoder.raw_decode(buffer, at)
         except ValueError:
-            if ended or wanted > limit:
+            if ended or needed > limit:
                 raise
-            wanted *= 2  # the value may go on
+            needed *= 2  # the value may continue beyond the buffer
             continue
-        wanted = CHUNK
+        needed = CHUNK
         yield value
 
 
 def read_rows(path: Path, bad: list[str] | None = None) -> list[dict[str, Any]]:
-    """Return the rows of a file. What is no row is appended to `bad` as a sentence.
+    """Return the rows of a file.
 
-    Without `bad`, raises ValueError or TypeError for such a row.
+    Malformed lines of JSON lines are appended to `bad` as "line N: reason". Without `bad`, they raise
+    ValueError or TypeError.
     """
     if form_of(path.name) == ".parquet":
         from pyarrow.parquet import read_table
@@ -106,6 +107,6 @@ def read_rows(path: Path, bad: list[str] | None = None) -> list[dict[str, Any]]:
 
 
 def read_csv(stream: TextIO, name: str) -> "csv.DictReader[str]":
-    """Return a reader of the rows of a CSV or TSV file as objects, by the names in its first line."""
+    """Return a reader that yields each row of a CSV or TSV file as a dict, keyed by the first line."""
     delimiter = "\t" if form_of(name) == ".tsv" else ","
     return csv.DictReader(stream, delimiter=delimiter)

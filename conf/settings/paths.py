@@ -1,6 +1,6 @@
-"""A leading `~` in paths: the home folder, in every setting that is a path.
+"""Expand a leading `~` in settings that are paths.
 
-A shell expands `~` in a word of its own alone, not in `out=~/runs` (zsh, dash) or `data.path=~/code` (bash).
+Shells expand `~` only at the start of a word: not in `out=~/runs` (zsh, dash) or `data.path=~/code` (bash).
 """
 
 import os
@@ -25,13 +25,13 @@ def expand_home(config: Any, group: str = "") -> None:
 
 
 def _expanded(value: Any, name: str) -> Any:
-    """Return a path, or a list of paths, without `~`; any other value as it is."""
+    """Return a path or a list of paths with `~` expanded; return any other value unchanged."""
     if isinstance(value, list):
         return [_expanded(item, f"{name}[{at}]") for at, item in enumerate(value)]
     if not isinstance(value, str) or not value.startswith("~"):
         return value
     path = os.path.expanduser(value)
-    # A file of such a name is meant: editors write ~lock.txt, for example.
+    # An existing file with such a name is meant; editors write ~lock.txt, for example.
     if path == value and (value.partition("/")[0] == "~" or not os.path.lexists(value)):
         raise UserError(
             f"{name} must be a path, got {value}: this system has no such home folder. Give the whole path, or "

@@ -1,10 +1,10 @@
 """Compose a stage's settings: YAML of `conf/<entry>` and overrides -> its dataclass.
 
-The command line is Hydra's, https://hydra.cc/docs/advanced/override_grammar/basic/,
-with one exception. A setting that holds text takes as it stands any value that is no
-single value of Hydra's grammar, so `prompt="def f(a, b):"` and `out="runs/a (1)"` need
-no second pair of quotes. `prompt=null`, `vocab.bos='<x>'` and `out='runs/${seed}'` mean
-what Hydra's documentation says. `DictConfig` never leaves this file and cli.py.
+The command line follows Hydra's grammar, https://hydra.cc/docs/advanced/override_grammar/basic/,
+with one exception: if the value of a text setting is not a single value in that grammar, the
+whole value is taken literally. So `prompt="def f(a, b):"` and `out="runs/a (1)"` need no second
+pair of quotes. `prompt=null`, `vocab.bos='<x>'` and `out='runs/${seed}'` keep their meaning in
+Hydra. `DictConfig` is used only in this file and cli.py.
 """
 
 import atexit
@@ -33,25 +33,25 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conf.errors import UserError, in_one_line
-from conf.paths import expand_home
-from conf.schema import any_of, kinds, types_of
+from conf.settings.paths import expand_home
+from conf.settings.schema import any_of, field_types, union_members
 
 T = TypeVar("T")
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parent.parent
 HELP = """${hydra.help.header}
 Groups of settings: GROUP=CHOICE
 $APP_CONFIG_GROUPS
 Settings: NAME=VALUE, here with their defaults; ??? is required
 $CONFIG
---cfg job prints the settings as they would be; -m runs every combination of values with commas;
---config-dir DIR adds YAML files of your own. docs/settings.md says what each setting means.
+--cfg job prints the composed settings and exits; -m runs every combination of comma-separated values;
+--config-dir DIR adds a folder of your own YAML files. docs/settings.md describes each setting.
 """
 
 
 def register(schema: type) -> None:
-    """Store a stage's dataclass, its YAML's first default, and Hydra's own settings.
+    """Register a stage's dataclass as `schema`, and settings of Hydra itself.
 
-    Hydra writes no files and sets up no logging. Its sweeper needs a folder, which is a
+    Hydra writes no files and sets up no logging. Its sweeper needs a folder and gets a
     temporary one.
     """
     OmegaConf.register_new_resolver("sysconfig", sysconfig.get_path, replace=True)
@@ -91,16 +91,21 @@ def settings(entry: str, schema: type[T], overrides: Sequence[str] = ()) -> T:
     a combination that the dataclass refuses.
     """
     register(schema)
-    overrides = [as_text(text, schema) for text in with_files(overrides, entry)]
+    overrides = [
+        quote_text(text, schema) for text in replace_file_choices(overrides, entry)
+    ]
     folder = str(FOLDER / entry)
-    with explained(entry, schema), initialize_config_dir(folder, version_base=None):
+    with (
+        translate_errors(entry, schema),
+        initialize_config_dir(folder, version_base=None),
+    ):
         config = compose("config", overrides=overrides)
     return to_dataclass(config, entry, schema)
 
 
 @contextmanager
-def explained(entry: str, schema: type) -> Iterator[None]:
-    """Raise UserError for what Hydra, OmegaConf or a dataclass raises in the block."""
+def translate_errors(entry: str, schema: type) -> Iterator[None]:
+    """Raise errors of Hydra, OmegaConf and the dataclass in the block as UserError."""
     try:
         yield
     except (HydraException, OmegaConfBaseException, ValueError, TypeError) as error:
@@ -108,9 +113,9 @@ def explained(entry: str, schema: type) -> Iterator[None]:
 
 
 def to_dataclass(config: DictConfig, entry: str, schema: type[T]) -> T:
-    """Return the dataclass of a composed configuration, with `~` expanded in paths.
+    """Return a composed configuration as its dataclass, with `~` expanded in paths.
 
-    Raises UserError for names that it lacks and values that it refuses.
+    Raises UserError for unknown or missing settings and for values that the dataclass refuses.
     """
     for name in _names_in(config):
         if name not in _names(schema):
@@ -120,27 +125,27 @@ def to_dataclass(config: DictConfig, entry: str, schema: type[T]) -> T:
         values = OmegaConf.select(config, parent) if parent else config
         if last not in values or OmegaConf.is_missing(values, last):
             raise UserError(f"setting '{name}' is required: give it as {name}=VALUE")
-    with explained(entry, schema):
+    with translate_errors(entry, schema):
         result: T = OmegaConf.to_object(config)  # type: ignore[assignment]
     expand_home(result)
     return result
 
 
-def as_text(override: str, schema: type, *, multirun: bool = False) -> str:
-    """Quote the value of a text setting if it is no single value to Hydra.
+def quote_text(override: str, schema: type, *, multirun: bool = False) -> str:
+    """Quote the value of a text setting if Hydra would not parse it as a single value.
 
-    In a list, members that begin with `~` are quoted. Any other override is returned as
-    it is, under `multirun` also values with commas.
+    In a list, members that begin with `~` are quoted. Any other override is returned
+    unchanged. With `multirun`, so are values with commas, which Hydra sweeps over.
     """
     name, equals, value = override.partition("=")
-    types = types_of(_kind(name.lstrip("+"), schema))
+    types = union_members(_type_of(name.lstrip("+"), schema))
     if equals and list[str] in types and value.startswith("["):
         return f"{name}={_HOME_IN_LIST.sub(_quoted, value)}"
     if not equals or str not in types:
         return override
     try:
         parsed = OverridesParser.create().parse_override(override)
-        # Hydra would strip spaces, and write 1e3 as 1000.0.
+        # Hydra would strip spaces and rewrite 1e3 as 1000.0.
         quoted = value.lstrip().startswith(("'", '"'))
         single = quoted or parsed.value() is None or "${" in value
         if single or (multirun and parsed.is_sweep_override()):
@@ -150,23 +155,23 @@ def as_text(override: str, schema: type, *, multirun: bool = False) -> str:
     return f"{name}={_quoted(value)}"
 
 
-# A member of a list that begins with ~, which Hydra's grammar does not have, and has no quotes.
+# An unquoted member of a list that begins with ~, which Hydra's grammar does not allow.
 _HOME_IN_LIST = re.compile(r"(?<=[\[,])\s*~[^\[\],'\"$]*(?=[,\]])")
 
 
 def _quoted(value: str | re.Match[str]) -> str:
-    """Return a text within quotes of Hydra's grammar; of a match, without outer space."""
+    """Return a text in Hydra's quotes; a match is stripped of outer spaces first."""
     value = value if isinstance(value, str) else value[0].strip()
-    # Within quotes, backslashes before a quote, before ${ and at the end count twice.
+    # Within quotes, backslashes before a quote, before ${ and at the end must be doubled.
     value = re.sub(r"(\\*)('|\$\{)", r"\1\1\\\2", value)
     value = re.sub(r"(\\+)\Z", r"\1\1", value)
     return f"'{value}'"
 
 
-def with_files(overrides: Sequence[str], entry: str) -> list[str]:
-    """Return overrides with GROUP=FILE.json as the group's choice `file`, of this FILE.
+def replace_file_choices(overrides: Sequence[str], entry: str) -> list[str]:
+    """Replace GROUP=FILE.json by GROUP=file and GROUP.file=FILE.json.
 
-    Of groups that have this choice: a library's own settings.
+    This applies to groups with a file.yaml: settings of another library, such as DeepSpeed.
     """
     result: list[str] = []
     for override in overrides:
@@ -179,18 +184,18 @@ def with_files(overrides: Sequence[str], entry: str) -> list[str]:
     return result
 
 
-def _kind(name: str, schema: Any) -> Any:
-    """Return the type of a setting, Any within a library's own, None for no setting."""
+def _type_of(name: str, schema: Any) -> Any:
+    """Return the type of a setting: Any for a setting of another library, None if unknown."""
     kind = schema
     for part in name.split("."):
         if get_origin(kind) is dict:
             return Any
-        kind = kinds(kind).get(part) if is_dataclass(kind) else None
+        kind = field_types(kind).get(part) if is_dataclass(kind) else None
     return kind
 
 
 def _names_in(config: DictConfig, prefix: str = "") -> list[str]:
-    """Return the names of a composed configuration, none within a library's own settings."""
+    """Return the names in a composed configuration, except within settings of another library."""
     names: list[str] = []
     for name in map(str, config):
         value = config._get_node(name)
@@ -201,15 +206,15 @@ def _names_in(config: DictConfig, prefix: str = "") -> list[str]:
 
 
 def _names(schema: Any, prefix: str = "") -> list[str]:
-    """Return the names of all settings."""
+    """Return the names of all settings of a schema."""
     names: list[str] = []
-    for name, kind in kinds(schema).items():
+    for name, kind in field_types(schema).items():
         nested = _names(kind, f"{prefix}{name}.") if is_dataclass(kind) else []
         names += [prefix + name, *nested]
     return names
 
 
-# What Hydra and OmegaConf say, on one line, and what a user reads instead; `key` is the setting.
+# Messages of Hydra and OmegaConf, as patterns, and the messages that replace them; `key` is the setting.
 _WORDING = {
     r"Value '(.*)' of type '\w+' could not be converted to Integer": (
         "{key} must be a whole number, got {0}"
@@ -223,7 +228,7 @@ _WORDING = {
     ),
     r"field '\w+' is not Optional": "{key} must have a value, got null",
     r"Interpolation key '(.*)' not found": (
-        "{key} must refer to settings as ${{NAME}}, got ${{{0}}}, which is none"
+        "{key} must refer to an existing setting by ${{NAME}}, got ${{{0}}}"
     ),
     r"Ambiguous value for argument '(.*?)=(.*)' 1\.": (
         "{0} must be one value, got {1}. Write {0}=[{1}] for a list, or -m to run each"
@@ -232,15 +237,15 @@ _WORDING = {
 
 
 def explain(error: Exception, entry: str, schema: type) -> str:
-    """Return an error of Hydra, OmegaConf or a dataclass as one sentence.
+    """Return the message for an error of Hydra, OmegaConf or a settings dataclass.
 
-    A name that is no setting is reported with the nearest one.
+    For an unknown setting the message suggests the setting with the most similar name.
     """
     if isinstance(error, OverrideParseException):
         reason = str(error).partition("\n")[0]
         return (
             f"settings must be NAME=VALUE in Hydra's grammar, got {error.override}: {reason}. Quote the value "
-            "twice: 'NAME=\"VALUE\"'"
+            "as 'NAME=\"VALUE\"'"
         )
     if isinstance(error, MissingConfigException) and error.options:
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
@@ -255,7 +260,7 @@ def explain(error: Exception, entry: str, schema: type) -> str:
     if match := re.match(r"Error merging override \+*(.*?)=", message):
         key = match[1]
         message = message.removeprefix(match[0])
-    if key and _kind(key, schema) is None:
+    if key and _type_of(key, schema) is None:
         return _unknown(key, entry, schema)
     for pattern, wording in _WORDING.items():
         if match := re.search(pattern, message):
@@ -264,8 +269,8 @@ def explain(error: Exception, entry: str, schema: type) -> str:
 
 
 def _unknown(name: str, entry: str, schema: type) -> str:
-    """Return a sentence on a name that is no setting, with the nearest one."""
-    if _kind(name, schema) is Any:
+    """Return the message for an unknown setting, with the most similar name."""
+    if _type_of(name, schema) is Any:
         return f"setting '{name}' is new: write +{name}=VALUE to add it"
     groups = [path.name for path in (FOLDER / entry).iterdir() if path.is_dir()]
     near = difflib.get_close_matches(name, [*_names(schema), *groups], n=1)

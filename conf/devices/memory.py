@@ -1,4 +1,4 @@
-"""The memory of this machine that is free, and the refusal of a model that does not fit."""
+"""Measure the free memory of this machine, and check that a model fits."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +13,8 @@ GIB = 2**30
 def machine_memory(*, swap: bool = False, root: Path = Path("/")) -> tuple[int, int]:
     """Return the free and total bytes of this machine, within the limits of this process's control groups.
 
-    The same order as torch.cuda.mem_get_info. Caches of files count as free, and with `swap` also the swap that
-    is free, since other programs can be moved there.
+    The order is that of torch.cuda.mem_get_info. File caches count as free. With `swap`, free swap counts too,
+    since other programs can be moved there.
     """
     machine = psutil.virtual_memory()
     total, free = machine.total, machine.available
@@ -31,7 +31,7 @@ def machine_memory(*, swap: bool = False, root: Path = Path("/")) -> tuple[int, 
 def check_fits(
     purpose: str, needed: float, memory: tuple[float, float], holder: str, cure: str
 ) -> None:
-    """Raise UserError with the sentence of `describe_shortage`, if there is one."""
+    """Raise UserError with the message of `describe_shortage` if the memory does not suffice."""
     if sentence := describe_shortage(purpose, needed, memory, holder, cure):
         raise UserError(sentence, page=MEMORY)
 
@@ -39,9 +39,10 @@ def check_fits(
 def describe_shortage(
     purpose: str, needed: float, memory: tuple[float, float], holder: str, cure: str
 ) -> str | None:
-    """Return a sentence if `needed` bytes are more than are free, of (free, total) `memory`; else None.
+    """Return an error message if `needed` bytes exceed the free bytes of `memory`, (free, total); else None.
 
-    It names `purpose`, both figures, the `holder` of the memory, and the `cure`.
+    The message has the `purpose`, the figures in GiB, the `holder` of the memory (machine or GPU), and the
+    `cure`.
     """
     free, total = memory
     if needed <= free:
@@ -56,9 +57,9 @@ def describe_shortage(
 
 
 def _control_groups(root: Path) -> Iterator[Path]:
-    """Yield the folders of this process's groups and of those above them, of both versions of control groups.
+    """Yield the folders of this process's control groups (cgroup v1 and v2) and of their parents.
 
-    In a container the named path can be the host's; the mount's root is the container's group then.
+    In a container the path in /proc may be the host's; then the root of the mount is the container's group.
     """
     listing = root / "proc/self/cgroup"
     mount = root / "sys/fs/cgroup"
@@ -71,7 +72,7 @@ def _control_groups(root: Path) -> Iterator[Path]:
 
 
 def _read_limits(group: Path) -> tuple[int, int] | None:
-    """Return the limit of a group and the bytes in use without caches of files; None for no limit."""
+    """Return a group's memory limit and its bytes in use without file caches; None without a limit."""
     for limit_name, usage_name, prefix in (
         ("memory.max", "memory.current", ""),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),

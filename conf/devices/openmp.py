@@ -1,13 +1,14 @@
-"""How long OpenMP's threads spin while they wait: PyTorch's operations on a CPU are shared by such threads.
+"""Shorten the busy-waiting of OpenMP threads while other programs need the cores.
 
-A thread that has finished its part of an operation waits for the next one. libgomp, the OpenMP of PyTorch's
-wheels for Linux, has it spin for 300,000 turns, some milliseconds, before it sleeps. On a quiet machine that is
-fastest, since waking a thread takes long; beside other programs the spinning threads take the cores from the
-threads that they wait for, and decoding falls to a third or a tenth.
+PyTorch runs each operation on a CPU by several OpenMP threads. A thread that has finished its part spins until
+the next operation. libgomp, the OpenMP library in PyTorch's wheels for Linux, lets it spin for 300,000
+iterations, some milliseconds, before it sleeps. On an idle machine that is fastest, since waking a thread is
+slow. If other programs use the cores, spinning threads keep the computing threads off the cores, and decoding
+runs at a third to a tenth of its speed.
 
-libgomp spins for 100 turns only while it manages more threads than there are cores. `watch` gives it such a
-number of threads, asleep, for as long as other programs need the cores (tests/benchmarks/busy.py). The threads
-that compute stay as many, and so does every result, bit for bit.
+libgomp spins for only 100 iterations while it manages more threads than there are cores. `watch` adds enough
+sleeping threads while other programs need the cores (tests/benchmarks/busy.py). The number of computing threads
+does not change, so results stay bit-identical.
 """
 
 import ctypes
@@ -17,10 +18,10 @@ import threading
 import time
 from pathlib import Path
 
-#: Variables by which users decide it themselves.
+#: If one of these variables is set, the user's choice holds and `watch` does nothing.
 OWN_CHOICE = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-INTERVAL = 0.25  # seconds between two looks at the cores
-# Cores that others may use beyond the free ones before threads stop to spin, and start again.
+INTERVAL = 0.25  # seconds between two measurements of the load
+# Missing cores (fractional) above which spinning stops, and below which it starts again.
 CONTENDED, FREE = 0.3, 0.15
 STAT = Path("/proc/stat")
 _LOCK = threading.Lock()
@@ -28,10 +29,10 @@ _started = False
 
 
 def watch(threads: int) -> None:
-    """Let this process's waiting threads sleep while other programs need the cores.
+    """Start a thread that lets waiting OpenMP threads sleep while other programs need the cores.
 
-    `threads` is the number that computes. Does nothing for one thread, where the user has set GOMP_SPINCOUNT or
-    OMP_WAIT_POLICY, and where OpenMP is not libgomp. Repeated calls are free.
+    `threads` is the number of computing threads. No-op for one thread, if the user has set GOMP_SPINCOUNT or
+    OMP_WAIT_POLICY, if OpenMP is not libgomp, and if the watch runs already.
     """
     global _started
     decided = any(name in os.environ for name in OWN_CHOICE)
@@ -42,19 +43,19 @@ def watch(threads: int) -> None:
         if library is None:
             return
         _started = True
-        look = Watch(library, threads).run
-        threading.Thread(target=look, name="openmp-watch", daemon=True).start()
+        run = Watch(library, threads).run
+        threading.Thread(target=run, name="openmp-watch", daemon=True).start()
     os.register_at_fork(after_in_child=_forget)
 
 
 def _forget() -> None:
-    # A forked process has none of its parent's threads.
+    # A forked process has only the thread that forked.
     global _started
     _started = False
 
 
 def libgomp() -> ctypes.CDLL | None:
-    """Return the libgomp that this process has loaded; None without one."""
+    """Return the libgomp that this process has loaded, or None."""
     maps = Path("/proc/self/maps")
     if sys.platform != "linux" or not maps.is_file():
         return None
@@ -66,7 +67,7 @@ def libgomp() -> ctypes.CDLL | None:
 
 
 class Watch:
-    """Looks at the cores' load, and holds threads while others need them."""
+    """Measures the load of the cores, and holds extra threads while other programs need them."""
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         self._library = library
@@ -74,7 +75,7 @@ class Watch:
         self._held: threading.Event | None = None
 
     def run(self) -> None:
-        """Look until the process ends."""
+        """Measure and decide every INTERVAL seconds until the process ends."""
         cores = os.sched_getaffinity(0)
         before = (busy_seconds(cores), time.process_time(), time.monotonic())
         while True:
@@ -84,9 +85,13 @@ class Watch:
             before = now
             self.decide((busy - own) / passed, len(cores))
 
-    def decide(self, others: float, cores: int) -> None:
-        """Hold threads if others use more cores than are left, release them if they do not."""
-        lacking = others + self._threads - cores
+    def decide(self, other_load: float, cores: int) -> None:
+        """Hold extra threads if too few cores are left, else release them.
+
+        `other_load` is the number of cores (fractional) that other programs use, `cores` the number of all
+        cores.
+        """
+        lacking = other_load + self._threads - cores
         if self._held is None and lacking > CONTENDED:
             self._held = threading.Event()
             count = max(2, cores - self._threads + 2)
@@ -98,23 +103,23 @@ class Watch:
 
     @property
     def holds(self) -> bool:
-        """True while waiting threads sleep."""
+        """True while extra threads are held, so that waiting threads sleep."""
         return self._held is not None
 
 
 def hold(library: ctypes.CDLL, count: int, released: threading.Event) -> None:
-    """Have libgomp manage `count - 1` threads more until the event is set.
+    """Make libgomp manage `count - 1` more threads until the event is set.
 
-    They belong to the calling thread and end with it. They run a function without effect once.
+    The threads belong to the calling thread and end with it. They run one function without effect.
     """
     library.GOMP_parallel(library.omp_get_thread_num, None, count, 0)
     released.wait()
 
 
 def busy_seconds(cores: set[int], stat: str | None = None) -> float:
-    """Return the seconds that these cores have computed since the machine started.
+    """Return the CPU seconds that these cores have been busy since the machine started.
 
-    `stat` is the text of /proc/stat, read by default. Time that a hypervisor took away does not count.
+    `stat` is the text of /proc/stat, which is read by default. Time stolen by a hypervisor does not count.
     """
     if stat is None:
         stat = STAT.read_text(encoding="ascii")

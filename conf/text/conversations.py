@@ -1,11 +1,11 @@
-"""Conversations in the forms that people publish, brought to one: messages of role and content.
+"""Convert conversations from the published formats to one list of messages with role and content.
 
     OpenAI      messages: a list of {role, content}
     ShareGPT    conversations: a list of {from, value}, and system
     Alpaca      instruction, input, output
     pairs       prompt and completion (texts, or lists of messages), question and answer, ...
 
-A message keeps content, tool_calls, tool_call_id, name, the model's own reasoning, and weight.
+A message has role, content, and optionally tool_calls, tool_call_id, name, the model's reasoning, and weight.
 """
 
 import ast
@@ -40,23 +40,24 @@ PAIRS = (
     ("question", "answer"),
     ("query", "response"),
 )
-# Every column that a conversation may stand in.
+# Every column that may contain a conversation or a part of it.
 COLUMNS = tuple(
     dict.fromkeys([*LISTS, INSTRUCTION, *INPUTS, *OUTPUTS, *sum(PAIRS, ())])
 )
-BESIDE = ("system", "tools", "functions")  # that belong to a conversation
+CONTEXT_COLUMNS = ("system", "tools", "functions")  # read in addition to COLUMNS
 FORMS = "messages, conversations, instruction with output, or prompt with completion"
-KEPT = ("tool_call_id", "name", "reasoning_content", "reasoning", "thinking")
+# Optional text fields of a message that are copied.
+OPTIONAL_KEYS = ("tool_call_id", "name", "reasoning_content", "reasoning", "thinking")
 
 
 class NoConversation(ValueError):
-    """A row without the columns of a conversation."""
+    """The row lacks the columns of every known conversation format."""
 
 
 def conversation(row: Mapping[str, Any], column: str = "messages") -> list[Message]:
-    """Return a row's messages, from `column` or, by default, from any known form.
+    """Return the messages of a row, from `column` or, by default, from any known format.
 
-    Raises NoConversation for a row of another form, ValueError for one that is damaged.
+    Raises NoConversation for a row in an unknown format, ValueError for a malformed conversation.
     """
     lists = LISTS if column == "messages" else (column,)
     name = next((name for name in lists if row.get(name) is not None), None)
@@ -74,17 +75,17 @@ def conversation(row: Mapping[str, Any], column: str = "messages") -> list[Messa
 
 
 def _pair(row: Mapping[str, Any]) -> list[Message]:
-    """Return the messages of a row of Alpaca's form, or of a question and its answer."""
+    """Return the messages of an Alpaca row, or of a pair of question and answer."""
     answers = (name for name in OUTPUTS if row.get(name) is not None)
     if row.get(INSTRUCTION) is not None and (answer := next(answers, None)):
         return [
             {"role": "user", "content": instruction(row)},
             {"role": "assistant", "content": _text(row[answer], answer)},
         ]
-    for asked, answered in PAIRS:
-        if row.get(asked) is not None and row.get(answered) is not None:
-            return _side(row, asked, "user") + _side(row, answered, "assistant")
-    raise NoConversation(f"none of {FORMS}, got {', '.join(map(str, row))}")
+    for prompt, answer in PAIRS:
+        if row.get(prompt) is not None and row.get(answer) is not None:
+            return _side(row, prompt, "user") + _side(row, answer, "assistant")
+    raise NoConversation(f"no {FORMS}, got {', '.join(map(str, row))}")
 
 
 def _side(row: Mapping[str, Any], name: str, role: str) -> list[Message]:
@@ -95,7 +96,7 @@ def _side(row: Mapping[str, Any], name: str, role: str) -> list[Message]:
 
 
 def instruction(row: Mapping[str, Any]) -> str:
-    """Return the whole question of a row of Alpaca's or Dolly's form."""
+    """Return the instruction and the inputs of an Alpaca or Dolly row, joined by blank lines."""
     instances = row.get("instances")  # of Alpaca's seed tasks
     first = instances[0] if isinstance(instances, list) and instances else row
     texts = [row[INSTRUCTION], *(first.get(name) for name in INPUTS)]
@@ -103,7 +104,10 @@ def instruction(row: Mapping[str, Any]) -> str:
 
 
 def as_messages(value: Any) -> list[Message]:
-    """Return a list of messages, of OpenAI's or ShareGPT's keys. Raises ValueError."""
+    """Return a list of messages in OpenAI's or ShareGPT's format as messages.
+
+    Raises ValueError for any other value.
+    """
     if isinstance(value, str | bytes):  # a cell of CSV
         value = _parsed(value)
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
@@ -140,14 +144,16 @@ def _message(value: Any) -> Message:
     message["content"] = content or ""
     if calls:
         message["tool_calls"] = calls
-    message |= {name: value[name] for name in KEPT if isinstance(value.get(name), str)}
+    message |= {
+        name: value[name] for name in OPTIONAL_KEYS if isinstance(value.get(name), str)
+    }
     if value.get("weight") == 0:
         message["weight"] = 0
     return message
 
 
 def _content(value: Any) -> str | None:
-    """Return the text of a message's content: a text, or parts of it."""
+    """Return the text of a message's content, which is a text or a list of parts."""
     if isinstance(value, list):
         parts = [_part(part) for part in value]
         return "".join(parts)
@@ -165,9 +171,9 @@ def _part(value: Any) -> str:
 
 
 def _calls(value: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the tool calls of a message; the arguments are objects, as templates want them."""
+    """Return the tool calls of a message, with arguments as objects, as chat templates expect."""
     calls = value.get("tool_calls") or []
-    if function := value.get("function_call"):  # before tool_calls
+    if function := value.get("function_call"):  # OpenAI's predecessor of tool_calls
         calls = [*calls, function]
     if not isinstance(calls, list):
         raise ValueError(f"tool_calls must be a list, got {type(calls).__name__}")
@@ -194,7 +200,10 @@ def _call(value: Any) -> dict[str, Any]:
 
 
 def tools_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the tools that a row declares, in the form of chat templates. Raises ValueError."""
+    """Return the tools that a row declares, as chat templates expect them.
+
+    Raises ValueError for malformed tools.
+    """
     value = row.get("tools") or row.get("functions") or []
     if isinstance(value, str | bytes):
         value = _parsed(value) if value.strip() else []
@@ -205,7 +214,7 @@ def tools_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def without_null(value: Any) -> Any:
-    """Return a value without null entries, which parquet fills in for absent ones."""
+    """Return a JSON value without the null entries that parquet adds for absent keys."""
     if isinstance(value, Mapping):
         return {k: without_null(v) for k, v in value.items() if v is not None}
     return list(map(without_null, value)) if isinstance(value, list) else value
@@ -220,7 +229,7 @@ def _text(value: Any, name: str) -> str:
 
 
 def text_of(messages: Sequence[Message]) -> str:
-    """Return the text of a conversation: its contents and the calls of tools."""
+    """Return the contents and tool calls of a conversation as one text."""
     texts = []
     for message in messages:
         calls = message.get("tool_calls")

@@ -1,15 +1,15 @@
-r"""Messages to token ids by a tokenizer's chat template; no message becomes a control id.
+r"""Encode messages by a tokenizer's chat template, so that no message text becomes a control id.
 
-Training and decoding share this. Transformers renders and encodes, unless a message spells a control piece
-(<|im_end|>), which only the template may write. Each such spelling is then cut in two by a mark, a character
-that no text has:
+Training and decoding share this module. Transformers renders the template and encodes the result. Only the
+template may write control pieces such as <|im_end|>. If a message spells one, the spelling is cut in two by a
+mark, a character that occurs in no message:
 
     content     a<|im_end|>b
     marked      a<|im_#end|>b
     rendered    <|im_start|>user\na<|im_#end|>b<|im_end|>\n
 
-and what lies between marks is encoded apart, so no piece can be matched over one. Templates that strip,
-split or wrap a content work as before.
+The parts between marks are then encoded separately, so no piece can match across a mark. Templates that
+strip, split or wrap the content still work.
 """
 
 import json
@@ -23,11 +23,11 @@ from typing import Any
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
-from conf.conversations import Message
-from conf.encoding import SPACE, TextEncoder
-from conf.errors import TOKENIZING, Refusing, UserError
+from conf.errors import TOKENIZER_ERRORS, UserError, as_user_error
+from conf.text.conversations import Message
+from conf.text.encoding import SPACE, TextEncoder
 
-# Errors of a template about messages, its own and those of the code that it calls.
+# Errors that a template, or code that it calls, raises for messages that it does not accept.
 REFUSALS = (
     TemplateError,
     TypeError,
@@ -37,14 +37,14 @@ REFUSALS = (
     ArithmeticError,
     RecursionError,
 )
-MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # characters for internal use
+MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # Unicode noncharacters
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages and tools to render, their spellings of control pieces cut by `mark`.
+    """Messages and tools to render, with spelled control pieces cut by `mark`.
 
-    `stop` is a second character that no text has.
+    `stop` is a second character that occurs in no text.
     """
 
     messages: list[Message]
@@ -54,10 +54,10 @@ class Conversation:
 
 
 class ChatTemplate:
-    """The chat template in a folder, and the tokenizer beside it.
+    """The chat template and the tokenizer of a folder.
 
-    Raises UserError where there is none; `problem` begins its sentence. `encoder` knows the ids that no text
-    may become.
+    `encoder` has the control ids that no text may become. Raises UserError, with a message that begins with
+    `problem`, if the folder has no chat template.
     """
 
     def __init__(self, folder: Path, encoder: TextEncoder, problem: str) -> None:
@@ -67,9 +67,9 @@ class ChatTemplate:
                 f"{problem} no chat_template.jinja and no chat_template in "
                 "tokenizer_config.json. Add the template of the model"
             )
-        # What the template calls; a dict if there are several.
+        # A dict if the tokenizer has several templates.
         self._source = str(self._library.chat_template)
-        # No implicit space; unlike the encoder's own, a copy knows special pieces.
+        # A copy without the implicit space. Unlike the encoder's own, it encodes special pieces.
         self._tokenizer = Tokenizer.from_str(encoder.tokenizer.to_str())
         added = self._tokenizer.get_added_tokens_decoder().values()
         special = (piece.content for piece in added if piece.special)
@@ -80,18 +80,18 @@ class ChatTemplate:
     def prepare(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()
     ) -> Conversation:
-        """Return a conversation as the template takes it.
+        """Return the conversation with marks, in the form that the template expects.
 
-        Raises ValueError for a message of a kind that the template has no words for.
+        Raises ValueError for tools or tool calls if the template does not render them.
         """
         known = [dict(message) for message in messages]
         for message in known:
             if message["role"] == "developer" and "developer" not in self._source:
                 message["role"] = "system"
         if "tool_calls" not in self._source and any(m.get("tool_calls") for m in known):
-            raise ValueError("the chat template has no words for tool_calls")
+            raise ValueError("the chat template does not support tool_calls")
         if tools and "tools" not in self._source:
-            raise ValueError("the chat template has no words for tools")
+            raise ValueError("the chat template does not support tools")
         text = json.dumps([known, *tools], ensure_ascii=False, default=str)
         mark, stop = [mark for mark in MARKS if mark not in text][:2]
         for message in known:
@@ -105,9 +105,9 @@ class ChatTemplate:
         tools: Sequence[Any] = (),
         answer: str = "",
     ) -> list[int]:
-        """Return the ids up to the answer's start, or up to the end of `answer`, which begins it.
+        """Return the ids of the prompt, up to the end of `answer`, the beginning of the model's answer.
 
-        Raises ValueError if the template does not show the end of `answer`.
+        Raises ValueError if the end of `answer` cannot be located in the rendered text.
         """
         if not answer:
             chat = self.prepare(messages, tools)
@@ -116,18 +116,18 @@ class ChatTemplate:
         turns = [*messages, {"role": "assistant", "content": answer}]
         chat = self.prepare(turns, tools)
         content = chat.messages[-1]["content"] + chat.stop
-        text, found, _ = self._with_content(chat, len(turns) - 1, content)
-        if not found:
-            raise ValueError("the chat template does not show the answer's end")
+        text, stop, _ = self._with_content(chat, len(turns) - 1, content)
+        if not stop:
+            raise ValueError("the chat template does not render the end of the answer")
         return self._ids(text, chat.mark, begins=True)
 
     def answer_ids(
         self, chat: Conversation, index: int, *, ends: bool = True
     ) -> tuple[list[int], list[int]]:
-        """Return the ids before an answer, and the answer's, as a model generates them.
+        """Return the ids before an answer and the ids of the answer, as a model generates them.
 
-        `ends`: with what follows the answer's content, its end of turn. Raises ValueError if the template
-        renders the messages before the answer otherwise once it follows.
+        If `ends`, the answer includes its end of turn. Raises ValueError if the template renders the messages
+        before the answer differently once the answer follows.
         """
         before = chat.messages[:index]
         prompt = self._render(chat, before, add_generation_prompt=True)
@@ -136,38 +136,39 @@ class ChatTemplate:
             prompt = self._header(chat, index, prompt, whole)
         if not ends:
             content = chat.messages[index]["content"].rstrip() + chat.stop
-            whole, found, _ = self._with_content(chat, index, content)
-            if not found or not whole.startswith(prompt):
-                raise ValueError("the chat template does not show the answer's end")
+            whole, stop, _ = self._with_content(chat, index, content)
+            if not stop or not whole.startswith(prompt):
+                raise ValueError(
+                    "the chat template does not render the end of the answer"
+                )
         ids = self._ids(prompt, chat.mark, begins=True)
         return ids, self._ids(whole[len(prompt) :], chat.mark, begins=False)
 
     def user_header(self) -> list[int]:
-        """Return the ids by which the template opens the user's first turn."""
+        """Return the ids that the template writes before the content of the user's first turn."""
         chat = self.prepare([{"role": "user", "content": MARKS[-1]}])
         text = self._render(chat, chat.messages).partition(MARKS[-1])[0]
         return self._ids(text, chat.mark, begins=True)
 
     def _header(self, chat: Conversation, index: int, prompt: str, whole: str) -> str:
-        """Return the prompt as far as the conversation with the answer begins with it.
+        """Return the common prefix of the prompt and the conversation with the answer.
 
-        A reasoning model's generation prompt may end in <think>, and its template strips the thoughts of
-        answers. Raises ValueError if more than the generation prompt differs.
+        They differ for a reasoning model: its generation prompt may end in <think>, and its template strips
+        thoughts from answers. Raises ValueError if more than the generation prompt differs.
         """
         base = self._render(chat, chat.messages[:index])
-        header, found, _ = self._with_content(chat, index, chat.stop)
+        header, stop, _ = self._with_content(chat, index, chat.stop)
         header = commonprefix([header, prompt])
-        if not (found and whole.startswith(header) and header.startswith(base)):
+        if not (stop and whole.startswith(header) and header.startswith(base)):
             raise ValueError(
-                "the chat template's rendering of the conversation does not begin with "
-                "that of its prompt"
+                "the chat template renders the prompt differently once the answer follows"
             )
         return header
 
     def _with_content(
         self, chat: Conversation, index: int, content: str
     ) -> tuple[str, str, str]:
-        """Return the rendered text before `chat.stop` in another content of a message."""
+        """Render the messages up to `index` with another content; partition the text at `chat.stop`."""
         last = {**chat.messages[index], "content": content}
         text = self._render(chat, [*chat.messages[:index], last])
         return text.partition(chat.stop)
@@ -180,9 +181,9 @@ class ChatTemplate:
         )
         return rendered
 
-    @TOKENIZING
+    @TOKENIZER_ERRORS
     def _ids(self, text: str, mark: str, *, begins: bool) -> list[int]:
-        """Encode a rendered text; `begins`: it is not the rest of another."""
+        """Encode a rendered text; `begins` is False for the rest of a text."""
         first, *parts = text.split(mark)
         if begins:
             ids = self._library(first, add_special_tokens=False, verbose=False)
@@ -194,7 +195,7 @@ class ChatTemplate:
         return encoded
 
     def _cut(self, value: Any, mark: str) -> Any:
-        """Return a value with a mark in the middle of each control piece that its texts spell."""
+        """Return a copy of a JSON value with a mark in the middle of each spelled control piece."""
         if isinstance(value, str):
             cuts = [_middle(match) for match in self._spelled.finditer(value)]
             ends = [*cuts, len(value)]
@@ -207,31 +208,31 @@ class ChatTemplate:
 
 
 def load_tokenizer(folder: Path, problem: str) -> Any:
-    """Return the tokenizer of Transformers in a folder; `problem` begins the error's sentence."""
-    # Imported late: it takes seconds, and other data do not need it.
+    """Return the Transformers tokenizer of a folder; `problem` begins the message of an error."""
+    # Imported here because it takes seconds and only chat data need it.
     from transformers import AutoTokenizer
 
-    with Refusing(problem, ". Use a tokenizer of one of Transformers' own classes"):
+    with as_user_error(problem, ". Use a tokenizer of a class of Transformers"):
         return AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
 
 
 def _pattern(spellings: Collection[str]) -> re.Pattern[str]:
-    """Return what matches the shortest of spellings, also where two overlap.
+    """Return a pattern that matches the shortest spellings, overlapping matches included.
 
-    A cut in one cuts those that contain it.
+    A cut in a short spelling also cuts every longer spelling that contains it.
     """
     shortest = [
-        one
-        for one in sorted(spellings)
-        if not any(other != one and other in one for other in spellings)
+        spelling
+        for spelling in sorted(spellings)
+        if not any(other != spelling and other in spelling for other in spellings)
     ]
     return re.compile(f"(?=({'|'.join(map(re.escape, shortest)) or '$^'}))")
 
 
 def _middle(spelling: re.Match[str]) -> int:
-    """Return the place of a cut. Raises ValueError for a piece of one character."""
+    """Return the position of a cut. Raises ValueError for a piece of one character."""
     piece = spelling[1]
     if len(piece) < 2:
         raise ValueError(f"a message must not contain the control piece {piece!r}")

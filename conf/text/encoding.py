@@ -1,11 +1,12 @@
-"""Text to ids so that no text becomes a control id: the rules that training documents and prompts share.
+"""Encode text so that no text becomes a control id; training documents and prompts share these rules.
 
-enc(s) has the implicit leading space of SentencePiece, inf(s) has not; where the tokenizer adds no such space
-(byte-level BPE) they are the same. (SDSAT §3.1; Code Llama §2.3.)
+enc(s) includes the implicit leading space of SentencePiece, inf(s) does not. If the tokenizer adds no such
+space (byte-level BPE), they are equal. (SDSAT §3.1; Code Llama §2.3.)
 
-A BPE without a pre-tokenizer (CodeLlama's) merges over whole texts, yet no merge can cross a place that no
-piece of the vocabulary spans. No piece of CodeLlama's has a space after anything else, or a line end. So a text
-falls into words, spaces and what follows them, that can be encoded apart.
+A BPE tokenizer without a pre-tokenizer (CodeLlama's) merges over the whole text, but no merge crosses a
+position that no piece of the vocabulary spans. In CodeLlama's vocabulary no piece has a space after another
+character, and no piece spans a line end. So a text can be split into words, each with its leading spaces, and
+the words can be encoded separately.
 """
 
 import json
@@ -17,18 +18,18 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, normalizers
 
 from conf.errors import UserError
-from conf.infilling import CONTROL
+from conf.text.infilling import CONTROL
 
-SPACE = "▁"  # how SentencePiece spells a space
+SPACE = "▁"  # a space in SentencePiece's vocabulary
 WORD = re.compile(r" *[^ \n]+| +|\n")
-BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # pieces for single bytes: no merge makes them
+BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # pieces of single bytes, which no merge produces
 
 
 class TextEncoder:
-    """A `tokenizers` file as training reads it.
+    """Encode texts by a tokenizer of the `tokenizers` library, never to a control id.
 
-    `control` are ids that no text may become; ids from `rows` on, which the model has no embedding for, are as
-    much out of reach. `pieces` are all others, by id.
+    Texts become neither ids of `control` nor ids from `rows` on, which have no embedding in the model. `pieces`
+    maps every id below `rows` to its piece.
     """
 
     def __init__(
@@ -40,13 +41,15 @@ class TextEncoder:
         self.implicit_space = any(step.get("type") == "Prepend" for step in steps)
         splitter = described["pre_tokenizer"] or {}
         whole = splitter.get("type") == "Metaspace" and not splitter["split"]
-        if whole:  # Transformers 5's spelling of Llama's rule, which splits nothing
+        if (
+            whole
+        ):  # Transformers 5 writes Llama's implicit space this way; it splits nothing
             self.implicit_space = splitter["prepend_scheme"] != "never"
             tokenizer.pre_tokenizer = None
         if whole or self.implicit_space:
             tokenizer.normalizer = normalizers.Replace(" ", SPACE)
-        # A text that spells a special piece is text. So is one that spells a control piece which
-        # tokenizer.json does not mark as special, as DeepSeek-Coder's and Qwen's for infilling.
+        # Encode a text that spells a special piece as text. The infilling pieces of DeepSeek-Coder and Qwen
+        # are not marked as special in tokenizer.json, so mark them here.
         added = tokenizer.get_added_tokens_decoder().items()
         tokenizer.add_special_tokens(
             [
@@ -67,7 +70,7 @@ class TextEncoder:
         beyond = {id for id in by_id if rows is not None and id >= rows}
         self.control = frozenset(control) | beyond
         self.pieces = {id: piece for id, piece in by_id.items() if id not in beyond}
-        # Spelled with the space before them or not: "a<PRE>" is no more innocent than "a <PRE>".
+        # Control pieces are matched with and without a leading space: "a <PRE>" and "a<PRE>".
         controls = [by_id[id] for id in self.control if id in by_id]
         spellings = {piece.lstrip(SPACE) or piece for piece in controls}
         self._spelled = re.compile(
@@ -80,32 +83,32 @@ class TextEncoder:
         self.by_words = (
             bpe
             and self.implicit_space
-            and falls_into_words(described["model"]["vocab"])
+            and splits_into_words(described["model"]["vocab"])
         )
 
     def lead(self, text: str) -> str:
-        """Return the text whose inf is enc(text)."""
+        """Return the text t with inf(t) = enc(text)."""
         return " " + text if self.implicit_space and text else text
 
     def inf(self, text: str) -> list[int]:
-        """Encode a text without the implicit space, never to a control id."""
+        """Encode a text without the implicit leading space, never to a control id."""
         units = WORD.findall(text) if self.by_words else [text] if text else []
         return list(chain.from_iterable(map(self.encode_unit, units)))
 
     def encode_unit(self, text: str) -> list[int]:
-        """Encode a word where `by_words`, else any text."""
+        """Encode a text that needs no further splitting: a word if `by_words`, else any text."""
         ids = self._encode(text)
         return ids if self.control.isdisjoint(ids) else self.defuse(text)
 
     def has_control(self, ids: Sequence[int]) -> bool:
-        """Return whether a control id is among the ids."""
+        """Return whether the ids contain a control id."""
         return not self.control.isdisjoint(ids)
 
     def defuse(self, text: str) -> list[int]:
         """Encode a text that spells a control piece.
 
-        It is cut in the middle of each spelling, since in CodeLlama's tokenizer the merges themselves lead from
-        " <PRE>" to its control id. A piece of one character cannot be cut: its bytes stand for it.
+        The text is cut in the middle of each spelling, because CodeLlama's merges lead from " <PRE>" to its
+        control id. A control piece of one character is encoded as its bytes instead.
         """
         middles = [
             m.start() + len(m.group()) // 2 for m in self._spelled.finditer(text)
@@ -125,11 +128,11 @@ class TextEncoder:
     def _encode(self, text: str) -> list[int]:
         if not self.by_words:
             return self.tokenizer.encode(text, add_special_tokens=False).ids
-        if SPACE not in text:  # without the tokenizer's overhead
+        if SPACE not in text:  # faster than calling the whole tokenizer
             return [
                 token.id for token in self._model.tokenize(text.replace(" ", SPACE))
             ]
-        # A "▁" of the text would be a space: its bytes stand for it.
+        # A literal "▁" in the text would be read as a space, so encode it as its bytes.
         first, *others = map(self._encode, text.split(SPACE))
         return [
             *first,
@@ -137,7 +140,7 @@ class TextEncoder:
         ]
 
     def _bytes(self, text: str) -> list[int]:
-        """Return the byte pieces that spell a text. Raises UserError where the tokenizer has none."""
+        """Return the ids of a text's byte pieces. Raises UserError if the tokenizer has no byte pieces."""
         ids = [self.tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in text.encode()]
         if None in ids:
             raise UserError(
@@ -147,11 +150,11 @@ class TextEncoder:
         return ids  # type: ignore[return-value]
 
 
-def opening(tokenizer: Tokenizer, config: Mapping[str, Any]) -> list[int]:
-    """Return the ids that the tokenizer puts before a text.
+def prefix_ids(tokenizer: Tokenizer, config: Mapping[str, Any]) -> list[int]:
+    """Return the ids that the tokenizer adds before a text: BOS, or nothing.
 
-    `config` is tokenizer_config.json: DeepSeek-Coder's tokenizer.json puts none, and its
-    `add_bos_token` says that the tokenizer's class does.
+    `config` is tokenizer_config.json. It is read because DeepSeek-Coder's tokenizer.json adds no BOS, but
+    `add_bos_token` makes its tokenizer class add it.
     """
     ids: list[int] = tokenizer.encode("").ids
     bos = config.get("bos_token") if config.get("add_bos_token") else None
@@ -161,8 +164,11 @@ def opening(tokenizer: Tokenizer, config: Mapping[str, Any]) -> list[int]:
     return [] if id is None else [id]
 
 
-def falls_into_words(pieces: Iterable[str]) -> bool:
-    """Return whether texts of a vocabulary (with "▁" as a space) encode word by word to the same ids."""
+def splits_into_words(pieces: Iterable[str]) -> bool:
+    """Return whether encoding word by word gives the same ids as encoding whole texts.
+
+    `pieces` is the vocabulary, with "▁" as a space.
+    """
     spelled = (
         piece.replace(SPACE, " ") for piece in pieces if not BYTE.fullmatch(piece)
     )

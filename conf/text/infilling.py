@@ -1,12 +1,12 @@
-"""Infilling as each family of code models has published it: its control pieces and their order.
+"""Infilling formats of the families of code models: control pieces and their order.
 
     PSM   PRE enc(prefix) SUF inf(suffix) MID             then inf(middle)
     SPM   PRE SUF inf(suffix) MID enc(prefix)             then the middle
           SUF inf(suffix) PRE enc(prefix)                 without MID (Codestral)
 
-EOT ends a middle; EOS does for a family without EOT. BOS comes first if the tokenizer puts one
-before a text. In SPM prefix and middle are encoded as one text. conf/encoding.py defines enc
-and inf. The pieces are looked up in the tokenizer.
+EOT ends a middle; a family without EOT uses EOS. BOS comes first if the tokenizer adds it to a
+text. In SPM, prefix and middle are encoded as one text. conf/text/encoding.py defines enc and inf.
+The ids of the pieces are looked up in the tokenizer.
 
 | family | pieces | published in |
 |---|---|---|
@@ -27,15 +27,15 @@ from tokenizers import Tokenizer
 
 PSM, SPM = ORDERS = ("psm", "spm")
 
-Segment = int | str  # a control id, or a text that stands for its inf
+Segment = int | str  # a control id, or a text to encode by inf
 
 
 @dataclass(frozen=True)
 class Infilling:
-    """The ids of a tokenizer's infilling pieces, and the orders of its family, the usual one first.
+    """The ids of a tokenizer's infilling pieces, and the orders of its family, the default first.
 
-    `mid` is None for a family that needs no piece before the middle, `eot` for one that ends it
-    by EOS. `stops` are further ids that end a middle.
+    `mid` is None for a family without a piece before the middle, `eot` for a family that ends the
+    middle by EOS. `stops` are more ids that end a middle.
     """
 
     pre: int
@@ -47,17 +47,17 @@ class Infilling:
 
     @cached_property
     def ids(self) -> frozenset[int]:
-        """The ids of the pieces."""
+        """The ids of the infilling pieces."""
         return frozenset({self.pre, self.suf, self.mid, self.eot} - {None})  # type: ignore[arg-type]
 
     @cached_property
     def opener(self) -> int:
-        """The id that every infilling prompt has directly before its last part."""
+        """The control id directly before the last text of every infilling prompt."""
         return self.pre if self.mid is None else self.mid
 
     @cached_property
     def ends(self) -> frozenset[int]:
-        """The ids besides EOS that end a middle."""
+        """The ids that end a middle, in addition to EOS."""
         return self.stops if self.eot is None else self.stops | {self.eot}
 
     def segments(
@@ -69,7 +69,10 @@ class Infilling:
         middle: str,
         lead: Callable[[str], str],
     ) -> list[Segment]:
-        """Return the parts up to the middle's last character; `lead(s)` is the text whose inf is enc(s)."""
+        """Return control ids and texts up to the end of the middle.
+
+        `lead(s)` returns the text t with inf(t) = enc(s).
+        """
         mid = [] if self.mid is None else [self.mid]
         if order == PSM:
             return [self.pre, lead(prefix), self.suf, suffix, *mid, middle]
@@ -80,10 +83,10 @@ class Infilling:
 
 @dataclass(frozen=True)
 class Family:
-    """What a family of models has published.
+    """The published infilling format of a family of models.
 
-    `stops` are pieces that end a middle besides EOS, by its model card. `adaptive` are pieces
-    that serve as adaptive tokens: no text produces them, or bytes can spell them.
+    `stops` are pieces that end a middle in addition to EOS, by the model card. `adaptive` are pieces
+    that can be adaptive tokens: no text produces them, or texts can spell them by bytes instead.
     """
 
     name: str
@@ -110,13 +113,13 @@ _PLAIN = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")
 _HYPHENS = ("<fim-prefix>", "<fim-suffix>", "<fim-middle>")
 _DEEPSEEK = ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>")
 
-#: The first family with all its pieces in the tokenizer is the tokenizer's.
+#: The family of a tokenizer is the first one with all its pieces in the tokenizer.
 FAMILIES = (
     Family(
         "CodeLlama",
         *("▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"),
         orders=ORDERS,
-        # SDSAT §3.3 and App. B: the seven diverse tokens of L=7. No text produces <EOT> repeated.
+        # SDSAT §3.3 and App. B: the seven diverse tokens for L=7. No text produces repeated <EOT>.
         adaptive=(*("▁" + "<EOT>" * count for count in range(2, 7)), "ো", "ਿ"),
     ),
     Family("CodeGemma", *_DELIMITED, eot="<|file_separator|>", stops=_DELIMITED),
@@ -133,14 +136,14 @@ FAMILIES = (
     Family("DeepSeek-Coder", *_DEEPSEEK, stops=("<｜end▁of▁sentence｜>", "<|EOT|>")),
     Family("Codestral", "[PREFIX]", "[SUFFIX]", None, orders=(SPM,), stops=("</s>",)),
 )
-#: Pieces that are control pieces, whatever tokenizer.json says: some tokenizers do not mark them as special.
+#: Control pieces even if tokenizer.json does not mark them as special.
 CONTROL = frozenset(
     piece for family in FAMILIES for piece in (*family.pieces, *family.stops)
 )
 
 
 def family_of(tokenizer: Tokenizer, rows: int | None = None) -> Family | None:
-    """Return the family with all its infilling pieces among the first `rows` ids of a tokenizer."""
+    """Return the family with all its infilling pieces among the first `rows` ids, or None."""
     return next(
         (
             family
@@ -154,13 +157,13 @@ def family_of(tokenizer: Tokenizer, rows: int | None = None) -> Family | None:
 
 
 def piece_id(tokenizer: Tokenizer, piece: str | None, rows: int | None) -> int | None:
-    """Return the id of a piece; None without the piece, or if the model has no row for it."""
+    """Return the id of a piece; None if the tokenizer lacks it or the model has no row for it."""
     id = tokenizer.token_to_id(piece) if piece else None
     return None if id is None or (rows is not None and id >= rows) else id
 
 
 def find_infilling(tokenizer: Tokenizer, rows: int | None = None) -> Infilling | None:
-    """Return the infilling of a tokenizer's family; None if the first `rows` ids have no family's pieces."""
+    """Return the infilling format of a tokenizer; None if no family has its pieces in the first `rows` ids."""
     family = family_of(tokenizer, rows)
     if family is None:
         return None
@@ -176,8 +179,8 @@ def find_infilling(tokenizer: Tokenizer, rows: int | None = None) -> Infilling |
     )
 
 
-def with_stops(infilling: Infilling, found: Infilling | None) -> Infilling:
-    """Return the infilling that a model was trained with, and the `stops` of its tokenizer's family."""
-    if found is None or found.ids != infilling.ids:
+def with_stops(infilling: Infilling, published: Infilling | None) -> Infilling:
+    """Return a model's infilling with the `stops` of its family, if both have the same ids."""
+    if published is None or published.ids != infilling.ids:
         return infilling
-    return replace(infilling, stops=found.stops)
+    return replace(infilling, stops=published.stops)

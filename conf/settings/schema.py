@@ -1,6 +1,7 @@
-"""Settings as dataclass fields with types, limits and choices, and their check.
+"""Declare settings as dataclass fields with types, limits and choices, and check their values.
 
-A nested dataclass makes names with a dot. A dict of Any holds a library's own settings, which have any name.
+A nested dataclass is a group: its settings are named GROUP.NAME. A dict of Any is a group of settings of
+another library, which may have any name.
 """
 
 import math
@@ -12,9 +13,9 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-MISSING: Any = "???"  # as in OmegaConf, which an export does not have
+MISSING: Any = "???"  # OmegaConf's value; exported code cannot import OmegaConf
 
-IN_WORDS: dict[type, str] = {
+TYPE_NAMES: dict[type, str] = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
@@ -28,10 +29,10 @@ ACCEPTED: dict[type, Any] = {
     str: str,
     list: (list, tuple),
 }
-LARGEST = 2**63 - 1  # the largest whole number that an array holds
+LARGEST = 2**63 - 1  # the largest int64
 
 
-def kinds(schema: Any) -> dict[str, Any]:
+def field_types(schema: Any) -> dict[str, Any]:
     """Return the types of a dataclass's fields by name."""
     hints = _hints(schema)
     return {field.name: hints[field.name] for field in fields(schema)}
@@ -40,8 +41,8 @@ def kinds(schema: Any) -> dict[str, Any]:
 _hints = cache(get_type_hints)
 
 
-def types_of(kind: Any) -> list[Any]:
-    """Return a type and, of a union, what it is of."""
+def union_members(kind: Any) -> list[Any]:
+    """Return a type and, if it is a union, its members."""
     return [kind, *(get_args(kind) if get_origin(kind) in (Union, UnionType) else ())]
 
 
@@ -58,9 +59,9 @@ def setting(
 ) -> Any:
     """Return a dataclass field with limits, which `check_settings` checks.
 
-    The limits of a list are those of its members. Without a `default` the setting is
-    required. `path`: the text, or each text of a list, is a path (see conf.paths). With
-    `hub`, "model" or "tokenizer", it is a path or a name of the hub.
+    `least` and `most` are inclusive limits, `above` and `below` exclusive. The limits of a list apply to its
+    members. Without a `default` the setting is required. If `path`, the value is a path or a list of paths
+    (see conf.settings.paths). If `hub` is "model" or "tokenizer", the value is a path or a name on the hub.
     """
     given: dict[str, Any] = {
         "least": least,
@@ -78,12 +79,12 @@ def setting(
 
 
 def check_settings(config: Any, group: str = "") -> None:
-    """Check the fields of a dataclass of settings; call it in `__post_init__`.
+    """Check the fields of a settings dataclass; call it in `__post_init__`.
 
-    Numbers of any library become Python's. Raises ValueError, naming `group.field`, for a
-    value of another type, out of its field's limits, or none of its field's choices.
+    Numbers of other libraries become Python numbers. Raises ValueError, naming `group.field`, for a value of
+    another type, outside its limits, or not among its choices.
     """
-    types = kinds(type(config))
+    types = field_types(type(config))
     for item in fields(config):
         value = getattr(config, item.name)
         name = f"{group}.{item.name}".lstrip(".")
@@ -93,15 +94,15 @@ def check_settings(config: Any, group: str = "") -> None:
 
 
 def _checked(value: Any, hint: Any, limits: Mapping[str, Any], name: str) -> Any:
-    by_origin = {get_origin(kind) or kind: kind for kind in types_of(hint)}
-    kind = next((kind for kind in by_origin if kind in IN_WORDS), None)
+    by_origin = {get_origin(kind) or kind: kind for kind in union_members(hint)}
+    kind = next((kind for kind in by_origin if kind in TYPE_NAMES), None)
     if kind is None or (value is None and NoneType in by_origin):
         return value
     got = value if value != "" else "nothing"
     if not isinstance(value, ACCEPTED[kind]) or isinstance(value, bool) != (
         kind is bool
     ):
-        expected = IN_WORDS[kind]
+        expected = TYPE_NAMES[kind]
         got = f"{value!r:.60}"
     elif kind is list:
         (member_hint,) = get_args(by_origin[list])
@@ -122,7 +123,7 @@ def _within(value: float, limits: Mapping[str, Any]) -> bool:
 
 
 def range_in_words(limits: Mapping[str, Any]) -> str:
-    """Return limits in words: "1 to 16", "above 0 and at most 1"."""
+    """Describe limits: "1 to 16", "above 0 and at most 1"."""
     if "least" in limits and "most" in limits:
         return f"{limits['least']} to {limits['most']}"
     words = {"least": "at least", "above": "above", "most": "at most", "below": "below"}
@@ -133,6 +134,6 @@ def range_in_words(limits: Mapping[str, Any]) -> str:
 
 
 def any_of(choices: Sequence[Any]) -> str:
-    """Return choices in words: "a, b or c"."""
+    """Describe choices: "a, b or c"."""
     (*others, last) = map(str, choices)
     return f"{', '.join(others)} or {last}" if others else last

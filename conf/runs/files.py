@@ -1,6 +1,6 @@
-"""Files that are there whole, or as they were before; JSON with its checksum.
+"""Write files atomically; read and write JSON with a checksum.
 
-A checksummed file is {"crc32": of all the rest, ...}.
+A checksummed file is a JSON object with the key "crc32", the CRC-32 of all other keys.
 """
 
 import json
@@ -19,38 +19,41 @@ PARTS = (".json", ".jinja", ".model", ".safetensors")  # suffixes of a model's f
 
 
 class Corrupt(Exception):
-    """A checksummed file is absent or damaged; the message ends a sentence."""
+    """A checksummed file is missing or damaged; the message ends a sentence."""
 
 
 def allow_many_files() -> None:
-    """Let this process open as many files at once as the system permits."""
+    """Raise this process's limit of open files to the system's maximum."""
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
 
 def check_regular(folder: Path, setting: str, folders: Iterable[str] = ()) -> None:
-    """Raise UserError for FIFOs, sockets, devices and broken links in a folder.
+    """Raise UserError for FIFOs, sockets, devices and broken links in a model's folder.
 
-    `folders` are names of folders in it that are read too. Opening a FIFO waits for ever,
-    and a broken link to a part would be taken for a part that is not there. Broken links
-    to other files, such as a hub's cache has after a clean-up, do no harm.
+    `folders` are names of subfolders to check too. Opening a FIFO would block forever, and a
+    model file with a broken link would be taken for missing. Broken links to other files,
+    which remain in the hub's cache after a clean-up, are allowed.
     """
     for place in (folder, *(folder / name for name in folders)):
         for path in sorted(place.iterdir()) if place.is_dir() else ():
             if path.is_file() or path.is_dir():
                 continue
             if path.exists() or path.suffix in PARTS:
-                kind = "no regular file" if path.exists() else "a broken link"
+                kind = "a FIFO or device" if path.exists() else "a broken link"
                 raise UserError(
                     f"{setting}={folder} must contain files and folders, got {path}, {kind}. Remove it"
                 )
 
 
 def read_json(path: Path, expected: str = "a JSON object") -> dict[str, Any]:
-    """Return a JSON object. Raises UserError for a file that is not what is `expected`."""
+    """Return the JSON object in a file.
+
+    Raises UserError for any other file; `expected` says in the message what it must be.
+    """
     try:
         if path.exists() and not path.is_file():
-            raise OSError("no regular file")  # opening a FIFO would wait for ever
+            raise OSError("a folder, FIFO or device")  # opening a FIFO would block
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UserError(
@@ -59,19 +62,19 @@ def read_json(path: Path, expected: str = "a JSON object") -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON as `write_bytes` does."""
+    """Write a value as JSON, atomically (see `write_bytes`)."""
     try:
         text = json.dumps(value, indent=1, ensure_ascii=False).encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, as in a file's name
+    except UnicodeEncodeError:  # a lone surrogate, for example in a file name
         text = json.dumps(value, indent=1).encode()
     write_bytes(path, text + b"\n")
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old one or the new one, never a part.
+    """Write a file atomically: a reader sees the old content or the new, never a part.
 
-    A link stays: its target is written. Raises OSError that names the file, and leaves
-    nothing else, where it cannot be written. A writer that is killed leaves a hidden file.
+    If `path` is a symbolic link, its target is written. Raises OSError with the file's name if
+    writing fails, and removes its temporary file. A killed writer leaves a hidden file.
     """
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -87,31 +90,32 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def with_checksum(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a value to write, with its checksum."""
+    """Return the value with its checksum added."""
     assert CHECKSUM not in value
     return {CHECKSUM: _checksum(json.loads(json.dumps(value))), **value}
 
 
 def read_checksummed(path: Path) -> dict[str, Any]:
-    """Return a checksummed file's value. Raises Corrupt for anything else."""
+    """Return the value in a checksummed file. Raises Corrupt if it is missing or damaged."""
     try:
         value = read_json(path)
     except UserError as error:
         raise Corrupt("cannot be read") from error
     if value.pop(CHECKSUM, None) != _checksum(value):
-        raise Corrupt("has another checksum")
+        raise Corrupt("has a checksum mismatch")
     return value
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """Return the value that a stage has written; earlier versions wrote no checksum.
+    """Return the value in a file that a stage has written, without its checksum.
 
-    Raises UserError for a file that is no JSON object, or was changed since.
+    Files of earlier versions have no checksum. Raises UserError for a file that is no JSON object, or was
+    changed after it was written.
     """
     value = read_json(path)
     if CHECKSUM in value and value.pop(CHECKSUM) != _checksum(value):
         raise UserError(
-            f"{path} must be as it was written, got it changed since. Copy it anew, or make it again"
+            f"{path}: checksum mismatch: the file was edited or damaged. Restore it, or rerun its stage"
         )
     return value
 

@@ -1,7 +1,8 @@
-"""The folder of a stage: locked, unfinished until its manifest is written, resumable.
+"""Output folders of stages: locking, resuming, and the manifest.
 
-A manifest says what made the folder (kind, settings, inputs, versions, commit) and what is in it. A folder
-without one is unfinished and nobody reads it. Knows nothing of what the stages do.
+The manifest is written last. It records how the folder was made (kind, settings, inputs, versions, commit) and
+its contents. A folder without a manifest is unfinished, and no other stage reads it. This module is independent
+of the stages' contents.
 """
 
 import errno
@@ -21,19 +22,19 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import ANOTHER, UNFINISHED, UserError
-from conf.files import read_result, with_checksum, write_json
-from conf.fingerprint import MANIFEST, fingerprint
+from conf.runs.files import read_result, with_checksum, write_json
+from conf.runs.fingerprint import MANIFEST, fingerprint
 
-BEGUN = "begun.json"
+RUN_RECORD = "begun.json"  # settings and inputs of an unfinished run, in its folder
 SCHEMA = 1
 PACKAGES = ("torch", "transformers", "deepspeed", "tokenizers", "numpy")
-ROOT = Path(__file__).parent.parent  # the folder that the project's packages lie in
+ROOT = Path(__file__).parents[2]  # the folder that contains the project's packages
 
 
 def read_manifest(folder: str | Path, kind: str, setting: str) -> dict[str, Any]:
     """Return the manifest of a finished folder of this `kind`.
 
-    `setting` gave the folder. Raises UserError for any other folder.
+    Raises UserError, naming `setting`, if the folder is unfinished, missing or of another kind.
     """
     path = Path(folder) / MANIFEST
     if path.is_file():
@@ -42,11 +43,11 @@ def read_manifest(folder: str | Path, kind: str, setting: str) -> dict[str, Any]
             return manifest
         got = f"kind '{manifest.get('kind')}'. Give another folder"
     elif path.parent.is_dir():
-        got = f"no {MANIFEST} in it. Finish it by the command that makes it"
+        got = f"no {MANIFEST} in it. Finish it with the command that makes it"
         if kind == "shards":
             got += f": python -m data_prep data.path={folder} out=DATA"
     elif path.parent.is_file():
-        got = "a file. Give the folder that is made of it"
+        got = "a file. Give the folder that is made from it"
         if kind == "shards":
             got += f" by python -m data_prep data.path={folder} out=DATA"
     else:
@@ -57,13 +58,13 @@ def read_manifest(folder: str | Path, kind: str, setting: str) -> dict[str, Any]
     )
 
 
-def made_from(
+def collect_provenance(
     settings: Any, inputs: Mapping[str, str | Path], ignore: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Return what determines a stage's result: its settings, less the ignored ones, and its inputs.
+    """Return the settings and the fingerprints of the inputs that determine a stage's result.
 
-    `inputs` are finished folders and model directories by the setting that names them ("data.path"): their
-    fingerprint counts, not where they lie.
+    Settings in `ignore` and `out` are left out. `inputs` maps settings such as "data.path" to finished folders
+    or model directories; their fingerprints replace the paths.
     """
     counted = {
         name: value
@@ -72,20 +73,20 @@ def made_from(
     }
     for name in inputs:
         *groups, last = name.split(".")
-        place = counted
+        node = counted
         for group in groups:
-            place = place[group]
-        del place[last]
+            node = node[group]
+        del node[last]
     return {
         "settings": json.loads(json.dumps(counted)),
         "inputs": {name: fingerprint(folder) for name, folder in inputs.items()},
     }
 
 
-def existing(named: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the model directories among settings' values, by setting: the inputs of `made_from`.
+def model_directories(named: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the settings with values that are model directories, as inputs of `collect_provenance`.
 
-    What is none stays a setting, which whoever reads it refuses.
+    Other values are skipped; the loader of the model reports them.
     """
     return {
         name: folder
@@ -95,17 +96,19 @@ def existing(named: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def is_finished(out: str | Path, kind: str, facts: Mapping[str, Any]) -> bool:
-    """Return whether `out` already holds this very result.
+    """Return whether `out` already contains the result for these facts.
 
-    Raises UserError when it holds a finished result of other settings or other inputs, or can be no folder.
+    Raises UserError if it contains a finished result for other facts, or cannot be a folder.
     """
-    check_place(out)
+    check_path(out)
     path = Path(out) / MANIFEST
     if not path.is_file():
         return False
     check_same(read_result(path), {"kind": kind, **facts}, out)
-    with suppress(OSError):  # of a run that was killed as it made the folder visible
-        path.with_name(BEGUN).unlink(missing_ok=True)
+    with suppress(
+        OSError
+    ):  # left by a run that was killed while it published the folder
+        path.with_name(RUN_RECORD).unlink(missing_ok=True)
     return True
 
 
@@ -116,7 +119,7 @@ def check_same(
     *,
     finished: bool = True,
 ) -> None:
-    """Raise UserError, naming the first difference, when `out` was made, or begun, with something else."""
+    """Raise UserError, naming the first difference, if `out` was made or begun with other facts."""
     for name, value, other in _differences(requested, recorded):
         contents = "a result" if finished else "an unfinished run"
         raise UserError(
@@ -139,13 +142,13 @@ def _differences(
 
 
 @contextmanager
-def staged(out: str | Path) -> Iterator[Path]:
-    """Yield a folder to write into, which becomes `out`, whole, when the block ends well, else is removed.
+def atomic_folder(out: str | Path) -> Iterator[Path]:
+    """Yield a temporary folder, which is renamed to `out` when the block ends, or removed if it raises.
 
-    Raises UserError when `out` holds anything already, or another run is writing it. A folder that is whole and
-    cannot become `out` is kept.
+    Raises UserError if `out` is not empty, or another run is writing it. If the complete folder cannot be
+    renamed, it is kept.
     """
-    with begun(out) as partial:
+    with start_run(out) as partial:
         try:
             yield partial
         except BaseException:
@@ -155,24 +158,27 @@ def staged(out: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def begun(out: str | Path, facts: Mapping[str, Any] | None = None) -> Iterator[Path]:
-    """Yield the folder that `publish` is to make `out`, locked against other runs while the block lasts.
+def start_run(
+    out: str | Path, facts: Mapping[str, Any] | None = None
+) -> Iterator[Path]:
+    """Yield the unfinished folder of `out`, locked against other runs during the block; `publish` renames it.
 
-    The work of an interrupted run is kept; a UserError before any work leaves no folder. Raises UserError as
-    `staged` does, and where the interrupted run was begun with other facts.
+    If an interrupted run with the same `facts` left files, they are kept. A UserError before any work leaves no
+    folder. Raises UserError if `out` is not empty, if another run is writing it, and if the interrupted run had
+    other facts.
     """
-    check_place(out)
+    check_path(out)
     _check_empty(out)
-    if os.path.ismount(os.path.realpath(out)):  # which no rename can replace
+    if os.path.ismount(os.path.realpath(out)):  # a rename cannot replace it
         raise UserError(
-            f"out={out} must be no mount point. Use a folder in it, such as out={out}/out"
+            f"out={out} must not be a mount point. Use a folder in it, such as out={out}/out"
         )
     partial = partial_of(out)
     created = create_folder(partial, out)
     descriptor = lock(partial, out)
-    record = partial / BEGUN
+    record = partial / RUN_RECORD
     try:
-        _check_empty(out)  # a run that ended just now made it
+        _check_empty(out)  # again: another run may just have finished
         if facts is not None and record.is_file() and len(list(partial.iterdir())) > 1:
             check_same(read_result(record), facts, partial, finished=False)
         else:
@@ -182,9 +188,8 @@ def begun(out: str | Path, facts: Mapping[str, Any] | None = None) -> Iterator[P
             write_json(record, with_checksum(facts))
         yield partial
     except UserError:
-        if partial.is_dir() and list(partial.iterdir()) == [
-            record
-        ]:  # refused before any work
+        # No work was done yet.
+        if partial.is_dir() and list(partial.iterdir()) == [record]:
             record.unlink()
             remove_empty([partial])
         remove_empty(created)
@@ -194,42 +199,42 @@ def begun(out: str | Path, facts: Mapping[str, Any] | None = None) -> Iterator[P
 
 
 def check_out(out: str | Path) -> None:
-    """Raise UserError for what neither holds a finished result nor could become one.
+    """Raise UserError if `out` contains files but no finished result, or cannot be a folder.
 
-    For a stage that must look long at its inputs before it can ask `is_finished`.
+    For stages that need a long time to read their inputs before they can call `is_finished`.
     """
-    check_place(out)
+    check_path(out)
     if not (Path(out) / MANIFEST).is_file():
         _check_empty(out)
 
 
 def create_folder(path: Path, out: str | Path) -> list[Path]:
-    """Create a folder with its parents; return those that were not there, innermost first.
+    """Create a folder and its parents; return the created folders, innermost first.
 
-    Raises UserError, naming `out`, where the system refuses.
+    Raises UserError, naming `out`, if the system refuses.
     """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"out={out} must be a folder that can be created, got '{error.strerror}'. Use another out="
+            f"out={out} cannot be created: {error.strerror}. Use another out="
         ) from error
     return missing
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
-    """Remove these folders, given innermost first, as far as they are empty."""
-    with suppress(OSError):  # something is in it
+    """Remove the folders, innermost first, up to the first that is not empty."""
+    with suppress(OSError):  # the folder is not empty
         for folder in folders:
             if folder.exists():
                 folder.rmdir()
 
 
-def check_place(out: str | Path) -> None:
-    """Raise UserError for a path without a name, or with a file in its place or above."""
+def check_path(out: str | Path) -> None:
+    """Raise UserError if a path has no name, or if it or one of its parents is a file."""
     path = Path(out)
-    existing = next(place for place in (path, *path.parents) if place.exists())
+    existing = next(folder for folder in (path, *path.parents) if folder.exists())
     nameless = path.name in ("", "..")
     got = "no name" if nameless else f"the file {existing}"
     if nameless or not existing.is_dir():
@@ -239,31 +244,30 @@ def check_place(out: str | Path) -> None:
 
 
 def _check_empty(out: str | Path) -> None:
-    """Raise UserError where a folder holds anything."""
+    """Raise UserError if the folder exists and is not empty."""
     final = Path(out)
     if final.exists() and any(final.iterdir()):
         raise UserError(
-            f"out={out} must be a new or empty folder, got other files there. Use another out="
+            f"out={out} must be a new or empty folder, got a folder with files. Use another out="
         )
 
 
 def partial_of(out: str | Path) -> Path:
-    """Return the folder that is to become `out`, while it is written: beside it, where a rename makes it
-    visible.
+    """Return the temporary folder of `out`, in the same parent folder so that it can be renamed.
 
-    A link is followed: its target becomes the result.
+    If `out` is a symbolic link, its target becomes the result.
     """
     final = Path(os.path.realpath(out))
     return final.with_name(f".{final.name}.partial")
 
 
 def publish(partial: Path) -> Path:
-    """Make a folder that was begun visible under its own name, which is returned.
+    """Rename an unfinished folder to its final name; return the final path.
 
-    Raises UserError, which names the whole result, where that cannot be done.
+    Raises UserError, naming the folder with the complete result, if it cannot be renamed.
     """
     for path in partial.glob(".*"):
-        if path.is_file():  # left by a writer of JSON that was killed
+        if path.is_file():  # the temporary file of a killed `write_bytes`
             path.unlink()
     final = partial.with_name(partial.name[1:].removesuffix(".partial"))
     try:
@@ -272,20 +276,20 @@ def publish(partial: Path) -> Path:
             final.rmdir()
         os.replace(partial, final)
     except (OSError, UserError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "other files in it"
+        reason = error.strerror if isinstance(error, OSError) else "it contains files"
         raise UserError(
-            f"out={final} must be an empty folder that can be replaced, got {reason}. "
-            f"The result is whole in {partial}: move it to another place."
+            f"out={final} cannot be replaced by the result: {reason}. The complete result is in "
+            f"{partial}: move it to another path."
         ) from error
-    (final / BEGUN).unlink(missing_ok=True)
+    (final / RUN_RECORD).unlink(missing_ok=True)
     return final
 
 
 def lock(folder: Path, out: str | Path) -> int:
-    """Return a descriptor that keeps other runs from `folder` until it is closed.
+    """Lock `folder` against other runs; return a file descriptor that holds the lock until it is closed.
 
-    The lock ends with the process. It binds runs of this machine: on NFS a folder's lock
-    reaches no other, and some file systems have none. Raises UserError, naming `out`, if
+    The lock ends with the process. It works between processes of one machine: NFS does not share locks of
+    folders between machines, and some file systems do not support locks. Raises UserError, naming `out`, if
     another run has the lock, or has renamed or removed the folder.
     """
     descriptor = -1
@@ -303,7 +307,7 @@ def lock(folder: Path, out: str | Path) -> int:
         if descriptor >= 0:
             os.close(descriptor)
         raise UserError(
-            f"out={out}: another run is writing it. Wait for it", page=UNFINISHED
+            f"out={out}: another run is writing it. Wait until it ends", page=UNFINISHED
         )
     return descriptor
 
@@ -311,7 +315,7 @@ def lock(folder: Path, out: str | Path) -> int:
 def write_manifest(
     out: str | Path, kind: str, origin: Mapping[str, Any], **facts: Any
 ) -> None:
-    """Write the manifest atomically: the last act of a stage."""
+    """Write the manifest atomically, as the last step of a stage."""
     import psutil
 
     value = {
@@ -321,16 +325,15 @@ def write_manifest(
         **facts,
         "versions": versions(),
         "commit": commit(),
-        "seconds": round(
-            time.time() - psutil.Process().create_time(), 1
-        ),  # of this process
+        # Since this process started.
+        "seconds": round(time.time() - psutil.Process().create_time(), 1),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     write_json(Path(out) / MANIFEST, with_checksum(value))
 
 
 def versions() -> dict[str, str]:
-    """Return Python's and the main packages' versions."""
+    """Return the versions of Python and of the main packages."""
     numbers = {"python": platform.python_version()}
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
@@ -339,7 +342,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Return the project's git commit, or "unknown" outside a checkout, or without git."""
+    """Return the project's git commit, or "unknown" outside a checkout or without git."""
     try:
         command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
         answer = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,14 +1,14 @@
-"""Fingerprints of a stage's inputs: SHA-256 of their content, not of their paths.
+"""Compute fingerprints of a stage's inputs: SHA-256 of their content, independent of their paths.
 
-    a file                  SHA-256 of it
-    files                   SHA-256 of their names, sizes and blocks
-    a model directory       its weights, configuration and tokenizer, as files
-    an adapter's folder     the same
-    a folder of a stage     its manifest, which has the checksums of the rest
+    a file                     SHA-256 of the file
+    several files              SHA-256 of their names, sizes and blocks
+    a model directory          several files: weights, configuration and tokenizer
+    an adapter's folder        the same
+    an output folder           its manifest, which has the checksums of the other files
 
-Files are read whole, in blocks, by all cores: about 1.7 GB/s for each core. Sampled
-blocks would miss a training of adaptive rows, which changes a millionth of a 7B model,
-and modification times change with every `cp`.
+All blocks of all files are read, by all cores, at about 1.7 GB/s for each core. Sampling blocks would miss a
+training of adaptive rows, which changes a millionth of a 7B model, and modification times change with every
+`cp`.
 """
 
 import hashlib
@@ -24,13 +24,14 @@ from conf.errors import UserError
 
 MANIFEST = "manifest.json"
 BLOCK = 2**24  # bytes that a thread hashes at once
-QUEUE = 2**10  # blocks that wait for a thread at once
-# What Transformers and infer read of a model directory. Not the card, which `train.export report=` writes anew.
-READ = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja")
+QUEUE = 2**10  # blocks that are queued at once
+# Suffixes of the files that Transformers and infer read in a model directory. README.md is not among them:
+# `train.export report=` rewrites it.
+MODEL_SUFFIXES = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja")
 
 
 def fingerprint(folder: str | Path) -> str:
-    """Return what the next stage records of a model directory, or of a finished folder, as its input."""
+    """Return the fingerprint of a model directory or of a finished output folder."""
     path = Path(folder)
     if any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
         return fingerprint_model(path)
@@ -44,22 +45,22 @@ def fingerprint_file(path: Path) -> str:
 
 
 def fingerprint_model(folder: Path) -> str:
-    """Return the fingerprint of what a model directory is loaded from, its adapter included.
+    """Return the fingerprint of the files that a model is loaded from, its adapter included.
 
-    The manifest is left out: an export made again, of the same weights, is the same model.
+    The manifest is excluded, so a repeated export of the same weights has the same fingerprint.
     """
     read = {
         path
         for place in (folder, folder / "adapter")
         for path in place.glob("[!.]*")
-        if path.suffix in READ and path.name != MANIFEST and path.is_file()
+        if path.suffix in MODEL_SUFFIXES and path.name != MANIFEST and path.is_file()
     }
     read.update(_indexed(folder))
     return fingerprint_files((os.path.relpath(path, folder), path) for path in read)
 
 
 def _indexed(folder: Path) -> Iterator[Path]:
-    """Yield the weights that an index names: Transformers reads them from other folders too."""
+    """Yield the weight files that an index lists, which may be in other folders."""
     for index in folder.glob("*.index.json"):
         try:
             names = set(json.loads(index.read_bytes())["weight_map"].values())
@@ -71,7 +72,7 @@ def _indexed(folder: Path) -> Iterator[Path]:
             AttributeError,
             RecursionError,
         ):
-            continue  # who loads the model refuses it
+            continue  # loading the model reports the damaged index
         yield from (
             path
             for name in names
@@ -80,7 +81,7 @@ def _indexed(folder: Path) -> Iterator[Path]:
 
 
 def fingerprint_files(files: Iterable[tuple[str, Path]]) -> str:
-    """Return the SHA-256 of files, given as (name, path), whatever their order.
+    """Return the SHA-256 of files, given as pairs (name, path) in any order.
 
     Raises UserError for a file that cannot be read.
     """
@@ -94,7 +95,7 @@ def fingerprint_files(files: Iterable[tuple[str, Path]]) -> str:
 
 
 def _blocks(files: Iterable[tuple[str, Path]]) -> Iterator[tuple[str, Path, int]]:
-    """Yield the blocks of each file, by name, path and start; an empty file has one too."""
+    """Yield (name, path, start) of each block of the files; an empty file has one block."""
     for name, path in files:
         with _readable(path):
             size = path.stat().st_size
@@ -103,7 +104,7 @@ def _blocks(files: Iterable[tuple[str, Path]]) -> Iterator[tuple[str, Path, int]
 
 
 def _digest(block: tuple[str, Path, int]) -> bytes:
-    """Return the SHA-256 of a block with its place."""
+    """Return the SHA-256 of a block with its start, length and file name."""
     name, path, start = block
     with _readable(path), open(path, "rb") as file:
         file.seek(start)
@@ -118,5 +119,5 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"{path} must be readable, got {error.strerror}. Repair or remove it, and run the command again"
+            f"{path} must be readable, got {error.strerror}. Repair or remove it, and rerun the command"
         ) from error

@@ -1,0 +1,1 @@
+"""Devices: the dtype that suits one, threads that wait, free memory."""

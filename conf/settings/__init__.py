@@ -1,0 +1,1 @@
+"""Settings: Hydra's YAML and overrides become a typed dataclass; the command line of a stage."""

@@ -1,0 +1,1 @@
+"""Text: to ids and back, chats, conversations, infilling layouts, files of rows."""
