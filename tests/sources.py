@@ -18,7 +18,7 @@ BREAK = "\1"
 FILLED = 4  # most words of a formatted value
 WORD = re.compile(r"a|[A-Za-z]{2,}(?:['-][A-Za-z]+)*")
 KEY = re.compile(r"[\w.+/-]+")
-FIELD = re.compile(r"\{[^{}]*\}")  # of str.format
+FIELD = re.compile(r"\{[^{}]*\}")  # a field of str.format
 SHELL = re.compile(r'"((?:[^"\\]|\\.)*)"')
 VARIABLE = re.compile(r"\$(?:\w+|\{[^}]*\}|\([^)]*\))")
 

@@ -134,7 +134,8 @@ def test_messages_have_the_same_ids_in_training_and_inference(tmp_path: Path) ->
 
 TOKENS = np.random.default_rng(0).integers(2, 80, size=(2, 40))
 STARTS, WIDTH = np.array([3, 4, 11, 30]), 3
-inputs = itemgetter("ids", "offsets", "positions", "trunk")  # of an encoder
+# The arguments of AdaptiveLM.encode.
+inputs = itemgetter("ids", "offsets", "positions", "trunk")
 
 
 def output_of(runner: Runner, prefix: list[int], tree: Tree) -> Any:

@@ -57,7 +57,7 @@ class Checkpoint:
 
     step: int
     ranks: int
-    stage: int  # of ZeRO
+    stage: int  # ZeRO stage
     state: dict[str, Any]  # the trainer's state; the engine has its own files
     files: dict[str, dict[str, int]]  # size and crc32 by file name
 

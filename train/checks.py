@@ -49,7 +49,7 @@ def check_start(config: TrainConfig, data: dict[str, Any]) -> None:
         )
     if config.data.own:
         check_own_text(config.data.own, config.data.path, data)
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))  # as the engine counts them
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))  # the engine reads it too
     config.accumulations(ranks)
     check_devices()
     if config.memory_check:
@@ -107,7 +107,8 @@ def check_ranks(settings: Sequence[Mapping[str, Any]]) -> None:
             if other.get(name) != value:
                 raise UserError(
                     f"{name} must be the same on every rank, got {value} on rank 0 "
-                    f"and {other.get(name)} on rank {rank}."
+                    f"and {other.get(name)} on rank {rank}. "
+                    "Start all ranks with the same settings."
                 )
 
 

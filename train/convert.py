@@ -58,9 +58,8 @@ DIGITS_FIRST = (
 GPT2_RULE = ("gpt-2", "phi-2", "mpt", "olmo")
 # Pre-tokenizers of models with Unicode's NFC normalization; GGUF files do not state it.
 NFC_RULES = ("qwen2", "qwen35", "mpt", "olmo")
-FILLER = re.compile(
-    r"\[PAD(\d+)\]"
-)  # llama.cpp's piece for an embedding row without a piece
+# llama.cpp's name of an embedding row without a piece.
+FILLER = re.compile(r"\[PAD(\d+)\]")
 NORMAL, CONTROL = 1, 3  # types of pieces in GGUF files
 # Pieces that end a text if their type is CONTROL (llama.cpp's rule).
 END_PIECES = (

@@ -121,13 +121,15 @@ def load_trainable(
         # Under ZeRO 3 only rank 0 compares sizes, so all ranks must get its error.
         for reason in filter(None, gather(failure)):
             raise UserError(
-                f"model.path={config.path} must be a complete model, got {reason}."
+                f"model.path={config.path} must be a complete model, got {reason}. "
+                "Copy or download the model again."
             )
     rows = lm.get_input_embeddings().num_embeddings
     if not set(range(rows, vocab.size)) <= set(vocab.adaptive):
         raise UserError(
             f"model.path={config.path} must have at least {vocab.size} embedding rows "
-            f"like the data's vocabulary, got {rows}."
+            f"like the data's vocabulary, got {rows}. "
+            "Prepare the data with the tokenizer of this model."
         )
     spare = [] if config.random_init else spare_rows(config.path, vocab.adaptive)
     add_adaptive_rows(lm, vocab.size, spare=spare)

@@ -157,8 +157,9 @@ def main() -> None:
     if args.serve:
         serve(args.model, args.dtype)
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the processes too
-    # On larger machines too the neighbour and the decoder share these cores.
+    # Exiting ends the other processes, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    # The other program and the decoder share these cores, also on larger machines.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])
     spins = dict.fromkeys([None, DEFAULT_SPIN, *map(int, args.spins.split(","))])
     decoders = {
