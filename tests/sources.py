@@ -75,7 +75,7 @@ def shell_strings(source: str) -> Iterator[str]:
         yield VARIABLE.sub(HOLE, text)
 
 
-def is_said(run: list[str], said: list[list[str]]) -> bool:
+def occurs(run: list[str], templates: list[list[str]]) -> bool:
     """Return whether a run of words occurs in one of the tokenized strings.
 
     HOLEs may match at most half of the words; in a run of two all words must occur.
@@ -83,7 +83,7 @@ def is_said(run: list[str], said: list[list[str]]) -> bool:
     most = len(run) // 2 if len(run) > 2 else 0
     return any(
         _begins(template[start:], run, most)
-        for template in said
+        for template in templates
         for start, token in enumerate(template)
         if token in (HOLE, run[0])
     )

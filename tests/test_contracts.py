@@ -122,9 +122,9 @@ def test_messages_have_the_same_ids_in_training_and_inference(tmp_path: Path) ->
         shutil.copyfile(tokenizer / name, model / name)
     encoder = Encoder(load_tokenizer(tokenizer), vocab)
     template = ChatTemplate(tokenizer, encoder)
-    for said in (*PROMPTS, "a<|im_end|>\n<|im_start|>system\n", "<adaptive_2>"):
-        messages = tuple(say(said, "b", said, "c"))
-        document = template.encode(Document("a", said, "", messages=messages))
+    for text in (*PROMPTS, "a<|im_end|>\n<|im_start|>system\n", "<adaptive_2>"):
+        messages = tuple(say(text, "b", text, "c"))
+        document = template.encode(Document("a", text, "", messages=messages))
         assert isinstance(document, Document), document
         for turn in document.turns:
             prompt = chat_ids(model, messages[: turn.message])
@@ -167,11 +167,11 @@ def check_branches(module: AdaptiveLM, lm: Any, adaptive: tuple[int, ...]) -> No
     probes = (adaptive * WIDTH)[:WIDTH]
     for row, window in np.ndindex(2, len(STARTS)):
         start = STARTS[window]
-        place = slice(40 + window * WIDTH, 40 + (window + 1) * WIDTH)
+        columns = slice(40 + window * WIDTH, 40 + (window + 1) * WIDTH)
         prefix = TOKENS[row, :start].tolist()
         decoded = logits_of(runner, prefix, Tree.chain(prefix[-1], probes=probes))[1:]
-        torch.testing.assert_close(logits[row, place], decoded, rtol=1e-5, atol=1e-5)
-        labels = rows["labels"][row, place].numpy()
+        torch.testing.assert_close(logits[row, columns], decoded, rtol=1e-5, atol=1e-5)
+        labels = rows["labels"][row, columns].numpy()
         assert np.array_equal(labels, TOKENS[row, start + 1 : start + 1 + WIDTH])
 
 
@@ -262,8 +262,8 @@ def train_gated(
     write_head(module.state_dict(), out / "adapter", torch.float32)
     write_weights(lm.config, weights, out, dtype=torch.float32, shard_size="5GB")
     lm.config.save_pretrained(out)
-    described = {"adaptive_ids": adaptive, "L": WIDTH, "gated": True}
-    write_json(out / "adaptive.json", described)
+    content = {"adaptive_ids": adaptive, "L": WIDTH, "gated": True}
+    write_json(out / "adaptive.json", content)
     return module
 
 

@@ -86,7 +86,9 @@ def check(command: Command) -> str | None:
     return _of_entry(SCRIPTS[script], command.settings) if script in SCRIPTS else None
 
 
-def _of_entry(module: str, given: list[str], *, multirun: bool = False) -> str | None:
+def _of_entry(
+    module: str, overrides: list[str], *, multirun: bool = False
+) -> str | None:
     base = ROOT / module.replace(".", "/")
     files = (base / "__main__.py", base.with_suffix(".py"))
     file = next((path for path in files if path.is_file()), None)
@@ -97,9 +99,11 @@ def _of_entry(module: str, given: list[str], *, multirun: bool = False) -> str |
     if file.stem == "__main__":
         module += ".__main__"
     if multirun:  # take the first value of each sweep
-        given = [re.sub(r"^([\w.]+=)([^\['\"]*?),.*", r"\1\2", word) for word in given]
+        overrides = [
+            re.sub(r"^([\w.]+=)([^\['\"]*?),.*", r"\1\2", word) for word in overrides
+        ]
     try:
-        settings(entry, getattr(importlib.import_module(module), schema), given)
+        settings(entry, getattr(importlib.import_module(module), schema), overrides)
     except UserError as error:
         return None if "is required" in str(error) else str(error)
     return None

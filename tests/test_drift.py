@@ -16,8 +16,8 @@ from docs.settings import ENTRIES, groups
 from tests.markdown import INDENTED, SPAN
 from tests.markdown import prose as without_blocks
 from tests.sources import (
-    is_said,
     names,
+    occurs,
     prose,
     runs,
     shell_strings,
@@ -69,7 +69,7 @@ def messages() -> list[list[str]]:
         texts += strings(path.read_text(encoding="utf-8"))
     for path in (ROOT / "launch").glob("*.sh"):
         texts += shell_strings(path.read_text(encoding="utf-8"))
-    return [said for text in texts if len(said := tokens(text)) > 1]
+    return [words for text in texts if len(words := tokens(text)) > 1]
 
 
 @cache
@@ -115,7 +115,7 @@ def test_quoted_messages_exist_in_the_sources(page: Path) -> None:
         f"{span!r}: {' '.join(run)!r} is in no string of the sources"
         for span in quoted(page)
         for run in runs(span)
-        if not is_said(run, messages())
+        if not occurs(run, messages())
     }
     assert not stale, "\n".join(sorted(stale))
 

@@ -168,11 +168,11 @@ def test_infilling_is_as_published(name: str, tmp_path: Path) -> None:
     encoder = Encoder(load_tokenizer(tmp_path), vocab)
     encoder.check()
     layouts = {"psm": published.psm, "spm": published.spm}
-    given = {order: layout for order, layout in layouts.items() if layout}
-    assert vocab.fim and vocab.fim.orders == tuple(given)
+    orders = {order: layout for order, layout in layouts.items() if layout}
+    assert vocab.fim and vocab.fim.orders == tuple(orders)
     base = ModelDirectory(tmp_path).text
     cuts = (len(PREFIX), len(PREFIX + MIDDLE))
-    for order, layout in given.items():
+    for order, layout in orders.items():
         document = expected(layout, tokenizer)
         text = PREFIX + MIDDLE + SUFFIX
         mode = Mode[order.upper()]
@@ -185,15 +185,15 @@ def test_infilling_is_as_published(name: str, tmp_path: Path) -> None:
         assert base.infill(Infill(PREFIX, SUFFIX, order)) == prompt
         end = tokenizer.token_to_id(layout.split("M ")[-1].split()[0])
         assert end in {vocab.eos, *base.ends(prompt)}
-    first, other = (*given, *(set(layouts) - set(given)))[:2]
-    own = base.infill(Infill(PREFIX, SUFFIX))
-    assert own == base.infill(Infill(PREFIX, SUFFIX, first))
-    if len(given) == 1:
+    first, other = (*orders, *(set(layouts) - set(orders)))[:2]
+    prompt_ids = base.infill(Infill(PREFIX, SUFFIX))
+    assert prompt_ids == base.infill(Infill(PREFIX, SUFFIX, first))
+    if len(orders) == 1:
         with pytest.raises(
             NoInfilling, match=f"infill.order must be {first}.*got {other}"
         ):
             base.infill(Infill(PREFIX, SUFFIX, other))
-    assert exported(tmp_path, vocab).infill(Infill(PREFIX, SUFFIX)) == own
+    assert exported(tmp_path, vocab).infill(Infill(PREFIX, SUFFIX)) == prompt_ids
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -56,8 +56,10 @@ def folders(
     names = ("base", "base_model", "tuned", "model", "draft_training", "draft")
     result = {name: root / name for name in names} | {"data": data_folder}
 
-    def train(given: list[str], out: str, *settings: str, ranks: int = 1) -> None:
-        recipe = [*given, f"data.path={data_folder}"]
+    def train(
+        recipe_settings: list[str], out: str, *settings: str, ranks: int = 1
+    ) -> None:
+        recipe = [*recipe_settings, f"data.path={data_folder}"]
         folder = f"out={result[out]}"
         command("train", *recipe, folder, *settings, *SHORT, *BATCH, ranks=ranks)
 

@@ -82,11 +82,11 @@ def dense_mask(
 ) -> Tensor:
     """Return the mask of the branch columns as a (r, 1, m, c) bool tensor, True = attend."""
     key = torch.arange(positions.shape[1], device=positions.device)
-    begin, prefix, first, own = (
+    begin, prefix, first, column = (
         bound[..., None] for bound in _bounds(positions, offsets, trunk, window)
     )
     seen = (begin <= key) & (key < prefix)
-    return (seen | ((first <= key) & (key <= own)))[:, None]
+    return (seen | ((first <= key) & (key <= column)))[:, None]
 
 
 def block_mask(
@@ -98,11 +98,11 @@ def block_mask(
     and whether all pairs do. So memory grows with m c / BLOCK, while create_block_mask
     allocates several (m, c) masks.
     """
-    begin, prefix, first, own = _bounds(positions, offsets, trunk, window)
+    begin, prefix, first, column = _bounds(positions, offsets, trunk, window)
 
     def attends(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         seen = (begin[row, query] <= key) & (key < prefix[row, query])
-        return seen | ((first[row, query] <= key) & (key <= own[row, query]))
+        return seen | ((first[row, query] <= key) & (key <= column[row, query]))
 
     r, c = positions.shape
     m = c - trunk
@@ -111,7 +111,7 @@ def block_mask(
     # Rows that pad the last block attend to nothing.
     begin_, prefix_, first_, own_ = (
         F.pad(bound, (0, -m % BLOCK), value=value).view(r, -1, BLOCK, 1)
-        for bound, value in ((begin, 1), (prefix, 0), (first, 1), (own, 0))
+        for bound, value in ((begin, 1), (prefix, 0), (first, 1), (column, 0))
     )
     clean = (begin_ < prefix_) & (begin_ <= last) & (start < prefix_)
     branch = (first_ <= own_) & (first_ <= last) & (start <= own_)
@@ -143,15 +143,15 @@ def _bounds(
     They are the first and the end column of its trunk prefix, the first column of its
     branch, and its own column.
     """
-    own = torch.arange(trunk, positions.shape[1], device=positions.device).expand(
+    column = torch.arange(trunk, positions.shape[1], device=positions.device).expand(
         len(positions), -1
     )
     offset, position = offsets[:, trunk:], positions[:, trunk:]
     prefix = position - offset + 1
     if window is None:
-        return torch.zeros_like(own), prefix, own - offset + 1, own
+        return torch.zeros_like(column), prefix, column - offset + 1, column
     begin = (position - window + 1).clamp(min=0)
-    return begin, prefix, own - offset.clamp(max=window) + 1, own
+    return begin, prefix, column - offset.clamp(max=window) + 1, column
 
 
 @lru_cache(maxsize=2)  # one for training, one for validation

@@ -99,7 +99,7 @@ ALTERNATIVES = {
 
 
 def normalize(
-    given: Mapping[str, Any],
+    user_settings: Mapping[str, Any],
     *,
     dtype: str,
     optimizer: str,
@@ -111,7 +111,7 @@ def normalize(
     setting and its value, or to None as value if it is computed from several settings.
     Raises ValueError for an unsupported setting, and for a value that contradicts `filled`.
     """
-    settings = _load(given)
+    settings = _load(user_settings)
     _check_bf16(settings.pop("bf16", None), dtype)
     settings = {name: value for name, value in settings.items() if not _is_off(value)}
     settings.pop("steps_per_print", None)  # log.jsonl contains every step
@@ -149,12 +149,12 @@ def _check_stage(settings: Mapping[str, Any]) -> None:
             )
 
 
-def _load(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the named file, overridden by the other given settings."""
-    overrides = {name: value for name, value in given.items() if name != FILE}
-    if FILE not in given:
+def _load(user_settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the named file, overridden by the user's other settings."""
+    overrides = {name: value for name, value in user_settings.items() if name != FILE}
+    if FILE not in user_settings:
         return overrides
-    path = Path(str(given[FILE])).expanduser()
+    path = Path(str(user_settings[FILE])).expanduser()
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -66,9 +66,11 @@ class Run:
 
     def train(self, name: str, variant: str, *overrides: str) -> None:
         """Train into <folder>/<name>; write a UserError or Stopped next to the folder."""
-        chosen = [text.format(data=self.data) for text in VARIANTS[variant]]
-        places = [f"data.path={self.data}", f"out={self.folder / name}"]
-        config = settings("train", TrainConfig, [*RECIPE, *chosen, *places, *overrides])
+        variant_settings = [text.format(data=self.data) for text in VARIANTS[variant]]
+        paths = [f"data.path={self.data}", f"out={self.folder / name}"]
+        config = settings(
+            "train", TrainConfig, [*RECIPE, *variant_settings, *paths, *overrides]
+        )
         provenance = collect_provenance(
             config, {"data.path": str(self.data)}, CHANGEABLE
         )

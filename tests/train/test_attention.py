@@ -229,7 +229,7 @@ def test_attention_in_blocks_equals_attention_to_all_keys(
     generator = torch.Generator().manual_seed(0)
     shapes = (2, 6, m, 16), (2, 2, c, 16), (2, 2, c, 16)
     inputs = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
-    given = torch.randn(2, m, 6, 16, generator=generator).to(dtype)
+    d_output = torch.randn(2, m, 6, 16, generator=generator).to(dtype)
     results = []
     for tensors in (inputs, [tensor.float() for tensor in inputs]):
         query, key, value = (tensor.clone().requires_grad_() for tensor in tensors)
@@ -240,7 +240,7 @@ def test_attention_in_blocks_equals_attention_to_all_keys(
         else:
             keys = (repeat_kv(tensor, 3) for tensor in (key, value))
             output = attention._fused(query, *keys, mask, 0.2, 0.0)
-        output.backward(given.to(output.dtype))
+        output.backward(d_output.to(output.dtype))
         results.append([output.detach().float()])
         for tensor in (query, key, value):
             assert tensor.grad is not None

@@ -93,14 +93,14 @@ def write_gguf(
     writer.add_add_bos_token(False)
     writer.add_chat_template(template)
     for name, weight in lm.model.state_dict().items():
-        place = name.removeprefix("layers.").removesuffix(".weight")
-        layer, _, inner = place.partition(".")
+        key = name.removeprefix("layers.").removesuffix(".weight")
+        layer, _, inner = key.partition(".")
         heads = {
             "self_attn.q_proj": config.num_attention_heads,
             "self_attn.k_proj": config.num_key_value_heads,
         }.get(inner)
-        if place in ("norm", "embed_tokens"):
-            target = "output_norm" if place == "norm" else NAMES[place]
+        if key in ("norm", "embed_tokens"):
+            target = "output_norm" if key == "norm" else NAMES[key]
         else:
             target = f"blk.{layer}.{NAMES[inner]}"
         values = interleaved(weight, heads) if heads else weight

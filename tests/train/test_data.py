@@ -55,14 +55,14 @@ def test_own_text_has_its_share_of_every_step(
     data_folder: Path, seed: int, batch: int, share: float, step: int
 ) -> None:
     """Each part of a step continues its own order, which depends on the step alone."""
-    own = round(share * batch)
-    assume(0 < own < batch)
-    human = batch - own
+    own_count = round(share * batch)
+    assume(0 < own_count < batch)
+    human = batch - own_count
     data = TrainingData(own_text(data_folder, share=share, batch=batch, seed=seed))
     size, order = len(data.human), data.order(step)
     assert np.array_equal(order[:human], global_order(seed, size, step * human, human))
     assert np.array_equal(
-        order[human:] - size, global_order(seed, size, step * own, own)
+        order[human:] - size, global_order(seed, size, step * own_count, own_count)
     )
     last = int(order[-1])
     assert np.array_equal(data[last].tokens, data.human[last - size].tokens)
@@ -83,9 +83,9 @@ def test_own_text_counts_for_drafts_alone(data_folder: Path) -> None:
             standard=data.standard(part),
         )
         n = layout.trunk
-        own = part >= len(data.human)
-        assert (layout.labels[own, :n] == IGNORE).all()
-        assert ((layout.offsets[own] > 0).any(axis=1)).all()
+        is_own = part >= len(data.human)
+        assert (layout.labels[is_own, :n] == IGNORE).all()
+        assert ((layout.offsets[is_own] > 0).any(axis=1)).all()
         assert len(np.unique(layout.weights[:, n:])) == 1
         replaced = np.take_along_axis(layout.ids, layout.positions, 1)
         assert not np.isin(replaced[layout.offsets > 0], list(vocab.control)).any()

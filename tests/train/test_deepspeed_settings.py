@@ -67,9 +67,12 @@ def test_a_published_file_is_accepted(tmp_path: Path) -> None:
     assert config.deepspeed == {"zero_optimization": expected}
     assert config.stage == 3
     check_deepspeed_settings(config.deepspeed)
-    given = deepspeed_config(config, ranks=4)
-    assert given["train_batch_size"] == 16 and given["gradient_clipping"] == 1.0
-    assert given["gradient_accumulation_steps"] == 2
+    engine_config = deepspeed_config(config, ranks=4)
+    assert (
+        engine_config["train_batch_size"] == 16
+        and engine_config["gradient_clipping"] == 1.0
+    )
+    assert engine_config["gradient_accumulation_steps"] == 2
 
 
 def test_overrides_take_precedence_over_the_file(tmp_path: Path) -> None:
@@ -79,7 +82,7 @@ def test_overrides_take_precedence_over_the_file(tmp_path: Path) -> None:
 
 
 def test_values_that_equal_the_training_settings_are_accepted(tmp_path: Path) -> None:
-    own = {
+    block = {
         "train_batch_size": 64,
         "train_micro_batch_size_per_gpu": 2,
         "gradient_clipping": 0.5,
@@ -88,7 +91,7 @@ def test_values_that_equal_the_training_settings_are_accepted(tmp_path: Path) ->
         "tensorboard": {"enabled": False, "output_path": "logs"},
     }
     overrides = ["global_batch=64", "micro_batch=2", "optimizer.clip=0.5"]
-    config = composed(own, tmp_path, *overrides, "dtype=bfloat16")
+    config = composed(block, tmp_path, *overrides, "dtype=bfloat16")
     assert config.deepspeed == {}
 
 

@@ -257,11 +257,11 @@ def test_training_continues_an_adapter_at_a_larger_rank(
 ) -> None:
     """At first it computes the same as before; then the new rows and columns learn."""
     before, folder = trained
-    given = ModelConfig(adapter=str(folder)).adapter_folder
-    assert given == ModelConfig(adapter=str(folder / "adapter")).adapter_folder
-    assert given == folder / "adapter"
+    path = ModelConfig(adapter=str(folder)).adapter_folder
+    assert path == ModelConfig(adapter=str(folder / "adapter")).adapter_folder
+    assert path == folder / "adapter"
     module = adapted(LoraSettings(rank=6, alpha=12, gated=True))
-    begin_with(module.lm, given)
+    begin_with(module.lm, path)
     layout = branch_layout(seed=5)
     expected, _ = hidden_and_tally(before, layout)
     result, _ = hidden_and_tally(module, layout)

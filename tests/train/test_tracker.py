@@ -303,8 +303,8 @@ def test_wandb_variables_apply_unless_the_setting_is_given(
         TrackerConfig()
     monkeypatch.delenv("WANDB_MODE")
     elsewhere = tmp_path / "elsewhere"
-    given = {"WANDB_DIR": str(elsewhere), "WANDB_NAME": "mine"}
-    assert track(tmp_path / "out", mode="offline", **given) == []
+    variables = {"WANDB_DIR": str(elsewhere), "WANDB_NAME": "mine"}
+    assert track(tmp_path / "out", mode="offline", **variables) == []
     (run,) = read_runs(elsewhere).values()
     assert run["run"][0]["display_name"] == "mine"
     assert os.listdir(tmp_path / "out" / "wandb") == ["run.json"]

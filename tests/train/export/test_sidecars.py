@@ -116,5 +116,8 @@ def test_transformers_4_and_5_read_the_base_models_rope_settings(
 def test_generation_ends_with_the_eos_of_training() -> None:
     """Some base models have no EOS in generation_config.json; generation would not stop."""
     assert served_generation({}, bos=1, eos=2) == {"bos_token_id": 1, "eos_token_id": 2}
-    given = {"eos_token_id": [5, 2], "temperature": 0.2, "bos_token_id": None}
-    assert served_generation(given, bos=1, eos=2) == {**given, "bos_token_id": 1}
+    generation = {"eos_token_id": [5, 2], "temperature": 0.2, "bos_token_id": None}
+    assert served_generation(generation, bos=1, eos=2) == {
+        **generation,
+        "bos_token_id": 1,
+    }
