@@ -99,11 +99,17 @@ def check_architecture(config: PretrainedConfig, *, seq_len: int) -> None:
 
 
 def load_trainable(
-    config: ModelConfig, *, vocab: Vocab, dtype: torch.dtype, seed: int
+    config: ModelConfig,
+    *,
+    vocab: Vocab,
+    dtype: torch.dtype,
+    seed: int,
+    grows: bool = True,
 ) -> PreTrainedModel:
     """Return the model with its weights, ready for training. Every rank must call this.
 
-    Raises the errors of `model_config`, and UserError for missing or damaged weights.
+    Adaptive ids get their first rows, unless `grows` is False: then all rows stay the base
+    model's. Raises the errors of `model_config`, and UserError for missing or damaged weights.
     """
     architecture = model_config(config, vocab=vocab)
     logging.disable_progress_bar()
@@ -131,8 +137,9 @@ def load_trainable(
             f"like the data's vocabulary, got {rows}. "
             "Prepare the data with the tokenizer of this model."
         )
-    spare = [] if config.random_init else spare_rows(config.path, vocab.adaptive)
-    add_adaptive_rows(lm, vocab.size, spare=spare)
+    if grows:
+        spare = [] if config.random_init else spare_rows(config.path, vocab.adaptive)
+        add_adaptive_rows(lm, vocab.size, spare=spare)
     if config.activation_checkpointing:
         lm.activation_checkpointing_enable({"use_reentrant": False})
     if config.compile:
