@@ -1,4 +1,4 @@
-"""An export behind `transformers serve`, with the OpenAI client."""
+"""Test an export in `transformers serve` with the OpenAI client."""
 
 import runpy
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 24}
 
 @pytest.fixture(scope="module")
 def model(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An export in float32."""
+    """Return an export in float32."""
     overrides = ("dtype=float32", "verify=false")
     out = tmp_path_factory.mktemp("served") / "model"
     return export(runs / "zero1", out, *overrides)
@@ -39,7 +39,7 @@ def api(model: Path) -> Iterator[Any]:
 
 
 def plain(model: Path, prompt: str) -> str:
-    """The text by the library's own decoding."""
+    """Return the text of Transformers' own decoding."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     lm = AutoModelForCausalLM.from_pretrained(model)
     inputs = tokenizer(prompt, return_tensors="pt")
@@ -48,7 +48,7 @@ def plain(model: Path, prompt: str) -> str:
     return tokenizer.decode(text, skip_special_tokens=True)
 
 
-def test_two_streams_at_once_are_plain_decodings(api: Any, model: Path) -> None:
+def test_two_streams_at_once_equal_plain_decoding(api: Any, model: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         texts = list(
             pool.map(lambda prompt: stream(api, model, prompt, **GREEDY), PROMPTS)
@@ -56,7 +56,7 @@ def test_two_streams_at_once_are_plain_decodings(api: Any, model: Path) -> None:
     assert texts == [plain(model, prompt) for prompt in PROMPTS] and all(texts)
 
 
-def test_a_chat_of_one_message_is_its_completion(api: Any, model: Path) -> None:
+def test_a_chat_of_one_message_equals_its_completion(api: Any, model: Path) -> None:
     prompt = PROMPTS[0]
     name = str(model)
     expected = plain(model, prompt)
