@@ -9,19 +9,21 @@ from infer.bench.names import PLAIN, RANKS, TIMES
 from infer.bench.statistics import grouped
 from infer.config import SOURCES
 
-POSITIONS = 8  # of drafts, in the tables
-SPEED_COLUMNS = {  # what the columns mean, by their heads on one line
-    "speedup, 95 %": "over plain decoding of the same prompts; the interval is over prompts, "
-    "from five prompts on. An interval that contains 1 shows no gain",
-    "tok/fwd": "tokens per forward, which no other work on the machine changes; sdsat counts "
-    "both of its forwards",
-    "same": "texts that equal plain decoding's, token for token. In float32 all of ours must, "
-    "or the command fails; in narrow types near-ties may differ. Sampling peers draw other texts",
+POSITIONS = 8  # the number of draft positions in the tables
+SPEED_COLUMNS = {  # the meanings of the columns, by their heads on one line
+    "speedup, 95 %": "speedup over plain decoding of the same prompts, with an interval over "
+    "prompts if there are at least five. An interval that contains 1 shows no gain",
+    "tok/fwd": "tokens per forward, which do not depend on other work on the machine; for sdsat "
+    "both of its forwards count",
+    "same": "texts that equal plain decoding's, token for token. In float32 all texts of this "
+    "project's decoders must be equal, or the command fails; in narrow types near-ties may differ. "
+    "The texts of sampling peers differ",
     "length": "mean acceptance length τ: 1 + accepted drafts / verifications, as in vLLM and SGLang",
-    "tok/s": "output tokens per second of whole texts: plain decoding's times the speedup",
-    "acc.": "draft acceptance rate: accepted over drafted tokens. All nodes of a tree count, "
-    "so that wide trees have low ones",
-    "1st ms": "milliseconds to the first tokens, of each prompt's fastest run: mostly the prompt's",
+    "tok/s": "output tokens per second of whole texts: plain decoding's speed times the speedup",
+    "acc.": "draft acceptance rate: accepted / drafted tokens. All nodes of a tree count, so wide "
+    "trees have low rates",
+    "1st ms": "milliseconds to the first tokens, in each prompt's fastest run: mostly the time to "
+    "read the prompt",
 }
 SPEED_HEADS = (
     "decoder",
