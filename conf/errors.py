@@ -4,7 +4,7 @@ import errno
 from contextlib import ContextDecorator
 
 # Sections of docs/ that explain an error, for `page` of UserError.
-DOCS = "docs"  # in the project's root
+DOCS = "docs"  # folder in the project's root
 UNFINISHED = "troubleshooting.md#unfinished-folder"
 ANOTHER = "troubleshooting.md#another-configuration"
 MEMORY = "troubleshooting.md#out-of-memory"

@@ -1,1 +1,1 @@
-"""Raw source files in, packed token shards out. Knows no torch and no model."""
+"""Convert source files to packed token shards. Imports neither PyTorch nor a model."""

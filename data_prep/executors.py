@@ -1,8 +1,8 @@
-"""Run the tasks of all phases: on this machine's cores, or on Slurm.
+"""Run the tasks of all phases on this machine's cores or on Slurm.
 
-Slurm's executor is datatrove's. On one machine its pool waits forever for a worker that
-was killed for want of memory; ours ends with an error. A task's result lies in its files
-alone, so both write the same bytes.
+Slurm jobs run by datatrove's executor. Its local executor is not used, because it waits
+forever for a worker that ran out of memory and was killed; `run_local` raises an error. A
+task's result is only in its files, so both executors write the same bytes.
 """
 
 import os
@@ -22,23 +22,23 @@ from rich.progress import Progress
 
 from conf.errors import MEMORY, UserError
 from conf.runs.stage import ROOT
-from data_prep.job import Job, one_task, sweep
+from data_prep.job import Job, remove_stale_attempts
 from data_prep.phases import PHASES, finish
 
-SLURM_JOB = "slurm_job"  # the file of the last job's number, in the folder of logs
-SLURM_WORKERS = 100
+SLURM_JOB = "slurm_job"  # file with the id of the last job, in the folder of logs
+SLURM_WORKERS = 100  # default number of tasks in a job array
 TASK_GB = 2  # memory of a Slurm task
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
 
-_job: Job  # of this process
+_job: Job  # the job of this worker process
 _phases = {phase.name: phase for phase in PHASES}
 
 
 def run_local(job: Job) -> None:
-    """Run all phases in processes of this machine, or in this one for workers=1."""
-    sweep(job)
+    """Run all phases in worker processes on this machine, or in this process if workers=1."""
+    remove_stale_attempts(job)
     workers = job.config.workers or len(os.sched_getaffinity(0))
-    # Threads of the tokenizer would take the other workers' cores.
+    # The tokenizer's threads would compete with the other workers for cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if workers == 1:
         _set_job(job)
@@ -50,18 +50,18 @@ def run_local(job: Job) -> None:
         with ProcessPoolExecutor(workers, context, _start_worker, (job,)) as pool:
             _run_phases(job, pool.map)
     except (BrokenProcessPool, EOFError, ConnectionError) as error:
+        # An error with a cause comes from a task. Without a cause the fork server died.
         if error.__cause__ and not isinstance(error, BrokenProcessPool):
-            raise  # of a task; without a cause the fork server died as it started a worker
+            raise
         raise UserError(
-            f"workers={workers}: a worker process died, perhaps for want of memory. "
-            "Rerun the command to go on from there, with fewer workers if it happens "
-            "again",
+            f"workers={workers}: a worker process died, perhaps for lack of memory. "
+            "Rerun the command to continue, with fewer workers if it happens again",
             page=MEMORY,
         ) from error
 
 
 def _run_phases(job: Job, run: Any) -> None:
-    """Run all phases by `run`, a function like `map`."""
+    """Run all phases with `run`, a function like `map`."""
     with Progress(transient=True) as progress:
         for phase in PHASES:
             tasks = phase.open_tasks(job)
@@ -81,7 +81,7 @@ def _set_job(job: Job) -> None:
 
 def _start_worker(job: Job) -> None:
     _set_job(job)
-    # A worker whose parent was killed must not go on beside the next run.
+    # If the parent is killed, the worker must end before the next run starts.
     threading.Thread(target=_die_with_parent, daemon=True).start()
 
 
@@ -95,19 +95,19 @@ def _die_with_parent() -> None:
 def run_rank(
     job: Job, phase: str, data: Any = None, rank: int = 0, world_size: int = 1
 ) -> None:
-    """Run every world_size-th task of a phase from `rank` on, as a step of datatrove.
+    """Run the tasks rank, rank + world_size, ... of a phase, as a pipeline step of datatrove.
 
-    The phase "finish" makes the result visible.
+    The phase "finish" publishes the result.
     """
     if phase == "finish":
         finish(job)
         return
-    for task in range(rank, _phases[phase].tasks(job), world_size):
+    for task in range(rank, _phases[phase].task_count(job), world_size):
         _phases[phase].run_task(job, task)
 
 
 def submit_slurm(job: Job) -> str:
-    """Submit all phases as a chain of job arrays; return the number of the last job."""
+    """Submit all phases as a chain of job arrays; return the id of the last job."""
     from datatrove.executor.slurm import SlurmPipelineExecutor
     from loguru import logger
 
@@ -115,7 +115,7 @@ def submit_slurm(job: Job) -> str:
     slurm = job.config.slurm
     ranks = job.config.workers or min(len(job.parts), SLURM_WORKERS)
     steps = {
-        phase.name: 1 if phase.tasks is one_task else ranks
+        phase.name: 1 if phase.tasks == 1 else ranks
         for phase in PHASES
         if phase.needed(job)
     }
@@ -141,7 +141,7 @@ def submit_slurm(job: Job) -> str:
         last.run()
     except (FileNotFoundError, subprocess.CalledProcessError) as error:
         raise UserError(
-            f"executor=slurm: sbatch must accept the jobs, got {error}. Check slurm.*"
+            f"executor=slurm: sbatch failed: {error}. Check the slurm.* settings"
         ) from error
     number = str(last.job_id)
     (logs / SLURM_JOB).write_text(number)
@@ -158,12 +158,12 @@ def refuse_while_queued(out: str) -> None:
     queue = subprocess.run(command, capture_output=True, text=True)
     if queue.returncode == 0 and queue.stdout.strip():
         raise UserError(
-            f"out={out} must be a folder that no job writes, got Slurm job {number} in "
-            f"the queue. Wait for it, or scancel {number}"
+            f"out={out} is being written by Slurm job {number}, which is in the queue. "
+            f"Wait for it, or run scancel {number}"
         )
 
 
 def _logs(out: str) -> Path:
-    """Return the folder of logs: beside the result, which does not hold them."""
+    """Return the folder of Slurm's logs, a sibling of `out` that is not part of the result."""
     path = Path(out).absolute()
     return path.with_name(f"{path.name}.logs")

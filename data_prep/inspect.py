@@ -1,7 +1,7 @@
 """python -m data_prep.inspect: show a finished data folder in the terminal.
 
-Its manifest as tables, then a few sequences with the windows of adaptive tokens that
-training would draw, by the function that draws them. Changes nothing.
+Print the manifest as tables, then a few sequences with windows of adaptive tokens, drawn by
+the function that training uses. It changes no files.
 """
 
 from collections import Counter, defaultdict
@@ -23,8 +23,8 @@ from data_prep.shards import SPLITS, PackedSequence, Shards
 from data_prep.vocab import SENTINELS, TOKENIZER, Vocab, load_tokenizer
 from data_prep.windows import replaceable, sample_windows, window_offsets
 
-LEAST_SEQUENCES = 4  # of a split; fewer are warned of
-START_RATE = 0.1  # of windows, training's default
+LEAST_SEQUENCES = 4  # fewer sequences in a split cause a warning
+START_RATE = 0.1  # default of objective.start_rate in training
 STYLES = {
     "control": "bold white on dark_blue",
     "adaptive": "bold white on dark_magenta",
@@ -33,23 +33,23 @@ STYLES = {
 }
 
 
-#: Of a table: its title, the heads of its columns, and its rows.
-Tabulated = tuple[str, Sequence[str], Sequence[Sequence[str]]]
+#: A table: title, column heads, rows.
+Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
 
 
 @dataclass
 class ShowConfig:
-    """Which sequences are shown, and how much of them."""
+    """The sequences to show."""
 
-    #: the split of the sequences
+    #: split to show sequences of: train or held_out
     split: str = setting("train", choices=SPLITS)
-    #: number of sequences, drawn at random
+    #: number of sequences to show, drawn at random
     sequences: int = setting(2, least=0)
-    #: tokens shown of each sequence
+    #: number of tokens to show of each sequence
     tokens: int = setting(300, least=1)
-    #: widest window of adaptive tokens, as training's objective.L
+    #: largest width of a window of adaptive tokens, as objective.L of training
     L: int = setting(5, least=1)
-    #: seed of the sequences and windows
+    #: seed for drawing sequences and windows
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -60,13 +60,13 @@ class ShowConfig:
 class InspectConfig:
     """python -m data_prep.inspect: tables and decoded sequences of a data folder."""
 
-    #: a finished folder of data_prep
+    #: finished folder of data_prep to show
     out: str = setting(path=True)
     inspect: ShowConfig = field(default_factory=ShowConfig)
 
 
 def main(config: InspectConfig) -> None:
-    """Print the tables, then sequences drawn at random."""
+    """Print the tables, then random sequences."""
     manifest = read_manifest(config.out, "shards", "out")
     console = PlainConsole()
     print_summary(manifest, console)
@@ -76,8 +76,8 @@ def main(config: InspectConfig) -> None:
     shards = Shards(config.out, show.split)
     if show.sequences > len(shards):
         raise UserError(
-            f"inspect.sequences must be at most the {len(shards)} there are, got "
-            f"{show.sequences}"
+            f"inspect.sequences must be at most {len(shards)}, the number of sequences of "
+            f"split {show.split}, got {show.sequences}. Lower it"
         )
     random = generator(show.seed, "inspect")
     indices = random.choice(len(shards), size=show.sequences, replace=False)
@@ -96,7 +96,7 @@ def draw_offsets(
     vocab: Vocab,
     random: np.random.Generator,
 ) -> np.ndarray:
-    """Draw windows over the sequence's first tokens; return their (n,) offsets."""
+    """Draw windows over the sequence's first tokens; return the (n,) offsets of the tokens."""
     tokens = sequence.tokens[: min(sequence.used, show.tokens)]
     documents = sequence.documents[: len(tokens)]
     starts, widths = sample_windows(
@@ -112,9 +112,9 @@ def sequence_lines(
     languages: list[str],
     encoder: Encoder,
 ) -> Iterator[Text]:
-    """Yield each document's name, and its text with the windows marked.
+    """Yield each document's heading, and its text with marked windows.
 
-    Tokens beyond the (n,) offsets are left out.
+    Only the first n tokens are shown, for (n,) offsets.
     """
     for id, span in zip(sequence.ids, sequence.spans, strict=True):
         start = int(span["start"])
@@ -128,9 +128,9 @@ def sequence_lines(
 
 
 def marked_text(ids: np.ndarray, offsets: np.ndarray, encoder: Encoder) -> Text:
-    """Return decoded ids with marks: control pieces as <NAME>, windows as a1, a2, ...
+    """Decode ids; write control pieces as <NAME>, and a1, a2, ... before the tokens of a window.
 
-    A token in a window is struck through after its mark.
+    The tokens of a window are struck through.
     """
     text = Text()
     names = {getattr(encoder.vocab, name): name.upper() for name in SENTINELS}
@@ -152,7 +152,7 @@ def marked_text(ids: np.ndarray, offsets: np.ndarray, encoder: Encoder) -> Text:
 
 
 def print_summary(manifest: dict[str, Any], console: PlainConsole) -> None:
-    """Print languages, splits, drops and the n-gram table's size."""
+    """Print tables of languages, splits and drops, and the size of the n-gram table."""
     for part in (languages(manifest), splits(manifest), drops(manifest)):
         console.table(*part)
     if ngrams := manifest.get("ngrams"):
@@ -160,29 +160,29 @@ def print_summary(manifest: dict[str, Any], console: PlainConsole) -> None:
             f"{count:,} of order {order}" for order, count in ngrams["contexts"].items()
         )
         console.print(
-            f"N-grams: contexts {contexts or 'none'}; {ngrams['tokens']:,} tokens "
-            f"counted, {ngrams['bytes'] / 1e6:,.1f} MB"
+            f"N-gram table: contexts {contexts or '0'}; counted over {ngrams['tokens']:,} "
+            f"tokens; {ngrams['bytes'] / 1e6:,.1f} MB"
         )
 
 
 def warnings(manifest: dict[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each split that has too few sequences for training."""
+    """Yield a warning for each split with too few sequences for training."""
     remedies = {
         "train": "Give more files, or a smaller seq_len",
         "held_out": "Raise held_out, or lower seq_len",
     }
     for name, remedy in remedies.items():
         count = manifest[name]["sequences"]
-        wanted = name == "train" or manifest["settings"]["held_out"]
-        if wanted and count < LEAST_SEQUENCES:
+        needed = name == "train" or manifest["settings"]["held_out"]
+        if needed and count < LEAST_SEQUENCES:
             yield (
-                f"{name} must have at least {LEAST_SEQUENCES} sequences of "
-                f"{manifest['seq_len']} tokens to be of use, got {count}. {remedy}."
+                f"{name} should have at least {LEAST_SEQUENCES} sequences of "
+                f"{manifest['seq_len']} tokens, got {count}. {remedy}."
             )
 
 
-def languages(manifest: dict[str, Any]) -> Tabulated:
-    """Tabulate documents, bytes and tokens of each language, and its share of the bytes."""
+def languages(manifest: dict[str, Any]) -> Table:
+    """Tabulate the documents, MB, tokens and share of bytes of each language."""
     sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for name in SPLITS:
         for language, counts in manifest[name]["languages"].items():
@@ -202,8 +202,8 @@ def languages(manifest: dict[str, Any]) -> Tabulated:
     return "Languages", columns, rows
 
 
-def splits(manifest: dict[str, Any]) -> Tabulated:
-    """Tabulate documents by mode, sequences and tokens of each split."""
+def splits(manifest: dict[str, Any]) -> Table:
+    """Tabulate the documents by mode, sequences and tokens of each split."""
     present = {mode for name in SPLITS for mode in manifest[name]["modes"]}
     modes = [mode.name for mode in Mode if mode.name in present]
     columns = ["split", "documents", *modes, "sequences", "tokens", "filled"]
@@ -217,11 +217,11 @@ def splits(manifest: dict[str, Any]) -> Tabulated:
     return "Sequences", columns, rows
 
 
-def drops(manifest: dict[str, Any]) -> Tabulated:
-    """Tabulate the rows that were read, by what became of them."""
+def drops(manifest: dict[str, Any]) -> Table:
+    """Tabulate the rows by outcome: read, dropped by reason, not chosen, kept."""
     counts = manifest["counts"]
     reasons = {f"dropped: {name}": n for name, n in manifest["drops"].items()}
-    fates = {
+    outcomes = {
         "read": counts["rows"],
         **reasons,
         "not chosen": counts.get("not chosen", 0),
@@ -230,7 +230,7 @@ def drops(manifest: dict[str, Any]) -> Tabulated:
             "documents with control pieces"
         ],
     }
-    rows = [(name, f"{count:,}") for name, count in fates.items() if count]
+    rows = [(name, f"{count:,}") for name, count in outcomes.items() if count]
     return "Rows", ("", "rows"), rows
 
 

@@ -1,9 +1,9 @@
-"""A data preparation as its tasks see it: the settings, the folder, the tools.
+"""A data preparation for its tasks: settings, folder, tokenizer, index of benchmarks.
 
-The plan is made before any task runs; a task on another machine finds all that it needs
-in the folder. Each task writes into a folder of its own, its facts last, and then renames
-it to the task's name: a task whose folder exists is finished and never runs again, and
-two copies of a task do no harm.
+The plan is written before any task runs, so a task on another machine needs only the folder.
+Each task writes its files into a temporary folder, facts.json last, and then renames the
+folder to the task's name. A task is finished if its folder exists; it never runs again, and
+two processes that run the same task do no harm.
 """
 
 import json
@@ -29,7 +29,7 @@ from data_prep.listing import InputPart
 from data_prep.sources import read
 from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
 
-WORK = "work"  # below the folder; gone when it is finished
+WORK = "work"  # subfolder for tasks, removed when the preparation is finished
 INDEX = "decontamination.json"
 PLAN = f"{WORK}/plan.json"
 FACTS = "facts.json"
@@ -37,7 +37,7 @@ FACTS = "facts.json"
 
 @dataclass
 class Job:
-    """The settings, the folder, and the tools, which are loaded on first use."""
+    """The settings and the folder. Tokenizer, chat template and index are loaded on first use."""
 
     config: DataPrepConfig
     folder: Path
@@ -47,19 +47,19 @@ class Job:
 
     @property
     def work(self) -> Path:
-        """The folder of the tasks' folders, which is removed in the end."""
+        """The folder with the folders of the tasks, removed at the end."""
         return self.folder / WORK
 
     @cached_property
     def plan(self) -> dict[str, Any]:
-        """`place` of the input, `parts`, `vocab`, `shares` of the table, `held_out`."""
+        """The plan: `root` of the input, `parts`, `vocab`, `shares` of languages, `held_out` share."""
         return json.loads((self.folder / PLAN).read_bytes())
 
     @cached_property
     def parts(self) -> list[InputPart]:
         """The parts of the input."""
         return [
-            InputPart(tuple(part["files"]), part["size"], tuple(part["odd"]))
+            InputPart(tuple(part["files"]), part["size"], tuple(part["special"]))
             for part in self.plan["parts"]
         ]
 
@@ -80,20 +80,20 @@ class Job:
 
     @cached_property
     def index(self) -> Index:
-        """The index of the benchmarks' words."""
+        """The index of the benchmarks."""
         return Index(json.loads((self.folder / INDEX).read_bytes()))
 
     def rows(self, part: int) -> Iterator[Document | Drop]:
-        """Yield every row of a part, unfiltered."""
-        return read(self.parts[part], self.plan["place"], self.config.data)
+        """Yield all rows of a part, unfiltered."""
+        return read(self.parts[part], self.plan["root"], self.config.data)
 
-    def screened(self, rows: Iterable[Document | Drop]) -> Iterator[Document | Drop]:
-        """Yield the rows, filtered and decontaminated; conversations also encoded."""
+    def screen(self, rows: Iterable[Document | Drop]) -> Iterator[Document | Drop]:
+        """Filter and decontaminate the rows, and encode conversations."""
         rows = screen(rows, self.config.filters, self.index)
         return map(self.chat.encode, rows) if self.config.data.messages else rows
 
     def done(self, phase: str, task: int = 0) -> Path:
-        """Return the folder of a task, which exists once it is finished."""
+        """Return the folder of a task, which exists if the task is finished."""
         return self.work / phase / f"{task:05d}"
 
     def read_facts(self, phase: str, task: int = 0) -> dict[str, Any]:
@@ -103,16 +103,20 @@ class Job:
 
 @dataclass(frozen=True)
 class Phase:
-    """A step of the pipeline: it begins when all tasks of the step before have ended."""
+    """A step of the pipeline. It starts after all tasks of the previous phase have ended."""
 
     name: str
-    tasks: Callable[[Job], int]
+    tasks: int | Callable[[Job], int]  # number of tasks
     run: Callable[[Job, int, Path], dict[str, Any]]  # job, task, folder -> facts
     needed: Callable[[Job], bool] = lambda job: True
 
+    def task_count(self, job: Job) -> int:
+        """Return the number of tasks."""
+        return self.tasks if isinstance(self.tasks, int) else self.tasks(job)
+
     def open_tasks(self, job: Job) -> list[int]:
-        """Return the tasks that are to run: none of a phase that is not needed."""
-        count = self.tasks(job) if self.needed(job) else 0
+        """Return the unfinished tasks; [] if the phase is not needed."""
+        count = self.task_count(job) if self.needed(job) else 0
         return [task for task in range(count) if not job.done(self.name, task).is_dir()]
 
     def run_task(self, job: Job, task: int) -> None:
@@ -129,21 +133,16 @@ class Phase:
         except OSError:
             if not done.is_dir():
                 raise
-            shutil.rmtree(attempt)  # another copy of the task was faster
+            shutil.rmtree(attempt)  # another process has finished the same task
         finally:
             os.close(descriptor)
 
 
-def sweep(job: Job) -> None:
-    """Remove the folders of killed tasks: every restart would leave as many again."""
+def remove_stale_attempts(job: Job) -> None:
+    """Remove the temporary folders of killed tasks, which would accumulate over restarts."""
     for attempt in job.work.glob("*/.*"):
-        # A worker that has not yet noticed that its run was killed holds its lock.
+        # A folder is still locked by a worker that has not noticed that its run was killed.
         with suppress(UserError):
             descriptor = lock(attempt, attempt)
             shutil.rmtree(attempt)
             os.close(descriptor)
-
-
-def one_task(job: Job) -> int:
-    """Return 1: the number of tasks of a phase that is not divided."""
-    return 1

@@ -1,6 +1,6 @@
-"""List the input: one file, a folder, or a dataset on the hub; its splits.
+"""List the input files of a file, a folder or a dataset on the hub, and choose its split.
 
-The list of parts depends on the files alone.
+The list of parts depends only on the files.
 """
 
 import logging
@@ -18,45 +18,45 @@ from conf.text.rows import ROW_FILES, form_of
 from data_prep.config import DataConfig
 
 REMOTE = "hf://"
-CARD = "README.md"  # of a dataset on the hub
-PART_BYTES = 8_000_000  # of small source files that make one part
+CARD = "README.md"  # dataset card on the hub
+PART_BYTES = 8_000_000  # small source files are grouped into parts of this size
 SUFFIXES = {"source": ("",), "parquet": (".parquet",), "jsonl": ROW_FILES}
-NAMES = 8  # of a linked folder that are tried against the globs
-# Words of a path that say which split it is, as `datasets` reads them.
+NAMES = 8  # largest number of names under which a linked folder is listed
+# Words in a path that mark the test split, the same as in `datasets`.
 TEST = ("test", "testing", "tests")
 
 
 @dataclass(frozen=True)
 class InputPart:
-    """The files that one task reads: paths below `data.path`, and their bytes.
+    """The files that one task reads, relative to `data.path`, and their total size in bytes.
 
-    `odd` are links that lead to no file, and devices: each becomes a Drop.
+    `special` are broken links and devices; each becomes a Drop.
     """
 
     files: tuple[str, ...]
     size: int
-    odd: tuple[str, ...] = ()
+    special: tuple[str, ...] = ()
 
 
 @dataclass
 class Listing:
-    """The files below data.path with their bytes, and the `odd` ones of InputPart."""
+    """The files of data.path with their sizes in bytes, and the `special` files (see InputPart)."""
 
     sizes: dict[str, int]
-    odd: tuple[str, ...] = ()
-    split: bool = False  # True if the files are those of data.split already
+    special: tuple[str, ...] = ()
+    split: bool = False  # True if only the files of data.split are listed
 
 
 def list_parts(data: DataConfig) -> tuple[list[InputPart], str]:
-    """Return all parts in a fixed order, and the folder or address of their files.
+    """Return all parts in a fixed order, and the root (folder or address) of their files.
 
-    Source files are grouped into parts of PART_BYTES. Raises UserError without input.
+    Source files are grouped into parts of PART_BYTES. Raises UserError if no file matches.
     """
     from fsspec.utils import glob_translate
 
     with as_user_error("data.include must be globs below data.path, got"):
         included = [re.compile(glob_translate(glob)) for glob in data.include]
-    others: Counter[str] = Counter()
+    unfit: Counter[str] = Counter()  # files of other formats, by suffix
 
     def accepts(name: str) -> bool:
         if not any(glob.match(name) for glob in included) or any(
@@ -64,23 +64,23 @@ def list_parts(data: DataConfig) -> tuple[list[InputPart], str]:
         ):
             return False
         fits = data.kind == "source" or form_of(name) in SUFFIXES[data.kind]
-        others[form_of(name) or "no suffix"] += not fits
+        unfit[form_of(name) or "no suffix"] += not fits
         return fits
 
     if Path(data.path).is_file():
-        place, listing = _single_file(data)
+        root, listing = _single_file(data)
     elif Path(data.path).is_dir():
-        place = os.path.abspath(data.path)
-        listing = _local_files(place, accepts)
+        root = os.path.abspath(data.path)
+        listing = _local_files(root, accepts)
     else:
-        place, listing = _hub_files(data, accepts)
+        root, listing = _hub_files(data, accepts)
     sizes = listing.sizes if listing.split else _of_split(listing.sizes, data)
     if not sizes:
-        found = ", ".join(f"{count} {name}" for name, count in others.most_common(5))
+        counts = ", ".join(f"{count} {name}" for name, count in unfit.most_common(5))
         raise UserError(
             f"data.path={data.path} must have {data.kind} files that match data.include="
-            f"{data.include}, data.split={data.split} and not data.exclude, got "
-            f"{found or 'none'}. Correct these settings, or convert the files to "
+            f"{data.include} and data.split={data.split} but not data.exclude, got "
+            f"{counts or 'no files'}. Correct these settings, or convert the files to "
             f"{', '.join(filter(None, SUFFIXES[data.kind])) or 'text'}"
         )
     _check_kind(data, sizes)
@@ -88,33 +88,33 @@ def list_parts(data: DataConfig) -> tuple[list[InputPart], str]:
     parts: list[InputPart] = []
     group: list[str] = []
     size = 0
-    odd = listing.odd
+    special = listing.special
     for name in sorted(sizes, key=Path):
         group.append(name)
         size += sizes[name]
         if size >= limit:
-            parts.append(InputPart(tuple(group), size, odd))
-            group, size, odd = [], 0, ()
+            parts.append(InputPart(tuple(group), size, special))
+            group, size, special = [], 0, ()
     if group:
-        parts.append(InputPart(tuple(group), size, odd))
-    return parts, place
+        parts.append(InputPart(tuple(group), size, special))
+    return parts, root
 
 
 def _single_file(data: DataConfig) -> tuple[str, Listing]:
-    """Return a file's folder and the file. Raises UserError for one of another form."""
+    """Return the folder and the listing of a single file. Raises UserError for an unknown suffix."""
     path = Path(os.path.abspath(data.path))
     form = form_of(path.name)
     if data.kind != "source" and form not in SUFFIXES[data.kind]:
         raise UserError(
-            f"data.path={data.path} must be a file of {', '.join(SUFFIXES[data.kind])} "
-            f"for data.kind={data.kind}, got {form or 'no suffix'}. Convert it to JSON "
-            "lines, or rename it"
+            f"data.path={data.path} must have the suffix {', '.join(SUFFIXES[data.kind])} "
+            f"for data.kind={data.kind}, got {form or 'no suffix'}. Convert the file to "
+            "JSON lines, or rename it"
         )
     return str(path.parent), Listing({path.name: path.stat().st_size}, split=True)
 
 
 def _check_kind(data: DataConfig, sizes: Mapping[str, int]) -> None:
-    """Raise UserError if files of rows alone are given as source code."""
+    """Raise UserError if data.kind is source, but all files are files of rows."""
     rows = [*ROW_FILES[:2], *ROW_FILES[3:]]  # a .json file may be source code
     if data.kind == "source" and all(form_of(name) in rows for name in sizes):
         first = min(sizes)
@@ -125,56 +125,56 @@ def _check_kind(data: DataConfig, sizes: Mapping[str, int]) -> None:
 
 
 def split_words(name: str) -> set[str]:
-    """Return the words of a path: data/train_sft-0.parquet has train, sft, train_sft."""
+    """Return the words of a path; data/train_sft-0.parquet has data, train, sft, train_sft and parquet."""
     patterns = (r"\w+", "[a-z_]+", "[a-z]+")
     return {word for pattern in patterns for word in re.findall(pattern, name.lower())}
 
 
 def _of_split(sizes: dict[str, int], data: DataConfig) -> dict[str, int]:
-    """Return the files of data.split; by default all but those of a test split."""
+    """Return the files of data.split, by default all files except a test split."""
     if data.kind == "source":
         return sizes
     if data.split:
-        wanted = data.split.lower()
+        split = data.split.lower()
         return {
-            name: size for name, size in sizes.items() if wanted in split_words(name)
+            name: size for name, size in sizes.items() if split in split_words(name)
         }
-    kept = {
+    chosen = {
         name: size
         for name, size in sizes.items()
         if not split_words(name).intersection(TEST)
     }
-    if len(kept) < len(sizes):
+    if len(chosen) < len(sizes):
         logging.getLogger(__name__).warning(
-            "data.path: %d files of a test split are left out, first %s. Give "
+            "data.path: %d files of a test split are left out, the first is %s. Set "
             "data.split to read them",
-            len(sizes) - len(kept),
-            visible(min(set(sizes) - set(kept))),
+            len(sizes) - len(chosen),
+            visible(min(set(sizes) - set(chosen))),
         )
-    return kept
+    return chosen
 
 
 def _local_files(root: str, accepts: Callable[[str], bool]) -> Listing:
-    """Return the accepted files below a folder with their bytes.
+    """List the accepted files in a folder and its subfolders.
 
-    Linked folders are followed; a file that several links lead to is listed once. A
-    folder that several links lead to is listed under at most NAMES names, of which the
-    globs may accept one: links in every folder of a chain make 2^n names.
+    Links to folders are followed. A file with several links is listed once. A folder with
+    several links is visited under at most NAMES names, in case the globs accept only some of
+    them; more could take forever, since a chain of n folders with two links each has 2^n names.
     """
     sizes: dict[str, int] = {}
     listed: set[str] = set()
-    odd: list[str] = []
+    special: list[str] = []
     visits: Counter[str] = Counter()
 
     def visit(folder: str, below: str, real: str, parents: frozenset[str]) -> None:
-        if real in parents or visits[real] == NAMES:  # a link back, or many links
+        if real in parents or visits[real] == NAMES:  # a cycle of links, or many links
             return
         visits[real] += 1
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
             name = below + entry.name
             target = os.path.join(real, entry.name)
             linked = entry.is_symlink()
-            # A link may lead to itself, for which entry.is_dir fails.
+            # entry.is_dir fails for a link to itself.
             if os.path.isdir(entry.path) if linked else entry.is_dir():
                 inner = os.path.realpath(target) if linked else target
                 visit(entry.path, f"{name}/", inner, parents | {real})
@@ -183,16 +183,16 @@ def _local_files(root: str, accepts: Callable[[str], bool]) -> Listing:
                 if os.path.isfile(entry.path):
                     sizes[name] = os.stat(entry.path).st_size
                 else:
-                    odd.append(name)
+                    special.append(name)
 
     visit(root, "", os.path.realpath(root), frozenset())
-    return Listing(sizes, tuple(odd))
+    return Listing(sizes, tuple(special))
 
 
 def _hub_files(data: DataConfig, accepts: Callable[[str], bool]) -> tuple[str, Listing]:
-    """Return the address of a dataset's newest commit, and its files with their bytes.
+    """Return the address of the newest commit of a dataset on the hub, and its accepted files.
 
-    Sign-in is the hub's own (HF_TOKEN, or `hf auth login`).
+    Sign in by HF_TOKEN or `hf auth login`. Raises UserError if the dataset cannot be read.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile
@@ -211,8 +211,8 @@ def _hub_files(data: DataConfig, accepts: Callable[[str], bool]) -> tuple[str, L
             configs = card_configs(Path(card))
     except Exception as error:  # of the library or of its HTTP client
         raise UserError(
-            f"data.path={name} must be a file, a folder or a dataset on the hub, got no "
-            f"such path, and {hub_refusal(error, 'dataset')}",
+            f"data.path={name} must be a file, a folder or a dataset on the hub: there is "
+            f"no such path, and {hub_refusal(error, 'dataset')}",
             page=HUB,
         ) from error
     globs, split = config_globs(data, configs)
@@ -227,9 +227,9 @@ def _hub_files(data: DataConfig, accepts: Callable[[str], bool]) -> tuple[str, L
 
 
 def card_configs(card: Path) -> dict[str, list[tuple[str, str]]]:
-    """Return the configurations of a dataset card: splits with globs of their files.
+    """Return the configurations of a dataset card, each as pairs (split, glob of its files).
 
-    The split is "" where the card names none.
+    The split is "" if the card does not name it.
     """
     from huggingface_hub import DatasetCard
 
@@ -253,9 +253,9 @@ def card_configs(card: Path) -> dict[str, list[tuple[str, str]]]:
 def config_globs(
     data: DataConfig, configs: Mapping[str, list[tuple[str, str]]]
 ) -> tuple[list[re.Pattern[str]] | None, bool]:
-    """Return globs of the files of data.config, None for all, and whether of data.split.
+    """Return globs of the files of data.config (None: all files), and whether they select data.split.
 
-    Raises UserError for a configuration that the card does not have, and for several.
+    Raises UserError if the card does not have the configuration, or has several and data.config is null.
     """
     from fsspec.utils import glob_translate
 
@@ -270,7 +270,7 @@ def config_globs(
             return None, False
         raise UserError(
             f"data.config must be one of {', '.join(sorted(configs))} for data.path="
-            f"{data.path}, got {data.config}. Give one"
+            f"{data.path}, got {data.config or 'null'}. Set data.config"
         )
     globs = [
         re.compile(glob_translate(glob))

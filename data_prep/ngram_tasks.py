@@ -1,13 +1,13 @@
-"""Make the n-gram table: count units of the shards, merge ranges of tokens, select by gain.
+"""Make the n-gram table in three phases: count slices of shards, merge ranges of tokens, select contexts.
 
-    count     the n-grams of a unit, at most UNIT tokens of a shard, in ascending order
-    merge     a range of latest tokens from all units: the contexts that gain
-    select    the best of all ranges, within the budget, as one file
+    count     count the n-grams of a slice (at most SLICE tokens of a shard), in ascending order
+    merge     merge all slices for a range of latest tokens; keep contexts with positive gain
+    select    write the best contexts of all ranges that fit in the size limit to one file
 
-Units and ranges follow from the shards alone, so the workers do not change the bytes. All
-contexts that share their latest token lie in one range, beside their backoff. A token
-that is too frequent is a range of its own: its bigrams are counted first, then its
-contexts are merged by ranges of the token before it.
+Slices and ranges depend only on the shards, so the output does not depend on the workers. All
+contexts with the same latest token are in one range, together with their backoff contexts. A
+token that is too frequent has its own range: its bigrams are counted first, then its contexts
+are merged by ranges of the token before it.
 """
 
 from collections.abc import Iterator
@@ -40,53 +40,53 @@ from data_prep.shards import save_array
 from data_prep.vocab import TOKENIZER
 
 CONTEXTS = "contexts.npz"
-UNIT = 2**22  # tokens that a task counts at most
-# More bring little: 1B at order 4 take 5 minutes of a core, 0.5 GB of memory for each
-# worker and 10 GB of disk meanwhile.
+SLICE = 2**22  # largest number of tokens that a task counts
+# Counting more tokens improves the table little. 1B tokens at order 4 take 5 minutes of a
+# core, 0.5 GB of memory per worker and 10 GB of temporary disk space.
 COUNTED_TOKENS = 1_000_000_000
-# Tokens in n-grams that a task merges, unless more share their two latest tokens.
+# Tokens in the n-grams that a task merges; more only if they share their two latest tokens.
 RANGE = 2**24
 
 
-class CountTask(NamedTuple):
-    """Sequences of a shard."""
+class Slice(NamedTuple):
+    """Sequences of a shard, by row."""
 
     shard: int
     rows: np.ndarray  # (n,) int64
 
 
-def units(job: Job) -> list[CountTask]:
-    """Return the counted sequences in tasks: all, or COUNTED_TOKENS at even distances."""
+def slices(job: Job) -> list[Slice]:
+    """Return the slices to count: all sequences, or evenly spaced ones with COUNTED_TOKENS tokens."""
     count = job.read_facts("tally")["train"]["shards"]
     shards = [job.read_facts("pack", task) for task in range(count)]
     sequences = sum(shard["sequences"] for shard in shards)
     tokens = sum(shard["tokens"] for shard in shards)
     counted = min(sequences, sequences * COUNTED_TOKENS // max(1, tokens))
-    longest = max(1, UNIT // job.config.seq_len)
-    tasks: list[CountTask] = []
+    longest = max(1, SLICE // job.config.seq_len)
+    tasks: list[Slice] = []
     start = 0
     for index, shard in enumerate(shards):
-        places = np.arange(start, start + shard["sequences"] + 1)
+        numbers = np.arange(start, start + shard["sequences"] + 1)
         start += shard["sequences"]
-        rows = np.flatnonzero(np.diff(places * counted // max(1, sequences)))
+        rows = np.flatnonzero(np.diff(numbers * counted // max(1, sequences)))
         parts = np.split(rows, range(longest, len(rows), longest))
-        tasks += [CountTask(index, part) for part in parts if len(part)]
+        tasks += [Slice(index, part) for part in parts if len(part)]
     return tasks
 
 
-def count_unit(job: Job, task: int, folder: Path) -> dict[str, Any]:
-    """Count the n-grams of a unit."""
-    unit = units(job)[task]
+def count_slice(job: Job, task: int, folder: Path) -> dict[str, Any]:
+    """Count the n-grams and unigrams of a slice, and save them as arrays."""
+    part = slices(job)[task]
     packing = _packing(job)
-    stem = job.done("pack", unit.shard) / f"train-{unit.shard:05d}"
+    stem = job.done("pack", part.shard) / f"train-{part.shard:05d}"
     shard = np.load(f"{stem}.tokens.npy", mmap_mode="r")
     spans = np.load(f"{stem}.spans.npy", mmap_mode="r")
     used = spans["stop"][
-        np.searchsorted(spans["sequence"], unit.rows, side="right") - 1
+        np.searchsorted(spans["sequence"], part.rows, side="right") - 1
     ]
     sequences = [
         shard[row][:stop]
-        for row, stop in zip(unit.rows.tolist(), used.tolist(), strict=True)
+        for row, stop in zip(part.rows.tolist(), used.tolist(), strict=True)
     ]
     ngrams = count_ngrams(sequences, packing)
     save_array(folder / "words.npy", ngrams.words)
@@ -97,9 +97,9 @@ def count_unit(job: Job, task: int, folder: Path) -> dict[str, Any]:
 
 
 def ranges(sizes: np.ndarray, limit: int) -> list[tuple[int, int]]:
-    """Divide indices into ranges (start, stop) of sizes that add up to at most `limit`.
+    """Divide indices into ranges (start, stop) with a total size of at most `limit` each.
 
-    A size above the limit is a range of its own.
+    An index with a size above the limit is a separate range.
     """
     bounds = []
     start = 0
@@ -114,7 +114,7 @@ def ranges(sizes: np.ndarray, limit: int) -> list[tuple[int, int]]:
 
 
 def merge_range(job: Job, task: int, folder: Path) -> dict[str, Any]:
-    """Find the contexts that gain in a range of latest tokens, as many as fit."""
+    """Save the contexts of a range of latest tokens with positive gain, the best that fit the budget."""
     unigrams = count_unigrams(job)
     low, high = ranges(unigrams, _limit(job))[task]
     packing = _packing(job)
@@ -129,7 +129,7 @@ def merge_range(job: Job, task: int, folder: Path) -> dict[str, Any]:
 def _score_range(
     job: Job, packing: Packing, low: int, high: int, unigrams: np.ndarray
 ) -> Iterator[Contexts]:
-    """Yield the contexts of a range that gain, order by order."""
+    """Yield the contexts of a range with positive gain, order by order."""
     if unigrams[low:high].sum() <= _limit(job):
         levels = descend(_read(job, packing, packing.bound(low), packing.bound(high)))
         bigrams = levels[-1][0]
@@ -143,25 +143,27 @@ def _score_range(
             for start, stop in ranges(before, _limit(job))
         )
     backoff = (unigrams / unigrams.sum())[bigrams.successors]
-    chances = interpolate(bigrams, backoff)
-    yield score_contexts(bigrams, chances, backoff)
+    probabilities = interpolate(bigrams, backoff)
+    yield score_contexts(bigrams, probabilities, backoff)
     for levels in parts:
-        yield from score_levels(levels, bigrams, chances)
+        yield from score_levels(levels, bigrams, probabilities)
 
 
 def _read(job: Job, packing: Packing, low: int, high: int) -> NgramCounts:
-    """Return the n-grams of all units whose first words lie in a range."""
+    """Return the merged n-grams of all slices with first words in low:high."""
     parts: list[NgramCounts] = []
-    for part in _slices(job, packing, low, high):
+    for part in _read_slices(job, packing, low, high):
         parts.append(part)
         if sum(len(other.counts) for other in parts) > 2 * _limit(job):
             parts = [merge(parts)]
     return merge(parts)
 
 
-def _slices(job: Job, packing: Packing, low: int, high: int) -> Iterator[NgramCounts]:
-    """Yield the n-grams of a range, unit by unit."""
-    for task in range(len(units(job))):
+def _read_slices(
+    job: Job, packing: Packing, low: int, high: int
+) -> Iterator[NgramCounts]:
+    """Yield the n-grams of each slice with first words in low:high."""
+    for task in range(len(slices(job))):
         folder = job.done("count", task)
         words = np.load(folder / "words.npy", mmap_mode="r")
         start, stop = np.searchsorted(words[0], np.array([low, high], np.uint64))
@@ -172,10 +174,11 @@ def _slices(job: Job, packing: Packing, low: int, high: int) -> Iterator[NgramCo
 
 
 def _bigrams(job: Job, packing: Packing, latest: int) -> tuple[NgramCounts, np.ndarray]:
-    """Return a latest token's bigrams, and (V + 1,) n-grams by the token before it."""
+    """Return the bigrams of a latest token, and (V + 1,) counts of n-grams by the token before it."""
     successors = np.zeros(packing.vocabulary)
     before = np.zeros(packing.vocabulary + 1, np.int64)
-    for part in _slices(job, packing, packing.bound(latest), packing.bound(latest + 1)):
+    bounds = packing.bound(latest), packing.bound(latest + 1)
+    for part in _read_slices(job, packing, *bounds):
         successors += np.bincount(part.successors, part.counts, len(successors))
         if packing.order > 2:
             before += np.bincount(part.token(1).astype(np.int64), minlength=len(before))
@@ -186,7 +189,7 @@ def _bigrams(job: Job, packing: Packing, latest: int) -> tuple[NgramCounts, np.n
 
 
 def select(job: Job, _: int, folder: Path) -> dict[str, Any]:
-    """Write the table: the contexts of all ranges with the best gain for a byte."""
+    """Write the table with the contexts of the best gain per byte from all ranges."""
     unigrams = count_unigrams(job)
     packing = _packing(job)
     budget = _budget(job, packing)
@@ -219,13 +222,13 @@ def select(job: Job, _: int, folder: Path) -> dict[str, Any]:
 def count_unigrams(job: Job) -> np.ndarray:
     """Return the (V,) int64 counts of the ids."""
     total = np.zeros(_packing(job).vocabulary, np.int64)
-    for task in range(len(units(job))):
+    for task in range(len(slices(job))):
         total += np.load(job.done("count", task) / "unigrams.npy")
     return total
 
 
 def range_count(job: Job) -> int:
-    """Return the number of ranges; order 1 has none."""
+    """Return the number of ranges; 0 for order 1."""
     return (
         len(ranges(count_unigrams(job), _limit(job)))
         if job.config.ngrams.order > 1
@@ -233,8 +236,8 @@ def range_count(job: Job) -> int:
     )
 
 
-def wants_table(job: Job) -> bool:
-    """Return True if the settings ask for a table."""
+def needs_table(job: Job) -> bool:
+    """Return True if the settings ask for an n-gram table."""
     return job.config.ngrams.megabytes > 0
 
 
@@ -243,10 +246,10 @@ def _packing(job: Job) -> Packing:
 
 
 def _limit(job: Job) -> int:
-    """Return the n-grams that are merged at once."""
+    """Return the number of n-grams to merge at once."""
     return RANGE // job.config.ngrams.order
 
 
 def _budget(job: Job, packing: Packing) -> int:
-    """Return the bytes of the table that are left for contexts."""
+    """Return the bytes that the size limit leaves for contexts."""
     return job.config.ngrams.megabytes * 10**6 - table_size(packing)

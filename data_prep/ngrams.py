@@ -1,14 +1,14 @@
-"""Count n-grams of the training data, select them by gain, write the decoders' table.
+"""Count n-grams of the training data, select contexts by gain, and write the table for decoders.
 
 An n-gram of order o is a context of o - 1 tokens and a successor. In memory it is packed
-into 64-bit words, latest token first, so that in ascending order all contexts that share
-their latest tokens are neighbours:
+into 64-bit words, latest token first, so that contexts with the same latest tokens are
+neighbours in ascending order:
 
-    latest, the one before, ..., oldest, successor     `bits` bits each, none is divided
+    latest, the token before, ..., oldest, successor     `bits` bits each, never split over words
 
-A sequence begins with n-grams whose contexts are padded with the id V. So the counts of
-the highest order contain those of all lower ones: without their oldest tokens, n-grams are
-those of the next lower order.
+At the start of a sequence, contexts are padded with the id V. So the n-grams of the highest
+order also give all lower orders: without its oldest token, an n-gram is an n-gram of the next
+lower order.
 
 The file is safetensors. Its metadata has `format`, `order`, `vocabulary` (V), `tokens`
 (counted), `tokenizer` (SHA-256 of tokenizer.json) and `sha256` (of the tensors' bytes, in
@@ -19,8 +19,8 @@ the order of the file). Its tensors:
     keys_o           (n_o,) uint64      `hash_contexts` of the contexts, ascending
     totals_o         (n_o,) uint32      occurrences of the context, with any successor
     first_o          (n_o + 1,) uint32  context i has successors first_o[i]:first_o[i + 1]
-    ids_o            (m_o,) uint16      successors, the likeliest first; uint32: V > 65536
-    counts_o         (m_o,) uint32      their counts
+    ids_o            (m_o,) uint16      successors, the likeliest first; uint32 if V > 65536
+    counts_o         (m_o,) uint32      counts of the successors
 
 Counts saturate at 2**32 - 1.
 """
@@ -42,18 +42,19 @@ from conf.runs.fingerprint import fingerprint_file
 TABLE = "ngrams.safetensors"
 FORMAT = "adaptive-tokens ngrams 1"
 MULTIPLIER = 0x9E3779B97F4A7C15
-HEADER_BYTES = 2**20  # of the file's JSON, at most
-SUCCESSORS = 8  # of a context, at most
-LARGEST = 16 + 8 * SUCCESSORS  # bytes of a context in the file, at most
-STRENGTH = 2.0  # of the backoff: the weight k of p_{o-1} in p_o
+HEADER_BYTES = 2**20  # largest JSON header of a file
+SUCCESSORS = 8  # largest number of successors of a context
+LARGEST = 16 + 8 * SUCCESSORS  # largest size of a context in the file, in bytes
+STRENGTH = 2.0  # the weight k of the backoff p_{o-1} in p_o
 DTYPES = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4"), "U64": np.dtype("<u8")}
 
 
 def hash_contexts(tokens: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the (n,) uint64 keys of contexts from their tokens, latest first, (n,) each.
+    """Return the (n,) uint64 keys of n contexts.
 
-    h = 0; for each token t: h = ((h + t + 1) * MULTIPLIER) mod 2**64. The key of a
-    shorter context is an intermediate value of a longer one's.
+    `tokens` are (n,) arrays, latest tokens first. h = 0; for each token t:
+    h = ((h + t + 1) * MULTIPLIER) mod 2**64. So the key of a context is an intermediate value
+    in the computation for a longer context.
     """
     keys = np.zeros(len(tokens[0]), np.uint64)
     for column in tokens:
@@ -63,23 +64,26 @@ def hash_contexts(tokens: Sequence[np.ndarray]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Packing:
-    """The layout of an n-gram's tokens in its words; the last word may hold fewer."""
+    """The layout of an n-gram's tokens in 64-bit words; the last word may contain fewer tokens."""
 
     order: int
-    vocabulary: int  # the id V, padding, must fit too
+    vocabulary: int  # V, which is also the id of padding
 
     @property
     def bits(self) -> int:
-        """Bits of a token."""
+        """The number of bits of a token."""
         return self.vocabulary.bit_length()
 
     @property
     def words(self) -> int:
-        """Words of an n-gram."""
+        """The number of words of an n-gram."""
         return -(-self.order // (64 // self.bits))
 
     def pack(self, tokens: Sequence[np.ndarray]) -> np.ndarray:
-        """Return (words, n) uint64 of n-grams from their tokens, latest to successor."""
+        """Return the (words, n) uint64 words of n n-grams.
+
+        `tokens` are (n,) arrays in the order of the layout, from the latest token to the successor.
+        """
         per = 64 // self.bits
         bits = np.uint64(self.bits)
         words = np.zeros((self.words, len(tokens[0])), np.uint64)
@@ -91,17 +95,19 @@ class Packing:
     def token(self, words: np.ndarray, index: int) -> np.ndarray:
         """Return the (n,) tokens at an index: 0 is the latest, order - 1 the successor."""
         per = 64 // self.bits
-        last = min(self.order, (index // per + 1) * per) - 1  # of the same word
+        last = (
+            min(self.order, (index // per + 1) * per) - 1
+        )  # last token in the same word
         return words[index // per] >> np.uint64((last - index) * self.bits) & np.uint64(
             2**self.bits - 1
         )
 
     def contexts(self, words: np.ndarray) -> np.ndarray:
-        """Return the words without the successors."""
+        """Return the words without the successors, as keys of the contexts."""
         return np.concatenate([words[:-1], words[-1:] >> np.uint64(self.bits)])
 
     def bound(self, latest: int, before: int = 0) -> int:
-        """Return the least first word of n-grams whose contexts end in these two tokens."""
+        """Return the smallest first word of n-grams with contexts that end in `before`, `latest`."""
         rest = min(self.order, 64 // self.bits) - 2
         return ((latest << self.bits) + before) << rest * self.bits
 
@@ -115,22 +121,22 @@ class NgramCounts:
     counts: np.ndarray  # (n,) int64
 
     def token(self, index: int) -> np.ndarray:
-        """Return the (n,) tokens at a place of the packing."""
+        """Return the (n,) tokens at an index of the layout."""
         return self.packing.token(self.words, index)
 
     @property
     def successors(self) -> np.ndarray:
-        """(n,) int64 ids."""
+        """The (n,) int64 ids of the successors."""
         return self.token(self.packing.order - 1).astype(np.int64)
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """(contexts,) the first n-gram of each context."""
+        """The (contexts,) indices of the first n-gram of each context."""
         return np.flatnonzero(_new(self.packing.contexts(self.words)))
 
     @cached_property
     def totals(self) -> np.ndarray:
-        """(contexts,) int64 how often each context occurred."""
+        """The (contexts,) int64 numbers of occurrences of the contexts."""
         return _sums(self.counts, self.starts)
 
     def take(self, index: np.ndarray) -> "NgramCounts":
@@ -138,12 +144,12 @@ class NgramCounts:
         return NgramCounts(self.packing, self.words[:, index], self.counts[index])
 
     def lower(self) -> tuple["NgramCounts", np.ndarray]:
-        """Return the n-grams of the next lower order, and (n,) each one's index in them."""
+        """Return the n-grams of the next lower order, and (n,) the index of each n-gram in them."""
         order = self.packing.order
         packing = Packing(order - 1, self.packing.vocabulary)
-        places = [*range(order - 2), order - 1]
-        words = packing.pack([self.token(place) for place in places])
-        # They are in the order of their contexts already.
+        indices = [*range(order - 2), order - 1]
+        words = packing.pack([self.token(index) for index in indices])
+        # The contexts are in ascending order already.
         groups = np.cumsum(_new(packing.contexts(words)))
         ascending = np.argsort(groups << 32 | self.successors)
         words = words[:, ascending]
@@ -157,7 +163,7 @@ class NgramCounts:
 
 
 def count_ngrams(sequences: Iterable[np.ndarray], packing: Packing) -> NgramCounts:
-    """Count n-grams of the packing's order in sequences of ids, not across their ends."""
+    """Count the n-grams of the packing's order in sequences of ids, not across their ends."""
     before = np.full(packing.order - 1, packing.vocabulary, np.uint32)
     stream = np.concatenate(
         [before, *(part for tokens in sequences for part in (tokens, before))]
@@ -178,7 +184,7 @@ def count_ngrams(sequences: Iterable[np.ndarray], packing: Packing) -> NgramCoun
 
 
 def merge(parts: Sequence[NgramCounts]) -> NgramCounts:
-    """Return the n-grams of all parts, each of which is in ascending order."""
+    """Merge n-grams of the same packing; equal n-grams are added up."""
     words = np.concatenate([part.words for part in parts], axis=1)
     ascending = _ascending(words)
     words = words[:, ascending]
@@ -188,7 +194,7 @@ def merge(parts: Sequence[NgramCounts]) -> NgramCounts:
 
 
 def _ascending(words: np.ndarray) -> np.ndarray:
-    """Return the indices that sort (words, n) by rows; twice as fast as np.lexsort."""
+    """Return the (n,) indices that sort (words, n) by rows; twice as fast as np.lexsort."""
     keys = words[0]
     for word in words[1:]:
         for half in (word >> np.uint64(32), word & np.uint64(2**32 - 1)):
@@ -199,7 +205,7 @@ def _ascending(words: np.ndarray) -> np.ndarray:
 
 
 def _new(words: np.ndarray) -> np.ndarray:
-    """Return (n,) bool: True where a column of sorted words differs from the last."""
+    """Return (n,) bool, True if a column of sorted words differs from the previous column."""
     differs = np.zeros(words.shape[1], bool)
     differs[:1] = True
     for word in words:
@@ -208,21 +214,21 @@ def _new(words: np.ndarray) -> np.ndarray:
 
 
 def _sums(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Return the sums of the values from each start to the next."""
+    """Return the sums of the values between consecutive starts."""
     return np.add.reduceat(values, starts) if len(starts) else values[:0]
 
 
 @dataclass(frozen=True)
 class Contexts:
-    """Contexts of several orders with their likeliest successors, in any order."""
+    """Contexts of several orders with their likeliest successors, unsorted."""
 
     orders: np.ndarray  # (n,) uint8
     keys: np.ndarray  # (n,) uint64
     totals: np.ndarray  # (n,) int64: occurrences, with any successor
-    gains: np.ndarray  # (n,) float32: log-likelihood of the data that a byte of it adds
-    lengths: np.ndarray  # (n,) uint8: successors
+    gains: np.ndarray  # (n,) float32: gain in log-likelihood of the data, per byte
+    lengths: np.ndarray  # (n,) uint8: number of successors
     ids: np.ndarray  # (m,) uint32: successors of the first context, then of the second
-    counts: np.ndarray  # (m,) int64
+    counts: np.ndarray  # (m,) int64: counts of the successors
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the arrays by name."""
@@ -232,23 +238,23 @@ class Contexts:
         """Return the contexts at (k,) indices, in their order."""
         lengths = self.lengths[index].astype(np.int64)
         starts = np.cumsum(self.lengths, dtype=np.int64) - self.lengths
-        places = np.repeat(
+        entries = np.repeat(
             starts[index] - (np.cumsum(lengths) - lengths), lengths
         ) + np.arange(lengths.sum())
         chosen = {
-            name: array[places if name in ("ids", "counts") else index]
+            name: array[entries if name in ("ids", "counts") else index]
             for name, array in self.arrays().items()
         }
         return Contexts(**chosen)
 
     def sizes(self, vocabulary: int) -> np.ndarray:
-        """Return the (n,) bytes of the contexts in the file."""
+        """Return the (n,) sizes of the contexts in the file, in bytes."""
         return 16 + self.lengths.astype(np.int64) * (4 + id_dtype(vocabulary).itemsize)
 
     def best(self, size: int, vocabulary: int) -> "Contexts":
-        """Return the contexts with the best gain per byte that fit in `size` bytes.
+        """Return the contexts with the best gain per byte that fit in `size` bytes, unsorted.
 
-        Equal gains are ordered by order and key. The result is in no order.
+        Among equal gains, lower orders and then smaller keys come first.
         """
         sizes = self.sizes(vocabulary)
         if sizes.sum() <= size:
@@ -264,7 +270,7 @@ class Contexts:
 
 
 def descend(ngrams: NgramCounts) -> list[tuple[NgramCounts, np.ndarray]]:
-    """Return the n-grams of each order down to 2, with (n,) indices of their backoffs."""
+    """Return the n-grams of each order down to 2, with the (n,) indices of their backoff n-grams."""
     levels = []
     while ngrams.packing.order > 2:
         lower, index = ngrams.lower()
@@ -276,104 +282,104 @@ def descend(ngrams: NgramCounts) -> list[tuple[NgramCounts, np.ndarray]]:
 def score_levels(
     levels: Sequence[tuple[NgramCounts, np.ndarray]],
     bigrams: NgramCounts,
-    chances: np.ndarray,
+    probabilities: np.ndarray,
 ) -> Iterator[Contexts]:
-    """Yield the contexts of order 3 and above that gain, order by order.
+    """Yield the contexts of order 3 and above with positive gain, order by order.
 
-    `levels` come from `descend`; `bigrams` are all of the levels' latest tokens, and
-    `chances` (n,) their probabilities by `interpolate`.
+    `levels` is the result of `descend`. `bigrams` are all bigrams of the levels' latest tokens,
+    and `probabilities` (n,) the bigrams' probabilities by `interpolate`.
     """
-    chances = chances[np.searchsorted(bigrams.words[0], levels[-1][0].words[0])]
+    index = np.searchsorted(bigrams.words[0], levels[-1][0].words[0])
+    probabilities = probabilities[index]
     for ngrams, index in reversed(levels[:-1]):
-        backoff = chances[index]
-        chances = interpolate(ngrams, backoff)
-        yield score_contexts(ngrams, chances, backoff)
+        backoff = probabilities[index]
+        probabilities = interpolate(ngrams, backoff)
+        yield score_contexts(ngrams, probabilities, backoff)
 
 
 def best_of(
     contexts: Contexts, others: Contexts, size: int, vocabulary: int
 ) -> Contexts:
-    """Merge contexts, without those that `best` can never choose for this size."""
+    """Merge two sets of contexts; drop contexts that `best` can never choose for this size."""
     if contexts.sizes(vocabulary).sum() > size:
         others = others.take(np.flatnonzero(others.gains >= contexts.gains.min()))
     columns = zip(contexts.arrays().values(), others.arrays().values())
     both = Contexts(*map(np.concatenate, columns))
-    # The first context that does not fit excludes smaller, worse ones.
+    # Keep one more: the first context that does not fit also excludes smaller, worse contexts.
     return both.best(size + LARGEST, vocabulary)
 
 
 def interpolate(ngrams: NgramCounts, backoff: np.ndarray) -> np.ndarray:
-    """Return (n,) successors' probabilities p_o = (count + k p_{o-1}) / (total + k).
+    """Return the (n,) probabilities of the successors, p_o = (count + k p_{o-1}) / (total + k).
 
-    `backoff` is p_{o-1} of each n-gram's successor, (n,).
+    `backoff` (n,) is p_{o-1} of each n-gram's successor.
     """
     totals = np.repeat(ngrams.totals, np.diff(ngrams.starts, append=len(ngrams.counts)))
     return (ngrams.counts + STRENGTH * backoff) / (totals + STRENGTH)
 
 
 def score_contexts(
-    ngrams: NgramCounts, chances: np.ndarray, backoff: np.ndarray
+    ngrams: NgramCounts, probabilities: np.ndarray, backoff: np.ndarray
 ) -> Contexts:
-    """Return the contexts whose gain is positive.
+    """Return the contexts with positive gain.
 
         gain = sum over successors of (count - 1) log(p_o / p_{o-1})
 
-    One occurrence is left out: a successor that was seen once says little about other
-    texts, and is left out too. `chances` and `backoff` are p_o and p_{o-1}, (n,).
+    `probabilities` and `backoff` are p_o and p_{o-1}, (n,). The count is reduced by one, since a
+    single occurrence says little about other texts; so successors that occur once are dropped.
     """
     packing = ngrams.packing
     starts = ngrams.starts
     likely = np.flatnonzero(ngrams.counts > 1)
     context = np.searchsorted(starts, likely, side="right") - 1
-    # By context, then by count, the largest first; equal counts by id.
+    # Sort by context, then by descending count, then by id.
     order = np.lexsort((-ngrams.counts[likely], context))
     likely = likely[order]
     context = context[order]
-    kept = np.ones(len(context), bool)
-    kept[SUCCESSORS:] = context[SUCCESSORS:] != context[:-SUCCESSORS]
-    likely = likely[kept]
-    context = context[kept]
+    is_kept = np.ones(len(context), bool)
+    is_kept[SUCCESSORS:] = context[SUCCESSORS:] != context[:-SUCCESSORS]
+    likely = likely[is_kept]
+    context = context[is_kept]
     first = np.flatnonzero(np.diff(context, prepend=-1))
     chosen = context[first]
     lengths = np.diff(first, append=len(context))
     heads = ngrams.take(starts[chosen])
     contexts = Contexts(
         orders=np.full(len(chosen), packing.order, np.uint8),
-        keys=hash_contexts([heads.token(place) for place in range(packing.order - 1)]),
+        keys=hash_contexts([heads.token(index) for index in range(packing.order - 1)]),
         totals=ngrams.totals[chosen],
         gains=np.zeros(len(chosen), np.float32),
         lengths=lengths.astype(np.uint8),
         ids=ngrams.take(likely).successors.astype(np.uint32),
         counts=ngrams.counts[likely],
     )
-    gains = _sums(
-        (ngrams.counts[likely] - 1) * np.log(chances[likely] / backoff[likely]), first
-    )
+    ratios = np.log(probabilities[likely] / backoff[likely])
+    gains = _sums((ngrams.counts[likely] - 1) * ratios, first)
     contexts.gains[:] = gains / contexts.sizes(packing.vocabulary)
     padded = heads.token(packing.order - 2) == packing.vocabulary
     return contexts.take(np.flatnonzero((gains > 0) & ~padded))
 
 
 def no_contexts() -> Contexts:
-    """Return Contexts of length 0."""
-    kinds = (np.uint8, np.uint64, np.int64, np.float32, np.uint8, np.uint32, np.int64)
-    return Contexts(*(np.empty(0, kind) for kind in kinds))
+    """Return empty Contexts."""
+    dtypes = (np.uint8, np.uint64, np.int64, np.float32, np.uint8, np.uint32, np.int64)
+    return Contexts(*(np.empty(0, dtype) for dtype in dtypes))
 
 
 def id_dtype(vocabulary: int) -> np.dtype:
-    """Return the type of the successors' ids in the file."""
+    """Return the dtype of the successors' ids in the file."""
     return np.dtype("<u2" if vocabulary <= 2**16 else "<u4")
 
 
 def table_size(packing: Packing) -> int:
-    """Return the bytes of a table without contexts, less the header."""
+    """Return the size of a table without contexts and header, in bytes."""
     return 4 * packing.vocabulary + 4 * (packing.order - 1)
 
 
 def table_tensors(
     contexts: Contexts, unigrams: np.ndarray, order: int
 ) -> dict[str, np.ndarray]:
-    """Return the file's tensors in its order: the widest first, for alignment."""
+    """Return the tensors in the file's order: larger dtypes first, for alignment."""
     tensors = {"unigrams": _saturated(unigrams)}
     for level in range(2, order + 1):
         chosen = np.flatnonzero(contexts.orders == level)
@@ -394,9 +400,10 @@ def _saturated(counts: np.ndarray) -> np.ndarray:
 def write_table(
     path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]
 ) -> None:
-    """Write safetensors with the tensors' SHA-256 in the metadata.
+    """Write a safetensors file with the SHA-256 of the tensors in its metadata.
 
-    The library writes metadata in an order of its own: other bytes on every run.
+    The safetensors library is not used, because it writes metadata in a random order, so every
+    run would give different bytes.
     """
     digest = hashlib.sha256()
     offset = 0
@@ -420,15 +427,15 @@ def write_table(
 
 
 def find_table(folder: Path, *, vocabulary: int, tokenizer: Path) -> Path | None:
-    """Return the path of the table in a folder, None without a table.
+    """Return the path of the n-gram table in a folder, or None if there is no table.
 
-    Raises UserError for a damaged table, and for one of another vocabulary or tokenizer.
+    Raises UserError if the table is damaged, or was made for another vocabulary or tokenizer.
     """
     path = folder / TABLE
     if not path.exists():
         return None
-    if not path.is_file():  # opening a FIFO would wait for ever
-        raise _refused(path, "an n-gram table", "no regular file")
+    if not path.is_file():  # opening a FIFO would block forever
+        raise _table_error(path, "an n-gram table", "a folder, FIFO or device")
     try:
         with open(path, "rb") as file:
             size = int.from_bytes(file.read(8), "little")
@@ -437,7 +444,7 @@ def find_table(folder: Path, *, vocabulary: int, tokenizer: Path) -> Path | None
             )
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _refused(path, "an n-gram table", in_one_line(error)) from error
+        raise _table_error(path, "an n-gram table", in_one_line(error)) from error
     expected = {
         "format": FORMAT,
         "vocabulary": str(vocabulary),
@@ -445,22 +452,22 @@ def find_table(folder: Path, *, vocabulary: int, tokenizer: Path) -> Path | None
     }
     for name, value in expected.items():
         if metadata.get(name) != value:
-            raise _refused(
-                path, f"an n-gram table of {name} {value}", metadata.get(name)
+            raise _table_error(
+                path, f"an n-gram table with {name} {value}", metadata.get(name)
             )
     if metadata.get("sha256") != digest:
-        raise _refused(path, "a whole n-gram table", "a checksum mismatch")
+        raise _table_error(path, "an intact n-gram table", "a checksum mismatch")
     return path
 
 
-def _refused(path: Path, expected: str, got: object) -> UserError:
+def _table_error(path: Path, expected: str, got: object) -> UserError:
     return UserError(
-        f"{path} must be {expected}, got {got}. Copy it anew, or remove it to do without."
+        f"{path} must be {expected}, got {got}. Copy it again, or remove it to work without it."
     )
 
 
 def link_table(source: Path, target: Path) -> None:
-    """Make `target` a hard link to `source`, or a copy where that is impossible."""
+    """Make `target` a hard link to `source`, or a copy if a link is impossible."""
     target.unlink(missing_ok=True)
     try:
         os.link(os.path.realpath(source), target)

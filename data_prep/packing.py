@@ -1,8 +1,8 @@
-"""Documents into sequences of one length. Pure: token lists in, sequences out.
+"""Pack documents into sequences of equal length. Pure functions, without files.
 
-An infilling document is never cut; a plain one may be, at the end of a sequence. A chat
-document is cut only if it is longer than a sequence. Every sequence knows the spans of
-its documents, so what is not covered by a span is padding.
+Infilling documents are never cut. A plain document may be cut at the end of a sequence. A
+chat document is cut only if it is longer than a sequence. A sequence has the spans of its
+documents; tokens outside of all spans are padding.
 """
 
 from collections import deque
@@ -16,42 +16,42 @@ from data_prep.encode import Mode
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A document in token ids."""
+    """A document as token ids."""
 
     id: str
     language: int  # index into a list of languages
     mode: Mode
     ids: np.ndarray  # (n,)
-    prompt: int = 0  # leading ids that have no loss
+    prompt: int = 0  # number of leading ids without loss
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A document, or the part of one, at tokens start:stop of a sequence."""
+    """A document, or a part of a document, at tokens start:stop of a sequence."""
 
     start: int
     stop: int
     document: Encoded
-    offset: int  # of the part within the document
+    offset: int  # start of the part within the document
 
 
 @dataclass(slots=True)
 class SequenceSpans:
-    """One sequence: spans in order, without gaps from 0."""
+    """The spans of a sequence in order, from token 0 without gaps."""
 
     spans: list[Span] = field(default_factory=list)
 
     @property
     def used(self) -> int:
-        """Tokens that are filled; the rest is padding."""
+        """The number of tokens before the padding."""
         return self.spans[-1].stop if self.spans else 0
 
-    def place(self, document: Encoded, offset: int, length: int) -> None:
-        """Append `length` tokens of a document from `offset` on."""
+    def append(self, document: Encoded, offset: int, length: int) -> None:
+        """Append `length` tokens of a document, starting at `offset`."""
         self.spans.append(Span(self.used, self.used + length, document, offset))
 
     def tokens(self, seq_len: int, padding: int) -> np.ndarray:
-        """Return (seq_len,) ids, `padding` after the last document."""
+        """Return the (seq_len,) ids, with the id `padding` after the last document."""
         parts = [
             span.document.ids[span.offset :][: span.stop - span.start]
             for span in self.spans
@@ -62,11 +62,11 @@ class SequenceSpans:
 def pack(
     documents: Iterable[Encoded], seq_len: int, *, patience: int = 64
 ) -> Iterator[SequenceSpans]:
-    """Fill sequences of `seq_len` tokens.
+    """Pack documents into sequences of `seq_len` tokens.
 
-    An infilling document that does not fit the open sequence waits for the next one while
-    plain documents fill the gap; once `patience` documents wait, the gap is padded instead.
-    Raises ValueError for an infilling document longer than a sequence.
+    An infilling document that does not fit in the current sequence waits for the next one,
+    while plain documents fill the gap. If more than `patience` documents wait, the gap is
+    padded instead. Raises ValueError for an infilling document longer than a sequence.
     """
     current = SequenceSpans()
     waiting: deque[Encoded] = deque()
@@ -75,10 +75,11 @@ def pack(
         if document.mode is not Mode.PLAIN and not long_chat:
             if len(document.ids) > seq_len:
                 raise ValueError(
-                    f"an infilling document of {len(document.ids)} tokens cannot be cut"
+                    f"an infilling document must have at most {seq_len} tokens, got "
+                    f"{len(document.ids)}"
                 )
             waiting.append(document)
-            _place_waiting(current, waiting, seq_len)
+            _append_waiting(current, waiting, seq_len)
             while len(waiting) > patience:
                 yield current
                 current = _open(waiting, seq_len)
@@ -90,7 +91,7 @@ def pack(
                 yield current
                 current = _open(waiting, seq_len)
                 continue
-            current.place(document, offset, length)
+            current.append(document, offset, length)
             offset += length
     while current.spans:
         yield current
@@ -98,19 +99,19 @@ def pack(
 
 
 def _open(waiting: deque[Encoded], seq_len: int) -> SequenceSpans:
-    """Begin a sequence with the waiting documents, which cannot be cut."""
-    opened = SequenceSpans()
-    _place_waiting(opened, waiting, seq_len)
-    return opened
+    """Start a new sequence with the waiting documents that fit."""
+    sequence = SequenceSpans()
+    _append_waiting(sequence, waiting, seq_len)
+    return sequence
 
 
-def _place_waiting(
+def _append_waiting(
     current: SequenceSpans, waiting: deque[Encoded], seq_len: int
 ) -> None:
-    """Place, in order of arrival, every waiting document that fits."""
+    """Append each waiting document that fits, in order of arrival."""
     for _ in range(len(waiting)):
         document = waiting.popleft()
         if len(document.ids) <= seq_len - current.used:
-            current.place(document, 0, len(document.ids))
+            current.append(document, 0, len(document.ids))
         else:
             waiting.append(document)

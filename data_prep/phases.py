@@ -1,15 +1,15 @@
 """The phases of data preparation: functions of a job and a task number, in this order.
 
-    sign, match, cluster    near-duplicates, if they are to be removed
-    measure                 a part's files, bytes and tokens by language, for a budget
-    choose                  the thresholds that meet the budget
-    encode                  a part's documents as ids, in runs sorted by hash
-    tally                   totals; ends the run if too much was unreadable
-    pack                    a range of hashes as one shard
-    count, merge, select    the n-gram table, unless it is switched off
+    sign, match, cluster    find near-duplicates, if near_duplicates is set
+    measure                 count a part's files, bytes and tokens by language, for a budget
+    choose                  choose thresholds that meet the budget
+    encode                  encode a part's documents, in runs sorted by hash
+    tally                   add up totals; end the run if too much was unreadable
+    pack                    pack a range of hashes into one shard
+    count, merge, select    make the n-gram table, unless ngrams.megabytes is 0
 
-and `finish`, which makes the result visible. Neither the worker that runs a task nor the
-number of workers changes what the task writes.
+Last, `finish` publishes the result. The output of a task depends neither on the worker nor on
+the number of workers.
 """
 
 import json
@@ -25,16 +25,23 @@ from conf.errors import UserError
 from conf.runs.files import read_result
 from conf.runs.fingerprint import fingerprint_file
 from conf.runs.stage import RUN_RECORD, publish, write_manifest
-from data_prep.document import Document, Drop, in_words, is_held_out, order, split
+from data_prep.document import (
+    Document,
+    Drop,
+    format_counts,
+    is_held_out,
+    order,
+    split,
+)
 from data_prep.encode import encode
-from data_prep.job import INDEX, WORK, Job, Phase, one_task
+from data_prep.job import INDEX, WORK, Job, Phase
 from data_prep.ngram_tasks import (
-    count_unit,
+    count_slice,
     merge_range,
+    needs_table,
     range_count,
     select,
-    units,
-    wants_table,
+    slices,
 )
 from data_prep.ngrams import TABLE
 from data_prep.packing import Encoded, pack
@@ -48,47 +55,48 @@ from data_prep.runs import (
 )
 from data_prep.selection import (
     BUCKETS,
+    apply_budget,
     choose_documents,
-    chosen,
     cluster,
+    drop_near_duplicates,
     match,
     measure,
     sign,
-    unique,
 )
 from data_prep.shards import SPLITS, ShardWriter
 from data_prep.sources import UNREADABLE
 
 DROPS = "drops.jsonl"
-# What to do where most rows are dropped for a reason.
+# What the user can do if most rows are dropped, by reason.
 CURES = {
     "missing column": "Name the column: data.text=NAME for documents, data=chat "
     "data.messages=NAME for conversations.",
-    "malformed row": "Write one JSON object a line, or a JSON list of objects.",
+    "malformed row": "Write one JSON object per line, or a JSON list of objects.",
     "unusable conversation": "Correct the messages, or name their column: "
     "data.messages=NAME.",
-    "chat template": "Take the tokenizer of a chat model whose template renders these "
+    "chat template": "Use the tokenizer of a chat model with a template that renders these "
     "messages.",
     "no answer to train on": "Give an answer a weight other than 0.",
 }
-DOCUMENT_TOKENS = 256  # memory of a document beside its ids, in tokens
+DOCUMENT_TOKENS = 256  # memory of a document without its ids, in tokens
 
 
 def encode_part(job: Job, part: int, folder: Path) -> dict[str, Any]:
-    """Encode a part's documents; write aside what is dropped and what is held out."""
+    """Encode a part's documents; write drops and held-out texts to separate files."""
     counts: Counter[str] = Counter()
     drops: Counter[str] = Counter()
     dtype = token_dtype(job.vocab.size)
     writers = {name: RunWriter(folder / name, dtype) for name in SPLITS}
     totals = {name: _no_documents() for name in SPLITS}
     languages: dict[str, int] = {}
-    rows = unique(job, part, chosen(job, _counted(job.rows(part), counts), counts))
+    rows = apply_budget(job, _counted(job.rows(part), counts), counts)
+    rows = drop_near_duplicates(job, part, rows)
     with (
         open(folder / DROPS, "w", encoding="utf-8", errors="backslashreplace") as file,
         HeldOutWriter(folder) as held_out,
     ):
-        kept = _set_aside(job.screened(rows), drops, file)
-        pieces = _pieces(job, kept, counts)
+        documents = _write_drops(job.screen(rows), drops, file)
+        pieces = _pieces(job, documents, counts)
         for document, mode, ids in encode(pieces, job.config, job.encoder):
             name = "held_out" if document.held_out else "train"
             key = order(document.id, seed=job.config.seed)
@@ -121,10 +129,10 @@ def _counted(
         yield row
 
 
-def _set_aside(
+def _write_drops(
     rows: Iterable[Document | Drop], drops: Counter[str], file: TextIO
 ) -> Iterator[Document]:
-    """Yield the documents; count the drops and write them to the file."""
+    """Yield the documents; count the drops and write them to `file`."""
     for row in rows:
         if isinstance(row, Document):
             yield row
@@ -136,12 +144,12 @@ def _set_aside(
 def _pieces(
     job: Job, documents: Iterable[Document], counts: Counter[str]
 ) -> Iterator[Document]:
-    """Yield the pieces of documents; count those that spell a control piece."""
+    """Yield the pieces of the documents; count documents that spell a control piece."""
     for document in documents:
         counts["documents"] += 1
         spells_control = job.encoder.spells_control(document.text)
         counts["documents with control pieces"] += spells_control
-        # By file, so that no part of a held-out file is ever trained on.
+        # Held out before splitting, so that no piece of a held-out document is trained on.
         held_out = is_held_out(
             document.id, seed=job.config.seed, share=job.plan["held_out"]
         )
@@ -153,7 +161,7 @@ def _pieces(
 def tally(job: Job, _: int, folder: Path) -> dict[str, Any]:
     """Return totals over all parts.
 
-    Raises UserError if too much was unreadable or nothing is left.
+    Raises UserError if too much was unreadable or no document is left.
     """
     counts: Counter[str] = Counter()
     drops: Counter[str] = Counter()
@@ -188,7 +196,7 @@ def _check_readable(job: Job, counts: Counter[str], drops: Counter[str]) -> None
     files = sum(len(part.files) for part in job.parts)
     broken_files = counts["broken files"]
     broken_rows = sum(drops[reason] for reason in UNREADABLE) - broken_files
-    # The template comes after the filters, and may refuse all that they let through.
+    # The chat template may refuse documents that have passed the filters.
     refused = drops["chat template"] > limit * (
         counts["documents"] + drops["chat template"]
     )
@@ -200,24 +208,24 @@ def _check_readable(job: Job, counts: Counter[str], drops: Counter[str]) -> None
     ):
         reason = max(drops, key=lambda name: drops[name], default="")
         raise UserError(
-            f"data.path={job.config.data.path} must have documents, at most {limit:.1%} "
-            f"of its rows and files unreadable (max_unreadable), got {broken_rows} of "
-            f"{counts['rows']} rows, {broken_files} of {files} files, and as drops "
-            f"{in_words(drops)}.{_example(job, reason)} {CURES.get(reason, '')} See "
-            f"{job.work}/encode/*/{DROPS}"
+            f"data.path={job.config.data.path} must have documents, with at most "
+            f"{limit:.1%} of rows and of files unreadable (max_unreadable), got "
+            f"{broken_rows} of {counts['rows']} rows and {broken_files} of {files} files "
+            f"unreadable; drops: {format_counts(drops)}.{_example(job, reason)} "
+            f"{CURES.get(reason, '')} See {job.work}/encode/*/{DROPS}"
         )
 
 
 def _example(job: Job, reason: str) -> str:
-    """Return a sentence about the first drop of a reason."""
+    """Return the first drop of a reason as a sentence."""
     for part in range(len(job.parts)):
         with open(job.done("encode", part) / DROPS, "rb") as file:
             for line in file:
                 drop = json.loads(line)
                 if drop["reason"] == reason:
-                    place = "" if drop["row"] is None else f", row {drop['row']}"
+                    row = "" if drop["row"] is None else f", row {drop['row']}"
                     detail = f": {drop['detail']}" if drop["detail"] else ""
-                    return f" First {reason}: {drop['file']}{place}{detail}."
+                    return f" First {reason}: {drop['file']}{row}{detail}."
     return ""
 
 
@@ -240,7 +248,7 @@ def pack_shard(job: Job, task: int, folder: Path) -> dict[str, Any]:
         for key, document in read_runs(stem, facts[name]["bounds"], dtype, low, high):
             document = replace(document, language=languages[document.language])
             keyed.append((key, document))
-    if not keyed:  # one document may be larger than a shard
+    if not keyed:  # the range has no document, since one document may exceed a shard
         return {"split": name, "sequences": 0, "tokens": 0}
     keyed.sort(key=lambda pair: pair[0])
     seq_len = job.config.seq_len
@@ -252,13 +260,13 @@ def pack_shard(job: Job, task: int, folder: Path) -> dict[str, Any]:
 
 
 def shard_count(job: Job) -> int:
-    """Return the number of shards of all splits together."""
+    """Return the total number of shards of all splits."""
     totals = job.read_facts("tally")
     return sum(totals[name]["shards"] for name in SPLITS)
 
 
 def finish(job: Job) -> None:
-    """Move the results into place, write the manifest, make the folder visible."""
+    """Move the results into the folder, write the manifest, and publish the folder."""
     results: list[Path] = []
     shards: dict[str, list[dict[str, Any]]] = {name: [] for name in SPLITS}
     for task in range(shard_count(job)):
@@ -267,10 +275,10 @@ def finish(job: Job) -> None:
         if shard["sequences"]:
             shards[shard.pop("split")].append(shard)
     facts = _manifest_facts(job, shards)
-    if wants_table(job):
+    if needs_table(job):
         facts["ngrams"] = job.read_facts("select")
         results += job.done("select").glob(TABLE)
-    # A run that was killed here moved some of them: those are no longer listed.
+    # Files that a killed run has moved already are not in `results`.
     for path in results:
         os.replace(path, job.folder / path.name)
     encoded = [job.done("encode", part) for part in range(len(job.parts))]
@@ -280,7 +288,7 @@ def finish(job: Job) -> None:
             with open(folder / DROPS, "rb") as file:
                 shutil.copyfileobj(file, out)
     write_manifest(job.folder, "shards", read_result(job.folder / RUN_RECORD), **facts)
-    # Another run that meets the finished folder removes it too.
+    # If this run is killed here, the next run removes the work folder.
     shutil.rmtree(publish(job.folder) / WORK, ignore_errors=True)
 
 
@@ -320,7 +328,7 @@ def _part_count(job: Job) -> int:
     return len(job.parts)
 
 
-def _wants_unique(job: Job) -> bool:
+def _drops_duplicates(job: Job) -> bool:
     return job.config.near_duplicates
 
 
@@ -329,15 +337,15 @@ def _has_budget(job: Job) -> bool:
 
 
 PHASES = (
-    Phase("sign", _part_count, sign, _wants_unique),
-    Phase("match", lambda job: BUCKETS, match, _wants_unique),
-    Phase("cluster", one_task, cluster, _wants_unique),
+    Phase("sign", _part_count, sign, _drops_duplicates),
+    Phase("match", BUCKETS, match, _drops_duplicates),
+    Phase("cluster", 1, cluster, _drops_duplicates),
     Phase("measure", _part_count, measure, _has_budget),
-    Phase("choose", one_task, choose_documents, _has_budget),
+    Phase("choose", 1, choose_documents, _has_budget),
     Phase("encode", _part_count, encode_part),
-    Phase("tally", one_task, tally),
+    Phase("tally", 1, tally),
     Phase("pack", shard_count, pack_shard),
-    Phase("count", lambda job: len(units(job)), count_unit, wants_table),
-    Phase("merge", range_count, merge_range, wants_table),
-    Phase("select", one_task, select, wants_table),
+    Phase("count", lambda job: len(slices(job)), count_slice, needs_table),
+    Phase("merge", range_count, merge_range, needs_table),
+    Phase("select", 1, select, needs_table),
 )

@@ -1,4 +1,4 @@
-"""Prepare data: a plan, the phases of data_prep.phases, the result made visible."""
+"""Prepare a data folder: write the plan, run the phases of data_prep.phases, publish the result."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ from data_prep.config import DataPrepConfig
 from data_prep.document import held_out_share
 from data_prep.encode import Encoder
 from data_prep.executors import refuse_while_queued, run_local, submit_slurm
-from data_prep.filters import entries, index_entries, sources_hash
+from data_prep.filters import benchmark_texts, benchmarks_hash, index_entries
 from data_prep.job import INDEX, PLAN, WORK, Job
 from data_prep.listing import REMOTE, InputPart, list_parts
 from data_prep.phases import finish
@@ -39,54 +39,56 @@ from data_prep.vocab import (
 
 # Settings that do not change the result.
 CHANGEABLE = ("executor", "workers", "slurm", "max_unreadable")
-# Data that is compared by content: seconds of a core, and one read of the disk.
+# Largest data that is fingerprinted by content, which takes seconds of a core and one read.
 CONTENT_BYTES = 2**34
-LEAST_HELD_OUT = 4  # source files, but at most a fifth of them
+LEAST_HELD_OUT = (
+    4  # smallest number of held-out source files, but at most a fifth of all
+)
 
 
 def prepare(config: DataPrepConfig) -> str | None:
-    """Make the folder `config.out`; return a remark for the user if it is not made.
+    """Write the data folder `config.out`; return a remark for the user if it is not written now.
 
-    An interrupted preparation goes on where it stopped. Raises UserError, and leaves
-    nothing visible, for anything that makes a result impossible, and for a preparation
-    that was begun with other settings, files or commit of this project.
+    An interrupted preparation is continued. Raises UserError, without publishing a folder, if
+    the data cannot be prepared, or if the interrupted preparation had other settings, other
+    input files or another commit of this project.
     """
     out = Path(config.out)
     if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(config.data.path)):
         raise UserError(
-            f"out={out} must be a folder outside of data.path={config.data.path}, got "
-            "one within"
+            f"out={out} must be a folder outside of data.path={config.data.path}. Use "
+            "another out="
         )
     check_out(out)
-    parts, place = list_parts(config.data)
-    facts = _facts(config, parts, place)
+    parts, root = list_parts(config.data)
+    facts = _provenance(config, parts, root)
     if is_finished(out, "shards", facts):
-        # A run that was killed right at its end leaves this.
+        # Left by a run that was killed right before its end.
         shutil.rmtree(out / WORK, ignore_errors=True)
         return "is finished: nothing to do"
     refuse_while_queued(config.out)
-    # An unfinished run can be continued by the same code alone.
+    # Only the same version of the code can continue an unfinished run.
     with start_run(out, {**facts, "commit": commit()}) as folder:
         job = Job(config, folder)
         if not (folder / PLAN).is_file():
-            _plan(job, parts, place)
+            _write_plan(job, parts, root)
         if config.executor == "slurm":
-            return f"will be made by Slurm, last by job {submit_slurm(job)}"
+            return f"will be written by Slurm; the last job is {submit_slurm(job)}"
         run_local(job)
         finish(job)
     return None
 
 
-def _facts(
-    config: DataPrepConfig, parts: list[InputPart], place: str
+def _provenance(
+    config: DataPrepConfig, parts: list[InputPart], root: str
 ) -> dict[str, Any]:
-    """Return what determines the result: settings, and contents of the files they name."""
+    """Return the settings and the fingerprints of all input files, which determine the result."""
     facts = collect_provenance(config, {}, ignore=CHANGEABLE)
     inputs = facts["inputs"]
-    inputs["data.path"] = _data_fingerprint(parts, place)
-    inputs["decontaminate"] = sources_hash(config.decontaminate)
-    if place.startswith(REMOTE):
-        inputs["commit"] = place.rpartition("@")[2]
+    inputs["data.path"] = _data_fingerprint(parts, root)
+    inputs["decontaminate"] = benchmarks_hash(config.decontaminate)
+    if root.startswith(REMOTE):
+        inputs["commit"] = root.rpartition("@")[2]
     tokenizer_file(config.tokenizer)
     for name in ("config.json", "generation_config.json", *FILES):
         if (path := Path(config.tokenizer) / name).is_file():
@@ -97,14 +99,14 @@ def _facts(
     return facts
 
 
-def _data_fingerprint(parts: list[InputPart], place: str) -> str:
-    """Return a hash of the data: of its files' content, so that a copy is the same data.
+def _data_fingerprint(parts: list[InputPart], root: str) -> str:
+    """Return a hash of the data's content, so that a copy has the same fingerprint.
 
-    More than CONTENT_BYTES count by names, sizes and times; data of the hub count by
-    names and sizes, beside the commit.
+    For more than CONTENT_BYTES, hash the names, sizes and modification times of the files; for
+    data on the hub, names and sizes, since the commit is recorded too.
     """
-    files = [(name, Path(place) / name) for part in parts for name in part.files]
-    remote = place.startswith(REMOTE)
+    files = [(name, Path(root) / name) for part in parts for name in part.files]
+    remote = root.startswith(REMOTE)
     if not remote and sum(part.size for part in parts) <= CONTENT_BYTES:
         return fingerprint_files(files)
     times = [] if remote else [path.stat().st_mtime_ns for _, path in files]
@@ -112,8 +114,8 @@ def _data_fingerprint(parts: list[InputPart], place: str) -> str:
     return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 
 
-def _plan(job: Job, parts: list[InputPart], place: str) -> None:
-    """Write the tools that every task needs into the folder, and then the plan."""
+def _write_plan(job: Job, parts: list[InputPart], root: str) -> None:
+    """Write tokenizer and index for the tasks into the folder, and then the plan."""
     config = job.config
     folder = job.folder
     held_out = config.held_out
@@ -127,10 +129,10 @@ def _plan(job: Job, parts: list[InputPart], place: str) -> None:
     encoder = Encoder(tokenizer, vocab)
     encoder.check()
     if config.data.messages:
-        ChatTemplate(Path(config.tokenizer), encoder)  # refuses a folder without one
-    index = index_entries(entries(config.decontaminate))
+        ChatTemplate(Path(config.tokenizer), encoder)  # raises if there is no template
+    index = index_entries(benchmark_texts(config.decontaminate))
     plan = {
-        "place": place,
+        "root": root,
         "parts": [asdict(part) for part in parts],
         "vocab": vocab.to_json(),
         "shares": read_table(config) if config.proportion.table else None,

@@ -1,16 +1,16 @@
-"""Sort encoded documents on disk between reading and packing; collect held-out texts.
+"""Sort encoded documents on disk between encoding and packing; collect held-out texts.
 
-A document's key is a hash of its id: the order of keys shuffles all documents, and a range
-of keys is a random part of them. The task of a part writes runs, each sorted by key and
-small enough for memory; a packer reads one range of keys from the runs of all parts. The
+A document's key is a hash of its id. Sorting by key shuffles the documents, and a range of
+keys is a random sample. The encoding task of a part writes runs, each sorted by key and small
+enough for memory. A packing task reads one range of keys from the runs of all parts, so the
 division into parts does not change its documents.
 
     <stem>.records    RECORD of each document, run after run
     <stem>.tokens     the ids of all documents, in the same order
     <stem>.names      the documents' ids as UTF-8, in the same order
 
-Held-out documents are kept as text too: prompts for measurements of the model. Those of
-conversations are their `messages` up to the answer.
+Held-out documents are also saved as text, as prompts for measuring the model. For
+conversations, `messages` has the messages before the answer.
 """
 
 import json
@@ -31,8 +31,8 @@ from data_prep.shards import save_array
 RECORD = np.dtype(
     [
         ("key", "<u8"),
-        ("start", "<u8"),  # of its ids within the tokens, in tokens
-        ("name", "<u8"),  # start of its id within the names, in bytes
+        ("start", "<u8"),  # start of the document in <stem>.tokens, in tokens
+        ("name", "<u8"),  # start of the document's id in <stem>.names, in bytes
         ("length", "<u4"),
         ("prompt", "<u4"),
         ("name_length", "<u4"),
@@ -40,32 +40,32 @@ RECORD = np.dtype(
         ("mode", "u1"),
     ]
 )
-KINDS = ("records", "tokens", "names")
+FILES = ("records", "tokens", "names")
 RUN_BYTES = 2**27  # memory of a run
-DOCUMENT_BYTES = 512  # memory of a document beside its ids
+DOCUMENT_BYTES = 512  # memory of a document without its ids
 TEXTS = "held_out.jsonl"
-PLACES = "held_out.npy"
+POSITIONS = "held_out.npy"
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Return the smallest unsigned integers that hold every id."""
+    """Return the smallest unsigned integer type that can store every id."""
     return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
 
 
 class RunWriter:
-    """Sorts documents into runs; `close` makes them readable."""
+    """Writes documents as sorted runs; `close` completes the files."""
 
     def __init__(self, stem: Path, dtype: np.dtype, run_bytes: int = RUN_BYTES) -> None:
         self._dtype = dtype
         self._limit = run_bytes
-        self._files = {kind: open(f"{stem}.{kind}", "wb") for kind in KINDS}  # noqa: SIM115 (until close)
+        self._files = {name: open(f"{stem}.{name}", "wb") for name in FILES}  # noqa: SIM115 (until close)
         self._documents: list[tuple[int, Encoded]] = []
         self._bytes = 0
         self._bounds = [0]
         self._tokens = 0
 
     def add(self, key: int, document: Encoded) -> None:
-        """Take one document."""
+        """Add a document to the current run."""
         ids = document.ids.astype(self._dtype)
         self._documents.append((key, replace(document, ids=ids)))
         self._bytes += ids.nbytes + DOCUMENT_BYTES
@@ -77,9 +77,9 @@ class RunWriter:
         records = []
         for key, document in self._documents:
             name = document.id.encode()
-            place = (key, self._tokens, self._files["names"].tell())
+            starts = (self._tokens, self._files["names"].tell())
             lengths = (len(document.ids), document.prompt, len(name))
-            records.append((*place, *lengths, document.language, document.mode))
+            records.append((key, *starts, *lengths, document.language, document.mode))
             self._files["names"].write(name)
             self._files["tokens"].write(document.ids.tobytes())
             self._tokens += len(document.ids)
@@ -89,7 +89,7 @@ class RunWriter:
         self._bytes = 0
 
     def close(self) -> list[int]:
-        """Write the rest; return the bounds of the runs within the records."""
+        """Write the last run and close the files; return the bounds of the runs in the records."""
         self._flush()
         for file in self._files.values():
             file.close()
@@ -99,12 +99,12 @@ class RunWriter:
 def read_runs(
     stem: Path, bounds: Sequence[int], dtype: np.dtype, low: int, high: int
 ) -> Iterator[tuple[int, Encoded]]:
-    """Yield the documents with low <= key < high, run after run, each with its key."""
+    """Yield (key, document) for low <= key < high, run after run."""
     if bounds[-1] == 0:  # an empty file cannot be mapped
         return
     records = np.memmap(f"{stem}.records", RECORD, "r")
     for first, last in zip(bounds, bounds[1:]):
-        # By bisection, so that of a long run only a few pages are read.
+        # Bisection reads only a few pages of a long run.
         start, stop = (
             first
             + bisect_left(
@@ -121,27 +121,27 @@ def read_runs(
             f"{stem}.tokens", dtype, end - begin, offset=begin * dtype.itemsize
         )
         with open(f"{stem}.names", "rb") as names:
-            names.seek(int(chosen["name"][0]))  # they follow in the records' order
-            for key, place, _, length, prompt, *rest in chosen.tolist():
+            names.seek(int(chosen["name"][0]))  # names are in the order of the records
+            for key, token, _, length, prompt, *rest in chosen.tolist():
                 name_length, language, mode = rest
                 id = names.read(name_length).decode()
-                own = ids[place - begin :][:length]
+                own = ids[token - begin :][:length]
                 yield key, Encoded(id, language, Mode(mode), own, prompt)
 
 
 class HeldOutWriter:
-    """Writes one part's held-out texts, and on exit the place of each."""
+    """Writes the held-out texts of a part, and on exit the positions of the texts."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._places = array("Q")  # key, start and stop of each document
+        self._positions = array("Q")  # key, start and stop of each document
 
     def __enter__(self) -> "HeldOutWriter":
         self._file = open(self._folder / TEXTS, "wb")  # noqa: SIM115 (until exit)
         return self
 
     def add(self, key: int, document: Document) -> None:
-        """Append one document."""
+        """Append a document."""
         row: dict[str, Any] = {
             "id": document.id,
             "language": document.language,
@@ -153,24 +153,24 @@ class HeldOutWriter:
             row["tools"] = document.tools
         start = self._file.tell()
         self._file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-        self._places.extend((key, start, self._file.tell()))
+        self._positions.extend((key, start, self._file.tell()))
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
         save_array(
-            self._folder / PLACES,
-            np.array(self._places, dtype=np.uint64).reshape(-1, 3),
+            self._folder / POSITIONS,
+            np.array(self._positions, dtype=np.uint64).reshape(-1, 3),
         )
 
 
 def merge_held_out(folders: Sequence[Path], out: Path) -> None:
-    """Write all parts' held-out texts as one file, sorted by key, then by part."""
-    places = [np.load(folder / PLACES) for folder in folders]
-    parts = np.repeat(np.arange(len(folders)), [len(own) for own in places])
-    every = np.concatenate(places)
+    """Write the held-out texts of all parts to one file, sorted by key, then by part."""
+    by_part = [np.load(folder / POSITIONS) for folder in folders]
+    parts = np.repeat(np.arange(len(folders)), [len(rows) for rows in by_part])
+    positions = np.concatenate(by_part)
     with open(out, "wb") as file:
-        for index in np.argsort(every[:, 0], kind="stable").tolist():
-            _, start, stop = every[index].tolist()
+        for index in np.argsort(positions[:, 0], kind="stable").tolist():
+            _, start, stop = positions[index].tolist()
             with open(folders[parts[index]] / TEXTS, "rb") as part:
                 part.seek(start)
                 file.write(part.read(stop - start))

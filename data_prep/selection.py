@@ -1,14 +1,14 @@
-"""Choose documents: one of each cluster of near-duplicates, of these a budget's share.
+"""Choose documents: remove near-duplicates, and meet a budget of tokens.
 
-Near-duplicates are found by datatrove's MinHash: 14 buckets of 8 hashes of 5-grams of
-words, which finds pairs of similarity 0.8 with probability 0.92. Three phases: signatures
-of a part, pairs in a bucket, clusters of all.
+datatrove's MinHash finds near-duplicates with 14 buckets of 8 hashes of word 5-grams, which
+finds pairs of similarity 0.8 with probability 0.92. There are three phases: signatures of
+each part, pairs in each bucket, clusters of all documents. One document of a cluster stays.
 
-A budget of tokens is met in proportion to the languages (SDSAT §3.1). Every document has
-a bin, a hash of the seed and its id. The bins' sizes are counted once; a language's
-threshold is the bin up to which its documents fill its share. So a document is chosen by
-its id alone, with no shuffle and no state, and the shares are met as closely as one bin
-allows. Two phases: every part is measured, the thresholds are chosen.
+The budget is divided over the languages (SDSAT §3.1). Each document has a bin, a hash of the
+seed and its id. The size of every bin is counted once. A language's threshold is the number
+of bins that fill its share, and documents in lower bins are chosen. So the choice depends only
+on a document's id, and shares are exact up to one bin. There are two phases: measure each part,
+choose the thresholds.
 """
 
 import csv
@@ -26,25 +26,33 @@ import numpy as np
 from conf.errors import as_user_error
 from conf.runs.files import allow_many_files
 from data_prep.config import DataPrepConfig
-from data_prep.document import Document, Drop, documents_of, hash64, split, unit
+from data_prep.document import (
+    Document,
+    Drop,
+    documents_of,
+    hash64,
+    split,
+    uniform_hash,
+)
 from data_prep.encode import encode
 from data_prep.job import Job
 
 BUCKETS = 14  # datatrove's default
-# Of a document, since the library holds 112 hashes of every word at once.
+# Only this many characters of a document are hashed, since datatrove keeps 112 hashes of every
+# word in memory.
 SIGNED_CHARS = 100_000
 WORD = re.compile(r"\w+")
 
 
 def sign(job: Job, part: int, folder: Path) -> dict[str, Any]:
-    """Write MinHash signatures of a part's documents; return which rows they are."""
+    """Write the MinHash signatures of a part's documents; return the file and row of each."""
     from datatrove.data import Document as Text
     from datatrove.pipeline.dedup import MinhashDedupSignature
     from datatrove.pipeline.dedup.minhash import HashConfig, MinhashConfig
     from datatrove.utils.word_tokenizers import WordTokenizer
 
     class CodeWords(WordTokenizer):
-        """Words of source code, where the library's own are those of natural languages."""
+        """Tokenize source code; datatrove's tokenizers are for natural languages."""
 
         def word_tokenize(self, text: str) -> list[str]:
             return WORD.findall(text)
@@ -59,11 +67,11 @@ def sign(job: Job, part: int, folder: Path) -> dict[str, Any]:
     rows: list[tuple[str, int]] = []
 
     def texts() -> Any:
-        for document in documents_of(job.screened(job.rows(part))):
+        for document in documents_of(job.screen(job.rows(part))):
             rows.append((document.file, document.row))
             yield Text(text=document.text[:SIGNED_CHARS], id=document.id)
 
-    # The library's default hash fails on text with xxhash 4.
+    # datatrove's default hash fails on text with xxhash 4.
     config = MinhashConfig(hash_config=HashConfig(hash_fc="sha1"))
     step = MinhashDedupSignature(str(folder), config, language=CodeWords())
     step.run(texts(), rank=part, world_size=len(job.parts))
@@ -72,7 +80,7 @@ def sign(job: Job, part: int, folder: Path) -> dict[str, Any]:
 
 
 def match(job: Job, bucket: int, folder: Path) -> dict[str, Any]:
-    """Write pairs of documents with the same signature in one bucket."""
+    """Write the pairs of documents with equal signatures in one bucket."""
     from datatrove.pipeline.dedup import MinhashDedupBuckets
 
     _prepare_library()
@@ -83,7 +91,7 @@ def match(job: Job, bucket: int, folder: Path) -> dict[str, Any]:
 
 
 def cluster(job: Job, _: int, folder: Path) -> dict[str, Any]:
-    """Write all but one of each cluster of documents, by part."""
+    """Write the documents to remove for each part: all except one of each cluster."""
     from datatrove.pipeline.dedup import MinhashDedupCluster
 
     _prepare_library()
@@ -92,19 +100,19 @@ def cluster(job: Job, _: int, folder: Path) -> dict[str, Any]:
 
 
 def _move(folder: Path, target: Path) -> None:
-    """Put a task's files among those of all tasks, each in one step."""
+    """Move a task's files to the folder of all tasks, each file atomically."""
     for path in folder.rglob("*"):
         if path.is_file():
-            place = target / path.relative_to(folder)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(path, place)
+            destination = target / path.relative_to(folder)
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(path, destination)
 
 
-def unique(
+def drop_near_duplicates(
     job: Job, part: int, rows: Iterable[Document | Drop]
 ) -> Iterator[Document | Drop]:
-    """Yield the rows of a part with a Drop for each near-duplicate of another."""
-    # There is none without the phases of near-duplicates, or for a part that has none.
+    """Yield the rows of a part, with a Drop instead of each near-duplicate."""
+    # Absent if near_duplicates is off, or if the part has no duplicates.
     path = job.done("cluster") / f"{part:06d}.remove"
     if not path.is_file():
         yield from rows
@@ -123,25 +131,25 @@ def _prepare_library() -> None:
     from loguru import logger
 
     logger.disable("datatrove")
-    allow_many_files()  # it opens one of every part at once
+    allow_many_files()  # datatrove opens one file per part at once
 
 
 BINS = 2**14
-SAMPLE_BYTES = 16_000_000  # of input whose tokens are counted, for tokens per byte
+SAMPLE_BYTES = 16_000_000  # size of the sample that gives the tokens per byte
 LONGEST_FIELD = 2**31 - 1  # characters of a field of a proportion table
 BINS_FILE = "bins.npz"
-# The columns of a proportion table.
-COLUMNS = {"bytes": ("bytes", "characters"), "files": ("files", "documents")}
+# Accepted names of the size column of a proportion table, by proportion.by.
+SIZE_COLUMNS = {"bytes": ("bytes", "characters"), "files": ("files", "documents")}
 
 
 def bin_of(seed: int, id: str) -> int:
-    """Return the document's bin, 0 <= bin < BINS, uniform over ids."""
+    """Return a document's bin, 0 <= bin < BINS, uniform over ids."""
     return hash64(seed, "choose", id) >> 50
 
 
 @dataclass
 class Measure:
-    """The size of a language: files and bytes by bin, tokens and bytes of a sample."""
+    """The size of a language: (BINS,) files and bytes by bin; tokens and bytes of a sample."""
 
     files: np.ndarray = field(default_factory=lambda: np.zeros(BINS, np.int64))
     bytes: np.ndarray = field(default_factory=lambda: np.zeros(BINS, np.int64))
@@ -149,7 +157,7 @@ class Measure:
     sample_bytes: int = 0
 
     def add(self, other: "Measure") -> None:
-        """Add another part's measure."""
+        """Add the size in another part, in place."""
         self.files += other.files
         self.bytes += other.bytes
         self.sample_tokens += other.sample_tokens
@@ -157,12 +165,12 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """One language's part of the budget."""
+class LanguageBudget:
+    """The part of the budget that a language gets."""
 
-    threshold: int  # bins below it are chosen
+    threshold: int  # bins below the threshold are chosen
     share: float  # of the budget, by the settings
-    exhausted: bool  # it had less than its share
+    exhausted: bool  # True if the language has less data than its share
 
 
 def choose(
@@ -171,12 +179,12 @@ def choose(
     *,
     tokens: float,
     by: str,
-) -> dict[str, Chosen]:
-    """Return thresholds that choose `tokens`, `shares` of it in bytes or files (`by`).
+) -> dict[str, LanguageBudget]:
+    """Return thresholds that choose about `tokens` tokens, in proportion to `shares`.
 
-    Shares of languages without data are spread over the others. A language that has less
-    than its share is taken whole, and the others fill the budget. Nothing is taken of a
-    language whose share is 0.
+    `by` is the unit of the shares, "bytes" or "files". Shares of languages without data are
+    spread over the other languages. If a language has less data than its share, all of it is
+    chosen, and the other languages fill the budget. A language with share 0 is left out.
     """
     known = {name: share for name, share in shares.items() if name in measures}
     total = sum(known.values()) or 1.0
@@ -191,7 +199,7 @@ def choose(
         return {name: _nearest(filled[name], scale * known[name]) for name in known}
 
     def cost(scale: float) -> float:
-        return sum(costs[name][place] for name, place in thresholds(scale).items())
+        return sum(costs[name][bins] for name, bins in thresholds(scale).items())
 
     low = 0.0
     whole = (filled[name][-1] / share for name, share in known.items() if share)
@@ -205,19 +213,19 @@ def choose(
                 high = middle
         if tokens - cost(low) <= cost(high) - tokens:
             high = low
-    result: dict[str, Chosen] = {}
-    for name, place in thresholds(high).items():
-        all_taken = place == BINS and filled[name][-1] < 0.99 * high * known[name]
-        result[name] = Chosen(
-            threshold=place,
+    result: dict[str, LanguageBudget] = {}
+    for name, threshold in thresholds(high).items():
+        exhausted = threshold == BINS and filled[name][-1] < 0.99 * high * known[name]
+        result[name] = LanguageBudget(
+            threshold=threshold,
             share=known[name],
-            exhausted=bool(all_taken),
+            exhausted=bool(exhausted),
         )
     return result
 
 
 def _tokens_per_byte(measures: Mapping[str, Measure], name: str) -> float:
-    """Return a language's tokens per byte, those of all languages without a sample."""
+    """Return a language's tokens per byte; the mean of all languages if it has no sample."""
     own = measures[name]
     sampled = [own] if own.sample_bytes else list(measures.values())
     sample_bytes = sum(measure.sample_bytes for measure in sampled)
@@ -230,28 +238,32 @@ def _cumulated(sizes: np.ndarray) -> np.ndarray:
 
 
 def _nearest(cumulated: np.ndarray, target: float) -> int:
-    """Return the index of the value that is nearest to the target."""
+    """Return the index of the value nearest to the target."""
     above = min(int(np.searchsorted(cumulated, target)), len(cumulated) - 1)
     below = max(above - 1, 0)
     return above if cumulated[above] - target <= target - cumulated[below] else below
 
 
 def own_shares(measures: Mapping[str, Measure], by: str) -> dict[str, float]:
-    """Return each language's share of the data's own files or bytes."""
+    """Return each language's share of the data, in files or bytes."""
     sizes = {name: float(getattr(own, by).sum()) for name, own in measures.items()}
     total = sum(sizes.values())
     return {name: size / total for name, size in sizes.items() if size}
 
 
 def read_table(config: DataPrepConfig) -> dict[str, float]:
-    """Return each language's size: the CSV file's first column, and bytes or files."""
-    columns = COLUMNS[config.proportion.by]
-    csv.field_size_limit(LONGEST_FIELD)  # Python's own is 131,072 characters
-    refusing = as_user_error(
-        f"proportion.table={config.proportion.table} must be a CSV file with languages "
-        f"and a column {columns[0]} or {columns[1]} of sizes from 0 on, got"
+    """Return each language's size from the CSV file proportion.table.
+
+    The first column is the language. Raises UserError for a malformed table.
+    """
+    columns = SIZE_COLUMNS[config.proportion.by]
+    csv.field_size_limit(LONGEST_FIELD)  # Python's default is 131,072 characters
+    table_errors = as_user_error(
+        f"proportion.table={config.proportion.table} must be a CSV file with a first "
+        f"column of languages and a column {columns[0]} or {columns[1]} with sizes of at "
+        "least 0, got"
     )
-    with refusing, open(str(config.proportion.table), encoding="utf-8-sig") as file:
+    with table_errors, open(str(config.proportion.table), encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))
         column = next(name for name in columns if rows and name in rows[0])
         sizes = {next(iter(row.values())): float(row[column]) for row in rows}
@@ -262,21 +274,22 @@ def read_table(config: DataPrepConfig) -> dict[str, float]:
 
 
 def measure(job: Job, part: int, folder: Path) -> dict[str, Any]:
-    """Count a part's documents by language and bin, as far as they pass the filters."""
+    """Measure the documents of a part that pass the filters, by language and bin."""
     config = job.config
     measures: defaultdict[str, Measure] = defaultdict(Measure)
     sample: list[Document] = []
     rate = min(1.0, SAMPLE_BYTES / max(1, sum(part.size for part in job.parts)))
-    for document in documents_of(job.screened(unique(job, part, job.rows(part)))):
+    rows = drop_near_duplicates(job, part, job.rows(part))
+    for document in documents_of(job.screen(rows)):
         counted = measures[document.language]
         size = len(document.text.encode())
-        place = bin_of(config.seed, document.id)
-        counted.files[place] += 1
-        counted.bytes[place] += size
-        if unit(config.seed, "sample", document.id) < rate:
+        index = bin_of(config.seed, document.id)
+        counted.files[index] += 1
+        counted.bytes[index] += size
+        if uniform_hash(config.seed, "sample", document.id) < rate:
             sample += split(document, config.data.split_chars)
             counted.sample_bytes += size
-    # All at once: every call of the encoder that meets new words copies its table.
+    # In one call, since each call with new words copies the encoder's word cache.
     for document, _, ids in encode(sample, config, job.encoder):
         measures[document.language].sample_tokens += len(ids)
     np.savez_compressed(
@@ -293,27 +306,27 @@ def measure(job: Job, part: int, folder: Path) -> dict[str, Any]:
 
 
 def choose_documents(job: Job, _: int, folder: Path) -> dict[str, Any]:
-    """Add up the parts' measures and find each language's threshold."""
+    """Add up the sizes of all parts, and choose each language's threshold."""
     tokens = job.config.budget_tokens
     assert tokens is not None
     measures: defaultdict[str, Measure] = defaultdict(Measure)
     for part in range(len(job.parts)):
         bins = np.load(job.done("measure", part) / BINS_FILE)
         languages = job.read_facts("measure", part)["languages"]
-        # Indexing an archive reads it: once, not for every language.
+        # Indexing an npz file reads it, so do it once, not per language.
         rows = zip(languages.items(), bins["files"], bins["bytes"])
         for (name, sampled), files, sizes in rows:
             measures[name].add(Measure(files, sizes, *sampled))
     by = job.config.proportion.by
     shares = job.plan["shares"] or own_shares(measures, by)
-    chosen = choose(measures, shares, tokens=tokens, by=by)
-    return {"chosen": {name: asdict(part) for name, part in sorted(chosen.items())}}
+    budgets = choose(measures, shares, tokens=tokens, by=by)
+    return {"chosen": {name: asdict(part) for name, part in sorted(budgets.items())}}
 
 
-def chosen(
+def apply_budget(
     job: Job, rows: Iterable[Document | Drop], counts: Counter[str]
 ) -> Iterator[Document | Drop]:
-    """Yield the rows whose documents the budget takes; count the others."""
+    """Yield the documents that the budget chooses, and all drops; count the rest as "not chosen"."""
     if job.config.budget is None:
         yield from rows
         return
@@ -325,7 +338,7 @@ def chosen(
             yield row
         elif shares is not None and row.language not in shares:
             yield row.drop("unknown language", row.language)
-        # No document of a language without a threshold passes the filters.
+        # Documents of a language without a threshold are dropped by the filters later.
         elif bin_of(job.config.seed, row.id) < thresholds.get(row.language, BINS):
             yield row
         else:

@@ -1,14 +1,14 @@
-"""Token shards on disk: writer and reader in one place.
+"""Write and read token shards.
 
     <folder>/<split>-00000.tokens.npy    (sequences, seq_len) uint16 or uint32
     <folder>/<split>-00000.spans.npy     (spans,) SPAN records, by sequence and start
     <folder>/<split>-00000.names.npy     (bytes,) the documents' ids as UTF-8
     <folder>/<split>-00000.sums.npy      (sequences,) uint32, the CRC-32 of each sequence
 
-Reading is by memory map, in any order and without a copy. A sequence is padding after its
-last span. The manifest has the SHA-256 of each shard's sums: opening a shard compares the
-sums with it, and reading a sequence compares the sequence with its sum, which takes
-microseconds; to hash whole shards at every start would take as long as reading them.
+Sequences are read by memory map, in any order and without a copy. After its last span a
+sequence is padding. The manifest has the SHA-256 of each shard's sums.npy, which is checked
+when the shard is opened. The CRC-32 of a sequence is checked when the sequence is read, in
+microseconds. Hashing whole shards at every start would take as long as reading them.
 """
 
 import zlib
@@ -26,31 +26,31 @@ from conf.runs.stage import read_manifest
 from data_prep.packing import SequenceSpans
 
 SPLITS = ("train", "held_out")
-KINDS = ("tokens", "spans", "names", "sums")
+ARRAYS = ("tokens", "spans", "names", "sums")
 SPAN = np.dtype(
     [
         ("sequence", "<u4"),
         ("start", "<u4"),
         ("stop", "<u4"),
-        ("offset", "<u4"),  # of the part within its document
-        ("prompt", "<u4"),  # leading tokens of the part that have no loss
-        ("name", "<u4"),  # start of the document's id within the names
+        ("offset", "<u4"),  # start of the part within its document
+        ("prompt", "<u4"),  # number of leading tokens of the part without loss
+        ("name", "<u4"),  # start of the document's id in the names, in bytes
         ("name_length", "<u4"),
         ("language", "<u2"),  # index into the manifest's languages
-        ("mode", "u1"),  # encode.Mode
+        ("mode", "u1"),  # data_prep.encode.Mode
     ]
 )
 
 
 def save_array(path: Path, array: np.ndarray) -> None:
-    """Save as `np.save` does; an OSError has its cause, such as a full disk."""
-    # NumPy writes a file opened for reading too by Python's write; its own has no errno.
+    """Save an array as `np.save` does, but raise an OSError with errno, for example for a full disk."""
+    # For a file opened with "+", NumPy uses Python's write. Its own C code raises without errno.
     with open(path, "w+b") as file:
         np.save(file, array)
 
 
 class ShardWriter:
-    """Writes one shard, sequence by sequence; `close` makes it readable."""
+    """Writes a shard, sequence by sequence; `close` completes it."""
 
     def __init__(
         self, stem: Path, *, seq_len: int, dtype: np.dtype, padding: int
@@ -77,17 +77,17 @@ class ShardWriter:
         np.lib.format.write_array_header_1_0(self._file, described)
 
     def add(self, packed: SequenceSpans) -> None:
-        """Append one sequence."""
+        """Append a sequence."""
         tokens = packed.tokens(self._seq_len, self._padding).astype(self._dtype)
         first = len(self._spans)
         self._file.write(tokens.tobytes())
         for span in packed.spans:
             document = span.document
             prompt = min(max(0, document.prompt - span.offset), span.stop - span.start)
-            place = (self._sequences, span.start, span.stop, span.offset)
+            bounds = (self._sequences, span.start, span.stop, span.offset)
             self._spans.append(
                 (
-                    *place,
+                    *bounds,
                     prompt,
                     *self._name(document.id),
                     document.language,
@@ -100,7 +100,7 @@ class ShardWriter:
         self._sequences += 1
 
     def _name(self, id: str) -> tuple[int, int]:
-        """Return the place of an id among the names; write it unless it was the last."""
+        """Return start and length of an id in the names; append it unless it was the last one."""
         encoded = id.encode()
         if self._last[0] != id:
             self._last = (id, len(self._names))
@@ -108,7 +108,7 @@ class ShardWriter:
         return self._last[1], len(encoded)
 
     def close(self) -> dict[str, Any]:
-        """Finish the shard; return its sequences, tokens and its sums' SHA-256."""
+        """Complete the shard; return the numbers of sequences and tokens, and the SHA-256 of its sums."""
         spans = np.array(self._spans, dtype=SPAN)
         save_array(Path(f"{self._stem}.spans.npy"), spans)
         save_array(
@@ -129,7 +129,7 @@ class ShardWriter:
 
 
 def checksum(tokens: np.ndarray, spans: np.ndarray, names: Any) -> int:
-    """Return the CRC-32 of a sequence: its tokens, its spans and their names."""
+    """Return the CRC-32 of a sequence: its tokens, its spans and the ids of its documents."""
     crc = zlib.crc32(spans.tobytes(), zlib.crc32(tokens.data))
     for start, length in spans[["name", "name_length"]].tolist():
         crc = zlib.crc32(names[start : start + length], crc)
@@ -138,7 +138,7 @@ def checksum(tokens: np.ndarray, spans: np.ndarray, names: Any) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PackedSequence:
-    """One sequence as training reads it."""
+    """A sequence as training reads it."""
 
     tokens: np.ndarray  # (seq_len,) memory-mapped
     spans: np.ndarray  # (documents,) SPAN records
@@ -146,17 +146,17 @@ class PackedSequence:
 
     @property
     def used(self) -> int:
-        """Tokens before the padding."""
+        """The number of tokens before the padding."""
         return int(self.spans["stop"][-1]) if len(self.spans) else 0
 
     @property
     def documents(self) -> np.ndarray:
-        """(seq_len,) index of each token's document within the sequence, or -1.
+        """The (seq_len,) int32 index of each token's document within the sequence, or -1.
 
-        -1 marks padding, and the prompt of a conversation but its last token, which
-        predicts the answer's first:
+        -1 marks padding and the tokens of a conversation's prompt, except the last token of the
+        prompt, which predicts the first token of the answer:
 
-            prompt       1  1  1  0  0          1  1  0          (1: of the prompt)
+            prompt       1  1  1  0  0          1  1  0          (1: prompt)
             documents   -1 -1  0  0  0  1  1   -1  2  2   -1
         """
         documents = np.full(len(self.tokens), -1, dtype=np.int32)
@@ -167,7 +167,7 @@ class PackedSequence:
 
     @property
     def ids(self) -> list[str]:
-        """The id of each document, in the order of the spans."""
+        """The ids of the documents, in the order of the spans."""
         return [
             self.names[start : start + length].tobytes().decode()
             for start, length in self.spans[["name", "name_length"]].tolist()
@@ -177,8 +177,8 @@ class PackedSequence:
 class Shards(Sequence[PackedSequence]):
     """All sequences of one split of a finished data folder.
 
-    Raises UserError for files that are not those of the manifest, and RankLocalError, on
-    reading, for a sequence whose checksum differs.
+    Raises UserError if the files differ from the manifest. Reading a sequence raises
+    RankLocalError for a checksum mismatch.
     """
 
     def __init__(self, folder: str | Path, split: str) -> None:
@@ -187,11 +187,11 @@ class Shards(Sequence[PackedSequence]):
         self._paths = sorted(Path(folder).glob(f"{split}-*.tokens.npy"))
         if not listed or len(listed) != len(self._paths):
             raise UserError(
-                f"{folder} must have shards of split '{split}', all of the "
-                f"{len(listed)} that its manifest lists, got {len(self._paths)}. Copy "
-                "them anew, or prepare the data again"
+                f"{folder} must have all {len(listed)} shards of split '{split}' that its "
+                f"manifest lists, at least 1, got {len(self._paths)}. Copy the folder "
+                "again, or prepare the data again"
             )
-        allow_many_files()  # each of a shard's memory maps has one open
+        allow_many_files()  # each memory map keeps a file open
         opened = [
             _open(path, facts, manifest["seq_len"])
             for path, facts in zip(self._paths, listed, strict=True)
@@ -217,8 +217,9 @@ class Shards(Sequence[PackedSequence]):
         names = self._names[shard]
         if checksum(tokens, spans, names) != self._sums[shard][row]:
             raise RankLocalError(
-                f"{self._paths[shard]}: checksum mismatch of sequence {row}, here or in "
-                "the files beside it. Copy them anew, or prepare the data again"
+                f"{self._paths[shard]}: checksum mismatch of sequence {row}: this file or "
+                "the shard's spans, names or sums are damaged. Copy the folder again, or "
+                "prepare the data again"
             )
         return PackedSequence(tokens, spans, names)
 
@@ -226,11 +227,11 @@ class Shards(Sequence[PackedSequence]):
 def _open(
     path: Path, listed: Mapping[str, Any], seq_len: int
 ) -> tuple[np.ndarray, ...]:
-    """Map tokens, spans, names and sums of a shard, which the manifest describes."""
-    with as_user_error(f"{path} must be what its manifest says, got"):
+    """Memory-map the tokens, spans, names and sums of a shard, and compare them with the manifest."""
+    with as_user_error(f"{path} must match its manifest, got"):
         tokens, spans, names, sums = (
-            np.load(path.with_name(path.name.replace("tokens", kind)), mmap_mode="r")
-            for kind in KINDS
+            np.load(path.with_name(path.name.replace("tokens", name)), mmap_mode="r")
+            for name in ARRAYS
         )
         if (
             tokens.shape != (listed["sequences"], seq_len)
@@ -238,6 +239,6 @@ def _open(
             or fingerprint_file(Path(sums.filename)) != listed["sums"]
         ):
             raise ValueError(
-                f"tokens of shape {tokens.shape}, or a checksum mismatch of its sums"
+                f"tokens of shape {tokens.shape}, or a checksum mismatch of sums.npy"
             )
     return tokens, spans, names, sums

@@ -1,10 +1,10 @@
 """Read documents from source files or files of rows.
 
-Rows are JSON lines, a JSON list, indented JSON, CSV, TSV or parquet, by the file's
-suffix. `datasets` reads parquet. JSON lines are read here: its "json" ends a file at the
-first malformed line, its "text" needs seven times a line's size in memory. A row or file
-that cannot be read becomes a Drop; nothing else is decided about content, but StarCoder's
-metadata line is removed.
+The file's suffix decides the format: JSON lines, a JSON list, indented JSON, CSV, TSV or
+parquet. `datasets` reads parquet. JSON lines are read here, because the reader "json" of
+`datasets` stops at the first malformed line, and "text" needs seven times a line's size in
+memory. A row or file that cannot be read becomes a Drop. StarCoder's metadata line is removed;
+other filters on content are in data_prep.filters.
 """
 
 import csv
@@ -43,9 +43,11 @@ from data_prep.document import Document, Drop, Message, text_of
 from data_prep.listing import REMOTE, InputPart
 
 METADATA = re.compile(r"\A<(?:reponame|filename|gh_stars)>[^\n]*\n")
-BINARY_BYTES = 8000  # a file with a zero among them is binary, as to git
-BATCH_ROWS = 64  # rows of parquet that are decoded at once
-# Errors of libraries about damaged files.
+BINARY_BYTES = (
+    8000  # a file with a NUL in its first bytes is binary, the same rule as in git
+)
+BATCH_ROWS = 64  # rows of parquet to decode at once
+# Errors that libraries raise for damaged files.
 FORMAT_ERRORS = (pa.ArrowException, ValueError, EOFError, zlib.error, lzma.LZMAError)
 UNREADABLE = frozenset(
     {
@@ -57,37 +59,37 @@ UNREADABLE = frozenset(
         "unusable conversation",
     }
 )
-NO_FILE = "link or device, no file"
+NOT_A_FILE = "broken link or device"
 
 
-def read(part: InputPart, place: str, data: DataConfig) -> Iterator[Document | Drop]:
-    """Yield every row of a part, in order.
+def read(part: InputPart, root: str, data: DataConfig) -> Iterator[Document | Drop]:
+    """Yield the rows of a part in order.
 
-    A damaged file is read up to its damage. Raises UserError for a file that the machine
-    or the hub does not give: it must not be counted as a damaged one.
+    A damaged file is read up to the damage. Raises UserError if the machine or the hub fails
+    to read a file, so that it is not counted as damaged.
     """
-    for name in part.odd:
-        yield Drop(NO_FILE, name)
+    for name in part.special:
+        yield Drop(NOT_A_FILE, name)
     for file in part.files:
         reader = _read_source if data.kind == "source" else READERS[form_of(file)]
         try:
-            yield from reader(f"{place}/{file}", file, data)
+            yield from reader(f"{root}/{file}", file, data)
         except Exception as error:
             if _is_damage(error):
                 yield Drop("unreadable file", file, detail=in_one_line(error, 200))
                 continue
             raise UserError(
-                f"{place}/{file} must be readable, got {describe_error(error)}. Rerun "
-                "the command to go on from there, with fewer workers for want of memory",
+                f"{root}/{file} must be readable, got {describe_error(error)}. Rerun the "
+                "command to continue, with fewer workers if memory was short",
                 page=MEMORY if isinstance(error, MemoryError) else None,
             ) from error
 
 
 def _is_damage(error: Exception) -> bool:
-    """Return True for a damaged file, False for one that could not be read.
+    """Return True if the file is damaged, False if the system or the hub could not read it.
 
-    Codecs raise a plain OSError without a number; the hub's errors are OSErrors of other
-    classes, of which some are ValueErrors too.
+    Codecs raise a plain OSError without errno. Errors of the hub are subclasses of OSError, and
+    some are also ValueErrors.
     """
     if isinstance(error, OSError):
         plain = type(error) in (OSError, gzip.BadGzipFile)
@@ -96,7 +98,7 @@ def _is_damage(error: Exception) -> bool:
 
 
 def _open(path: str) -> io.BufferedReader:
-    """Open a file for reading; one of the hub is read in ranges and never stored."""
+    """Open a file for reading. A file on the hub is read in ranges and never stored."""
     if not path.startswith(REMOTE):
         return open(path, "rb")
     from huggingface_hub import HfFileSystem
@@ -126,7 +128,8 @@ def _read_parquet(path: str, file: str, data: DataConfig) -> Iterator[Document |
     from pyarrow.dataset import ParquetFragmentScanOptions
     from pyarrow.parquet import read_schema
 
-    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # a request for every file
+    # Without this, `datasets` sends a request to the hub for every file.
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
     datasets.logging.set_verbosity(logging.CRITICAL)
     with _open(path) as stream:
         present = read_schema(stream).names
@@ -135,8 +138,8 @@ def _read_parquet(path: str, file: str, data: DataConfig) -> Iterator[Document |
         yield Drop("missing column", file, detail=_lacking(missing, present))
         return
     if data.messages:
-        further = {data.messages, *COLUMNS, *CONTEXT_COLUMNS, "ends"}
-        names += [name for name in present if name in further and name not in names]
+        optional = {data.messages, *COLUMNS, *CONTEXT_COLUMNS, "ends"}
+        names += [name for name in present if name in optional and name not in names]
     rows = datasets.load_dataset(
         "parquet",
         data_files=[path],
@@ -144,7 +147,7 @@ def _read_parquet(path: str, file: str, data: DataConfig) -> Iterator[Document |
         streaming=True,
         columns=names,
         batch_size=BATCH_ROWS,
-        # A page whose writer gave it a checksum is compared with it.
+        # Verify the checksums of pages that have one.
         fragment_scan_options=ParquetFragmentScanOptions(
             page_checksum_verification=True
         ),
@@ -155,7 +158,10 @@ def _read_parquet(path: str, file: str, data: DataConfig) -> Iterator[Document |
         for values in zip(*columns, strict=True):
             try:
                 row_columns = {name: v.as_py() for name, v in zip(names, values)}
-            except (ValueError, OverflowError) as error:  # a date out of range
+            except (
+                ValueError,
+                OverflowError,
+            ) as error:  # for example a date out of range
                 yield _drop_for(error, file, row)
             else:
                 yield _row(row_columns, file, row, data)
@@ -163,7 +169,7 @@ def _read_parquet(path: str, file: str, data: DataConfig) -> Iterator[Document |
 
 
 def _as_bytes(column: pa.Array) -> pa.Array:
-    """Return a column with its text as bytes: a string column may hold no UTF-8."""
+    """Return a text column as bytes, since a string column may contain invalid UTF-8."""
     if pa.types.is_string(column.type):
         return column.view(pa.binary())
     if pa.types.is_large_string(column.type):
@@ -172,13 +178,13 @@ def _as_bytes(column: pa.Array) -> pa.Array:
 
 
 def _read_text(path: str, file: str, data: DataConfig) -> Iterator[Document | Drop]:
-    """Read JSON or CSV, compressed or not, by the file's suffix and its first line."""
-    limit = 6 * data.max_bytes + 65536  # JSON may spell a character in six
+    """Read JSON or CSV, compressed or not, by the file's suffix and first line."""
+    limit = 6 * data.max_bytes + 65536  # a JSON escape takes six characters
     with _open(path) as raw:
         stream: Any = raw
         if decompress := DECOMPRESSORS.get(Path(file).suffix):
             if not raw.peek(1):
-                raise EOFError("an archive of no bytes")
+                raise EOFError("an empty archive")
             stream = io.BufferedReader(decompress(raw))
         if form_of(file) in (".csv", ".tsv"):
             yield from _csv_rows(stream, file, data, limit)
@@ -212,8 +218,8 @@ def _json_lines(
 def _json_values(
     stream: Any, file: str, data: DataConfig, limit: int
 ) -> Iterator[Document | Drop]:
-    """Read a JSON list or indented objects, up to the first damage."""
-    # Bytes that are no UTF-8 become halves of surrogate pairs, which _row refuses.
+    """Read a JSON list or indented objects, up to the first invalid JSON."""
+    # Invalid UTF-8 becomes lone surrogates, which _row drops.
     text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
     row = 0
     try:
@@ -241,19 +247,19 @@ def _csv_rows(
             yield _drop_for(ValueError(error), file, row)
         else:
             if None in columns:
-                detail = "more fields than the first line names"
+                detail = "more fields than the header"
                 yield Drop("malformed row", file, row, detail=detail)
             else:
                 yield _row(columns, file, row, data)
         row += 1
 
 
-# Of files of rows, by suffix.
+# Readers of files of rows, by suffix.
 READERS = dict.fromkeys(ROW_FILES, _read_text) | {".parquet": _read_parquet}
 
 
 def _row(columns: Any, file: str, row: int, data: DataConfig) -> Document | Drop:
-    """Return a row of any file of rows as a document, or as a Drop."""
+    """Return a row as a document or a Drop."""
     try:
         if not isinstance(columns, dict):
             return Drop("malformed row", file, row, detail="must be an object")
@@ -270,7 +276,7 @@ def _row(columns: Any, file: str, row: int, data: DataConfig) -> Document | Drop
 def _document(
     columns: Mapping[str, Any], file: str, row: int, data: DataConfig
 ) -> Document | Drop:
-    """Return a row as a document. Raises ValueError or RecursionError for odd values."""
+    """Return a row as a document, or a Drop. Raises ValueError or RecursionError for malformed values."""
     if missing := [name for name in _columns(data) if columns.get(name) is None]:
         detail = _lacking(missing, list(columns))
         return Drop("missing column", file, row, detail=detail)
@@ -301,7 +307,7 @@ def _document(
 
 
 def _columns(data: DataConfig) -> list[str]:
-    """Return the columns that every row must have; a conversation has several forms."""
+    """Return the required columns; conversations have several formats, so their columns are not among them."""
     names = [None if data.messages else data.text, *data.id, data.language]
     return list(dict.fromkeys(filter(None, names)))
 
@@ -311,7 +317,7 @@ def _lacking(missing: list[str], present: list[str]) -> str:
 
 
 def _conversation(columns: Mapping[str, Any], name: str) -> tuple[Message, ...]:
-    """Return a row's messages. Raises ValueError unless an answer follows others."""
+    """Return a row's messages. Raises ValueError unless an answer follows another message."""
     messages = conversation(columns, name)
     if all(message["role"] != "assistant" for message in messages[1:]):
         raise ValueError("must have an answer of the assistant after another message")

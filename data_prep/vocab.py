@@ -1,6 +1,7 @@
-"""The tokenizer's files, and the ids of its control pieces, which the manifest has.
+"""Look up the ids of a tokenizer's control pieces, and copy its files.
 
-What is not given is found in the files: conf.text.infilling knows the families of models.
+The ids are recorded in the manifest. Pieces that are not set are read from the tokenizer's
+files; conf.text.infilling lists the infilling pieces of the families of models.
 """
 
 import shutil
@@ -32,12 +33,12 @@ FILES = (
     "tokenizer.model",
     "chat_template.jinja",
 )
-TOKENIZER = "tokenizer"  # the folder of them beside the shards
-INFILLING = ("pre", "suf", "mid", "eot")  # the control pieces of infilling
+TOKENIZER = "tokenizer"  # subfolder of a data folder with the tokenizer's files
+INFILLING = ("pre", "suf", "mid", "eot")  # names of the infilling pieces
 SENTINELS = ("bos", "eos", *INFILLING)
-EOS = "</s>"  # where a folder has no tokenizer_config.json
-SPARE_ROWS = 7  # adaptive ids at most, where none are given
-# The EOS of a model that chats ends a turn; in its training another piece ended documents.
+EOS = "</s>"  # default if a folder has no tokenizer_config.json
+SPARE_ROWS = 7  # largest number of unused rows that become adaptive tokens by default
+# A chat model's EOS may end a turn; then another piece ended documents in its pretraining.
 TURN_ENDS = (
     *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|EOT|>"),
     *("<end_of_turn>", "<|eot|>"),
@@ -47,11 +48,11 @@ DOCUMENT_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜
 
 @dataclass(frozen=True)
 class Vocab:
-    """Ids of the control pieces.
+    """The ids of the control pieces.
 
-    `bos` is None where nothing opens a document; the infilling ids are None where a
-    tokenizer has none. `orders` are those of an infilling's parts. `ends` are all ids that
-    end the model's texts; `eos` ends a document.
+    `bos` is None if documents begin without BOS. `pre`, `suf`, `mid` and `eot` are None if the
+    tokenizer lacks these pieces. `orders` are the family's infilling orders. `ends` are all ids
+    that end a text of the model; `eos` ends a document.
     """
 
     size: int
@@ -67,7 +68,7 @@ class Vocab:
 
     @cached_property
     def fim(self) -> Infilling | None:
-        """How documents are laid out for infilling; None without the pieces."""
+        """The infilling format; None if the tokenizer lacks the pieces."""
         if self.pre is None or self.suf is None:
             return None
         return Infilling(self.pre, self.suf, self.mid, self.eot, self.orders)
@@ -79,26 +80,26 @@ class Vocab:
 
     @cached_property
     def sentinels(self) -> frozenset[int]:
-        """Ids that begin, end and divide texts."""
+        """The ids of `bos`, `eos` and the infilling pieces."""
         return frozenset(getattr(self, name) for name in SENTINELS) - {None}
 
     @cached_property
     def control(self) -> frozenset[int]:
-        """Ids that no text may produce: sentinels, ends and adaptive ids."""
+        """The ids that no text may produce: sentinels, ends and adaptive ids."""
         return self.sentinels.union(self.ends, self.adaptive)
 
     @cached_property
     def text_size(self) -> int:
-        """The number of ids up to the last that is not adaptive."""
+        """One more than the largest id that is not adaptive."""
         return max(set(range(self.size)).difference(self.adaptive)) + 1
 
     def to_json(self) -> dict[str, Any]:
-        """Return the vocabulary's entry in the manifest."""
+        """Return the entry for the manifest."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Vocab":
-        """Read a manifest's entry, also one from before there were orders and ends."""
+        """Read an entry of a manifest. Entries of earlier versions lack `orders` and `ends`."""
         lists: dict[str, Any] = {
             name: tuple(value[name])
             for name in ("adaptive", "orders", "ends")
@@ -108,38 +109,39 @@ class Vocab:
 
 
 def tokenizer_file(folder: str | Path) -> Path:
-    """Return the tokenizer.json of a folder. Raises UserError where there is none."""
+    """Return the path of a folder's tokenizer.json. Raises UserError if it is missing."""
     check_regular(Path(folder), "tokenizer")
     path = Path(folder) / "tokenizer.json"
     if not path.is_file():
         raise UserError(
-            f"tokenizer={folder} must be a folder with tokenizer.json, got none. Convert "
-            f"another kind by AutoTokenizer.from_pretrained('{folder}')"
+            f"tokenizer={folder} must be a folder with tokenizer.json. Convert another "
+            f"kind of tokenizer by AutoTokenizer.from_pretrained('{folder}')"
             ".save_pretrained(DIR) of Transformers"
         )
     return path
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
-    """Load the tokenizer of a folder. Raises UserError where there is none."""
+    """Load the tokenizer of a folder. Raises UserError if it is missing or damaged."""
     path = tokenizer_file(folder)
-    with as_user_error(f"{path} must be a tokenizers file, got"):
+    with as_user_error(f"{path} must be a file of the tokenizers library, got"):
         return Tokenizer.from_file(str(path))
 
 
 def find_vocab(
     tokenizer: Tokenizer, config: VocabConfig, *, model: str | None = None
 ) -> Vocab:
-    """Look up the control pieces, those that are not given in the files of `model`.
+    """Look up the control pieces in the settings, and the rest in the files of the folder `model`.
 
-    Infilling pieces without a row are left out: the files of CodeLlama-34B list some that
-    its model lacks. Adaptive ids may be the next rows, which training adds. Raises
-    UserError for given pieces that are missing, and for given ids that texts produce.
+    Infilling pieces without an embedding row are left out, since CodeLlama-34B's tokenizer has
+    pieces that its model lacks. Adaptive ids may be new rows after the last one, which training
+    adds. Raises UserError for pieces in the settings that the tokenizer lacks, and for ids that
+    texts produce.
     """
-    own = _described(model, "tokenizer_config.json")
+    tokenizer_config = _read_optional(model, "tokenizer_config.json")
     rows = (
         config.rows
-        or _described(model, "config.json").get("vocab_size")
+        or _read_optional(model, "config.json").get("vocab_size")
         or tokenizer.get_vocab_size(with_added_tokens=True)
     )
     given = {
@@ -148,12 +150,12 @@ def find_vocab(
         if (piece := getattr(config, name)) is not None
     }
     ends = end_ids(tokenizer, model, rows)
-    bos, *_ = [*prefix_ids(tokenizer, own), None]
+    bos, *_ = [*prefix_ids(tokenizer, tokenizer_config), None]
     eos = given.get("eos", _document_end(tokenizer, ends, rows))
     if eos is None:
         raise UserError(
-            "vocab.eos must be a piece of the tokenizer, got none from the model's files. "
-            "Give vocab.eos=PIECE"
+            "vocab.eos must be set, since the tokenizer's files name no EOS. Set "
+            "vocab.eos=PIECE"
         )
     infilling = find_infilling(tokenizer, rows)
     if "pre" in given:
@@ -176,12 +178,12 @@ def find_vocab(
 
 
 def end_ids(tokenizer: Tokenizer, model: str | None, rows: int) -> tuple[int, ...]:
-    """Return the ids that end a model's texts, by the files of its folder, EOS first."""
+    """Return the ids that end a model's texts according to its files, EOS first."""
     ids: list[Any] = []
     for name in ("config.json", "generation_config.json"):
-        value = _described(model, name).get("eos_token_id")
+        value = _read_optional(model, name).get("eos_token_id")
         ids += value if isinstance(value, list) else [value]
-    eos = _described(model, "tokenizer_config.json").get("eos_token")
+    eos = _read_optional(model, "tokenizer_config.json").get("eos_token")
     if eos is None and ids == [None, None]:
         eos = EOS
     if eos is not None:
@@ -193,31 +195,34 @@ def end_ids(tokenizer: Tokenizer, model: str | None, rows: int) -> tuple[int, ..
 
 
 def _document_end(tokenizer: Tokenizer, ends: Collection[int], rows: int) -> int | None:
-    """Return the id that ends a document: the model's EOS, unless that ends a turn."""
+    """Return the id that ends a document: the model's EOS, unless it ends a chat's turn."""
     eos = next(iter(ends), None)
     if eos is None or tokenizer.id_to_token(eos) not in TURN_ENDS:
         return eos
-    found = (piece_id(tokenizer, piece, rows) for piece in DOCUMENT_ENDS)
-    return next((id for id in found if id is not None), eos)
+    candidates = (piece_id(tokenizer, piece, rows) for piece in DOCUMENT_ENDS)
+    return next((id for id in candidates if id is not None), eos)
 
 
-def _described(model: str | None, name: str) -> dict[str, Any]:
-    """Return a JSON file of the model's folder; nothing where there is none."""
+def _read_optional(model: str | None, name: str) -> dict[str, Any]:
+    """Return a JSON file of the model's folder; {} if it is missing."""
     path = Path(model or "") / name
     return read_json(path, "a model's JSON") if model and path.is_file() else {}
 
 
 def _given_piece(tokenizer: Tokenizer, name: str, piece: str, rows: int) -> int:
-    """Return the id of a piece of the settings. Raises UserError for one that cannot serve."""
+    """Return the id of a piece in the settings.
+
+    Raises UserError if the tokenizer or the model lacks the piece, or if texts produce it.
+    """
     id = piece_id(tokenizer, piece, rows)
     if id is None:
         raise UserError(
-            f"vocab.{name}={piece} must be a piece of the tokenizer with a row of the "
-            f"model's {rows}, got none. Check vocab and tokenizer, or use vocab=auto"
+            f"vocab.{name}={piece} must be a piece of the tokenizer with an id below the "
+            f"model's {rows} rows. Check vocab and tokenizer, or use vocab=auto"
         )
     if produced_by_text(tokenizer, id):
         raise UserError(
-            f"vocab.{name}={piece} must be a control piece, got id {id}, an ordinary piece "
+            f"vocab.{name}={piece} must be a control piece, got an ordinary piece (id {id}) "
             "that texts produce. Check vocab and tokenizer, or use vocab=auto"
         )
     return id
@@ -226,15 +231,15 @@ def _given_piece(tokenizer: Tokenizer, name: str, piece: str, rows: int) -> int:
 def produced_by_text(tokenizer: Tokenizer, id: int) -> bool:
     """Return whether a text that spells no control piece can be encoded to this id.
 
-    Merges depend on the piece alone: where a text leads to a piece, the piece's own
-    characters do. A character beyond ASCII for which the tokenizer has byte pieces is out
-    of reach, since bytes stand for it (conf/text/encoding.py).
+    If any text produces a piece, then the piece's own characters produce it. A single non-ASCII
+    character is not produced if the tokenizer has pieces for its bytes, since conf.text.encoding then
+    encodes the character as bytes.
     """
     piece = tokenizer.id_to_token(id)
     added = tokenizer.get_added_tokens_decoder().get(id)
     if piece is None or piece in CONTROL or (added and added.special):
         return False
-    if added:  # Gemma adds runs of line ends, DeepSeek-Coder control pieces
+    if added:  # Gemma adds runs of newlines, DeepSeek-Coder control pieces
         return all(char.isalnum() or char.isspace() for char in piece)
     if BYTE.fullmatch(piece):
         return True
@@ -251,7 +256,7 @@ def _adaptive_ids(
     rows: int,
     control: Collection[int | None],
 ) -> tuple[int, ...]:
-    """Return the adaptive ids. Raises UserError for ids that cannot serve."""
+    """Return the adaptive ids. Raises UserError for unsuitable ids in the settings."""
     if not config.adaptive:
         family = family_of(tokenizer, rows)
         ids = [
@@ -265,21 +270,21 @@ def _adaptive_ids(
         tokenizer.token_to_id(piece) if isinstance(piece, str) else piece
         for piece in config.adaptive
     ]
-    cure = f"Use vocab.adaptive=[{rows}], a row that training adds, or vocab=auto"
+    cure = f"Use vocab.adaptive=[{rows}], a new row that training adds, or vocab=auto"
     beyond = sorted(id for id in adaptive if id is not None and id >= rows)
     if len({*adaptive, *control, None}) < len(adaptive) + len(
         {*control, None}
     ) or beyond != list(range(rows, rows + len(beyond))):
         raise UserError(
-            "vocab.adaptive must be pieces or ids of the tokenizer, none of a control "
-            f"piece, below the model's {rows} embedding rows or the next from there, got "
+            "vocab.adaptive must be different pieces or ids of the tokenizer, without "
+            f"control pieces, below the model's {rows} embedding rows or the next ids, got "
             f"{config.adaptive}. {cure}"
         )
     for id in adaptive:
         if id is not None and id < rows and produced_by_text(tokenizer, id):
             raise UserError(
-                "vocab.adaptive must be pieces or ids that no text produces, got id "
-                f"{id}, the ordinary piece {tokenizer.id_to_token(id)!r}. {cure}"
+                "vocab.adaptive must be pieces or ids that no text produces, got the "
+                f"ordinary piece {tokenizer.id_to_token(id)!r} (id {id}). {cure}"
             )
     return tuple(adaptive)  # type: ignore[arg-type]
 

@@ -114,7 +114,11 @@ def load(
     methods = Methods(lm, table=directory.ngrams)
     if adaptive:
         methods = Methods(
-            lm, adaptive.ids, adaptive.L, adaptive.ngrams, directory.ngrams
+            lm,
+            adaptive.mask(lm.config.get_text_config().vocab_size),
+            adaptive.L,
+            adaptive.ngrams,
+            directory.ngrams,
         )
     drafting = None
     if source:

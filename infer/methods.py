@@ -4,7 +4,7 @@ config.METHODS has a row for each method, and this module the one rule that make
 drafters. `infer.generate` and the `custom_generate` of an export share it.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from conf.errors import UserError
 from infer.config import METHODS, DecodeConfig, Method
-from infer.drafters.candidates import CandidateSource, check_probes
+from infer.drafters.candidates import CandidateSource
 from infer.drafters.drafting import SourceDrafters, Stopwatch
 from infer.drafters.planner import (
     FAMILIES,
@@ -30,6 +30,7 @@ from infer.engine.forward import agreed_value
 from infer.loop import Drafters
 from infer.ngrams import FILE, Ngrams, NgramTable, NgramWeights
 from infer.trees.lattice import DEEPEST, RANKS
+from infer.trees.mask_tokens import NO_MASK, MaskTokens
 from infer.trees.token_graph import Watch
 
 #: Drafts that are verified by ratio, where nothing is measured
@@ -51,14 +52,14 @@ class DraftModel(Protocol):
 
 @dataclass
 class Methods:
-    """Drafters of one model, from adaptive tokens (`ids`), n-grams or a draft model.
+    """Drafters of one model, from adaptive tokens (`mask`), n-grams or a draft model.
 
     `L` is the widest window of training, `table` the n-grams of the training data, if
     there are some. The planners learn from one text to the next.
     """
 
     lm: PreTrainedModel
-    ids: Sequence[int] = ()
+    mask: MaskTokens = NO_MASK
     L: int = 1
     weights: NgramWeights = NgramWeights()
     table: NgramTable | None = None
@@ -75,7 +76,7 @@ class Methods:
         method = "plain"
         if self.draft:
             method = "gsd"
-        elif self.ids:
+        elif self.mask:
             method = "hybrid"
         elif self.table or decode.sources:
             method = "ngrams"
@@ -143,11 +144,11 @@ class Methods:
         texts: tuple[Hashable, ...],
     ) -> tuple[Source, Planner]:
         sources = self._sources(decode, method)
-        ids = self.ids if "adaptive" in sources else ()
-        k = min(decode.k or self.L, max(1, left)) if ids else 0
-        if ids:
+        mask = self.mask if "adaptive" in sources else NO_MASK
+        k = min(decode.k or self.L, max(1, left)) if mask else 0
+        if mask:
             try:
-                check_probes(ids, k)
+                mask.check(k)
             except ValueError as error:
                 raise UserError(f"decode.{error}") from error
         planner: Planner
@@ -164,14 +165,14 @@ class Methods:
                 weights=self.weights,
             )
         source = CandidateSource(
-            ids, planner.max_probes, width=planner.width, ngrams=ngrams
+            mask, planner.max_probes, width=planner.width, ngrams=ngrams
         )
         return source, planner
 
     def _sources(self, decode: DecodeConfig, method: Method) -> frozenset[str]:
         """Return the sources, by default all that the method and the model have."""
         sources = frozenset(decode.sources or method.sources)
-        if "adaptive" in sources and not self.ids:
+        if "adaptive" in sources and not self.mask:
             raise UserError(
                 f"decode.method={decode.method} needs a model with adaptive.json, got "
                 "none. Use decode=plain, ngrams or prompt_lookup."

@@ -17,6 +17,9 @@ CHECKPOINTS = "checkpoints"  # see train/checkpoint.py
 LOG = "log.jsonl"  # a line for every step
 PLANNED = "planned.json"  # the steps that minutes= planned
 DIAGNOSTICS = "diagnostics.json"  # of the step whose loss diverged
+# Masks; the other ones are ids of existing tokens.
+ADAPTIVE = "adaptive"
+NOISE = "noise"
 
 
 def _require(valid: bool, sentence: str) -> None:
@@ -111,24 +114,51 @@ class ObjectiveConfig:
     attention: str = setting("auto", choices=("auto", "flex", "dense"))
     #: a token of its own for each offset (App. B), in place of one for all
     diverse: bool = False
+    #: tokens in a window's rows: adaptive (with embeddings of their own; as null), noise
+    #: (drawn uniformly from the vocabulary), or the id of an existing token; the last two
+    #: add no row and train no embedding of their own
+    mask: str | None = None
     #: share of the model's own prediction in a draft's target
     soft: float = setting(0.0, least=0, most=1)
     #: train a head that corrects each draft by the token before it (lora.gated)
     previous_token: bool = False
 
     def __post_init__(self) -> None:
+        # Null, so that runs continue that were begun before there was the setting. An id
+        # is taken as a number as well.
+        self.mask = None if self.mask in (None, ADAPTIVE) else str(self.mask)
         check_settings(self, "objective")
         _require(
             self.name in ("dual", "branch") or not self.soft,
             f"objective.soft needs objective=dual or branch, got objective={self.name}",
         )
+        _require(
+            self.mask in (None, NOISE) or self.mask.isdecimal(),
+            f"objective.mask must be adaptive, noise or a token's id, got {self.mask}",
+        )
+        _require(
+            self.mask is None or not self.diverse,
+            f"objective.diverse needs objective.mask=adaptive, got {self.mask}",
+        )
+
+    @property
+    def mask_id(self) -> int | None:
+        """The existing token in a window's rows; None if there are other ones."""
+        return int(self.mask) if self.mask and self.mask.isdecimal() else None
+
+    @property
+    def described_mask(self) -> str | int | None:
+        """The mask in a training's manifest and in adaptive.json; None for causal."""
+        if self.name == "causal":
+            return None
+        return (self.mask or ADAPTIVE) if self.mask_id is None else self.mask_id
 
     def adaptive_ids(self, ids: Sequence[int]) -> tuple[int, ...]:
         """Return those of a vocabulary's adaptive ids that the objective trains.
 
         Raises ValueError for more offsets than diverse ids.
         """
-        if self.name == "causal":
+        if self.name == "causal" or self.mask:
             return ()
         if not self.diverse:
             return tuple(ids[:1])

@@ -292,10 +292,12 @@ def add_adapter(lm: Any, folder: Path, adaptive: dict[str, Any], out: Path) -> N
     from torch import nn
 
     from data_prep.vocab import INFILLING, Vocab
+    from train.config import ADAPTIVE
     from train.export.sidecars import serve, write_custom_generate
     from train.export.weights import write_weights
     from train.pretrained import add_adaptive_rows, spare_rows
 
+    trained = adaptive.get("mask", ADAPTIVE) == ADAPTIVE
     with as_user_error(f"adapter={folder} must have an export's adaptive.json, got"):
         vocab = Vocab(
             size=max(lm.config.vocab_size, *(id + 1 for id in adaptive["control"])),
@@ -303,17 +305,18 @@ def add_adapter(lm: Any, folder: Path, adaptive: dict[str, Any], out: Path) -> N
             # Earlier exports did not write it: a document ended as a chat's turn.
             eos=adaptive.get("eos", lm.config.eos_token_id),
             ends=tuple(adaptive.get("ends", ())),
-            adaptive=tuple(adaptive["adaptive_ids"]),
+            adaptive=tuple(adaptive["adaptive_ids"]) if trained else (),
             **{name: adaptive["infilling"][name] for name in INFILLING},
         )
     # Before the adapter's adaptive.json is copied beside the base model's tokenizer.
     spare = spare_rows(out, vocab.adaptive)
     shutil.copytree(folder, out, dirs_exist_ok=True)
     add_adaptive_rows(lm, vocab.size, spare=spare)
-    # The head does not share the embedding's rows, as in the training of an adapter.
-    head = lm.get_output_embeddings()
-    head.weight = nn.Parameter(head.weight.detach().clone())
-    lm.config.tie_word_embeddings = False
+    if trained:
+        # The head does not share the embedding's rows, as in the adapter's training.
+        head = lm.get_output_embeddings()
+        head.weight = nn.Parameter(head.weight.detach().clone())
+        lm.config.tie_word_embeddings = False
     lm.config.architectures = [type(lm).__name__]
     lm.config.save_pretrained(out)
     lm.generation_config.save_pretrained(out)

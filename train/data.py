@@ -15,12 +15,14 @@ from conf.runs.stage import read_manifest
 from data_prep.shards import PackedSequence, Shards
 from data_prep.vocab import Vocab
 from data_prep.windows import replaceable, sample_windows, window_offsets
-from train.config import ObjectiveConfig, TrainConfig
-from train.objective import COLUMNS, Layout, basic, branch, causal, dual
+from train.config import NOISE, ObjectiveConfig, TrainConfig
+from train.objective import COLUMNS, Layout, basic, branch, causal, dual, with_noise
 
 # streams that windows are drawn from
 TRAINING = 0
 HELD_OUT = 1
+# Follows the key of a sequence's windows in that of its noise.
+OF_NOISE = 1
 # Branch columns are padded to multiples of it: flex attention compiles for each width.
 CUDA_COLUMNS = 128
 #: From positions, objective and seed to the starts and widths of a sequence's windows.
@@ -133,11 +135,14 @@ def lay_out(
     multiple: int = COLUMNS,
     standard: np.ndarray | None = None,
     draw: Draw = draw_windows,
+    vocabulary: int = 0,
 ) -> Layout:
     """Return the objective's layout of sequences; their windows are keyed by (seed,
     index), and drawn by `draw`.
 
-    `multiple` and `standard` are those of `objective.branch`. Where `standard` is 0 the
+    With objective.mask=noise the windows' rows hold ids that are drawn uniformly below
+    `vocabulary`, keyed by (seed, index) and the column: the same in every micro-batch
+    and on every rank. `multiple` and `standard` are those of `objective.branch`. Where `standard` is 0 the
     sequence is the model's own text: it ends where generation was stopped, so no draft
     in it predicts EOS.
     """
@@ -145,7 +150,43 @@ def lay_out(
     documents = np.stack([sequence.documents for sequence in sequences])
     if objective.name == "causal":
         return causal(tokens, documents)
-    adaptive = objective.adaptive_ids(vocab.adaptive)
+    layout = _lay_windows(
+        tokens,
+        documents,
+        indices,
+        vocab,
+        objective,
+        seed=seed,
+        multiple=multiple,
+        standard=standard,
+        draw=draw,
+    )
+    if objective.mask != NOISE:
+        return layout
+    # Of a branch's rows the columns after the trunk are drawn; of dual's all.
+    first = layout.trunk if layout.ids.shape[1] > layout.trunk else 0
+    noise = np.zeros_like(layout.ids)
+    for row, index in enumerate(np.resize(indices, len(noise))):
+        generator = np.random.default_rng((*seed, int(index), OF_NOISE))
+        count = noise.shape[1] - first
+        noise[row, first:] = generator.integers(vocabulary, size=count)
+    return with_noise(layout, noise)
+
+
+def _lay_windows(
+    tokens: np.ndarray,
+    documents: np.ndarray,
+    indices: Sequence[int] | np.ndarray,
+    vocab: Vocab,
+    objective: ObjectiveConfig,
+    *,
+    seed: Sequence[int],
+    multiple: int,
+    standard: np.ndarray | None,
+    draw: Draw,
+) -> Layout:
+    """Return the layout with one id, or one for each offset, in the windows' rows."""
+    adaptive = objective.adaptive_ids(vocab.adaptive) or (objective.mask_id or 0,)
     free = replaceable(tokens, documents, sorted(vocab.control))
     windows = [
         draw(tokens.shape[1], objective, (*seed, int(index))) for index in indices
@@ -201,10 +242,11 @@ def load_batch(
     device: torch.device,
     standard: np.ndarray | None = None,
     draw: Draw = draw_windows,
+    vocabulary: int = 0,
 ) -> dict[str, Any]:
     """Read one micro-batch, lay it out and move it to the device.
 
-    `standard` and `draw` are those of `lay_out`.
+    `standard`, `draw` and `vocabulary` are those of `lay_out`.
     """
     layout = lay_out(
         [shards[int(index)] for index in indices],
@@ -215,6 +257,7 @@ def load_batch(
         multiple=CUDA_COLUMNS if device.type == "cuda" else COLUMNS,
         standard=standard,
         draw=draw,
+        vocabulary=vocabulary,
     )
     return to_tensors(layout, device)
 

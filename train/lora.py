@@ -244,10 +244,8 @@ class PlainWeights(LazyWeights):
         merged: Tensor = getattr(layer.get_base_layer(), kind)
         return merged.detach().to(self._dtype)
 
-    def save_adapter(self, folder: Path) -> None:
-        """Write the adapter as peft reads it: adapter_model.safetensors,
-        adapter_config.json.
-        """
+    def adapter(self) -> dict[str, Tensor]:
+        """Return the adapter's weights by their names in peft's files."""
         own = {
             f"{PEFT}{name}": tensor
             for name, tensor in adapter_weights(self._weights).items()
@@ -255,14 +253,39 @@ class PlainWeights(LazyWeights):
         adapter = get_peft_model_state_dict(
             self._adapted, own, save_embedding_layers=False
         )
-        folder.mkdir()
-        tensors = {name: tensor.to(self._dtype) for name, tensor in adapter.items()}
-        write_safetensors(tensors, folder / SAFETENSORS_WEIGHTS_NAME)
-        settings: Any = self._adapted.peft_config[ADAPTER]
-        settings.base_model_name_or_path = (
-            None  # the directory that the adapter lies in
-        )
-        settings.target_modules = sorted(settings.target_modules)
+        return {name: tensor.to(self._dtype) for name, tensor in adapter.items()}
+
+    def short_targets(self) -> list[str] | None:
+        """Return the last parts of the adapted layers' names; None if further layers have
+        these names.
+        """
+        layers = {
+            name: isinstance(module, LoraLayer)
+            for name, module in self._lm.named_modules()
+            if isinstance(module, LoraLayer | nn.Linear) and "lora_" not in name
+        }
+        shorts = {name.rpartition(".")[2] for name, own in layers.items() if own}
+        others = {name.rpartition(".")[2] for name, own in layers.items() if not own}
+        return None if shorts & others else sorted(shorts)
+
+    def save_adapter(
+        self,
+        folder: Path,
+        *,
+        targets: Sequence[str] | None = None,
+        base: str | None = None,
+    ) -> None:
+        """Write the adapter as peft reads it: adapter_model.safetensors,
+        adapter_config.json.
+
+        `targets` are other names of its layers. `base` names the base model, by default
+        the directory that has the adapter.
+        """
+        folder.mkdir(exist_ok=True)
+        write_safetensors(self.adapter(), folder / SAFETENSORS_WEIGHTS_NAME)
+        settings: Any = copy.copy(self._adapted.peft_config[ADAPTER])
+        settings.base_model_name_or_path = base
+        settings.target_modules = sorted(targets or settings.target_modules)
         settings.inference_mode = True
         settings.save_pretrained(str(folder))
 

@@ -13,7 +13,7 @@ from conf.architecture import attention_dropout, logit_scale, windows
 from conf.runs.stage import partial_of
 from data_prep.vocab import TOKENIZER, Vocab
 from train.attention import Mask, TrunkKeys, branch_kernel, branch_masks
-from train.config import TrainConfig
+from train.config import ADAPTIVE, TrainConfig
 from train.head import PreviousTokenHead, read_head
 from train.lora import Gate, adapt, begin_with
 from train.loss import draft_loss, tally
@@ -178,7 +178,13 @@ def assemble(config: TrainConfig, vocab: Vocab) -> tuple[AdaptiveLM, int]:
     objective = config.objective
     with load_partitioned(config):
         dtype = torch.bfloat16 if config.bf16 else torch.float32
-        lm = load_trainable(config.model, vocab=vocab, dtype=dtype, seed=config.seed)
+        lm = load_trainable(
+            config.model,
+            vocab=vocab,
+            dtype=dtype,
+            seed=config.seed,
+            grows=objective.described_mask in (None, ADAPTIVE),
+        )
     parameters = count_parameters(lm)
     if config.lora.rank:
         with gathered(lm.get_input_embeddings(), lm.get_output_embeddings()):

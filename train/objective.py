@@ -184,6 +184,20 @@ def branch(
     return _join(trunk, masked, axis=1)
 
 
+def with_noise(layout: Layout, noise: np.ndarray) -> Layout:
+    """Return the layout with other tokens in the rows of windows.
+
+    `noise` (r, c) has them; its other columns are unused (objective.mask=noise).
+
+        offsets    0  0  0  0 │ 1  2  │ 1
+        ids        a  b  c  d │ A  A  │ A
+        noise      q  r  s  t │ u  v  │ w
+        result     a  b  c  d │ u  v  │ w
+    """
+    ids = np.where(layout.offsets > 0, noise, layout.ids)
+    return dataclasses.replace(layout, ids=ids)
+
+
 def _trunk(ids: np.ndarray, labels: np.ndarray, offsets: np.ndarray) -> Layout:
     """Return rows without branches, whose loss is the mean over all n."""
     return Layout(

@@ -60,6 +60,12 @@ def check_model(
     """Raise UserError unless the model trains with these settings, and decodes then."""
     check_architecture(architecture, seq_len=seq_len)
     check_settings(config.deepspeed)
+    mask_id = config.objective.mask_id
+    if mask_id is not None and mask_id >= architecture.vocab_size:
+        raise UserError(
+            f"objective.mask must be an id below the model's {architecture.vocab_size:,} "
+            f"rows, got {mask_id}."
+        )
     if config.lora.rank:
         _adapt(skeleton(architecture), config)
     if config.lora.gated and not passes_argument(architecture, "trunk_keys"):
@@ -71,9 +77,10 @@ def check_model(
 
 def _adapt(lm: PreTrainedModel, config: TrainConfig) -> None:
     """Add the adapter to a model without weights."""
-    ids = config.objective.L if config.objective.diverse else 1
+    objective = config.objective
+    ids = objective.adaptive_ids(range(objective.L))
     with torch.device("meta"):
-        adapt(lm, config.lora, adaptive=range(ids))
+        adapt(lm, config.lora, adaptive=ids)
 
 
 def estimate_memory(

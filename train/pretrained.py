@@ -98,11 +98,17 @@ def check_architecture(config: PretrainedConfig, *, seq_len: int) -> None:
 
 
 def load_trainable(
-    config: ModelConfig, *, vocab: Vocab, dtype: torch.dtype, seed: int
+    config: ModelConfig,
+    *,
+    vocab: Vocab,
+    dtype: torch.dtype,
+    seed: int,
+    grows: bool = True,
 ) -> PreTrainedModel:
     """Return the model with its weights, for training. Called by every rank.
 
-    Raises UserError as `model_config` does, and for a directory that lacks weights.
+    Adaptive ids get their first rows, unless `grows` is False: then the rows stay the
+    base model's. Raises UserError as `model_config` does, and for a directory that lacks weights.
     """
     architecture = model_config(config, vocab=vocab)
     logging.disable_progress_bar()
@@ -128,8 +134,9 @@ def load_trainable(
             f"model.path={config.path} must have at least {vocab.size} embedding rows "
             f"like the data's vocabulary, got {rows}."
         )
-    spare = [] if config.random_init else spare_rows(config.path, vocab.adaptive)
-    add_adaptive_rows(lm, vocab.size, spare=spare)
+    if grows:
+        spare = [] if config.random_init else spare_rows(config.path, vocab.adaptive)
+        add_adaptive_rows(lm, vocab.size, spare=spare)
     if config.activation_checkpointing:
         lm.activation_checkpointing_enable({"use_reentrant": False})
     if config.compile:

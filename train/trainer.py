@@ -188,12 +188,15 @@ class Trainer:
         self.peak = peak_flops(self.engine.device_name())
         self.seq_len: int = data["seq_len"]
         self.flops = step_flops(self.module.lm.config, config, seq_len=self.seq_len)
+        # Servers draw noise from the rows of config.json.
+        self.vocabulary: int = self.module.lm.config.get_text_config().vocab_size
         self.held_out = Validation(
             config,
             self.vocab,
             rank=self.rank,
             ranks=self.ranks,
             device=self.engine.device,
+            vocabulary=self.vocabulary,
         )
         state: dict[str, Any] = {"validation": [], "recent": [], "run_id": None}
         self.step = 0
@@ -340,6 +343,7 @@ class Trainer:
                 seed=(config.seed, TRAINING, self.step),
                 device=device,
                 standard=self.data.standard(part),
+                vocabulary=self.vocabulary,
             )
             for part in parts
         ]
@@ -492,6 +496,7 @@ class Trainer:
             parameters=self.parameters,
             vocab=self.vocab.to_json(),
             adaptive=list(objective.adaptive_ids(self.vocab.adaptive)),
+            mask=objective.described_mask,
             L=objective.L,
             validation=self.validation,
             base=base_model(None if model.random_init else model.path),

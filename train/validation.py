@@ -28,7 +28,10 @@ Forward = Callable[[dict[str, Any]], tuple[Tensor, Tensor, Tensor]]
 
 
 class Validation:
-    """One rank's share of the held-out sequences, which Shards refuses where there are none."""
+    """One rank's share of the held-out sequences, which Shards refuses where there are none.
+
+    `vocabulary` is that of `lay_out`: noise is the same in each validation, too.
+    """
 
     def __init__(
         self,
@@ -38,6 +41,7 @@ class Validation:
         rank: int,
         ranks: int,
         device: torch.device,
+        vocabulary: int = 0,
     ) -> None:
         shards = Shards(config.data.path, "held_out")
         per_round = config.micro_batch * ranks
@@ -53,6 +57,7 @@ class Validation:
         self._shards = shards
         self._vocab = vocab
         self._device = device
+        self._vocabulary = vocabulary
         self._seed = (config.seed, HELD_OUT)
 
     @torch.no_grad()
@@ -82,6 +87,7 @@ class Validation:
                 seed=self._seed,
                 device=self._device,
                 draw=stretch,
+                vocabulary=self._vocabulary,
             )
             _, tally, predicted = forward(batch)
             total += tally

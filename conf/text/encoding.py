@@ -128,7 +128,7 @@ class TextEncoder:
     def _encode(self, text: str) -> list[int]:
         if not self.by_words:
             return self.tokenizer.encode(text, add_special_tokens=False).ids
-        if SPACE not in text:  # without the tokenizer's overhead
+        if SPACE not in text:  # faster than calling the whole tokenizer
             return [
                 token.id for token in self._model.tokenize(text.replace(" ", SPACE))
             ]

@@ -52,7 +52,7 @@ class Infilling:
 
     @cached_property
     def opener(self) -> int:
-        """The id before the last text of every infilling prompt."""
+        """The control id directly before the last text of every infilling prompt."""
         return self.pre if self.mid is None else self.mid
 
     @cached_property

@@ -134,8 +134,8 @@ def decoders_of(
 
 def max_k(model: Model) -> int:
     """Return how many adaptive tokens the model can have in a row."""
-    ids = model.adaptive.ids if model.adaptive else ()
-    return sys.maxsize if len(ids) == 1 else len(ids)  # one id may be repeated
+    mask = model.methods.mask
+    return sys.maxsize if mask.most is None else mask.most
 
 
 def measure_turn(

@@ -23,6 +23,7 @@ from infer.engine.pick import noise
 from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Verified
 from infer.ngrams import LONGEST, Ngrams, TextNgrams
+from infer.trees.mask_tokens import MaskTokens
 from infer.trees.token_graph import Drafts, TokenGraph
 from infer.trees.tree import Tree
 
@@ -184,20 +185,22 @@ class Drafted:
 
 
 class CandidateSource(Source):
-    """Adaptive tokens and n-grams; without `ids` n-grams alone, without `ngrams` none.
+    """Adaptive tokens and n-grams; without `mask` n-grams alone, without `ngrams` none.
 
     Up to `k` probes hang under a node. A place has at most `width` candidates.
     """
 
     def __init__(
         self,
-        ids: Sequence[int],
+        mask: MaskTokens,
         k: int,
         *,
         width: int = 1,
         ngrams: Ngrams | None = None,
     ) -> None:
-        self.probes = probe_ids(ids, k) if ids else ()
+        if mask:
+            mask.check(k)
+        self._mask = mask
         self.width = max(width, ANSWERS) if ngrams else width
         self._candidates = width
         self._ngrams = ngrams
@@ -225,6 +228,13 @@ class CandidateSource(Source):
         """See Source: by n-grams, which take no forward."""
         return self._places(b, context, None) if self._ngrams else None
 
+    def probes(self, b: int, count: int, length: int) -> tuple[int, ...]:
+        """See Source."""
+        if not self._mask:
+            return ()
+        seed = self._sequences[b].seed
+        return self._mask.row(count, seed=seed, length=length)
+
     def keep(self, b: int, drafts: Drafts | None, result: Verified) -> None:
         """See Source: the answers after the accepted path."""
         self._sequences[b].answers = result.answers
@@ -246,19 +256,3 @@ class CandidateSource(Source):
             self._sampling,
             sequence.seed,
         )
-
-
-def check_probes(adaptive_ids: Sequence[int], k: int) -> None:
-    """Raise ValueError for a k that is not positive, or beyond the diverse ids."""
-    if k < 1 or (len(adaptive_ids) > 1 and k > len(adaptive_ids)):
-        bounds = "at least 1" if len(adaptive_ids) == 1 else f"1 to {len(adaptive_ids)}"
-        raise ValueError(f"k must be {bounds} adaptive tokens, got {k}")
-
-
-def probe_ids(adaptive_ids: Sequence[int], k: int) -> tuple[int, ...]:
-    """Return the ids of k probes: k times the only id, or the first k diverse ones.
-
-    Raises ValueError as check_probes does.
-    """
-    check_probes(adaptive_ids, k)
-    return tuple(adaptive_ids[:k]) if len(adaptive_ids) > 1 else (adaptive_ids[0],) * k

@@ -23,7 +23,6 @@ from transformers import PreTrainedModel
 
 from conf.errors import UserError
 from infer.config import DecodeConfig
-from infer.drafters.candidates import probe_ids
 from infer.drafters.source import DraftGraph, LevelPlanner, Source
 from infer.engine.output import Candidates, ForwardOutput, LazyOutput, Request
 from infer.engine.runner import Runner, Runners
@@ -307,11 +306,23 @@ class ProbeSource(DraftModelSource):
         adaptive = setup.draft.adaptive
         assert adaptive is not None
         self._k = k
-        self._probes = probe_ids(adaptive.ids, depth - 1) if depth > 1 else ()
+        vocabulary = setup.draft.lm.config.get_text_config().vocab_size
+        self._mask = adaptive.mask(vocabulary)
+        if depth > 1:
+            self._mask.check(depth - 1)
 
     def _grow(self, planner: LevelPlanner) -> None:
         depths = self._depths
-        output = self._forward([self._probes[: max(0, depth - 1)] for depth in depths])
+        output = self._forward(
+            [
+                self._mask.row(
+                    max(0, depth - 1),
+                    seed=sequence.request.seed,
+                    length=self.runner.lengths[b],
+                )
+                for b, (sequence, depth) in enumerate(zip(self._sequences, depths))
+            ]
+        )
         for b, sequence in enumerate(self._sequences):
             pending = sequence.pending
             if pending is None:

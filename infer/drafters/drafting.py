@@ -127,7 +127,11 @@ class SourceDrafters(Drafters):
                 self._dry_runs[b] = None
             else:
                 self._dry_run(b, context, n)
-            trees.append(self._plan(b, graph, n) if graph else Tree.chain(context[-1]))
+            trees.append(
+                self._plan(b, graph, n, len(context))
+                if graph
+                else Tree.chain(context[-1])
+            )
         self._proposed = self._stopwatch.elapsed
         return trees
 
@@ -161,13 +165,16 @@ class SourceDrafters(Drafters):
         if self._forwards:
             self._drafting = self._stopwatch.agree(self._stopwatch.elapsed - began)
 
-    def _plan(self, b: int, graph: DraftGraph, left: int) -> Tree:
-        """Return the tree to verify, with probes under the nodes that the planner chose."""
+    def _plan(self, b: int, graph: DraftGraph, left: int, length: int) -> Tree:
+        """Return the tree to verify, with probes under the nodes that the planner chose.
+
+        The text has `length` tokens so far, and `left` may follow.
+        """
         drafts, sites, k = self._planner.plan(graph, left)
         self._proposals[b] = Proposal(graph, drafts)
         tree = graph.tree(drafts)
         # No row is deeper than the last token that may be fed: positions end somewhere.
-        probes = self._source.probes[: max(0, min(k, left - 2))]
+        probes = self._source.probes(b, max(0, min(k, left - 2)), length)
         sites = [node for node in sites if drafts.depths[node] + len(probes) < left]
         return tree.probe(sites, probes) if probes and sites else tree
 

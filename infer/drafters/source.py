@@ -50,11 +50,9 @@ class LevelPlanner(Protocol):
 class Source:
     """Fills the graphs of a batch.
 
-    `probes` are the adaptive tokens that may hang under a node of a tree; of each one's
-    answer the `width` likeliest tokens are read.
+    Of the answer of each adaptive token the `width` likeliest tokens are read.
     """
 
-    probes: tuple[int, ...] = ()
     width = 1
 
     def start(self, requests: Sequence[Request], sampling: Sampling) -> None:
@@ -72,6 +70,13 @@ class Source:
     def grow(self, planner: LevelPlanner) -> int:
         """Grow the graphs by forwards of a draft model. Return the number of forwards."""
         return 0
+
+    def probes(self, b: int, count: int, length: int) -> tuple[int, ...]:
+        """Return `count` adaptive tokens, or none, to hang under a node of sequence b.
+
+        Its text has `length` tokens so far.
+        """
+        return ()
 
     def dry_run(self, b: int, context: Sequence[int]) -> DraftGraph | None:
         """Return a graph that takes no forward, for drafts that are not verified."""

@@ -37,8 +37,12 @@ from infer.models import parallel
 from infer.models.gated import FOLDER, HEAD, NO_HEAD, gate_model
 from infer.ngrams import ABSENT, FILE, NgramTable, NgramWeights
 from infer.text import Text
+from infer.trees.mask_tokens import MaskTokens, mask_tokens
 
 ADAPTIVE = "adaptive.json"
+#: Values of `mask` in adaptive.json; the other ones are ids of existing tokens.
+TRAINED = "adaptive"
+NOISE = "noise"
 MOST_L = 1024  # adaptive tokens in a row
 NO_WEIGHTS = (
     "%s lost its ngrams: default weights are used, and fewer drafts may be accepted"
@@ -51,8 +55,11 @@ SLOW_TOKENIZERS = ("vocab.json", "vocab.txt", "*.model")
 class Adaptive:
     """The content of adaptive.json."""
 
-    ids: tuple[int, ...]  # one id: identical tokens, any k; several: diverse tokens
+    # one id: identical tokens, any k; several: diverse tokens; () with noise
+    ids: tuple[int, ...]
     L: int  # the widest window of training
+    noise: bool = False  # tokens drawn uniformly stand in place of adaptive ones
+    trained: bool = True  # no text has the ids; False for an existing token, and noise
     gated: bool = False  # the directory's adapter acts on probes only
     infilling: Infilling | None = None
     bos: int | None = None  # opened every document in training
@@ -60,6 +67,10 @@ class Adaptive:
     ngrams: NgramWeights = NgramWeights()
     has_table: bool = False  # the export had a table of n-grams
     has_head: bool = False  # the export had a previous-token head
+
+    def mask(self, vocabulary: int) -> MaskTokens:
+        """Return the mask tokens of the model, whose embedding has `vocabulary` rows."""
+        return mask_tokens(self.ids, noise=self.noise, vocabulary=vocabulary)
 
 
 def read_adaptive(path: Path, rows: int | None) -> Adaptive:
@@ -78,14 +89,20 @@ def read_adaptive(path: Path, rows: int | None) -> Adaptive:
         control = values.get("control")
         ngrams = values.get("ngrams")
         gated = values.get("gated", False)
+        mask = values.get("mask", TRAINED)
         numbers = [*values["adaptive_ids"], values["L"], *(control or ())]
         if wrong := [n for n in numbers if type(n) is not int]:
             raise ValueError(f"{wrong[0]!r:.60}, which is no whole number")
         if type(gated) is not bool:
             raise ValueError(f"gated={gated!r:.60}")
+        existing = type(mask) is int and values["adaptive_ids"] == [mask]
+        if not existing and mask not in (TRAINED, NOISE):
+            raise ValueError(f"mask={mask!r:.60}")
         adaptive = Adaptive(
             ids=tuple(values["adaptive_ids"]),
             L=values["L"],
+            noise=mask == NOISE,
+            trained=mask == TRAINED,
             gated=gated,
             infilling=Infilling(**infilling) if complete else None,
             bos=values.get("bos"),
@@ -94,7 +111,7 @@ def read_adaptive(path: Path, rows: int | None) -> Adaptive:
             has_table=bool(ngrams and ngrams["table"] is not None),
             has_head=values.get("head", False) is True,
         )
-        if not adaptive.ids or not 1 <= adaptive.L <= MOST_L:
+        if bool(adaptive.ids) == adaptive.noise or not 1 <= adaptive.L <= MOST_L:
             raise ValueError(f"adaptive_ids={list(adaptive.ids)} and L={adaptive.L}")
         ids = [*adaptive.ids, adaptive.bos]
         ids += adaptive.infilling.ids if adaptive.infilling else ()
@@ -157,7 +174,8 @@ class ModelDirectory:
         if control is None:
             tokens = tokenizer.get_added_tokens_decoder().items()
             special = (id for id, token in tokens if token.special)
-            control = frozenset(chain(special, adaptive.ids))
+            unused = adaptive.ids if adaptive.trained else ()
+            control = frozenset(chain(special, unused))
         if infilling:
             control |= infilling.ids
         file = self.path / "tokenizer_config.json"

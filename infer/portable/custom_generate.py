@@ -34,7 +34,6 @@ from transformers.utils.hub import cached_file
 
 from conf.errors import UserError
 from infer.config import DecodeConfig
-from infer.drafters.candidates import check_probes
 from infer.drafters.planner import MeasuredPlanner, remember_planners
 from infer.engine.attention import view_of
 from infer.engine.families import check_family, check_tree
@@ -63,6 +62,7 @@ from infer.portable.generate_args import (
     prompts_of,
     sampling_of,
 )
+from infer.trees.mask_tokens import MaskTokens, mask_tokens
 
 
 @dataclass
@@ -171,12 +171,12 @@ def _file_of(lm: PreTrainedModel, file: str) -> Path | None:
 
 @dataclass(frozen=True)
 class Drafting:
-    """The adaptive tokens of a model, and the settings of a call.
+    """The adaptive tokens of a model (`mask`), and the settings of a call.
 
     Without a `seed` PyTorch's generator decides, so that `set_seed` repeats a text.
     """
 
-    ids: Sequence[int]
+    mask: MaskTokens
     L: int
     decode: DecodeConfig
     weights: NgramWeights
@@ -195,8 +195,9 @@ def generate(
     generation_config: GenerationConfig | None = None,
     *,
     model: PreTrainedModel,
-    adaptive_ids: Sequence[int],
     L: int,
+    adaptive_ids: Sequence[int] = (),
+    noise: bool = False,
     ngrams: Mapping[str, Any] | None = None,
     gated: bool = False,
     head: bool = False,
@@ -236,9 +237,11 @@ def generate(
         probes="auto" if probes is None else str(probes),
         seed=0 if seed is None else seed,
     )
-    check_probes(adaptive_ids, settings.k or L)
+    vocabulary = model.config.get_text_config().vocab_size
+    mask = mask_tokens(adaptive_ids, noise=noise, vocabulary=vocabulary)
+    mask.check(settings.k or L)
     weights = NgramWeights() if ngrams is None else NgramWeights.from_json(ngrams)
-    drafting = Drafting(adaptive_ids, L, settings, weights, seed)
+    drafting = Drafting(mask, L, settings, weights, seed)
     configs = (generation_config, model.generation_config)
     _convert_stop_strings(args, configs)
     if "do_sample" not in args and implies_sampling(*configs):
@@ -336,7 +339,7 @@ def _texts(
     capacity = longest + limits.max_new_tokens
     methods = Methods(
         state.lm,
-        drafting.ids,
+        drafting.mask,
         drafting.L,
         drafting.weights,
         state.table,

@@ -10,7 +10,10 @@ side, each in a process on one core, as many steps as fit `--seconds` of CPU tim
 calibration before. `dual` trains all weights, as the paper does, on CHAT alone.
 
 Then the adaptive tokens alone draft 12 prompts of each set: one greedy chain with k = L, in
-float32. Prints a line of JSON for each rung, and a table with means over seeds.
+float32. Prints a line of JSON for each rung, and a table with means over seeds. What stands
+in a draft's rows, an adaptive id, an existing one or noise, is compared by
+
+    --only "gated LoRA" "existing id" noise
 """
 
 import argparse
@@ -39,8 +42,9 @@ from infer.engine.runner import Runner
 from infer.loop import Limits, decode
 from infer.models.checkpoint import ModelDirectory, eos_ids
 from infer.models.gated import gate_model
+from infer.trees.mask_tokens import mask_tokens
 from tests.infer.library import by_tokens
-from train.config import TrainConfig
+from train.config import NOISE, TrainConfig
 from train.head import write_head
 from train.lora import PlainWeights
 from train.model import AdaptiveLM
@@ -59,6 +63,11 @@ RUNGS = {
         "optimizer.rows_rate=1e7",
     ],
     "gated LoRA": NO_HEAD,
+    # The same without a row of its own: token 1 in place of the adaptive one, and noise,
+    # as SGLang and vLLM draft (arXiv 2609.04010).
+    "existing id": [*NO_HEAD, "objective.mask=1"],
+    "noise": [*NO_HEAD, "objective.mask=noise"],
+    "noise, with head": ["objective.mask=noise"],
     "with head": [],
     "with head, rank 8": ["lora.rank=8"],
     "with head, AdamW": [
@@ -165,9 +174,14 @@ def accepted_drafts(
     objective = trainer.config.objective
     ids = objective.adaptive_ids(trainer.vocab.adaptive)
     lm = decodable(args, trainer, ids)
+    mask = mask_tokens(
+        ids or (objective.mask_id or 0,),
+        noise=objective.mask == NOISE,
+        vocabulary=trainer.vocabulary,
+    )
     directory = ModelDirectory(args.base)
     ends = eos_ids(lm) | {trainer.vocab.eos}
-    drafters = by_tokens(ids, FixedPlanner(objective.L, "root"))
+    drafters = by_tokens(mask, FixedPlanner(objective.L, "root"))
     capacity = PROMPT_TOKENS + NEW_TOKENS + 8
     runner = Runner(lm, capacity=capacity, max_rows=4 * objective.L)
     reached = {}
@@ -202,7 +216,8 @@ def decodable(args: argparse.Namespace, trainer: Trainer, ids: Any) -> Any:
         trained.set_attn_implementation("sdpa")
         return trained.float().eval()
     base = AutoModelForCausalLM.from_pretrained(args.base, dtype=torch.float32)
-    base.resize_token_embeddings(trainer.vocab.size, mean_resizing=False)
+    if ids:
+        base.resize_token_embeddings(trainer.vocab.size, mean_resizing=False)
     with TemporaryDirectory() as folder:
         adapter = PlainWeights(
             skeleton(trained.config),

@@ -35,6 +35,7 @@ from infer.engine.sampling import Sampling
 from infer.loop import Limits, Verified, decode
 from infer.models.checkpoint import ModelDirectory, eos_ids
 from infer.ngrams import Ngrams
+from infer.trees.mask_tokens import NO_MASK
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 81)
 #: L(q) at ROWS, and what probes take beyond their rows, in plain steps.
@@ -140,6 +141,7 @@ def main() -> None:
     runner = Runner(lm, capacity=256 + args.new + 8, max_rows=128)
     known = Ngrams(directory.ngrams, lm.config.vocab_size)
     adaptive = directory.need_adaptive()
+    mask = adaptive.mask(lm.config.vocab_size)
     limits = Limits(args.new, eos_ids(lm))
     sampling = Sampling(args.temperature)
     results: dict[str, dict[str, float]] = {}
@@ -154,9 +156,11 @@ def main() -> None:
         )
         for device in args.device:
             for kind, planner in planners(adaptive.L, args).items():
-                ids = adaptive.ids if planner.max_probes else ()
                 candidates = CandidateSource(
-                    ids, planner.max_probes, width=planner.width, ngrams=known
+                    mask if planner.max_probes else NO_MASK,
+                    planner.max_probes,
+                    width=planner.width,
+                    ngrams=known,
                 )
                 drafters = OnDevice(candidates, planner, device)
                 row = measure(runner, drafters, prompts, limits, sampling)

@@ -1,4 +1,4 @@
-"""A byte-level tokenizer of single bytes with chat pieces, and conversations for it."""
+"""A tokenizer of single bytes with chat pieces, and conversations for it."""
 
 from pathlib import Path
 from typing import Any
@@ -9,25 +9,25 @@ from tests import bpe
 from tests.conftest import write_rows
 
 ADAPTIVE = [f"<adaptive_{index}>" for index in range(1, 8)]
-# SmolLM2's, which begins with a system message of its own.
+# SmolLM2's template, which adds a default system message.
 CHATML = """{% for message in messages %}\
 {% if loop.first and messages[0]['role'] != 'system' %}\
 {{ '<|im_start|>system\nBe brief.<|im_end|>\n' }}{% endif %}\
 {{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}\
 {% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
-# Llama 2's: it strips contents, and puts a space before an answer.
+# Llama 2's template, which strips contents and adds a space before an answer.
 INST = """{{ bos_token }}{% for message in messages %}\
 {% if (message.role == 'user') != (loop.index0 % 2 == 0) %}\
 {{ raise_exception('roles must alternate') }}{% endif %}\
 {% if message.role == 'user' %}{{ '[INST] ' + message.content | trim + ' [/INST]' }}\
 {% else %}{{ ' ' + message.content | trim + ' ' + eos_token }}{% endif %}{% endfor %}"""
-# It drops what was said before the last message.
+# This template renders only the last message.
 FORGETFUL = "{{ messages[-1].role }}: {{ messages[-1].content }}"
 TEMPLATES = {"chatml": CHATML, "inst": INST, "forgetful": FORGETFUL}
 
 
 def say(*contents: str, system: str | None = None) -> list[dict[str, str]]:
-    """Return messages of user and assistant in turn."""
+    """Return alternating messages of user and assistant."""
     roles = ("user", "assistant")
     first = [] if system is None else [{"role": "system", "content": system}]
     return first + [
@@ -37,7 +37,7 @@ def say(*contents: str, system: str | None = None) -> list[dict[str, str]]:
 
 
 def chat_tokenizer(folder: Path, template: str | None) -> Path:
-    """Write the tokenizer; its template stands in a file of its own."""
+    """Write the tokenizer and, as a separate file, its template."""
     tokenizer = bpe.train_bpe(ADAPTIVE, [], 300)
     tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
     bpe.save(tokenizer, folder)
@@ -47,7 +47,7 @@ def chat_tokenizer(folder: Path, template: str | None) -> Path:
 
 
 def chat_settings(folder: Path, rows: list[Any], *overrides: str) -> DataPrepConfig:
-    """Write rows in three files below `folder`; return the settings of their preparation."""
+    """Write rows to three files in `folder`; return settings to prepare them."""
     source = folder / "in"
     source.mkdir(exist_ok=True)
     for index in range(3):

@@ -1,4 +1,4 @@
-"""A small real input in several parts, its preparation by one worker, decoded shards."""
+"""A small real input in several parts, its preparation by one worker, and decoded shards."""
 
 import json
 import sysconfig
@@ -25,7 +25,7 @@ Args = Callable[..., list[str]]
 
 @pytest.fixture(scope="session")
 def jsonl(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six parts of three languages: files of the standard library, and a few bad rows."""
+    """Six parts in three languages: files of the standard library and a few bad rows."""
     root = tmp_path_factory.mktemp("jsonl")
     stdlib = Path(sysconfig.get_path("stdlib"))
     paths = sorted([*stdlib.glob("email/**/*.py"), *stdlib.glob("json/*.py")])
@@ -48,7 +48,7 @@ def arguments(source: Path, data_folder: Path, tmp_path: Path) -> list[str]:
 
 @pytest.fixture
 def args(jsonl: Path, data_folder: Path, tmp_path: Path) -> Args:
-    """Return a function: arguments to prepare `jsonl`, or `texts`, into tmp_path/out."""
+    """Return a function that returns arguments to prepare `jsonl`, or `texts`, into tmp_path/out."""
 
     def build(*overrides: str, texts: Sequence[str] | None = None) -> list[str]:
         source = jsonl
@@ -66,7 +66,7 @@ def run(arguments: list[str]) -> None:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Every file; the manifest without the facts about the run."""
+    """Return the content of every file; the manifest without times and versions."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     result = {str(path.relative_to(folder)): path.read_bytes() for path in files}
     manifest = read_manifest(folder, "shards", "out")
@@ -76,7 +76,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def texts_of(folder: Path) -> dict[str, str]:
-    """Every document's text, decoded from the shards."""
+    """Return the text of every document, decoded from the shards."""
     encoder = Encoder(load_tokenizer(folder / "tokenizer"), vocab_of(folder))
     parts: dict[str, list[tuple[int, int, np.ndarray]]] = {}
     manifest = read_json(folder / "manifest.json")
@@ -97,7 +97,7 @@ def texts_of(folder: Path) -> dict[str, str]:
 def document_ids(
     text: str, mode: Mode, cuts: tuple[int, int], encoder: Encoder
 ) -> list[int]:
-    """Return the ids of a document that does not end."""
+    """Return the ids of a document without EOS at its end."""
     segments = document_segments(
         text, mode, cuts, vocab=encoder.vocab, lead=encoder.lead, ends=False
     )

@@ -1,4 +1,4 @@
-"""Chat data: ids by the tokenizer's template, loss and windows on answers alone."""
+"""Chat data: ids by the tokenizer's template, loss and windows only on answers."""
 
 import shutil
 from collections import defaultdict
@@ -111,7 +111,7 @@ def test_prompts_are_the_librarys(
 
 
 def test_an_answer_in_a_real_tokenizer(shared_data: Path, tmp_path: Path) -> None:
-    """CodeLlama's answer begins with one space, not with the implicit one too."""
+    """CodeLlama's answer begins with one space, without the additional implicit space."""
     source = shared_data / "tokenizers/codellama-7b"
     folder = Path(shutil.copytree(source, tmp_path / "codellama"))
     (folder / "chat_template.jinja").write_text(TEMPLATES["inst"])
@@ -156,10 +156,12 @@ def test_a_control_piece_that_a_message_spells_is_text(
             assert library.decode(turn.ids) == expected
 
 
-def test_what_a_template_refuses_is_a_drop(templates: dict[str, Path]) -> None:
+def test_a_conversation_that_the_template_refuses_is_a_drop(
+    templates: dict[str, Path],
+) -> None:
     for name, messages, detail in (
         ("inst", [*say("a"), *say("b", "c")], "alternate"),
-        ("forgetful", say("a", "b"), "does not begin"),
+        ("forgetful", say("a", "b"), "renders the prompt differently"),
     ):
         row = load(templates[name]).encode(document(messages))
         assert isinstance(row, Drop) and row.reason == "chat template"
@@ -231,13 +233,13 @@ def many(count: int) -> list[dict[str, Any]]:
 
 
 def test_conversations_become_shards(tmp_path: Path) -> None:
-    """Loss and windows lie on answers; one worker or three write the same bytes."""
+    """Only answers have loss and windows; one worker and three workers write the same bytes."""
     rows = many(40)
     prepare(chat_settings(tmp_path, rows, "held_out=0.2"))
     out = tmp_path / "out"
     manifest = read_manifest(out, "shards", "out")
     library = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
-    learned = defaultdict(list)  # by document: the labels of every part
+    learned = defaultdict(list)  # the labels of all parts, by document
     for name in SPLITS:
         for sequence in Shards(out, name):
             documents = sequence.documents
@@ -263,7 +265,7 @@ def test_conversations_become_shards(tmp_path: Path) -> None:
     prompts = [prompt for prompt, _ in every]
     assert held_out and all(row["messages"] in prompts for row in held_out)
     assert all(row["content"].startswith(text_of(row["messages"])) for row in held_out)
-    # All answers of a conversation are held out, or none.
+    # Either all answers of a conversation are held out, or all are trained on.
     trained = {id.split("#")[0] for s in Shards(out, "train") for id in s.ids}
     assert trained.isdisjoint(row["id"].split("#")[0] for row in held_out)
     three = ["held_out=0.2", "workers=3", f"out={tmp_path / 'three'}"]
@@ -272,7 +274,11 @@ def test_conversations_become_shards(tmp_path: Path) -> None:
 
 
 def test_a_budget_and_drops_of_conversations(tmp_path: Path) -> None:
-    rows = [*many(30), {"messages": say("a</s>", "b")}, BAD[0]]  # the first is text
+    rows = [
+        *many(30),
+        {"messages": say("a</s>", "b")},
+        BAD[0],
+    ]  # </s> in a message is text
     prepare(chat_settings(tmp_path, rows))
     manifest = read_manifest(tmp_path / "out", "shards", "out")
     assert manifest["drops"] == {"unusable conversation": 1}
@@ -308,10 +314,10 @@ ODD: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def test_odd_conversations_end_no_run(
+def test_malformed_conversations_do_not_end_the_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """One row in ten ended the run as unreadable; each is a drop with its reason."""
+    """One malformed row in ten ended the run; now each is a drop with its reason."""
     rows = [{"messages": say(f"{index}", "yes")} for index in range(30)]
     rows += [{"messages": messages} for messages in ODD.values()]
     config = chat_settings(tmp_path, rows, "max_unreadable=0.9")
@@ -330,14 +336,14 @@ def test_odd_conversations_end_no_run(
         ({"messages": ODD["a call of a tool"]}, "does not support tool_calls. Use the"),
     ],
 )
-def test_rows_that_all_are_dropped_end_the_run_with_the_commonest_reason(
+def test_the_run_ends_with_the_most_frequent_reason_if_all_rows_are_dropped(
     tmp_path: Path, row: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
         prepare(chat_settings(tmp_path, [row] * 9, "max_unreadable=0.9"))
 
 
-def test_an_answer_of_weight_0_is_context_alone(templates: dict[str, Path]) -> None:
+def test_an_answer_of_weight_0_is_only_context(templates: dict[str, Path]) -> None:
     template = load(templates["chatml"])
     messages: list[Any] = say("a", "b", "c", "d")
     messages[1]["weight"] = 0

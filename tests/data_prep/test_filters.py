@@ -1,4 +1,4 @@
-"""Decisions about documents: limits, pieces, held-out files, seeded hashes."""
+"""Limits on documents, splitting into pieces, held-out files, seeded hashes."""
 
 import pytest
 from hypothesis import given
@@ -19,7 +19,7 @@ def test_letters_and_digits_of_every_script_count(text: str, least: float) -> No
     assert is_alphanumeric(text, least) == (alphanumerics >= least * len(text))
 
 
-def test_the_screen_answers_every_row_in_order() -> None:
+def test_screening_yields_every_row_in_order() -> None:
     benchmark = "write a function that returns the sum of all even numbers in it"
     texts = ["def f(): pass", f"# {benchmark}", "", "y = 2"]
     rows: list[Document | Drop] = [
@@ -46,7 +46,7 @@ def test_pieces_concatenate_to_the_document(text: str, limit: int, ends: bool) -
 
 
 def test_pieces_end_before_functions() -> None:
-    """A piece that begins within a function teaches a model of short texts little."""
+    """A piece that begins within a function is of little use for training on short sequences."""
     functions = [f"def f{n}():\n    a = {n}\n\n    return a\n\n\n" for n in range(9)]
     pieces = list(split(Document("a.py", "".join(functions), "py"), 100))
     assert [piece.text for piece in pieces] == [

@@ -20,7 +20,7 @@ def space(text: str) -> str:
 
 
 @given(st.text(), st.data())
-def test_every_character_stands_once_in_every_mode(
+def test_every_character_occurs_once_in_every_mode(
     text: str, data: st.DataObject
 ) -> None:
     cuts = tuple(sorted(data.draw(st.tuples(*[st.integers(0, len(text))] * 2))))
@@ -35,17 +35,18 @@ def test_every_character_stands_once_in_every_mode(
     assert segments(Mode.PSM, ends=False)[-1] == 6
 
 
-def test_cuts_are_uniform_over_the_places_between_characters() -> None:
+def test_cuts_are_uniform_over_the_positions_between_characters() -> None:
     cuts = np.array([choose_cuts(generator(0, "cuts", i), 3) for i in range(16000)])
     assert (cuts[:, 0] <= cuts[:, 1]).all()
-    # Ordered pairs of two uniform draws over 0..3: equal pairs have 1/16, others 2/16.
+    # Sorted pairs of two uniform draws over 0..3: a pair of equal cuts has probability 1/16, any other pair
+    # 2/16.
     pairs, counts = np.unique(cuts, axis=0, return_counts=True)
     expected = [1000 if first == second else 2000 for first, second in pairs]
     assert len(pairs) == 10 and stats.chisquare(counts, expected).pvalue > 0.001
 
 
 def test_codellama_golden_vectors(shared_data: Path) -> None:
-    """Case 0 is as printed by Meta's own code."""
+    """Case 0 was printed by Meta's code."""
     folder = shared_data / "tokenizers" / "codellama-7b"
     tokenizer = load_tokenizer(folder)
     vocab = find_vocab(tokenizer, VocabConfig(adaptive=[32011]))

@@ -1,4 +1,4 @@
-"""Reading a dataset from the hub, from a server on this machine that answers as the hub does."""
+"""Read a dataset from a local server that imitates the hub."""
 
 import json
 import os
@@ -26,10 +26,10 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 class Hub(BaseHTTPRequestHandler):
-    """The few answers that listing and reading in ranges need."""
+    """Answers the requests for listing and for reading in ranges."""
 
     root: Path
-    broken: str  # files with this in their path are not given out
+    broken: str  # requests for paths that contain this text fail
 
     def log_message(self, *_: object) -> None:
         pass
@@ -89,7 +89,7 @@ class Hub(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def run_on_hub(data_folder: Path, tmp_path: Path) -> Iterator[Run]:
-    """A function that prepares a dataset of a hub that has one, into tmp_path / "out"."""
+    """Yield a function that prepares the hub's dataset into tmp_path / "out"."""
     Hub.root, Hub.broken = tmp_path / "hub", "none"
     for language, count in {"python": 12, "go": 5}.items():
         (Hub.root / language).mkdir(parents=True)
@@ -119,7 +119,7 @@ def run_on_hub(data_folder: Path, tmp_path: Path) -> Iterator[Run]:
     server.shutdown()
 
 
-def test_what_the_hub_refuses_is_one_sentence(run_on_hub: Run) -> None:
+def test_a_refusal_of_the_hub_is_one_sentence(run_on_hub: Run) -> None:
     result = run_on_hub("someone/gated")
     assert result.returncode == 2
     sentence = error(result.stderr)
@@ -129,9 +129,9 @@ def test_what_the_hub_refuses_is_one_sentence(run_on_hub: Run) -> None:
 def test_a_dataset_is_streamed_at_a_pinned_commit(
     run_on_hub: Run, tmp_path: Path
 ) -> None:
-    """A file that is not given ends the run; a damaged one is passed over.
+    """A file that the hub does not send ends the run; a damaged file is a drop.
 
-    Errors of Arrow's codecs are OSError, and were taken for the hub's.
+    Errors of Arrow's codecs are OSErrors, and were taken for errors of the hub.
     """
     whole = (Hub.root / "go" / FILE).read_bytes()
     (Hub.root / "c").mkdir()
@@ -149,11 +149,11 @@ def test_a_dataset_is_streamed_at_a_pinned_commit(
     assert documents == {"go": 5, "python": 12}
     assert manifest["drops"] == {"unreadable file": 1}
     assert manifest["inputs"]["commit"] == COMMIT
-    assert not list((tmp_path / "home").rglob("*.parquet"))  # nothing is stored
+    assert not list((tmp_path / "home").rglob("*.parquet"))  # the files are not stored
 
 
 def test_a_configuration_and_split_of_the_card(run_on_hub: Run, tmp_path: Path) -> None:
-    """The card of the pinned commit decides; its test split is not read."""
+    """The card of the pinned commit is used, and its test split is not read."""
     shutil.rmtree(Hub.root)
     Hub.root.mkdir()
     for name in ("sft/a", "sft/b", "sft/eval", "math/c"):

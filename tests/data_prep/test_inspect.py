@@ -1,4 +1,4 @@
-"""Tables and sequences in the terminal."""
+"""data_prep.inspect prints tables and sequences."""
 
 from pathlib import Path
 
@@ -20,10 +20,10 @@ def inspect(out: Path, *overrides: str) -> None:
     main(settings("inspect", InspectConfig, [f"out={out}", *overrides]))
 
 
-def test_tables_and_sequences_steer_no_terminal(
+def test_escape_sequences_of_documents_are_not_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A document's escape sequence set the terminal's title."""
+    """An escape sequence in a document set the terminal's title."""
     languages = ["$x_$", "[/b]x", "\x1b[2J"]
     text = "def f{0}(x):\n    return '\x1b]0;title\x07' + {0}\n"
     rows = [{"content": text.format(i), "lang": languages[i % 3]} for i in range(40)]
@@ -37,9 +37,9 @@ def test_tables_and_sequences_steer_no_terminal(
     inspect(out, "inspect.sequences=3")
     printed = capsys.readouterr().out
     assert "\x1b" not in printed and printed.count("train sequence") == 3
-    for part in ["PSM", "N-grams", "<BOS>", "a.jsonl:", "$x_$", "[/b]x", "␛", "␇"]:
+    for part in ["PSM", "N-gram table", "<BOS>", "a.jsonl:", "$x_$", "[/b]x", "␛", "␇"]:
         assert part in printed
-    with pytest.raises(UserError, match=r"at most the \d+ there are, got 100000"):
+    with pytest.raises(UserError, match=r"at most \d+, the number .*, got 100000"):
         inspect(out, "inspect.sequences=100000")
 
 

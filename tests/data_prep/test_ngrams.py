@@ -1,4 +1,4 @@
-"""The n-gram table against dictionaries; its tasks on shards that are made here."""
+"""The n-gram table agrees with a table made by dictionaries."""
 
 import math
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def slow_key(context: Sequence[int]) -> int:
 def slow_table(
     sequences: Sequence[Sequence[int]], order: int, vocabulary: int, size: int
 ) -> dict[str, Any]:
-    """The file's tensors as lists: every context by its gain for a byte, the best until `size` is full."""
+    """Return the file's tensors as lists: contexts by gain per byte, the best until `size` bytes are full."""
     counts = count_ngrams(sequences, range(order))
 
     def chance(context: tuple[int, ...], token: int) -> float:
@@ -86,12 +86,12 @@ def prepared(out: Path, *overrides: str) -> tuple[Path, list[list[int]]]:
 
 
 @pytest.mark.parametrize(("order", "budget"), [(1, None), (8, None), (3, 3000)])
-def test_the_table_is_that_of_dictionaries(
+def test_the_table_equals_the_reference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: int, budget: int | None
 ) -> None:
-    """A budget has the contexts that gain most; n-grams of order 8 take two words."""
+    """With a size limit the table has the contexts of most gain. N-grams of order 8 take two words."""
     if budget:
-        monkeypatch.setattr(ngram_tasks, "UNIT", 1500)
+        monkeypatch.setattr(ngram_tasks, "SLICE", 1500)
         monkeypatch.setattr(ngram_tasks, "RANGE", 3000)
         monkeypatch.setattr(ngram_tasks, "_budget", lambda job, packing: budget)
     path, sequences = prepared(tmp_path / "out", f"ngrams.order={order}")
@@ -106,7 +106,10 @@ def test_the_table_is_that_of_dictionaries(
     ("change", "sentence"),
     [
         (lambda data: data[:-1], "got a checksum mismatch"),
-        (lambda data: data.replace(b"ngrams 1", b"ngrams 9"), "of format adaptive-tok"),
+        (
+            lambda data: data.replace(b"ngrams 1", b"ngrams 9"),
+            "with format adaptive-tok",
+        ),
         (lambda data: data[:300], "must be an n-gram table, got "),
     ],
 )
@@ -117,7 +120,9 @@ def test_a_damaged_or_foreign_table_is_one_sentence(
     vocabulary = len(load_file(data_folder / TABLE)["unigrams"])
     link_table(data_folder / TABLE, path)
     assert find_table(tmp_path, vocabulary=vocabulary, tokenizer=tokenizer) == path
-    with pytest.raises(UserError, match="must be an n-gram table of tokenizer .*, got"):
+    with pytest.raises(
+        UserError, match="must be an n-gram table with tokenizer .*, got"
+    ):
         find_table(tmp_path, vocabulary=vocabulary, tokenizer=path)
     path.unlink()
     path.write_bytes(change((data_folder / TABLE).read_bytes()))
@@ -126,7 +131,7 @@ def test_a_damaged_or_foreign_table_is_one_sentence(
 
 
 def test_keys_are_nested_from_the_latest_token() -> None:
-    """Decoders of other versions hash too: the numbers are part of the format."""
+    """The hash is part of the format, since decoders of other versions compute it too."""
     key = (0xB54CDA58FBBEE87E + 8) * 0x9E3779B97F4A7C15 % 2**64
     assert hash_contexts([np.array([5])]).tolist() == [0xB54CDA58FBBEE87E]
     assert hash_contexts([np.array([5]), np.array([7])]).tolist() == [key]

@@ -24,7 +24,7 @@ KEYED = st.lists(
 
 
 @given(KEYED, st.integers(1, 40), st.integers(1, 4), st.sampled_from([100, 2**20]))
-def test_the_ranges_of_keys_hold_every_document_once(
+def test_the_ranges_of_keys_contain_every_document_once(
     shapes: list[tuple[int, str, Mode, int]],
     run_bytes: int,
     ranges: int,
@@ -54,7 +54,8 @@ def test_the_ranges_of_keys_hold_every_document_once(
     assert rows == expected
 
 
-SHAPES = st.lists(  # mode, size, prompt
+# Mode, size and prompt of each document.
+SHAPES = st.lists(
     st.tuples(st.sampled_from(Mode), st.integers(1, 40), st.integers(0, 40)).filter(
         lambda shape: shape[0] in (Mode.PLAIN, Mode.CHAT) or shape[1] <= 16
     ),
@@ -64,12 +65,12 @@ SHAPES = st.lists(  # mode, size, prompt
 
 
 @given(SHAPES, st.integers(0, 4))
-def test_sequences_hold_every_document_and_its_answers_are_learned(
+def test_sequences_contain_every_document_and_labels_of_its_answers(
     shapes: list[tuple[Mode, int, int]], patience: int
 ) -> None:
-    """Nothing is lost, and only plain documents and answers that fit nowhere are cut.
+    """No token is lost. Only plain documents, and chat documents longer than a sequence, are cut.
 
-    Labels and windows are those of a walk over every token of the documents.
+    Labels and windows equal the result of a walk over every token of the documents.
     """
     n = 16
     documents = [
@@ -103,7 +104,7 @@ def test_sequences_hold_every_document_and_its_answers_are_learned(
             parts = result[span.document.id]
             assert span.offset == sum(map(len, parts))
             parts.append(tokens[row, span.start : span.stop])
-            # The first token of a part has nothing before it to predict it.
+            # The first token of a part has no label, since no token precedes it.
             for place in range(span.start + 1, span.stop):
                 index = span.offset + place - span.start
                 if index >= span.document.prompt:
@@ -114,7 +115,7 @@ def test_sequences_hold_every_document_and_its_answers_are_learned(
         read_back = PackedSequence(tokens[row], own, np.empty(0, np.uint8)).documents
         learned = next_tokens(tokens[row][None], read_back[None])[0]
         assert learned.tolist() == labels
-        # A token that predicts nothing may be replaceable, but is never laid out.
+        # A token without a label may be replaceable, but is never laid out.
         windows = replaceable(tokens[row][None], read_back[None], [])[0]
         assert windows.tolist() == free
     for document in documents:

@@ -1,4 +1,4 @@
-"""Data preparation as a whole, on real files, by every executor."""
+"""The whole data preparation, on real files, by every executor."""
 
 import json
 import os
@@ -29,7 +29,7 @@ from tests.data_prep.conftest import Args, arguments, content, run, texts_of
 from tests.full_disk import largest_file
 
 STUB_COMMANDS = {
-    # Runs every task of the array at once: the jobs before it have ended.
+    # Runs all tasks of the array at once, since the previous jobs have ended.
     "sbatch": """#!/bin/bash
 script="${@: -1}"; n=$(cat "$STUB/jobs" 2>/dev/null || echo 100)
 echo $((n + 1)) > "$STUB/jobs"; cp "$script" "$STUB/$n.sh"; echo "$@" > "$STUB/$n.args"
@@ -50,7 +50,7 @@ while [[ "$1" == -* ]]; do [[ "$1" == -n ]] && shift; shift; done; exec "$@"
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Settings for a cluster whose commands are stubs."""
+    """Return settings for a cluster with stubs of Slurm's commands."""
     for name, text in STUB_COMMANDS.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
@@ -64,7 +64,7 @@ FEW = ["data.include=['lang0/*']", "ngrams.megabytes=0"]  # a phase may take sec
 
 @pytest.fixture
 def few(args: Args, tmp_path: Path) -> dict[str, bytes]:
-    """The files that one worker makes of a part of the data."""
+    """Return the files that one worker makes from a part of the data."""
     run(args(*FEW))
     return content((tmp_path / "out").rename(tmp_path / "local"))
 
@@ -73,7 +73,7 @@ def few(args: Args, tmp_path: Path) -> dict[str, bytes]:
 def expected(
     jsonl: Path, data_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, bytes]:
-    """The files that one worker makes without an interruption."""
+    """Return the files that one worker makes without an interruption."""
     tmp_path = tmp_path_factory.mktemp("expected")
     run(arguments(jsonl, data_folder, tmp_path))
     assert len(read_manifest(tmp_path / "out", "shards", "out")["train"]["shards"]) > 2
@@ -83,10 +83,10 @@ def expected(
 def test_slurm_changes_no_byte(
     args: Args, few: dict[str, bytes], tmp_path: Path, slurm: list[str]
 ) -> None:
-    """The scripts are those of a cluster; a stub runs them on this machine."""
+    """A stub runs the cluster's scripts on this machine."""
     (tmp_path / "out.logs").mkdir()
     (tmp_path / "out.logs" / "slurm_job").write_text("100")
-    with pytest.raises(UserError, match="got Slurm job 100 in the queue"):
+    with pytest.raises(UserError, match="being written by Slurm job 100"):
         run(args(*FEW, *slurm))
     (tmp_path / "out.logs" / "slurm_job").unlink()
     run(args(*FEW, *slurm))
@@ -108,7 +108,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
         while process.poll() is None and not (work / phase).exists():
             time.sleep(0.01)
         killed += process.poll() is None
-        # The command alone: its workers must notice.
+        # Kill only the command; its workers must end by themselves.
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert killed
@@ -123,7 +123,7 @@ def test_a_run_that_was_killed_while_it_finished_goes_on(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A table that lay in its place already was looked for at its old place."""
+    """An n-gram table that had been moved already was searched for at its old path."""
 
     def killed(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
@@ -153,16 +153,16 @@ def test_a_run_goes_on_after_a_full_disk(
 def test_a_finished_folder_is_that_of_the_same_files(
     args: Args, tmp_path: Path
 ) -> None:
-    """Names and sizes alone were compared: other texts of the same lengths were taken."""
+    """Only names and sizes were compared, so other texts of the same lengths were accepted."""
     config = args(texts=["x = 1\n"])
     run(config)
-    os.utime(tmp_path / "in" / "a.jsonl", (1, 1))  # a copy has other times
+    os.utime(tmp_path / "in" / "a.jsonl", (1, 1))  # as in a copy
     run(config)
     with pytest.raises(UserError, match=r"inputs\.data\.path"):
         run(args(texts=["y = 2\n"]))
 
 
-def test_drops_are_counted_and_written_aside(expected: dict[str, bytes]) -> None:
+def test_drops_are_counted_and_written_to_a_file(expected: dict[str, bytes]) -> None:
     manifest = json.loads(expected["manifest.json"])
     assert manifest["drops"] == {"empty": 1, "malformed row": 3, "missing column": 2}
     rows = [json.loads(line) for line in expected["drops.jsonl"].splitlines()]
@@ -174,13 +174,13 @@ def test_drops_are_counted_and_written_aside(expected: dict[str, bytes]) -> None
 def test_a_budget_counts_the_pieces_of_split_documents(
     args: Args, tmp_path: Path
 ) -> None:
-    """Whole documents were measured, whose pieces take a quarter more tokens."""
+    """Whole documents were measured, but their pieces take a quarter more tokens."""
     run(args("budget=80K", "data.split_chars=60", "held_out=0"))
     manifest = read_manifest(tmp_path / "out", "shards", "out")
     assert manifest["train"]["tokens"] == pytest.approx(80_000, rel=0.08)
 
 
-def test_near_duplicates_are_removed_but_one(args: Args, tmp_path: Path) -> None:
+def test_all_near_duplicates_but_one_are_removed(args: Args, tmp_path: Path) -> None:
     pytest.importorskip("datatrove")
     paths = sorted(Path(sysconfig.get_path("stdlib"), "json").glob("*.py"))
     texts = [text for path in paths if len(text := path.read_text()) > 2000]
@@ -195,7 +195,7 @@ def test_near_duplicates_are_removed_but_one(args: Args, tmp_path: Path) -> None
 
 
 def test_a_document_larger_than_a_shard_stays_plain(args: Args, tmp_path: Path) -> None:
-    """The shards beside its own are empty, and an empty file cannot be mapped."""
+    """All other shards are empty, and an empty file cannot be memory-mapped."""
     texts = [f"x{i} = 1\n" * 2000 for i in range(8)]
     run(args("shard_tokens=1000", "held_out=0", texts=texts))
     expected = {f"a.jsonl:{index}": text for index, text in enumerate(texts)}
@@ -204,10 +204,10 @@ def test_a_document_larger_than_a_shard_stays_plain(args: Args, tmp_path: Path) 
     assert manifest["train"]["modes"] == {"PLAIN": 8}
 
 
-def test_a_repository_is_prepared_without_further_settings(
+def test_a_repository_is_prepared_by_default_settings(
     data_folder: Path, tmp_path: Path
 ) -> None:
-    """Files that tools put beside sources are left out; three are held out."""
+    """Generated files are left out, and three files are held out."""
     root = tmp_path / "repository"
     files = sorted(Path(sysconfig.get_path("stdlib"), "asyncio").glob("*.py"))[:17]
     texts = {f"src/{path.name}": path.read_text() for path in files}
@@ -226,15 +226,19 @@ def test_a_repository_is_prepared_without_further_settings(
     assert list(warnings(manifest)) == []
     manifest["held_out"]["sequences"] = 0
     (sentence,) = warnings(manifest)
-    assert sentence.startswith("held_out must have at least")
+    assert sentence.startswith("held_out should have at least")
 
 
 @pytest.mark.parametrize(
     ("overrides", "texts", "message"),
     [
-        (["max_unreadable=0.01"], None, r"at most 1\.0% of its rows and files .*, got"),
-        ([], [" "], "must have documents, .* got .* as drops 1 empty"),
-        (["vocab.adaptive=[999999]"], ["x"], "vocab.adaptive must be .*or the next"),
+        (["max_unreadable=0.01"], None, r"at most 1\.0% of rows and of files .*, got"),
+        ([], [" "], "must have documents, .* got .* drops: 1 empty"),
+        (
+            ["vocab.adaptive=[999999]"],
+            ["x"],
+            "vocab.adaptive must be .*or the next ids",
+        ),
         (["data.include=['*.c']"], ["x"], r"must have jsonl files that match .*\*\.c"),
         (["decontaminate.mbpp=BAD"], ["x"], "must be JSON lines, got"),
         (["budget=1K", "proportion.table=BAD"], ["x"], "BAD must be a CSV file"),
@@ -256,14 +260,16 @@ def test_refusals_leave_nothing(
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UserError, match=message):
         run(given)
-    if not partial_of(tmp_path / "out").exists():  # after the plan, work is kept
+    if not partial_of(
+        tmp_path / "out"
+    ).exists():  # after the plan, the unfinished folder is kept
         assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_the_starcoder_sample_decodes_back_to_the_source_byte_for_byte(
     shared_data: Path, tmp_path: Path
 ) -> None:
-    """With CodeLlama's tokenizer, as plain documents and by both modes of infilling.
+    """Use CodeLlama's tokenizer, plain documents and both infilling modes.
 
     The sources are read without this project.
     """
@@ -289,7 +295,7 @@ def test_the_starcoder_sample_decodes_back_to_the_source_byte_for_byte(
 
 
 def test_splits_modes_padding_and_starts(data_folder: Path) -> None:
-    """Files that are held out are never trained on."""
+    """Held-out files are never trained on."""
     manifest = read_json(data_folder / "manifest.json")
     modes = manifest["train"]["modes"]
     assert min(modes["PSM"], modes["SPM"]) > 0.15 * manifest["train"]["documents"]
@@ -299,7 +305,7 @@ def test_splits_modes_padding_and_starts(data_folder: Path) -> None:
         shards = Shards(data_folder, split)
         files[split] = {id.rpartition("#")[0] for q in shards for id in q.ids}
         for sequence in shards:
-            assert not sequence.tokens.flags.owndata  # read in place
+            assert not sequence.tokens.flags.owndata  # memory-mapped
             assert (sequence.documents >= 0).sum() == sequence.used
             for span in sequence.spans[sequence.spans["offset"] == 0]:
                 assert sequence.tokens[span["start"]] == manifest["vocab"]["bos"]
@@ -309,7 +315,7 @@ def test_splits_modes_padding_and_starts(data_folder: Path) -> None:
 def test_a_budget_takes_its_part_of_every_language(
     args: Args, expected: dict[str, bytes], tmp_path: Path
 ) -> None:
-    """A changed table is noticed; a language with 0 in it was taken whole."""
+    """All data of a language with size 0 were chosen. A changed table is detected."""
     whole = json.loads(expected["manifest.json"])
     tokens = whole["train"]["tokens"] + whole["held_out"]["tokens"]
     table = tmp_path / "table.csv"

@@ -1,26 +1,26 @@
 import numpy as np
 import pytest
 
-from data_prep.selection import BINS, Chosen, Measure, bin_of, choose
+from data_prep.selection import BINS, LanguageBudget, Measure, bin_of, choose
 
 
 def measures(sizes: dict[str, list[int]]) -> dict[str, Measure]:
-    """Documents of these bytes, named by language and number; three bytes are a token."""
+    """Return measures of documents with these sizes in bytes; a token has three bytes."""
     result = {}
     for language, listed in sizes.items():
         result[language] = Measure()
         for index, size in enumerate(listed):
-            place = bin_of(0, f"{language}/{index}")
-            sizes_by_bin = np.bincount([place], [size], BINS).astype(int)
-            files = np.bincount([place], minlength=BINS)
+            number = bin_of(0, f"{language}/{index}")
+            sizes_by_bin = np.bincount([number], [size], BINS).astype(int)
+            files = np.bincount([number], minlength=BINS)
             result[language].add(Measure(files, sizes_by_bin, size, 3 * size))
     return result
 
 
 def sums(
-    documents: dict[str, Measure], chosen: dict[str, Chosen], by: str
+    documents: dict[str, Measure], chosen: dict[str, LanguageBudget], by: str
 ) -> dict[str, int]:
-    """The bytes or files of each language whose bins lie below its threshold."""
+    """Return the bytes or files of each language in the bins below its threshold."""
     return {
         name: getattr(documents[name], by)[: part.threshold].sum()
         for name, part in chosen.items()
@@ -35,8 +35,8 @@ SIZES = {
 
 
 @pytest.mark.parametrize("by", ["bytes", "files"])
-def test_a_budget_is_met_in_the_wanted_proportion(by: str) -> None:
-    """The share of a language without data goes to the others; one of 0 was taken whole."""
+def test_a_budget_is_divided_by_the_shares(by: str) -> None:
+    """A language without data leaves its share to the rest. A language with share 0 was chosen whole."""
     shares = {"python": 0.5, "c": 0.2, "absent": 0.1, "go": 0.0}
     documents = measures(SIZES)
     chosen = choose(documents, shares, tokens=2_000_000, by=by)
@@ -49,7 +49,7 @@ def test_a_budget_is_met_in_the_wanted_proportion(by: str) -> None:
         assert not chosen[name].exhausted
 
 
-def test_a_language_with_less_than_its_share_is_taken_whole_and_reported() -> None:
+def test_a_language_with_less_data_than_its_share_is_exhausted() -> None:
     result = measures({**SIZES, "go": [100]})
     shares = {"python": 0.5, "c": 0.3, "go": 0.2}
     chosen = choose(result, shares, tokens=1_000_000 / 3, by="bytes")

@@ -1,4 +1,4 @@
-"""What is read of a data folder is what was written."""
+"""Shards are read as they were written, and damage is detected."""
 
 import resource
 import shutil
@@ -12,18 +12,18 @@ from data_prep.shards import Shards
 
 @pytest.fixture
 def folder(data_folder: Path, tmp_path: Path) -> Path:
-    """A copy of the data folder, to be damaged."""
+    """A copy of the data folder that the test may damage."""
     return Path(shutil.copytree(data_folder, tmp_path / "data"))
 
 
 @pytest.mark.parametrize("kind", ["tokens", "spans", "names"])
-def test_a_changed_bit_is_found_when_its_sequence_is_read(
+def test_a_changed_bit_is_detected_when_its_sequence_is_read(
     data_folder: Path, folder: Path, kind: str
 ) -> None:
-    """A token that a disk or a copy had changed was trained on without a word."""
+    """A run trained silently on a token that a disk or a copy had changed."""
     path = folder / f"train-00000.{kind}.npy"
     data = bytearray(path.read_bytes())
-    data[-1] ^= 1  # of the last sequence, or of its document's id
+    data[-1] ^= 1  # in the last sequence, or in its document's id
     path.write_bytes(data)
     shards = Shards(folder, "train")
     assert shards[0].ids == Shards(data_folder, "train")[0].ids
@@ -35,14 +35,12 @@ def test_a_changed_bit_is_found_when_its_sequence_is_read(
 
 
 @pytest.mark.parametrize("kind", ["tokens", "spans", "names", "sums"])
-def test_files_of_a_shard_are_those_of_the_manifest(folder: Path, kind: str) -> None:
-    """With a shard lost a run trained on the others."""
+def test_the_files_of_a_shard_must_match_the_manifest(folder: Path, kind: str) -> None:
+    """If a shard was missing, a run trained on the rest."""
     path = folder / f"train-00000.{kind}.npy"
     for damage in (lambda: path.write_bytes(b""), path.unlink):
         damage()
-        with pytest.raises(
-            UserError, match="must (be what|have shards).* its manifest"
-        ):
+        with pytest.raises(UserError, match="must (match|have all).* its manifest"):
             Shards(folder, "train")
 
 

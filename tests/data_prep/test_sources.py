@@ -1,4 +1,4 @@
-"""Rows of source files, parquet and JSON lines; damage costs a row or a file."""
+"""Read source files and files of rows; damage drops a row or a file."""
 
 import gzip
 import json
@@ -31,13 +31,13 @@ def read_all(root: Path, kind: str = "source", **options: Any) -> list[Document 
 
 
 def seen(root: Path, kind: str = "source", **options: Any) -> list[str]:
-    """Texts of documents, reasons of drops."""
+    """Return the texts of documents and the reasons of drops."""
     rows = read_all(root, kind, **options)
     return [row.text if isinstance(row, Document) else row.reason for row in rows]
 
 
 def write(root: Path, *names: str) -> None:
-    """Write files that hold their own names."""
+    """Write files that contain their own names."""
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(name)
@@ -82,7 +82,7 @@ def test_starcoder_parquet(tmp_path: Path) -> None:
 
 
 def test_damaged_parquet_files_are_drops(tmp_path: Path) -> None:
-    """Arrow verifies no checksum unless it is asked to: a changed text was read."""
+    """A changed text was read, because Arrow does not verify checksums by default."""
     whole = write_parquet(tmp_path / "a.parquet", content=["x = 1\n", None], id=[1, 2])
     (tmp_path / "b.parquet").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "c.parquet").write_bytes(b"")
@@ -98,7 +98,7 @@ def test_damaged_parquet_files_are_drops(tmp_path: Path) -> None:
     ]
 
 
-# Each line with its text, or the reason of its drop; an empty line is no row.
+# Each line with its text or the reason of its drop. An empty line is not a row.
 LINES = {
     b'\xef\xbb\xbf{"content": "x = 1\\n", "language": "python"}': "x = 1\n",
     b'{"content": "x': "malformed row",
@@ -113,7 +113,7 @@ LINES = {
 }
 
 
-def test_a_line_of_100_mb_is_passed_over_in_bounded_memory(tmp_path: Path) -> None:
+def test_a_line_of_100_mb_is_skipped_in_bounded_memory(tmp_path: Path) -> None:
     with open(tmp_path / "a.jsonl", "wb") as file:
         file.write(b'{"content": "')
         for _ in range(100):
@@ -131,17 +131,17 @@ ROWS = st.dictionaries(st.sampled_from(["content", "language", "id"]), VALUES).m
 
 
 @given(st.lists(st.binary(max_size=30) | ROWS | st.sampled_from([*LINES]), max_size=8))
-def test_no_bytes_make_reading_fail(lines: list[bytes]) -> None:
+def test_reading_arbitrary_bytes_never_raises(lines: list[bytes]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "a.jsonl").write_bytes(b"\n".join(lines))
         for row in read_all(Path(folder), "jsonl", language="language", id=["id"]):
             assert isinstance(row, Drop) or f"{row.text}{row.id}{row.language}".encode()
 
 
-def test_a_file_that_the_machine_does_not_give_is_no_damaged_one(
+def test_a_file_that_the_system_cannot_read_is_not_counted_as_damaged(
     tmp_path: Path,
 ) -> None:
-    """Its rows were lost: a lack of memory or of open files was counted as damage."""
+    """Running out of memory or open files counted as damage, and the file's rows were lost."""
     write_parquet(tmp_path / "a.parquet", content=["x = 1\n"])
     data = DataConfig(path=str(tmp_path), kind="parquet")
     parts, place = list_parts(data)
@@ -150,7 +150,7 @@ def test_a_file_that_the_machine_does_not_give_is_no_damaged_one(
         list(read(parts[0], place, data))
 
 
-def test_a_bad_value_in_parquet_costs_its_row_alone(tmp_path: Path) -> None:
+def test_a_bad_value_in_parquet_drops_only_its_row(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", content=BAD_TEXTS)
     assert seen(tmp_path, "parquet") == ["x = 1", "undecodable", "z = 3"]
 
@@ -175,7 +175,7 @@ def test_an_archive_is_read_up_to_its_damage(tmp_path: Path) -> None:
 
 
 def test_files_are_chosen_by_globs_and_links_followed_once(tmp_path: Path) -> None:
-    """A folder that only a link's name includes was lost, its target being met first."""
+    """A folder that the globs include only under a link's name was lost if its target came first."""
     write(tmp_path, "releases/42/a.py", "b.py", "node_modules/d.py")
     (tmp_path / "current").symlink_to("releases/42")
     (tmp_path / "releases" / "up").symlink_to("..")
@@ -191,7 +191,7 @@ def test_files_are_chosen_by_globs_and_links_followed_once(tmp_path: Path) -> No
 
 
 def test_a_link_to_itself_is_a_drop(tmp_path: Path) -> None:
-    """It ended the run; links that lead nowhere were only logged."""
+    """A link to itself ended the run, and broken links were only logged."""
     write(tmp_path, "a.py")
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "dead.py").symlink_to("nowhere")
@@ -201,11 +201,11 @@ def test_a_link_to_itself_is_a_drop(tmp_path: Path) -> None:
         ("loop", Drop),
         ("a.py", Document),
     ]
-    assert {row.reason for row in rows[:2]} == {"link or device, no file"}  # type: ignore[union-attr]
+    assert {row.reason for row in rows[:2]} == {"broken link or device"}  # type: ignore[union-attr]
 
 
 def test_folders_linked_twice_are_read_once(tmp_path: Path) -> None:
-    """24 levels of two links each had 2^24 names, all of which were visited."""
+    """24 levels of two links each have 2^24 names, and all of them were visited."""
     levels = range(24)
     for level in levels:
         write(tmp_path, f"d/d{level}/{level}.py")
@@ -229,7 +229,7 @@ FORMS = {
 @pytest.mark.parametrize("name", [*FORMS, "a.parquet"])
 @pytest.mark.parametrize("single", [True, False])
 def test_a_file_of_rows_or_its_folder(tmp_path: Path, name: str, single: bool) -> None:
-    """A JSON list was one malformed row, a single file "no such folder"."""
+    """A JSON list was read as one malformed row; for a single file the message was "no such folder"."""
     if name == "a.parquet":
         write_parquet(tmp_path / name, content=["x", "y"])
     else:
@@ -242,7 +242,7 @@ def test_a_file_of_rows_or_its_folder(tmp_path: Path, name: str, single: bool) -
     ]
 
 
-def test_damage_in_a_list_or_csv_costs_what_cannot_be_read(tmp_path: Path) -> None:
+def test_damage_in_a_list_or_csv_drops_only_unreadable_rows(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(
         b'[{"content": "x"}, 3, {"content": "\xff"}, {"content": "y"}, {"cont'
     )
@@ -266,7 +266,7 @@ def test_a_test_split_is_read_only_if_it_is_named(tmp_path: Path) -> None:
     assert seen(tmp_path, "jsonl", split="test") == ["test-0.jsonl"]
     assert seen(tmp_path, "jsonl", split="train") == ["train-0.jsonl"]
     assert seen(tmp_path / "test-0.jsonl", "jsonl") == ["test-0.jsonl"]
-    write(tmp_path / "code", "tests/test_a.py")  # source code has tests of its own
+    write(tmp_path / "code", "tests/test_a.py")  # source code has no splits
     assert seen(tmp_path / "code") == ["tests/test_a.py"]
 
 
@@ -274,10 +274,14 @@ def test_a_test_split_is_read_only_if_it_is_named(tmp_path: Path) -> None:
     ("name", "kind", "message"),
     [
         ("a.jsonl", "source", "got files of rows .*Add data=chat for conversations"),
-        ("a.docx", "jsonl", r"must be a file of \.jsonl.*got \.docx\. Convert it"),
+        (
+            "a.docx",
+            "jsonl",
+            r"must have the suffix \.jsonl.*got \.docx\. Convert the file",
+        ),
     ],
 )
-def test_a_file_of_another_form_is_named_with_the_cure(
+def test_a_file_of_another_format_is_reported_with_the_cure(
     tmp_path: Path, name: str, kind: str, message: str
 ) -> None:
     write(tmp_path, name)
@@ -285,7 +289,7 @@ def test_a_file_of_another_form_is_named_with_the_cure(
         read_all(tmp_path / name, kind)
 
 
-def test_a_folder_of_other_forms_is_named_with_the_cure(tmp_path: Path) -> None:
+def test_a_folder_of_other_formats_is_reported_with_the_cure(tmp_path: Path) -> None:
     write(tmp_path, "a.docx", "b.docx", "c.txt")
     with pytest.raises(UserError, match=r"got 2 \.docx, 1 \.txt\. .* to \.jsonl"):
         read_all(tmp_path, "jsonl")
@@ -304,7 +308,7 @@ configs:
 
 
 def test_a_configuration_and_split_of_a_dataset_card(tmp_path: Path) -> None:
-    """Test splits were trained on, and all configurations together."""
+    """All configurations were read together, test splits included."""
     (tmp_path / "README.md").write_text(CARD)
     configs = card_configs(tmp_path / "README.md")
 
@@ -318,9 +322,9 @@ def test_a_configuration_and_split_of_a_dataset_card(tmp_path: Path) -> None:
     assert files(config="sft") == (["sft/a.jsonl", "sft/b1.jsonl"], True)
     assert files(config="sft", split="test") == (["sft/eval.jsonl"], True)
     assert files(config="math") == (["math/c/d.jsonl"], False)
-    assert len(files(include=["sft/*"])[0]) == 4  # the globs choose
+    assert len(files(include=["sft/*"])[0]) == 4  # data.include selects the files
     with pytest.raises(
-        UserError, match=r"data\.config must be one of math, sft .*None"
+        UserError, match=r"data\.config must be one of math, sft .*null"
     ):
         files()
     with pytest.raises(UserError, match="got other"):

@@ -37,7 +37,7 @@ PIECES += ["▁<PRE>", " <PRE>", "<adaptive_1>"]
 def test_text_survives_encoding_and_yields_no_control_id(
     request: pytest.FixtureRequest, name: str, text: str
 ) -> None:
-    """` <PRE>` encoded to id 32007; letters among the adaptive tokens cannot be cut around."""
+    """` <PRE>` was encoded to the control id 32007. Adaptive tokens of one character cannot be cut."""
     encoder = ENCODER if name == "own" else request.getfixturevalue(name)
     (ids,) = encoder.encode([text])
     assert not encoder.control & set(ids.tolist())
@@ -45,15 +45,17 @@ def test_text_survives_encoding_and_yields_no_control_id(
 
 
 def test_a_piece_without_an_embedding_row_is_none(shared_data: Path) -> None:
-    """The tokenizer.json of CodeLlama-34b lists infilling pieces from 32000 on, where its model has no rows."""
+    """CodeLlama-34b's tokenizer has infilling pieces with ids from 32000 on, but its model lacks these rows."""
     tokenizer = load_tokenizer(shared_data / "tokenizers" / "codellama-34b-hf")
     vocab = find_vocab(tokenizer, VocabConfig(rows=32000, adaptive=[32000]))
     assert not vocab.infilling and vocab.size == 32001
-    with pytest.raises(UserError, match=r"Use vocab.adaptive=\[32000\], a row that"):
+    with pytest.raises(
+        UserError, match=r"Use vocab.adaptive=\[32000\], a new row that"
+    ):
         find_vocab(tokenizer, VocabConfig(rows=32000, adaptive=[32011]))
 
 
-def test_control_pieces_are_those_of_the_tokenizers_files(
+def test_control_pieces_are_read_from_the_tokenizers_files(
     shared_data: Path, tmp_path: Path
 ) -> None:
     folder = shared_data / "tokenizers" / "codellama-7b"
@@ -79,8 +81,10 @@ def test_control_pieces_are_those_of_the_tokenizers_files(
         find_vocab(tokenizer, VocabConfig(eos="<x>"))
 
 
-def test_a_metaspace_is_the_same_rule(codellama: Encoder, shared_data: Path) -> None:
-    """Llama's tokenizers as Transformers 5 writes them were refused."""
+def test_a_metaspace_is_encoded_as_the_normalizer(
+    codellama: Encoder, shared_data: Path
+) -> None:
+    """Llama's tokenizers in the format of Transformers 5 were refused."""
     tokenizer = load_tokenizer(shared_data / "tokenizers" / "codellama-7b")
     tokenizer.normalizer = None
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
@@ -90,16 +94,16 @@ def test_a_metaspace_is_the_same_rule(codellama: Encoder, shared_data: Path) -> 
 
 
 def test_a_tokenizer_that_loses_text_is_refused(tmp_path: Path) -> None:
-    """Lowercasing changes letters; of two pieces with one id, one was decoded as the other.
+    """Lowercasing changes letters. If two pieces have one id, one is decoded as the other.
 
-    NFC, as Qwen's, composes a letter and its accent, which is the same text.
+    NFC normalization, as in Qwen's tokenizer, counts as the same text.
     """
     ENCODER.check()
     composed = train_bpe()
     composed.normalizer = normalizers.NFC()
     Encoder(composed, VOCAB).check()
     composed.normalizer = normalizers.Lowercase()
-    with pytest.raises(UserError, match="decode every text as it was, got"):
+    with pytest.raises(UserError, match="decode every text exactly, got"):
         Encoder(composed, VOCAB).check()
     described = json.loads(TOKENIZER.to_str())
     pieces = described["model"]["vocab"]
@@ -112,7 +116,7 @@ def test_a_tokenizer_that_loses_text_is_refused(tmp_path: Path) -> None:
 @patch("data_prep.encode.CACHE_CHARS", 60)
 @given(st.lists(st.lists(st.text(alphabet=" \nab<>1_é"), max_size=4), max_size=3))
 def test_words_joined_are_the_texts(batches: list[list[str]]) -> None:
-    """The ids of a text are its characters, whatever a small cache holds."""
+    """The ids do not depend on the content of the cache, which is small in this test."""
     cache = WordCache(lambda word: list(map(ord, word)))
     for texts in batches:
         ids, lengths = cache(texts)
@@ -121,7 +125,7 @@ def test_words_joined_are_the_texts(batches: list[list[str]]) -> None:
 
 
 def test_codellamas_ids_are_the_librarys(codellama: Encoder, shared_data: Path) -> None:
-    """On this project's own files and on odd spaces, unless control pieces are spelled."""
+    """The texts are this project's files and unusual spaces, all without control pieces."""
     reference = load_tokenizer(shared_data / "tokenizers" / "codellama-7b")
     reference.normalizer = normalizers.Replace(" ", "▁")
     reference.encode_special_tokens = True

@@ -30,6 +30,7 @@ from infer.loop import Drafters, Limits, Step, decode
 from infer.ngrams import Ngrams
 from infer.portable.custom_generate import generate
 from infer.requests import Prompt
+from infer.trees.mask_tokens import MaskTokens
 from infer.trees.tree import Tree
 
 Generate = Callable[..., Any]
@@ -83,11 +84,15 @@ def steps_of(
 
 
 def by_tokens(
-    ids: Sequence[int], planner: Planner, ngrams: Ngrams | None = None, **options: Any
+    ids: Sequence[int] | MaskTokens,
+    planner: Planner,
+    ngrams: Ngrams | None = None,
+    **options: Any,
 ) -> SourceDrafters:
-    """Return drafters by adaptive tokens `ids` and n-grams."""
+    """Return drafters by adaptive tokens, by their ids or as MaskTokens, and n-grams."""
+    mask = ids if isinstance(ids, MaskTokens) else MaskTokens(tuple(ids))
     source = CandidateSource(
-        ids, planner.max_probes, width=planner.width, ngrams=ngrams
+        mask, planner.max_probes, width=planner.width, ngrams=ngrams
     )
     return SourceDrafters(source, planner, **options)
 

@@ -20,6 +20,7 @@ from infer.drafters.planner import FixedPlanner, MeasuredPlanner
 from infer.engine.forward import context_length
 from infer.methods import Methods
 from infer.requests import Prompt
+from infer.trees.mask_tokens import MaskTokens
 from tests.infer.library import left_padded
 
 METHODS: list[dict[str, Any]] = [
@@ -193,7 +194,7 @@ def test_a_stop_string_that_is_a_special_piece_ends_the_text(model: Model) -> No
 
 
 def test_k_fits_the_diverse_ids_and_the_context(model: Model) -> None:
-    diverse = Methods(model.lm, (6, 7), 3)
+    diverse = Methods(model.lm, MaskTokens((6, 7)), 3)
     other = replace(model, methods=diverse)
     with pytest.raises(UserError, match="decode.k must be 1 to 2 adaptive tokens"):
         generate(other, "x", DecodeConfig(k=3))

@@ -133,7 +133,7 @@ OTHERS = [
     ("t5", {}, "not a decoder-only"),
     ("gemma2", SHAPE, "attention with softcap"),
     ("bert-generation", {}, "attention that is not causal"),
-    ("gpt_neox_japanese", {}, "not one of Transformers' attention functions"),
+    ("gpt_neox_japanese", {}, "does not call one of Transformers' attention"),
     ("nanochat", SHAPE, "logits that are not"),
     ("lfm2", SHAPE | {"layer_types": ["conv"] * 2}, "layers other than attention"),
 ]

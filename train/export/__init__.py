@@ -7,7 +7,9 @@ from typing import Any
 
 from conf.errors import UserError
 from conf.settings.schema import check_settings, setting
-from train.config import LoraSettings
+from train.config import ADAPTIVE, LoraSettings
+
+UNO = "uno"  # lora=uno, and the folder of the same files in a model directory
 
 
 @dataclass
@@ -20,8 +22,9 @@ class ExportConfig:
     out: str = setting(path=True)
     #: type of the weights: bfloat16, float16 or float32
     dtype: str = setting("bfloat16", choices=("bfloat16", "float16", "float32"))
-    #: merged or kept; by default merged, or kept where the adapter is gated
-    lora: str | None = setting(None, choices=("merged", "kept"))
+    #: merged, kept, or uno (a folder with the adapter alone, as SGLang and vLLM read it);
+    #: by default merged, or kept where the adapter is gated
+    lora: str | None = setting(None, choices=("merged", "kept", UNO))
     #: largest file of weights: digits and KB, MB, GB or TB, powers of 1000
     shard_size: str = "5GB"
     #: read the result back: weights and logits must be the training's
@@ -40,8 +43,21 @@ def trained_lora(manifest: Mapping[str, Any]) -> LoraSettings:
     return LoraSettings(**manifest["settings"]["lora"])
 
 
+def trained_mask(manifest: Mapping[str, Any]) -> str | int | None:
+    """Return a training's mask as ObjectiveConfig.described_mask does; None without one."""
+    default = ADAPTIVE if manifest["adaptive"] else None
+    mask: str | int | None = manifest.get("mask", default)
+    return mask
+
+
+def has_uno_format(manifest: Mapping[str, Any]) -> bool:
+    """Return True if an adapter has no rows of its own and acts on draft rows alone."""
+    masked = trained_mask(manifest) not in (None, ADAPTIVE)
+    return masked and trained_lora(manifest).gated
+
+
 def keeps_adapter(config: ExportConfig, lora: LoraSettings) -> bool:
-    """Return True if the adapter stays beside the base model.
+    """Return True if the adapter stays beside the base model, or is written alone.
 
     Raise UserError for a value of `lora` that this training does not allow.
     """
@@ -53,3 +69,18 @@ def keeps_adapter(config: ExportConfig, lora: LoraSettings) -> bool:
             "Omit lora=."
         )
     return lora.gated or config.lora == "kept"
+
+
+def check_uno(config: ExportConfig, manifest: Mapping[str, Any]) -> None:
+    """Raise UserError for lora=uno of a training whose adapter no server could use."""
+    if config.lora == UNO and not has_uno_format(manifest):
+        mask = manifest["settings"]["objective"].get("mask") or ADAPTIVE
+        raise UserError(
+            f"lora=uno needs a training with lora.gated=true and objective.mask=noise or "
+            f"an id, got lora.gated={str(trained_lora(manifest).gated).lower()} and "
+            f"objective.mask={mask} in {config.checkpoint}. Omit lora=."
+        )
+    if config.lora == UNO and config.report:
+        raise UserError(
+            f"report={config.report} needs a model directory, got lora=uno. Omit report=."
+        )

@@ -6,11 +6,15 @@ model.safetensors    the weights; above shard_size model-00001-of-0000N.safetens
 config.json, generation_config.json, tokenizer files, chat_template.jinja
 adapter/             with lora=kept, as peft reads it; the weights beside it are the base
                      model's
+uno/                 a gated adapter without rows of its own once more, as SGLang and vLLM
+                     serve it
 custom_generate/     the decoder, for use with Transformers alone
 README.md            the model card; with report=DIR including the report's figures
 ngrams.safetensors   the n-gram table of the training data, if any
 adaptive.json        adaptive and control ids, L, provenance; absent without adaptive tokens
 manifest.json        written last
+
+With lora=uno the directory has the files of uno/, adaptive.json and manifest.json alone.
 """
 
 import shutil
@@ -21,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from conf.console import print_line
 from conf.errors import UserError
+from conf.runs.files import write_json
 from conf.runs.fingerprint import fingerprint_file
 from conf.runs.stage import (
     atomic_folder,
@@ -31,7 +36,14 @@ from conf.runs.stage import (
 )
 from conf.settings.cli import run
 from data_prep.ngrams import TABLE
-from train.export import ExportConfig, keeps_adapter, trained_lora
+from train.export import (
+    UNO,
+    ExportConfig,
+    check_uno,
+    has_uno_format,
+    keeps_adapter,
+    trained_lora,
+)
 
 if (
     TYPE_CHECKING
@@ -45,19 +57,25 @@ def main(config: ExportConfig) -> None:
     """Export, unless `out` holds the result; write a report's figures into its card."""
     manifest = read_manifest(config.checkpoint, "checkpoint", "checkpoint")
     lora = trained_lora(manifest)
+    check_uno(config, manifest)
     keep_adapter = keeps_adapter(config, lora)
     adapter = "kept" if keep_adapter else "merged"
+    if config.lora == UNO:
+        adapter = UNO
     settled = replace(config, lora=adapter if lora.rank else None)
     origin = collect_provenance(
         settled, {"checkpoint": config.checkpoint}, ignore=["report"]
     )
-    finished = is_finished(config.out, "model", origin)
+    kind = "adapter" if adapter == UNO else "model"
+    finished = is_finished(config.out, kind, origin)
     if config.report and not finished:
         raise UserError(
             f"report={config.report} must be of the finished directory out={config.out}, "
             "got none. Export without report= first."
         )
-    if not finished:
+    if not finished and adapter == UNO:
+        write_adapter(config, origin)
+    elif not finished:
         write(config, origin, keep_adapter=keep_adapter)
     elif config.report:
         add_report(config, manifest)
@@ -84,7 +102,7 @@ def write(
     sentence = "not verified"
     with atomic_folder(config.out) as out:
         write_sidecars(trained.folder, out, manifest, step=step, dtype=dtype)
-        write_model(trained, out, dtype, config.shard_size)
+        write_model(trained, out, dtype, config)
         if config.verify:
             weights, difference = verify(out, trained, dtype)
             verified = {"weights": weights, "logit_difference": difference}
@@ -109,10 +127,41 @@ def write(
     print_line(f"export: {sentence}")
 
 
+def write_adapter(config: ExportConfig, origin: Mapping[str, Any]) -> None:
+    """Write the adapter alone, in Uno's format, complete and verified, or nothing."""
+    import torch
+
+    from train.export.sidecars import ADAPTIVE, adaptive_json
+    from train.export.trained import open_trained
+    from train.export.uno import write_uno
+    from train.lora import PlainWeights
+
+    trained = open_trained(config.checkpoint, keep_adapter=True)
+    step = trained.checkpoint.step
+    weights = trained.served_weights(getattr(torch, config.dtype))
+    assert isinstance(weights, PlainWeights)
+    with atomic_folder(config.out) as out:
+        count = write_uno(trained, weights, out, verify=config.verify)
+        described = adaptive_json(trained.folder, trained.manifest, step=step)
+        assert described is not None
+        # The head and the n-grams are in a model directory alone.
+        described["head"] = False
+        described["ngrams"]["table"] = None
+        write_json(out / ADAPTIVE, described)
+        verified = None if count is None else {"weights": count}
+        write_manifest(out, "adapter", origin, step=step, verified=verified)
+    print_line(f"export: wrote {config.out}, an adapter for SGLang and vLLM")
+    sentence = "not verified"
+    if count is not None:
+        sentence = f"read back: all {count} weights equal the training's"
+    print_line(f"export: {sentence}")
+
+
 def write_model(
-    trained: "Trained", out: Path, dtype: "torch.dtype", shard_size: str
+    trained: "Trained", out: Path, dtype: "torch.dtype", config: ExportConfig
 ) -> None:
     """Write the weights, a kept adapter and the n-gram table into `out`."""
+    from train.export.uno import write_uno
     from train.export.weights import write_weights
     from train.head import write_head
     from train.lora import PlainWeights
@@ -121,12 +170,14 @@ def write_model(
     if isinstance(weights, PlainWeights) and trained.keep_adapter:
         weights.save_adapter(out / "adapter")
         write_head(trained.weights(dtype), out / "adapter", dtype)
+        if has_uno_format(trained.manifest) and weights.short_targets():
+            write_uno(trained, weights, out / UNO, verify=config.verify)
     write_weights(
         trained.config,
         weights,
         out,
         dtype=dtype,
-        shard_size=shard_size,
+        shard_size=config.shard_size,
         indexed=trained.table is not None,
     )
     if trained.table:

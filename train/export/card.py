@@ -11,7 +11,8 @@ from conf.runs.files import read_json, read_result
 from conf.runs.fingerprint import fingerprint
 from conf.runs.stage import read_manifest
 from data_prep.ngrams import TABLE
-from train.export import trained_lora
+from train.config import ADAPTIVE
+from train.export import UNO, trained_lora, trained_mask
 
 CARD = "README.md"
 TEMPLATE = Path(__file__).with_name("card.md.j2")
@@ -32,7 +33,8 @@ def write_card(
     is the folder of a report of the directory. Raise UserError for another model's report.
     """
     base = manifest["base"] or {}
-    adaptive = manifest["adaptive"]
+    mask = trained_mask(manifest)
+    adaptive = [mask] if isinstance(mask, int) else manifest["adaptive"]
     gated = trained_lora(manifest).gated
     adapter = (out / "adapter").is_dir()
     metadata = ModelCardData(
@@ -42,7 +44,7 @@ def write_card(
         license_name=base.get("license_name"),
         license_link=base.get("license_link"),
         pipeline_tag="text-generation",
-        tags=TAGS if adaptive else None,
+        tags=TAGS if mask is not None else None,
     )
     validation = manifest["validation"]
     card = ModelCard.from_template(
@@ -50,7 +52,10 @@ def write_card(
         template_path=str(TEMPLATE),
         manifest=manifest,
         base=base,
+        drafts=mask is not None,
+        mask=None if mask == ADAPTIVE else mask,
         adaptive=adaptive,
+        uno=(out / UNO).is_dir(),
         gated=gated,
         parallel=len(adaptive) == 1 and not adapter,
         config=read_json(out / "config.json"),

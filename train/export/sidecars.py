@@ -41,8 +41,9 @@ from conf.runs.stage import ROOT, commit
 from conf.text.infilling import ORDERS
 from data_prep.ngrams import STRENGTH, TABLE
 from data_prep.vocab import FILES, INFILLING, Vocab, load_tokenizer
-from train.config import DESCRIBED
-from train.export import trained_lora
+from train.config import ADAPTIVE as ADAPTIVE_MASK
+from train.config import DESCRIBED, NOISE
+from train.export import trained_lora, trained_mask
 
 ADAPTIVE = "adaptive.json"
 CONFIG = "config.json"
@@ -90,7 +91,8 @@ def serve(
     lm_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(architecture)]
     ids = adaptive["adaptive_ids"] if adaptive else []
     mask_id = None
-    # Servers know a single mask token for all places, and no gated adapter.
+    # vLLM's parallel drafting knows a single mask token for all places, and no gated
+    # adapter.
     if adaptive and adaptive["identical"] and not adaptive["gated"]:
         mask_id = ids[0]
     config = served_config(
@@ -103,22 +105,31 @@ def serve(
     file = out / GENERATION
     generation = read_json(file) if file.is_file() else {}
     write_json(file, served_generation(generation, bos=vocab.bos, eos=vocab.eos))
-    write_tokenizer(out, vocab, ids)
+    trained = not adaptive or adaptive.get("mask", ADAPTIVE_MASK) == ADAPTIVE_MASK
+    write_tokenizer(out, vocab, ids if trained else ())
 
 
 def adaptive_json(
     checkpoint: Path, manifest: dict[str, Any], *, step: int
 ) -> dict[str, Any] | None:
     """Return the content of adaptive.json; None for a model without adaptive tokens."""
-    if not manifest["adaptive"]:
+    mask = trained_mask(manifest)
+    if mask is None:
         return None
     vocab = manifest["vocab"]
+    known = Vocab.from_json(vocab)
+    control = known.control
+    ids = manifest["adaptive"]
+    if mask != ADAPTIVE_MASK:  # the model has no rows for the vocabulary's adaptive ids
+        control -= set(known.adaptive)
+        ids = [mask] if isinstance(mask, int) else []
     settings = manifest["settings"]
     model = {name: value for name, value in settings["model"].items() if name != "path"}
     return {
         "schema": 1,
-        "adaptive_ids": manifest["adaptive"],
-        "identical": len(manifest["adaptive"]) == 1,
+        "mask": mask,
+        "adaptive_ids": ids,
+        "identical": len(ids) == 1,
         "L": manifest["L"],
         "gated": trained_lora(manifest).gated,
         "head": bool(settings["objective"].get("previous_token")),
@@ -134,7 +145,7 @@ def adaptive_json(
             "text": 1.0,
             "places": [0.4, 0.5],
         },
-        "control": sorted(Vocab.from_json(vocab).control),
+        "control": sorted(control),
         "provenance": {
             "checkpoint": fingerprint(checkpoint),
             "data": manifest["inputs"]["data.path"],
@@ -279,7 +290,7 @@ from functools import partial
 
 from .{entry} import generate as generate_with
 
-generate = partial(generate_with, adaptive_ids={ids}, L={L}, ngrams={ngrams}, gated={gated}, head={head})
+generate = partial(generate_with, {mask}, L={L}, ngrams={ngrams}, gated={gated}, head={head})
 '''
 
 
@@ -299,7 +310,9 @@ def write_custom_generate(out: Path) -> None:
     head = MADE_FROM.format(path="train/export/sidecars.py", commit=own_commit)
     files["generate.py"] = head + GENERATE.format(
         entry=flat(ENTRY),
-        ids=tuple(adaptive["adaptive_ids"]),
+        mask="noise=True"
+        if adaptive.get("mask") == NOISE
+        else f"adaptive_ids={tuple(adaptive['adaptive_ids'])}",
         L=adaptive["L"],
         ngrams=adaptive.get("ngrams"),
         gated=gated,

@@ -22,6 +22,7 @@ from infer.engine.sampling import Sampling
 from infer.loop import Drafters, Limits, Step, decode
 from infer.methods import Methods
 from infer.ngrams import NgramTable
+from infer.trees.mask_tokens import MaskTokens
 from tests.conftest import tiny_llama
 from tests.infer.library import collect
 from tests.infer.ngram_tables import make_random_table, make_table
@@ -92,7 +93,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, NgramTable]:
     st.booleans(),
     st.sampled_from([1.0, 1.3]),
     st.sampled_from([1, 2, 7, 24, 40]),
-    st.sampled_from([1, 9]),
+    st.sampled_from([0, 1, 9]),
 )
 def test_no_source_of_drafts_changes_a_token(
     tables: dict[str, NgramTable],
@@ -107,7 +108,7 @@ def test_no_source_of_drafts_changes_a_token(
     new: int,
     diverse: int,
 ) -> None:
-    """In float64, greedy and sampled, in dynamic and in fixed shapes."""
+    """In float64, greedy and sampled, in dynamic and in fixed shapes; 0 `diverse`: noise."""
     given: dict[str, Any] = {"method": method, "temperature": sampling.temperature}
     given |= {"top_k": sampling.top_k, "top_p": sampling.top_p}
     if method == "hybrid":
@@ -116,7 +117,8 @@ def test_no_source_of_drafts_changes_a_token(
         given |= data.draw(st.sampled_from(PROBES))
     elif data.draw(st.booleans()):
         given["nodes"] = data.draw(st.integers(1, 9))
-    methods = Methods(lm, range(80, 80 + diverse), 3, table=tables[table])
+    mask = MaskTokens((*range(80, 80 + diverse),)) if diverse else MaskTokens(noise=V)
+    methods = Methods(lm, mask, 3, table=tables[table])
     drafters = methods.drafters(
         DecodeConfig(**given), batch=len(prompts), capacity=12 + new, left=99
     )

@@ -175,7 +175,7 @@ def test_another_rope_is_detected(
     [
         ("model/tokenizer.json", {"truncation": {}}, "the tokenizer of the training"),
         ("model/config.json", {"num_hidden_layers": 1}, "the architecture of the"),
-        (TABLE, None, f"{TABLE} must be a whole n-gram table"),
+        (TABLE, None, f"{TABLE} must be an intact n-gram table"),
         ("checkpoints/*/*rank_1*optim_states.pt", None, "optim_states.pt has"),
     ],
     ids=["tokenizer", "architecture", "table", "weights"],

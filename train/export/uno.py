@@ -1,0 +1,152 @@
+"""A gated adapter in the format that SGLang and vLLM serve ("Uno", arXiv 2609.04010).
+
+adapter_config.json         rank, alpha, short target_modules; the base model by its name
+adapter_model.safetensors   pairs of lora_A and lora_B, nothing else
+README.md                   commands, limits, and the tokens per cycle that a server must reach
+
+A server drafts as `decode=sdsat` does. Row 0 of a draft's forward is the last token, by the
+base model's weights; L mask tokens follow it, by the adapter. The next forward verifies by the
+base model's weights. SGLang reads every *.safetensors of the folder, so the head and the
+n-grams, which servers cannot use, are never in it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import ModelCard, ModelCardData
+from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
+from safetensors.torch import load_file
+from torch import Tensor
+
+from conf.errors import UserError
+from conf.runs.files import read_json, write_json
+from train.config import NOISE
+from train.export import trained_mask
+from train.export.trained import Trained
+from train.lora import PlainWeights
+
+TEMPLATE = Path(__file__).with_name("uno.md.j2")
+TAGS = ["speculative-decoding", "uno", "lora"]
+#: Ranks that vLLM's --max-lora-rank takes.
+VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+#: Of SGLang's trees: candidates of a place, nodes of a usual tree, and the most nodes.
+CANDIDATES = 4
+NODES = 16
+MOST_NODES = 128
+
+
+def write_uno(
+    trained: Trained, weights: PlainWeights, folder: Path, *, verify: bool
+) -> int | None:
+    """Write the adapter and its card into `folder`, which may exist.
+
+    Return the number of tensors that were read back and equal the training's, None
+    without `verify`. Raise UserError for layers that short names cannot tell from others.
+    """
+    targets = weights.short_targets()
+    if targets is None:
+        raise UserError(
+            f"lora=uno needs an adapter of all layers of a name, got {trained.folder}, "
+            "which leaves some out. Omit lora=."
+        )
+    folder.mkdir(exist_ok=True)
+    base = trained.manifest["base"] or {}
+    weights.save_adapter(
+        folder, targets=targets, base=base.get("hub", base.get("name"))
+    )
+    # Servers read a setting that they do not know as one that they lack.
+    config = read_json(folder / CONFIG_NAME)
+    write_json(
+        folder / CONFIG_NAME,
+        {name: value for name, value in config.items() if value not in (None, {}, [])},
+    )
+    _write_card(trained, folder)
+    return _verify(folder, weights.adapter()) if verify else None
+
+
+def _verify(folder: Path, expected: Mapping[str, Tensor]) -> int:
+    """Return the number of tensors. Raise UserError unless they are those expected."""
+    written = load_file(folder / SAFETENSORS_WEIGHTS_NAME)
+    for name in sorted(written.keys() | expected.keys()):
+        ours, theirs = written.get(name), expected.get(name)
+        pair = ".lora_A." in name or ".lora_B." in name
+        if ours is None or theirs is None or not pair or not torch.equal(ours, theirs):
+            raise UserError(
+                f"verify: {name} must be a weight of LoRA and equal the training's, got "
+                "another one when read back. Nothing was written."
+            )
+    return len(written)
+
+
+def _write_card(trained: Trained, folder: Path) -> None:
+    manifest = trained.manifest
+    base = manifest["base"] or {}
+    step = trained.checkpoint.step
+    after: dict[str, Any] = next(
+        (row for row in manifest["validation"] if row["step"] == step), {}
+    )
+    mask = trained_mask(manifest)
+    metadata = ModelCardData(
+        base_model=base.get("hub"),
+        library_name="peft",
+        license=base.get("license"),
+        license_name=base.get("license_name"),
+        license_link=base.get("license_link"),
+        pipeline_tag="text-generation",
+        tags=TAGS,
+    )
+    vocabulary: int = trained.config.get_text_config().vocab_size
+    card = ModelCard.from_template(
+        metadata,
+        template_path=str(TEMPLATE),
+        base=base,
+        L=manifest["L"],
+        noise=mask == NOISE,
+        mask=mask,
+        vocabulary=vocabulary,
+        rank=trained.lora.rank,
+        tree=tree_flags(manifest["L"]),
+        speculative=vllm_config(mask, L=manifest["L"], vocabulary=vocabulary),
+        max_rank=next((r for r in VLLM_RANKS if r >= trained.lora.rank), None),
+        head=bool(manifest["settings"]["objective"].get("previous_token")),
+        # A validation counts a verification's tokens, a server also the seed row's.
+        reach=after["tau_real"] + 1 if "tau_real" in after else None,
+        sequences=after.get("sequences"),
+        step=step,
+        manifest=manifest,
+    )
+    card.save(folder / "README.md")
+
+
+def tree_flags(L: int) -> str | None:
+    """Return SGLang's flags of a tree of L places; None for more than it can verify.
+
+    With F = L + 1 rows in a draft, K candidates and Q nodes it demands F <= Q <= 128 and
+    Q <= K (F - 2) + 2.
+    """
+    if L + 1 > MOST_NODES:
+        return None
+    nodes = max(L + 1, min(NODES, CANDIDATES * (L - 1) + 2))
+    return (
+        f"--speculative-num-steps {L} --speculative-eagle-topk {CANDIDATES} "
+        f"--speculative-num-draft-tokens {nodes}"
+    )
+
+
+def vllm_config(
+    mask: str | int | None, *, L: int, vocabulary: int
+) -> dict[str, str | int]:
+    """Return the value of vLLM's --speculative-config.
+
+    It draws noise from [1, uno_mask_token_id), and counts the token of the seed row as a
+    draft. A single id other than 1 needs the lower bound `uno_noise_low` of vllm-uno.
+    """
+    config: dict[str, str | int] = {"method": "uno", "uno_lora_path": "DIR"}
+    if isinstance(mask, int):
+        config |= {"uno_mask_token_id": mask + 1}
+        config |= {"uno_noise_low": mask} if mask != 1 else {}
+    else:
+        config |= {"uno_mask_token_id": vocabulary}
+    return config | {"num_speculative_tokens": L + 1}
