@@ -214,6 +214,8 @@ class Endpoint:
     def _unreachable(self, error: AttemptError) -> UserError:
         if isinstance(error, LateAnswer):
             cure = f"Raise timeout={self._timeout:g}, or lower batch"
+        elif error.status is not None:
+            cure = "Read the server's log"
         else:
             cure = "Start the server, or correct the address"
         return UserError(

@@ -203,7 +203,7 @@ def test_what_keeps_all_prompts_from_an_answer_is_one_sentence(asked: Path) -> N
         (404, "The model `tiny` does not exist.", r"model=tiny: HTTP 404: The model"),
         (400, "Server is pinned to 'm'", r"the server spells it \(tiny, large\)"),
         (401, "Unauthorized", r"HTTP 401: Unauthorized\. Set OPENAI_API_KEY"),
-        (500, "out of memory", r"did not answer: HTTP 500: out of memory\. Start"),
+        (500, "out of memory", r"did not answer: HTTP 500: out of memory\. Read"),
     ]
     for status, words, message in cases:
         with (
