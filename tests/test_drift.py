@@ -33,8 +33,8 @@ SOURCES = [
 YAML = sorted(FOLDER.rglob("*.yaml"))
 # Spans that begin so are commands or code, or what other programs call their figures.
 NO_MESSAGE = re.compile(
-    r"(python|bash|hf|apt-get|wandb|torchrun|pip|uv|time|sbatch|transformers|vllm|tensorboard|from|import|export|"
-    r"def|return|\.venv/\S+|Mean|Per-position|Avg) "
+    r"(python|bash|hf|apt-get|wandb|torchrun|pip|uv|time|sbatch|transformers|vllm|sglang|trtllm-serve|tensorboard|from|"
+    r"import|export|def|return|\.venv/\S+|Mean|Per-position|Avg) "
 )
 TRANSFORMERS = ("dynamic_module_utils.py", "generation/utils.py")  # it quotes these
 NAME = re.compile(r"([A-Za-z_][\w.]*)(?:\(.*\))?")
