@@ -54,15 +54,19 @@ SHIPPED = {
 def replace_hub_names(config: Any, group: str = "") -> None:
     """Replace names of models and tokenizers in a settings dataclass by folders, in place.
 
-    The setting `gguf`, if the dataclass has it, is the base model's file of a shipped `model`. Raises
-    UserError, naming the setting, if the hub has no such repository or cannot be reached.
+    The setting `gguf`, if the dataclass has it, is the base model's file of a shipped `model`. With the setting
+    `endpoint`, `model` is a server's name of a model and is not replaced. Raises UserError, naming the
+    setting, if the hub has no such repository or cannot be reached.
     """
+    remote = getattr(config, "endpoint", None) is not None
     gguf = getattr(config, "gguf", None)
     for field in fields(config):
         value = getattr(config, field.name)
         name = group + field.name
         if is_dataclass(value):
             replace_hub_names(value, f"{name}.")
+        elif remote and name == "model":
+            continue
         elif "hub" in field.metadata and value is not None:
             kind = field.metadata["hub"]
             file = gguf if name == "model" else None

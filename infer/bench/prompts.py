@@ -1,55 +1,36 @@
-"""Read the prompts of measurements from HumanEval, a file or a data set of the hub.
+"""Encode the prompts of measurements as token ids, from the rows of `infer.prompts`.
 
-The supported columns of the rows are listed in docs/evaluation.md.
+Published sets have names: their files are in `prompts_folder`.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from conf.console import print_once
-from conf.errors import UserError, as_user_error, in_one_line
+from conf.errors import UserError
 from conf.settings.schema import any_of
-from conf.text.conversations import (
-    INSTRUCTION,
-    LISTS,
-    Message,
-    as_messages,
-    instruction,
-    tools_of,
-)
+from conf.text.conversations import LISTS
 from conf.text.rows import DECOMPRESSORS, ROW_FILES, form_of, read_rows
-from infer.bench.problems import DataRow, humaneval_file, mbpp_prompt
 from infer.chat import UnfitMessages, chat_ids, has_template
 from infer.config import Infill
+from infer.prompts import (
+    DataRow,
+    Document,
+    NoPrompt,
+    is_infilling,
+    messages_of,
+    prompt_of,
+    report_bad,
+    rows_of,
+    tools_in,
+)
 from infer.text import Text
 
 HELD_OUT = "held_out.jsonl"  # the held-out documents of data_prep
-MAX_ROWS = 10_000  # rows that are read of a data set of the hub
-# Columns with the name of a row, and columns with a question.
+# Columns with the name of a row.
 NAMES = ("task_id", "question_id", "custom_id", "id", "name")
-QUESTIONS = ("question", "query", "problem")
-FORMS = (
-    "messages or one of prompt, conversations, question, turns, instruction, document, "
-    "translation and content in every row"
-)
-LANGUAGES = {
-    "en": "English",
-    "de": "German",
-    "fr": "French",
-    "cs": "Czech",
-    "ru": "Russian",
-    "zh": "Chinese",
-    "fi": "Finnish",
-    "ro": "Romanian",
-    "tr": "Turkish",
-    "hi": "Hindi",
-    "es": "Spanish",
-    "ja": "Japanese",
-}
 
 
 @dataclass(frozen=True)
@@ -187,7 +168,7 @@ def read_prompts(
     that cannot be read, and for too few prompts.
     """
     bad: list[str] = []
-    rows = rows_of(source, bad, published)
+    rows = set_rows(source, bad, published)
     holes = [row for row in rows if is_infilling(row)]
     if infilling.share is not None and holes:
         count = max(1, round(infilling.share * len(holes)))
@@ -225,28 +206,12 @@ def read_prompts(
     return prompts
 
 
-def is_infilling(row: DataRow) -> bool:
-    """Return True for a row with a prefix and a suffix."""
-    return all(isinstance(row.get(name), str) for name in ("prompt", "suffix"))
-
-
-def report_bad(source: str, bad: Sequence[str]) -> None:
-    """Print the number of rows without a prompt, and the first reason, to standard error."""
-    if bad:
-        print_once(
-            f"prompts={source}: {len(bad)} rows are left out, first: {bad[0]}",
-            error=True,
-        )
-
-
-def rows_of(
+def set_rows(
     source: str, bad: list[str] | None = None, published: str | None = None
 ) -> list[DataRow]:
-    """Return the rows of a source. For each malformed row, append a sentence to `bad`.
+    """Return the rows of a prompt set, as `rows_of` does.
 
-    A source is humaneval, a name of PUBLISHED with its file in the folder `published`, a file,
-    or a data set of the hub as OWNER/NAME or OWNER/NAME:CONFIG. Raises UserError for a source
-    that cannot be read.
+    A source may also be a name of PUBLISHED, with its file in the folder `published`.
     """
     bad = [] if bad is None else bad
     if known := PUBLISHED.get(source):
@@ -255,108 +220,7 @@ def rows_of(
         raise UserError(
             f"prompts={source} must be a task of Spec-Bench, {any_of([*SPEC_BENCH_TASKS])}."
         )
-    if source == "humaneval":
-        return list(read_rows(humaneval_file()))
-    problem = (
-        f"prompts={source} must be humaneval, a JSON-lines file, a JSON list, CSV or "
-        "parquet, or a data set of the hub, got"
-    )
-    with as_user_error(problem):
-        if Path(source).is_dir():
-            raise ValueError("a folder. Give a file in it")
-        if Path(source).is_file() or form_of(source) in ROW_FILES:
-            return list(read_rows(Path(source), bad))
-        return _hub_rows(source)
-
-
-def _hub_rows(name: str) -> list[DataRow]:
-    from datasets import load_dataset
-
-    name, _, config = name.partition(":")
-    splits: Any = load_dataset(name, config or None, streaming=True)
-    split = "test" if "test" in splits else next(iter(splits))
-    return list(islice(splits[split], MAX_ROWS))
-
-
-class NoPrompt(UserError):
-    """The row has no prompt."""
-
-
-@dataclass(frozen=True)
-class Document:
-    """A text; its first half is the prompt."""
-
-    text: str
-
-
-def prompt_of(row: DataRow) -> str | Infill | Document | list[Message]:
-    """Return the prompt of a row: text to continue, an infilling, a document, or messages.
-
-    Raises NoPrompt for a row of an unknown form.
-    """
-    try:
-        return _prompt_of(row)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise NoPrompt(
-            f"prompts must have {FORMS}, got {row!r:.200}: {in_one_line(error)}"
-        ) from error
-
-
-def _prompt_of(row: DataRow) -> str | Infill | Document | list[Message]:
-    """Return the prompt of a row as `prompt_of` does. Raises other errors than NoPrompt."""
-    body = row.get("body")  # a request in a file for OpenAI's batch API
-    for holder in (row, body if isinstance(body, Mapping) else {}):
-        for name in LISTS:
-            if holder.get(name) is not None:
-                return _to_answer(as_messages(holder[name]), holder.get("system"))
-    prompt = row.get("prompt")
-    if isinstance(prompt, list):
-        return _to_answer(as_messages(prompt))
-    if is_infilling(row):
-        return Infill(row["prompt"], row["suffix"])
-    if row.get("test_list") is not None and row.get("entry_point") is None:
-        return mbpp_prompt(row)
-    if prompt:
-        if not isinstance(prompt, str):
-            raise ValueError("prompt must be text")
-        return prompt
-    if (question := _question(row)) is not None:
-        return _to_answer([{"role": "user", "content": question}])
-    text = row.get("content") or row.get("text")
-    if not isinstance(text, str):
-        raise ValueError("a row without these columns")
-    return Document(text)
-
-
-def _question(row: DataRow) -> str | None:
-    """Return the question of a row; None for a row without a question."""
-    if isinstance(turns := row.get("turns"), list) and turns:
-        return str(turns[0])  # later turns refer to the model's answers
-    for name in QUESTIONS:
-        if isinstance(row.get(name), str):
-            return str(row[name])
-    if isinstance(row.get(INSTRUCTION), str):
-        return instruction(row)
-    if isinstance(document := row.get("document"), str):  # XSum
-        return f"{document}\n\nSummarize this text in one sentence."
-    if isinstance(pair := row.get("translation"), Mapping):  # WMT
-        source, target = sorted(pair, key="en".__ne__)[:2]
-        return (
-            f"Translate from {LANGUAGES.get(source, source)} to "
-            f"{LANGUAGES.get(target, target)}: {pair[source]}"
-        )
-    return None
-
-
-def _to_answer(messages: list[Message], system: Any = None) -> list[Message]:
-    """Return messages without answers at their end. Raises ValueError without a question."""
-    while messages and messages[-1]["role"] == "assistant":
-        messages = messages[:-1]
-    if not messages or not messages[-1]["content"]:
-        raise ValueError("no text to answer")
-    if isinstance(system, str) and system and messages[0]["role"] != "system":
-        messages = [{"role": "system", "content": system}, *messages]
-    return messages
+    return rows_of(source, bad)
 
 
 def ids_of(row: DataRow, text: Text, folder: Path, *, max_tokens: int) -> Sequence[int]:
@@ -422,28 +286,3 @@ def request_of(prompt: Prompt, text: Text) -> dict[str, Any]:
     tools = tools_in(prompt.row)
     messages = {"messages": list(messages_of(prompt.row))}
     return messages | ({"tools": tools} if tools else {})
-
-
-def tools_in(row: DataRow) -> list[dict[str, Any]]:
-    """Return the tools that a row declares. Raises NoPrompt for malformed tools."""
-    body = row.get("body")
-    try:
-        return tools_of(body if isinstance(body, Mapping) else row)
-    except ValueError as error:
-        raise NoPrompt(f"prompts: {error}") from error
-
-
-def messages_of(row: DataRow) -> tuple[Message, ...]:
-    """Return the messages of a row, without answers at their end.
-
-    Raises NoPrompt for a row without a question.
-    """
-    prompt = prompt_of(row)
-    if isinstance(prompt, Infill | Document):
-        raise NoPrompt(
-            f"prompts must have messages or a question to answer, got {row!r:.200}: a "
-            "document or an infilling"
-        )
-    if isinstance(prompt, str):
-        return ({"role": "user", "content": prompt},)
-    return tuple(prompt)

@@ -21,9 +21,9 @@ from data_prep.shards import Shards
 from infer import regenerate as stage
 from infer.api import Model, generate, load
 from infer.bench.harness import Records
-from infer.bench.prompts import messages_of
 from infer.chat import chat_ids, user_header
 from infer.engine.sampling import seed_from
+from infer.prompts import messages_of
 from infer.regenerate import (
     KIND,
     PLAIN,

@@ -25,7 +25,6 @@ from infer.bench.names import k_of
 from infer.bench.peers import peer_decoders
 from infer.bench.problems import (
     Problem,
-    humaneval_file,
     read_languages,
     read_problems,
 )
@@ -40,6 +39,7 @@ from infer.chat import has_template
 from infer.config import DecodeConfig, Infill
 from infer.loop import Step
 from infer.models.checkpoint import ModelDirectory
+from infer.prompts import humaneval_file
 from tests.conftest import write_rows
 
 DOCUMENTS = [

@@ -11,11 +11,11 @@ from infer.bench.extraction import extract_program
 from infer.bench.problems import (
     CHAT_STOP,
     Problem,
-    humaneval_file,
     mbpp_entry_point,
     read_problems,
 )
 from infer.bench.quality import judge
+from infer.prompts import humaneval_file
 
 ADD = "def add(a, b):\n    return a + b"
 TWICE = "def twice(x):\n    return add(x, x)"

