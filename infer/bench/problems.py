@@ -13,7 +13,7 @@ from conf.text.rows import ROW_FILES, form_of, read_rows
 from infer.bench.extraction import extract_program, parse
 from infer.chat import chat_ids
 from infer.config import Infill
-from infer.prompts import humaneval_file, mbpp_prompt
+from infer.prompts import DataRow, humaneval_file, mbpp_prompt
 
 HUMANEVAL_STOP = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # Chen et al. 2021, 2.2
 MBPP_STOP = ("\nassert", "\nprint", '\n"""', "\n```")
