@@ -215,8 +215,8 @@ def _window_mask(
     first, second = torch.tensor(0), torch.tensor(1)
     if mask_function(first, first, first, second):
         raise _OtherAttentionError("which has attention that is not causal")
-    mask: Any = torch.empty(1, 1, PROBE_TOKENS, PROBE_TOKENS, device="meta")
-    mask.window = local_size
+    mask = torch.empty(1, 1, PROBE_TOKENS, PROBE_TOKENS, device="meta")
+    mask.window = local_size  # type: ignore[attr-defined]
     return mask
 
 
@@ -242,7 +242,7 @@ class _ProbeLayer(DynamicLayer):
     """A layer's cache that stores nothing and checks the sizes of keys and values."""
 
     def __init__(self, heads: int, key_width: int, value_width: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._heads = heads
         self._widths = (key_width, value_width)
 

@@ -151,7 +151,7 @@ def word_stream(texts: Sequence[str]) -> bytes:
     keep = is_word.copy()
     keep[0] = True
     keep[1:] |= is_word[:-1]
-    return data[keep].tobytes()
+    return bytes(data[keep].tobytes())
 
 
 def index_entries(entries: Iterable[tuple[str, str]]) -> dict[str, str]:

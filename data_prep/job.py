@@ -53,7 +53,8 @@ class Job:
     @cached_property
     def plan(self) -> dict[str, Any]:
         """The plan: `root` of the input, `parts`, `vocab`, `shares` of languages, `held_out` share."""
-        return json.loads((self.folder / PLAN).read_bytes())
+        plan: dict[str, Any] = json.loads((self.folder / PLAN).read_bytes())
+        return plan
 
     @cached_property
     def parts(self) -> list[InputPart]:
@@ -98,7 +99,10 @@ class Job:
 
     def read_facts(self, phase: str, task: int = 0) -> dict[str, Any]:
         """Return the facts of a finished task."""
-        return json.loads((self.done(phase, task) / FACTS).read_bytes())
+        facts: dict[str, Any] = json.loads(
+            (self.done(phase, task) / FACTS).read_bytes()
+        )
+        return facts
 
 
 @dataclass(frozen=True)

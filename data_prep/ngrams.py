@@ -95,12 +95,11 @@ class Packing:
     def token(self, words: np.ndarray, index: int) -> np.ndarray:
         """Return the (n,) tokens at an index: 0 is the latest, order - 1 the successor."""
         per = 64 // self.bits
-        last = (
-            min(self.order, (index // per + 1) * per) - 1
-        )  # last token in the same word
-        return words[index // per] >> np.uint64((last - index) * self.bits) & np.uint64(
-            2**self.bits - 1
-        )
+        # The last token in the same word.
+        last = min(self.order, (index // per + 1) * per) - 1
+        shift = np.uint64((last - index) * self.bits)
+        result: np.ndarray = words[index // per] >> shift & np.uint64(2**self.bits - 1)
+        return result
 
     def contexts(self, words: np.ndarray) -> np.ndarray:
         """Return the words without the successors, as keys of the contexts."""
@@ -394,7 +393,8 @@ def table_tensors(
 
 
 def _saturated(counts: np.ndarray) -> np.ndarray:
-    return np.minimum(counts, 2**32 - 1).astype("<u4")
+    result: np.ndarray = np.minimum(counts, 2**32 - 1).astype("<u4")
+    return result
 
 
 def write_table(

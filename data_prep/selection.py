@@ -199,7 +199,7 @@ def choose(
         return {name: _nearest(filled[name], scale * known[name]) for name in known}
 
     def cost(scale: float) -> float:
-        return sum(costs[name][bins] for name, bins in thresholds(scale).items())
+        return float(sum(costs[name][bins] for name, bins in thresholds(scale).items()))
 
     low = 0.0
     whole = (filled[name][-1] / share for name, share in known.items() if share)

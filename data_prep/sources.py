@@ -26,8 +26,10 @@ from conf.errors import MEMORY, UserError, describe_error, in_one_line
 from conf.text.conversations import (
     COLUMNS,
     CONTEXT_COLUMNS,
+    Message,
     NoConversation,
     conversation,
+    text_of,
     tools_of,
 )
 from conf.text.rows import (
@@ -39,7 +41,7 @@ from conf.text.rows import (
     spans_lines,
 )
 from data_prep.config import DataConfig
-from data_prep.document import Document, Drop, Message, text_of
+from data_prep.document import Document, Drop
 from data_prep.listing import REMOTE, InputPart
 
 METADATA = re.compile(r"\A<(?:reponame|filename|gh_stars)>[^\n]*\n")

@@ -59,7 +59,8 @@ def replace(
         raise ValueError(
             f"offset {offsets.max()} must be at most {len(ids)}, the number of adaptive ids"
         )
-    return np.where(offsets > 0, ids[offsets - 1], tokens)
+    mixed: np.ndarray = np.where(offsets > 0, ids[offsets - 1], tokens)
+    return mixed
 
 
 def replaceable(
@@ -68,4 +69,5 @@ def replaceable(
     """Return (b, n) bool, False for padding, control tokens and the first token of a document."""
     first = np.ones_like(documents, dtype=bool)
     first[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return (documents >= 0) & ~first & ~np.isin(tokens, list(control))
+    inside: np.ndarray = (documents >= 0) & ~first & ~np.isin(tokens, list(control))
+    return inside

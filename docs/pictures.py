@@ -41,7 +41,7 @@ from infer.ngrams import Ngrams, TextNgrams
 from infer.text import Text
 from infer.trees.token_graph import Drafts, Outcome, unroll
 from infer.trees.tree import Tree, flatten, mask
-from infer.view import KINDS
+from infer.view import SOURCE_STYLES
 
 IMAGES = Path(__file__).parent / "images"
 COLOURS = 64  # of a picture
@@ -108,9 +108,11 @@ def coloured_text(model: Model, picture: Path, *, columns: int = 96) -> None:
     pieces = [(PROMPT, "given")]
     for step in steps:
         pieces += zip(step.texts, step.kinds, strict=True)
-    shown = [kind for kind in KINDS if any(kind == other for _, other in pieces)]
+    shown = [
+        kind for kind in SOURCE_STYLES if any(kind == other for _, other in pieces)
+    ]
     legend = [("given", "given"), ("the model's own", "")]
-    legend += [(KINDS[kind].meaning, kind) for kind in shown]
+    legend += [(SOURCE_STYLES[kind].meaning, kind) for kind in shown]
     pieces.append(("\n\n", ""))
     for name, kind in legend:
         pieces += [(name, kind), ("  ", "")]
@@ -129,8 +131,8 @@ def coloured_text(model: Model, picture: Path, *, columns: int = 96) -> None:
     axes.set_axis_off()
     style = {"va": "center", "fontsize": 10, "family": "monospace"}
     for column, row, text, kind in cells:
-        if kind in KINDS:
-            colour = KINDS[kind].strong
+        if kind in SOURCE_STYLES:
+            colour = SOURCE_STYLES[kind].strong
             axes.add_patch(Rectangle((column, row), len(text), 1, color=colour))
         colour = "#6e7781" if kind == "given" else "black"
         axes.text(column, row + 0.5, text.replace("$", r"\$"), color=colour, **style)
@@ -335,7 +337,9 @@ def _draw_places(
             ],
         ]
         for axis, candidates, colour in zip(
-            axes[:, place], rows, (KINDS["adaptive"], KINDS["ngrams"], None)
+            axes[:, place],
+            rows,
+            (SOURCE_STYLES["adaptive"], SOURCE_STYLES["ngrams"], None),
         ):
             _draw_candidates(
                 axis,

@@ -1,4 +1,4 @@
-"""A model directory in, tokens and reports out. Knows nothing of training but the exported files."""
+"""Load a model directory, decode with it, and measure it. It does not import the training code."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs PyTorch on first use (PEP 562): settings are read without it."""
+    """Import the names that need PyTorch on first use (PEP 562): reading settings does not need it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from infer import api

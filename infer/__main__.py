@@ -1,4 +1,4 @@
-"""python -m infer: continue a prompt, or write what lies between a prefix and a suffix."""
+"""python -m infer: continue a prompt, or infill the text between a prefix and a suffix."""
 
 import sys
 from pathlib import Path
@@ -8,18 +8,21 @@ from conf.errors import UserError
 from conf.settings.cli import run
 from infer.config import DraftConfig, InferConfig, Infill, check_directory
 
-# Printed on a terminal: the first tokens may take long.
+# Printed on a terminal, because the first tokens may take long.
 WARM_UP = "the first tokens warm up and measure what drafts cost"
 
 
 def main(config: InferConfig) -> None:
-    """Print the text as it comes, then one line of figures; off a terminal the text alone to stdout."""
+    """Print the text as it is decoded, then one line of figures.
+
+    If the output is not a terminal, stdout gets the text alone.
+    """
     check_directory(config.model)
     infill = bool(config.infill.prefix or config.infill.suffix)
     prompt = "" if infill else read_prompt(config)
     if sys.stderr.isatty():
         print_once(f"loading {config.model} ...", error=True)
-    # Imported late: a mistake in the settings is reported without waiting for PyTorch.
+    # Imported here, so that a wrong setting is reported without waiting for PyTorch.
     import torch
     from rich.console import Console
 
@@ -34,9 +37,11 @@ def main(config: InferConfig) -> None:
     after = config.infill.suffix
     directory = ModelDirectory(config.model)
     if infill:
-        directory.text.order(config.infill)  # refuses before the weights are read
+        directory.text.order(
+            config.infill
+        )  # raises UserError before the weights are read
     if not config.chat:
-        warn_of_control(directory.text.spelled(before, after))
+        warn_of_control(directory.text.spelled_pieces(before, after))
     model = load(
         directory,
         config.dtype,
@@ -48,25 +53,28 @@ def main(config: InferConfig) -> None:
         weights = dtype_of(model.lm)
         print_once(f"{weights} on {model.lm.device}; {WARM_UP} ...", error=True)
     console = Console(quiet=torchrun_rank()[0] > 0)
-    given: Infill | str | list[int] = config.infill if infill else prompt
+    request: Infill | str | list[int] = config.infill if infill else prompt
     if config.chat and not infill:
         message = {"role": "user", "content": prompt}
-        given = chat_ids(Path(config.model), [message])
-    show(generate(model, given, config.decode), console, before, after)
+        request = chat_ids(Path(config.model), [message])
+    show(generate(model, request, config.decode), console, before, after)
 
 
 def warn_of_control(pieces: list[str]) -> None:
-    """Say on standard error that a prompt spells control pieces."""
+    """Warn on standard error that a prompt spells control pieces."""
     if pieces:
         print_once(
-            f"infer: the prompt spells {', '.join(pieces)}, encoded as text, not as "
+            f"infer: the prompt contains {', '.join(pieces)}, encoded as text, not as "
             "control pieces. Use chat=true, or infill.prefix and infill.suffix",
             error=True,
         )
 
 
 def read_prompt(config: InferConfig) -> str:
-    """Return the text to continue: `prompt`, a file's, or standard input's. Raises UserError for no text."""
+    """Return the text to continue: `prompt`, the content of a file, or standard input.
+
+    Raises UserError for a missing file, for bytes that are not UTF-8, and for an empty text.
+    """
     if config.prompt not in ("", "-"):
         return config.prompt
     source = config.prompt_file or "standard input"
@@ -80,11 +88,11 @@ def read_prompt(config: InferConfig) -> str:
         ) from error
     except UnicodeDecodeError as error:
         raise UserError(
-            f"prompt must be text in UTF-8, got {source}. Convert it."
+            f"prompt must be text in UTF-8, got other bytes from {source}. Convert it."
         ) from error
     if not text:
         raise UserError(
-            f"prompt must be text, got none from {source}. Give prompt=TEXT or prompt_file=FILE."
+            f"prompt must not be empty, got no text from {source}. Give prompt=TEXT or prompt_file=FILE."
         )
     return text
 

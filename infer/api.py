@@ -1,4 +1,4 @@
-"""Decoding for programs: load a model directory, continue prompts.
+"""The Python interface of decoding: load a model directory and continue prompts.
 
 model = load("runs/7b/model")
 for step in generate(model, "def fib(n):", DecodeConfig(k=5)):
@@ -45,7 +45,7 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class Model:
-    """A loaded model directory. `context` is the number of its positions, in tokens."""
+    """A loaded model directory. `context` is the model's context length in tokens."""
 
     lm: PreTrainedModel = field(repr=False)
     text: Text
@@ -60,16 +60,16 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class TextStep(Step):
-    """A Step of the prompt with the index `sequence`, and the text of each token.
+    """A step of one sequence, with the text of each token.
 
-    A token that ends in the middle of a character has the text "".
+    A token that ends within a character has the text "". The next token completes it.
     """
 
     texts: list[str]
 
     @property
     def text(self) -> str:
-        """The step's text."""
+        """The text of the step."""
         return "".join(self.texts)
 
 
@@ -83,12 +83,12 @@ def load(
 ) -> Model:
     """Load a model directory, or a model of the hub by its name, by default on a GPU.
 
-    `dtype` is float32, bfloat16, float16, int8 (on a CPU), or "auto": bfloat16 where the
-    device has instructions for it. `draft` is a smaller model with
-    the same token ids, or "self:N" for the model's own first N layers. `compile` has
-    torch.compile fuse the kernels of a GPU's forward, which takes a minute of the first
-    text. Raise UserError for a directory, draft model or device that does not fit, and
-    for too little memory.
+    `dtype` is float32, bfloat16, float16, int8 (on a CPU), or "auto": bfloat16 if the
+    device has instructions for it, otherwise float32. `draft` is a smaller model with the
+    same token ids, or "self:N" for the model's own first N layers. `compile` fuses the
+    kernels of a GPU's forward with torch.compile, which adds a minute to the first text.
+    Raises UserError for an unsuitable directory, draft model or device, and for too little
+    memory.
     """
     check_device(device)
     directory = (
@@ -103,7 +103,7 @@ def load(
         draft = replace(draft, model=str(find_folder(draft.model, setting="draft")))
         source = DraftSource(draft, directory.text)
     if dtype == AUTO and processes() > 1 and not torch.cuda.is_available():
-        dtype = "float32"  # ranks that share a model must not each choose
+        dtype = "float32"  # ranks that share a model must not choose different types
     dtype = choose_dtype(dtype, device)
     lm = directory.load(dtype=dtype, device=device)
     check_compile(lm, compile)
@@ -139,12 +139,12 @@ def load(
 
 @cache
 def _log_once(sentence: str) -> None:
-    """Log a warning the first time: a report loads one model for each of its parts."""
+    """Log a warning once, because a report loads the model again for each of its parts."""
     getLogger(__name__).warning(sentence)
 
 
 def check_device(device: str | None) -> None:
-    """Raise UserError for a device that this machine does not have."""
+    """Raise UserError if this machine does not have the device."""
     available = ["cpu"]
     if torch.cuda.is_available():
         gpus = range(torch.cuda.device_count())
@@ -157,11 +157,11 @@ def check_device(device: str | None) -> None:
 
 
 def check_compile(lm: PreTrainedModel, compile: bool) -> None:
-    """Raise UserError if forwards have no fixed shapes to compile."""
+    """Raise UserError if `compile` is set and the model's forwards cannot have fixed shapes."""
     if compile and not (lm.device.type == "cuda" and fixed_shapes(lm)):
         raise UserError(
-            "compile=true needs a whole model on one GPU whose forward takes fixed "
-            f"shapes, got {lm.config.model_type} on {lm.device}. Omit it."
+            "compile=true needs a model that is whole on one GPU and supports fixed shapes, "
+            f"got {lm.config.model_type} on {lm.device}. Omit it."
         )
 
 
@@ -174,19 +174,20 @@ def generate(
     processors: LogitsProcessorList | None = None,
     watch: Watch | None = None,
 ) -> Iterator[TextStep]:
-    """Continue one or more prompts side by side; yield the steps as they are made.
+    """Continue one or more prompts as a batch; yield each step when it is decoded.
 
-    A prompt is a text, an `Infill`, or (n,) token ids. The tokens of a sequence are
-    those of plain decoding with the same seed (in narrow types up to near-ties),
-    whatever `decode.method` is and whatever is decoded beside it; with `decode.verify`
-    "ratio" they are others of the same distribution. The seed is `decode.seed` for all,
-    or one for each in `seeds`. `processors` are further ones of Transformers', functions
-    of the (1, n) ids before a place and the (1, V) scores alone. `watch` is called with
-    each step's draft before the step is yielded; with a text's last one, whose verification
-    is unknown, after it.
+    A prompt is a text, an `Infill`, or (n,) token ids. The tokens of a sequence equal the
+    tokens of plain decoding with the same seed (in narrow types up to near-ties). They do
+    not depend on `decode.method` or on the rest of the batch. With `decode.verify` "ratio"
+    the tokens differ from plain decoding's and have the same distribution. All sequences
+    have the seed `decode.seed`, or `seeds` has a seed for each prompt. `processors` are
+    additional logits processors of Transformers; they must be functions of the (1, n) ids
+    before a place and the (1, V) scores. `watch` is called with each step's draft before the
+    step is yielded. The draft of a sequence's last step comes after that step, without its
+    verification.
 
-    Raise UserError for a request that the model cannot decode, before anything is
-    decoded, and for too little memory.
+    Raises UserError before decoding for a request that the model cannot decode, and for too
+    little memory.
     """
     decode = decode or DecodeConfig()
     batch, names = batch_of(prompts)
@@ -230,7 +231,7 @@ def _text_steps(
     outputs: Sequence[Output],
     runner: Runner,
 ) -> Iterator[TextStep]:
-    """Yield the steps with their texts; then keep the runner for the next call."""
+    """Yield the steps with their texts; afterwards keep the runner for the next call."""
     with enough_memory(REMEDY):
         for step in chain.from_iterable(decoded):
             values = {each.name: getattr(step, each.name) for each in fields(step)}
@@ -243,18 +244,18 @@ def _processors(
     model: Model,
     prompt: Sequence[int],
     decode: DecodeConfig,
-    further: LogitsProcessorList | None,
+    additional: LogitsProcessorList | None,
 ) -> LogitsProcessorList | None:
     ends = model.eos | model.text.ends(prompt)
     own = model.generation.processors(model.lm, decode, prompt, ends)
-    processors = LogitsProcessorList([*(own or ()), *(further or ())])
+    processors = LogitsProcessorList([*(own or ()), *(additional or ())])
     return processors or None
 
 
 def _output(
     model: Model, prompt: Prompt, ids: Sequence[int], decode: DecodeConfig
 ) -> Output:
-    # An SPM middle without a prefix begins its text, as does a text after BOS alone.
+    # The output begins a text if it follows BOS alone, or in SPM an empty prefix.
     opens = (
         model.text.opens(prompt)
         if isinstance(prompt, Infill)

@@ -1,4 +1,4 @@
-"""Messages to token ids by the chat template of a model directory."""
+"""Encode messages by the chat template of a model directory."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -13,7 +13,7 @@ PROBLEM = "model={} must have a chat template for messages, got"
 
 
 class UnfitMessages(UserError):
-    """Messages that the chat template refuses."""
+    """The chat template does not accept the messages."""
 
 
 @cache
@@ -28,23 +28,23 @@ def chat_ids(
     answer: str = "",
     tools: Sequence[Any] = (),
 ) -> list[int]:
-    """Return the ids of messages by the model's chat template, up to the answer's start.
+    """Return the token ids of messages by the model's chat template, up to the answer's start.
 
-    A control piece that a message spells is text. `answer` is a beginning of the answer.
-    Raises UnfitMessages if the template refuses them.
+    Control pieces in a message are encoded as text. `answer` is the beginning of the answer.
+    Raises UnfitMessages if the template refuses the messages.
     """
     template = _template(folder)
     try:
         return template.prompt_ids(messages, tools, answer)
     except REFUSALS as error:
         raise UnfitMessages(
-            f"messages must be such as the chat template of model={folder} renders, got "
+            f"messages must fit the chat template of model={folder}, got "
             f"{messages!r:.200}: {in_one_line(error)}"
         ) from error
 
 
 def user_header(folder: Path) -> list[int]:
-    """Return the ids by which the chat template opens the user's first turn."""
+    """Return the ids that the chat template puts before the user's first message."""
     with as_user_error(PROBLEM.format(folder)):
         return _template(folder).user_header()
 

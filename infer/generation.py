@@ -1,15 +1,14 @@
-"""generation_config.json of a model directory: one rule wherever a text is decoded.
+"""Apply generation_config.json of a model directory, in the same way for every command.
 
-applied          fields of the library's logits processors (`PROCESSED`), every id of
-                 eos_token_id, and stop_strings. `decode.repetition_penalty`,
-                 `no_repeat_ngram_size`, `min_new_tokens` and `stop` take the place of
-                 the directory's where they are given
-logged once      sampling and length, which are settings of each command, and other ways
-                 of decoding, such as beams
-without a word   fields that change no text
+applied        the fields of Transformers' logits processors (`PROCESSED`), every id of
+               eos_token_id, and stop_strings. The settings `decode.repetition_penalty`,
+               `no_repeat_ngram_size`, `min_new_tokens` and `stop` override the file
+logged once    sampling and length, which are settings of each command, and unsupported
+               ways of decoding, such as beams
+ignored        fields that do not change the text
 
-So infer, infer.bench and infer.regenerate give the text that Transformers gives of the
-same directory by the same arguments, with custom_generate or without.
+So infer, infer.bench and infer.regenerate give the same text as Transformers with the same
+directory and arguments, with custom_generate or without.
 """
 
 import math
@@ -32,15 +31,16 @@ PROCESSED = (
     *("remove_invalid_values", "exponential_decay_length_penalty"),
     *("suppress_tokens", "begin_suppress_tokens"),
 )
-REPLACED = ("repetition_penalty", "no_repeat_ngram_size", "min_new_tokens")
-# The library reads these fields only with do_sample.
+#: The fields that settings of DecodeConfig override.
+OVERRIDDEN = ("repetition_penalty", "no_repeat_ngram_size", "min_new_tokens")
+#: The fields that the library reads only with do_sample.
 SAMPLING = (
     *("do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p"),
     *("epsilon_cutoff", "eta_cutoff"),
 )
 LENGTH = ("max_length", "max_new_tokens", "max_time")
-# With the value that changes nothing.
-OTHER_WAYS = {
+#: The fields that select an unsupported way of decoding, each with its neutral value.
+UNSUPPORTED = {
     "num_beams": 1,
     "num_beam_groups": 1,
     "penalty_alpha": 0,
@@ -56,7 +56,7 @@ OTHER_WAYS = {
 
 @dataclass(frozen=True)
 class Generation:
-    """What a model's generation_config.json says about every text."""
+    """The settings of a model's generation_config.json that apply to every text."""
 
     processed: Mapping[str, Any] = field(default_factory=dict)
     stop: tuple[str, ...] = ()
@@ -68,13 +68,13 @@ class Generation:
         prompt: Sequence[int],
         ends: Collection[int],
     ) -> LogitsProcessorList | None:
-        """Return the library's processors in its order; None if there are none.
+        """Return the library's logits processors in its order; None without any.
 
-        Minimum lengths hold back the ids in `ends`.
+        The minimum lengths exclude the ids in `ends`.
         """
-        given = {name: getattr(decode, name) for name in REPLACED}
-        given = {name: value for name, value in given.items() if value is not None}
-        fields = {**self.processed, **given}
+        values = {name: getattr(decode, name) for name in OVERRIDDEN}
+        values = {name: value for name, value in values.items() if value is not None}
+        fields = {**self.processed, **values}
         if fields.get("min_new_tokens") is not None:
             fields.pop("min_length", None)  # as the library does
         if not fields:
@@ -96,10 +96,9 @@ class Generation:
 
 
 def read_generation(lm: PreTrainedModel, folder: Path) -> Generation:
-    """Return the settings of a loaded model, which its library has read from `folder`.
+    """Return the settings of a loaded model; Transformers has read them from `folder`.
 
-    Raises UserError for values that the library's processors refuse, or that make scores
-    which are not numbers.
+    Raises UserError for values that the library's processors refuse, or that produce NaN.
     """
     config = lm.generation_config
     if config is None:
@@ -121,18 +120,18 @@ def read_generation(lm: PreTrainedModel, folder: Path) -> Generation:
 
 
 def _check(lm: PreTrainedModel, generation: Generation) -> None:
-    """Raise an error unless every processor makes scores of ids and scores."""
+    """Raise ValueError for a field with a processor that fails or returns NaN."""
     for name, value in generation.processed.items():
         alone = Generation({name: value})
         try:
             if not all(map(math.isfinite, _numbers(value))):
-                raise ValueError("a number that is not finite")
+                raise ValueError("it is not finite")
             processors = alone.processors(lm, DecodeConfig(), [0, 0], [0])
             rows = lm.config.get_text_config().vocab_size
             ids: Any = torch.zeros(1, 2, dtype=torch.long, device=lm.device)
             scores: Any = torch.zeros(1, rows, device=lm.device)
             if processors and processors(ids, scores).isnan().any():
-                raise ValueError("scores that are not numbers")
+                raise ValueError("it makes scores NaN")
         except Exception as error:
             raise ValueError(f"{name}={value!r:.60}: {error}") from error
 
@@ -146,28 +145,28 @@ def _numbers(value: Any) -> Iterator[float]:
 
 
 def not_applied(lm: PreTrainedModel, folder: Path) -> str | None:
-    """Return a sentence on the fields of generation_config.json that are not applied."""
+    """Return a sentence that names the fields of generation_config.json that are not applied."""
     config = lm.generation_config
     if config is None:
         return None
-    chosen = [*(SAMPLING if config.do_sample else ()), *LENGTH]
-    by_settings = _listed(config, dict.fromkeys(chosen))
-    other_ways = _listed(config, OTHER_WAYS)
+    names = [*(SAMPLING if config.do_sample else ()), *LENGTH]
+    by_settings = _list_fields(config, dict.fromkeys(names))
+    unsupported = _list_fields(config, UNSUPPORTED)
     reasons = []
     if by_settings:
         reasons.append(
-            f"{by_settings} (settings such as decode.temperature and "
-            "decode.max_new_tokens decide)"
+            f"{by_settings} (use settings such as decode.temperature and "
+            "decode.max_new_tokens)"
         )
-    if other_ways:
-        reasons.append(f"{other_ways} (this decoder has no such way of decoding)")
+    if unsupported:
+        reasons.append(f"{unsupported} (not supported by this decoder)")
     if not reasons:
         return None
     return f"{folder / FILE}: not applied: {'; '.join(reasons)}"
 
 
-def _listed(config: GenerationConfig, neutral: Mapping[str, Any]) -> str:
-    """Return the fields whose value is set and is not the neutral one, as a list."""
+def _list_fields(config: GenerationConfig, neutral: Mapping[str, Any]) -> str:
+    """Return a list of the fields that are set to another value than the neutral one."""
     values = {name: getattr(config, name, None) for name in neutral}
     return ", ".join(
         f"{name}={value!r:.60}"

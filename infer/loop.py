@@ -1,6 +1,6 @@
 """The decoding loop of every method. Plain decoding is this loop with zero drafts.
 
-It fixes the order of steps; drafters propose, the runner computes, `pick` verifies.
+In each step the drafters propose trees, the runner computes them, and `pick` verifies them.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -11,15 +11,15 @@ from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY, Sampling
 from infer.trees.tree import Tree, extent
 
-#: Takes each token of a sequence in turn; returns True if the text ends with it.
+#: Takes the tokens of a sequence one by one; returns True if the text ends with the token.
 Stop = Callable[[int], bool]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Where a text ends: at `max_new_tokens`, at an id of `eos`, or by its `stop`.
+    """The limits of a text: it ends at `max_new_tokens`, at an id of `eos`, or by its `stop`.
 
-    `stop` returns the Stop of a sequence by its index.
+    `stop` maps the index of a sequence to its Stop.
     """
 
     max_new_tokens: int
@@ -27,7 +27,7 @@ class Limits:
     stop: Callable[[int], Stop] | None = None
 
     def of(self, ends: Collection[int], max_new_tokens: int | None = None) -> "Limits":
-        """Return the limits with further ids that end a text, and another length."""
+        """Return the limits with additional ids that end a text, and another length."""
         return replace(
             self,
             eos={*self.eos, *ends},
@@ -39,11 +39,11 @@ class Limits:
 class Step:
     """The tokens of one sequence from one forward.
 
-    The first `accepted` tokens were drafted, the last `shared` of these behind a merged
-    node of a graph; the others are the model's own. `drafted` counts the drafts of the
-    tree, `depth` its levels, `rows` all of its nodes. `sources` names the source of each
-    accepted draft and `proposed` that of each draft (drafters/candidates.py); both are
-    empty if a draft model drafts.
+    The first `accepted` tokens are accepted drafts, and the remaining tokens are the model's
+    own. Of the accepted drafts the last `shared` follow a merged node of a graph. `drafted` is
+    the number of drafts in the tree, `depth` its levels, `rows` all of its nodes. `sources`
+    names the source of each accepted draft, and `proposed` the source of each draft
+    (drafters/candidates.py); both are empty if a draft model drafts.
     """
 
     sequence: int
@@ -59,9 +59,9 @@ class Step:
 
     @property
     def kinds(self) -> list[str]:
-        """Each token's kind: the source of an accepted draft, or the model's "own".
+        """The kind of each token: the source of an accepted draft, or "own" for the model's own.
 
-        Drafts of a draft model are "drafted", or "shared" behind a merged node.
+        Drafts of a draft model are "drafted", or "shared" after a merged node.
         """
         drafted = self.accepted - self.shared
         own = len(self.tokens) - self.accepted
@@ -74,9 +74,9 @@ class Step:
 class Verified:
     """A sequence's tree after verification.
 
-    `path` is the accepted path from the root, `choice` the token behind it, `answers`
-    the probes' candidates for the places behind that, `rows` each sequence's rows in
-    the forward, which had probes if `probed`.
+    `path` is the accepted path from the root, and `choice` the model's token after it.
+    `answers` are the probes' candidates for the places after `choice`. The forward had `rows`
+    rows of each sequence, and probes if `probed`.
     """
 
     tree: Tree
@@ -88,42 +88,42 @@ class Verified:
 
     @property
     def tokens(self) -> list[int]:
-        """The accepted tokens and the choice, also those beyond the text's end."""
+        """The accepted tokens and the choice, including tokens after the text's end."""
         return [*(self.tree.tokens[node] for node in self.path[1:]), self.choice]
 
 
 class Drafters:
-    """Drafts for a batch. This class proposes roots alone: plain decoding.
+    """The drafters of a batch. This class proposes only roots, which is plain decoding.
 
-    Trees have up to `max_rows` nodes; each probe's `width` likeliest tokens are read.
+    A tree has up to `max_rows` nodes. The loop reads the `width` likeliest tokens of each probe.
     """
 
     max_rows = 1
     width = 1
 
     def start(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        """Begin new texts; forget all others."""
+        """Begin new texts and drop the state of all earlier texts."""
 
     def propose(
         self, contexts: Sequence[Sequence[int]], left: Sequence[int]
     ) -> list[Tree]:
         """Return the trees to verify next, at most `left[b]` - 1 levels deep.
 
-        Sequence b may emit `left[b]` more tokens. `contexts[b]` is its whole text so far,
-        whose last token is the tree's root.
+        Sequence b may emit `left[b]` more tokens. `contexts[b]` is its whole text so far. The
+        last token of the text is the root of the tree.
         """
         return [Tree.chain(context[-1]) for context in contexts]
 
     def observe(self, b: int, result: Verified) -> None:
-        """Learn from a result of sequence b. Not called after a sequence's last step."""
+        """Learn from a verified tree of sequence b. It is not called after its last step."""
 
     def drop(self, b: int) -> None:
-        """Forget a sequence after its last step; the last one takes its place."""
+        """Remove sequence b after its last step; the last sequence gets its index."""
 
 
 @dataclass
-class Live:
-    """A sequence that is being decoded."""
+class LiveSequence:
+    """A sequence that is being decoded. `left` is the number of tokens that it may still emit."""
 
     index: int
     request: Request
@@ -135,7 +135,7 @@ class Live:
         self.stop = self.limits.stop(self.index) if self.limits.stop else None
 
     def advance(self, tree: Tree, path: Sequence[int], choice: int) -> Step:
-        """Emit the path's tokens and the choice, up to the text's end."""
+        """Add the path's tokens and the choice to the text, up to its end; return the step."""
         tokens: list[int] = []
         finished = False
         for token in (*(tree.tokens[node] for node in path[1:]), choice):
@@ -171,15 +171,15 @@ def decode(
     limits: Limits,
     sampling: Sampling = GREEDY,
 ) -> Iterator[list[Step]]:
-    """Decode prompts side by side; each forward yields a step of every live sequence.
+    """Decode prompts as a batch; yield a step of every live sequence after each forward.
 
-    A sequence's tokens are exactly those of plain decoding of this sequence alone; if
-    drafts are verified by ratio, they have the same distribution.
+    The tokens of a sequence equal the tokens of plain decoding of this sequence alone. With
+    verification by ratio they have the same distribution.
     """
     runner.prefill([request.prompt[:-1] for request in requests])
     new = limits.max_new_tokens
     live = [
-        Live(index, request, limits, list(request.prompt), new)
+        LiveSequence(index, request, limits, list(request.prompt), new)
         for index, request in enumerate(requests)
     ]
     drafters.start(requests, sampling)

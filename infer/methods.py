@@ -1,7 +1,7 @@
-"""Drafters by their settings: a method is a source of drafts with a planner.
+"""Create the drafters of a method from its settings: a source of drafts and a planner.
 
-config.METHODS has a row for each method, and this module the one rule that makes its
-drafters. `infer.generate` and the `custom_generate` of an export share it.
+config.METHODS describes the methods. `infer.generate` and the `custom_generate` of an export
+both use this module.
 """
 
 from collections.abc import Callable, Hashable
@@ -33,29 +33,29 @@ from infer.trees.lattice import DEEPEST, RANKS
 from infer.trees.mask_tokens import NO_MASK, MaskTokens
 from infer.trees.token_graph import Watch
 
-#: Drafts that are verified by ratio, where nothing is measured
+#: The number of drafts for verification by ratio, which does not measure costs.
 NODES = 64
 
 
 class DraftModel(Protocol):
-    """A draft model as a source; infer.drafters.draft_model.DraftModelSources is one."""
+    """The interface of a draft model; infer.drafters.draft_model.DraftModelSources implements it."""
 
-    #: The expected time of its forward in plain steps
+    #: The expected time of the draft model's forward, in steps of plain decoding.
     forward: float
 
     def source(self, decode: DecodeConfig, *, capacity: int) -> Source:
-        """Return the source of a method with a draft model.
+        """Return the source of drafts of a method with a draft model.
 
-        Raises UserError for settings that the method or the model does not have.
+        Raises UserError for settings that the method or the model does not support.
         """
 
 
 @dataclass
 class Methods:
-    """Drafters of one model, from adaptive tokens (`mask`), n-grams or a draft model.
+    """The decoding methods of one model, by adaptive tokens (`mask`), n-grams or a draft model.
 
-    `L` is the widest window of training, `table` the n-grams of the training data, if
-    there are some. The planners learn from one text to the next.
+    `L` is the largest window of training. `table` has the n-grams of the training data; None
+    for a model without a table. The planners keep their measurements from text to text.
     """
 
     lm: PreTrainedModel
@@ -67,7 +67,7 @@ class Methods:
     planners: Callable[..., MeasuredPlanner] = field(default_factory=remember_planners)
 
     def resolve(self, decode: DecodeConfig) -> DecodeConfig:
-        """Return the settings with a method: by default the best that the models have.
+        """Return the settings with a method, by default the best method of the models.
 
         Raises UserError for settings that this method does not have.
         """
@@ -96,9 +96,9 @@ class Methods:
     ) -> Drafters:
         """Return the drafters of `batch` sequences of up to `capacity` tokens.
 
-        The context has `left` positions behind the prompts. `watch` is called with
-        drafts that are graphs. Raises UserError for settings that the method or the
-        models do not have.
+        The context has `left` positions after the longest prompt. `watch` is called with the
+        outcome of each draft. Raises UserError for settings that the method or the models do
+        not support.
         """
         decode = self.resolve(decode)
         method = METHODS[decode.method or ""]
@@ -170,23 +170,23 @@ class Methods:
         return source, planner
 
     def _sources(self, decode: DecodeConfig, method: Method) -> frozenset[str]:
-        """Return the sources, by default all that the method and the model have."""
+        """Return the sources of drafts, by default all sources of the method and the model."""
         sources = frozenset(decode.sources or method.sources)
         if "adaptive" in sources and not self.mask:
             raise UserError(
-                f"decode.method={decode.method} needs a model with adaptive.json, got "
-                "none. Use decode=plain, ngrams or prompt_lookup."
+                f"decode.method={decode.method} needs a model with adaptive.json, got a model "
+                "without it. Use decode=plain, ngrams or prompt_lookup."
             )
         if "ngrams" in (decode.sources or ()) and self.table is None:
             raise UserError(
-                f"decode.sources=ngrams needs {FILE} in the model directory, got none. "
-                "Use decode.sources=[text]."
+                f"decode.sources=ngrams needs {FILE} in the model directory. Copy the file, or "
+                "use decode.sources=[text]."
             )
         return sources if self.table else sources - {"ngrams"}
 
 
 def _fixed_planner(decode: DecodeConfig, method: Method, k: int) -> FixedPlanner:
-    """Return a planner of decode.nodes, else of k in a row or the paper's tree."""
+    """Return a planner for decode.nodes drafts, else for a chain of k or the paper's tree."""
     probes = "root" if decode.probes == "auto" else decode.probes
     if decode.nodes:
         return FixedPlanner(k, probes, decode.nodes, method.width, LIKELIEST)

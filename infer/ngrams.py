@@ -1,17 +1,17 @@
-r"""N-grams as a source of drafts: of the training data, from a table, and of the text.
+r"""N-grams as a source of drafts: a table of the training data, and the text so far.
 
-The successor's distribution is interpolated from low to high order, first by the
-table's counts, then by the text's:
+The distribution of the next token c is interpolated from low to high order, first with the
+table's counts, then with the text's counts:
 
     p_o(c) = (count_o(c) + κ p_{o-1}(c)) / (n_o + κ),    p_1 = u, the unigrams
 
-With D_o = D_{o-1} κ / (n_o + κ), the share that each order leaves to the lower ones, it is
+Let D_o = D_{o-1} κ / (n_o + κ) be the share of the lower orders after order o. Then
 
     p(c) = D (u(c) + Σ_o count_o(c) / (κ D_{o-1}))
 
-so only counted successors are read, whatever the size of the vocabulary. A context's key
-is a 64-bit hash of its tokens, from the last one back; a collision costs a wrong draft
-and nothing else.
+So only successors with a count are read, whatever the size of the vocabulary. The key of a
+context is a 64-bit hash of its tokens, beginning with the last one. A collision only causes
+a wrong draft.
 
 The table is `ngrams.safetensors` of a model directory, made by data_prep and read by
 memory map.
@@ -30,32 +30,32 @@ import numpy as np
 
 FILE = "ngrams.safetensors"
 FORMAT = "adaptive-tokens ngrams 1"
-# Logged with the path, for an export that had the file.
+#: A warning for an export that lost the file; its argument is the path.
 ABSENT = "%s is absent: drafts come from the adaptive tokens and the text alone"
 MULTIPLIER = 0x9E3779B97F4A7C15
 MASK = 2**64 - 1
-TEXT_CONTEXTS = (2, 3, 4, 6)  # tokens of the contexts that are counted in the text
-LONGEST = 7  # tokens of any context: the table has at most 8-grams
-RECENT = 8  # the latest successors of a context of the text are kept
-CACHED = 1 << 16  # contexts whose successors by the table are kept as Python objects
-ARRAYS = ("keys", "totals", "first", "ids", "counts")  # of an order
-# The types of memoryview by those of safetensors.
+TEXT_CONTEXTS = (2, 3, 4, 6)  # lengths in tokens of the contexts counted in the text
+LONGEST = 7  # the longest context in tokens: the table has at most 8-grams
+RECENT = 8  # the number of latest successors stored for a context of the text
+CACHED = 1 << 16  # the number of contexts with cached successors from the table
+ARRAYS = ("keys", "totals", "first", "ids", "counts")  # the arrays of each order
+#: The type code of memoryview for each dtype of safetensors.
 TYPES: dict[str, Literal["H", "I", "Q"]] = {"U16": "H", "U32": "I", "U64": "Q"}
 
 Integers: TypeAlias = "memoryview[int]"
-Shares = dict[int, float]  # p(c) / D by successor c
+Shares = dict[int, float]  # p(c) / D for each successor c
 
 
 @dataclass(frozen=True)
 class NgramWeights:
-    """The strength of the n-grams, as adaptive.json has them.
+    """The weights of the n-grams, read from adaptive.json.
 
-    `places[j]` is their share at place j after the root, beside adaptive tokens of greedy
-    text; the last one holds for all later places.
+    `places[j]` is the weight of the n-grams at place j after the root, when they are combined
+    with adaptive tokens in greedy text. The last weight also applies to all later places.
     """
 
     table: float = 2.0  # κ of the table's counts
-    text: float = 1.0  # κ of the text's
+    text: float = 1.0  # κ of the text's counts
     places: tuple[float, ...] = (0.4, 0.5)
 
     def __post_init__(self) -> None:
@@ -72,9 +72,9 @@ class NgramWeights:
 
     @classmethod
     def from_json(cls, value: Any) -> "NgramWeights":
-        """Return adaptive.json's `ngrams`, whose `table` is null without a table.
+        """Return the weights from `ngrams` of adaptive.json.
 
-        Raise ValueError for other content.
+        `table` may be null for a model without a table. Raises ValueError for other content.
         """
         try:
             table = cls.table if value["table"] is None else value["table"]
@@ -85,17 +85,17 @@ class NgramWeights:
             ) from error
 
     def place(self, j: int) -> float:
-        """Return λ_j."""
+        """Return λ_j, the weight at place j."""
         return self.places[min(j, len(self.places) - 1)]
 
 
 class NgramTable:
-    """Counts over the training data, read by memory map."""
+    """The n-gram counts of the training data, read by memory map."""
 
     def __init__(self, path: Path, rows: int | None = None) -> None:
-        """Read the table of a model of `rows` ids, if known.
+        """Open the table of a model with `rows` ids; None if the number is unknown.
 
-        Raise ValueError for a damaged file, a foreign one and more ids than `rows`.
+        Raises ValueError for a damaged file, another format, and a table of more ids.
         """
         arrays = _read(path)
         counts = arrays["unigrams"]
@@ -103,10 +103,10 @@ class NgramTable:
         self.order = len(arrays) // len(ARRAYS) + 1
         if rows is not None and self.vocabulary > rows:
             raise ValueError(
-                f"{path} must be of at most the model's {rows} ids, got "
+                f"{path} must have at most the model's {rows} ids, got "
                 f"{self.vocabulary}. Delete it."
             )
-        # Smoothed: above 0 for every id.
+        # Smoothed, so that every id has a probability above 0.
         scale = 1 / (sum(counts) + self.vocabulary)
         self.unigrams = [(count + 1) * scale for count in counts]
         self._orders = [
@@ -116,9 +116,9 @@ class NgramTable:
         self._cache: dict[tuple[int, float], tuple[Shares, float]] = {}
 
     def successors(self, keys: Sequence[int], κ: float) -> tuple[Shares, float]:
-        """Return p(c) / D of every successor by the table, and D.
+        """Return p(c) / D of every successor in the table, and D.
 
-        `keys` are the `context_keys`. The result is cached: do not change it.
+        `keys` are from `context_keys`. The result is cached, so do not change it.
         """
         keys = keys[: self.order - 1]
         if not keys:
@@ -168,21 +168,21 @@ def _read(path: Path) -> dict[str, Integers]:
         intact = False
     if not intact:
         raise ValueError(
-            f"{path} must be an intact table of n-grams of the format {FORMAT!r}, got a "
-            "damaged or foreign file. Copy it again from the export, or delete it."
+            f"{path} must be an n-gram table of the format {FORMAT!r}, got a damaged file or "
+            "another format. Copy it again from the export, or delete it."
         )
     return arrays
 
 
 def _check(arrays: dict[str, Integers]) -> None:
-    """Raise ValueError or KeyError for arrays that a reader would leave.
+    """Raise ValueError or KeyError if an index in the arrays is out of range.
 
-    It takes less time than their checksum.
+    The check takes less time than the checksum.
     """
     vocabulary = len(arrays["unigrams"])
     orders = range(2, len(arrays) // len(ARRAYS) + 2)
     if not vocabulary or len(arrays) != 1 + len(ARRAYS) * len(orders):
-        raise ValueError("other arrays")
+        raise ValueError("unexpected arrays")
     for o in orders:
         keys, totals, first, ids, counts = (
             np.asarray(arrays[f"{name}_{o}"]) for name in ARRAYS
@@ -194,11 +194,11 @@ def _check(arrays: dict[str, Integers]) -> None:
             or (first[1:] < first[:-1]).any()
             or ids.max(initial=0) >= vocabulary
         ):
-            raise ValueError(f"spans or ids of order {o}")
+            raise ValueError(f"spans or ids of order {o} out of range")
 
 
 class Ngrams:
-    """The sources of n-grams of a model. Without a table all ids are equally likely."""
+    """The n-grams of a model. Without a table the unigrams are uniform."""
 
     def __init__(
         self,
@@ -217,18 +217,18 @@ class Ngrams:
 
 
 class TextNgrams:
-    """The n-grams of one text, counted as it grows, over those of the table."""
+    """The n-grams of one growing text, combined with the table."""
 
     def __init__(self, ngrams: Ngrams) -> None:
         self.weights = ngrams.weights
         self.unigrams = ngrams.unigrams
         self._ngrams = ngrams
-        self._read = 0  # tokens that are counted as successors
-        # The latest successors and their counts by a context's key.
+        self._read = 0  # the number of tokens that are already counted
+        # The latest successors of each context with their counts, by the context's key.
         self._after: dict[int, dict[int, int]] = {}
 
     def extend(self, text: Sequence[int]) -> None:
-        """Count the tokens of the text that were not there before."""
+        """Count the tokens of the text that are not counted yet."""
         if not self._ngrams.text:
             return
         for end in range(max(1, self._read), len(text)):
@@ -238,7 +238,7 @@ class TextNgrams:
                 if length > len(keys):
                     break
                 successors = self._after.setdefault(keys[length - 1], {})
-                successors[token] = successors.pop(token, 0) + 1  # now the latest one
+                successors[token] = successors.pop(token, 0) + 1  # moves it to the end
                 if len(successors) > RECENT:
                     del successors[next(iter(successors))]
         self._read = len(text)
@@ -246,9 +246,9 @@ class TextNgrams:
     def successors(
         self, tail: Sequence[int]
     ) -> tuple[Shares, float, list[dict[int, int]]]:
-        """Return p(c) / D of the successors of a text's last tokens, and D.
+        """Return p(c) / D of the successors of a text's last tokens, D, and the text's counts.
 
-        Third are the text's own counts of them, a dict for each context.
+        The counts are a list with a dict for each context of the text, shortest first.
         """
         table = self._ngrams.table
         shares, D = Shares(), 1.0
@@ -256,7 +256,8 @@ class TextNgrams:
             keys = context_keys(tail)
             shares, D = table.successors(keys, self.weights.table)
         else:
-            # Most tails are new to the text: a longer context is hashed if this one is not.
+            # Most tails are new to the text. Longer contexts are hashed only if the shortest
+            # one has occurred before.
             keys = context_keys(tail[-TEXT_CONTEXTS[0] :])
             if keys[-1] in self._after:
                 keys = context_keys(tail)
@@ -267,7 +268,7 @@ class TextNgrams:
             if length > len(keys):
                 break
             counts = self._after.get(keys[length - 1])
-            if counts is None:  # and no longer context, which ends with this one
+            if counts is None:  # then a longer context has not occurred either
                 break
             if not counted:
                 shares = shares.copy()

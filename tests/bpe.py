@@ -1,6 +1,6 @@
-"""Byte-level BPE with CodeLlama's control pieces, trained in milliseconds.
+"""Train a byte-level BPE tokenizer with CodeLlama's control pieces, in milliseconds.
 
-tests/tokenizer is one of 400 pieces of the standard library's code.
+tests/tokenizer has 400 pieces and was trained on code of the standard library.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ PIECES = ("▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>")
 assert len(PIECES) == len(INFILLING)
 TEXTS = ["def f(x):\n    return x\n", "class A:\n    pass\n"] * 50
 FOLDER = Path(__file__).parent / "tokenizer"
-ADAPTIVE = "vocab.adaptive=[6,7,8,9,10,11,12]"  # of tests/tokenizer
+ADAPTIVE = "vocab.adaptive=[6,7,8,9,10,11,12]"  # for tests/tokenizer
 
 
 def train_bpe(
@@ -40,13 +40,13 @@ def train_bpe(
 
 
 def save(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write a folder as a model has it."""
+    """Write the tokenizer files of a model directory."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    described = {
+    config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<s>",
         "eos_token": "</s>",
         "clean_up_tokenization_spaces": False,
     }
-    write_json(folder / "tokenizer_config.json", described)
+    write_json(folder / "tokenizer_config.json", config)

@@ -1,4 +1,4 @@
-"""Shared fixtures: one thread per process, tiny real data, tiny random models."""
+"""Shared fixtures: tiny real data and tiny random models; one thread per process."""
 
 import fcntl
 import json
@@ -30,11 +30,11 @@ hypothesis_settings.register_profile(
     "default",
     deadline=None,
     derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],  # of a busy machine
+    suppress_health_check=[HealthCheck.too_slow],  # fails on a busy machine
 )
 hypothesis_settings.load_profile("default")
 
-#: Files that take longest, in order: one that begins last would have a process work alone at the end.
+#: The slowest files, slowest first: if one started last, a single process would work alone at the end.
 LONGEST = (
     "train/test_resume.py",
     "infer/test_ratio_decoding.py",
@@ -59,7 +59,10 @@ LONGEST = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Import PyTorch where tests run: the process that starts others would delay them by 5 s."""
+    """Import PyTorch in the processes that run tests.
+
+    In the process that only starts the workers, the import would delay them by 5 s.
+    """
     if not config.getoption("numprocesses", None):
         import torch
 
@@ -67,9 +70,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the longest files first, the others as they were collected."""
+    """Run the slowest files first; keep the order of the rest."""
     folder = Path(__file__).parent
-    rank = {folder / name: at for at, name in enumerate(LONGEST)}
+    rank = {folder / name: index for index, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
 
 
@@ -78,16 +81,16 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The benchmarks and tokenizers beside the project; tests that need them skip where they are not."""
+    """Return the folder ../shared/data with benchmarks and tokenizers; skip the test without it."""
     if not SHARED.is_dir():
         pytest.skip("../shared/data is absent")
     return SHARED
 
 
 def data_arguments(out: Path, *overrides: str) -> list[str]:
-    """Of a small data preparation on a few files of the standard library.
+    """Return the arguments of a small data preparation on a few files of the standard library.
 
-    They are copied beside `out`: the library's folder may have 50,000 files of installed packages too,
+    The files are copied next to `out`. Python's own folder may contain 50,000 files of installed packages,
     which take 3 s to list.
     """
     sources = out.with_name("sources")
@@ -134,7 +137,7 @@ def write_rows(file: Path, rows: Iterable[object]) -> Path:
 def make_once(
     factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]
 ) -> Path:
-    """Return the folder that `make` fills, which all processes of a test run share and none may change."""
+    """Return the folder that `make` fills once; all processes of a test run share it and must not change it."""
     base = factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
     with open(f"{folder}.lock", "a") as lock:
@@ -154,7 +157,7 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_llama(
     *, vocab: int = 97, kv_heads: int = 2, seed: int = 0
 ) -> "LlamaForCausalLM":
-    """A random Llama whose logits are far enough apart that greedy decoding does not merely repeat."""
+    """Return a random Llama with logits so far apart that greedy decoding does not just repeat a token."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -180,7 +183,7 @@ def llama() -> "LlamaForCausalLM":
 
 
 def training_manifest(vocab: Vocab) -> dict[str, Any]:
-    """Return what adaptive.json reads of the manifest of a training with one adaptive id."""
+    """Return the part of a training manifest that adaptive.json depends on, with one adaptive id."""
     return {
         "adaptive": vocab.adaptive[:1],
         "L": 5,

@@ -1,4 +1,4 @@
-"""The nearest to a full disk that needs no root: a limit on the size of a file."""
+"""Simulate a full disk without root, by a limit on the size of files."""
 
 import resource
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """While the block lasts, no file can be written beyond so many bytes: OSError 27, where a disk says 28."""
+    """Within the block, writing a file beyond `size` bytes raises OSError 27 (a full disk raises 28)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

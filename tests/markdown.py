@@ -1,4 +1,4 @@
-"""What a Markdown page shows and promises: blocks of code, command lines, links, anchors and tables. Pure."""
+"""Read a Markdown page: prose, blocks of code, commands, links and anchors."""
 
 import re
 import shlex
@@ -19,26 +19,26 @@ SEPARATORS = ("&&", "&", "|", ";")
 
 @dataclass(frozen=True)
 class Command:
-    """A program of ours as a page calls it: a module, or a script of launch/, and the words behind it."""
+    """A call of this project in a page: a module or a script of launch/, and its arguments."""
 
     program: str
     arguments: tuple[str, ...]
 
     @property
     def settings(self) -> list[str]:
-        """The words that are settings, name=value."""
+        """The arguments that are settings, name=value."""
         return [
             word for word in self.arguments if "=" in word and not word.startswith("-")
         ]
 
 
 def prose(page: str) -> str:
-    """The page without its fenced blocks."""
+    """Return the page without its fenced blocks."""
     return FENCE.sub("", page)
 
 
 def commands(page: str) -> Iterator[Command]:
-    """Every call of a program of ours: in blocks for a shell, in indented ones, and between backticks."""
+    """Yield all calls of this project: in shell blocks, indented blocks and code spans."""
     bare = prose(page)
     blocks = FENCE.findall(page)
     texts = [text for language, text in blocks if language == "bash"]
@@ -60,22 +60,25 @@ def commands(page: str) -> Iterator[Command]:
 
 
 def _command(words: list[str]) -> Command | None:
-    """`python -m MODULE ...`, `torchrun ... -m MODULE ...`, `bash launch/SCRIPT ...`; None for others."""
-    for at, word in enumerate(words):
-        if word == "-m" and at + 1 < len(words):
-            return Command(words[at + 1], tuple(words[at + 2 :]))
+    """Parse `python -m MODULE ...`, `torchrun ... -m MODULE ...` or `bash launch/SCRIPT ...`.
+
+    Return None for any other command.
+    """
+    for index, word in enumerate(words):
+        if word == "-m" and index + 1 < len(words):
+            return Command(words[index + 1], tuple(words[index + 2 :]))
         if re.fullmatch(r"launch/\w+\.sh", word) and words[0] not in ("cat", "less"):
-            return Command(word, tuple(words[at + 1 :]))
+            return Command(word, tuple(words[index + 1 :]))
     return None
 
 
 def links(page: str) -> list[str]:
-    """Where links and pictures point that stand outside of code."""
+    """Return the targets of links and pictures outside of code."""
     return LINK.findall(SPAN.sub("", INDENTED.sub("", prose(page))))
 
 
 def anchors(page: str) -> set[str]:
-    """The anchors of a page as GitHub has them: of its headings, and those that are written out."""
+    """Return the anchors of a page on GitHub: of its headings, and of `id` attributes."""
     return {_slug(heading) for heading in HEADING.findall(prose(page))} | set(
         ANCHOR.findall(page)
     )

@@ -1,10 +1,10 @@
-"""What a command printed of a user's mistake."""
+"""Read the error message that a command printed for a user."""
 
 import re
 
 
 def error(printed: str) -> str:
-    """The one sentence; with it there may be the page of the documentation, and nothing else."""
+    """Return the message; assert that nothing else was printed except a link to the documentation."""
     result = re.fullmatch(r"error: ([^\n]+)\n(  see docs/\S+\n)?", printed)
     assert result, printed
     return result[1]

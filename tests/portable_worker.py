@@ -1,11 +1,12 @@
-"""Decode with a model directory, in a process with Transformers and without this project.
+"""Decode with a model directory in a process that has Transformers but not this project.
 
     python -I tests/portable_worker.py < ARGS.json > RESULT.json
 
-Args: {"model", "runs": [{"prompts": [[ids]], "ways": {name: {"by", ...arguments}}}]}.
-"by" is "library" (its own decoding), "custom_generate" (the argument) or "loaded" (a
-model loaded with it).
-Result: the rows of every run and way; and imported modules of ours, which must be none.
+Args: {"model", "runs": [{"prompts": [[ids]], "variants": {name: {"by", ...arguments}}}]}.
+"by" is "library" (Transformers' own decoding), "custom_generate" (this argument of generate)
+or "loaded" (a model that was loaded with its custom_generate).
+Result: "runs", the rows by variant of each run, and "imported", the modules of this project
+that were imported (there must not be any).
 """
 
 import json
@@ -15,7 +16,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-OURS = ("infer", "train", "conf", "data_prep", "hydra", "deepspeed")
+# Modules that the decoder in a model directory must not import.
+FORBIDDEN = ("infer", "train", "conf", "data_prep", "hydra", "deepspeed")
 
 
 def left_padded(prompts: list[list[int]]) -> dict[str, torch.Tensor]:
@@ -26,10 +28,13 @@ def left_padded(prompts: list[list[int]]) -> dict[str, torch.Tensor]:
 
 
 def decoded(
-    models: dict[bool, PreTrainedModel], model: str, prompts: list, way: dict[str, Any]
+    models: dict[bool, PreTrainedModel],
+    model: str,
+    prompts: list,
+    variant: dict[str, Any],
 ) -> list:
-    """Return the rows without their prompts."""
-    args = dict(way)
+    """Return the generated rows without their prompts."""
+    args = dict(variant)
     by = args.pop("by")
     if by == "custom_generate":
         args |= {"custom_generate": model, "trust_remote_code": True}
@@ -49,13 +54,13 @@ def main() -> None:
     }
     runs = [
         {
-            name: decoded(models, args["model"], run["prompts"], way)
-            for name, way in run["ways"].items()
+            name: decoded(models, args["model"], run["prompts"], variant)
+            for name, variant in run["variants"].items()
         }
         for run in args["runs"]
     ]
-    foreign = sorted({name.split(".")[0] for name in sys.modules} & set(OURS))
-    print(json.dumps({"runs": runs, "ours": foreign}))
+    imported = sorted({name.split(".")[0] for name in sys.modules} & set(FORBIDDEN))
+    print(json.dumps({"runs": runs, "imported": imported}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Settings of trainings from random weights, for tests and benchmarks."""
+"""Settings of training runs for tests and benchmarks."""
 
 CAUSAL = [
     "model=tiny",

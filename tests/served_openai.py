@@ -1,4 +1,4 @@
-"""`transformers serve` of a model directory, and the OpenAI client that asks it."""
+"""Serve a model directory with `transformers serve`, and query it with the OpenAI client."""
 
 import os
 import socket
@@ -14,26 +14,33 @@ from urllib.request import ProxyHandler, build_opener
 
 import openai
 
-START_SECONDS = 300  # on a busy machine; a quiet one takes 10
+START_SECONDS = 300  # a busy machine needs this long, a quiet one 10 s
 
 
 @contextmanager
-def served(model: Path, folder: Path, *options: str) -> Iterator[openai.OpenAI]:
-    """Serve on a free port while the block lasts; log and caches are in `folder`."""
+def served(
+    model: Path, folder: Path, *options: str, script: Path | None = None
+) -> Iterator[openai.OpenAI]:
+    """Serve on a free port within the block; log and caches are in `folder`.
+
+    `script` is started in place of `transformers serve`, with the same arguments.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     folder.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"HF_HOME": str(folder / "hub"), "HF_HUB_OFFLINE": "1"}
-    program = str(Path(sys.executable).with_name("transformers"))
+    programs = Path(sys.executable).parent
+    environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"
+    program = ["bash", str(script)] if script else ["transformers", "serve"]
     host = ["--host", "127.0.0.1", "--port", str(port)]
-    command = [program, "serve", str(model), *host, *options]
+    command = [*program, str(model), *host, *options]
     log = folder / "serve.log"
     with open(log, "w") as file:
         process = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
     try:
         _wait(process, f"http://127.0.0.1:{port}/health", log)
-        client = openai.DefaultHttpxClient(trust_env=False)  # no proxy between them
+        client = openai.DefaultHttpxClient(trust_env=False)  # use no proxy
         with openai.OpenAI(
             base_url=f"http://127.0.0.1:{port}/v1",
             api_key="none",
@@ -58,7 +65,7 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
 
 
 def stream(api: openai.OpenAI, model: Path, prompt: str, **arguments: Any) -> str:
-    """Return a completion's text, streamed."""
+    """Return the text of a streamed completion."""
     chunks = api.completions.create(
         model=str(model), prompt=prompt, stream=True, **arguments
     )

@@ -1,8 +1,8 @@
-"""The strings and names of the sources, which documents are compared with.
+"""Read the strings and names of source files, to compare documents with them.
 
-A string becomes a list of tokens: its words, HOLE for a value that is filled in, and BREAK
-for a number, a setting, a parenthesis or the end of a sentence. A quoted message is cut at
-the same places into runs of words, and each run must occur in one string.
+A string becomes a list of tokens: its words, HOLE for a formatted value, and BREAK for a
+number, a setting, a parenthesis or the end of a sentence. A quoted message is split at its
+BREAKs into runs of words, and each run must occur in one string of the sources.
 """
 
 import ast
@@ -15,10 +15,10 @@ from pathlib import Path
 
 HOLE = "\0"
 BREAK = "\1"
-FILLED = 4  # words that a value may have
+FILLED = 4  # most words of a formatted value
 WORD = re.compile(r"a|[A-Za-z]{2,}(?:['-][A-Za-z]+)*")
 KEY = re.compile(r"[\w.+/-]+")
-FIELD = re.compile(r"\{[^{}]*\}")  # of str.format
+FIELD = re.compile(r"\{[^{}]*\}")  # a field of str.format
 SHELL = re.compile(r'"((?:[^"\\]|\\.)*)"')
 VARIABLE = re.compile(r"\$(?:\w+|\{[^}]*\}|\([^)]*\))")
 
@@ -47,7 +47,7 @@ def runs(message: str) -> list[list[str]]:
 
 
 def strings(source: str) -> Iterator[str]:
-    """Yield the strings of a Python file, HOLE for each value; docstrings are no messages."""
+    """Yield the strings of a Python file except docstrings, with HOLE for each formatted value."""
     tree = ast.parse(source)
     skipped = set()
     for node in ast.walk(tree):
@@ -70,27 +70,27 @@ def strings(source: str) -> Iterator[str]:
 
 
 def shell_strings(source: str) -> Iterator[str]:
-    """Yield the texts in double quotes of a shell script, HOLE for each variable."""
+    """Yield the double-quoted texts of a shell script, with HOLE for each variable."""
     for text in SHELL.findall(source):
         yield VARIABLE.sub(HOLE, text)
 
 
-def is_said(run: list[str], said: list[list[str]]) -> bool:
+def occurs(run: list[str], templates: list[list[str]]) -> bool:
     """Return whether a run of words occurs in one of the tokenized strings.
 
-    Holes may fill in at most half of the words, and none of a run of two.
+    HOLEs may match at most half of the words; in a run of two all words must occur.
     """
     most = len(run) // 2 if len(run) > 2 else 0
     return any(
         _begins(template[start:], run, most)
-        for template in said
+        for template in templates
         for start, token in enumerate(template)
         if token in (HOLE, run[0])
     )
 
 
 def _begins(template: list[str], run: list[str], holes: int) -> bool:
-    """Return whether the run is a beginning of the template, with `holes` words filled in."""
+    """Return whether the template starts with the run; its HOLEs may match `holes` words."""
     if not run:
         return True
     if not template:
@@ -117,7 +117,7 @@ def prose(source: str) -> Iterator[str]:
 
 
 def names(path: Path) -> set[str]:
-    """Return the names that a Python file has: of definitions, arguments, attributes, imports, keys."""
+    """Return the names in a Python file: of definitions, arguments, attributes, imports and keys."""
     result = {*path.with_suffix("").parts, path.name}
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

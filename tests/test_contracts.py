@@ -1,4 +1,4 @@
-"""Where packages meet: facts that two of them must see alike."""
+"""Test facts that two packages must agree on."""
 
 import shutil
 from collections.abc import Callable
@@ -43,7 +43,7 @@ from train.lora import Gate, PlainWeights, adapt
 from train.loss import CANDIDATES
 from train.model import AdaptiveLM
 from train.objective import branch
-from train.validation import replay
+from train.validation import replay_loops
 
 PROMPTS = [
     "def fib(n):\n    ",
@@ -59,7 +59,7 @@ PROMPTS = [
 
 
 def model_directory(folder: Path, tokenizer: Path, vocab: Vocab) -> Path:
-    """All of an exported directory that prompts depend on."""
+    """Write the files of an exported directory that prompts depend on."""
     folder.mkdir()
     shutil.copyfile(tokenizer / "tokenizer.json", folder / "tokenizer.json")
     write_json(folder / "config.json", {"vocab_size": vocab.size})
@@ -80,7 +80,7 @@ def check_prompts(folder: Path, tokenizer: Path, config: VocabConfig) -> Text:
         assert text.decode(ids) == prompt
         assert vocab.control.isdisjoint(ids[1:])
         for suffix in PROMPTS:
-            # With an empty middle the document less its EOT is the prompt.
+            # With an empty middle the document is the prompt and EOT.
             for mode, order in {Mode.PSM: "psm", Mode.SPM: "spm"}.items():
                 cuts = (len(prompt), len(prompt))
                 requested = text.infill(Infill(prompt, suffix, order))
@@ -93,15 +93,15 @@ def check_prompts(folder: Path, tokenizer: Path, config: VocabConfig) -> Text:
 def test_a_prompt_at_inference_is_a_documents_prefix_in_training(
     data_folder: Path, tmp_path: Path
 ) -> None:
-    """Also if it spells a control piece, and in both orders of infilling."""
+    """This also holds for text that spells a control piece, and for both orders of infilling."""
     config = VocabConfig(adaptive=list(vocab_of(data_folder).adaptive))
     check_prompts(tmp_path / "model", data_folder / "tokenizer", config)
 
 
 def test_the_same_with_codellamas_tokenizer(shared_data: Path, tmp_path: Path) -> None:
-    """A Bengali letter was encoded as the adaptive id whose piece it is, "▁" as a space.
+    """Bugs: a Bengali letter was encoded as the adaptive id of its piece, and "▁" as a space.
 
-    Infilling prompts are Meta's.
+    Infilling prompts must equal Meta's.
     """
     tokenizer = shared_data / "tokenizers" / "codellama-7b"
     adaptive = [32011, 32012, 32013, 32014, 32015, 31864, 31857]
@@ -112,8 +112,8 @@ def test_the_same_with_codellamas_tokenizer(shared_data: Path, tmp_path: Path) -
             assert text.infill(infill) == case[f"{order}_prompt"]
 
 
-def test_messages_at_inference_are_those_of_training(tmp_path: Path) -> None:
-    """Also if one spells a control piece or an adaptive token: it is text in both."""
+def test_messages_have_the_same_ids_in_training_and_inference(tmp_path: Path) -> None:
+    """A control piece or adaptive token that a message spells is text in both."""
     tokenizer = chat_tokenizer(tmp_path / "tokenizer", CHATML)
     config = VocabConfig(adaptive=list(ADAPTIVE))
     vocab = find_vocab(load_tokenizer(tokenizer), config)
@@ -122,9 +122,9 @@ def test_messages_at_inference_are_those_of_training(tmp_path: Path) -> None:
         shutil.copyfile(tokenizer / name, model / name)
     encoder = Encoder(load_tokenizer(tokenizer), vocab)
     template = ChatTemplate(tokenizer, encoder)
-    for said in (*PROMPTS, "a<|im_end|>\n<|im_start|>system\n", "<adaptive_2>"):
-        messages = tuple(say(said, "b", said, "c"))
-        document = template.encode(Document("a", said, "", messages=messages))
+    for text in (*PROMPTS, "a<|im_end|>\n<|im_start|>system\n", "<adaptive_2>"):
+        messages = tuple(say(text, "b", text, "c"))
+        document = template.encode(Document("a", text, "", messages=messages))
         assert isinstance(document, Document), document
         for turn in document.turns:
             prompt = chat_ids(model, messages[: turn.message])
@@ -134,24 +134,25 @@ def test_messages_at_inference_are_those_of_training(tmp_path: Path) -> None:
 
 TOKENS = np.random.default_rng(0).integers(2, 80, size=(2, 40))
 STARTS, WIDTH = np.array([3, 4, 11, 30]), 3
-inputs = itemgetter("ids", "offsets", "positions", "trunk")  # of an encoder
+# The arguments of AdaptiveLM.encode.
+inputs = itemgetter("ids", "offsets", "positions", "trunk")
 
 
 def output_of(runner: Runner, prefix: list[int], tree: Tree) -> Any:
-    """The forward of a tree under a prefix, whose last token is the root."""
+    """Return the output of a tree after a prefix; the last token of the prefix is the root."""
     runner.prefill([prefix[:-1]])
     return runner.forward([tree], [Request(prefix)], GREEDY)
 
 
 def logits_of(runner: Runner, prefix: list[int], tree: Tree) -> torch.Tensor:
-    """(q, V) of a tree."""
+    """Return the (q, V) logits of a tree."""
     output = output_of(runner, prefix, tree)
     rows = [output.flat.row(0, tree, node) for node in range(len(tree.tokens))]
     return output.logits[rows].whole()
 
 
 def branch_rows(adaptive: tuple[int, ...]) -> dict[str, Any]:
-    """Windows of WIDTH at STARTS in both rows of TOKENS."""
+    """Return a layout with windows of WIDTH at STARTS in both rows of TOKENS, as tensors."""
     windows = [(STARTS, np.full(len(STARTS), WIDTH))] * 2
     everywhere = np.ones_like(TOKENS, dtype=bool)
     layout = branch(TOKENS, np.zeros_like(TOKENS), windows, everywhere, adaptive)
@@ -159,22 +160,22 @@ def branch_rows(adaptive: tuple[int, ...]) -> dict[str, Any]:
 
 
 def check_branches(module: AdaptiveLM, lm: Any, adaptive: tuple[int, ...]) -> None:
-    """Every window of `module` in training is the probes of decoding with `lm`."""
+    """Check that the windows of `module` have the same logits as the probes of decoding with `lm`."""
     rows = branch_rows(adaptive)
     logits = module.lm.get_output_embeddings()(module.encode(*inputs(rows)))
     runner = Runner(lm, capacity=64, max_rows=8)
     probes = (adaptive * WIDTH)[:WIDTH]
     for row, window in np.ndindex(2, len(STARTS)):
         start = STARTS[window]
-        place = slice(40 + window * WIDTH, 40 + (window + 1) * WIDTH)
+        columns = slice(40 + window * WIDTH, 40 + (window + 1) * WIDTH)
         prefix = TOKENS[row, :start].tolist()
         decoded = logits_of(runner, prefix, Tree.chain(prefix[-1], probes=probes))[1:]
-        torch.testing.assert_close(logits[row, place], decoded, rtol=1e-5, atol=1e-5)
-        labels = rows["labels"][row, place].numpy()
+        torch.testing.assert_close(logits[row, columns], decoded, rtol=1e-5, atol=1e-5)
+        labels = rows["labels"][row, columns].numpy()
         assert np.array_equal(labels, TOKENS[row, start + 1 : start + 1 + WIDTH])
 
 
-#: Models with windows, scales of logits and of embeddings.
+#: Models with sliding windows, and with scaled logits and embeddings.
 MODELS = {
     "llama": ("llama", {}),
     "mistral": ("mistral", {"sliding_window": 6}),
@@ -206,7 +207,7 @@ def test_every_window_of_branch_is_the_decoders_probes(
 
 
 def check_head(module: AdaptiveLM, lm: Any, adaptive: tuple[int, ...]) -> None:
-    """The head corrects every window of training as decoding does, with the same token."""
+    """Check that the previous-token head gives the same logits in training and in decoding."""
     assert module.head is not None
     hidden = module.encode(*inputs(branch_rows(adaptive)))[:, 40:]
     embed = module.lm.get_input_embeddings()
@@ -219,19 +220,17 @@ def check_head(module: AdaptiveLM, lm: Any, adaptive: tuple[int, ...]) -> None:
             state = hidden[row, window * WIDTH + j]
             corrected = module.head(state, embed(torch.tensor(previous)))
             prefix = TOKENS[row, :start].tolist()
-            found = output_of(runner, prefix, tree(prefix[-1])).drafts(0, 0, 1)
-            ours = torch.tensor(found.correct(j, previous, found.ids[j]))
-            theirs = module.lm.get_output_embeddings()(corrected)[found.ids[j]]
-            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-            assert len(ours) == CANDIDATES
+            drafts = output_of(runner, prefix, tree(prefix[-1])).drafts(0, 0, 1)
+            decoding = torch.tensor(drafts.correct(j, previous, drafts.ids[j]))
+            training = module.lm.get_output_embeddings()(corrected)[drafts.ids[j]]
+            torch.testing.assert_close(decoding, training, rtol=1e-5, atol=1e-5)
+            assert len(decoding) == CANDIDATES
 
 
 def train_gated(
     folder: Path, adaptive: tuple[int, ...], tied: bool, name: str = "llama"
 ) -> AdaptiveLM:
-    """A base model in folder/base, and its adapted self after a few steps, exported to
-    folder/model.
-    """
+    """Train a gated adapter for a few steps; write the base to folder/base, the export to folder/model."""
     config, lm = LoraSettings(rank=4, gated=True), tiny_model(name)
     if tied:
         lm.lm_head.weight = lm.model.embed_tokens.weight
@@ -263,8 +262,8 @@ def train_gated(
     write_head(module.state_dict(), out / "adapter", torch.float32)
     write_weights(lm.config, weights, out, dtype=torch.float32, shard_size="5GB")
     lm.config.save_pretrained(out)
-    described = {"adaptive_ids": adaptive, "L": WIDTH, "gated": True}
-    write_json(out / "adaptive.json", described)
+    content = {"adaptive_ids": adaptive, "L": WIDTH, "gated": True}
+    write_json(out / "adaptive.json", content)
     return module
 
 
@@ -282,11 +281,12 @@ def train_gated(
 def test_decoding_with_a_gated_adapter(
     adaptive: tuple[int, ...], tied: bool, name: str, tmp_path: Path
 ) -> None:
-    """Probes are the windows of training. Every standard row's logits are the base
-    model's bit for bit, also of an adaptive id that the model wrote itself; and so are
-    the texts, in float32 with drafts too.
+    """Probes must equal training's windows, and standard rows the base model's, bit for bit.
 
-    Gemma's embedding multiplies its rows: the adapter's were left as they were.
+    That includes an adaptive id that the model itself has emitted. Texts are also equal: of plain
+    decoding, and in float32 of drafting.
+
+    Bug: Gemma scales its embedding rows, and the adapter's rows were not scaled.
     """
     module = train_gated(tmp_path, adaptive, tied, name)
     model = ModelDirectory(tmp_path / "model")
@@ -303,10 +303,12 @@ def test_decoding_with_a_gated_adapter(
             Tree.chain(7),
         ):
             prefix = [*TOKENS[0, :5].tolist(), 7]
-            theirs, ours = (logits_of(runner, prefix, tree) for runner in (base, gated))
+            expected_logits, logits = (
+                logits_of(runner, prefix, tree) for runner in (base, gated)
+            )
             n = tree.probes_from
-            assert torch.equal(ours[:n], theirs[:n])
-            assert (ours[n:] != theirs[n:]).any(dim=-1).all()
+            assert torch.equal(logits[:n], expected_logits[:n])
+            assert (logits[n:] != expected_logits[n:]).any(dim=-1).all()
         expected = decoded(base, Drafters)
         assert decoded(gated, Drafters) == expected
         if dtype == "float32":
@@ -317,7 +319,7 @@ def test_decoding_with_a_gated_adapter(
 
 
 def test_validation_replays_decoding(tmp_path: Path) -> None:
-    """tau_real is the mean acceptance length of decoding on the model's greedy text."""
+    """On the model's greedy text, tau_real must be the mean acceptance length of decoding."""
     module = train_gated(tmp_path, (90,), tied=False)
     lm = ModelDirectory(tmp_path / "model").load(dtype="float32")
     runner = Runner(lm, capacity=160, max_rows=16)
@@ -335,9 +337,10 @@ def test_validation_replays_decoding(tmp_path: Path) -> None:
     with torch.no_grad():
         _, _, predicted = module(**to_tensors(layout, torch.device("cpu")))
     hits = predicted[0].numpy() == layout.labels[0]
-    replayed = replay(layout.offsets[0], layout.positions[0], hits)
-    loops = len(accepted) - 2  # the last ones end with the text
-    assert replayed[:loops] == accepted[:loops]
+    loops = replay_loops(layout.offsets[0], layout.positions[0], hits)
+    replayed = [count for _, count in loops]
+    steps = len(accepted) - 2  # the end of the text cuts off the last steps
+    assert replayed[:steps] == accepted[:steps]
     assert len({*accepted}) > 1
 
 

@@ -1,4 +1,4 @@
-"""Documents obey the code: the messages that they quote are said, the names that they use are defined."""
+"""Test that the messages and names in documents exist in the sources."""
 
 import ast
 import errno
@@ -16,8 +16,8 @@ from docs.settings import ENTRIES, groups
 from tests.markdown import INDENTED, SPAN
 from tests.markdown import prose as without_blocks
 from tests.sources import (
-    is_said,
     names,
+    occurs,
     prose,
     runs,
     shell_strings,
@@ -31,17 +31,18 @@ SOURCES = [
     path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))
 ]
 YAML = sorted(FOLDER.rglob("*.yaml"))
-# Spans that begin so are commands or code, or what other programs call their figures.
+# A span that starts with one of these words is a command, code, or a figure of another program.
 NO_MESSAGE = re.compile(
     r"(python|bash|hf|apt-get|wandb|torchrun|pip|uv|time|sbatch|transformers|vllm|tensorboard|from|import|export|"
     r"def|return|\.venv/\S+|Mean|Per-position|Avg) "
 )
-TRANSFORMERS = ("dynamic_module_utils.py", "generation/utils.py")  # it quotes these
+# Files of Transformers with messages that the documents quote.
+TRANSFORMERS = ("dynamic_module_utils.py", "generation/utils.py")
 NAME = re.compile(r"([A-Za-z_][\w.]*)(?:\(.*\))?")
 DOTTED = re.compile(r"(?<![\w.])[a-z_]+\.([A-Z][a-z]\w+)\b")  # module.Class
 # NAME=VALUE, but not Python's keyword arguments.
 SETTING = re.compile(r"(?<![\w.'-])([a-z_]\w*(?:\.\w+)*)=(?!True|False)(?=[^=\s])")
-DEEPSPEED = "deepspeed."  # its own settings have any name
+LIBRARIES = ("deepspeed.", "hydra.")  # settings of these libraries may have any name
 # Names of other projects, and a column with a number in place of N.
 FOREIGN = {
     "llm_engine.py",
@@ -59,7 +60,7 @@ FOREIGN = {
 
 @cache
 def messages() -> list[list[str]]:
-    """Every string that the sources, the system or Transformers say, as tokens."""
+    """Return all strings of the sources, the system and Transformers, as tokens."""
     transformers = importlib.util.find_spec("transformers")
     assert transformers and transformers.origin
     library = [Path(transformers.origin).parent / file for file in TRANSFORMERS]
@@ -68,19 +69,19 @@ def messages() -> list[list[str]]:
         texts += strings(path.read_text(encoding="utf-8"))
     for path in (ROOT / "launch").glob("*.sh"):
         texts += shell_strings(path.read_text(encoding="utf-8"))
-    return [said for text in texts if len(said := tokens(text)) > 1]
+    return [words for text in texts if len(words := tokens(text)) > 1]
 
 
 @cache
 def defined() -> set[str]:
-    """Every name that a Python file of the project has."""
+    """Return all names in the Python files of the project."""
     files = [*SOURCES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "docs").glob("*.py")]
     return set().union(*map(names, files))
 
 
 @cache
 def modules() -> set[str]:
-    """Every module and every name that is imported, under its own or another name."""
+    """Return all modules and all imported names, with their aliases."""
     result = {path.stem for path in SOURCES}
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -91,7 +92,7 @@ def modules() -> set[str]:
 
 @cache
 def settings() -> set[str]:
-    """Every setting and group of settings of a command, and the last part of its name."""
+    """Return all settings and groups of settings, by full name and by the last part of it."""
     result = {path.parent.name for path in YAML}
     for entry in ENTRIES:
         for group, schema in groups(entry.load()):
@@ -101,7 +102,7 @@ def settings() -> set[str]:
 
 
 def quoted(page: Path) -> Iterator[str]:
-    """Yield the messages between back-ticks."""
+    """Yield the code spans of a page that may be messages."""
     text = INDENTED.sub("", without_blocks(page.read_text(encoding="utf-8")))
     for span in SPAN.findall(text):
         if not NO_MESSAGE.match(span):
@@ -109,30 +110,30 @@ def quoted(page: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_a_quoted_message_is_said(page: Path) -> None:
+def test_quoted_messages_exist_in_the_sources(page: Path) -> None:
     stale = {
-        f"{span!r}: {' '.join(run)!r} is said nowhere"
+        f"{span!r}: {' '.join(run)!r} is in no string of the sources"
         for span in quoted(page)
         for run in runs(span)
-        if not is_said(run, messages())
+        if not occurs(run, messages())
     }
     assert not stale, "\n".join(sorted(stale))
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
-def test_a_name_of_a_page_is_defined(page: str) -> None:
+def test_names_in_a_page_are_defined(page: str) -> None:
     text = INDENTED.sub("", without_blocks((ROOT / page).read_text(encoding="utf-8")))
     stale = [span for span in SPAN.findall(text) if not is_defined(span)]
     assert not stale
 
 
-def test_the_names_of_docstrings_and_comments_are_defined() -> None:
+def test_names_in_docstrings_and_comments_are_defined() -> None:
     stale = []
     for path in SOURCES:
         text = "\n".join(prose(path.read_text(encoding="utf-8")))
         spans = re.findall(r"`([^`\n]+)`", text)
         stale += [f"{name(path)}: {span}" for span in spans if not is_defined(span)]
-        # A class needs no back-ticks.
+        # module.Class is checked without back-ticks too.
         stale += [
             f"{name(path)}: {match[0]}"
             for match in DOTTED.finditer(text)
@@ -141,7 +142,7 @@ def test_the_names_of_docstrings_and_comments_are_defined() -> None:
     assert not stale
 
 
-def test_the_settings_of_yaml_comments_exist() -> None:
+def test_settings_in_yaml_comments_exist() -> None:
     stale = []
     for path in YAML:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -156,14 +157,14 @@ def test_the_settings_of_yaml_comments_exist() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_a_setting_of_a_page_exists(page: Path) -> None:
+def test_settings_in_a_page_exist(page: Path) -> None:
     text = INDENTED.sub("", without_blocks(page.read_text(encoding="utf-8")))
     spans = [span for span in SPAN.findall(text) if re.fullmatch(r"[\w.]+=\S*", span)]
     assert not unknown_settings("\n".join(spans))
 
 
 def is_defined(span: str) -> bool:
-    """Return whether a span is a name, a dotted name or a file of the project, or no name at all."""
+    """Return whether a span is a defined name or a file of the project, or is not a name."""
     match = NAME.fullmatch(span)
     if match is None or span in FOREIGN or (ROOT / span).exists():
         return True
@@ -175,14 +176,14 @@ def is_defined(span: str) -> bool:
 
 
 def known(setting: str) -> bool:
-    """Return whether a name is that of a setting."""
+    """Return whether a name is a setting, or the last part of one."""
     return setting in settings() or setting.rpartition(".")[2] in settings()
 
 
 def unknown_settings(text: str) -> list[str]:
-    """Return the names before `=` in a text that are no settings."""
+    """Return the names before `=` in a text that are not settings."""
     return [
         setting
         for setting in SETTING.findall(text)
-        if not (known(setting) or setting in FOREIGN or setting.startswith(DEEPSPEED))
+        if not (known(setting) or setting in FOREIGN or setting.startswith(LIBRARIES))
     ]

@@ -1,7 +1,7 @@
-"""Infilling as each family of code models has published it, in data_prep and in infer alike.
+"""Test the infilling layouts of code model families, in data_prep and in infer.
 
-Each tokenizer is made here with the family's pieces; the expected layouts are those of its model
-card or report.
+Each test builds a tokenizer with the family's pieces. The expected layouts are from the model
+card or the report of the family.
 """
 
 from dataclasses import dataclass
@@ -34,16 +34,20 @@ SPARE = 3  # rows of the embedding without a piece
 
 @dataclass(frozen=True)
 class Published:
-    """A family's pieces, special or not, and its layouts, in which P, S and M are texts."""
+    """A family's special and plain pieces, and its layouts.
+
+    P, S and M in a layout stand for prefix, suffix and middle; PM is prefix and middle without
+    a piece in between.
+    """
 
     special: tuple[str, ...]
     plain: tuple[str, ...] = ()
     bos: str | None = None
     eos: str = "<|endoftext|>"
-    ends: tuple[str, ...] = ()  # of generation_config.json, before EOS
+    ends: tuple[str, ...] = ()  # in generation_config.json, before EOS
     psm: str = ""
     spm: str = ""
-    adds_bos: bool = True  # by tokenizer.json, else by the tokenizer's class
+    adds_bos: bool = True  # whether tokenizer.json adds it, not the tokenizer's class
 
 
 FIM = "<|fim_prefix|> <|fim_suffix|> <|fim_middle|>"
@@ -141,7 +145,7 @@ def expected(layout: str, tokenizer: Tokenizer) -> list[int]:
 
 
 def exported(folder: Path, vocab: Vocab) -> Text:
-    """Return the text of the directory that an export makes of this one."""
+    """Return the `Text` of the directory after an export's adaptive.json is added."""
     manifest = training_manifest(vocab)
     write_json(folder / "manifest.json", {})
     adaptive = adaptive_json(folder, manifest, step=1)
@@ -150,8 +154,8 @@ def exported(folder: Path, vocab: Vocab) -> Text:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_familys_infilling_is_as_published(name: str, tmp_path: Path) -> None:
-    """Infilling was off for all but CodeLlama, and the base models refused to infill."""
+def test_infilling_is_as_published(name: str, tmp_path: Path) -> None:
+    """Bug: only CodeLlama had infilling in training, and base models refused to infill."""
     published = FAMILIES[name]
     tokenizer = make(published, tmp_path)
     config = settings(
@@ -164,11 +168,11 @@ def test_a_familys_infilling_is_as_published(name: str, tmp_path: Path) -> None:
     encoder = Encoder(load_tokenizer(tmp_path), vocab)
     encoder.check()
     layouts = {"psm": published.psm, "spm": published.spm}
-    given = {order: layout for order, layout in layouts.items() if layout}
-    assert vocab.fim and vocab.fim.orders == tuple(given)
+    orders = {order: layout for order, layout in layouts.items() if layout}
+    assert vocab.fim and vocab.fim.orders == tuple(orders)
     base = ModelDirectory(tmp_path).text
     cuts = (len(PREFIX), len(PREFIX + MIDDLE))
-    for order, layout in given.items():
+    for order, layout in orders.items():
         document = expected(layout, tokenizer)
         text = PREFIX + MIDDLE + SUFFIX
         mode = Mode[order.upper()]
@@ -181,20 +185,20 @@ def test_a_familys_infilling_is_as_published(name: str, tmp_path: Path) -> None:
         assert base.infill(Infill(PREFIX, SUFFIX, order)) == prompt
         end = tokenizer.token_to_id(layout.split("M ")[-1].split()[0])
         assert end in {vocab.eos, *base.ends(prompt)}
-    first, other = (*given, *(set(layouts) - set(given)))[:2]
-    own = base.infill(Infill(PREFIX, SUFFIX))
-    assert own == base.infill(Infill(PREFIX, SUFFIX, first))
-    if len(given) == 1:
+    first, other = (*orders, *(set(layouts) - set(orders)))[:2]
+    prompt_ids = base.infill(Infill(PREFIX, SUFFIX))
+    assert prompt_ids == base.infill(Infill(PREFIX, SUFFIX, first))
+    if len(orders) == 1:
         with pytest.raises(
             NoInfilling, match=f"infill.order must be {first}.*got {other}"
         ):
             base.infill(Infill(PREFIX, SUFFIX, other))
-    assert exported(tmp_path, vocab).infill(Infill(PREFIX, SUFFIX)) == own
+    assert exported(tmp_path, vocab).infill(Infill(PREFIX, SUFFIX)) == prompt_ids
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_no_text_becomes_a_familys_control_piece(name: str, tmp_path: Path) -> None:
-    """DeepSeek's and Qwen's infilling pieces are not marked as special: texts became them."""
+def test_text_never_becomes_a_control_piece(name: str, tmp_path: Path) -> None:
+    """Bug: text could become DeepSeek's and Qwen's infilling pieces, which are not marked special."""
     published = FAMILIES[name]
     tokenizer = make(published, tmp_path)
     vocab = find_vocab(load_tokenizer(tmp_path), VocabConfig(), model=str(tmp_path))
@@ -209,14 +213,14 @@ def test_no_text_becomes_a_familys_control_piece(name: str, tmp_path: Path) -> N
         (ids,) = encoder.encode([text])
         assert base.encode(text)[opening:] == ids.tolist()
         assert controls.isdisjoint(ids.tolist()) and encoder.decode(ids) == text
-        assert set(base.spelled(text)) == set(spelled)
-    assert not base.spelled("a plain text")
+        assert set(base.spelled_pieces(text)) == set(spelled)
+    assert not base.spelled_pieces("a plain text")
 
 
-def test_a_given_id_must_be_out_of_reach_of_texts(tmp_path: Path) -> None:
-    """experiment=starcoder gave CodeLlama's ids to any tokenizer.
+def test_given_ids_must_be_ids_that_text_cannot_produce(tmp_path: Path) -> None:
+    """Bug: experiment=starcoder used CodeLlama's ids for any tokenizer.
 
-    Qwen's adaptive tokens became " arriving" and " Adventure", and BOS an ordinary piece.
+    Qwen's adaptive tokens were " arriving" and " Adventure", and BOS was an ordinary piece.
     """
     tokenizer = make(FAMILIES["qwen2.5-coder"], tmp_path)
 
@@ -244,8 +248,8 @@ def test_a_given_id_must_be_out_of_reach_of_texts(tmp_path: Path) -> None:
         VocabConfig(pre="<|fim_prefix|>")
 
 
-def test_documents_end_by_another_piece_than_turns(tmp_path: Path) -> None:
-    """Qwen's EOS ends a chat's turn: code was separated by it."""
+def test_documents_and_turns_end_with_different_pieces(tmp_path: Path) -> None:
+    """Bug: documents of code ended with Qwen's EOS, which ends a turn of a chat."""
     tokenizer = make(FAMILIES["qwen2.5-coder"], tmp_path)
     vocab = find_vocab(tokenizer, VocabConfig(), model=str(tmp_path))
     end, turn = (tokenizer.token_to_id(p) for p in ("<|endoftext|>", "<|im_end|>"))
@@ -256,7 +260,7 @@ def test_documents_end_by_another_piece_than_turns(tmp_path: Path) -> None:
     assert Vocab.from_json(vocab.to_json()) == vocab
 
 
-def test_a_family_with_one_order_has_no_other() -> None:
+def test_a_family_with_one_order_uses_only_that_order() -> None:
     random = (generator(0, "mode", index) for index in range(200))
     draws = [
         choose_mode(r, fim_rate=0.5, spm_rate=0.5, orders=("spm",)) for r in random
@@ -272,11 +276,13 @@ def test_a_family_with_one_order_has_no_other() -> None:
 def test_a_refusal_comes_before_the_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A model that cannot infill was loaded first. Spelled control pieces were passed over in silence."""
+    """Bugs: a model that cannot infill was loaded first; spelled control pieces gave no warning."""
     make(Published(("<|endoftext|>",)), tmp_path)
     infill = Infill("a", "b")
     with pytest.raises(NoInfilling, match="infill needs a model trained for infilling"):
         infer(InferConfig(model=str(tmp_path), infill=infill))
     with pytest.raises(UserError, match="causal model with weights"):
         infer(InferConfig(model=str(tmp_path), prompt="x <|endoftext|>"))
-    assert "the prompt spells <|endoftext|>, encoded as text" in capsys.readouterr().err
+    assert (
+        "the prompt contains <|endoftext|>, encoded as text" in capsys.readouterr().err
+    )

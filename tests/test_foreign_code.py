@@ -1,4 +1,4 @@
-"""Code in a model directory never runs: it is not asked about, and the refusal is a sentence."""
+"""Test that code in a model directory never runs, without a question, and is refused in one sentence."""
 
 import ast
 import json
@@ -21,7 +21,7 @@ from tests.conftest import text_vocab
 
 PACKAGES = ("conf", "data_prep", "train", "infer")
 LOADERS = ("from_pretrained", "from_config")
-#: They run no code of a folder, and take no such argument. datasets, from 5.2 on, runs no scripts.
+#: These run no code of a folder and have no such argument. datasets runs no scripts from 5.2 on.
 WITHOUT_CODE = ("PeftModel", "LoraConfig")
 CODE = """
 open({ran!r}, "w")
@@ -32,7 +32,7 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 
 
 def unsafe_calls(source: str) -> Iterator[int]:
-    """Yield the lines of calls that load a folder and do not say trust_remote_code=False."""
+    """Yield the lines of calls that load a folder without trust_remote_code=False."""
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
@@ -41,13 +41,13 @@ def unsafe_calls(source: str) -> Iterator[int]:
             or ast.unparse(node.func.value) in WITHOUT_CODE
         ):
             continue
-        said = {item.arg: ast.unparse(item.value) for item in node.keywords}
-        if said.get("trust_remote_code") != "False":
+        keywords = {item.arg: ast.unparse(item.value) for item in node.keywords}
+        if keywords.get("trust_remote_code") != "False":
             yield node.lineno
 
 
-def test_every_load_says_that_it_trusts_no_code() -> None:
-    """Transformers asks where it is not said, and takes a "y" from standard input."""
+def test_every_load_passes_trust_remote_code_false() -> None:
+    """Without the argument Transformers asks, and takes a "y" from standard input."""
     assert list(unsafe_calls("a = AutoTokenizer.from_pretrained(x, **options)")) == [1]
     unsafe = [
         f"{path.relative_to(ROOT)}:{line}"
@@ -60,7 +60,7 @@ def test_every_load_says_that_it_trusts_no_code() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A tokenizer with Python code of its own, which would write the file RAN."""
+    """Write a tokenizer with Python code that would write the file RAN; return its folder."""
     folder = tmp_path / "model"
     folder.mkdir()
     shutil.copy(bpe.FOLDER / "tokenizer.json", folder)
@@ -99,7 +99,7 @@ USES = {
 def test_code_of_a_directory_does_not_run(
     folder: Path, use: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It ran after a "y" from standard input, which was the prompt of `infer`."""
+    """Bug: it ran after a "y" on standard input, where `infer` reads its prompt."""
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setattr("builtins.input", lambda question: "y")
     with pytest.raises(UserError, match="Python code of its own .*never runs here"):

@@ -1,7 +1,7 @@
-"""Every model type of docs/models.md, from training to the texts of Transformers' own generate.
+"""Test every model type of docs/models.md from training to decoding.
 
-A tiny random model of each is trained, gated and with all weights, exported, and decoded by three methods,
-alone and in a batch.
+A tiny random model of each type is trained with a gated adapter and with all weights, exported, and decoded
+by three methods, alone and in a batch. Texts must equal the texts of Transformers' own generate.
 """
 
 import re
@@ -34,7 +34,7 @@ from tests.train.export.runs import export, train
 
 WINDOW = {"sliding_window": 9}
 UPPER = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
-#: Settings of each type's tiny model: windows narrower than the texts, experts, factors.
+#: Settings of each type's tiny model: windows shorter than the texts, experts, multipliers.
 TYPES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": WINDOW,
@@ -62,7 +62,7 @@ TYPES: dict[str, dict[str, Any]] = {
     "deepseek_v2": LATENT | {"q_lora_rank": None},
     "deepseek_v3": LATENT,
 }
-#: Whose layers do not pass arguments on to attention.
+#: Types with layers that do not pass extra arguments to attention.
 NOT_GATED = ("nemotron", "stablelm")
 RECIPES = {"gated": ["lora.rank=4", "lora.gated=true", "optimizer.lr=1e-2"], "all": []}
 RUN = ["steps=2", "save_every=2", "validate_every=2", "validate_sequences=1"]
@@ -77,7 +77,7 @@ METHODS = {
 
 
 def make_runs(kind: str, folder: Path, data: Path) -> list[str]:
-    """Write a base model and train it by each recipe; return names of the runs."""
+    """Write a base model and train it by each recipe; return the names of the runs."""
     base = folder / "base"
     lm = tiny(kind, vocab_size=vocab_of(data).size, **TYPES[kind])
     lm.save_pretrained(base)
@@ -93,7 +93,7 @@ def make_runs(kind: str, folder: Path, data: Path) -> list[str]:
 
 
 def by_generate(folder: Path) -> list[list[int]]:
-    """Return the greedy texts of the library's model of a directory."""
+    """Return the greedy texts of Transformers' generate."""
     lm: Any = AutoModelForCausalLM.from_pretrained(folder)
     texts = []
     for prompt in PROMPTS:
@@ -109,7 +109,7 @@ def test_a_type_trains_exports_and_decodes(
     kind: str, data_folder: Path, tmp_path: Path
 ) -> None:
     for name in make_runs(kind, tmp_path, data_folder):
-        # Of a gated run test_export.py verifies weights and adapter.
+        # test_export.py verifies weights and adapter of a gated run.
         options = ["dtype=float32", f"verify={str(name == 'all').lower()}"]
         out = export(tmp_path / name, tmp_path / f"{name}-model", *options)
         expected = by_generate(out)
@@ -121,7 +121,7 @@ def test_a_type_trains_exports_and_decodes(
             assert tokens_of(model, PROMPTS, decode) == expected, method
 
 
-def test_the_page_lists_the_types_that_are_tested() -> None:
+def test_docs_list_the_tested_types() -> None:
     page = (Path(__file__).parents[1] / "docs" / "models.md").read_text("utf-8")
     rows = re.findall(r"^\| `(\w+)` \| .* \| yes \| (.+) \| yes \| yes \|", page, re.M)
     assert [kind for kind, _ in rows] == list(TYPES)
@@ -134,23 +134,23 @@ def test_the_page_lists_the_types_that_are_tested() -> None:
 
 
 def small_config(kind: str) -> Any:
-    """Return a configuration of a type, as small as its fields allow."""
+    """Return a small configuration of a type, or its default if it does not accept small sizes."""
     config = AutoConfig.for_model(kind)
     known = {*config.to_dict(), *getattr(type(config), "attribute_map", {})}
     sizes = {name: size for name, size in SIZES.items() if name in known}
     sizes |= TYPES.get(kind, {})
     try:
         return AutoConfig.for_model(kind, **sizes)
-    except StrictDataclassError:  # sizes that do not suit this architecture
+    except StrictDataclassError:  # the architecture does not allow these sizes
         return config
 
 
 @pytest.mark.parametrize("kind", MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 def test_every_type_passes_or_is_refused_in_a_sentence(kind: str) -> None:
-    """Of all causal models that Transformers knows, by their configurations alone."""
+    """Test the configurations of all causal models in Transformers."""
     try:
         config = small_config(kind)
-    except StrictDataclassError as error:  # its own defaults do not suit it
+    except StrictDataclassError as error:  # its own defaults are invalid
         pytest.skip(str(error))
     reason = why_unsupported(config)
     assert kind not in TYPES or not reason

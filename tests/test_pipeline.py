@@ -1,4 +1,4 @@
-"""End to end by the users' own commands, on a model so small that it learns nothing."""
+"""Test all commands end to end on a model too small to learn anything."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ BATCH = ["global_batch=4", "micro_batch=2", QUIET]
 def command(
     module: str, *arguments: object, ranks: int = 1, code: int = 0, cold: bool = False
 ) -> str:
-    """Run a module as a user does, in a new interpreter if `cold`; return its output."""
+    """Run a module's command and return its output; with `cold` in a new interpreter."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "0"}
     if cold:
         line = [sys.executable, "-m", module, *map(str, arguments)]
@@ -51,19 +51,21 @@ def command(
 def folders(
     data_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
-    """Base, its export, tuned, the final model, and a draft model, each made by its command."""
+    """Return the folders of a base model, a fine-tuned model and a draft model, and their exports."""
     root = tmp_path_factory.mktemp("runs")
     names = ("base", "base_model", "tuned", "model", "draft_training", "draft")
     result = {name: root / name for name in names} | {"data": data_folder}
 
-    def train(given: list[str], out: str, *settings: str, ranks: int = 1) -> None:
-        recipe = [*given, f"data.path={data_folder}"]
-        place = f"out={result[out]}"
-        command("train", *recipe, place, *settings, *SHORT, *BATCH, ranks=ranks)
+    def train(
+        recipe_settings: list[str], out: str, *settings: str, ranks: int = 1
+    ) -> None:
+        recipe = [*recipe_settings, f"data.path={data_folder}"]
+        folder = f"out={result[out]}"
+        command("train", *recipe, folder, *settings, *SHORT, *BATCH, ranks=ranks)
 
     def export(checkpoint: str, out: str, *settings: str, cold: bool = False) -> None:
-        places = [f"checkpoint={result[checkpoint]}", f"out={result[out]}"]
-        command("train.export", *places, *settings, cold=cold)
+        paths = [f"checkpoint={result[checkpoint]}", f"out={result[out]}"]
+        command("train.export", *paths, *settings, QUIET, cold=cold)
 
     train(CAUSAL, "base", *TINY, ranks=2)
     export("base", "base_model")
@@ -81,15 +83,15 @@ def read(folder: Path, name: str) -> dict[str, Any]:
 def test_a_model_is_trained_on_its_own_text(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Documents continued by the base model are prepared and mixed in for the drafts."""
+    """The base model continues documents; they are prepared and mixed into the training data."""
     text, own, tuned = (tmp_path / name for name in ("text", "own", "tuned"))
     data, model = folders["data"], folders["base_model"]
     sizes = ["documents=40", "prefix_min=4", "max_new_tokens=60", "batch=8"]
     source = [f"model={model}", f"data.path={data}", "dtype=float32", *sizes]
     command("infer.regenerate", *source, f"out={text}", ranks=2)
     vocab = [bpe.ADAPTIVE, f"tokenizer={data / 'tokenizer'}", "seq_len=128"]
-    made = ["experiment=own", f"data.path={text}", "workers=1", f"out={own}"]
-    command("data_prep", *made, *vocab)
+    data_prep = ["experiment=own", f"data.path={text}", "workers=1", f"out={own}"]
+    command("data_prep", *data_prep, *vocab)
     recipe = [*FINE_TUNE, f"data.path={data}", f"model.path={model}"]
     recipe += [f"data.own={own}", f"out={tuned}"]
     command("train", *recipe, *SHORT, *BATCH)
@@ -109,7 +111,7 @@ def test_a_training_keeps_its_validations_and_last_checkpoints(
     assert remaining == ["step-000002", "step-000004"]
 
 
-def test_evaluation_makes_one_report_of_speed_and_quality(
+def test_evaluation_writes_one_report_of_speed_and_quality(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
     held_out = folders["data"] / "held_out.jsonl"
@@ -158,7 +160,7 @@ def evaluate(*arguments: object, cwd: Path, ranks: int) -> str:
     return run.stdout
 
 
-def test_a_finished_stage_is_skipped_and_another_is_refused(
+def test_a_finished_stage_is_skipped_and_other_settings_are_refused(
     folders: dict[str, Path],
 ) -> None:
     again = ["train", *FINE_TUNE, f"data.path={folders['data']}"]

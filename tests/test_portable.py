@@ -1,4 +1,4 @@
-"""custom_generate/ decodes as `infer` does, in a process without this project."""
+"""Test that custom_generate/ decodes like `infer` in a process without this project."""
 
 import json
 import os
@@ -25,14 +25,14 @@ __all__ = ["model_dir"]
 
 @pytest.fixture(scope="module")
 def portable(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a directory with its decoder; its name is no Python identifier."""
+    """Return a model directory with its decoder; the folder's name is no Python identifier."""
     folder = tmp_path_factory.mktemp("models") / "7b.exported-model"
     shutil.copytree(model_dir, folder)
     write_custom_generate(folder)
     return folder
 
 
-def in_a_process(model: Path, runs: list[dict[str, Any]], cache: Path) -> Any:
+def run_worker(model: Path, runs: list[dict[str, Any]], cache: Path) -> Any:
     environment = os.environ | {"HF_HOME": str(cache), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [sys.executable, "-I", str(WORKER)],
@@ -46,11 +46,13 @@ def in_a_process(model: Path, runs: list[dict[str, Any]], cache: Path) -> Any:
     return json.loads(done.stdout)
 
 
-def test_in_a_process_without_this_project(portable: Path, tmp_path: Path) -> None:
-    """Greedy and sampled, by argument and by loading; and the library's own greedy."""
+def test_decoding_in_a_process_without_this_project(
+    portable: Path, tmp_path: Path
+) -> None:
+    """Test greedy and sampled decoding, by argument and by loading, and Transformers' own greedy."""
     greedy = {"max_new_tokens": 40, "do_sample": False}
     sampled = {"max_new_tokens": 40, "do_sample": True, "seed": SEED, **NUCLEUS}
-    ways = {
+    variants = {
         "library": {"by": "library", **greedy},
         "auto": {"by": "custom_generate", **greedy},
         "loaded": {"by": "loaded", "probes": "all", **greedy},
@@ -58,9 +60,9 @@ def test_in_a_process_without_this_project(portable: Path, tmp_path: Path) -> No
         "sampled, loaded": {"by": "loaded", "probes": "root", **sampled},
     }
     batches = [PROMPTS[:1], PROMPTS]
-    runs = [{"prompts": prompts, "ways": ways} for prompts in batches]
-    result = in_a_process(portable, runs, tmp_path)
-    assert result["ours"] == []
+    runs = [{"prompts": prompts, "variants": variants} for prompts in batches]
+    result = run_worker(portable, runs, tmp_path)
+    assert result["imported"] == []
     model = load(portable, "float32", "cpu")
     plain = DecodeConfig("plain", max_new_tokens=40)
     for run, prompts in zip(result["runs"], batches):
@@ -70,5 +72,5 @@ def test_in_a_process_without_this_project(portable: Path, tmp_path: Path) -> No
         sampled_texts = tokens_of(model, prompts, nucleus, seeds=seeds)
         for name, rows in run.items():
             expected = sampled_texts if "sampled" in name else greedy_texts
-            own = [row[: len(text)] for row, text in zip(rows, expected)]
-            assert own == expected, name
+            cut = [row[: len(text)] for row, text in zip(rows, expected)]
+            assert cut == expected, name

@@ -1,4 +1,4 @@
-"""The ranges in pyproject.toml and the lock. CONTRIBUTING.md says how to run the tests at both ends of them."""
+"""Test the lock file. CONTRIBUTING.md tells how to run the tests at both ends of the version ranges."""
 
 import tomllib
 from importlib.metadata import PackageNotFoundError, distribution
@@ -14,7 +14,7 @@ PINS = {pin.name.lower().replace("_", "-"): pin for pin in LOCK}
 
 
 def test_the_lock_installs_on_the_oldest_python() -> None:
-    """launch/setup.sh failed on Debian 12's 3.11.2: soupsieve 4.1.2 needs 3.11.5."""
+    """Bug: launch/setup.sh failed with Debian 12's Python 3.11.2, because soupsieve 4.1.2 needs 3.11.5."""
     (oldest,) = SpecifierSet(PROJECT["requires-python"])
     refused = []
     for name, pin in PINS.items():

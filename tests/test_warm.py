@@ -1,4 +1,4 @@
-"""The server that tests fork their processes from."""
+"""Test the fork server of tests/warm.py."""
 
 import multiprocessing.forkserver
 import os
@@ -12,17 +12,17 @@ from tests import warm
 
 
 def kill_server(mark: Path) -> None:
-    """Kill the parent, then go on for longer than a test may take."""
+    """Kill the parent process, then sleep longer than a test may take."""
     mark.write_text(str(os.getpid()))
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(600)
 
 
-def test_a_killed_server_is_a_sentence_and_its_processes_end(
+def test_a_killed_server_raises_an_error_and_its_processes_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The exit code was 255 without a word, and the ranks ran on beside the next tests."""
-    server = multiprocessing.forkserver.ForkServer()  # not the one that others use
+    """Bug: the exit code was 255 without a message, and the ranks ran on during the next tests."""
+    server = multiprocessing.forkserver.ForkServer()  # not the server of other tests
     monkeypatch.setattr(multiprocessing.forkserver, "_forkserver", server)
     for name in ("ensure_running", "connect_to_new_process"):
         monkeypatch.setattr(multiprocessing.forkserver, name, getattr(server, name))

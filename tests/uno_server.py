@@ -1,14 +1,14 @@
-"""SGLang's and vLLM's drafting by an adapter in Uno's format, on Transformers and peft alone.
+"""Draft like SGLang and vLLM with an adapter in Uno's format, using only Transformers and peft.
 
-Written from their documentation and published code (SGLang 0.5.20, vLLM's PR 55947); nothing
-of this project is imported, so what agrees with it agrees with the format.
+The code follows their documentation and sources (SGLang 0.5.20, vLLM's PR 55947) and does not
+import this project. So if both give the same drafts, this project follows the format.
 
-    draft      seed  q  q  q     by base weights the token after the seed, by the adapter
-               base  adapter     drafts for the places after that; causal
-    verify     root  d  d  d     by base weights; or a tree of drafts under the root
+    draft      seed  q  q  q     base weights predict the token after the seed; the adapter
+               base  adapter     drafts the positions after that; causal
+    verify     root  d  d  d     base weights; a chain or a tree of drafts after the root
 
-Both forwards of a server are here two and one: rows of one forward cannot have different
-adapters in peft, and the seed's row sees none of the noise.
+A server drafts in one forward. Here it takes two, because peft cannot use different adapters for
+rows of one forward. The result is the same: the seed's row does not attend to noise.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,18 +21,18 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-#: From a text's length with the seed, and a count, to the tokens of noise.
+#: Takes the length of the text including the seed, and a count; returns the tokens of noise.
 Noise = Callable[[int, int], Sequence[int]]
-Node = tuple[int, int]  # a parent's index and a token; the root has the index 0
+Node = tuple[int, int]  # the index of the parent, and a token; the root has index 0
 
 
 @dataclass(frozen=True)
 class UnoServer:
     """A base model with the adapter of a folder.
 
-    `rows` is F, the rows of a draft's forward. With `candidates` above 1 drafts are a tree
-    of `nodes` nodes, the root among them. `leaders` likeliest tokens of a place share its
-    probability; by default, as in SGLang, all tokens do.
+    `rows` is F, the number of rows in the draft forward. With `candidates` above 1 the drafts are
+    a tree of `nodes` nodes, including the root. Probabilities are over the `leaders` likeliest
+    tokens of a position; by default over all tokens, as in SGLang.
     """
 
     model: PeftModel
@@ -49,7 +49,7 @@ class UnoServer:
     def generate(
         self, prompt: Sequence[int], noise: Noise, *, tokens: int
     ) -> tuple[list[int], list[int]]:
-        """Return `tokens` or a few more new tokens, and each cycle's accepted drafts."""
+        """Return at least `tokens` new tokens, and the number of accepted drafts in each cycle."""
         text, cache = list(prompt), DynamicCache()
         accepted = []
         while len(text) < len(prompt) + tokens:
@@ -62,46 +62,47 @@ class UnoServer:
     def _draft(
         self, text: Sequence[int], cache: DynamicCache, noise: Noise
     ) -> tuple[int, list[Node]]:
+        """Return the token after the text, and drafts after that token."""
         with self.model.disable_adapter():
             logits = self._logits(text[cache.get_seq_length() :], cache)
         count = self.rows - 1
-        of_noise = self._logits(noise(len(text), count), cache)
+        draft_logits = self._logits(noise(len(text), count), cache)
         cache.crop(-count)
         if self.candidates == 1:
-            chain = of_noise.argmax(-1).tolist()
+            chain = draft_logits.argmax(-1).tolist()
             return int(logits[-1].argmax()), list(enumerate(chain))
-        return int(logits[-1].argmax()), self._tree(of_noise)
+        return int(logits[-1].argmax()), self._tree(draft_logits)
 
     def _tree(self, logits: Tensor) -> list[Node]:
-        """Return the likeliest nodes under the root: of all paths, by joint probability."""
+        """Return the nodes with the largest joint probability of their path from the root."""
         top = logits.topk(min(self.leaders or logits.shape[1], logits.shape[1]))
-        chances = top.values.float().log_softmax(-1)[:, : self.candidates].tolist()
+        log_p = top.values.float().log_softmax(-1)[:, : self.candidates].tolist()
         ids = top.indices[:, : self.candidates].tolist()
         nodes: list[Node] = []
-        mass, depth = [0.0], [0]
+        path_log_p, depth = [0.0], [0]
         open_edges = {(0, rank) for rank in range(len(ids[0]))}
-        while open_edges and len(mass) < self.nodes:
+        while open_edges and len(path_log_p) < self.nodes:
             parent, rank = max(
                 open_edges,
                 key=lambda edge: (
-                    mass[edge[0]] + chances[depth[edge[0]]][edge[1]],
+                    path_log_p[edge[0]] + log_p[depth[edge[0]]][edge[1]],
                     -depth[edge[0]],
                     -edge[1],
                 ),
             )
             open_edges.remove((parent, rank))
-            place = depth[parent]
-            nodes.append((parent, ids[place][rank]))
-            mass.append(mass[parent] + chances[place][rank])
-            depth.append(place + 1)
-            if place + 1 < len(ids):
+            row = depth[parent]
+            nodes.append((parent, ids[row][rank]))
+            path_log_p.append(path_log_p[parent] + log_p[row][rank])
+            depth.append(row + 1)
+            if row + 1 < len(ids):
                 open_edges |= {(len(nodes), other) for other in range(len(ids[0]))}
         return nodes
 
     def _verify(
         self, root: int, drafts: Sequence[Node], cache: DynamicCache
     ) -> tuple[list[int], int]:
-        """Return the accepted drafts, and the base model's token after them."""
+        """Return the accepted drafts, and the base model's next token."""
         past, q = cache.get_seq_length(), 1 + len(drafts)
         depths = [0]
         sees = torch.eye(q, dtype=torch.bool)
@@ -118,12 +119,12 @@ class UnoServer:
             )
         cache.crop(-q)
         choices = logits.argmax(-1).tolist()
-        at, path = 0, []
+        last, path = 0, []
         for node, (parent, token) in enumerate(drafts, start=1):
-            if parent == at and token == choices[at]:
-                at = node
+            if parent == last and token == choices[last]:
+                last = node
                 path.append(token)
-        return path, choices[at]
+        return path, choices[last]
 
     def _logits(
         self, ids: Sequence[int], cache: DynamicCache, **inputs: Tensor

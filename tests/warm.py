@@ -1,8 +1,8 @@
-"""Commands in processes of their own that need not import PyTorch first: forks of a server that did.
+"""Run commands in forks of a server that has already imported PyTorch.
 
-Importing PyTorch, Transformers and DeepSpeed costs every process of a test 5 to 8 seconds, most of them more
-than what it is started for. A fork behaves as a new process does, but for its imports: what a test says about
-imports, about torchrun itself or about a process that is killed needs a real command.
+Importing PyTorch, Transformers and DeepSpeed takes 5 to 8 seconds, usually longer than the command itself. A
+fork behaves like a new process except for its imports. Tests of imports, of torchrun itself or of killed
+processes need a real command.
 """
 
 import atexit
@@ -20,7 +20,8 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 
-IMPORTS = [  # by the server; DeepSpeed imports the last one, and with it PyTorch's compiler, for every engine
+# Modules that the server imports. DeepSpeed imports the last one, and PyTorch's compiler, for each engine.
+IMPORTS = [
     "train.trainer",
     "train.flops",
     "train.export.sidecars",
@@ -28,8 +29,10 @@ IMPORTS = [  # by the server; DeepSpeed imports the last one, and with it PyTorc
     "deepspeed.runtime.zero.muon.muon_optimizer",
 ]
 
-SERVER_KILLED = 255  # multiprocessing's exit code for a process whose server has gone
-SECONDS = 300  # of all ranks, at most
+SERVER_KILLED = (
+    255  # multiprocessing's exit code for a process after its server has ended
+)
+SECONDS = 300  # time limit of all ranks together
 forks = multiprocessing.get_context("forkserver")
 forks.set_forkserver_preload(IMPORTS)
 
@@ -40,9 +43,9 @@ def run_ranks(
     ranks: int = 1,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python -m MODULE ...` in `ranks` processes, which if several have torchrun's variables.
+    """Run `python -m MODULE ...` in `ranks` processes; several get torchrun's variables.
 
-    Output is that of all ranks; the return code is `call_ranks`'s.
+    The result has the output of all ranks and the return code of `call_ranks`.
     """
     command = [module, *map(str, arguments)]
     with tempfile.TemporaryDirectory() as folder:
@@ -61,15 +64,15 @@ def call_ranks(
     ranks: int = 1,
     env: Mapping[str, str] | None = None,
 ) -> int:
-    """Call a module's function in `ranks` processes, which if several have torchrun's variables.
+    """Call a module's function in `ranks` processes; several get torchrun's variables.
 
-    Return the exit code of the first rank that fails, which ends the others, or 0. A fork of pytest's own
-    process inherited locks that its threads held: ranks now and then waited for ever.
+    Return 0, or the exit code of the first rank that fails; that ends all ranks. The processes are not forks
+    of pytest itself: such forks inherited locks of its threads, and ranks sometimes waited forever.
     """
     environment = dict(os.environ if env is None else env)
     processes = [
-        forks.Process(target=_call, args=(environment | own, function, arguments))
-        for own in (_torchrun_variables(ranks) if ranks > 1 else [{}])
+        forks.Process(target=_call, args=(environment | variables, function, arguments))
+        for variables in (_torchrun_variables(ranks) if ranks > 1 else [{}])
     ]
     deadline, running = time.monotonic() + SECONDS, list(processes)
     try:
@@ -87,12 +90,12 @@ def call_ranks(
                     return process.exitcode
         return 0
     except (EOFError, ConnectionError) as error:
-        for process in processes:  # without the server multiprocessing kills none
+        for process in processes:  # multiprocessing cannot kill them without its server
             if process.pid is not None:
                 with suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
         raise RuntimeError(
-            "The fork server of tests/warm.py was killed, perhaps for want of memory. Run the tests again."
+            "The fork server of tests/warm.py was killed, perhaps for lack of memory. Run the tests again."
         ) from error
     finally:
         for process in processes:
@@ -127,8 +130,8 @@ def _call(
 
 
 def _run_module(command: list[str], streams: list[Path]) -> None:
-    # What the server made while it imported, no fork removes: the first removed W&B's folder for tables, and
-    # later ones logged no table.
+    # Forks must not run the server's exit functions: the first fork removed W&B's folder for tables, and later
+    # forks logged no table.
     atexit._clear()
     for descriptor, stream in enumerate(streams, start=1):
         os.dup2(os.open(stream, os.O_WRONLY | os.O_APPEND), descriptor)
@@ -136,4 +139,4 @@ def _run_module(command: list[str], streams: list[Path]) -> None:
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     finally:
-        atexit._run_exitfuncs()  # as a new process does at its end, and multiprocessing's do not
+        atexit._run_exitfuncs()  # multiprocessing does not run them at a process's end

@@ -1,5 +1,6 @@
-"""torchrun -m train: settings in, a finished training folder out; with plan=true, a
-plan.
+"""Train a model: `torchrun -m train` reads settings and writes a training folder.
+
+With plan=true it prints a plan and trains nothing.
 """
 
 import os
@@ -18,8 +19,8 @@ from conf.settings.cli import run
 from train.config import TrainConfig
 from train.schedule import read_planned
 
-# Settings that may differ when a run continues: the weights do not depend on them, but
-# for rounding. The manifest has `steps`.
+# Settings that may change when a run continues. They change the weights by rounding at most, except
+# `steps`, which the manifest contains.
 CHANGEABLE = (
     "steps",
     "minutes",
@@ -37,19 +38,22 @@ CHANGEABLE = (
     "max_loss_ratio",
     "max_loss_rise",
 )
-EXIT_STOPPED = (
-    75  # a signal stopped the run, which can continue: EX_TEMPFAIL of sysexits.h
-)
-EXIT_FILE = "TRAIN_EXIT_FILE"  # names a file for the exit code: torchrun has its own
+# Exit code of a run that a signal stopped and that can continue: EX_TEMPFAIL of sysexits.h.
+EXIT_STOPPED = 75
+# Environment variable with the path of a file for the exit code: torchrun returns its own code.
+EXIT_FILE = "TRAIN_EXIT_FILE"
 
 
-def main(config: TrainConfig) -> None:
-    """Plan, or train unless the folder already holds the result."""
+def main(config: TrainConfig) -> float | None:
+    """Print a plan, or train unless the folder already contains the result.
+
+    Returns the last held-out acceptance length, which a sweep can maximize.
+    """
     if config.plan:
         from train.plan import print_plan
 
         print_plan(config)
-        return
+        return None
     for name, value in {"out": config.out, "data.path": config.data.path}.items():
         if not value:
             raise UserError(f"setting '{name}' is required: give it as {name}=VALUE")
@@ -77,8 +81,8 @@ def main(config: TrainConfig) -> None:
     if steps is not None and done >= steps:
         print_once(f"train: {config.out} is finished: nothing to do")
     else:
-        # Imported late: a mistake in the settings is reported without waiting for
-        # PyTorch and DeepSpeed.
+        # Imported late, so that errors in the settings are reported before PyTorch and
+        # DeepSpeed are loaded.
         from train.checks import check_start
 
         check_start(config, data)
@@ -89,9 +93,10 @@ def main(config: TrainConfig) -> None:
         except Stopped as stop:
             print_once(f"train: {stop}")
             sys.exit(EXIT_STOPPED)
-    from train.metrics import describe_change
+    from train.metrics import acceptance_lengths, describe_change
 
     print_once(f"train: {describe_change(validation)}")
+    return next(reversed(acceptance_lengths(validation)), None)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""peft's layers in fewer operations: the same values and gradients, up to rounding.
+"""Compute peft's layers in fewer operations: same values and gradients, up to rounding.
 
 peft computes  W x + s B A x  in five operations, three of them over all outputs, and the
-gradient of x in as many. Here B A x is added by the product itself:
+gradient of x in five more. Here one operation multiplies by B and adds to W x (addmm):
 
     t = A x                       u = s Bᵀ g
     y = W x + s B t               ∂x = Wᵀ g + Aᵀ u        ∂A = u xᵀ        ∂B = s g tᵀ
 
-For a few trained rows of an embedding peft copies the whole matrix in each forward, and
-makes a gradient of its size. Here the rows are looked up in a matrix of their own.
+To train a few rows of an embedding, peft copies the whole matrix in each forward and
+makes a gradient of its size. Here the trained rows are a small separate matrix, and the
+lookup takes a row from it if the id is one of the trained ids.
 """
 
 from typing import Any
@@ -21,7 +22,7 @@ from torch.autograd.function import once_differentiable
 
 
 def use_fewer_operations(lm: nn.Module) -> None:
-    """Give peft's linear layers and trained rows of embeddings, in place, the forwards of this module."""
+    """Replace, in place, peft's linear and trainable-token layers by the classes of this module."""
     faster: dict[type, type] = {
         Linear: LowRankLinear,
         TrainableTokensLayer: TrainedRows,
@@ -32,10 +33,10 @@ def use_fewer_operations(lm: nn.Module) -> None:
 
 
 class LowRankLinear(Linear):
-    """A frozen linear layer with one adapter."""
+    """A frozen linear layer with one LoRA adapter."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the layer's output, with the adapter's unless it is disabled."""
+        """Return the layer's output, plus the adapter's output unless the adapter is disabled."""
         result: Tensor
         if not self._is_plain():
             result = super().forward(x, *args, **kwargs)
@@ -49,6 +50,7 @@ class LowRankLinear(Linear):
         return result
 
     def _is_plain(self) -> bool:
+        """Return whether the fast forward applies: one active adapter, no dropout, no hooks."""
         if self.disable_adapters or self.merged or len(self.active_adapters) != 1:
             return False
         (name,) = self.active_adapters
@@ -61,7 +63,7 @@ class LowRankLinear(Linear):
             and layers[1].weight.dtype == base.weight.dtype
             and not base.weight.requires_grad
             and isinstance(self.lora_dropout[name], nn.Identity)
-            # ZeRO 3 and accelerate have a layer's weights in its own forward alone.
+            # ZeRO 3 and accelerate load a layer's weights only during that layer's forward.
             and not any(
                 layer._forward_pre_hooks or "forward" in vars(layer) for layer in layers
             )
@@ -102,12 +104,12 @@ class _LowRankProduct(torch.autograd.Function):
 
 
 class TrainedRows(TrainableTokensLayer):
-    """An embedding, a few rows of which are trained."""
+    """An embedding with a few trained rows; the other rows are frozen."""
 
     def forward_adapters(
         self, x: Tensor, active_adapters: list[str], *args: Any, **kwargs: Any
     ) -> Tensor:
-        """Return the embeddings of ids."""
+        """Return the (..., d) embeddings of (...) ids."""
         embedded: Tensor
         if (
             self.disable_adapters

@@ -1,13 +1,12 @@
-"""The checkpoints of a run: written, verified, pruned, resumed; their tensors, mapped
-into memory.
+"""Write, verify, prune and load the checkpoints of a run; map their tensors into memory.
 
     <out>/checkpoints/step-000123/                the engine's files
     <out>/checkpoints/step-000123/checkpoint.json step, ranks, state, size and CRC-32 of every file
     <out>/checkpoints/.step-000123.partial/       being written; renamed to the above when complete
 
-Another number of ranks needs a universal checkpoint, which DeepSpeed's converter writes
-in its own process. DeepSpeed looks for files by patterns, so that a folder may contain
-the listed files alone. Reading a checkpoint for an export needs no DeepSpeed.
+To load on another number of ranks, DeepSpeed's converter writes a universal checkpoint in a
+process of its own. DeepSpeed finds files by patterns, so a folder must contain only the files
+that checkpoint.json lists. Reading a checkpoint for an export does not import DeepSpeed.
 """
 
 import math
@@ -43,13 +42,13 @@ from conf.runs.stage import ROOT, check_same, create_folder, lock, remove_empty
 from train.config import CHECKPOINTS, RUN
 from train.distributed import broadcast, gather
 
-DESCRIBED = "checkpoint.json"
+CHECKPOINT_FILE = "checkpoint.json"
 SHARD = "optim_states.pt"  # suffix of the files with one rank's share of the optimizer
-POLL_SECONDS = 5  # between two looks at the converter
+POLL_SECONDS = 5  # interval between checks whether the converter has ended
 
 
 class BrokenFile(Exception):
-    """Tells which file of a checkpoint is damaged, and how."""
+    """A checkpoint is damaged; the message names the file and the damage."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +57,19 @@ class Checkpoint:
 
     step: int
     ranks: int
-    stage: int  # of ZeRO
-    state: dict[str, Any]  # the run's own, beside the engine's
-    files: dict[str, dict[str, int]]  # size and crc32, by name
+    stage: int  # ZeRO stage
+    state: dict[str, Any]  # the trainer's state; the engine has its own files
+    files: dict[str, dict[str, int]]  # size and crc32 by file name
 
     def check(self) -> None:
-        """Raise ValueError for values of other types, and for names of files elsewhere."""
+        """Raise ValueError for a value of a wrong type, or a file name with a folder in it."""
         numbers = [self.step, self.ranks, self.stage]
         if not all(type(n) is int and n >= 0 for n in numbers):
-            raise ValueError(f"has step, ranks, stage = {numbers!r:.60}")
+            raise ValueError(
+                f"must have numbers as step, ranks and stage, got {numbers!r:.60}"
+            )
         if not isinstance(self.state, dict) or not isinstance(self.files, dict):
-            raise ValueError("must have objects as state and files")
+            raise ValueError("must have JSON objects as state and files")
         if elsewhere := [name for name in self.files if Path(name).name != name]:
             raise ValueError(f"lists {elsewhere[0]!r:.60}, which is in another folder")
 
@@ -78,32 +79,33 @@ class Checkpoint:
         return f"step-{self.step:06d}"
 
     def fits(self, ranks: int) -> bool:
-        """Return whether so many ranks can load it as it is."""
+        """Return whether this number of ranks can load it without conversion."""
         sharded = any(name.endswith(SHARD) for name in self.files)
         return self.ranks == ranks or not sharded
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write `checkpoint.json`, which has a checksum of its own."""
-    write_json(folder / DESCRIBED, with_checksum(asdict(checkpoint)))
+    """Write `checkpoint.json` with a checksum of its content."""
+    write_json(folder / CHECKPOINT_FILE, with_checksum(asdict(checkpoint)))
 
 
 def read_checkpoint(folder: Path, *, rank: int = 0, ranks: int = 1) -> Checkpoint:
-    """Return a folder's checkpoint, after verifying this rank's share of its files.
+    """Verify this rank's share of a checkpoint's files; return the content of checkpoint.json.
 
-    Raises BrokenFile, and UserError for a folder with files that are not listed.
+    Raises BrokenFile for a damaged file, and UserError if the folder has files that
+    checkpoint.json does not list.
     """
     try:
-        checkpoint = Checkpoint(**read_checksummed(folder / DESCRIBED))
+        checkpoint = Checkpoint(**read_checksummed(folder / CHECKPOINT_FILE))
         checkpoint.check()
     except (Corrupt, TypeError, ValueError) as error:
-        raise BrokenFile(f"{DESCRIBED} {error}") from error
+        raise BrokenFile(f"{CHECKPOINT_FILE} {error}") from error
     if checkpoint.name != folder.name:
-        raise BrokenFile(f"{DESCRIBED} describes {checkpoint.name}")
+        raise BrokenFile(f"{CHECKPOINT_FILE} describes {checkpoint.name}")
     names = {path.name for path in folder.iterdir()}
-    if unlisted := sorted(names - {DESCRIBED, *checkpoint.files}):
+    if unlisted := sorted(names - {CHECKPOINT_FILE, *checkpoint.files}):
         raise UserError(
-            f"{folder} must contain only the files that {DESCRIBED} lists, "
+            f"{folder} must contain only the files that {CHECKPOINT_FILE} lists, "
             f"got {', '.join(unlisted)}. Remove the other files."
         )
     for name in sorted(checkpoint.files)[rank::ranks]:
@@ -118,13 +120,13 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(paths, key=lambda path: int(path.name[5:]), reverse=True)
 
 
-def find_whole(
+def find_intact(
     folders: Iterable[Path], read: Callable[[Path], Checkpoint] = read_checkpoint
 ) -> tuple[Checkpoint | None, dict[Path, str]]:
-    """Return the first intact checkpoint, and the damage of those before it.
+    """Return the first intact checkpoint, and the damage of each folder before it.
 
-    `read` raises BrokenFile. Raises UserError when there are checkpoints and none is
-    intact.
+    `read` raises BrokenFile for a damaged folder. Without folders the checkpoint is None.
+    Raises UserError if all checkpoints are damaged.
     """
     broken: dict[Path, str] = {}
     for folder in folders:
@@ -142,24 +144,24 @@ def find_whole(
 
 
 def write_file(value: Any, path: Path) -> dict[str, int]:
-    """Write by `torch.save`, down to the disk; return the file's `size` and `crc32`.
+    """Write a value by `torch.save` and fsync the file; return its `size` in bytes and `crc32`.
 
     Raises OSError.
     """
     with open(path, "wb") as file:
-        summed = _Summed(file)
+        writer = _ChecksumWriter(file)
         try:
-            torch.save(value, summed)  # type: ignore[arg-type]
+            torch.save(value, writer)  # type: ignore[arg-type]
         except RuntimeError as error:
-            # PyTorch's writer does not say why a write failed.
-            raise summed.error or error from None
+            # The error of torch.save does not contain the reason of the failed write.
+            raise writer.error or error from None
         file.flush()
         os.fsync(file.fileno())
-    return {"size": summed.size, "crc32": summed.crc}
+    return {"size": writer.size, "crc32": writer.crc}
 
 
-class _Summed:
-    """A file that computes the checksum of its content, and stores why a write failed."""
+class _ChecksumWriter:
+    """A file object that computes size and CRC-32, and stores the error of a failed write."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -182,11 +184,11 @@ class _Summed:
 
 
 def check_file(path: Path, written: Mapping[str, int]) -> None:
-    """Raise BrokenFile unless the file has the size and the CRC-32 that were written."""
+    """Raise BrokenFile unless the file has the `size` and the `crc32` of `written`."""
     crc = 0
     size = 0
-    if path.exists() and not path.is_file():  # opening a FIFO would wait for ever
-        raise BrokenFile(f"{path.name} is no regular file")
+    if path.exists() and not path.is_file():  # opening a FIFO would block forever
+        raise BrokenFile(f"{path.name} is not a regular file")
     try:
         with open(path, "rb") as file:
             while block := file.read(2**20):
@@ -199,7 +201,7 @@ def check_file(path: Path, written: Mapping[str, int]) -> None:
 
 
 def write_safetensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a file as Transformers and peft read it. Raises OSError."""
+    """Write tensors as a safetensors file that Transformers and peft read. Raises OSError."""
     try:
         contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
         save_file(contiguous, path, metadata={"format": "pt"})
@@ -209,56 +211,57 @@ def write_safetensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def make_readable(path: Path) -> None:
-    """Let all read a file who may read its folder: safetensors' are their owner's alone."""
+    """Give a file the read and write permissions of its folder; safetensors writes mode 600."""
     path.chmod(path.parent.stat().st_mode & 0o666)
 
 
-class _Unread:
-    """Stands for an object of DeepSpeed's without weights: loading needs no DeepSpeed."""
+class _Placeholder:
+    """Replaces a DeepSpeed object without weights, so that loading does not import DeepSpeed."""
 
 
 def zero_stage(kind: Any, name: str) -> int:
-    """Return the stage of ZeRO that Python 3.11.2 names, and later ones number."""
+    """Return the number of a stage of ZeRO from its name.
+
+    Python 3.11.2 pickles the enum's member by name, later versions by number.
+    """
     return ("disabled", "optimizer_states", "gradients", "weights").index(name)
 
 
-# All classes in our checkpoints beside tensors and plain values; a pickle of anything
-# else is refused, not run.
+# All classes in our checkpoints besides tensors and plain values. torch.load refuses a
+# pickle with any other class and does not run it.
 KNOWN: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
     (int, "deepspeed.runtime.zero.config.ZeroStageEnum"),
     (zero_stage, "builtins.getattr"),
-    (_Unread, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
-    (_Unread, "deepspeed.utils.tensor_fragment.fragment_address"),
+    (_Placeholder, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
+    (_Placeholder, "deepspeed.utils.tensor_fragment.fragment_address"),
 ]
 
 
-def index(path: Path) -> Any:
-    """Return the content of a file of `torch.save`, with its tensors mapped into
-    memory.
+def load_mapped(path: Path) -> Any:
+    """Load a file of `torch.save` with its tensors mapped into memory.
 
-    The system reads pages when they are used and may drop them again. Raises UserError
-    for a file with more than tensors and the classes of KNOWN.
+    The system reads a page on first use and may drop it again. Raises UserError for a
+    file with objects other than tensors, plain values and the classes of KNOWN.
     """
     try:
         with torch.serialization.safe_globals(KNOWN):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # of many kinds, if the file is not ours
+    except Exception as error:  # torch.load has many error types for a foreign file
         raise UserError(
-            f"{path} must be a file as DeepSpeed 0.19 writes it, got {why_unread(error)}."
+            f"{path} must be a checkpoint file of DeepSpeed 0.19, got {refusal(error)}."
         ) from error
 
 
-def why_unread(error: Exception) -> str:
+def refusal(error: Exception) -> str:
     """Return why `torch.load` refused a file, without its advice to trust the file."""
     foreign = re.search(r"GLOBAL (\w[\w.]*\w)", str(error))
     return f"a pickle of {foreign[1]}" if foreign else in_one_line(error)
 
 
-def cut(parts: Sequence[Tensor], start: int, count: int) -> list[Tensor]:
-    """Return views of the numbers `start` to `start + count` of vectors laid end to
-    end.
+def slice_vector(parts: Sequence[Tensor], start: int, count: int) -> list[Tensor]:
+    """Return views of the elements `start` to `start + count` of concatenated vectors.
 
-    Raises ValueError when the vectors are shorter.
+    `parts` are the (n,) vectors in order. Raises ValueError if they have fewer elements.
     """
     views = []
     begin = 0
@@ -268,12 +271,14 @@ def cut(parts: Sequence[Tensor], start: int, count: int) -> list[Tensor]:
             views.append(view)
         begin += len(part)
     if start + count > begin:
-        raise ValueError(f"{count} numbers from {start} on in vectors of {begin}")
+        raise ValueError(
+            f"the vectors must have at least {start + count} elements, got {begin}"
+        )
     return views
 
 
-def read(parts: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return vectors end to end as one tensor of a shape and a type, a copy."""
+def join(parts: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Copy concatenated vectors into one tensor of the given shape and dtype."""
     whole = torch.empty(math.prod(shape), dtype=dtype)
     begin = 0
     for part in parts:
@@ -283,7 +288,7 @@ def read(parts: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype) -> T
 
 
 class LazyWeights(Mapping[str, Tensor]):
-    """Tensors by name, each read on access."""
+    """A mapping from names to tensors that reads each tensor on access."""
 
     _names: Collection[str]
 
@@ -295,7 +300,7 @@ class LazyWeights(Mapping[str, Tensor]):
 
 
 class TrainingEngine(Protocol):
-    """The methods of `train.engine.Engine` that save and load."""
+    """The methods of `train.engine.Engine` that save and load checkpoints."""
 
     @property
     def stage(self) -> int:
@@ -304,14 +309,14 @@ class TrainingEngine(Protocol):
     def save(
         self, folder: Path, tag: str
     ) -> tuple[dict[str, dict[str, int]], OSError | None]:
-        """Return this rank's files and the error of a write."""
+        """Write `folder`/`tag`; return this rank's files and the error of a failed write."""
 
     def load(self, folder: Path, tag: str) -> None:
-        """Continue from a checkpoint."""
+        """Load weights and optimizer from `folder`/`tag`."""
 
 
 class Checkpoints:
-    """The checkpoint folder of one run. Every rank has one and calls every method."""
+    """The checkpoint folder of one run. Every rank has one and must call every method."""
 
     def __init__(
         self, out: Path, provenance: Mapping[str, Any], *, keep_last: int
@@ -329,46 +334,49 @@ class Checkpoints:
             check_same(read_result(out / RUN), provenance, out, finished=False)
 
     def _acquire(self) -> None:
-        # Also the target of a link.
+        # If `out` is a link, create its target.
         self._created = create_folder(Path(os.path.realpath(self.out)), self.out)
         self._lock = lock(self.out, self.out)
 
     def record(self) -> None:
-        """Write the settings and inputs of the run, at its start."""
+        """Write the settings and inputs of a new run."""
         content = with_checksum(self._provenance)
         if not broadcast((self.out / RUN).is_file()):
             self._on_rank_0(partial(write_json, self.out / RUN, content))
 
     def release(self) -> None:
-        """Let other runs write the folder; remove it if nothing was written."""
+        """Release the lock on the folder; remove the folder if it is new and empty."""
         if self._lock is not None:
             remove_empty(self._created)
             os.close(self._lock)
             self._lock = None
 
     def newest(self) -> Checkpoint | None:
-        """Return the newest intact checkpoint, None for a new run.
+        """Return the newest intact checkpoint; None for a new run.
 
-        Broken ones are reported and renamed, so that they do not count as the newest.
-        Raises UserError when there are checkpoints and none is intact.
+        Broken checkpoints are reported and renamed, so that the next run skips them.
+        Raises UserError if all checkpoints are broken.
         """
         folders = broadcast(list_checkpoints(self.folder))
-        checkpoint, broken = find_whole(folders, self._read)
+        checkpoint, broken = find_intact(folders, self._read)
         if checkpoint is None:
             return None
         for folder, why in broken.items():
             if self._rank == 0:
                 print_line(
-                    f"train: {folder} is broken ({why}): {checkpoint.name} is used"
+                    f"train: {folder} is broken ({why}); continuing from {checkpoint.name}"
                 )
             target = folder.with_name(f".{folder.name}.broken")
             self._on_rank_0(partial(folder.rename, target))
-        # A run that was killed between its last save and its end saves no more.
+        # A run that was killed after its last save takes no more steps and would not clean up.
         self._on_rank_0(self._clean)
         return checkpoint
 
     def load(self, checkpoint: Checkpoint, engine: TrainingEngine) -> None:
-        """Load it into the engine, `universal` unless the checkpoint fits the ranks."""
+        """Load a checkpoint into the engine, converted if it has another number of ranks.
+
+        An engine that loads a converted checkpoint must be built with universal=True.
+        """
         if checkpoint.fits(self._ranks):
             engine.load(self.folder, checkpoint.name)
             return
@@ -379,9 +387,9 @@ class Checkpoints:
         self._on_rank_0(self._clean)
 
     def save(self, engine: TrainingEngine, step: int, state: dict[str, Any]) -> None:
-        """Save after `step` steps; then remove all but the last checkpoints.
+        """Save the engine and `state` after `step` steps; then remove old checkpoints.
 
-        Raises UserError when a file cannot be written; earlier checkpoints stay.
+        Raises UserError if a file cannot be written; earlier checkpoints stay.
         """
         checkpoint = Checkpoint(step, self._ranks, engine.stage, state, {})
         target = self.folder / f".{checkpoint.name}.partial"
@@ -411,9 +419,9 @@ class Checkpoints:
         self._clean()
 
     def _read(self, folder: Path) -> Checkpoint:
-        """Return a checkpoint after every rank has verified its share of the files.
+        """Verify a checkpoint on all ranks, each its share of the files, and return it.
 
-        Raises the errors of `read_checkpoint`, on every rank.
+        If a rank finds an error of `read_checkpoint`, all ranks raise it.
         """
         result: Checkpoint | BrokenFile | UserError
         try:
@@ -428,14 +436,14 @@ class Checkpoints:
         return checkpoint
 
     def _clean(self) -> None:
-        """Remove old checkpoints and all that a killed process left."""
+        """Remove old checkpoints and the temporary folders of killed processes."""
         prune(self.folder, keep_last=self._keep_last)
         for pattern in (".step-*.partial", ".step-*.universal", ".step-*.removed"):
             for folder in self.folder.glob(pattern):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _on_rank_0(self, action: Callable[[], Any]) -> None:
-        """Call `action` on rank 0 and raise its error on every rank; also a barrier."""
+        """Call `action` on rank 0, and raise its error on every rank. This is also a barrier."""
         failure: OSError | UserError | None = None
         if self._rank == 0:
             try:
@@ -448,10 +456,10 @@ class Checkpoints:
 
 
 def prune(folder: Path, *, keep_last: int) -> None:
-    """Remove all checkpoints but the last ones.
+    """Remove all checkpoints except the last `keep_last`.
 
-    A checkpoint is renamed first, so that a kill leaves none that lacks files. A file
-    that cannot be removed (NFS, while it is read) stays until the next save.
+    Each is renamed first, so that a kill cannot leave a checkpoint with missing files. A
+    file that cannot be removed (on NFS, while it is open) stays until the next save.
     """
     for old in list_checkpoints(folder)[keep_last:]:
         removed = old.with_name(f".{old.name}.removed")
@@ -460,7 +468,7 @@ def prune(folder: Path, *, keep_last: int) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Make the names in a folder survive a power cut."""
+    """Fsync a folder, so that its file names survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -469,18 +477,18 @@ def _sync(folder: Path) -> None:
 
 
 def to_universal(folder: Path, checkpoint: Checkpoint, out: Path) -> None:
-    """Convert the verified files of a checkpoint's folder into `out`. Called by every
-    rank.
+    """Convert a verified checkpoint into a universal one in the folder `out`.
 
-    Raises UserError with the converter's last line, and for files with more than
-    tensors and plain values.
+    Every rank must call this. Raises UserError with the converter's last line if it
+    fails, and for files with objects other than tensors and plain values.
     """
     for name in sorted(checkpoint.files):
-        index(folder / name)
+        load_mapped(folder / name)
     with tempfile.TemporaryFile("w+") as errors:
         converter = _converter(folder, out, errors) if dist.get_rank() == 0 else None
         code: int | None = None
-        # The ranks talk meanwhile: a large model takes longer than a collective waits.
+        # The ranks communicate while they wait: converting a large model takes longer than
+        # the timeout of a collective.
         while code is None:
             if converter is not None:
                 try:
@@ -496,12 +504,12 @@ def to_universal(folder: Path, checkpoint: Checkpoint, out: Path) -> None:
         raise UserError(
             f"{folder} must be convertible for {dist.get_world_size()} ranks, "
             f"got {in_one_line(RuntimeError(output[-300:]))}. "
-            f"Start with {checkpoint.ranks} ranks."
+            f"Continue with {checkpoint.ranks} ranks."
         )
 
 
 def _converter(folder: Path, out: Path, errors: IO[str]) -> "subprocess.Popen[str]":
-    """Start DeepSpeed's converter; `train.engine` makes PyTorch refuse its pickles."""
+    """Start DeepSpeed's converter. Importing `train.engine` makes PyTorch refuse pickled code."""
     program = (
         "import train.engine; from deepspeed.checkpoint import ds_to_universal as d; "
         "d.main(d.parse_arguments())"
@@ -514,5 +522,5 @@ def _converter(folder: Path, out: Path, errors: IO[str]) -> "subprocess.Popen[st
         stdout=subprocess.DEVNULL,
         stderr=errors,
         text=True,
-        start_new_session=True,  # a signal to this process ends the step, not it
+        start_new_session=True,  # Ctrl-C stops the run, not the converter
     )

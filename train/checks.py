@@ -1,4 +1,4 @@
-"""Checks before a run begins: settings, shards, model and machine must fit each other."""
+"""Check before a run that its settings, shards, model and machine fit each other."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ CURE = (
 
 
 def check_start(config: TrainConfig, data: dict[str, Any]) -> None:
-    """Raise UserError unless settings, shards, model and machine fit each other.
+    """Run all checks of a new or continued run; raise UserError for the first that fails.
 
     `data` is the manifest of the shards.
     """
@@ -48,8 +48,8 @@ def check_start(config: TrainConfig, data: dict[str, Any]) -> None:
             "Prepare it with a larger held_out."
         )
     if config.data.own:
-        check_own(config.data.own, config.data.path, data)
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))  # as the engine counts them
+        check_own_text(config.data.own, config.data.path, data)
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))  # the engine reads it too
     config.accumulations(ranks)
     check_devices()
     if config.memory_check:
@@ -63,58 +63,60 @@ def check_start(config: TrainConfig, data: dict[str, Any]) -> None:
         check_memory(memory)
 
 
-def check_own(own: str, path: str, data: Mapping[str, Any]) -> None:
-    """Raise UserError unless the model's own text has the ids of the data at `path`.
+def check_own_text(own: str, path: str, data: Mapping[str, Any]) -> None:
+    """Raise UserError unless the shards `own` have the same token ids as the shards `path`.
 
-    `data` is that data's manifest.
+    `own` is the folder of the model's own text; `data` is the manifest of `path`.
     """
     manifest = read_manifest(own, "shards", "data.own")
-    expected = _identity(data, path)
-    values = _identity(manifest, own)
+    expected = _id_facts(data, path)
+    values = _id_facts(manifest, own)
     for name, value in expected.items():
         if values.get(name) != value:
             raise UserError(
                 f"data.own={own} must have {name}={value} like data.path, "
-                f"got {values.get(name)}. Prepare it by experiment=own with the "
+                f"got {values.get(name)}. Prepare it with experiment=own and the "
                 "tokenizer, vocab= and seq_len of data.path."
             )
 
 
-def _identity(manifest: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """Return the facts of shards that ids depend on."""
+def _id_facts(manifest: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """Return the facts of shards that determine the meaning of token ids, by name."""
     tokenizer = fingerprint_file(Path(folder) / TOKENIZER / "tokenizer.json")
     facts = {"seq_len": manifest["seq_len"], "tokenizer.json": tokenizer}
     return {**facts, **Vocab.from_json(manifest["vocab"]).to_json()}
 
 
 def check_devices() -> None:
-    """Raise RankLocalError on a rank without a GPU of its own, if there are GPUs."""
+    """Raise RankLocalError if this machine has GPUs, but fewer than local ranks."""
     gpus = torch.cuda.device_count()
     if gpus and torchrun_rank()[2] >= gpus:
         raise RankLocalError(
-            f"torchrun must start at most one process for each GPU, got {gpus} GPUs."
+            f"torchrun must start at most one process for each GPU, got {gpus} GPUs. "
+            "Lower --nproc_per_node."
         )
 
 
 def check_ranks(settings: Sequence[Mapping[str, Any]]) -> None:
     """Raise UserError unless all ranks have the same settings.
 
-    Ranks that save at different steps would wait for each other forever.
+    Otherwise ranks that save at different steps would wait for each other forever.
     """
     for rank, other in enumerate(settings):
         for name, value in settings[0].items():
             if other.get(name) != value:
                 raise UserError(
                     f"{name} must be the same on every rank, got {value} on rank 0 "
-                    f"and {other.get(name)} on rank {rank}."
+                    f"and {other.get(name)} on rank {rank}. "
+                    "Start all ranks with the same settings."
                 )
 
 
 def check_memory(memory: Memory) -> None:
-    """Raise UserError if the rank's GPU, or the machine of all local ranks, has too
-    little free memory.
+    """Raise UserError if this rank's GPU or its machine has too little free memory.
 
-    All ranks check before any of them loads the model: they meet in between.
+    The machine must suffice for all its local ranks. All ranks check before any rank
+    loads the model: a collective comes in between.
     """
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     machine = machine_memory(swap=True)
@@ -133,7 +135,10 @@ def check_memory(memory: Memory) -> None:
 
 
 def check_adaptive(path: str, vocab: Vocab, objective: ObjectiveConfig) -> None:
-    """Raise UserError unless the shards have enough adaptive ids and no text uses them."""
+    """Raise UserError unless the vocabulary has enough adaptive ids and no text uses them.
+
+    It searches at most SAMPLE sequences of the shards in the folder `path`.
+    """
     try:
         ids = objective.adaptive_ids(vocab.adaptive)
     except ValueError as error:
@@ -144,6 +149,7 @@ def check_adaptive(path: str, vocab: Vocab, objective: ObjectiveConfig) -> None:
         common = np.intersect1d(shards[index].tokens, ids)
         if len(common):
             raise UserError(
-                f"data.path={path}: no text may produce an adaptive id, "
-                f"got {common[0]} in the text of sequence {index}."
+                f"data.path={path}: text must not contain an adaptive id, "
+                f"got {common[0]} in the text of sequence {index}. "
+                "Prepare the data with other ids in vocab.adaptive."
             )

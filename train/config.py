@@ -15,6 +15,7 @@ RUN = "run.json"  # settings and inputs of the run, written before its first ste
 DESCRIBED = "model"  # the architecture and the tokenizer, for an export
 CHECKPOINTS = "checkpoints"  # see train/checkpoint.py
 LOG = "log.jsonl"  # a line for every step
+TEXTS = "texts.jsonl"  # held-out texts of every validation, with their accepted drafts
 PLANNED = "planned.json"  # the steps that minutes= planned
 DIAGNOSTICS = "diagnostics.json"  # of the step whose loss diverged
 # Masks; the other ones are ids of existing tokens.

@@ -1,17 +1,18 @@
-"""python -m train.convert: a GGUF file in, a Transformers directory out.
+"""Convert a GGUF file to a Transformers directory: `python -m train.convert`.
 
-model.safetensors    the weights, dequantized
+model.safetensors    the dequantized weights
 config.json, generation_config.json, tokenizer files, chat_template.jinja
-README.md            a model card with name and license, as the file states them
+README.md            a model card with the name and license that the file states
 manifest.json        written last
 
-Of the file's pieces, fillers of unused embedding rows are left out: the rows stay.
+The file has filler pieces for unused embedding rows. The tokenizer omits them; the weights
+keep the rows.
 
-With adapter=FOLDER the directory is the export that the folder's files were taken from, of
-this base model: adapter/, adaptive.json, ngrams.safetensors, and README.md if it has one.
+FOLDER may have files copied from an export: adapter/, adaptive.json, ngrams.safetensors and
+README.md. With adapter=FOLDER the result is that export; the GGUF file must be its base model.
 
 Transformers reads the file. Its table of pre-tokenizers has no rule that splits digits
-first; GPT-2's, which it takes instead, gives other ids for spaces before a number.
+first. It uses GPT-2's rule instead, which gives other ids for spaces before a number.
 """
 
 import json
@@ -37,14 +38,14 @@ from conf.runs.stage import (
 from conf.settings.cli import run
 from conf.settings.schema import check_settings, setting
 
-# Imported late: errors in the settings appear before PyTorch is loaded.
+# Imported late, so that errors in the settings are reported before PyTorch is loaded.
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 KIND = "converted"
 PACKAGE = "package:"
-# Names of pre-tokenizers in GGUF files (llama.cpp's `llama_vocab`): each digit is a word
-# of its own, before GPT-2's rule.
+# Names of pre-tokenizers in GGUF files (llama.cpp's `llama_vocab`) that split off each digit
+# before they apply GPT-2's rule.
 DIGITS_FIRST = (
     "smollm",
     "starcoder",
@@ -55,12 +56,13 @@ DIGITS_FIRST = (
     "minerva-7b",
 )
 GPT2_RULE = ("gpt-2", "phi-2", "mpt", "olmo")
-# Their tokenizers compose letters and accents (Unicode's NFC), which no GGUF file says.
-COMPOSING = ("qwen2", "qwen35", "mpt", "olmo")
-FILLER = re.compile(r"\[PAD(\d+)\]")  # llama.cpp's piece for a row without one
-NORMAL, CONTROL = 1, 3  # types of pieces
-# Pieces that end a text wherever they are control pieces, by llama.cpp's rule.
-ENDS = (
+# Pre-tokenizers of models with Unicode's NFC normalization; GGUF files do not state it.
+NFC_RULES = ("qwen2", "qwen35", "mpt", "olmo")
+# llama.cpp's name of an embedding row without a piece.
+FILLER = re.compile(r"\[PAD(\d+)\]")
+NORMAL, CONTROL = 1, 3  # types of pieces in GGUF files
+# Pieces that end a text if their type is CONTROL (llama.cpp's rule).
+END_PIECES = (
     *("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"),
     *("<|end|>", "<|EOT|>", "<end_of_turn>", "<｜end▁of▁sentence｜>"),
 )
@@ -70,15 +72,15 @@ ENDS = (
 class ConvertConfig:
     """python -m train.convert: a GGUF file -> a Transformers directory."""
 
-    #: a GGUF file, or package:NAME, the only one that an installed package has
+    #: the GGUF file; package:NAME takes the only GGUF file of an installed Python package
     gguf: str = setting(path=True)
     #: the folder to write
     out: str = setting(path=True)
-    #: of the weights
+    #: dtype of the written weights
     dtype: str = setting("float32", choices=("float32", "bfloat16", "float16"))
-    #: the first layers alone, from which a draft model can be trained; null: all
+    #: number of layers to write, from the first; a draft model can be trained from them; null: all
     layers: int | None = setting(None, least=1)
-    #: a folder of an export's adapter/ and adaptive.json: the result decodes as that export
+    #: a folder with the adapter/ and adaptive.json of an export; the result decodes like that export
     adapter: str | None = setting(None, path=True)
 
     def __post_init__(self) -> None:
@@ -86,8 +88,8 @@ class ConvertConfig:
 
 
 def main(config: ConvertConfig) -> None:
-    """Convert the file, unless the folder already holds the result."""
-    os.environ.setdefault("TQDM_DISABLE", "1")  # read when transformers is imported
+    """Convert the file, unless the folder already contains the result."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # transformers reads it on import
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # transformers imports deepspeed
     refusing = as_user_error(
         f"gguf={config.gguf} must be a causal model that Transformers reads, got"
@@ -104,11 +106,11 @@ def main(config: ConvertConfig) -> None:
     adaptive = read_json(adapter / "adaptive.json") if adapter else None
     with atomic_folder(config.out) as out:
         with refusing:
-            facts = gguf_facts(file)
-            save_tokenizer(file, facts, out)
+            metadata = gguf_metadata(file)
+            save_tokenizer(file, metadata, out)
             lm = load_gguf(file, config)
-            lm.generation_config.eos_token_id = end_ids(facts, out)
-        write_card(facts, out)
+            lm.generation_config.eos_token_id = end_ids(metadata, out)
+        write_card(metadata, out)
         if adapter and adaptive:
             add_adapter(lm, adapter, adaptive, out)
         else:
@@ -118,16 +120,19 @@ def main(config: ConvertConfig) -> None:
             for path in out.glob("*.safetensors"):
                 make_readable(path)
         check_weights(lm, out)
-        write_manifest(out, KIND, origin, name=facts.get("general.name"))
+        write_manifest(out, KIND, origin, name=metadata.get("general.name"))
     print_line(f"convert: wrote {config.out}")
 
 
 def find_gguf(source: str) -> Path:
-    """Return the path of the file. Raises UserError for none, or several."""
+    """Return the path of the GGUF file that `source` names.
+
+    Raises UserError if there is no such file, or if the package has several.
+    """
     if not source.startswith(PACKAGE):
         files = [Path(source)] if Path(source).is_file() else []
     else:
-        # A package is found without running its code.
+        # find_spec finds a package without running its code.
         spec = find_spec(source.removeprefix(PACKAGE))
         folders = spec.submodule_search_locations if spec else None
         files = [
@@ -135,24 +140,24 @@ def find_gguf(source: str) -> Path:
         ]
     if len(files) != 1:
         raise UserError(
-            f"gguf={source} must name one GGUF file, got {len(files)}. Check the path, or "
-            "install the package."
+            f"gguf={source} must name one GGUF file, got {len(files)} files. Check the "
+            "path, or install the package."
         )
     return files[0]
 
 
-def gguf_facts(file: Path) -> dict[str, Any]:
-    """Return the metadata; of lists of texts, as pieces, their lengths.
+def gguf_metadata(file: Path) -> dict[str, Any]:
+    """Return the metadata of a GGUF file; for a list of strings, its length.
 
-    Raises ValueError for a file that is no GGUF.
+    Raises ValueError if it is not a GGUF file.
     """
     from transformers.integrations.gguf import read_gguf_metadata
 
-    facts, _ = read_gguf_metadata(str(file))
-    return facts
+    metadata, _ = read_gguf_metadata(str(file))
+    return metadata
 
 
-def save_tokenizer(file: Path, facts: dict[str, Any], out: Path) -> None:
+def save_tokenizer(file: Path, metadata: dict[str, Any], out: Path) -> None:
     """Write the tokenizer's files. Raises UserError for an unknown pre-tokenizer."""
     from tokenizers import normalizers, pre_tokenizers
     from transformers import AutoTokenizer
@@ -166,7 +171,7 @@ def save_tokenizer(file: Path, facts: dict[str, Any], out: Path) -> None:
         local_files_only=True,
         trust_remote_code=False,
     )
-    rule = facts.get("tokenizer.ggml.pre", "default")
+    rule = metadata.get("tokenizer.ggml.pre", "default")
     if rule in DIGITS_FIRST:
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
@@ -174,29 +179,30 @@ def save_tokenizer(file: Path, facts: dict[str, Any], out: Path) -> None:
                 pre_tokenizers.ByteLevel(add_prefix_space=False),
             ]
         )
-    elif facts.get("tokenizer.ggml.model") == "gpt2" and rule not in (
+    elif metadata.get("tokenizer.ggml.model") == "gpt2" and rule not in (
         *GPT2_RULE,
         *GGUF_PRE_TOKENIZER_SPLITS,
     ):
         raise UserError(
-            f"gguf={file} must have a pre-tokenizer that is known, got {rule}. "
+            f"gguf={file} must have a known pre-tokenizer, got {rule}. "
             "Download the model as a Transformers directory."
         )
-    if rule in COMPOSING:
+    if rule in NFC_RULES:
         tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
     tokenizer.save_pretrained(out)
-    _mend_tokenizer(facts, out)
+    _fix_tokenizer(metadata, out)
 
 
-def _mend_tokenizer(facts: dict[str, Any], out: Path) -> None:
-    """Remove fillers from the written tokenizer, and have Transformers read it literally.
+def _fix_tokenizer(metadata: dict[str, Any], out: Path) -> None:
+    """Remove fillers from the written tokenizer, and set its class to PreTrainedTokenizerFast.
 
-    Classes of architectures build their own tokenizer from its pieces. A byte-level one
-    puts BOS before a text only if the file says so.
+    A model's own tokenizer class would build another tokenizer from the pieces. This class
+    reads tokenizer.json as it is. A byte-level tokenizer then adds BOS only if the GGUF
+    file says so.
     """
     path = out / "tokenizer.json"
     content = json.loads(path.read_bytes())
-    types = facts.get("tokenizer.ggml.token_type") or []
+    types = metadata.get("tokenizer.ggml.token_type") or []
     vocab = content["model"]["vocab"]
     if isinstance(vocab, dict):
         fillers = {piece for piece, id in vocab.items() if _is_filler(piece, id, types)}
@@ -209,10 +215,8 @@ def _mend_tokenizer(facts: dict[str, Any], out: Path) -> None:
         ]
         write_bytes(path, json.dumps(content, ensure_ascii=False).encode())
     config = read_json(out / "tokenizer_config.json")
-    for name in (
-        "is_local",
-        "local_files_only",
-    ):  # of the conversion, not the tokenizer
+    # Arguments of this conversion, which do not belong to the tokenizer.
+    for name in ("is_local", "local_files_only"):
         config.pop(name, None)
     config |= {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -222,25 +226,26 @@ def _mend_tokenizer(facts: dict[str, Any], out: Path) -> None:
 
 
 def _is_filler(piece: str, id: int, types: Sequence[int]) -> bool:
-    """Return whether a piece stands for an unused row, numbered by its id."""
+    """Return whether a piece is a filler for an unused embedding row, numbered by its id."""
     match = FILLER.fullmatch(piece)
     normal = id < len(types) and types[id] == NORMAL
     return match is not None and int(match[1]) == id and not normal
 
 
-def end_ids(facts: dict[str, Any], folder: Path) -> int | list[int] | None:
-    """Return the ids that end a text, EOS first, as generation_config.json has them.
+def end_ids(metadata: dict[str, Any], folder: Path) -> int | list[int] | None:
+    """Return the ids that end a text, EOS first, in the form of generation_config.json.
 
-    The file names EOS and perhaps the end of a turn; Qwen's chat models end their texts by
-    a further piece.
+    The file names EOS and sometimes the end of a turn. Qwen's chat models end texts with
+    one more piece.
     """
     from data_prep.vocab import load_tokenizer
 
-    types = facts.get("tokenizer.ggml.token_type") or []
+    types = metadata.get("tokenizer.ggml.token_type") or []
     tokenizer = load_tokenizer(folder)
-    named = (tokenizer.token_to_id(piece) for piece in ENDS)
+    named = (tokenizer.token_to_id(piece) for piece in END_PIECES)
     ids = [
-        facts.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")
+        metadata.get(f"tokenizer.ggml.{name}_token_id")
+        for name in ("eos", "eot", "eom")
     ]
     ids += [id for id in named if id is not None and types[id : id + 1] == [CONTROL]]
     unique = [int(id) for id in dict.fromkeys(ids) if id is not None]
@@ -248,10 +253,10 @@ def end_ids(facts: dict[str, Any], folder: Path) -> int | list[int] | None:
 
 
 def load_gguf(file: Path, settings: ConvertConfig) -> "PreTrainedModel":
-    """Return the library's model with the dequantized weights.
+    """Return a Transformers model with the file's dequantized weights.
 
-    The library refuses to save the model that it has read: its weights move to one of
-    the same configuration.
+    Transformers refuses to save a model that it read from a GGUF file, so the weights move
+    to a new model with the same configuration.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -284,10 +289,10 @@ def load_gguf(file: Path, settings: ConvertConfig) -> "PreTrainedModel":
 
 
 def add_adapter(lm: Any, folder: Path, adaptive: dict[str, Any], out: Path) -> None:
-    """Make `out`, which has the base model's tokenizer, an export with this adapter.
+    """Turn `out`, which has the base model's tokenizer, into an export with this adapter.
 
-    `adaptive` is the content of the folder's adaptive.json. Raises UserError for content
-    that no export has.
+    `adaptive` is the content of the adaptive.json in `folder`. Raises UserError if it is not
+    an export's.
     """
     from torch import nn
 
@@ -302,18 +307,18 @@ def add_adapter(lm: Any, folder: Path, adaptive: dict[str, Any], out: Path) -> N
         vocab = Vocab(
             size=max(lm.config.vocab_size, *(id + 1 for id in adaptive["control"])),
             bos=adaptive["bos"],
-            # Earlier exports did not write it: a document ended as a chat's turn.
+            # Earlier exports do not have eos: their documents end like a chat's turns.
             eos=adaptive.get("eos", lm.config.eos_token_id),
             ends=tuple(adaptive.get("ends", ())),
             adaptive=tuple(adaptive["adaptive_ids"]) if trained else (),
             **{name: adaptive["infilling"][name] for name in INFILLING},
         )
-    # Before the adapter's adaptive.json is copied beside the base model's tokenizer.
+    # This must come before adaptive.json is copied: spare_rows reads it.
     spare = spare_rows(out, vocab.adaptive)
     shutil.copytree(folder, out, dirs_exist_ok=True)
     add_adaptive_rows(lm, vocab.size, spare=spare)
     if trained:
-        # The head does not share the embedding's rows, as in the adapter's training.
+        # Untie the head from the embedding, as training with an adapter does.
         head = lm.get_output_embeddings()
         head.weight = nn.Parameter(head.weight.detach().clone())
         lm.config.tie_word_embeddings = False
@@ -333,7 +338,7 @@ def add_adapter(lm: Any, folder: Path, adaptive: dict[str, Any], out: Path) -> N
 
 
 def check_weights(lm: "PreTrainedModel", out: Path) -> None:
-    """Check that the written weights are the model's, bit for bit."""
+    """Assert that the written weights equal the model's, bit for bit."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -342,16 +347,16 @@ def check_weights(lm: "PreTrainedModel", out: Path) -> None:
     )
     expected = lm.state_dict()
     for name, tensor in written.state_dict().items():
-        assert torch.equal(tensor, expected[name]), f"{name} has other values"
+        assert torch.equal(tensor, expected[name]), f"{name} was written wrongly"
 
 
-def write_card(facts: dict[str, Any], out: Path) -> None:
-    """Write a model card, from which later stages have the base model's name and license."""
+def write_card(metadata: dict[str, Any], out: Path) -> None:
+    """Write a model card; later stages read the base model's name and license from it."""
     from huggingface_hub import ModelCard, ModelCardData
 
-    name = facts.get("general.name", "model")
+    name = metadata.get("general.name", "model")
     data = ModelCardData(
-        license=facts.get("general.license"),
+        license=metadata.get("general.license"),
         library_name="transformers",
         model_name=name,
     )

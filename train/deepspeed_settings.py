@@ -1,7 +1,7 @@
-"""Which of DeepSpeed's settings training takes, and what to use in place of others.
+"""Check the user's DeepSpeed settings: keep supported ones, reject the rest with an alternative.
 
-In a file that was written for other trainers "auto" means ours, and blocks that are
-switched off are left out. Knows names and values, not DeepSpeed.
+A file may be written for another trainer: the value "auto" takes this project's setting, and
+disabled blocks are dropped. This module does not import DeepSpeed.
 """
 
 import json
@@ -14,8 +14,8 @@ from conf.errors import describe_error
 
 AUTO = "auto"
 FILE = "file"  # the setting that names a JSON file
-#: Settings that reach DeepSpeed as they are; see PARTS for those of a block.
-TAKEN = {
+#: Settings that DeepSpeed gets unchanged; SUPPORTED has the settings of each block.
+TOP_LEVEL = {
     "zero_optimization",
     "data_types",
     "communication_data_type",
@@ -53,15 +53,16 @@ ZERO = {
     "leaf_module",
 }
 OFFLOAD = {"device", "pin_memory", "buffer_count", "buffer_size", "max_in_cpu"}
-PARTS = {
-    "": TAKEN,
+#: The supported settings of each block.
+SUPPORTED = {
+    "": TOP_LEVEL,
     "zero_optimization": ZERO,
     "zero_optimization.offload_param": OFFLOAD,
     "zero_optimization.offload_optimizer": OFFLOAD | {"fast_init"},
     "data_types": {"grad_accum_dtype"},
 }
-#: What to use in place of a block that training does not take.
-INSTEAD = {
+#: The alternative to each unsupported setting, for the error message.
+ALTERNATIVES = {
     "optimizer": "Use optimizer.name, optimizer.lr and the other settings of optimizer",
     "scheduler": "Use optimizer.lr, optimizer.warmup_steps and optimizer.min_lr",
     "fp16": "Use dtype=bfloat16",
@@ -70,15 +71,15 @@ INSTEAD = {
     "activation_checkpointing": "Use model.activation_checkpointing=true",
     "compile": "Use model.compile=true",
     "sparse_attention": "Use model.attention",
-    "flops_profiler": "plan=true counts operations, and log.jsonl has tokens/s and MFU",
+    "flops_profiler": "Use plan=true to count operations, and log.jsonl for tokens/s and MFU",
     "comms_logger": "Use deepspeed.wall_clock_breakdown=true",
     "sequence_parallel_size": "Use deepspeed=zero3 and a smaller micro_batch",
     "tensor_parallel": "Use deepspeed=zero3, which divides the model over ranks",
     "pipeline": "Use deepspeed=zero3, which divides the model over ranks",
     "expert_parallel": "Use deepspeed=zero3, which divides the model over ranks",
     "aio": "Use deepspeed.zero_optimization.offload_optimizer.device=cpu",
-    "autotuning": "plan=true prints the memory of a step",
-    "elasticity": "The same command continues a run on another number of ranks",
+    "autotuning": "Use plan=true, which prints the memory of a step",
+    "elasticity": "Repeat the command to continue a run on another number of ranks",
     "checkpoint": "Use save_every and keep_last",
     "nebula": "Use save_every and keep_last",
     "datastates": "Use save_every and keep_last",
@@ -87,10 +88,10 @@ INSTEAD = {
     "comet": "Use tracker, or log.jsonl",
     "csv_monitor": "Use log.jsonl",
     "monitor_config": "Use tracker, or log.jsonl",
-    "curriculum_learning": "The order of the data is that of data_prep and seed",
-    "data_efficiency": "The order of the data is that of data_prep and seed",
+    "curriculum_learning": "data_prep and seed determine the order of the data",
+    "data_efficiency": "data_prep and seed determine the order of the data",
     "dataloader_drop_last": "A step always has global_batch sequences",
-    "zero_force_ds_cpu_optimizer": "The optimizer is PyTorch's, also in the CPU's memory",
+    "zero_force_ds_cpu_optimizer": "Offloaded states also use PyTorch's optimizer",
     "log_level": "Set the environment variable DEEPSPEED_LOG_LEVEL",
     "zero_optimization.cpu_offload": "Use deepspeed=zero2_offload",
     "zero_optimization.compute_grad_norm": "log.jsonl has the norm of every step",
@@ -98,41 +99,41 @@ INSTEAD = {
 
 
 def normalize(
-    given: Mapping[str, Any],
+    user_settings: Mapping[str, Any],
     *,
     dtype: str,
     optimizer: str,
     filled: Mapping[str, tuple[str, Any]],
 ) -> dict[str, Any]:
-    """Return the settings for DeepSpeed, without those that training fills in.
+    """Return the settings for DeepSpeed, without the ones that training fills in.
 
-    `filled` has, by DeepSpeed's name, our setting and its value; None for a value that
-    follows from others. Raises ValueError for a block that has no effect here or breaks
-    the run, and for a value other than ours.
+    `filled` maps DeepSpeed's name of a setting that training fills in to this project's
+    setting and its value, or to None as value if it is computed from several settings.
+    Raises ValueError for an unsupported setting, and for a value that contradicts `filled`.
     """
-    settings = _read(given)
+    settings = _load(user_settings)
     _check_bf16(settings.pop("bf16", None), dtype)
     settings = {name: value for name, value in settings.items() if not _is_off(value)}
-    settings.pop("steps_per_print", None)  # log.jsonl has every step
+    settings.pop("steps_per_print", None)  # log.jsonl contains every step
     settings.pop("zero_allow_untested_optimizer", None)
     for name, (setting, value) in filled.items():
         if name in settings and (got := settings.pop(name)) != value:
-            own = "auto" if value is None else f"auto or {setting}={value}"
+            allowed = "auto" if value is None else f"auto or {setting}={value}"
             raise ValueError(
-                f"deepspeed.{name} must be {own}, got {got}. Set {setting}"
+                f"deepspeed.{name} must be {allowed}, got {got}. Set {setting}"
             )
     for name, kind in (("optimizer", optimizer), ("scheduler", "warmupcosinelr")):
         block = settings.get(name)
         if isinstance(block, Mapping) and str(block.get("type")).lower() == kind:
             params = {key: value for key, value in block.items() if key != "type"}
             settings[name] = params if not _is_off(params) else None
-    taken = _part("", settings)
-    _check_stage(taken)
-    return taken
+    supported = _supported("", settings)
+    _check_stage(supported)
+    return supported
 
 
 def _check_stage(settings: Mapping[str, Any]) -> None:
-    """Raise ValueError for settings that need another stage of ZeRO."""
+    """Raise ValueError for a setting that needs another stage of ZeRO."""
     zero = settings.get("zero_optimization", {})
     stage = zero.get("stage", 0)
     for name, present, stages in (
@@ -148,12 +149,12 @@ def _check_stage(settings: Mapping[str, Any]) -> None:
             )
 
 
-def _read(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings, those of the named file below those given beside it."""
-    beside = {name: value for name, value in given.items() if name != FILE}
-    if FILE not in given:
-        return beside
-    path = Path(str(given[FILE])).expanduser()
+def _load(user_settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the named file, overridden by the user's other settings."""
+    overrides = {name: value for name, value in user_settings.items() if name != FILE}
+    if FILE not in user_settings:
+        return overrides
+    path = Path(str(user_settings[FILE])).expanduser()
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -161,19 +162,20 @@ def _read(given: Mapping[str, Any]) -> dict[str, Any]:
     except OSError as error:
         reason = describe_error(error)
     except ValueError as error:
-        reason = f"no JSON ({error})"
+        reason = f"invalid JSON ({error})"
     else:
         if isinstance(settings, dict):
-            return _merge(settings, beside)
+            return _merge(settings, overrides)
         reason = f"a JSON {type(settings).__name__}"
     raise ValueError(
-        f"deepspeed={path} must be DeepSpeed's settings in JSON, got {reason}"
+        f"deepspeed={path} must be a JSON file of DeepSpeed's settings, got {reason}"
     )
 
 
-def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for name, value in above.items():
+def _merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of `base`, overridden by `overrides` at any depth."""
+    merged = dict(base)
+    for name, value in overrides.items():
         inner = merged.get(name)
         blocks = isinstance(inner, Mapping) and isinstance(value, Mapping)
         merged[name] = _merge(inner, value) if blocks else value  # type: ignore[arg-type]
@@ -181,7 +183,7 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _is_off(value: Any) -> bool:
-    """Return whether a setting is "auto", null or false, or a block of such settings."""
+    """Return whether a value is "auto", null or false, or a block of such values."""
     if isinstance(value, Mapping):
         off = value.get("enabled") in (False, AUTO)
         return off or all(map(_is_off, value.values()))
@@ -189,7 +191,7 @@ def _is_off(value: Any) -> bool:
 
 
 def _check_bf16(block: Any, dtype: str) -> None:
-    """Raise ValueError for another type of the weights than `dtype`."""
+    """Raise ValueError if the bf16 block contradicts the dtype of the weights."""
     if block is None:
         return
     if not isinstance(block, Mapping):
@@ -200,40 +202,52 @@ def _check_bf16(block: Any, dtype: str) -> None:
     ):
         cure = "bfloat16" if enabled else "float32"
         raise ValueError(
-            f"deepspeed.bf16.enabled must be auto or that of dtype={dtype}, got "
+            f"deepspeed.bf16.enabled must be auto or match dtype={dtype}, got "
             f"{str(enabled).lower()}. Set dtype={cure}"
         )
     for name, value in block.items():
         if name != "enabled" and not _is_off(value):
-            raise ValueError(_left_out(f"bf16.{name}"))
+            raise ValueError(_unsupported(f"bf16.{name}"))
 
 
-def _part(place: str, block: Any) -> dict[str, Any]:
-    """Return the settings of a block that are not "auto", nor blocks that are off."""
+def _supported(block_name: str, block: Any) -> dict[str, Any]:
+    """Return the supported settings of a block, without "auto" values and disabled blocks.
+
+    Raises ValueError for an unsupported setting that is not off.
+    """
     if not isinstance(block, Mapping):
-        raise ValueError(f"deepspeed.{place} must be a block of settings, got {block}")
-    taken: dict[str, Any] = {}
+        raise ValueError(
+            f"deepspeed.{block_name} must be a block of settings, got {block}"
+        )
+    names = SUPPORTED[block_name]
+    result: dict[str, Any] = {}
     for name, value in block.items():
-        full = f"{place}.{name}".lstrip(".")
+        full = f"{block_name}.{name}".lstrip(".")
         if value is None or value == AUTO:
             continue
-        if name not in PARTS[place]:
+        if name not in names:
             if _is_off(value):
                 continue
-            near = get_close_matches(name, PARTS[place], n=1)
-            raise ValueError(_left_out(full, near))
-        if full not in PARTS:
-            taken[name] = value
-        elif part := _part(full, value):
-            taken[name] = part
-    device = taken.get("device", "none")
+            near = get_close_matches(name, names, n=1)
+            raise ValueError(_unsupported(full, near))
+        if full not in SUPPORTED:
+            result[name] = value
+        elif inner := _supported(full, value):
+            result[name] = inner
+    device = result.get("device", "none")
     if device not in ("cpu", "none"):
-        raise ValueError(f"deepspeed.{place}.device must be cpu or none, got {device}")
-    return {} if "device" in PARTS[place] and device == "none" else taken
+        raise ValueError(
+            f"deepspeed.{block_name}.device must be cpu, got {device}. "
+            f"Leave {block_name} out to offload nothing"
+        )
+    return {} if "device" in names and device == "none" else result
 
 
-def _left_out(name: str, near: Sequence[str] = ()) -> str:
-    cure = INSTEAD.get(name, "docs/training.md lists the settings that training takes")
-    if near and name not in INSTEAD:
+def _unsupported(name: str, near: Sequence[str] = ()) -> str:
+    """Return the error message for an unsupported setting; `near` are similar names."""
+    cure = ALTERNATIVES.get(
+        name, "See docs/training.md for the settings that training supports"
+    )
+    if near and name not in ALTERNATIVES:
         cure = f"Did you mean {near[0]}?"
     return f"deepspeed.{name} must be left out: training does not use it. {cure}"

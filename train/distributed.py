@@ -1,4 +1,4 @@
-"""Values that the ranks of a run share, and signals to stop."""
+"""Share values between the ranks of a run, and agree on signals to stop."""
 
 import signal
 from datetime import timedelta
@@ -8,22 +8,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# A collective whose other side is lost fails after so long. Collectives also wait for a
-# rank that saves to a slow disk.
+# A collective fails after this time if another rank has died. It is long because
+# collectives also wait for a rank that saves to a slow disk.
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 
 def broadcast(value: Any) -> Any:
-    """Return rank 0's value on every rank. Called by every rank."""
+    """Return rank 0's value on every rank. Every rank must call this."""
     values = [value]
     dist.broadcast_object_list(values, src=0)
     return values[0]
 
 
 def gather(value: Any) -> list[Any]:
-    """Return all ranks' values, in their order, on every rank.
+    """Return the values of all ranks, in the order of ranks, on every rank.
 
-    Called by every rank, or before the process group exists.
+    Every rank must call this. Without a process group the list has the caller's value alone.
     """
     if not dist.is_initialized():
         return [value]
@@ -38,14 +38,14 @@ def is_lost_rank(error: RuntimeError) -> bool:
 
 
 class Abandoned(Exception):
-    """A signal ended a validation, or a step before it changed weights or optimizer."""
+    """A signal interrupted a validation, or a step before it changed weights or optimizer."""
 
 
 class StopSignals:
-    """Remembers signals to stop: the step ends, and all ranks agree to stop.
+    """Record signals to stop, so that all ranks stop together.
 
-    SIGTERM is a scheduler's, SIGUSR1 is Slurm's ahead of a time limit (--signal),
-    SIGINT is Ctrl-C, and SIGHUP a closed terminal, which is ignored under nohup.
+    Schedulers send SIGTERM; Slurm sends SIGUSR1 before a time limit (--signal); Ctrl-C
+    sends SIGINT; a closed terminal sends SIGHUP, which is ignored under nohup.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class StopSignals:
         self._stop = True
 
     def agreed(self, device: torch.device) -> bool:
-        """Return whether any rank received a signal. Called by every rank."""
+        """Return whether any rank received a signal. Every rank must call this."""
         stop = torch.tensor(float(self._stop), device=device)
         dist.all_reduce(stop, op=dist.ReduceOp.MAX)
         return bool(stop)

@@ -1,4 +1,4 @@
-"""DeepSpeed: start, steps, checkpoints, weights partitioned over ranks.
+"""Run DeepSpeed: start the ranks, take steps, write checkpoints, partition weights.
 
 Importing this module sets environment variables that DeepSpeed and PyTorch read.
 """
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers.integrations import HfDeepSpeedConfig
 
 from conf.errors import UserError, in_one_line
-from train.checkpoint import why_unread, write_file, zero_stage
+from train.checkpoint import refusal, write_file, zero_stage
 from train.config import TrainConfig
 from train.distributed import COLLECTIVE_TIMEOUT, Abandoned
 from train.optimizer import build_optimizer, parameter_groups
@@ -33,7 +33,7 @@ if not torch.cuda.is_available():
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
 os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")
 
-# `torch.load` then runs no pickle, here and in child processes: this overrules the
+# Make `torch.load` refuse pickled code, here and in child processes. This overrides the
 # argument `weights_only=False` of DeepSpeed's own calls.
 os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
 os.environ.pop("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", None)
@@ -50,16 +50,20 @@ from deepspeed.utils.tensor_fragment import fragment_address
 
 RANKS_PER_MACHINE = 8
 
-# All classes in our checkpoints beside tensors and plain values. `partial` makes another
-# object of the function: PyTorch forgets the one of train.checkpoint.KNOWN after a use.
-named = partial(zero_stage), "builtins.getattr"
+# All classes in our checkpoints besides tensors and plain values. `partial` makes a function
+# object of its own: the end of a `safe_globals` block in train.checkpoint removes the objects
+# of KNOWN from PyTorch's list.
+named_stage = partial(zero_stage), "builtins.getattr"
 torch.serialization.add_safe_globals(
-    [ZeroStageEnum, LossScaler, fragment_address, named]
+    [ZeroStageEnum, LossScaler, fragment_address, named_stage]
 )
 
 
 def start() -> tuple[int, int]:
-    """Join the ranks that torchrun started, or be the only one; return (rank, ranks)."""
+    """Initialize the process group; return the rank and the number of ranks.
+
+    Without torchrun's variables this process is the only rank.
+    """
     for name, value in {
         "RANK": 0,
         "LOCAL_RANK": 0,
@@ -71,7 +75,7 @@ def start() -> tuple[int, int]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             os.environ["MASTER_PORT"] = str(free.getsockname()[1])
-    # For DeepSpeed's inference alone; it would be compiled here.
+    # DeepSpeed would compile this operation here; only its inference needs it.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(
         dist_backend="nccl" if torch.cuda.is_available() else "gloo",
@@ -83,12 +87,12 @@ def start() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-def check_settings(settings: Mapping[str, Any]) -> None:
+def check_deepspeed_settings(settings: Mapping[str, Any]) -> None:
     """Raise UserError for the first of the user's settings that DeepSpeed refuses."""
     for name, value in settings.items():
         try:
             DeepSpeedConfig({"train_batch_size": 1, name: value})
-        except Exception as error:  # of pydantic, of DeepSpeed, or of Python
+        except Exception as error:  # pydantic's, DeepSpeed's or Python's
             raise UserError(
                 f"deepspeed.{name} must be valid for DeepSpeed, got {value}: "
                 f"{in_one_line(error)}"
@@ -105,7 +109,7 @@ def deepspeed_config(config: TrainConfig, *, ranks: int) -> dict[str, Any]:
         "gradient_accumulation_steps": config.accumulations(ranks),
         "gradient_clipping": config.optimizer.clip,
         "zero_allow_untested_optimizer": True,
-        # PyTorch's own AdamW: DeepSpeed's for CPUs would be compiled here.
+        # Use PyTorch's AdamW: DeepSpeed would compile its AdamW for CPUs here.
         "zero_force_ds_cpu_optimizer": False,
     }
 
@@ -113,12 +117,12 @@ def deepspeed_config(config: TrainConfig, *, ranks: int) -> dict[str, Any]:
 def model_states(
     total: int, trained: int, largest: int, config: TrainConfig, *, ranks: int
 ) -> tuple[int, int]:
-    """Return bytes of a rank's GPU, and of its machine, by DeepSpeed's estimators.
+    """Return the bytes of model states on a rank's GPU and on its machine.
 
-    Counts weights, gradients and optimizer of `trained` parameters, and the weights of
-    the other ones of `total`. `largest` is the parameters of the largest module. The
-    estimators are for bfloat16 and know ZeRO 2 and 3: float32 takes 2 bytes more for a
-    weight, and below stage 2 every rank has all gradients.
+    DeepSpeed's estimators count weights, gradients and optimizer of `trained` parameters;
+    the weights of the other parameters in `total` are added. `largest` is the number of
+    parameters in the largest module. The estimators are for bfloat16 and ZeRO 2 and 3:
+    float32 adds 2 bytes for each weight, and below stage 2 every rank has all gradients.
     """
     local = min(ranks, RANKS_PER_MACHINE)
     offload = config.zero.get("offload_optimizer") is not None
@@ -150,20 +154,22 @@ def model_states(
 
 @contextlib.contextmanager
 def load_partitioned(config: TrainConfig) -> Iterator[None]:
-    """Partition every weight as it loads, within the block, under ZeRO 3."""
-    alive = None
+    """Within the block, let Transformers partition each weight as it loads, under ZeRO 3."""
+    reference = None
     if config.stage == 3 and not config.model.random_init:
-        # Transformers looks for a living object of this kind.
-        alive = HfDeepSpeedConfig(deepspeed_config(config, ranks=dist.get_world_size()))
+        # Transformers partitions weights while an object of this class exists.
+        reference = HfDeepSpeedConfig(
+            deepspeed_config(config, ranks=dist.get_world_size())
+        )
     yield
-    del alive
+    del reference
 
 
 @contextlib.contextmanager
 def gathered(*modules: nn.Module) -> Iterator[None]:
-    """Join these modules' own weights, within the block, where ZeRO 3 partitions them.
+    """Within the block, gather these modules' own weights if ZeRO 3 partitions them.
 
-    Changes by rank 0 are kept.
+    Changes that rank 0 makes to them are kept.
     """
     parameters = [p for module in modules for p in module.parameters(recurse=False)]
     with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0):
@@ -171,7 +177,7 @@ def gathered(*modules: nn.Module) -> Iterator[None]:
 
 
 def count_parameters(module: nn.Module) -> int:
-    """Count the parameters of the whole module, also where ZeRO 3 partitions it."""
+    """Return the number of parameters of the whole module, also if ZeRO 3 partitions it."""
     return sum(
         getattr(parameter, "ds_numel", parameter.numel())
         for parameter in module.parameters()
@@ -179,10 +185,9 @@ def count_parameters(module: nn.Module) -> int:
 
 
 def reseed(*key: int) -> None:
-    """Seed PyTorch on every device, NumPy and Python from the numbers of `key`, each
-    from 0.
+    """Seed PyTorch on every device, NumPy and Python from `key`, non-negative integers.
 
-    Random states are a function of the step, so that no checkpoint has to contain them.
+    Random states are a function of the step, so that checkpoints need not contain them.
     """
     seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
     torch.manual_seed(seed)
@@ -191,9 +196,9 @@ def reseed(*key: int) -> None:
 
 
 class Engine:
-    """One rank's share of the training engine.
+    """One rank of the training engine.
 
-    With `universal`, `load` reads files of `train.checkpoint.to_universal`, on any
+    With `universal`, `load` reads the files of `train.checkpoint.to_universal`, on any
     number of ranks.
     """
 
@@ -217,14 +222,15 @@ class Engine:
         self._engine, *_ = deepspeed.initialize(
             model=module, optimizer=optimizer, config=settings
         )
-        # DeepSpeed rounds buffers to bfloat16 too: at position 16,000 rotary
-        # frequencies would be off by 3 rad.
+        # DeepSpeed also rounds buffers to bfloat16. With rounded rotary frequencies the
+        # angle at position 16,000 would be off by 3 rad.
         for name, buffer in module.named_buffers():
             buffer.data = exact[name].to(buffer.device)
         self._forget_first_step()
         self._files = _Files()
         self._engine.checkpoint_engine = self._files
-        # DeepSpeed copies a script beside the weights; on a full disk ranks would wait.
+        # DeepSpeed copies a script next to the weights; if that fails on a full disk, the
+        # other ranks would wait.
         self._engine._copy_recovery_script = lambda folder: None
         self._gradient_norm = 0.0
 
@@ -240,7 +246,7 @@ class Engine:
         return int(self._engine.zero_optimization_stage())
 
     def forward(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the module's loss, tally and likeliest tokens of one micro-batch."""
+        """Return the loss, the tally and the likeliest tokens of one micro-batch."""
         outputs: tuple[Tensor, Tensor, Tensor] = self._engine(**batch)
         return outputs
 
@@ -254,10 +260,10 @@ class Engine:
     ) -> tuple[Tensor, Tensor]:
         """Take one optimizer step over this rank's m micro-batches.
 
-        Returns their losses (m,) and summed tally. Raises Abandoned if `stop` returns
-        True: it is called between micro-batches and must return the same on every rank.
-        `key` and the number of a micro-batch within the global batch seed its random
-        state, so that the number of ranks changes nothing.
+        Returns their losses (m,) and summed tally. `stop` is called between micro-batches
+        and must return the same on every rank; if it returns True, Abandoned is raised.
+        `key` and the index of a micro-batch within the global batch seed its random
+        state, so that the result does not depend on the number of ranks.
         """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr * group["rate"]
@@ -282,13 +288,13 @@ class Engine:
         return torch.stack(losses), torch.stack(tallies).sum(0)
 
     def gradient_norm(self) -> float:
-        """Return the gradient's norm in the last step, before clipping."""
+        """Return the norm of the last step's gradient before clipping."""
         if self._is_plain:
             return self._gradient_norm
         return float(self._engine.get_global_grad_norm() or 0.0)
 
     def device_name(self) -> str:
-        """Return the GPU's name as its maker gives it; "cpu" for a CPU."""
+        """Return the GPU's name from torch.cuda, or "cpu"."""
         return (
             torch.cuda.get_device_name(self.device)
             if torch.cuda.is_available()
@@ -296,7 +302,7 @@ class Engine:
         )
 
     def peak_memory(self) -> int:
-        """Return the largest memory so far, in bytes: the GPU's, or a CPU process's."""
+        """Return the peak memory so far in bytes: of the GPU, or of the process on a CPU."""
         if torch.cuda.is_available():
             return torch.cuda.max_memory_allocated()
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -304,13 +310,13 @@ class Engine:
     def save(
         self, folder: Path, tag: str
     ) -> tuple[dict[str, dict[str, int]], OSError | None]:
-        """Write weights and optimizer into `folder`/`tag`. Called by every rank.
+        """Write weights and optimizer into `folder`/`tag`. Every rank must call this.
 
-        Returns size and CRC-32 of this rank's files, by name, and the error of a write.
+        Returns size and CRC-32 of this rank's files by name, and the error of a failed write.
         """
         self._files.written = {}
         self._files.failure = None
-        # Stage 0 keeps float32 copies of bfloat16 weights in this order of names.
+        # Stage 0 stores float32 copies of bfloat16 weights in this order of names.
         state = {"trained": self._trained}
         self._engine.save_checkpoint(
             str(folder), tag=tag, client_state=state, save_latest=False
@@ -318,9 +324,7 @@ class Engine:
         return self._files.written, self._files.failure
 
     def load(self, folder: Path, tag: str) -> None:
-        """Continue from the weights and the optimizer in `folder`/`tag`. Called by
-        every rank.
-        """
+        """Load weights and optimizer from `folder`/`tag`. Every rank must call this."""
         optimizer = self._engine.basic_optimizer
         settings = [
             {k: v for k, v in group.items() if k != "params"}
@@ -329,25 +333,24 @@ class Engine:
         path, _ = self._engine.load_checkpoint(str(folder), tag=tag)
         if path is None:
             raise FileNotFoundError(f"{folder / tag}: no checkpoint of this engine")
-        # From a universal checkpoint ZeRO 3 gives every group the first group's
-        # settings and all parameters one count of steps, which each of them then
-        # increments.
+        # From a universal checkpoint, ZeRO 3 gives every group the first group's settings.
+        # All parameters share one step tensor, which each of them then increments.
         for group, setting in zip(optimizer.param_groups, settings, strict=True):
             group.update(setting)
         for parameter, state in optimizer.state.items():
             if isinstance(state.get("step"), Tensor):
-                # On the parameter's device: the converter writes CPU tensors.
+                # Move it to the parameter's device: the converter writes CPU tensors.
                 state["step"] = state["step"].to(parameter.device, copy=True)
 
     @property
     def _is_plain(self) -> bool:
-        """Whether the optimizer is PyTorch's own (no ZeRO, float32), which has no norm."""
+        """Whether the optimizer is PyTorch's own (float32 without ZeRO), which stores no norm."""
         return isinstance(self._engine.optimizer, torch.optim.Optimizer)
 
     def _forget_first_step(self) -> None:
-        """Undo the step on zero gradients by which stage 0 in bfloat16 starts.
+        """Undo the step on zero gradients that DeepSpeed takes at the start of stage 0 in bfloat16.
 
-        It decays the weights, and Adam would count the first real step as the second.
+        That step decays the weights, and Adam would count the first real step as the second.
         """
         optimizer = self._engine.optimizer
         if type(optimizer).__name__ == "FP16_UnfusedOptimizer":
@@ -356,9 +359,9 @@ class Engine:
 
 
 class _Files(CheckpointEngine):
-    """PyTorch's files, with their CRC-32.
+    """DeepSpeed's checkpoint I/O by torch.save and torch.load, with checksums.
 
-    A failure is stored, not raised: DeepSpeed has a barrier after writing.
+    A failed write is stored, not raised: the other ranks wait at DeepSpeed's barrier after it.
     """
 
     def __init__(self) -> None:
@@ -384,7 +387,7 @@ class _Files(CheckpointEngine):
             return torch.load(path, map_location=map_location, weights_only=True)
         except UnpicklingError as error:
             raise UserError(
-                f"{path} must have tensors and plain values, got {why_unread(error)}."
+                f"{path} must contain only tensors and plain values, got {refusal(error)}."
             ) from error
 
     def create(self, info: Any) -> None:

@@ -1,9 +1,9 @@
-"""Floating-point operations of a training step, and peaks of devices, for MFU.
+"""Count the floating-point operations of a training step, for model FLOPs utilization (MFU).
 
-A product with a matrix of p parameters costs 2 p operations per row. Attention costs 4
-d per query, key and layer (scores and values over d = heads x head width), for the
-pairs that the causal mask leaves. The backward pass costs twice the forward (Kaplan et
-al. 2020, §2.1; Chowdhery et al. 2022, App. B).
+A product with a matrix of p parameters costs 2 p operations per row. Attention costs
+4 d per layer and per pair of query and key that the causal mask allows: scores and values,
+each over d = heads x head width. The backward pass costs twice the forward pass (Kaplan
+et al. 2020, §2.1; Chowdhery et al. 2022, App. B).
 """
 
 import math
@@ -15,8 +15,8 @@ from transformers import PretrainedConfig
 from conf.architecture import skeleton
 from train.config import ObjectiveConfig, TrainConfig
 
-# Dense bfloat16, from the makers' datasheets; the first pattern that matches
-# torch.cuda.get_device_name.
+# Dense bfloat16 FLOP/s from the makers' datasheets, by a pattern of torch.cuda.get_device_name.
+# The first pattern that matches counts.
 PEAKS = {
     r"\bB200\b": 2250e12,
     r"\b(GH200|H200|H800|H100.*HBM3|H100 SXM)\b": 989e12,
@@ -35,7 +35,7 @@ PEAKS = {
 
 
 def peak_flops(device: str) -> float | None:
-    """Return the operations per second of a device; None if unknown."""
+    """Return the peak operations per second of a device; None if the device is unknown."""
     for pattern, peak in PEAKS.items():
         if re.search(pattern, device):
             return peak
@@ -45,41 +45,42 @@ def peak_flops(device: str) -> float | None:
 def step_flops(
     architecture: PretrainedConfig, config: TrainConfig, *, seq_len: int
 ) -> float:
-    """Return the operations that a step needs over all ranks (MFU's count).
+    """Return the operations that one step needs over all ranks, as MFU counts them.
 
-    Layers that activation checkpointing computes again are left out. Frozen weights
-    (LoRA) need no gradient; the adapter's own operations are left out. With a gated
-    adapter the trunk has no backward pass, and predicts nothing.
+    Recomputation by activation checkpointing does not count. With LoRA, gradients of the
+    frozen weights and the adapter's own operations do not count. With a gated adapter the
+    trunk has no backward pass and no logits.
     """
     layers, head = matrix_parameters(architecture)
     work = expected_work(config.objective, seq_len)
     width = architecture.num_attention_heads * head_width(architecture)
-    of_row = 2 * layers
-    of_pair = 4 * width * architecture.num_hidden_layers
-    products = of_row * work.rows + 2 * head * work.predicted
-    scores = of_pair * work.pairs
+    row_cost = 2 * layers
+    pair_cost = 4 * width * architecture.num_hidden_layers
+    products = row_cost * work.rows + 2 * head * work.predicted
+    scores = pair_cost * work.pairs
     needed = (2 if config.lora.rank else 3) * products + 3 * scores
     if config.lora.gated:
-        trunk_scores = of_pair * seq_len * (seq_len + 1) / 2
-        needed -= of_row * seq_len + 2 * trunk_scores + 2 * 2 * head * seq_len
+        trunk_scores = pair_cost * seq_len * (seq_len + 1) / 2
+        needed -= row_cost * seq_len + 2 * trunk_scores + 2 * 2 * head * seq_len
     return float(config.global_batch * needed)
 
 
 class ExpectedRows(NamedTuple):
-    """Average rows of one sequence of the shards after its layout."""
+    """Average counts of the layout of one sequence."""
 
-    rows: float  # through the layers
-    pairs: float  # of query and key, in each layer's attention
-    predicted: float  # rows whose logits are computed
+    rows: float  # rows that pass through the layers
+    pairs: float  # pairs of query and key in the attention of each layer
+    predicted: float  # rows with logits
 
 
 def expected_work(objective: ObjectiveConfig, n: int) -> ExpectedRows:
-    """Return an objective's average layout over n tokens, without documents' borders
-    and control tokens.
+    """Return the average counts of an objective's layout over a sequence of n tokens.
+
+    Document borders and control tokens, which shorten windows, are ignored.
     """
     causal = n * (n + 1) / 2
     if objective.name == "dual":
-        # No window covers a position that has no start within reach, for each distance.
+        # A position is not covered if, at each distance j, no window with a j-th token starts.
         missed = math.prod(
             1 - objective.start_rate * share for share in retained(objective)
         )
@@ -90,20 +91,21 @@ def expected_work(objective: ObjectiveConfig, n: int) -> ExpectedRows:
         widths = retained(objective)
         starts = n * objective.start_rate
         branches = starts * sum(widths)
-        # A window starts anywhere with equal chance; its j-th token sees its prefix and
-        # j of the window.
-        own = starts * sum(j * share for j, share in enumerate(widths, start=1))
+        # A window starts at a uniform position; its j-th token attends to the prefix and to
+        # j tokens of the window.
+        within = starts * sum(j * share for j, share in enumerate(widths, start=1))
         return ExpectedRows(
             rows=n + branches,
-            pairs=causal + branches * (n - 1) / 2 + own,
+            pairs=causal + branches * (n - 1) / 2 + within,
             predicted=n + branches,
         )
     return ExpectedRows(rows=n, pairs=causal, predicted=n)
 
 
 def retained(objective: ObjectiveConfig) -> list[float]:
-    """Return the share of windows with a j-th token, j = 1..L: widths are uniform on
-    1..L (eq. 4).
+    """Return the share of windows with a j-th token, for j = 1..L.
+
+    Widths are uniform on 1..L (SDSAT eq. 4).
     """
     L = objective.L
     return [(L - j + 1) / L for j in range(1, L + 1)]
@@ -116,15 +118,14 @@ def head_width(config: PretrainedConfig) -> int:
 
 
 def matrix_parameters(config: PretrainedConfig) -> tuple[int, int]:
-    """Count the parameters that a row is multiplied with, in all layers and in the
-    head.
+    """Return the parameters of the matrices that multiply a row: in all layers, and in the head.
 
-    A lookup in the embedding is no product; of experts, those count that a token is
-    routed to.
+    The embedding does not count, since it is a lookup. Only the experts that a token is
+    routed to count.
     """
     lm = skeleton(config)
     embeddings = (lm.get_input_embeddings(), lm.get_output_embeddings())
-    apart = {id(module.weight) for module in embeddings}
+    excluded = {id(module.weight) for module in embeddings}
     experts = (
         getattr(config, "num_local_experts", None)
         or getattr(config, "num_experts", None)
@@ -133,7 +134,7 @@ def matrix_parameters(config: PretrainedConfig) -> tuple[int, int]:
     routed = getattr(config, "num_experts_per_tok", None) or 1
     layers = 0
     for name, parameter in lm.named_parameters():
-        if parameter.ndim >= 2 and id(parameter) not in apart:
+        if parameter.ndim >= 2 and id(parameter) not in excluded:
             count = parameter.numel()
             layers += count * routed // experts if ".experts." in name else count
     return layers, lm.get_output_embeddings().weight.numel()

@@ -1,14 +1,14 @@
-"""The previous-token head: a draft that knows the token drafted before it.
+"""The previous-token head: correct each draft by the token drafted before it.
 
-An adaptive token predicts its place blindly: the tokens between it and the text are not
-known yet. When they are drafted one after the other, the one before a place is. With h_j
-the last hidden state of the j-th adaptive token and e(t) the model's embedding of the
-token before the place that it predicts (Apple's sampler head, arXiv 2507.11851),
+An adaptive token predicts a token without knowing the tokens between it and the text. When
+drafts are chosen one after the other, the previous token is known. Let h_j be the last
+hidden state of the j-th adaptive token, and e(t_{j-1}) the model's embedding of the token
+before the one that it predicts. The head computes (Apple's sampler head, arXiv 2507.11851)
 
     h'_j = h_j + W2 silu( W1 [ĥ_j ; ê(t_{j-1})] )        x̂ = x / rms(x)
 
-goes through the model's own head. W2 begins at zero. The inputs are normalised, because
-embeddings and hidden states of a model differ in scale by its own choice.
+and the model's output head turns h'_j into logits. W2 is zero at the start. The inputs are
+normalized, because the scales of embeddings and hidden states differ from model to model.
 infer/engine/head.py computes the same in decoding.
 """
 
@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from conf.errors import UserError
 from train.checkpoint import write_safetensors
 
-FILE = "head.safetensors"  # beside an adapter
-NAME = "head."  # of the head within train.model.AdaptiveLM
+FILE = "head.safetensors"  # in the folder of an adapter
+PREFIX = "head."  # of the head's parameter names in train.model.AdaptiveLM
 
 
 class PreviousTokenHead(nn.Module):
-    """W1 (d, 2d) and W2 (d, d), random and zero."""
+    """The head's weights: W1 (d, 2d), random at the start, and W2 (d, d), zero at the start."""
 
     def __init__(self, width: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class PreviousTokenHead(nn.Module):
         nn.init.zeros_(self.w2.weight)
 
     def forward(self, hidden: Tensor, previous: Tensor) -> Tensor:
-        """Return h' of hidden states and embeddings of tokens, all (..., d)."""
+        """Return h' (..., d) for hidden states and previous tokens' embeddings, both (..., d)."""
         width = hidden.shape[-1:]
         inputs = [F.rms_norm(hidden, width), F.rms_norm(previous, width)]
         corrected: Tensor = hidden + self.w2(F.silu(self.w1(torch.cat(inputs, -1))))
@@ -45,29 +45,29 @@ class PreviousTokenHead(nn.Module):
 
 
 def write_head(weights: Mapping[str, Tensor], folder: Path, dtype: torch.dtype) -> None:
-    """Write the head among a checkpoint's weights, if there is one, into a folder."""
+    """Write the head of a checkpoint's weights into an adapter's folder, if it has one."""
     head = {
-        name.removeprefix(NAME): weights[name].to(dtype)
+        name.removeprefix(PREFIX): weights[name].to(dtype)
         for name in weights
-        if name.startswith(NAME)
+        if name.startswith(PREFIX)
     }
     if head:
         write_safetensors(head, folder / FILE)
 
 
 def read_head(head: PreviousTokenHead | None, folder: Path) -> None:
-    """Give a head the weights that `write_head` wrote into an adapter's folder, if any.
+    """Load the head's weights from an adapter's folder, if it has a head.
 
-    Raises UserError if no head is trained, though the folder has one, or if it is of
-    another width.
+    Raises UserError if the folder has a head but this run does not (`head` is None), or if
+    the head in the folder has another width.
     """
     path = folder / FILE
     if not path.is_file():
         return
     if head is None:
         raise UserError(
-            f"objective.previous_token must be true with model.adapter={folder}, which "
-            "has a previous-token head, got false."
+            f"objective.previous_token must be true, got false: model.adapter={folder} "
+            "has a previous-token head."
         )
     weights = load_file(path)
     shapes = {name: weight.shape for name, weight in weights.items()}
@@ -75,6 +75,7 @@ def read_head(head: PreviousTokenHead | None, folder: Path) -> None:
     if shapes != expected:
         raise UserError(
             f"model.adapter={folder} must have a head of this model's width "
-            f"{head.w2.out_features}, got another one in {FILE}."
+            f"{head.w2.out_features}, got another width in {FILE}. "
+            "Use an adapter of this model."
         )
     head.load_state_dict(weights)

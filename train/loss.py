@@ -1,20 +1,21 @@
-"""The one loss: a weighted sum over the positions of a linear head, with logits in
-chunks.
+"""Compute the training loss of all objectives: a weighted sum over positions, logits in chunks.
 
-Shape legend: T positions, c of them in a chunk, d width, V vocabulary. Full float32
-logits of a 16,384-token sequence would be 2 GB at V = 32,016: only `chunk` positions
-have logits at any time. Since ∂loss/∂logits is known as soon as the logits are, the
-gradients are made in the forward pass and nothing is computed twice (as in Liger
-Kernel, arXiv 2410.10989, §3.2).
+Shape legend: T positions, c positions in a chunk, d width, V vocabulary. Full float32
+logits of a 16,384-token sequence would take 2 GB at V = 32,016, so only `chunk` positions
+have logits at any time. ∂loss/∂logits is known as soon as the logits are, so the forward
+pass computes the gradients, without recomputation (as in Liger Kernel, arXiv 2410.10989,
+§3.2).
 
-A standard token learns by cross-entropy. With z its logits, q = softmax(z), and p the
-model's own distribution where the token that it drafts is predicted from the clean
-prefix (its teacher, through which no gradient flows), an adaptive token learns by
+The loss of a standard token is its cross-entropy. The loss of an adaptive token is
 
     -(1 - soft) log q(label) - soft Σ p log q         ∂/∂z = q - target
 
-What the previous-token head makes of an adaptive token's state learns likewise among the
-likeliest CANDIDATES of that state, as decoding uses it: -Σ_c target(c) log q(c).
+where z are its logits, q = softmax(z), and p is its teacher: the model's own distribution
+at the position that predicts the same token from the clean prefix. p has no gradient.
+
+The previous-token head turns the hidden state of an adaptive token into a corrected state.
+Its loss is the same, but only over the CANDIDATES likeliest tokens of the uncorrected
+state, because decoding chooses among them: -Σ_c target(c) log q(c).
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ from torch.autograd.function import once_differentiable
 
 from train.objective import IGNORE
 
-CANDIDATES = 16  # infer.engine.head.CORRECTED
+CANDIDATES = 16  # must equal infer.engine.head.CORRECTED
 
 
 def draft_loss(
@@ -45,11 +46,11 @@ def draft_loss(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the loss, and each position's cross-entropy (T,) and likeliest token (T,).
 
-    The loss is a scalar with gradient; the others have none. Positions labelled IGNORE
-    cost nothing; their entries are 0 and IGNORE. `teachers_T` is the position that
-    teaches, -1 for none: such a position learns its label. Half of the loss is that of
-    `corrected_Td`, if given, which then also decide the likeliest token; `weight_Vd`
-    has no gradient then.
+    Only the loss, a scalar, has a gradient. Positions labelled IGNORE do not count; their
+    entries are 0 and IGNORE. `teachers_T` has the position of each token's teacher; a token
+    with -1 has no teacher and learns from its label only. If the corrected states
+    `corrected_Td` are given, their loss is half of the result, they decide the likeliest
+    token, and `weight_Vd` must not require a gradient.
     """
     assert corrected_Td is None or not weight_Vd.requires_grad
     absent = torch.full_like(labels_T, -1)
@@ -85,15 +86,15 @@ class _DraftLoss(torch.autograd.Function):
         chunk: int,
         grad_enabled: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        of_hidden, of_corrected, of_weight, of_bias = (
+        need_hidden, need_corrected, need_weight, need_bias = (
             grad_enabled and needed for needed in ctx.needs_input_grad[:4]
         )
-        d_hidden = torch.zeros_like(hidden) if of_hidden else None
-        d_corrected = torch.zeros_like(hidden) if of_corrected else None
+        d_hidden = torch.zeros_like(hidden) if need_hidden else None
+        d_corrected = torch.zeros_like(hidden) if need_corrected else None
         # In bfloat16 a sum over chunks would lose small terms.
         wide = torch.promote_types(weight.dtype, torch.float32)
-        d_weight = torch.zeros_like(weight, dtype=wide) if of_weight else None
-        d_bias = torch.zeros_like(weight[:, 0], dtype=wide) if of_bias else None
+        d_weight = torch.zeros_like(weight, dtype=wide) if need_weight else None
+        d_bias = torch.zeros_like(weight[:, 0], dtype=wide) if need_bias else None
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         losses = torch.zeros_like(weights)
         predicted = torch.full_like(labels, IGNORE)
@@ -115,17 +116,17 @@ class _DraftLoss(torch.autograd.Function):
                     scores += bias[ids_cn]
                 best = scores.argmax(-1, keepdim=True)
                 predicted[part] = ids_cn.gather(1, best)[:, 0]
-                learned = _candidate_losses(scores, ids_cn, labels[part], p_cV, soft)
-                loss += (learned * weights_c).sum()
+                losses_c = _candidate_losses(scores, ids_cn, labels[part], p_cV, soft)
+                loss += (losses_c * weights_c).sum()
                 if d_corrected is not None:
                     d_scores = scores.mul_(weights_c[:, None]).to(hidden.dtype)
                     d_corrected[part] = (d_scores[:, None] @ rows_cnd)[:, 0]
                 best = ids_cn[:, :1]
-            losses[part], learned, d_logits = _chunk(
+            losses[part], losses_c, d_logits = _chunk_losses(
                 logits_cV, best, labels[part], p_cV, soft
             )
-            loss += (learned * weights_c).sum()
-            del logits_cV, p_cV  # before the next chunk's are made
+            loss += (losses_c * weights_c).sum()
+            del logits_cV, p_cV  # free them before the next chunk allocates
             d_logits = d_logits.to(hidden.dtype)
             factors = weights_c[:, None].to(hidden.dtype)
             if d_hidden is not None:
@@ -155,38 +156,40 @@ class _DraftLoss(torch.autograd.Function):
 
 
 def _parts(labels: Tensor, teachers: Tensor, chunk: int) -> Iterator[Tensor]:
-    """Yield up to `chunk` labelled positions at a time, all with teachers or none."""
+    """Yield up to `chunk` labelled positions at a time, either all with a teacher or all without."""
     labelled = labels != IGNORE
     taught = labelled & (teachers >= 0)
-    pupils = torch.nonzero(taught)[:, 0]
-    pupils = pupils[teachers[pupils].argsort(stable=True)]  # a teacher's together
-    parts = [torch.nonzero(labelled & ~taught)[:, 0], pupils]
-    pieces = chain.from_iterable(places.split(chunk) for places in parts)
-    return (piece for piece in pieces if len(piece))
+    students = torch.nonzero(taught)[:, 0]
+    # Positions of one teacher follow each other, so that a chunk has few teachers.
+    students = students[teachers[students].argsort(stable=True)]
+    kinds = [torch.nonzero(labelled & ~taught)[:, 0], students]
+    parts = chain.from_iterable(positions.split(chunk) for positions in kinds)
+    return (part for part in parts if len(part))
 
 
 def _teacher_distributions(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, teachers: Tensor
 ) -> Tensor | None:
-    """Return the (c, V) distributions of teachers; None for pupils without."""
+    """Return the (c, V) distributions at the positions `teachers` (c,); None if they are -1."""
     if teachers[0] < 0:
         return None
-    distinct, of_pupil = teachers.unique(return_inverse=True)
-    teaching = F.linear(hidden[distinct], weight, bias).float()
-    return torch.softmax(teaching, dim=-1)[of_pupil]
+    distinct, inverse = teachers.unique(return_inverse=True)
+    logits = F.linear(hidden[distinct], weight, bias).float()
+    return torch.softmax(logits, dim=-1)[inverse]
 
 
 def _likeliest(logits: Tensor, count: int) -> Tensor:
-    """Return the ids of the `count` largest of (c, V) logits, the largest first."""
+    """Return the (c, count) ids of the largest logits in each row of (c, V), largest first."""
     return logits.topk(count).indices
 
 
 def _candidate_losses(
     scores: Tensor, ids: Tensor, labels: Tensor, p: Tensor | None, soft: float
 ) -> Tensor:
-    """Return the (c,) losses among candidates `ids` (c, n).
+    """Return the (c,) losses over the candidates `ids` (c, n); overwrite `scores` with gradients.
 
-    Their (c, n) `scores` become the gradient. Mass of the target elsewhere costs nothing.
+    `scores` (c, n) are the candidates' logits. The target's probability of other tokens
+    does not count.
     """
     target = (ids == labels[:, None]).float()
     if p is not None:
@@ -198,40 +201,41 @@ def _candidate_losses(
     return losses
 
 
-def _chunk(
+def _chunk_losses(
     logits: Tensor, best: Tensor, labels: Tensor, p: Tensor | None, soft: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (c,) cross-entropies with the labels, losses that are learned, and their
-    gradient by the (c, V) logits.
+    """Return cross-entropies with the labels (c,), training losses (c,), and gradients (c, V).
 
-    `best` (c, 1) are the likeliest tokens, `p` (c, V) is the teacher's distribution. A
-    pass over all logits takes as long as a tenth of their product, so there are few.
+    The gradients are d(training losses)/d(logits), with `logits` (c, V). `best` (c, 1) has
+    the likeliest tokens, `p` (c, V) the teachers' distributions. A pass over all logits costs
+    a tenth of the product that computes them, so the code makes few passes.
     """
     q = torch.softmax(logits, dim=-1)
     log_z = (logits.gather(1, best) - q.gather(1, best).log())[:, 0]
     losses = log_z - logits.gather(1, labels[:, None])[:, 0]
     if p is None:
         soft = 0.0
-    softly = 0.0 if p is None else log_z - (p[:, None] @ logits[..., None])[:, 0, 0]
-    of_label = torch.full_like(labels, soft - 1, dtype=q.dtype)
-    q.scatter_add_(1, labels[:, None], of_label[:, None])
+    soft_losses = (
+        0.0 if p is None else log_z - (p[:, None] @ logits[..., None])[:, 0, 0]
+    )
+    d_label = torch.full_like(labels, soft - 1, dtype=q.dtype)
+    q.scatter_add_(1, labels[:, None], d_label[:, None])
     if p is not None:
         q.sub_(p, alpha=soft)
-    return losses, (1 - soft) * losses + soft * softly, q
+    return losses, (1 - soft) * losses + soft * soft_losses, q
 
 
 def tally(
     losses: Tensor, predicted: Tensor, labels: Tensor, offsets: Tensor, *, L: int
 ) -> Tensor:
-    """Sum (r, c) columns by offset into (L + 1, 4) float64; columns beyond L are left
-    out.
+    """Return sums by offset, (L + 1, 4) float64, of the (r, c) columns with offsets up to L.
 
-    Each row has positions, cross-entropy, correct, and correct with all earlier offsets
-    of the window.
+    A row sums over the columns of one offset: their number, their cross-entropy, the
+    correct ones, and the ones that are correct with all earlier offsets of their window.
     """
     correct = predicted == labels
-    # Misses from the window's first column to this one; a window's columns are
-    # neighbours.
+    # Count the errors from the first column of the window to each column. The columns of a
+    # window are adjacent.
     missed = torch.cumsum(~correct, dim=1)
     column = torch.arange(labels.shape[1], device=labels.device)
     before = torch.where(offsets > 0, column - offsets, column)
@@ -246,13 +250,13 @@ def tally(
 
 
 def summarise(tally: Tensor) -> dict[str, float]:
-    """Return means by offset of a (L + 1, 4) tally: standard_loss, accuracy_j,
-    masked_loss, masked, accepted.
+    """Return the metrics of a (L + 1, 4) tally by name.
 
-    Without standard tokens (a gated adapter) the first is left out. `accepted` is the
-    expected length of the drafts that hold, Σ_j P(a_1..a_j all right): what greedy
-    decoding with L adaptive tokens accepts per loop where the text is what the model
-    itself would write.
+    They are standard_loss, accuracy_j for each offset j, masked_loss, masked (the number of
+    adaptive tokens) and accepted. standard_loss and accuracy_0 are absent without standard
+    tokens (a gated adapter). `accepted` is the expected number of accepted drafts,
+    Σ_j P(a_1..a_j all correct). Greedy decoding with L adaptive tokens accepts this many per
+    step if the text is the model's own.
     """
     (count, loss, correct, _), *drafts = tally.tolist()
     metrics = (

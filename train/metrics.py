@@ -1,4 +1,4 @@
-"""Metrics of a run: log.jsonl, the console and Weights & Biases."""
+"""Log the metrics of a run to log.jsonl, the console, Weights & Biases or TensorBoard."""
 
 import json
 import time
@@ -18,17 +18,17 @@ from rich.progress import (
 from conf.console import PlainConsole, speed
 from conf.runs.files import write_bytes
 from conf.runs.stage import commit, versions
-from conf.runs.tracker import TrackerConfig, WandbRun, log_missing
+from conf.runs.tracker import TrackerConfig, log_missing, log_row, start_run
 
-SHOWN = 8  # acceptance lengths of a console line
-OFFSETS = 10  # offsets whose accuracy a console line shows
-LINE_SECONDS = 30  # between two lines in a log file, which shows no bar
-# Shows a step, a line beside it, and the number of steps, None if not known.
+SHOWN_LENGTHS = 8  # number of acceptance lengths in a console line
+SHOWN_OFFSETS = 10  # number of accuracies by offset in a console line
+LINE_SECONDS = 30  # interval between lines if the output is not a terminal
+# Shows progress; called with the step, a line of metrics, and the number of steps or None.
 Show = Callable[[int, str, int | None], None]
 
 
 def baseline(validation: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
-    """Return the first validation on as many sequences as the last one."""
+    """Return the first validation that has as many sequences as the last one."""
     count = validation[-1]["sequences"]
     return next(row for row in validation if row["sequences"] == count)
 
@@ -36,8 +36,9 @@ def baseline(validation: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
 def describe_step(
     metrics: Mapping[str, float], validation: Sequence[Mapping[str, float]] = ()
 ) -> str:
-    """Describe a step beside its progress bar, within 80 columns: its own figures, and
-    the first and the last held-out acceptance length.
+    """Return the metrics of a step for its progress bar, short enough for 80 columns.
+
+    The line also has the first and the last held-out acceptance length.
     """
     parts = (
         [f"loss {metrics['standard_loss']:.2f}"] if "standard_loss" in metrics else []
@@ -56,23 +57,24 @@ def describe_step(
 
 
 def acceptance_lengths(validation: Sequence[Mapping[str, float]]) -> list[float]:
-    """Return the mean acceptance length of each validation that has one."""
+    """Return the mean acceptance lengths of the validations that measured it."""
     return [row["tau_real"] for row in validation if "tau_real" in row]
 
 
 def describe_validation(validation: Sequence[Mapping[str, float]]) -> str:
-    """Describe the last validation in one console line, with the acceptance lengths of
-    the ones before.
+    """Return the last validation as one console line.
+
+    It also has the acceptance lengths of the validations before, SHOWN_LENGTHS in all.
     """
     metrics = validation[-1]
     parts = [f"loss {metrics['standard_loss']:.3f}"]
     if "masked_loss" in metrics:
         percentages = " ".join(
             f"{100 * metrics[name]:.0f}"
-            for offset in range(1, OFFSETS + 1)
+            for offset in range(1, SHOWN_OFFSETS + 1)
             if (name := f"accuracy_{offset}") in metrics
         )
-        lengths = acceptance_lengths(validation)[-SHOWN:]
+        lengths = acceptance_lengths(validation)[-SHOWN_LENGTHS:]
         parts += [
             f"masked {metrics['masked_loss']:.3f}",
             "acceptance length " + " ".join(f"{length:.2f}" for length in lengths),
@@ -82,7 +84,7 @@ def describe_validation(validation: Sequence[Mapping[str, float]]) -> str:
 
 
 def describe_change(validation: Sequence[Mapping[str, float]]) -> str:
-    """Describe the held-out figures before and after training, in one sentence."""
+    """Return the held-out metrics before and after training as one sentence."""
     before = baseline(validation)
     after = validation[-1]
     rise = after["standard_loss"] / before["standard_loss"] - 1
@@ -99,9 +101,7 @@ def describe_change(validation: Sequence[Mapping[str, float]]) -> str:
 
 
 class StepLog:
-    """The log of a run that has taken `step` steps; later and damaged lines are
-    removed.
-    """
+    """The log of a run. Opening it removes damaged lines and lines after `step`."""
 
     def __init__(self, path: Path, *, step: int) -> None:
         self._path = path
@@ -111,7 +111,7 @@ class StepLog:
             write_bytes(path, "".join(lines).encode())
 
     def rows(self, until: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the steps up to `until` with their metrics."""
+        """Yield each step up to `until` with its metrics."""
         if self._path.is_file():
             with open(self._path, encoding="utf-8") as file:
                 for line in file:
@@ -122,13 +122,13 @@ class StepLog:
                     yield step, row
 
     def append(self, step: int, metrics: dict[str, Any]) -> None:
-        """Add the metrics of a step; steps count from 1."""
+        """Append the metrics of a step; the first step is 1."""
         with open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **metrics}) + "\n")
 
 
 def _step_of(line: str) -> float:
-    """Return the step of a line of the log; infinity for a damaged line (after a kill)."""
+    """Return the step of a log line; infinity if the line is damaged, as after a kill."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, TypeError, KeyError):
@@ -136,9 +136,10 @@ def _step_of(line: str) -> float:
 
 
 class Tracker:
-    """Logs metrics by step to the console and W&B; silent on every rank but the first.
+    """Log metrics by step to the console and W&B.
 
-    A resumed run stays one run: `run_id` is W&B's id of its beginning.
+    Rank 0 has `speaks=True`; on other ranks all methods do nothing. A resumed run passes the
+    `run_id` of its start, so that it stays one run in W&B.
     """
 
     def __init__(
@@ -152,9 +153,9 @@ class Tracker:
         run_id: str | None = None,
     ) -> None:
         self._console = PlainConsole(quiet=not speaks)
-        self._run: WandbRun | None = None
-        if speaks and config.mode != "disabled":
-            self._run = WandbRun(
+        self._run = None
+        if speaks:
+            self._run = start_run(
                 config,
                 out,
                 name=name,
@@ -163,33 +164,33 @@ class Tracker:
                 tell=self.tell,
                 run_id=run_id,
             )
-        self.run_id = self._run.id if self._run else run_id  # W&B's
+        self.run_id = self._run.id if self._run else run_id
 
     def define_axis(self, name: str) -> None:
-        """Draw all metrics over this one, which is logged with them."""
+        """Make this metric the x-axis of all metrics in W&B."""
         self._send(lambda run: run.define_metric(name))
         self._send(lambda run: run.define_metric("*", step_metric=name))
 
-    def restore(self, rows: Iterable[tuple[int, dict[str, float]]]) -> None:
-        """Record the metrics of earlier steps in a resumed run, where W&B lacks them."""
+    def restore(self, rows: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
+        """Log the metrics of earlier steps of a resumed run that W&B does not have."""
         self._send(lambda run: log_missing(run, rows))
 
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Record metrics of a step."""
-        self._send(lambda run: run.log(metrics, step=step))
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Log the metrics and tables of a step."""
+        self._send(lambda run: log_row(run, metrics, step))
 
     def tell(self, sentence: str) -> None:
         """Print a line on the console."""
         self._console.print(sentence, soft_wrap=True)
 
     def alarm(self, sentence: str) -> None:
-        """Warn on the console, and by W&B's alerts."""
+        """Print a warning on the console, and send it as a W&B alert."""
         self.tell(f"warning: {sentence}")
         self._send(lambda run: run.alert(title="adaptive-tokens", text=sentence))
 
     @contextmanager
     def progress(self, name: str, *, done: int, total: int | None) -> Iterator[Show]:
-        """Yield a function that shows a step: beside a bar, or as a line of a log file."""
+        """Yield a function that shows a step: in a progress bar, or as a line if not a terminal."""
         bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=5),
@@ -215,7 +216,7 @@ class Tracker:
             yield show
 
     def finish(self) -> None:
-        """Close the run."""
+        """Finish the W&B run."""
         if self._run:
             self._run.finish()
 

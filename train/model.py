@@ -1,4 +1,4 @@
-"""The trained module: the library's model under the loss of a layout."""
+"""Build the trained module: a Transformers model with the loss of a layout."""
 
 import os
 import shutil
@@ -23,13 +23,13 @@ from train.trunks import Trunk, TrunkCache, trunk_cache
 
 
 class AdaptiveLM(nn.Module):
-    """The library's model, `lm`, under the loss.
+    """A Transformers model, `lm`, with the loss of a layout.
 
-    `chunk` positions have logits at once. `attention` is objective.attention;
-    objective.`soft` counts while gradients are enabled. With a `gate` the adapter acts
-    on the branches alone: the trunk is a pass of its own, without gradient and adapter,
-    whose keys and values the branches attend to, as decoding's cache holds them. `trunks`
-    keeps such passes.
+    At most `chunk` positions have logits at once. `attention` is objective.attention.
+    objective.soft, the attribute `soft`, counts only while gradients are enabled. With a
+    `gate` the adapter acts on the branches only: a separate pass without gradient and
+    adapter computes the trunk, and the branches attend to its keys and values, as they
+    attend to the cache in decoding. `trunks` caches such passes.
     """
 
     def __init__(
@@ -64,19 +64,19 @@ class AdaptiveLM(nn.Module):
         teachers: Tensor,
         trunk: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a Layout's loss, its tally (L + 1, 4), and likeliest tokens (r, c)."""
+        """Return the loss of a Layout, its tally (L + 1, 4), and its likeliest tokens (r, c)."""
         hidden = self.encode(ids, offsets, positions, trunk)
         if self._gate is not None and torch.is_grad_enabled():
-            # No weight learns from standard tokens.
+            # Standard tokens have no trained weights, so they need no loss.
             labels = labels.masked_fill(offsets == 0, IGNORE)
         corrected = None
         if self.head is not None and trunk < ids.shape[1]:
-            # The token in an adaptive token's place comes before the one it predicts.
+            # An adaptive token replaces a token of the text, and predicts the one after it.
             previous = ids[:, :trunk].gather(1, positions[:, trunk:])
             with torch.no_grad():
                 embedded = self.lm.get_input_embeddings()(previous)
-            ours = self.head(hidden[:, trunk:], embedded)
-            corrected = torch.cat([hidden[:, :trunk], ours], dim=1)
+            branches = self.head(hidden[:, trunk:], embedded)
+            corrected = torch.cat([hidden[:, :trunk], branches], dim=1)
         return self.score(hidden, labels, offsets, weights, teachers, corrected)
 
     def score(
@@ -88,9 +88,9 @@ class AdaptiveLM(nn.Module):
         teachers: Tensor,
         corrected: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the results of `forward` from `encode`'s hidden states.
+        """Return the results of `forward` from the hidden states of `encode`.
 
-        `corrected` (r, c, d) are these with the head's for adaptive tokens.
+        `corrected` (r, c, d) are the hidden states after the previous-token head.
         """
         head: Any = self.lm.get_output_embeddings()
         loss, losses, predicted = draft_loss(
@@ -111,11 +111,11 @@ class AdaptiveLM(nn.Module):
     def encode(
         self, ids: Tensor, offsets: Tensor, positions: Tensor, trunk: int
     ) -> Tensor:
-        """Return the (r, c, d) last hidden states of a Layout's (r, c) tensors.
+        """Return the last hidden states (r, c, d) for the (r, c) tensors of a Layout.
 
-        The model's scale of logits is in them.
+        They are multiplied by the model's scale of logits.
         """
-        self.train(torch.is_grad_enabled())  # no dropout in a validation
+        self.train(torch.is_grad_enabled())  # validation disables dropout
         mask = self._mask(positions, offsets, trunk)
         if self._gate is None:
             return self._decode(ids, positions, mask)
@@ -134,7 +134,7 @@ class AdaptiveLM(nn.Module):
 
     @torch.no_grad()
     def _frozen(self, ids: Tensor, positions: Tensor) -> Trunk:
-        """Return the base model's last hidden states of a trunk, and its keys."""
+        """Return the base model's last hidden states of a trunk, and its keys and values."""
         assert self._gate is not None
         keys: TrunkKeys = {}
         with self._gate.closed():
@@ -167,12 +167,12 @@ class AdaptiveLM(nn.Module):
         return branch_masks(positions, offsets, trunk, kinds, kernel)
 
 
-def assemble(config: TrainConfig, vocab: Vocab) -> tuple[AdaptiveLM, int]:
-    """Return the module for the engine, and the number of the model's own parameters.
+def build_module(config: TrainConfig, vocab: Vocab) -> tuple[AdaptiveLM, int]:
+    """Return the module for the engine, and the number of parameters of the base model.
 
-    Called by every rank.
+    Every rank must call this.
     """
-    # Imported late: an export needs this module, and no DeepSpeed.
+    # Imported late: an export imports this module and does not need DeepSpeed.
     from train.engine import count_parameters, gathered, load_partitioned
 
     objective = config.objective
@@ -216,13 +216,16 @@ def assemble(config: TrainConfig, vocab: Vocab) -> tuple[AdaptiveLM, int]:
     return module, parameters
 
 
-def describe(lm: Any, data: Path, out: Path) -> None:
-    """Write architecture and tokenizer, for an export, unless a run has written them."""
+def write_architecture(lm: Any, data: Path, out: Path) -> None:
+    """Write the model's configuration and tokenizer for an export, unless `out` exists.
+
+    `data` is the folder of shards that has the tokenizer.
+    """
     if out.is_dir():
         return
     partial = partial_of(out)
     shutil.rmtree(partial, ignore_errors=True)
-    # Without the files' modes: the data may be read-only.
+    # Do not copy file modes: the data may be read-only.
     partial.mkdir()
     for path in (data / TOKENIZER).iterdir():
         shutil.copyfile(path, partial / path.name)

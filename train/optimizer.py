@@ -1,12 +1,12 @@
-"""The optimizer: AdamW for all that is trained, or Muon for its matrices.
+"""Build the optimizer: AdamW for all trained parameters, or Muon for matrices and AdamW for the rest.
 
-Muon's update of a matrix is its gradient's momentum with all singular values near 1, by
-Newton-Schulz iterations (arXiv 2502.16982). It is scaled to AdamW's usual size,
-0.2 sqrt(max(rows, columns)) times the learning rate.
+Muon moves a matrix by the momentum of its gradient, with all singular values set near 1 by
+Newton-Schulz iterations (arXiv 2502.16982). The update is scaled to the usual size of
+AdamW's, 0.2 sqrt(max(rows, columns)) times the learning rate.
 
-torch.optim.Muon updates one matrix after the other, each by 20 small operations: on a GPU
-their launches take as long as a small model's forward. Here all matrices of a shape are
-iterated at once.
+torch.optim.Muon updates one matrix at a time by 20 small operations. On a GPU, launching
+them takes as long as the forward pass of a small model. Here each operation updates all
+matrices of one shape.
 """
 
 from collections import defaultdict
@@ -19,25 +19,25 @@ from torch import Tensor, nn
 from conf.devices.dtype import cpu_has_bfloat16
 from train.config import OptimizerConfig
 
-AT_ONCE = 2**26  # numbers of the matrices that Muon iterates together
-WIDE = 4  # columns of a wide matrix, for each row
+MAX_STACKED = 2**26  # elements of the matrices that one operation of Muon updates
+WIDE = 4  # a matrix is wide if it has at least this many columns per row
 
 
 def parameter_groups(
     module: nn.Module, config: OptimizerConfig
 ) -> list[dict[str, Any]]:
-    """Return the trained parameters; norms, biases and embeddings have no weight decay.
+    """Return the trained parameters in groups with their weight decay, rate and optimizer.
 
-    `rate` is a group's learning rate as a multiple of the schedule's. Muon is for
-    matrices alone.
+    Norms, biases and embeddings have no weight decay. `rate` multiplies the schedule's
+    learning rate. Only matrices use Muon.
     """
     embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
-    # peft's name for single rows of an embedding
+    # peft's name for the trained rows of an embedding.
     rows = {
         id(p) for name, p in module.named_parameters() if "trainable_tokens" in name
     }
     trained = [p for p in module.parameters() if p.requires_grad]
-    # ZeRO 3 flattens a weight and stores its shape elsewhere.
+    # ZeRO 3 flattens a weight and stores its shape as ds_shape.
     matrices = {id(p) for p in trained if len(getattr(p, "ds_shape", p.shape)) >= 2}
     matrices -= embeddings | rows
     decayed = [p for p in trained if id(p) in matrices]
@@ -58,7 +58,7 @@ def parameter_groups(
 def build_optimizer(
     groups: list[dict[str, Any]], config: OptimizerConfig
 ) -> torch.optim.Optimizer:
-    """Return the optimizer of `parameter_groups`."""
+    """Return the optimizer for the groups of `parameter_groups`."""
     betas = config.beta1, config.beta2
     if config.name == "muon":
         return MuonAdamW(groups, config.lr, betas)
@@ -66,41 +66,39 @@ def build_optimizer(
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Muon for groups with `muon`, AdamW for the others, with one state.
+    """Muon for groups with `muon`, AdamW for the other groups, in one optimizer with one state.
 
-    DeepSpeed and checkpoints know one optimizer.
+    DeepSpeed and its checkpoints support only one optimizer.
     """
 
     def __init__(
         self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float]
     ) -> None:
         matrices = [group for group in groups if group["muon"]]
-        others = [group for group in groups if not group["muon"]]
+        rest = [group for group in groups if not group["muon"]]
         self._parts: dict[bool, torch.optim.Optimizer] = {}
         if matrices:
             self._parts[True] = MuonByShape(matrices, lr=lr)
-        if others:
-            self._parts[False] = torch.optim.AdamW(
-                others, lr=lr, betas=betas, fused=True
-            )
+        if rest:
+            self._parts[False] = torch.optim.AdamW(rest, lr=lr, betas=betas, fused=True)
         super().__init__(groups, {})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Take a step of both; `closure` is not called."""
+        """Take a step with both optimizers; `closure` is not called."""
         for muon, part in self._parts.items():
-            # Loading a state replaces them.
+            # Assign groups and state in each step: loading a checkpoint replaces them.
             part.param_groups = [g for g in self.param_groups if g["muon"] == muon]
             part.state = self.state
             part.step()
 
 
 class MuonByShape(torch.optim.Muon):
-    """PyTorch's Muon at AdamW's scale, for all matrices of a shape at once."""
+    """PyTorch's Muon at AdamW's scale, which updates all matrices of one shape together."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Take a step; `closure` is not called."""
+        """Take one step; `closure` is not called."""
         for group in self.param_groups:
             params: list[Tensor] = []
             grads: list[Tensor] = []
@@ -112,40 +110,41 @@ class MuonByShape(torch.optim.Muon):
             torch._foreach_lerp_(buffers, grads, 1 - momentum)
             updates = torch._foreach_lerp(grads, buffers, momentum)
             torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
-            for places in _by_shape(params):
+            for indices in _by_shape(params):
                 directions = orthogonalize(
-                    torch.stack([updates[i] for i in places]),
+                    torch.stack([updates[i] for i in indices]),
                     group["ns_coefficients"],
                     group["ns_steps"],
                     group["eps"],
                 )
                 scale = 0.2 * max(directions.shape[1:]) ** 0.5
                 torch._foreach_add_(
-                    [params[i] for i in places],
+                    [params[i] for i in indices],
                     list(directions.unbind()),
                     alpha=-lr * scale,
                 )
 
 
 def _by_shape(params: Sequence[Tensor]) -> Iterator[list[int]]:
-    """Yield the places of matrices of one shape, of at most AT_ONCE numbers together."""
-    places = defaultdict(list)
-    for place, param in enumerate(params):
-        places[param.shape].append(place)
-    for shape, same in places.items():
-        count = max(1, AT_ONCE // shape.numel())
-        for start in range(0, len(same), count):
-            yield same[start : start + count]
+    """Yield the indices of matrices of one shape, with at most MAX_STACKED elements together."""
+    by_shape = defaultdict(list)
+    for index, param in enumerate(params):
+        by_shape[param.shape].append(index)
+    for shape, indices in by_shape.items():
+        count = max(1, MAX_STACKED // shape.numel())
+        for start in range(0, len(indices), count):
+            yield indices[start : start + count]
 
 
 def orthogonalize(
     matrices: Tensor, coefficients: Iterable[float], steps: int, eps: float
 ) -> Tensor:
-    """Return (n, a, b) matrices with all singular values near 1, by Newton-Schulz steps.
+    """Set the singular values of (n, a, b) matrices near 1, by Newton-Schulz steps.
 
-    In bfloat16, as PyTorch's Muon; in float32 on a CPU that has no instructions for it.
-    There the steps of wide matrices X are those of Q in Q X, for few operations: with
-    G = X Xᵀ, each step's X Xᵀ is Q G Qᵀ.
+    It computes in bfloat16 like PyTorch's Muon, and in float32 on a CPU without bfloat16
+    instructions. To save operations there, it iterates a square matrix Q instead of a wide
+    X, since each step multiplies X by a square matrix: the iterate is Q X, and with
+    G = X Xᵀ the next step needs (Q X)(Q X)ᵀ = Q G Qᵀ.
     """
     a, b, c = coefficients
     emulated = matrices.is_cpu and not cpu_has_bfloat16()

@@ -1,6 +1,7 @@
-"""The page of a run: OUT/index.html, written anew at each validation. Pure, but for `write_page`.
+"""Write the page of a run, OUT/index.html, at each validation.
 
-It shows the curves of log.jsonl and of the validations, the recipe, the data and the machine.
+The page shows the curves of log.jsonl and of the validations, the recipe, the data and the
+machine. All functions except `write_page` are pure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,34 +21,34 @@ from train.metrics import acceptance_lengths, baseline, describe_change
 
 PAGE = "index.html"
 TEMPLATE = Path(__file__).with_name("run.html.j2")
-SMOOTHED = 0.02  # of all steps: the half-width of a curve's running mean
-MOST_LINES = 6  # offsets that the plot of accuracies shows
-Row = Mapping[str, Any]
+SMOOTHED = 0.02  # half-width of a curve's running mean, as a share of all steps
+MAX_OFFSETS = 6  # number of lines in the plot of accuracies by offset
+Metrics = Mapping[str, Any]  # of a step or a validation, by name
 
 
 @dataclass(frozen=True)
 class Run:
-    """All that a page shows: `steps` are the lines of log.jsonl, `validation` the held-out metrics."""
+    """The content of a page: `steps` are the lines of log.jsonl, `validation` the held-out metrics."""
 
     name: str
     config: TrainConfig
-    steps: Sequence[Row]
-    validation: Sequence[Row]
+    steps: Sequence[Metrics]
+    validation: Sequence[Metrics]
     #: tokens of one sequence
     seq_len: int
-    #: steps that the run will have, None until minutes= has planned them
+    #: total number of steps; None with minutes= until the number is planned
     planned: int | None
-    #: base model, parameters and the like, by name
+    #: facts of the model by name, such as base model and parameters
     model: Mapping[str, str]
-    #: documents, tokens and the like, by name
+    #: facts of the data by name, such as documents and tokens
     data: Mapping[str, str]
-    #: processor or GPU, ranks and versions, by name
+    #: facts of the machine by name, such as device, ranks and versions
     machine: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A figure, its name, and a note that explains it."""
+    """A figure with its name and a note that explains it."""
 
     name: str
     figure: str
@@ -65,26 +66,26 @@ def page(run: Run) -> str:
         TEMPLATE,
         title=run.name,
         sentence=describe_change(run.validation).capitalize() + ".",
-        progress=f"step {done(run):,}"
+        progress=f"step {steps_done(run):,}"
         + (f" of {run.planned:,}" if run.planned else ""),
         cells=cells(run),
-        plots={title: svg(draw, title) for title, draw in draws(run).items()},
+        plots={title: svg(draw, title) for title, draw in plots(run).items()},
         tables={
             "Model": run.model,
             "Data": run.data,
-            "Machine and time": {**run.machine, **times(run)},
+            "Machine and time": {**run.machine, **time_facts(run)},
             "Settings that differ from the defaults": recipe(run.config),
         },
     )
 
 
-def done(run: Run) -> int:
-    """Return the number of steps so far."""
+def steps_done(run: Run) -> int:
+    """Return the number of steps up to the last validation."""
     return int(run.validation[-1]["step"])
 
 
 def cells(run: Run) -> list[Cell]:
-    """Return the figures of the first screen: before training and at the last validation."""
+    """Return the main figures, before training and at the last validation."""
     first, last = baseline(run.validation), run.validation[-1]
     result = []
     if lengths := acceptance_lengths(run.validation):
@@ -98,9 +99,9 @@ def cells(run: Run) -> list[Cell]:
     if "accuracy_1" in last:
         result.append(
             Cell(
-                "first draft right",
+                "accuracy of the first draft",
                 f"{100 * first['accuracy_1']:.0f} → {100 * last['accuracy_1']:.0f} %",
-                "of held-out windows: the token after the next one",
+                "share of held-out windows where the token after the next one is right",
             )
         )
     change = last["standard_loss"] / first["standard_loss"] - 1
@@ -108,7 +109,7 @@ def cells(run: Run) -> list[Cell]:
         Cell(
             "held-out loss",
             f"{last['standard_loss']:.3f} ({100 * change:+.1f} %)",
-            "nats per standard token; a gated adapter leaves it as it was",
+            "nats per standard token; a gated adapter does not change it",
         )
     )
     seconds = training_seconds(run)
@@ -117,21 +118,21 @@ def cells(run: Run) -> list[Cell]:
         result.append(
             Cell(
                 "training time",
-                clock(seconds),
-                f"in steps; {speed(tokens / seconds)}, {tokens:,} tokens",
+                format_duration(seconds),
+                f"of all steps; {speed(tokens / seconds)}, {tokens:,} tokens",
             )
         )
     return result
 
 
 def training_seconds(run: Run) -> float:
-    """Return the seconds of all logged steps, without validations and checkpoints."""
+    """Return the total seconds of the logged steps, without validations and checkpoints."""
     tokens = run.config.global_batch * run.seq_len
     return float(sum(tokens / row["tokens_per_second"] for row in run.steps))
 
 
-def clock(seconds: float) -> str:
-    """Return a duration in its largest units: 42 s, 12 min, 3 h 5 min."""
+def format_duration(seconds: float) -> str:
+    """Return a duration as text in suitable units: 42 s, 12 min, 3 h 5 min."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -140,34 +141,36 @@ def clock(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def times(run: Run) -> dict[str, str]:
-    """Return time and memory of the steps, by name."""
+def time_facts(run: Run) -> dict[str, str]:
+    """Return the time and the memory of the steps, by name."""
     if not run.steps:
         return {}
     memory = max(row["memory_gib"] for row in run.steps)
     seconds = training_seconds(run)
     return {
-        "time of the steps": clock(seconds),
-        "time of one step": f"{seconds / len(run.steps):.2f} s on average",
-        "memory of a rank": f"{memory:.1f} GiB at most",
+        "time of all steps": format_duration(seconds),
+        "mean time of a step": f"{seconds / len(run.steps):.2f} s",
+        "peak memory of a rank": f"{memory:.1f} GiB",
     }
 
 
 def recipe(config: TrainConfig) -> dict[str, str]:
-    """Return the settings that differ from their defaults, by name."""
+    """Return the settings that differ from their defaults and have a value, as text by name."""
     return {
-        name: str(value) for name, value in changed(config) if value not in (None, "")
+        name: str(value)
+        for name, value in changed_settings(config)
+        if value not in (None, "")
     }
 
 
-def changed(settings: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    """Return name and value of the settings of a dataclass that differ from its defaults."""
+def changed_settings(settings: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """Return the names and values of a dataclass's settings that differ from their defaults."""
     result: list[tuple[str, Any]] = []
     for field in fields(settings):
         value = getattr(settings, field.name)
         name = f"{prefix}{field.name}"
         if is_dataclass(value):
-            result += changed(value, f"{name}.")
+            result += changed_settings(value, f"{name}.")
             continue
         default = field.default
         if field.default_factory is not MISSING:
@@ -180,17 +183,17 @@ def changed(settings: Any, prefix: str = "") -> list[tuple[str, Any]]:
 def model_facts(
     base: Mapping[str, str], *, parameters: int, dtype: str
 ) -> dict[str, str]:
-    """Return the facts of the model by name; `base` is that of pretrained.base_model."""
+    """Return the facts of the model by name; `base` is the result of pretrained.base_model."""
     return {
         "base": base.get("hub") or base.get("name") or "random weights",
         "parameters": f"{parameters:,}",
-        "type of the weights": dtype,
-        "licence of the base": base.get("license", "not known"),
+        "dtype of the weights": dtype,
+        "license of the base": base.get("license", "not known"),
     }
 
 
 def data_facts(trained_on: Mapping[str, Any]) -> dict[str, str]:
-    """Return the facts of the data by name; `trained_on` is that of train.data."""
+    """Return the facts of the data by name, from the summary `trained_on` of train.data."""
     layouts = ", ".join(
         f"{count:,} {name}" for name, count in trained_on["modes"].items()
     )
@@ -221,10 +224,10 @@ def machine_facts(device: str, *, ranks: int) -> dict[str, str]:
     }
 
 
-def draws(run: Run) -> dict[str, Draw]:
-    """Return the plots by title; a plot without figures is left out."""
+def plots(run: Run) -> dict[str, Draw]:
+    """Return the plots that have data, by title."""
     curve = partial(_curve, run)
-    plots: dict[str, Draw | None] = {
+    by_title: dict[str, Draw | None] = {
         "Mean acceptance length (held-out)": curve(held_out="tau_real", floor=1),
         "Accuracy by offset (held-out)": _accuracies(run),
         "Loss of drafts": curve(step="masked_loss", held_out="masked_loss"),
@@ -235,7 +238,7 @@ def draws(run: Run) -> dict[str, Draw]:
         "Learning rate": curve(step="lr", floor=0, smooth=False),
         "Gradient norm": curve(step="gradient_norm", floor=0),
     }
-    return {title: draw for title, draw in plots.items() if draw}
+    return {title: draw for title, draw in by_title.items() if draw}
 
 
 def _curve(
@@ -246,7 +249,10 @@ def _curve(
     floor: float | None = None,
     smooth: bool = True,
 ) -> Draw | None:
-    """Return a plot of a metric of the steps, and of one of the validations."""
+    """Return a plot of the metric `step` of all steps and the metric `held_out` of validations.
+
+    `floor` is the lower limit of the axis. Returns None if there is nothing to draw.
+    """
     steps = [(row["step"], row[step]) for row in run.steps if step and step in row]
     marks = [
         (row["step"], row[held_out])
@@ -278,10 +284,10 @@ def _curve(
 
 
 def _accuracies(run: Run) -> Draw | None:
-    """Return the plot of a window's accuracies by the validations' steps."""
+    """Return the plot of accuracy by offset over the steps of the validations."""
     last = run.validation[-1]
     offsets = [
-        offset for offset in range(1, MOST_LINES + 1) if f"accuracy_{offset}" in last
+        offset for offset in range(1, MAX_OFFSETS + 1) if f"accuracy_{offset}" in last
     ]
     if not offsets:
         return None
@@ -305,7 +311,7 @@ def _accuracies(run: Run) -> Draw | None:
 
 
 def running_mean(values: Sequence[float], half: int) -> list[float]:
-    """Return the mean of each value and its `half` neighbours on each side."""
+    """Return the mean of each value and up to `half` neighbours on each side."""
     result = []
     for index in range(len(values)):
         part = values[max(0, index - half) : index + half + 1]

@@ -1,6 +1,4 @@
-"""Estimated memory of a run, and plan=true: operations, hours and memory, without
-weights.
-"""
+"""Estimate a run without its weights: memory, and for plan=true also operations and hours."""
 
 from dataclasses import dataclass
 
@@ -15,18 +13,19 @@ from conf.errors import UserError
 from conf.runs.stage import read_manifest
 from data_prep.vocab import Vocab
 from train.config import TrainConfig
-from train.engine import RANKS_PER_MACHINE, check_settings, model_states
+from train.engine import RANKS_PER_MACHINE, check_deepspeed_settings, model_states
 from train.flops import expected_work, peak_flops, step_flops
 from train.lora import adapt
 from train.pretrained import check_architecture, model_config
 
-RESERVED = 1.0 * GIB  # of a GPU: CUDA's context and the workspaces of its libraries
-# Numbers that a decoder layer stores for its backward pass, for each row and each unit
-# of width (hidden_size + intermediate_size). Measured by saved-tensor hooks: 6.17 on
+RESERVED = 1.0 * GIB  # GPU memory of CUDA's context and the workspaces of its libraries
+# Elements that a decoder layer stores for its backward pass, per row and per unit of
+# width (hidden_size + intermediate_size). Measured with saved-tensor hooks: 6.17 on
 # the shapes of CodeLlama 7B and 13B and deepseek-coder 1.3B, 5.70 on 34B (grouped
 # queries), 6.15 on the demo's, all in bfloat16; 5.2 to 5.6 in float32.
-STORED = 6.2
-# The name by torch.cuda.get_device_name, and the GiB that a process can allocate.
+STORED_PER_ROW = 6.2
+# For each value of plan_device, the name in torch.cuda.get_device_name and the GiB that a
+# process can allocate.
 DEVICES = {
     "a100_40gb": ("NVIDIA A100-SXM4-40GB", 39.4),
     "a100_80gb": ("NVIDIA A100-SXM4-80GB", 79.2),
@@ -40,26 +39,26 @@ UTILISATION = 0.4  # share of a device's peak that a plan assumes
 
 @dataclass(frozen=True)
 class Memory:
-    """Estimated bytes of one rank."""
+    """Estimated memory of one rank, in bytes."""
 
-    states: float  # weights, gradients and optimizer on its device
-    activations: float
-    loss: float  # logits of a chunk, and the gradients of hidden states and head
-    host: float  # of its machine: offloaded states
-    loading: float  # of its machine while the model loads
+    states: float  # device: weights, gradients and optimizer
+    activations: float  # device
+    loss: float  # device: logits of a chunk, gradients of hidden states and head
+    host: float  # machine: offloaded states
+    loading: float  # machine, while the model loads
 
     @property
     def total(self) -> float:
-        """Bytes of the device."""
+        """Peak bytes on the device."""
         return self.states + self.activations + self.loss
 
 
 def check_model(
     config: TrainConfig, architecture: PretrainedConfig, *, seq_len: int
 ) -> None:
-    """Raise UserError unless the model trains with these settings, and decodes then."""
+    """Raise UserError unless this model can train with these settings and can then decode."""
     check_architecture(architecture, seq_len=seq_len)
-    check_settings(config.deepspeed)
+    check_deepspeed_settings(config.deepspeed)
     mask_id = config.objective.mask_id
     if mask_id is not None and mask_id >= architecture.vocab_size:
         raise UserError(
@@ -70,13 +69,13 @@ def check_model(
         _adapt(skeleton(architecture), config)
     if config.lora.gated and not passes_argument(architecture, "trunk_keys"):
         raise UserError(
-            "lora.gated=true needs a model that passes arguments on to its attention, "
+            "lora.gated=true needs a model that passes extra arguments to attention, "
             f"got {architecture.model_type}. Use lora.gated=false."
         )
 
 
 def _adapt(lm: PreTrainedModel, config: TrainConfig) -> None:
-    """Add the adapter to a model without weights."""
+    """Add the adapter to a model on the meta device."""
     objective = config.objective
     ids = objective.adaptive_ids(range(objective.L))
     with torch.device("meta"):
@@ -86,10 +85,13 @@ def _adapt(lm: PreTrainedModel, config: TrainConfig) -> None:
 def estimate_memory(
     architecture: PretrainedConfig, config: TrainConfig, *, ranks: int, seq_len: int
 ) -> Memory:
-    """Estimate a rank's memory: DeepSpeed's estimators of states, and activations."""
+    """Return the estimated memory of a rank.
+
+    DeepSpeed's estimators give the states; activations and loss are computed here.
+    """
     lm = skeleton(architecture)
     modules = [list(module.parameters(recurse=False)) for module in lm.modules()]
-    largest = max(sum(p.numel() for p in own) for own in modules)
+    largest = max(sum(p.numel() for p in parameters) for parameters in modules)
     parameters = sum(p.numel() for p in lm.parameters())
     if config.lora.rank:
         _adapt(lm, config)
@@ -103,12 +105,12 @@ def estimate_memory(
     rows -= trunk  # a gated adapter's trunk has no backward pass
     d = architecture.hidden_size
     width = d + getattr(architecture, "intermediate_size", 4 * d)
-    layer = STORED * rows * width * size
+    layer = STORED_PER_ROW * rows * width * size
     layers = architecture.num_hidden_layers
     stored = layers * layer
     if config.model.activation_checkpointing:
         stored = layers * rows * d * size + layer
-    stored += layers * 2 * trunk * d * size  # its keys and values
+    stored += layers * 2 * trunk * d * size  # keys and values of the trunk
     chunk = min(config.loss_chunk, rows)
     head = 0 if config.lora.rank else d
     logits = architecture.vocab_size * (2 * chunk * (4 + size) + head * (4 + size))
@@ -122,11 +124,11 @@ def estimate_memory(
 
 
 def print_plan(config: TrainConfig) -> None:
-    """Print the plan as a table. Raise UserError for settings that no run could have."""
+    """Print the plan as a table. Raises UserError for settings that cannot run."""
     if config.minutes is not None:
         raise UserError(
             f"plan=true needs a number of steps, got minutes={config.minutes:g}. "
-            "Add minutes=null steps=N."
+            "Set minutes=null steps=N."
         )
     table = Table(title="training plan", show_header=False)
     for name, value in plan(config).items():
@@ -135,7 +137,7 @@ def print_plan(config: TrainConfig) -> None:
 
 
 def plan(config: TrainConfig) -> dict[str, str]:
-    """Return the plan's lines. Raise UserError for settings that no run could have."""
+    """Return the lines of the plan by name. Raises UserError for settings that cannot run."""
     data = (
         read_manifest(config.data.path, "shards", "data.path")
         if config.data.path
@@ -173,6 +175,7 @@ def plan(config: TrainConfig) -> dict[str, str]:
 def _cost(
     config: TrainConfig, architecture: PretrainedConfig, seq_len: int
 ) -> dict[str, str]:
+    """Return the plan's lines about operations and hours."""
     flops = config.steps * step_flops(architecture, config, seq_len=seq_len)
     lines = {"operations": f"{flops:.2e}"}
     if peak := peak_flops(plan_device(config.plan_device)[0]):
@@ -187,6 +190,7 @@ def _cost(
 def _memory(
     config: TrainConfig, architecture: PretrainedConfig, seq_len: int
 ) -> dict[str, str]:
+    """Return the plan's lines about memory."""
     ranks = config.plan_ranks
     memory = estimate_memory(architecture, config, ranks=ranks, seq_len=seq_len)
     local = min(ranks, RANKS_PER_MACHINE)
@@ -206,7 +210,7 @@ def _memory(
 
 
 def _verdict(memory: Memory, device: str) -> str:
-    """Return whether the estimate fits the device."""
+    """Return a text that says whether the estimate fits the device."""
     capacity = plan_device(device)[1] - RESERVED
     verdict = "fits" if memory.total <= capacity else "does not fit"
     return (
@@ -219,9 +223,9 @@ def _count(tokens: float) -> str:
 
 
 def plan_device(device: str) -> tuple[str, float]:
-    """Return a device's name and bytes, of the table or a number of GiB.
+    """Return the name and the bytes of a device: a key of DEVICES, or a number of GiB.
 
-    Raises UserError for any other text.
+    The name of a number is "". Raises UserError for other text.
     """
     name, gib = DEVICES.get(device, ("", device))
     try:

@@ -1,4 +1,4 @@
-"""Transformers' models: checked, loaded or with random weights, and their origin."""
+"""Check, load or randomly initialize a Transformers model; read the origin of a base model."""
 
 import dataclasses
 import json
@@ -29,18 +29,18 @@ from train.config import ModelConfig
 from train.distributed import gather
 
 ADAPTIVE = "adaptive.json"  # in the directory of a model with adaptive tokens
-# A model's folder in the cache of the hub's client.
-CACHED = re.compile(r"models--([^/]+)--([^/]+)/snapshots/([0-9a-f]{40})/?$")
-LICENSE = ("license", "license_name", "license_link")
+# The folder of a model in huggingface_hub's cache: owner, name and commit.
+HUB_CACHE = re.compile(r"models--([^/]+)--([^/]+)/snapshots/([0-9a-f]{40})/?$")
+LICENSE = ("license", "license_name", "license_link")  # fields of a model card
 
 
 def model_config(
     config: ModelConfig, *, vocab: Vocab | None = None
 ) -> PretrainedConfig:
-    """Return the architecture of the directory, or of `shape` for random weights.
+    """Return the configuration in the model directory, or `shape` for random weights.
 
-    Random weights use the data's vocabulary. Without a vocabulary (a plan) the shape
-    serves if there is no directory. Raises UserError for a path without a model.
+    Random weights take the vocabulary of the data. A plan has no vocabulary: it uses `shape`
+    if model.path is not set. Raises UserError if model.path is not a model directory.
     """
     if config.random_init or (config.path is None and vocab is None):
         shape = dict(config.shape)
@@ -51,7 +51,8 @@ def model_config(
         return _config_of_shape(shape)
     if config.path is None:
         raise UserError(
-            "model.path must be a Transformers directory with weights, got null."
+            "model.path must be a Transformers directory with weights, got null. "
+            "Set model.path, or model=tiny for random weights."
         )
     check_regular(Path(config.path), "model.path")
     try:
@@ -67,7 +68,7 @@ def model_config(
 
 
 def _config_of_shape(shape: dict[str, Any]) -> PretrainedConfig:
-    """Return the configuration of `model.shape`, Llama's unless it has a model_type."""
+    """Return the configuration for `model.shape`; model_type is llama if it is not given."""
     fields = {"model_type": "llama", **shape}
     kind = fields.pop("model_type")
     try:
@@ -83,10 +84,10 @@ def _config_of_shape(shape: dict[str, Any]) -> PretrainedConfig:
 
 
 def check_architecture(config: PretrainedConfig, *, seq_len: int) -> None:
-    """Raise UserError unless the model trains on `seq_len` tokens, and decodes."""
+    """Raise UserError unless the model can train on sequences of `seq_len` tokens and decode."""
     if reason := why_unsupported(config):
         raise UserError(
-            "model must be a causal model whose attention follows a tree, "
+            "model must be a causal model with attention that can follow a tree, "
             f"got {config.model_type}, {reason}."
         )
     if seq_len > config.max_position_embeddings:
@@ -105,10 +106,10 @@ def load_trainable(
     seed: int,
     grows: bool = True,
 ) -> PreTrainedModel:
-    """Return the model with its weights, for training. Called by every rank.
+    """Return the model with its weights, ready for training. Every rank must call this.
 
-    Adaptive ids get their first rows, unless `grows` is False: then the rows stay the
-    base model's. Raises UserError as `model_config` does, and for a directory that lacks weights.
+    Adaptive ids get their first rows, unless `grows` is False: then all rows stay the base
+    model's. Raises the errors of `model_config`, and UserError for missing or damaged weights.
     """
     architecture = model_config(config, vocab=vocab)
     logging.disable_progress_bar()
@@ -118,21 +119,23 @@ def load_trainable(
         lm = AutoModelForCausalLM.from_config(
             architecture, attn_implementation=attention, trust_remote_code=False
         )
-        # Not the buffers: rotary frequencies need float32.
+        # Convert parameters only: rotary frequencies, which are buffers, need float32.
         for parameter in lm.parameters():
             parameter.data = parameter.data.to(dtype)
     else:
         lm, failure = _read_model(config.path, dtype=dtype, attention=attention)
-        # Under ZeRO 3 rank 0 alone compares sizes: the others must hear of an error.
+        # Under ZeRO 3 only rank 0 compares sizes, so all ranks must get its error.
         for reason in filter(None, gather(failure)):
             raise UserError(
-                f"model.path={config.path} must be a complete model, got {reason}."
+                f"model.path={config.path} must be a complete model, got {reason}. "
+                "Copy or download the model again."
             )
     rows = lm.get_input_embeddings().num_embeddings
     if not set(range(rows, vocab.size)) <= set(vocab.adaptive):
         raise UserError(
             f"model.path={config.path} must have at least {vocab.size} embedding rows "
-            f"like the data's vocabulary, got {rows}."
+            f"like the data's vocabulary, got {rows}. "
+            "Prepare the data with the tokenizer of this model."
         )
     if grows:
         spare = [] if config.random_init else spare_rows(config.path, vocab.adaptive)
@@ -140,7 +143,8 @@ def load_trainable(
     if config.activation_checkpointing:
         lm.activation_checkpointing_enable({"use_reentrant": False})
     if config.compile:
-        # All layers share one graph. The number of branches changes with the step.
+        # Compile layer by layer, so that all layers share one graph. Shapes are dynamic
+        # because the number of branch columns changes with each step.
         for layer in lm.get_decoder().layers:
             layer.compile(dynamic=True)
     model: PreTrainedModel = lm.train()
@@ -148,9 +152,9 @@ def load_trainable(
 
 
 def _read_model(path: str, *, dtype: torch.dtype, attention: str) -> tuple[Any, str]:
-    """Return the library's model, and why it cannot be trained or ""."""
+    """Return the Transformers model, and the reason why it cannot be trained, or ""."""
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # its report of missing weights is a table
+    logging.set_verbosity_error()  # hide the table of missing weights
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
@@ -162,24 +166,25 @@ def _read_model(path: str, *, dtype: torch.dtype, attention: str) -> tuple[Any, 
         )
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # of many kinds, if the files are damaged
+    except Exception as error:  # damaged files cause many error types
         return None, in_one_line(error)
     finally:
         logging.set_verbosity(verbosity)
     lm, info = loaded
-    # The library adds the adapter that adapter_config.json describes.
+    # Transformers also loads an adapter if there is an adapter_config.json.
     if getattr(lm, "peft_config", None):
-        return lm, "adapter_config.json beside config.json"
-    # The library draws missing weights at random.
+        return lm, "adapter_config.json in the same folder as config.json"
+    # Transformers initializes missing weights at random.
     if missing := sorted(info["missing_keys"]):
         return lm, f"no weights for {', '.join(missing[:3])}"
     return lm, ""
 
 
 def spare_rows(folder: str | Path | None, adaptive: Collection[int]) -> list[int]:
-    """Return the adaptive ids whose rows no training of the base model has used.
+    """Return the adaptive ids with embedding rows that have never been trained.
 
-    They have no piece in the folder's tokenizer, and its adaptive.json does not have them.
+    These ids have no piece in the tokenizer of the model directory `folder`, and its
+    adaptive.json does not list them.
     """
     if folder is None or not (Path(folder) / "tokenizer.json").is_file():
         return []
@@ -192,21 +197,22 @@ def spare_rows(folder: str | Path | None, adaptive: Collection[int]) -> list[int
 
 
 def add_adaptive_rows(lm: Any, size: int, *, spare: Sequence[int] = ()) -> None:
-    """Give adaptive ids their first rows: the next ones up to `size`, and `spare` ones.
+    """Initialize the rows of adaptive ids: new rows up to `size`, and the existing `spare` rows.
 
-    In the embedding each is the mean of two rows that are drawn by its id among the longer
-    half. Rows that no text has trained, and the mean of all rows, point in one direction,
-    which is out of the model's range: on Qwen2.5-Coder-0.5B the masked loss began at 20 to
-    21 nats with them, with these at 8 to 11 (ln V is 11.9). An added row of a head of its
-    own is the mean of all (Hewitt 2021, "Initializing New Word Embeddings"). A logit of
-    either row is a mean of other logits, so it never is the largest. The library's
-    mean_resizing would compute a covariance, which takes minutes at the width of 34B.
+    In the embedding, each row is the mean of two rows from the longer half by norm; the id
+    seeds the choice of the two. Untrained rows, and the mean of all rows, point in one
+    direction, which is unlike the inputs that the model was trained on: with them the
+    masked loss of Qwen2.5-Coder-0.5B began at 20 to 21 nats, with two-row means at 8 to 11
+    (ln V is 11.9). In an untied head, a new row is the mean of all rows (Hewitt 2021,
+    "Initializing New Word Embeddings"). In both cases the logit of the id is a mean of
+    other logits, so it is never the largest. Transformers' mean_resizing is not used: it
+    computes a covariance, which takes minutes at the width of a 34B model.
     """
     rows = lm.get_input_embeddings().num_embeddings
     first = [*(id for id in spare if id < rows), *range(rows, size)]
     if not first:
         return
-    # Imported late: an export needs this module, and no DeepSpeed.
+    # Imported late: an export imports this module and does not need DeepSpeed.
     from train.engine import gathered
 
     if rows < size:
@@ -222,7 +228,10 @@ def add_adaptive_rows(lm: Any, size: int, *, spare: Sequence[int] = ()) -> None:
 
 
 def typical_pairs(weight: Tensor, ids: Sequence[int]) -> dict[int, list[int]]:
-    """Return two rows for each id, drawn by the id from the longer half of (n, d) rows."""
+    """Return two row indices for each id, drawn from the longer half of (n, d) rows by norm.
+
+    The id seeds the draw.
+    """
     lengths = weight.float().norm(dim=1).cpu()
     lengths[[id for id in ids if id < len(lengths)]] = -1
     longer = (lengths >= lengths.median()).nonzero().flatten()
@@ -236,7 +245,7 @@ def typical_pairs(weight: Tensor, ids: Sequence[int]) -> dict[int, list[int]]:
 
 
 def check_tokenizer(config: ModelConfig, data_path: str) -> None:
-    """Raise UserError if the model's tokenizer is not the one that made the shards."""
+    """Raise UserError if the model has another tokenizer than the shards."""
     if config.path is None or config.random_init:
         return
     folder = Path(config.path)
@@ -244,27 +253,28 @@ def check_tokenizer(config: ModelConfig, data_path: str) -> None:
         return
     if _vocabulary(folder) != _vocabulary(Path(data_path) / TOKENIZER):
         raise UserError(
-            f"data.path={data_path} must have the tokenizer of {folder}, got another one."
+            f"data.path={data_path} must have the tokenizer of {folder}, got another "
+            f"tokenizer. Prepare the data with tokenizer={folder}."
         )
 
 
 def _vocabulary(folder: Path) -> Any:
-    """Return the map from text to ids, without marks of special tokens."""
+    """Return all that maps text to ids, for comparison; flags of special tokens do not count."""
     model = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
     return model, load_tokenizer(folder).get_vocab(with_added_tokens=True)
 
 
 def base_model(folder: str | None) -> dict[str, Any]:
-    """Return name, license, hub repository and commit of a base model, as far as known.
+    """Return the name, license, hub repository and commit of a base model, as far as known.
 
-    The hub's cache has the last two in a folder's path. Elsewhere the folder's model
-    card names the model: config.json often has the name of a fine-tuned model's own
-    base.
+    In the hub's cache, the path of the folder contains repository and commit. In any other
+    folder, the model card gives the name: config.json of a fine-tuned model often names its
+    own base instead.
     """
     if folder is None:
         return {}
     path = Path(folder).resolve()
-    if match := CACHED.search(path.as_posix()):
+    if match := HUB_CACHE.search(path.as_posix()):
         owner, name, commit = match.groups()
         return {
             "name": name,
@@ -277,7 +287,7 @@ def base_model(folder: str | None) -> dict[str, Any]:
 
 
 def _card(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """Return the front matter of a folder's model card; nothing without a valid one."""
+    """Return these fields of the model card in a folder; {} if it has no valid card."""
     try:
         card = metadata_load(folder / "README.md") or {}
     except (OSError, ValueError, YAMLError):

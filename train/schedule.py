@@ -1,9 +1,10 @@
-"""How long a run is, and its learning rate.
+"""Compute the number of steps of a run, and its learning rate.
 
-A run takes `steps` steps, or about `minutes`: then the number is planned once a fifth of
-the time has passed, from the median of the later half of the steps so far, written to
-planned.json, and never changed. The learning rate until then does not depend on it, and a
-resumed run reads it: its result is that of the uninterrupted run.
+A run takes `steps` steps, or about `minutes` minutes. With minutes, the number of steps is
+planned once, after a fifth of the time, from the median time of the later half of the steps
+so far. It is written to planned.json and never changes. The learning rate before that does
+not depend on it, and a resumed run reads it. So a resumed run has the same result as an
+uninterrupted run.
 """
 
 import math
@@ -16,21 +17,21 @@ from conf.runs.files import read_result, with_checksum, write_json
 from train.config import PLANNED, OptimizerConfig
 
 PLAN_AT = 0.2  # share of the minutes after which the steps are planned
-FEWEST = 3  # steps to plan from; the first is slower
+MIN_STEPS = 3  # fewest steps to plan from, because the first step is slower
 
 
 class Schedule(NamedTuple):
-    """The number of steps of a run, None until it is planned, and the step at which that happened."""
+    """The number of steps of a run, None until it is planned, and the step at which it was planned."""
 
     steps: int | None
     planned_at: int = 0
 
 
 def learning_rate(step: int, schedule: Schedule, config: OptimizerConfig) -> float:
-    """Return the learning rate (SDSAT §3.2).
+    """Return the learning rate of a step, counted from 0 (SDSAT §3.2).
 
-    Linear warm-up to `lr` over `warmup_steps`, then a cosine to `min_lr` at the last
-    step. The cosine of planned steps begins where they were planned.
+    It rises linearly to `lr` over `warmup_steps`, then falls by a cosine to `min_lr` at the
+    last step. If the number of steps was planned, the cosine begins at that step.
     """
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
@@ -52,19 +53,19 @@ def plan_steps(
     total: float,
     between: float = 0.0,
 ) -> Schedule:
-    """Return the schedule of a run that has taken `step` steps, unplanned until it is time.
+    """Return the schedule of a run that has taken `step` steps; without steps if it is too early.
 
-    `seconds` are those of each step so far, `elapsed` those since the start, `total`
-    those of the run, and `between` those of validations and checkpoints for each step.
+    All times are in seconds: `seconds` of each step so far, `elapsed` since the start,
+    `total` of the run, and `between` of validations and checkpoints per step.
     """
-    if elapsed < PLAN_AT * total or len(seconds) < FEWEST:
+    if elapsed < PLAN_AT * total or len(seconds) < MIN_STEPS:
         return Schedule(None)
     each = median(seconds[len(seconds) // 2 :]) + between
     return Schedule(step + max(1, int((total - elapsed) / each)), step)
 
 
 def read_planned(out: str | Path) -> Schedule | None:
-    """Return the schedule that a run in the folder `out` has planned, if any."""
+    """Return the planned schedule in a run's folder, or None."""
     path = Path(out) / PLANNED
     if not path.is_file():
         return None
@@ -73,5 +74,5 @@ def read_planned(out: str | Path) -> Schedule | None:
 
 
 def write_planned(out: Path, schedule: Schedule) -> None:
-    """Write a planned schedule into a run's folder."""
+    """Write a planned schedule to a run's folder."""
     write_json(out / PLANNED, with_checksum(schedule._asdict()))

@@ -1,4 +1,4 @@
-"""The training loop: steps, validation, checkpoints, in that order.
+"""Run the training loop: step, validate, save a checkpoint.
 
 A step uses data.py (batches), objective.py (layouts), model.py, attention.py and
 loss.py (forward), engine.py (backward, optimizer).
@@ -37,7 +37,7 @@ from data_prep.ngrams import TABLE, link_table
 from data_prep.vocab import Vocab
 from train.checkpoint import Checkpoints
 from train.checks import check_ranks
-from train.config import DESCRIBED, DIAGNOSTICS, LOG, TrainConfig
+from train.config import DESCRIBED, DIAGNOSTICS, LOG, TEXTS, TrainConfig
 from train.data import (
     TRAINING,
     TrainingData,
@@ -58,7 +58,7 @@ from train.metrics import (
     describe_step,
     describe_validation,
 )
-from train.model import assemble, describe
+from train.model import build_module, write_architecture
 from train.page import Run, data_facts, machine_facts, model_facts, write_page
 from train.pretrained import base_model
 from train.schedule import (
@@ -68,14 +68,18 @@ from train.schedule import (
     read_planned,
     write_planned,
 )
+from train.texts import append_texts, read_texts, table
 from train.validation import Validation
 
-WINDOW = 50  # steps whose mean loss a step is compared with
-SETTLED = 10  # fewest steps to compare with
+TEXTS_TABLE = "validation/texts"
+RECENT_STEPS = (
+    50  # the number of steps before a step whose mean loss it is compared with
+)
+MIN_RECENT = 10  # fewest steps to compare with
 
 
 class Stopped(Exception):
-    """A signal stopped the run; the last whole step is saved."""
+    """A signal stopped the run; its last complete step is saved."""
 
 
 def train(
@@ -83,23 +87,24 @@ def train(
 ) -> list[dict[str, float]]:
     """Run one rank, from the start or the newest checkpoint; return the validations.
 
-    Raises Stopped as `Trainer.run` does, and UserError when memory runs out.
+    Raises the errors of `Trainer.run`, and RankLocalError if memory runs out.
     """
     try:
         return Trainer(config, provenance, data).run()
     except torch.OutOfMemoryError as error:
         raise RankLocalError(
             f"out of memory with micro_batch={config.micro_batch}: {in_one_line(error)}. "
-            "plan=true shows the parts. A lower loss_chunk continues from the last "
-            "checkpoint; other settings need a new out.",
+            "plan=true shows what takes the memory. You can lower loss_chunk and continue "
+            "this run; other settings need a new out.",
             page=MEMORY,
         ) from error
 
 
 def token_loss(metrics: Mapping[str, float]) -> float:
-    """Return a step's loss of a labelled token.
+    """Return the mean loss of a step's labelled tokens, standard ones if there are any.
 
-    The loss itself follows the share of labelled tokens, those of answers.
+    The training loss is no mean over them: it changes with the share of labelled tokens,
+    which in chats are the answers'.
     """
     masked = metrics.get("masked_loss", metrics["loss"])
     return metrics.get("standard_loss", masked)
@@ -108,18 +113,19 @@ def token_loss(metrics: Mapping[str, float]) -> float:
 def why_diverged(
     metrics: Mapping[str, float], recent: Sequence[float], ratio: float
 ) -> str | None:
-    """Return why a step has diverged, or None.
+    """Return why a step has diverged, or None if it has not.
 
-    A step has diverged if its loss or gradient is not finite, or its `token_loss` is
-    above `ratio` times the mean of the last WINDOW steps, once there are SETTLED.
+    A step has diverged if its loss or gradient is not finite. From MIN_RECENT steps on it has
+    also diverged if its `token_loss` is above `ratio` times the mean of the last
+    RECENT_STEPS steps, `recent`.
     """
     if not math.isfinite(metrics["loss"]):
         return f"the loss is {metrics['loss']}"
     loss = token_loss(metrics)
     if not math.isfinite(metrics["gradient_norm"]):
         return f"the gradient is not finite at a loss of {loss:.4g}"
-    before = recent[-WINDOW:]
-    if len(before) < SETTLED:
+    before = recent[-RECENT_STEPS:]
+    if len(before) < MIN_RECENT:
         return None
     mean = sum(before) / len(before)
     if loss > ratio * mean:
@@ -128,18 +134,18 @@ def why_diverged(
 
 
 class Clock:
-    """Times parts of a run, by name."""
+    """Measures the time of the parts of a run, by name."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
         self.seconds: dict[str, list[float]] = defaultdict(list)
 
     def elapsed(self) -> float:
-        """Return the seconds since the clock was made."""
+        """Return the seconds since the clock was created."""
         return time.monotonic() - self._start
 
     def last(self, part: str) -> float:
-        """Return the seconds that a part took the last time; 0 if it has not run."""
+        """Return the seconds of the last run of a part; 0 if it has not run."""
         return self.seconds[part][-1] if self.seconds[part] else 0.0
 
     @contextmanager
@@ -178,10 +184,10 @@ class Trainer:
         checkpoint = self.checkpoints.newest()
         if checkpoint is not None:
             config.check_steps(checkpoint.step)
-        # A run continues in its first type, also on another machine.
+        # A continued run keeps its first dtype, also on another machine.
         dtype = checkpoint.state["dtype"] if checkpoint else choose_dtype(config.dtype)
         self.config = config = replace(config, dtype=broadcast(dtype))
-        self.module, self.parameters = assemble(config, self.vocab)
+        self.module, self.parameters = build_module(config, self.vocab)
         self.module.soft = config.objective.soft
         universal = checkpoint is not None and not checkpoint.fits(self.ranks)
         self.engine = Engine(self.module, config, universal=universal)
@@ -210,10 +216,12 @@ class Trainer:
             planned = read_planned(self.out) if self.rank == 0 else None
             self.schedule = Schedule(*broadcast(planned or Schedule(None)))
         self.validation: list[dict[str, float]] = state["validation"]
-        self.recent: list[float] = state["recent"]  # losses of the last steps
+        self.recent: list[float] = state["recent"]  # token_loss of the last steps
         self.checkpoints.record()
         if self.rank == 0:
-            describe(self.module.lm, Path(config.data.path), self.out / DESCRIBED)
+            write_architecture(
+                self.module.lm, Path(config.data.path), self.out / DESCRIBED
+            )
             if (table := Path(config.data.path) / TABLE).is_file():
                 link_table(table, self.out / TABLE)
         self.log = StepLog(self.out / LOG, step=self.step) if self.rank == 0 else None
@@ -232,8 +240,7 @@ class Trainer:
     def run(self) -> list[dict[str, float]]:
         """Train to the last step and finish the folder; return the validations.
 
-        Raises Stopped, after saving, when a signal came, and UserError when another
-        rank died.
+        Raises Stopped if a signal came, after saving, and UserError if another rank died.
         """
         try:
             self._run()
@@ -241,8 +248,8 @@ class Trainer:
             if not is_lost_rank(error):
                 raise
             raise UserError(
-                f"rank {self.rank} lost another rank in step {self.step + 1}. "
-                f"Start the run again to continue from step {self.saved}."
+                f"rank {self.rank} lost the connection to another rank in step "
+                f"{self.step + 1}. Repeat the command to continue from step {self.saved}."
             ) from error
         finally:
             self.checkpoints.release()
@@ -250,7 +257,8 @@ class Trainer:
 
     def _run(self) -> None:
         if self.rank == 0 and not self._at_the_end():
-            (self.out / MANIFEST).unlink(missing_ok=True)  # left by fewer steps
+            # A finished run continues with more steps.
+            (self.out / MANIFEST).unlink(missing_ok=True)
         progress = self.tracker.progress(
             self.config.objective.name, done=self.step, total=self.schedule.steps
         )
@@ -265,13 +273,14 @@ class Trainer:
         dist.barrier()
         if not finished:
             raise Stopped(
-                f"stopped by a signal; step {self.saved} is saved: start again to continue"
+                f"stopped by a signal; step {self.saved} is saved. "
+                "Repeat the command to continue."
             )
 
     def _train(self, show: Show) -> None:
         """Take the remaining steps, validate and save. Raises Abandoned after a signal."""
         clock = Clock()
-        if self._validation_is_due():  # the first, or one that a signal ended
+        if self._validation_is_due():  # the first, or one that a signal interrupted
             with clock.timing("validation"):
                 self._validate(show)
         while not self._at_the_end():
@@ -295,7 +304,7 @@ class Trainer:
                     self._save()
 
     def _plan_steps(self, clock: Clock) -> None:
-        """Plan the number of steps from the time of those so far, if it is time to."""
+        """Plan the number of steps from the times of the steps so far, if it is time to."""
         config = self.config
         assert config.minutes is not None
         between = clock.last("validation") / config.validate_every
@@ -320,10 +329,9 @@ class Trainer:
         return self.step % self.config.validate_every == 0 or self._at_the_end()
 
     def train_step(self) -> dict[str, float]:
-        """Take one step of the optimizer; return its metrics by name, as means over all
-        ranks.
+        """Take one optimizer step; return its metrics by name, over all ranks.
 
-        Raises UserError when the loss has diverged, and Abandoned after a signal.
+        Raises UserError if the step has diverged, and Abandoned after a signal.
         """
         config = self.config
         began = time.perf_counter()
@@ -348,8 +356,8 @@ class Trainer:
             for part in parts
         ]
         lr = learning_rate(self.step, self.schedule, config.optimizer)
-        # A step may take longer than a scheduler waits: micro-batches also check for
-        # signals.
+        # Check for signals between micro-batches too: a step may take longer than a
+        # scheduler waits.
         losses, tally = self.engine.step(
             batches,
             lr,
@@ -368,9 +376,8 @@ class Trainer:
         }
         self._check(metrics, parts, losses)
         self.step += 1
-        seconds = max(
-            time.perf_counter() - began, 1e-6
-        )  # a coarse clock reads the same twice
+        # A coarse clock may return the same time twice.
+        seconds = max(time.perf_counter() - began, 1e-6)
         metrics["tokens_per_second"] = config.global_batch * self.seq_len / seconds
         if self.peak is not None:
             metrics["mfu"] = self.flops / (seconds * self.ranks * self.peak)
@@ -379,12 +386,10 @@ class Trainer:
     def _check(
         self, metrics: dict[str, float], parts: list[np.ndarray], losses: Tensor
     ) -> None:
-        """Raise UserError, after writing diagnostics, if the step has diverged; nothing
-        is saved.
-        """
+        """Raise UserError if the step has diverged, after writing diagnostics; save no checkpoint."""
         why = why_diverged(metrics, self.recent, self.config.max_loss_ratio)
         if why is None:
-            self.recent = [*self.recent, token_loss(metrics)][-WINDOW:]
+            self.recent = [*self.recent, token_loss(metrics)][-RECENT_STEPS:]
             return
         micro_batches = [
             {"sequences": part.tolist(), "loss": value}
@@ -401,12 +406,12 @@ class Trainer:
             write_json(self.out / DIAGNOSTICS, diagnostics)
         raise UserError(
             f"step {self.step + 1}: {why}. See {self.out / DIAGNOSTICS}; "
-            f"the last checkpoint is that of step {self.saved}.",
+            f"the last checkpoint is from step {self.saved}.",
             page=DIVERGED,
         )
 
     def _validate(self, show: Show) -> None:
-        metrics = self.held_out.run(
+        metrics, texts = self.held_out.run(
             self.engine.forward,
             stop=lambda: self.stop.agreed(self.engine.device),
             show=lambda line: show(self.step, line, self.schedule.steps),
@@ -414,10 +419,13 @@ class Trainer:
         if "standard_loss" not in metrics:
             raise UserError(
                 f"validate_sequences={self.config.validate_sequences} must include an "
-                "answer, got prompts alone. Raise it"
+                "answer, got only prompts. Raise validate_sequences."
             )
         self.validation.append({"step": self.step, **metrics})
         self._track("validation", metrics)
+        if self.rank == 0 and texts:
+            append_texts(self.out / TEXTS, self.step, texts)
+            self.tracker.log(self.step, {TEXTS_TABLE: table(texts)})
         if self.log:
             write_page(self.out, self._page(self.log))
         line = describe_validation(self.validation)
@@ -430,7 +438,7 @@ class Trainer:
             )
 
     def _page(self, log: StepLog) -> Run:
-        """Return the facts of the run's page."""
+        """Return the content of the run's page."""
         model = self.config.model
         return Run(
             name=self.out.resolve().name,
@@ -450,17 +458,26 @@ class Trainer:
 
     def _tracked(
         self, log: StepLog, until: int
-    ) -> Iterator[tuple[int, dict[str, float]]]:
-        """Yield the rows that `_track` has recorded up to a step, in their order."""
-        validations = [
-            (int(row["step"]), "validation", row) for row in list(self.validation)
-        ]
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Return the rows that `_track` has logged up to a step, in order, with their steps.
+
+        The tracker's thread reads them during the run, so later validations are left out.
+        """
+        validations = [(int(row["step"]), "validation", row) for row in self.validation]
+        texts = dict(read_texts(self.out / TEXTS))
         steps = ((step, "train", metrics) for step, metrics in log.rows(until))
-        for step, prefix, row in merge(steps, validations, key=itemgetter(0)):
-            metrics = {name: value for name, value in row.items() if name != "step"}
-            yield step, self._named(prefix, step, metrics)
+
+        def rows() -> Iterator[tuple[int, dict[str, Any]]]:
+            for step, prefix, row in merge(steps, validations, key=itemgetter(0)):
+                metrics = {name: value for name, value in row.items() if name != "step"}
+                yield step, self._named(prefix, step, metrics)
+                if prefix == "validation" and step in texts:
+                    yield step, {TEXTS_TABLE: table(texts[step])}
+
+        return rows()
 
     def _track(self, prefix: str, metrics: dict[str, float]) -> None:
+        """Log metrics of this step to the tracker."""
         self.tracker.log(self.step, self._named(prefix, self.step, metrics))
 
     def _named(
@@ -476,8 +493,8 @@ class Trainer:
             "recent": self.recent,
             "dtype": self.config.dtype,
             "run_id": self.tracker.run_id,
-            "sequences": self.step
-            * self.config.global_batch,  # position in the order of the data
+            # Position in the order of the data.
+            "sequences": self.step * self.config.global_batch,
         }
         self.checkpoints.save(self.engine, self.step, broadcast(state))
         self.saved = self.step
@@ -488,7 +505,7 @@ class Trainer:
         write_manifest(
             self.out,
             "checkpoint",
-            # Not in `provenance`: a finished run may continue with more steps.
+            # Provenance does not contain `steps`: a finished run may continue with more.
             self.provenance
             | {"settings": self.provenance["settings"] | {"steps": self.step}},
             step=self.step,

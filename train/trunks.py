@@ -1,9 +1,9 @@
-"""Trunks of a gated adapter, computed once: no training changes them.
+"""Cache the trunks of a gated adapter, which training does not change.
 
 The branches of a sequence attend to keys and values of the base model, and learn from its
-hidden states. A sequence that is trained on again has the same ones, whatever its windows.
-A trunk is computed alone, so that its values are a function of the sequence: a resumed
-run, which computes it anew, gets the same bits.
+hidden states. These are the same in every epoch, whatever windows are drawn. Each trunk
+is computed in a pass of its own, so that its values depend on the sequence alone: a resumed
+run computes it again and gets the same bits.
 """
 
 import os
@@ -17,15 +17,16 @@ from conf.devices.memory import GIB, machine_memory
 from train.attention import TrunkKeys
 from train.config import TrainConfig
 
-Trunk = tuple[Tensor, TrunkKeys]  # (r, n, d) last hidden states, and all layers' keys
-SHARE = 0.25  # of the machine's free memory that the caches of all ranks may take
+# The (r, n, d) last hidden states, and the keys and values of all layers.
+Trunk = tuple[Tensor, TrunkKeys]
+MEMORY_SHARE = 0.25  # share of the machine's free memory for the caches of all ranks
 
 
 class TrunkCache:
-    """The first trunks that fit into `limit` bytes.
+    """A cache of the first trunks that fit into `limit` bytes.
 
-    None is dropped: an order that visits each sequence once in an epoch finds more of
-    the first ones than of the last ones.
+    Trunks are never evicted. Each epoch visits every sequence once, so a cache of recent
+    trunks would have fewer hits.
     """
 
     def __init__(self, limit: float) -> None:
@@ -35,7 +36,7 @@ class TrunkCache:
     def get(
         self, ids: Tensor, positions: Tensor, compute: Callable[[Tensor, Tensor], Trunk]
     ) -> Trunk:
-        """Return the trunk of (r, n) ids at positions 0 to n-1; `compute` returns one."""
+        """Return the trunk of (r, n) ids at positions 0 to n - 1; `compute` makes a missing one."""
         trunks = [
             self._get(ids[row : row + 1], positions[row : row + 1], compute)
             for row in range(len(ids))
@@ -45,7 +46,7 @@ class TrunkCache:
         hidden, keys = zip(*trunks, strict=True)
         joined = {
             layer: tuple(
-                map(torch.cat, zip(*(own[layer] for own in keys), strict=True))
+                map(torch.cat, zip(*(part[layer] for part in keys), strict=True))
             )
             for layer in keys[0]
         }
@@ -54,22 +55,22 @@ class TrunkCache:
     def _get(
         self, ids: Tensor, positions: Tensor, compute: Callable[[Tensor, Tensor], Trunk]
     ) -> Trunk:
-        name = ids.numpy().tobytes()
-        if name in self._trunks:
-            return self._trunks[name]
+        key = ids.numpy().tobytes()
+        if key in self._trunks:
+            return self._trunks[key]
         hidden, keys = trunk = compute(ids, positions)
         tensors = [hidden, *(tensor for pair in keys.values() for tensor in pair)]
         size = sum(tensor.nbytes for tensor in tensors)
         if size <= self._free:
             self._free -= size
-            self._trunks[name] = trunk
+            self._trunks[key] = trunk
         return trunk
 
 
 def trunk_cache(lm: nn.Module, config: TrainConfig) -> TrunkCache | None:
-    """Return the cache for a gated adapter's training on a CPU, else None.
+    """Return a cache if a gated adapter trains on a CPU without dropout, else None.
 
-    Dropout makes another trunk each time.
+    With dropout the trunk of a sequence differs each time.
     """
     dropout = attention_dropout(lm.config) or any(
         module.p
@@ -82,4 +83,4 @@ def trunk_cache(lm: nn.Module, config: TrainConfig) -> TrunkCache | None:
         return None
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     free, _ = machine_memory()
-    return TrunkCache(min(config.trunk_cache * GIB, SHARE * free / ranks))
+    return TrunkCache(min(config.trunk_cache * GIB, MEMORY_SHARE * free / ranks))

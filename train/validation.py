@@ -8,6 +8,7 @@ mean acceptance length is that of decoding: `tau_real`.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from data_prep.shards import Shards
-from data_prep.vocab import Vocab
+from data_prep.vocab import TOKENIZER, Vocab
 from train.config import ObjectiveConfig, TrainConfig
 from train.data import HELD_OUT, load_batch
 from train.distributed import Abandoned
 from train.loss import summarise
+from train.texts import SHOWN, ReplayedText, replayed_text
 
 REPLAYED = 256  # positions of a sequence that have windows
 
@@ -59,12 +61,13 @@ class Validation:
         self._device = device
         self._vocabulary = vocabulary
         self._seed = (config.seed, HELD_OUT)
+        self._tokenizer = Path(config.data.path) / TOKENIZER
 
     @torch.no_grad()
     def run(
         self, forward: Forward, *, stop: Callable[[], bool], show: Callable[[str], None]
-    ) -> dict[str, float]:
-        """Return metrics over all ranks, by name.
+    ) -> tuple[dict[str, float], list[ReplayedText]]:
+        """Return metrics over all ranks, by name, and this rank's first texts.
 
         `show` receives a line before each batch. Raises Abandoned if `stop` returns
         True: it is called before each batch and must return the same on every rank.
@@ -73,11 +76,12 @@ class Validation:
             self._objective.L + 1, 4, dtype=torch.float64, device=self._device
         )
         loops: list[int] = []
-        for index, part in enumerate(self._parts):
+        texts: list[ReplayedText] = []
+        for batch_index, part in enumerate(self._parts):
             if stop():
                 raise Abandoned
             show(
-                f"validating: {index * self._count // len(self._parts)} of {self._count} sequences"
+                f"validating: {batch_index * self._count // len(self._parts)} of {self._count} sequences"
             )
             batch = load_batch(
                 self._shards,
@@ -92,15 +96,20 @@ class Validation:
             _, tally, predicted = forward(batch)
             total += tally
             hits = predicted == batch["labels"]
-            for row in zip(batch["offsets"], batch["positions"], hits):
-                loops += replay(*(tensor.cpu().numpy() for tensor in row))
+            for index, *row in zip(part, batch["offsets"], batch["positions"], hits):
+                replayed = replay_loops(*(tensor.cpu().numpy() for tensor in row))
+                loops += [accepted for _, accepted in replayed]
+                if replayed and len(texts) < SHOWN:
+                    tokens = self._shards[int(index)].tokens
+                    text = replayed_text(int(index), tokens, replayed, self._tokenizer)
+                    texts.append(text)
         dist.all_reduce(total)
         verified = torch.tensor([len(loops), sum(loops)], device=self._device)
         dist.all_reduce(verified)
         metrics = {"sequences": self._count} | summarise(total)
         if verified[0]:
             metrics["tau_real"] = 1 + float(verified[1] / verified[0])
-        return metrics
+        return metrics, texts
 
 
 def stretch(
@@ -113,8 +122,10 @@ def stretch(
     return starts, np.full(len(starts), objective.L)
 
 
-def replay(offsets: np.ndarray, positions: np.ndarray, hits: np.ndarray) -> list[int]:
-    """Return how many drafts each loop of decoding along the text accepts.
+def replay_loops(
+    offsets: np.ndarray, positions: np.ndarray, hits: np.ndarray
+) -> list[tuple[int, int]]:
+    """Return the position and the accepted drafts of each loop of decoding along the text.
 
     All are (c,) columns with a window at each position: offsets, positions, and whether
     the likeliest token is the text's. A loop that accepts a drafts moves on by a + 2
@@ -128,7 +139,7 @@ def replay(offsets: np.ndarray, positions: np.ndarray, hits: np.ndarray) -> list
             a = 0
             while right[column + a] == a + 1:
                 a += 1
-            accepted.append(a)
+            accepted.append((int(positions[column]), a))
             end = positions[column] + a + 2
     return accepted
 

@@ -1,8 +1,8 @@
-"""Attention of branch columns on a CPU, in blocks of queries that leave out keys no query sees.
+"""Compute attention of branch columns on a CPU, in blocks of queries that skip unneeded keys.
 
-A branch column sees a prefix of the trunk and a few branch columns (train/attention.py).
-Windows are laid out in the order of their prefixes, so BLOCK queries together see a prefix
-and a few neighbours:
+A branch column attends to a prefix of the trunk and to a few branch columns
+(train/attention.py). Windows are sorted by the length of their prefix, so the BLOCK queries
+of a block together attend to a prefix and a few adjacent branch columns:
 
                 trunk         branches
     block 1     1 1 1 · · ·   1 · · · ·
@@ -10,11 +10,11 @@ and a few neighbours:
     block 2     1 1 1 1 1 ·   · · 1 · ·
                 1 1 1 1 1 ·   · · 1 1 ·
 
-Block 1 is multiplied with 3 + 2 keys instead of 11. In a layer with a sliding window the
-trunk's keys before all windows of a block are left out too; its trunk is a mask without
-other keys than the queries' own. The query heads that share a key are
-the rows of one product, so no key is repeated. The gradient is written out: autograd would
-add up a tensor of all keys for each block, and compute the gradient of a frozen trunk.
+Block 1 is multiplied with 3 + 2 keys instead of 11. In a layer with a sliding window, a
+block also skips the trunk keys before all its windows. The trunk of such a layer is computed
+here too, with a square mask. The query heads that share a key head are rows of one product,
+so no key is repeated. The backward pass is written by hand: autograd would add up a tensor
+of all keys for each block, and would compute the gradient of a frozen trunk.
 """
 
 from collections.abc import Iterator
@@ -25,13 +25,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-BLOCK = 64  # queries of a block
+BLOCK = 64  # queries in a block
 
 
 class Block(NamedTuple):
-    """Queries `start` to `stop` of a row and their keys, `begin` to `prefix` and `first` to `last`.
+    """Queries `start` to `stop` of a row; their keys are `begin` to `prefix` and `first` to `last`.
 
-    `bias` (queries, keys) is 0 where a query sees a key, else -inf.
+    The first range of keys is in the trunk, the second in the branches. `bias` (queries,
+    keys) is 0 where a query attends to a key, else -inf.
     """
 
     row: int
@@ -44,10 +45,14 @@ class Block(NamedTuple):
     bias: Tensor
 
 
-# All layers of a kind have one mask, and one of their trunks. A tensor's hash is its identity.
+# Layers of one type share a mask, and share another mask for their trunk. The cache compares
+# tensors by identity.
 @lru_cache(maxsize=4)
 def blocks(mask: Tensor, dtype: torch.dtype) -> tuple[Block, ...]:
-    """Return the blocks of a (r, 1, m, c) bool mask, True = attend, whose last m keys are the queries' own."""
+    """Return the blocks of a (r, 1, m, c) bool mask, True = attend.
+
+    The last m of the c keys belong to the same columns as the m queries.
+    """
     return tuple(
         _block(row, start, mask[row, 0], dtype)
         for row in range(len(mask))
@@ -60,16 +65,16 @@ def _block(row: int, start: int, mask: Tensor, dtype: torch.dtype) -> Block:
     trunk = mask.shape[1] - mask.shape[0]
     seen = sees.any(dim=0)
     begin, prefix = _extent(seen[:trunk])
-    first, last = (trunk + place for place in _extent(seen[trunk:]))
+    first, last = (trunk + index for index in _extent(seen[trunk:]))
     sees = torch.cat([sees[:, begin:prefix], sees[:, first:last]], dim=1)
     bias = torch.zeros(sees.shape, dtype=dtype).masked_fill_(~sees, -torch.inf)
     return Block(row, start, start + len(sees), begin, prefix, first, last, bias)
 
 
 def _extent(seen: Tensor) -> tuple[int, int]:
-    """Return the places of the first True and after the last of a (n,) bool; zeros without one."""
-    places = seen.nonzero()
-    return (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)
+    """Return the index of the first True and the index after the last; (0, 0) without True."""
+    indices = seen.nonzero()
+    return (int(indices[0]), int(indices[-1]) + 1) if len(indices) else (0, 0)
 
 
 def attend(
@@ -81,9 +86,9 @@ def attend(
     *,
     frozen: bool,
 ) -> Tensor:
-    """Attend with (r, heads, m, d) queries to (r, kv_heads, c, d) keys; return (r, m, heads, d).
+    """Return attention (r, m, heads, d) of (r, heads, m, d) queries to (r, kv_heads, c, d) keys.
 
-    With `frozen` the first c - m keys and values have no gradient.
+    With `frozen` the first c - m keys and values get no gradient.
     """
     result: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
         query, key, value, blocks(mask, query.dtype), scaling, frozen
@@ -106,7 +111,7 @@ class _Attention(torch.autograd.Function):
         query = query * scaling
         output = query.new_empty(r, m, heads, value.shape[-1])
         weights = []
-        for block, q, k, v in _read(query, key, value, parts):
+        for block, q, k, v in _gather(query, key, value, parts):
             scores = q @ k.mT
             scores.view(len(k), -1, *block.bias.shape).add_(block.bias)
             weights.append(torch.softmax(scores, dim=-1))
@@ -127,7 +132,7 @@ class _Attention(torch.autograd.Function):
         d_key = torch.zeros_like(key, dtype=wide)
         d_value = torch.zeros_like(value, dtype=wide)
         d_outputs = d_output.transpose(1, 2)
-        for (block, q, k, v), p in zip(_read(query, key, value, ctx.parts), weights):
+        for (block, q, k, v), p in zip(_gather(query, key, value, ctx.parts), weights):
             d_o = _rows(d_outputs, block, len(k))
             d_scores = torch.ops.aten._softmax_backward_data(d_o @ v.mT, p, -1, p.dtype)
             d_q = (d_scores @ k).view(heads, -1, d)
@@ -139,17 +144,17 @@ class _Attention(torch.autograd.Function):
             d_k = d_scores[..., skipped:].mT @ q
             d_v = p[..., skipped:].mT @ d_o
             for total, part in ((d_key, d_k), (d_value, d_v)):
-                own = part[:, clean - skipped :]
-                total[block.row, :, block.first : block.last] += own
+                branch = part[:, clean - skipped :]
+                total[block.row, :, block.first : block.last] += branch
                 if not ctx.frozen:
                     total[block.row, :, block.begin : block.prefix] += part[:, :clean]
         return d_query, d_key.to(key.dtype), d_value.to(key.dtype), None, None, None
 
 
-def _read(
+def _gather(
     query: Tensor, key: Tensor, value: Tensor, parts: tuple[Block, ...]
 ) -> Iterator[tuple[Block, Tensor, Tensor, Tensor]]:
-    """Yield each block with its queries (kv_heads, rows, d), and its keys and values (kv_heads, keys, d)."""
+    """Yield each block with its queries (kv_heads, rows, d), keys and values (kv_heads, keys, d)."""
     for block in parts:
         k, v = (
             torch.cat(
@@ -165,6 +170,6 @@ def _read(
 
 
 def _rows(query: Tensor, block: Block, kv_heads: int) -> Tensor:
-    """Return a block's (heads, m, d) rows as (kv_heads, rows of all heads of a key, d)."""
-    own = query[block.row, :, block.start : block.stop]
-    return own.reshape(kv_heads, -1, own.shape[-1])
+    """Return a block's queries as (kv_heads, rows, d): the rows of all heads that share a key head."""
+    queries = query[block.row, :, block.start : block.stop]
+    return queries.reshape(kv_heads, -1, queries.shape[-1])

@@ -3,9 +3,10 @@
 import atexit
 import logging
 import os
+import re
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 from conf.errors import UserError, describe_error, visible
 from conf.runs.files import read_json, write_json
+from conf.runs.tensorboard import TensorboardRun
 from conf.settings.schema import any_of, check_settings, setting
 
 ONLINE_SECONDS = 30.0  # to reach W&B before the run continues offline
@@ -21,14 +23,12 @@ UPLOAD_SECONDS = 30.0  # to upload the rest at the end of a run
 GRACE_SECONDS = 10.0  # more, for W&B's process to end
 
 
-MODES = ("offline", "online", "disabled")
-OLD_MODES = {
-    "dryrun": "offline",
-    "run": "online",
-}  # former names, which W&B still accepts
-EARLIER = (
-    "earlier"  # the folder for offline runs that a later run of the same id replaces
-)
+MODES = ("offline", "online", "disabled")  # of W&B
+TENSORBOARD = "tensorboard"
+# Former names, which W&B still accepts.
+OLD_MODES = {"dryrun": "offline", "run": "online"}
+# The folder for offline runs that a later run of the same id replaces.
+EARLIER = "earlier"
 
 
 @dataclass
@@ -37,9 +37,9 @@ class TrackerConfig:
     to all that is not set here.
     """
 
-    #: mode of W&B: offline (only local files), online (needs a login) or disabled; null:
-    #: WANDB_MODE, or offline
-    mode: str | None = setting(None, choices=MODES)
+    #: mode of W&B: offline (only local files), online (needs a login) or disabled; or
+    #: tensorboard; null: WANDB_MODE, or offline
+    mode: str | None = setting(None, choices=(*MODES, TENSORBOARD))
     #: W&B project of the run; null: WANDB_PROJECT, or adaptive-tokens
     project: str | None = None
     #: W&B group of the run; null: WANDB_RUN_GROUP, or no group
@@ -58,10 +58,80 @@ class TrackerConfig:
             self.project = os.environ.get("WANDB_PROJECT") or "adaptive-tokens"
 
 
+@dataclass(frozen=True)
+class HtmlTable:
+    """A table whose last column is HTML."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+    def for_wandb(self) -> Any:
+        """Return W&B's table."""
+        import wandb
+
+        rows = [[*values, wandb.Html(text)] for *values, text in self.rows]
+        return wandb.Table(columns=list(self.columns), data=rows)
+
+    def markdown(self) -> str:
+        """Return the table as Markdown, in which HTML stands as it is."""
+        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
+        cells = ([str(cell).replace("\n", "<br>") for cell in line] for line in lines)
+        return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+def start_run(
+    config: TrackerConfig, folder: Path, **facts: Any
+) -> "WandbRun | TensorboardRun | None":
+    """Return the run of the settings, with `facts` as WandbRun takes them; None if disabled.
+
+    Raises UserError for tracker.mode=tensorboard without its package.
+    """
+    if config.mode == TENSORBOARD:
+        return TensorboardRun(folder)
+    return None if config.mode == "disabled" else WandbRun(config, folder, **facts)
+
+
+def log_row(run: Any, row: Mapping[str, Any], step: int) -> None:
+    """Log figures and tables of a step."""
+    if not isinstance(run, TensorboardRun):
+        row = {
+            name: value.for_wandb() if isinstance(value, HtmlTable) else value
+            for name, value in row.items()
+        }
+    run.log(row, step=step)
+
+
+def log_files(
+    run: Any,
+    name: str,
+    kind: str,
+    folder: Path,
+    facts: Mapping[str, Any],
+    files: Collection[str] = (),
+) -> None:
+    """Log the files of a folder, or the named ones, as an artifact, which W&B alone has.
+
+    Files are not copied: an offline run sends them from where they are.
+    """
+    if isinstance(run, TensorboardRun):
+        return
+    import wandb
+
+    plain = re.sub(r"[^\w.-]", "-", name)
+    artifact = wandb.Artifact(plain, type=kind, metadata=dict(facts))
+    for file in sorted(folder.rglob("*")):
+        place = file.relative_to(folder).as_posix()
+        if file.is_file() and (not files or place in files):
+            artifact.add_file(
+                str(file), name=place, policy="immutable", skip_cache=True
+            )
+    run.log_artifact(artifact)
+
+
 class WandbRun:
     """A W&B run, started and written by a separate thread; only `finish` waits for it, for a limited time.
 
-    The thread resumes the run named in `folder`/wandb/run.json, or starts a new one, in WANDB_DIR or `folder`.
+    The thread resumes the run named in `folder`/wandb/`file`, or starts a new one, in WANDB_DIR or `folder`.
     If an online run cannot start, it starts an offline run; on any other error W&B is switched off. In both
     cases `tell` is called with one line for the user.
 
@@ -80,11 +150,13 @@ class WandbRun:
         settings: Mapping[str, Any],
         tell: Callable[[str], None],
         run_id: str | None = None,
+        file: str = "run.json",
+        upload_seconds: float = UPLOAD_SECONDS,
     ) -> None:
         # W&B also expands ~ in WANDB_DIR.
         self._folder = Path(os.path.expanduser(os.environ.get("WANDB_DIR") or folder))
         self._files = self._folder / "wandb"
-        self._file = folder / "wandb" / "run.json"
+        self._file = folder / "wandb" / file
         self.id = (
             run_id
             or _saved_id(self._file)
@@ -92,6 +164,7 @@ class WandbRun:
             or secrets.token_hex(4)
         )
         self._config = config
+        self._upload_seconds = upload_seconds
         self._name = os.environ.get("WANDB_NAME") or visible(name)
         self._job_type = job_type
         self._settings = dict(settings)
@@ -108,7 +181,7 @@ class WandbRun:
     def finish(self) -> None:
         """Finish the W&B run after all actions; kill W&B's process if it exceeds the time limit."""
         self._actions.put(None)
-        limit = ONLINE_SECONDS + UPLOAD_SECONDS + GRACE_SECONDS
+        limit = ONLINE_SECONDS + self._upload_seconds + GRACE_SECONDS
         self._thread.join(limit)
         if self._thread.is_alive():
             self._tell(
@@ -187,7 +260,7 @@ class WandbRun:
                 silent=True,
                 console="off",
                 init_timeout=ONLINE_SECONDS,
-                finish_timeout=UPLOAD_SECONDS,
+                finish_timeout=self._upload_seconds,
             ),
         )
 
@@ -197,7 +270,7 @@ def log_missing(run: Any, rows: Iterable[tuple[int, Mapping[str, Any]]]) -> None
     first = run.step
     for step, row in rows:
         if step >= first:
-            run.log(dict(row), step=step)
+            log_row(run, row, step)
 
 
 def _kill_service() -> None:

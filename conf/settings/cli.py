@@ -5,6 +5,7 @@
 from conf.settings.interrupt import INTERRUPTED, was_interrupted
 
 # isort: on
+import json
 import os
 import re
 import sys
@@ -12,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn, TypeVar
 
 import hydra
@@ -32,22 +34,30 @@ from conf.settings.compose import (
 T = TypeVar("T")
 GRACE = 5.0  # seconds that other ranks wait for the first rank's message
 MULTIRUN = {"-m", "--multirun"}
+RESULT_FILE = (
+    "SWEEP_RESULT"  # variable with the file for the value that a job of a sweep returns
+)
 # Hydra's flag with a folder in the user's home, or such a folder as a separate argument.
 CONFIG_DIR = re.compile(r"\A(--config-dir=|-cd=|)(~/.*)", re.DOTALL)
 
 
-def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
+def run(entry: str, schema: type[T], main: Callable[[T], object]) -> None:
     """Compose the settings of `conf/<entry>` and the command line into `schema`, and call `main` with them.
+
+    The result of `main` is the job's value for Hydra's sweepers.
 
     Exit codes: 2, with one line, for a UserError, settings that cannot be composed, and files that cannot be
     read or written; 130 for Ctrl-C; 1, with a traceback, for any other error.
     """
 
-    def task(config: DictConfig) -> None:
+    def task(config: DictConfig) -> object:
         with exit_on_error():
             values = to_dataclass(config, entry, schema)
             replace_hub_names(values)
-            main(values)
+            result = main(values)
+        if (file := os.environ.get(RESULT_FILE)) and not torchrun_rank()[0]:
+            Path(file).write_text(json.dumps(result), encoding="utf-8")
+        return result
 
     register(schema)
     multirun = not MULTIRUN.isdisjoint(sys.argv)
@@ -59,7 +69,7 @@ def run(entry: str, schema: type[T], main: Callable[[T], None]) -> None:
     with exit_on_error():
         if multirun and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise UserError(
-                "-m must run in one process, got torchrun. Use a shell loop."
+                "-m must run in one process, got torchrun. Start it by python with hydra/launcher=torchrun."
             )
         try:
             with translate_errors(entry, schema):

@@ -117,9 +117,9 @@ def _checked(value: Any, hint: Any, limits: Mapping[str, Any], name: str) -> Any
 
 
 def _within(value: float, limits: Mapping[str, Any]) -> bool:
-    return limits.get("least", -LARGEST) <= value <= limits.get(
-        "most", LARGEST
-    ) and limits.get("above", -math.inf) < value < limits.get("below", math.inf)
+    closed = limits.get("least", -LARGEST), limits.get("most", LARGEST)
+    above, below = limits.get("above", -math.inf), limits.get("below", math.inf)
+    return bool(closed[0] <= value <= closed[1] and above < value < below)
 
 
 def range_in_words(limits: Mapping[str, Any]) -> str:

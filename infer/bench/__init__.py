@@ -1,1 +1,1 @@
-"""Benchmarks of models and decoders."""
+"""Measure models and decoders: speed, quality, GSD's tables, load."""

@@ -1,4 +1,4 @@
-"""python -m infer.bench: how fast a model decodes and what its answers are worth."""
+"""python -m infer.bench: measure a model's speed and the quality of its answers."""
 
 from conf.settings.cli import run
 from infer.bench.config import BenchConfig
@@ -6,9 +6,9 @@ from infer.config import check_directory
 
 
 def main(config: BenchConfig) -> None:
-    """Measure what is not finished, and report."""
+    """Measure the parts that are not finished, and write the report."""
     check_directory(config.model)
-    # Imported late: a mistake in the settings is reported without waiting for PyTorch.
+    # Imported here, so that a wrong setting is reported without waiting for PyTorch.
     from infer.bench.run import bench
 
     bench(config)

@@ -1,11 +1,12 @@
-"""acceptance.csv: the acceptance of part=speed in the columns of speculators' evaluation. Pure."""
+"""Write acceptance.csv: the acceptance rates of part=speed, in speculators' columns. Pure."""
 
 import csv
 import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-COUNTS = {  # speculators' columns; its draft is a verification here
+#: speculators' columns, and our names for them. A draft of speculators is a verification here.
+COUNTS = {
     "num_drafts": "verifications",
     "num_draft_tokens": "drafted",
     "num_accepted_tokens": "accepted",
@@ -14,11 +15,11 @@ COUNTS = {  # speculators' columns; its draft is a verification here
 
 
 def acceptance_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a line for each prompt set, decoder and temperature that drafted.
+    """Return CSV text with a line for each prompt set, decoder and temperature with drafts.
 
-    `subset` to `acceptance_at_pos_N` are speculators' columns in its order: the acceptance at
-    position N, from 0, is the share of verifications that accepted at least N + 1 drafts.
-    `decoder` and `temperature` follow them.
+    The columns `subset` to `acceptance_at_pos_N` are speculators', in its order.
+    `acceptance_at_pos_N`, N from 0, is the share of verifications that accepted at least N + 1
+    drafts. The columns `decoder` and `temperature` are added.
     """
     drafting = [row for row in rows if row["verifications"]]
     deepest = max((len(row["survival"]) for row in drafting), default=0)
@@ -29,6 +30,6 @@ def acceptance_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in drafting:
         survival = [*row["survival"], *[0.0] * (deepest - len(row["survival"]))]
         counts = [row[name] for name in COUNTS.values()]
-        place = [row["decoder"], row["temperature"]]
-        writer.writerow([row["prompt_set"], *counts, *survival, *place])
+        key = [row["decoder"], row["temperature"]]
+        writer.writerow([row["prompt_set"], *counts, *survival, *key])
     return file.getvalue()

@@ -1,6 +1,6 @@
-"""python -m infer.bench.compare: finished reports beside each other, as tables in the terminal.
+"""python -m infer.bench.compare: compare finished reports in tables on the terminal.
 
-Speeds are those of each report's own machine and plain decoding.
+Each report's speeds are from its own machine, and its speedups are over its own plain decoding.
 """
 
 from dataclasses import dataclass
@@ -13,21 +13,21 @@ from conf.settings.schema import check_settings, setting
 
 @dataclass
 class CompareConfig:
-    """python -m infer.bench.compare: the tables of several reports beside each other."""
+    """python -m infer.bench.compare: compare finished reports in shared tables."""
 
-    #: folders of finished reports (out of infer.bench)
+    #: folders of finished reports, each the setting out of a run of infer.bench
     reports: list[str] = setting(path=True)
-    #: names of the models, one for each report; []: the folders' names
+    #: names of the models, one for each report; []: the names of the folders
     names: list[str] = setting([])
 
     def __post_init__(self) -> None:
         check_settings(self)
         if not self.reports:
-            raise ValueError("reports must have a folder, got none")
+            raise ValueError("reports must not be empty. Give reports=[DIR,...].")
         names = self.names or [Path(folder).resolve().name for folder in self.reports]
         if len(names) != len(self.reports):
             raise ValueError(
-                f"names must be one for each of {len(self.reports)} reports, got {len(names)}"
+                f"names must have one name for each of {len(self.reports)} reports, got {len(names)}"
             )
         if len(set(names)) < len(names):
             raise ValueError(
@@ -37,8 +37,8 @@ class CompareConfig:
 
 
 def main(config: CompareConfig) -> None:
-    """Print what the reports are, and their rows in shared tables."""
-    # Imported late: a mistake in the settings is reported without waiting for PyTorch.
+    """Print the settings of each report, and the rows of all reports in shared tables."""
+    # Imported here, so that a wrong setting is reported without waiting for PyTorch.
     from conf.console import PlainConsole
     from infer.bench.comparison import score_tables, speed_tables
     from infer.bench.report import header, read_parts
@@ -50,7 +50,7 @@ def main(config: CompareConfig) -> None:
     tables = [*speed_tables(reports), *score_tables(reports)]
     if not tables:
         raise UserError(
-            f"reports={','.join(config.reports)} must have the part speed or quality, got neither. "
+            f"reports={','.join(config.reports)} must have the part speed or quality. "
             "Run python -m infer.bench"
         )
     console = PlainConsole()

@@ -1,4 +1,4 @@
-"""Tables of several reports beside each other. Each row or column names its report. Pure."""
+"""Tables that compare several reports. Each row or column names its report. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -29,7 +29,7 @@ SCORE_HEADS = ("benchmark", "metric", "decoder")
 
 
 def speed_tables(reports: Mapping[str, Any]) -> Iterator[Table]:
-    """Yield a table for each prompt set and temperature, in it the decoders of each report."""
+    """Yield a table for each prompt set and temperature, with the decoders of each report."""
     rows = rows_of(reports, "speed")
     rows = [row for row in rows if row["decoder"] != PLAIN_AGAIN]
     for (prompt_set, temperature), group in grouped(rows, "prompt_set", "temperature"):
@@ -42,7 +42,7 @@ def speed_tables(reports: Mapping[str, Any]) -> Iterator[Table]:
 
 
 def speed_cells(row: Mapping[str, Any]) -> list[str]:
-    """Return the texts of a row behind its model."""
+    """Return the cells of a row after the name of its model."""
     rate = row["output_tokens_per_second"]
     ends = None if row["decoder"] == PLAIN else row["speedup_interval"]
     return [
@@ -57,23 +57,24 @@ def speed_cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def score_tables(reports: Mapping[str, Any]) -> Iterator[Table]:
-    """Yield one table of scores in %: a row for each benchmark and decoder, a column for each model.
+    """Yield one table of scores in %, or no table without scores.
 
-    A report with a base has two columns.
+    It has a row for each benchmark and decoder, and a column for each model. A report with a
+    base has two columns.
     """
     rows = rows_of(reports, "quality")
     models = [name for (name,), _ in grouped(rows, "column")]
     cells = []
-    for place, group in grouped(rows, "benchmark", "metric", "decoder"):
+    for key, group in grouped(rows, "benchmark", "metric", "decoder"):
         scores = {row["column"]: number(row["value"], 1, 100) for row in group}
-        cells.append([*place, *(scores.get(name, "") for name in models)])
+        cells.append([*key, *(scores.get(name, "") for name in models)])
     if cells:
         heads = (*SCORE_HEADS, *models)
-        yield Table("scores, in %", heads, cells, names=len(SCORE_HEADS))
+        yield Table("scores (%)", heads, cells, names=len(SCORE_HEADS))
 
 
 def rows_of(reports: Mapping[str, Any], part: str) -> list[dict[str, Any]]:
-    """Return the rows of all reports with the `report` and the `column` that they belong to."""
+    """Return the rows of all reports, each with the names of its `report` and its `column`."""
     rows = []
     for name, report in reports.items():
         for row in report[part]["rows"] if report[part] else ():

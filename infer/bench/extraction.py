@@ -1,14 +1,14 @@
-"""The program in a chat model's answer, by EvalPlus's rule (its sanitize.py). Pure.
+"""Extract the program from a chat model's answer, by EvalPlus's rule (its sanitize.py). Pure.
 
-1. The longest run of lines that parses as Python, counted in lines with text; the first of
-   equally long ones. Prose, fences and a function that was cut off are left out.
-2. Its imports, then its definitions in their order: classes, functions with a return
-   statement, assignments to a name; of two definitions of a name the first. Definitions
-   that the entry point does not reach by names are left out, and so are other statements
-   and decorated definitions. Without an import or a definition it is the lines of step 1.
+1. Take the longest run of lines that parses as Python, counted in lines with text, or the first
+   of equally long runs. This leaves out prose, fences and a function that was cut off.
+2. Take its imports, then its definitions in their order: classes, functions with a return
+   statement, assignments to a name. Of two definitions of a name take the first. Leave out
+   decorated definitions, other statements, and definitions that the entry point does not reach
+   by names. Without an import or a definition, the program is the lines of step 1.
 
-EvalPlus reads the lines of step 2 by tree-sitter. Python's own parser gives the same
-statements, since the lines parse.
+EvalPlus parses the lines of step 2 with tree-sitter. Python's own parser gives the same
+statements, because the lines are valid Python.
 """
 
 import ast
@@ -20,7 +20,7 @@ NOT_PYTHON = (SyntaxError, ValueError, MemoryError, RecursionError)
 
 
 def extract_program(text: str, entry_point: str = "") -> str:
-    """Return the program in an answer. Without an `entry_point` all definitions are kept."""
+    """Return the program in an answer. Without an `entry_point`, include all definitions."""
     source = longest_python(text)
     tree = parse(source)
     imports = []
@@ -47,7 +47,9 @@ def longest_python(text: str) -> str:
     for start in range(len(lines)):
         for stop in range(len(lines), start + 1, -1):
             count = filled[stop] - filled[start]
-            if count <= longest:  # and so are all shorter runs from here
+            if (
+                count <= longest
+            ):  # all shorter runs from this start are not longer either
                 break
             run = "\n".join(lines[start:stop])
             if parse(run):
@@ -59,7 +61,7 @@ def longest_python(text: str) -> str:
 def parse(source: str) -> ast.Module | None:
     """Return the syntax tree; None for text that is not Python."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of escapes such as "\d"
+        warnings.simplefilter("ignore")  # for escapes such as "\d"
         try:
             return ast.parse(source)
         except NOT_PYTHON:
@@ -67,14 +69,14 @@ def parse(source: str) -> ast.Module | None:
 
 
 def is_import(node: ast.stmt) -> bool:
-    """Return True for an import that EvalPlus keeps: not of __future__."""
+    """Return True for an import other than from __future__, as in EvalPlus."""
     if isinstance(node, ast.ImportFrom):
         return node.module != "__future__"
     return isinstance(node, ast.Import)
 
 
 def defined_name(node: ast.stmt) -> str | None:
-    """Return the name that a statement defines; None for a statement that is left out."""
+    """Return the name that a statement defines; None for a statement to leave out."""
     match node:
         case ast.ClassDef(name=name, decorator_list=[]):
             return name
@@ -92,7 +94,7 @@ def defined_name(node: ast.stmt) -> str | None:
 
 
 def names_in(node: ast.AST) -> set[str]:
-    """Return all names in a statement, those of attributes and arguments too."""
+    """Return all names in a statement, including names of attributes and arguments."""
     names: set[str] = set()
     for each in ast.walk(node):
         if isinstance(each, ast.Constant):
@@ -104,7 +106,7 @@ def names_in(node: ast.AST) -> set[str]:
 
 
 def reachable(entry_point: str, names: Mapping[str, Set[str]]) -> set[str]:
-    """Return the names that definitions reach from the entry point."""
+    """Return all names that the definition of the entry point uses, directly or indirectly."""
     reached, waiting = {entry_point}, [entry_point]
     while waiting:
         new = names.get(waiting.pop(), frozenset()) - reached

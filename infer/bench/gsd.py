@@ -1,8 +1,8 @@
 r"""GSD's tables (arXiv 2407.16207): a draft model's chains (SSD), trees (TSD), graphs (GSD).
 
     graph                    tree         accepted y b a c: each the likeliest child, ranks
-                                          1 1 1; c stands behind the merged a, and so the
-        y                     y           merging succeeded
+                                          1 1 1; c follows the merged a, so the merging
+        y                     y           succeeded
        / \                   / \
       b   a                 b   a
       |   |                 |   |
@@ -10,9 +10,9 @@ r"""GSD's tables (arXiv 2407.16207): a draft model's chains (SSD), trees (TSD), 
                             |
                             c
 
-Levels and nodes are fixed, as in the paper: the counts of a run repeat. Every text is decoded
-beside a plain one, its pair, in the order of runs.blocks. A text's last step counts with the
-drafts that were accepted up to the text's end.
+The numbers of levels and nodes are fixed, as in the paper, so that the counts of a run can be
+repeated. Every text is paired with a text of plain decoding, in the order of runs.blocks. The
+last step of a text counts the drafts that were accepted up to the text's end.
 """
 
 import time
@@ -26,7 +26,7 @@ from typing import Any
 
 from infer.api import Model, generate
 from infer.bench.config import BenchConfig, GsdConfig
-from infer.bench.harness import Part, WorkerGroup
+from infer.bench.harness import Part, Record, WorkerGroup
 from infer.bench.names import PLAIN, RANKS, TIMES
 from infer.bench.prompts import Prompt
 from infer.bench.runs import blocks, seed_of
@@ -43,11 +43,10 @@ ABLATED: Mapping[str, Sequence[Any]] = {  # Figure 5
     "theta_prob": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6),
     "theta_sib": (0.0, 0.1, 0.3, 0.5, 0.7, 0.9),
 }
-Row = dict[str, Any]
 
 
 class GsdPart(Part):
-    """part=gsd: a record is a prompt, decoded by each setting of a table."""
+    """part=gsd. A record is a prompt that is decoded with each setting of a table."""
 
     title = "gsd"
 
@@ -75,8 +74,8 @@ class GsdPart(Part):
         for decode in (plain, *self.config.gsd.decoders(plain).values()):
             decode_prompt(self.model, longest.ids, decode, 0)
 
-    def measure(self, task: tuple[str, str, int]) -> Row:
-        """Return the texts of a prompt by all settings of a table."""
+    def measure(self, task: tuple[str, str, int]) -> Record:
+        """Decode a prompt with all settings of a table; return the counts and times."""
         prompt_set, table, index = task
         prompt = self.sets[prompt_set][index]
         seed = seed_of(prompt, self.config.seed)
@@ -95,26 +94,26 @@ class GsdPart(Part):
         runs = {name: runs[name] for name in order if name != PLAIN}
         return {"prompt_set": prompt_set, "part": table, "runs": runs}
 
-    def result(self, records: Mapping[str, Row], folder: Path) -> dict[str, Any]:
+    def result(self, records: Mapping[str, Record], folder: Path) -> dict[str, Any]:
         """Return the rows of the report."""
-        groups: dict[tuple[str, str, str], list[Row]] = {}
+        groups: dict[tuple[str, str, str], list[Record]] = {}
         for each in records.values():
             for name, run in each["runs"].items():
                 key = (each["prompt_set"], each["part"], name)
                 groups.setdefault(key, []).append(run)
         rows = []
         for (prompt_set, table, name), runs in groups.items():
-            place = {"prompt_set": prompt_set, "part": table, "setting": name}
-            rows.append(place | figures(runs))
+            columns = {"prompt_set": prompt_set, "part": table, "setting": name}
+            rows.append(columns | figures(runs))
         return {"rows": rows}
 
 
 @dataclass(frozen=True)
 class DraftedText:
-    """A prompt decoded once, with its drafts, and the times of the steps between.
+    """A prompt that was decoded once, with its drafts and the times of its steps.
 
-    `times` are seconds of draft, verification and rest, without the first step, which reads
-    the prompt, and the last one.
+    `times` are the seconds of draft, verification and rest for each step except the first,
+    which reads the prompt, and the last.
     """
 
     tokens: list[int]
@@ -126,7 +125,7 @@ class DraftedText:
 def decode_prompt(
     model: Model, ids: Sequence[int], decode: DecodeConfig, seed: int
 ) -> DraftedText:
-    """Decode a prompt, keep its drafts and time its steps."""
+    """Decode a prompt; return its text, its drafts and the times of its steps."""
     outcomes: list[Outcome] = []
     tokens: list[int] = []
     last: list[int] = []
@@ -151,7 +150,7 @@ def decode_prompt(
 
 
 def completed(outcome: Outcome, tokens: Sequence[int]) -> Outcome:
-    """Return the outcome of a last step, which emitted these tokens."""
+    """Return the outcome of a text's last step with its path, given the emitted tokens."""
     drafts = outcome.drafts
     path = [0]
     for token in tokens:
@@ -166,10 +165,10 @@ def completed(outcome: Outcome, tokens: Sequence[int]) -> Outcome:
 
 
 def tables(gsd: GsdConfig) -> dict[str, list[dict[str, DecodeConfig]]]:
-    """Return each table's decoders by name, in groups with their plain decoding.
+    """Return the decoders of each table by name, in groups that each have a plain decoder.
 
     methods: Tables 1, 3 and 6 to 8, Figure 7. sampling: Tables 2 and 9, verified by ratio.
-    ablation: Figure 5, and Figure 8 by the ranks of its rows of theta_sib.
+    ablation: Figure 5, and Figure 8 from the rows of theta_sib.
     """
     greedy = DecodeConfig(PLAIN, max_new_tokens=gsd.max_new_tokens)
     nucleus = replace(greedy, temperature=0.7, top_p=0.7)
@@ -198,8 +197,8 @@ def tables(gsd: GsdConfig) -> dict[str, list[dict[str, DecodeConfig]]]:
     }
 
 
-def record(text: DraftedText, plain: DraftedText, decode: DecodeConfig) -> Row:
-    """Return a text's counts and times, with its pair's, as JSON."""
+def record(text: DraftedText, plain: DraftedText, decode: DecodeConfig) -> Record:
+    """Return the counts and times of a text and of its pair by plain decoding, as JSON."""
     graphs = [outcome.graph for outcome in text.outcomes]
     ranks = [rank for outcome in text.outcomes for rank in ranks_of(outcome)]
     trees = graphs if decode.method == "tsd" else []
@@ -208,7 +207,7 @@ def record(text: DraftedText, plain: DraftedText, decode: DecodeConfig) -> Row:
         "seconds": text.seconds,
         "tokens": len(text.tokens),
         "plain": {"seconds": plain.seconds, "tokens": len(plain.tokens)},
-        "steps": len(text.outcomes),  # with a draft
+        "steps": len(text.outcomes),  # only steps with a draft
         "drafted": sum(graph.drafted for graph in graphs),
         "levels": sum(map(levels_of, text.outcomes)),
         "accepted": len(ranks),
@@ -220,13 +219,13 @@ def record(text: DraftedText, plain: DraftedText, decode: DecodeConfig) -> Row:
     }
 
 
-def figures(runs: Sequence[Row]) -> Row:
-    """Return the figures of texts (Tables 1 and 3, Figures 3, 5 and 7).
+def figures(runs: Sequence[Record]) -> Record:
+    """Return the figures of one setting (Tables 1 and 3, Figures 3, 5 and 7).
 
-    acceptance_rate is accepted drafts over drafted levels, averaged over texts, as in the
-    authors' code (`matchness`): a level is one forward of the draft model. drafted_tokens are
-    those of a text: nodes of the graphs, without roots and merged nodes. drafted_share is the
-    share of the emitted tokens. The times are of the median step.
+    acceptance_rate is accepted drafts / drafted levels, averaged over texts, as in the authors'
+    code (`matchness`). A level is one forward of the draft model. drafted_tokens is the mean
+    number per text of nodes in the graphs, without roots and merged nodes. drafted_share is the
+    share of drafts in the emitted tokens. The times are medians over steps.
     """
     total = {
         name: sum(run[name] for run in runs)
@@ -265,7 +264,7 @@ def figures(runs: Sequence[Row]) -> Row:
 
 
 def levels_of(outcome: Outcome) -> int:
-    """Return the levels of a draft. A node's is that of its own path, without merging."""
+    """Return the number of levels of a draft. Merging does not change the level of a node."""
     depths = [0]
     for parent in outcome.graph.parents[1:]:
         depths.append(depths[parent] + 1)
@@ -273,15 +272,15 @@ def levels_of(outcome: Outcome) -> int:
 
 
 def ranks_of(outcome: Outcome) -> list[int]:
-    """Return the ranks of the accepted drafts among their siblings, 1 the likeliest."""
+    """Return the ranks of the accepted drafts among their siblings; 1 is the likeliest."""
     children = outcome.graph.children
     return [1 + children[a].index(b) for a, b in pairwise(outcome.accepted)]
 
 
 def recurring(graph: TokenGraph) -> list[float]:
-    """Return the share of a tree's tokens within an n-gram of two branches, for n = 1 to 5.
+    """Return the share of a tree's tokens that are in an n-gram of two branches, for n = 1 to 5.
 
-    The root is no token of the tree (Figure 3).
+    The root does not count as a token (Figure 3).
     """
     paths: list[list[int]] = [[]]  # nodes from the first level on
     for node in range(1, len(graph.tokens)):
@@ -295,7 +294,7 @@ def recurring(graph: TokenGraph) -> list[float]:
                 ends.setdefault(gram, set()).add(path[-1])
         again: set[int] = set()
         for nodes in ends.values():
-            # A repetition within a branch is no recurrence.
+            # A repetition within one branch does not count.
             pairs = [(a, b) for b in nodes for a in paths[b][:-1] if a in nodes]
             kin = Counter(chain.from_iterable(pairs))
             for node in nodes:

@@ -1,4 +1,4 @@
-"""Plots of GSD's Figures 3, 5, 7 and 8, functions of the rows of part=gsd."""
+"""Plots of GSD's Figures 3, 5, 7 and 8 from the rows of part=gsd."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -6,15 +6,14 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from infer.bench.statistics import grouped
+from infer.bench.statistics import Row, grouped
 
 PARAMETERS = {"k": "k", "tau": "τ", "theta_prob": "θ_prob", "theta_sib": "θ_sib"}
-Row = Mapping[str, Any]
 Draw = Callable[[Axes], None]
 
 
 def gsd_draws(rows: Sequence[Row]) -> dict[str, Draw]:
-    """Return the plots that the rows have data for by title."""
+    """Return the plots by title, for every prompt set and figure with data."""
     return {
         f"{title}, {prompt_set}": draw
         for (prompt_set,), group in grouped(rows, "prompt_set")
@@ -50,7 +49,7 @@ def draws_of(rows: Sequence[Row]) -> dict[str, Draw]:
 
 
 def ablation_of(rows: Sequence[Row], name: str) -> dict[str, dict[float, Row]]:
-    """Return the rows of a changed setting by method and value."""
+    """Return the ablation rows of a setting, by method and by the setting's value."""
     lines: dict[str, dict[float, Row]] = {}
     for row in rows:
         method, _, changed = row["setting"].partition(" ")
@@ -61,7 +60,7 @@ def ablation_of(rows: Sequence[Row], name: str) -> dict[str, dict[float, Row]]:
 
 
 def draw_recurring(axes: Axes, shares: Sequence[float]) -> None:
-    """Draw the share of a tree's tokens that are in an n-gram of two branches, by n."""
+    """Draw the share of a tree's tokens that are in an n-gram of two branches, over n."""
     axes.bar(range(1, 1 + len(shares)), [100 * share for share in shares])
     axes.set_xlabel("n")
     axes.set_ylabel("tokens, %")
@@ -71,10 +70,10 @@ def draw_ranks(axes: Axes, shares: Mapping[str, Sequence[float]]) -> None:
     """Draw each method's accepted drafts by their rank among siblings."""
     width = 0.8 / len(shares)
     for at, (method, values) in enumerate(shares.items()):
-        places = [
+        positions = [
             rank + (at - (len(shares) - 1) / 2) * width for rank in range(len(values))
         ]
-        axes.bar(places, [100 * value for value in values], width, label=method)
+        axes.bar(positions, [100 * value for value in values], width, label=method)
     ranks = range(max(map(len, shares.values())))
     axes.set_xticks(ranks, [f"child {1 + rank}" for rank in ranks])
     axes.set_ylabel("accepted drafts, %")

@@ -1,14 +1,14 @@
 """Resumable measurements, shared by the processes of torchrun.
 
     workers = init_workers()
-    with result_folder(out, facts, workers) as partial:   # rank 0 makes it, all see it
+    with result_folder(out, facts, workers) as partial:   # rank 0 creates the folder
         records = Records(partial / "records", names)
-        records.make(workers, "speed", measure)           # each rank makes its share
+        records.make(workers, "speed", measure)           # each rank measures its share
         if workers.first: ...                             # write the result
 
-Each process loads whole models, or with tensor_parallel=true all processes share one model:
-each then makes every record, in step with the others, and rank 0 saves it. A record is on disk
-as soon as it is made: a run that was killed makes the missing ones, on any number of ranks.
+Each process loads whole models. With tensor_parallel=true all processes share one model: all
+ranks measure every record at the same time, and rank 0 saves it. A record is written as soon as
+it is measured. A run that was killed continues with the missing records, on any number of ranks.
 """
 
 import atexit
@@ -42,12 +42,14 @@ from infer.models import parallel
 from infer.models.checkpoint import ModelDirectory
 
 T = TypeVar("T")
-BARRIER_TIMEOUT = timedelta(days=7)  # torchrun ends all ranks when one dies
+#: A part of a measurement, as JSON.
+Record = dict[str, Any]
+BARRIER_TIMEOUT = timedelta(days=7)  # torchrun ends all ranks when one rank dies
 
 
 @dataclass(frozen=True)
 class WorkerGroup:
-    """The processes of a run; `divided` if they share a model."""
+    """The processes of a run. They share one model if `divided`."""
 
     rank: int
     world: int
@@ -56,7 +58,7 @@ class WorkerGroup:
 
     @property
     def first(self) -> bool:
-        """True for the rank that makes folders, prints and reports."""
+        """True on rank 0, which creates folders, prints and writes the report."""
         return self.rank == 0
 
     def wait(self) -> None:
@@ -72,18 +74,18 @@ class WorkerGroup:
         return values[0]
 
     def device(self) -> str | None:
-        """Return the GPU of this rank, or None on a CPU and if the library divides the model."""
+        """Return the GPU of this rank; None on a CPU and for a divided model."""
         alone = torch.cuda.is_available() and not self.divided
         return f"cuda:{self.local}" if alone else None
 
 
 def init_workers(*, divided: bool = False) -> WorkerGroup:
-    """Return the processes of torchrun, or this one alone; with `divided` they share a model.
+    """Return the processes of torchrun, or this process alone; with `divided` they share a model.
 
-    Raises UserError for more processes than GPUs, and for a single one that is to share.
+    Raises UserError for more processes than GPUs, and for `divided` with a single process.
     """
     if not divided:
-        parallel.stand_alone()
+        parallel.use_whole_models()
     workers = WorkerGroup(*torchrun_rank(), divided=divided)
     if divided and workers.world == 1:
         raise UserError(
@@ -93,15 +95,16 @@ def init_workers(*, divided: bool = False) -> WorkerGroup:
     if torch.cuda.is_available():
         if workers.local >= torch.cuda.device_count():
             raise UserError(
-                f"torchrun needs a GPU for each process, got {torch.cuda.device_count()} on this machine."
+                "torchrun must start at most one process per GPU, got more processes than the "
+                f"{torch.cuda.device_count()} GPUs of this machine. Lower --nproc_per_node."
             )
         torch.cuda.set_device(workers.local)
     if workers.world > 1 and not dist.is_initialized():
-        # The layers of a divided model exchange their sums between GPUs by NCCL.
+        # NCCL reduces the outputs of a divided model's layers between GPUs.
         nccl = divided and torch.cuda.is_available()
         backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
         dist.init_process_group(backend, timeout=BARRIER_TIMEOUT)
-        atexit.register(parallel.leave)
+        atexit.register(parallel.end_process_group)
     return workers
 
 
@@ -111,8 +114,8 @@ def result_folder(
 ) -> Iterator[Path]:
     """Yield a folder that becomes `out` when the block ends without an error on any rank.
 
-    It has the records of an interrupted run of the same `facts`. Raises UserError as `start_run`
-    does; the rank that meets an error reports it.
+    The folder has the records of an interrupted run with the same `facts`. Raises UserError as
+    `begun` does, as a RankLocalError: the rank with the error reports it.
     """
     try:
         if workers.first:
@@ -131,16 +134,16 @@ def result_folder(
 
 
 class Records:
-    """Results by name, each a JSON file with a checksum. A damaged one is made again."""
+    """Records by name, each a JSON file with a checksum. A damaged record is measured again."""
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self._folder = folder
         self._names = names
 
     def open(self, workers: WorkerGroup, *, together: bool = False) -> list[str]:
-        """Return this rank's share of the missing records, or all if they are made together.
+        """Return the names of this rank's missing records; with `together` of all missing records.
 
-        All ranks call it before any of them saves a record.
+        All ranks must call it before any rank saves a record.
         """
         missing = [name for name in self._names if not self._is_done(name)]
         workers.wait()
@@ -153,9 +156,9 @@ class Records:
         write_json(self._file(name), with_checksum(value))
 
     def read(self) -> dict[str, Any]:
-        """Return the existing records, in the order of the names.
+        """Return the existing records in the order of the names.
 
-        Raises UserError for a damaged one.
+        Raises UserError for a damaged record.
         """
         return {
             name: self.load(name) for name in self._names if self._file(name).is_file()
@@ -169,9 +172,9 @@ class Records:
         *,
         together: bool = False,
     ) -> None:
-        """Save `measure(name)` for this rank's missing names, then wait for the others.
+        """Save `measure(name)` for this rank's missing records, then wait for all ranks.
 
-        With `together` all ranks measure each record, and rank 0 saves its own.
+        With `together` all ranks measure each record, and rank 0 saves it.
         """
         missing = self.open(workers, together=together)
         with progress(title, len(missing), silent=not workers.first) as advance:
@@ -183,7 +186,7 @@ class Records:
         workers.wait()
 
     def load(self, name: str) -> Any:
-        """Return one record. Raises UserError for a damaged one."""
+        """Return a record by its name. Raises UserError for a damaged record."""
         return read_result(self._file(name))
 
     def _is_done(self, name: str) -> bool:
@@ -198,10 +201,10 @@ class Records:
 
 
 class Part(ABC):
-    """A part of the report: speed, quality or GSD's tables, measured in records."""
+    """A part of the report (speed, quality, gsd or load), measured in records."""
 
-    title: str  # of the progress bar
-    tasks: Mapping[str, Any]  # of the records, by name
+    title: str  # the title of the progress bar
+    tasks: Mapping[str, Any]  # the task of each record, by the record's name
 
     def __init__(
         self,
@@ -220,11 +223,11 @@ class Part(ABC):
 
     @abstractmethod
     def measure(self, task: Any) -> Any:
-        """Return a record."""
+        """Measure a task and return its record."""
 
     @abstractmethod
     def result(self, records: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-        """Return the rows of the report; called on the first rank."""
+        """Return the rows of the report. Called only on the first rank."""
 
     def load(self, workers: WorkerGroup) -> None:
         """Load the model, its draft model and its base."""
@@ -241,7 +244,7 @@ class Part(ABC):
             self.base = load_on_device(base)
 
     def run(self, folder: Path, workers: WorkerGroup) -> Mapping[str, Any]:
-        """Make the records below `folder`, and return them."""
+        """Measure the records into `folder`, and return them."""
         records = Records(folder / "records", list(self.tasks))
         records.make(
             workers,
@@ -254,13 +257,13 @@ class Part(ABC):
     def measure_model(self) -> dict[str, Any]:
         """Return figures of the model itself for the report.
 
-        Called after the records, on the first rank, or on all ranks that share the model.
+        Called after the records, on the first rank, or on all ranks if they share the model.
         """
         return {}
 
 
 def hardware() -> dict[str, Any]:
-    """Return the names of processor and GPU, and the threads in use."""
+    """Return the names of the processor and the GPU, and the number of threads."""
     return {
         "cpu": processor(),
         "threads": torch.get_num_threads(),
@@ -269,7 +272,7 @@ def hardware() -> dict[str, Any]:
 
 
 def circumstances(config: Any) -> dict[str, Any]:
-    """Return date, commit, hardware, versions and settings of a run."""
+    """Return the date, commit, hardware, versions and settings of a run."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),

@@ -1,15 +1,15 @@
-"""part=load: throughput and latency of several requests at once, by vLLM's definitions.
+"""part=load: measure throughput and latency of concurrent requests, by vLLM's definitions.
 
     request   ├───────── TTFT ─────────┤─ ITL ─┤── ITL ──┤─ ITL ─┤
               sent                  tokens   tokens    tokens   last tokens
               ├──────────────────────── E2EL ────────────────────┤
 
-TTFT is the time to the first tokens, ITL the time between two outputs of a request (tokens of
-one step arrive together), TPOT = (E2EL - TTFT) / (tokens - 1) the time per further token.
+TTFT is the time to the first tokens. ITL is the time between two outputs of a request; the tokens
+of one step arrive together. TPOT = (E2EL - TTFT) / (tokens - 1) is the time per further token.
 
-In this process the requests of a batch are sent together, and the next batch starts when the
-longest text of this one has ended. An endpoint gets N clients, each of which sends its next
-request when its last one is answered.
+In this process the requests of a batch start together, and the next batch starts when the
+longest text of the batch has ended. For an endpoint N clients run at once, and each client sends
+its next request when its last request is answered.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ import numpy as np
 from conf.errors import UserError, as_user_error
 from infer.api import Model, generate
 from infer.bench.config import BenchConfig, LoadConfig, SpeedConfig
-from infer.bench.harness import Part, WorkerGroup
+from infer.bench.harness import Part, Record, WorkerGroup
 from infer.bench.names import PLAIN
 from infer.bench.progress import progress
 from infer.bench.prompts import Prompt, request_of
@@ -39,19 +39,18 @@ from infer.config import DecodeConfig
 from infer.engine.runner import duration
 from infer.text import Text
 
-ENDPOINT = "endpoint"  # the decoder's name in the rows of a server
-RETRIES = 2  # of a request, by the client library
-Row = dict[str, Any]
+ENDPOINT = "endpoint"  # the name of the decoder in the rows of a server
+RETRIES = 2  # the client library's retries of a request
 
 
 class LoadPart(Part):
-    """part=load: a record is a batch decoded by each decoder, or a row of an endpoint."""
+    """part=load. A record is a batch decoded by each decoder, or all requests to an endpoint."""
 
     title = "load"
 
     @property
     def tasks(self) -> dict[str, tuple[str, int, int]]:  # type: ignore[override]
-        """The set, concurrency and batch of each record; an endpoint has batch 0 alone."""
+        """The prompt set, concurrency and batch of each record. An endpoint has only batch 0."""
         endpoint = self.config.load.endpoint
         return {
             f"{name}-{size:03}-{index:05}": (name, size, index)
@@ -61,7 +60,7 @@ class LoadPart(Part):
         }
 
     def load(self, workers: WorkerGroup) -> None:
-        """Load the model and warm up, or ask the endpoint for its model.
+        """Load the model and warm up, or connect to the endpoint and send one request.
 
         Raises UserError for an endpoint that does not answer.
         """
@@ -72,7 +71,7 @@ class LoadPart(Part):
         if self.config.load.endpoint:
             if workers.world > 1:
                 raise UserError(
-                    f"load.endpoint must be measured by one process, got {workers.world}. "
+                    f"load.endpoint must be measured by one process, got {workers.world} processes. "
                     "Run it without torchrun."
                 )
             self._endpoint = Endpoint(self.config, self.directory.text)
@@ -88,8 +87,8 @@ class LoadPart(Part):
                     decode_batch(self.model, decode, [longest] * size, 0)
                     advance()
 
-    def measure(self, task: tuple[str, int, int]) -> Row:
-        """Return the seconds and requests of a task, by decoder."""
+    def measure(self, task: tuple[str, int, int]) -> Record:
+        """Return the time and the requests of a task, by decoder."""
         name, size, index = task
         chunks = batches(self.sets[name], size)
         if self.config.load.endpoint:
@@ -108,20 +107,20 @@ class LoadPart(Part):
             runs = {decoder: runs[decoder] for decoder in names}
         return {"prompt_set": name, "concurrency": size, "runs": runs}
 
-    def result(self, records: Mapping[str, Row], folder: Path) -> dict[str, Any]:
+    def result(self, records: Mapping[str, Record], folder: Path) -> dict[str, Any]:
         """Return the rows of the report."""
         return {"rows": rows_of(list(records.values()))}
 
 
 def batches(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
-    """Return the prompts in batches of `size`; the first prompts fill the last batch."""
+    """Return the prompts in batches of `size`. The first prompts fill up the last batch."""
     count = -(-len(prompts) // size) * size
     filled = [prompts[index % len(prompts)] for index in range(count)]
     return [filled[at : at + size] for at in range(0, count, size)]
 
 
 def decoders_of(load: LoadConfig, model: Model) -> dict[str, DecodeConfig]:
-    """Return the decoders by name. Raises UserError if the model has none of them."""
+    """Return the decoders by name. Raises UserError if the model does not support any of them."""
     names = [name for name in load.decoders if name != PLAIN]
     speed = replace(
         SpeedConfig(), decoders=names, k=[load.k], max_new_tokens=load.max_new_tokens
@@ -133,7 +132,7 @@ def decoders_of(load: LoadConfig, model: Model) -> dict[str, DecodeConfig]:
         del configs[PLAIN]
     if not configs:
         raise UserError(
-            f"load.decoders must have one that this model can run, got {', '.join(names)}. "
+            f"load.decoders must have a decoder that this model supports, got {', '.join(names)}. "
             "Add plain, or give draft=."
         )
     return configs
@@ -141,8 +140,8 @@ def decoders_of(load: LoadConfig, model: Model) -> dict[str, DecodeConfig]:
 
 def decode_batch(
     model: Model, decode: DecodeConfig, prompts: Sequence[Prompt], seed: int
-) -> Row:
-    """Decode prompts side by side; return the seconds and the requests."""
+) -> Record:
+    """Decode prompts as a batch; return the time in seconds and the requests."""
     tokens: list[list[int]] = [[] for _ in prompts]
     arrivals: list[list[float]] = [[] for _ in prompts]
     seeds = [seed_of(prompt, seed) for prompt in prompts]
@@ -162,8 +161,8 @@ def decode_batch(
 
 def request_record(
     prompt: Prompt, arrivals: Sequence[float], tokens: int, text: str
-) -> Row:
-    """Return a request: its tokens, a hash of its text, and when each output arrived."""
+) -> Record:
+    """Return a request as JSON: counts of tokens, times of its outputs, a hash of its text."""
     return {
         "prompt": prompt.id,
         "input_tokens": len(prompt.ids),
@@ -174,11 +173,11 @@ def request_record(
 
 
 def send_all(
-    serve: Callable[[Prompt], Row], prompts: Sequence[Prompt], clients: int
-) -> Row:
-    """Send the prompts by so many clients at once; return the seconds and the requests.
+    serve: Callable[[Prompt], Record], prompts: Sequence[Prompt], clients: int
+) -> Record:
+    """Send the prompts with this number of clients; return the time in seconds and the requests.
 
-    The first request that fails ends the others: what is not sent is not sent any more.
+    After a request fails, no further request is sent.
     """
     began = time.perf_counter()
     executor = ThreadPoolExecutor(clients)
@@ -190,9 +189,9 @@ def send_all(
 
 
 class Endpoint:
-    """An OpenAI-compatible server, asked by streamed completions.
+    """An OpenAI-compatible server, measured with streamed completions.
 
-    Prompts that the chat template makes are sent as messages, the others as text.
+    Prompts that were encoded by the chat template are sent as messages, other prompts as text.
     """
 
     def __init__(self, config: BenchConfig, text: Text) -> None:
@@ -200,7 +199,7 @@ class Endpoint:
             from openai import OpenAI
         except ImportError:
             raise UserError(
-                "load.endpoint needs the package openai, got none. Install it: "
+                "load.endpoint needs the package openai. Install it: "
                 'pip install "adaptive-tokens[serving]".'
             ) from None
         load = config.load
@@ -219,8 +218,8 @@ class Endpoint:
         )
         self._model = load.model or self._only_model()
 
-    def serve(self, prompt: Prompt) -> Row:
-        """Send one request and return it. Raises UserError for one that fails."""
+    def serve(self, prompt: Prompt) -> Record:
+        """Send a request and return its record. Raises UserError for a request that fails."""
         request = request_of(prompt, self._text)
         chat = "messages" in request
         api = self._client.chat.completions if chat else self._client.completions
@@ -260,8 +259,8 @@ class Endpoint:
             names = [model.id for model in self._client.models.list()]
         if len(names) != 1:
             raise UserError(
-                f"load.model must be a model of load.endpoint={self._url}, got none. "
-                f"Choose one of {', '.join(names[:8]) or 'its models: it lists none'}."
+                f"load.model must be a model of load.endpoint={self._url}, got null. "
+                f"The server lists: {', '.join(names[:8]) or 'no models'}."
             )
         return str(names[0])
 
@@ -275,7 +274,7 @@ class Endpoint:
 
 
 def text_of(chunk: Any, *, chat: bool) -> str:
-    """Return the text of a chunk of a stream, reasoning included."""
+    """Return the text of a chunk of a stream, including reasoning."""
     if not chunk.choices:
         return ""
     choice = chunk.choices[0]
@@ -285,7 +284,7 @@ def text_of(chunk: Any, *, chat: bool) -> str:
     return (delta.content or "") + (getattr(delta, "reasoning_content", None) or "")
 
 
-def rows_of(records: Sequence[Row]) -> list[Row]:
+def rows_of(records: Sequence[Record]) -> list[Record]:
     """Return a row for each prompt set, concurrency and decoder, in this order."""
     runs = [
         {
@@ -297,7 +296,7 @@ def rows_of(records: Sequence[Row]) -> list[Row]:
         for record in records
         for decoder, run in record["runs"].items()
     ]
-    # The text of each prompt by plain decoding, whatever is decoded beside it.
+    # The text of each prompt by plain decoding, which does not depend on the batch.
     plain = {
         (run["prompt_set"], request["prompt"]): request["text"]
         for run in runs
@@ -306,16 +305,16 @@ def rows_of(records: Sequence[Row]) -> list[Row]:
     }
     rows = []
     for key, group in grouped(runs, "prompt_set", "concurrency", "decoder"):
-        place = dict(zip(("prompt_set", "concurrency", "decoder"), key))
+        columns = dict(zip(("prompt_set", "concurrency", "decoder"), key))
         requests = [request for run in group for request in run["requests"]]
         texts = [
-            (request["text"], plain[place["prompt_set"], request["prompt"]])
+            (request["text"], plain[columns["prompt_set"], request["prompt"]])
             for request in requests
-            if (place["prompt_set"], request["prompt"]) in plain
+            if (columns["prompt_set"], request["prompt"]) in plain
         ]
         rows.append(
             {
-                **place,
+                **columns,
                 **figures(requests, sum(run["seconds"] for run in group)),
                 "same": sum(own == other for own, other in texts),
                 "compared": len(texts),
@@ -324,8 +323,8 @@ def rows_of(records: Sequence[Row]) -> list[Row]:
     return rows
 
 
-def figures(requests: Sequence[Row], seconds: float) -> Row:
-    """Return the figures of requests that took so many seconds, by the names of vLLM's JSON."""
+def figures(requests: Sequence[Record], seconds: float) -> Record:
+    """Return the figures of requests that took `seconds` in all, by the names of vLLM's JSON."""
     inputs = sum(request["input_tokens"] for request in requests)
     outputs = sum(request["output_tokens"] for request in requests)
     times = {
@@ -343,7 +342,7 @@ def figures(requests: Sequence[Row], seconds: float) -> Row:
         ],
         "e2el": [request["arrivals"][-1] for request in requests],
     }
-    row: Row = {
+    row: Record = {
         "completed": len(requests),
         "duration": seconds,
         "total_input_tokens": inputs,

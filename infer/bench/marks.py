@@ -1,33 +1,34 @@
-"""Marks of speeds that are not to be believed. Pure.
+"""Mark unreliable speeds in the rows of part=speed. Pure.
 
-    machine busy   plain decoding beside itself did not have a speedup of 1, or a decoder of
-                   the set has a speedup that is impossible: all speeds of the set
-    impossible     more times as fast as plain decoding as it has tokens per forward
+    machine busy   marks all rows of a prompt set at one temperature, if the second measurement
+                   of plain decoding differs from the first, or a decoder has an impossible
+                   speedup
+    impossible     marks a row with a speedup above its number of tokens per forward
 
-A forward of q rows never takes less time than one of a single row, so a speedup over plain
-decoding with the same weights is at most the tokens per forward. Weights of another size move
-this limit by the ratio of the sizes. Transformers' decoders have other attention and another
-cache; their limit is wider.
+A forward of q rows never takes less time than a forward of one row. So with the same weights
+a speedup over plain decoding is at most the number of tokens per forward. For weights of
+another size the limit is multiplied by the ratio of the sizes. Transformers' decoders have
+another attention and another cache, so their limit is wider.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from infer.bench.names import BASE, PEER, PLAIN, PLAIN_AGAIN
-from infer.bench.statistics import grouped
+from infer.bench.statistics import Row, grouped
 
 BUSY = "machine busy"
 IMPOSSIBLE = "impossible"
-STEADY = (0.95, 1.05)  # of plain decoding beside plain decoding
-MARGIN = 1.1  # over the tokens per forward
-PEER_MARGIN = 1.5
-Row = dict[str, Any]
+STEADY = (0.95, 1.05)  # allowed speedups of plain decoding over plain decoding
+MARGIN = 1.1  # a possible speedup is at most this times the tokens per forward
+PEER_MARGIN = 1.5  # the same for Transformers' decoders
+MarkedRow = dict[str, Any]
 
 
 def speedup_limit(row: Mapping[str, Any], *, base_scale: float = 1.0) -> float | None:
-    """Return the largest speedup of a row that is possible; None if forwards are unknown.
+    """Return the largest possible speedup of a row; None if its forwards are unknown.
 
-    `base_scale` is the weights of the model over those of its base.
+    `base_scale` is the number of the model's weights over the number of its base's weights.
     """
     tokens = row["tokens_per_forward"]
     if tokens is None:
@@ -38,9 +39,9 @@ def speedup_limit(row: Mapping[str, Any], *, base_scale: float = 1.0) -> float |
     return float(tokens * MARGIN * scale)
 
 
-def mark_rows(rows: Sequence[Row], *, base_scale: float = 1.0) -> list[Row]:
+def mark_rows(rows: Sequence[Row], *, base_scale: float = 1.0) -> list[MarkedRow]:
     """Return the rows of a report with their `marks`, in the same order."""
-    busy = {place for place, group in by_set(rows) if is_busy(group, base_scale)}
+    busy = {key for key, group in by_set(rows) if is_busy(group, base_scale)}
     marked = []
     for row in rows:
         marks = []
@@ -53,7 +54,7 @@ def mark_rows(rows: Sequence[Row], *, base_scale: float = 1.0) -> list[Row]:
 
 
 def is_busy(rows: Sequence[Row], base_scale: float) -> bool:
-    """Return True if the speeds of a set at one temperature contradict themselves."""
+    """Return True if the speeds of a prompt set at one temperature are not consistent."""
     return any(
         not is_steady(row)
         or (not row["decoder"].startswith(PEER) and exceeds_limit(row, base_scale))
@@ -62,7 +63,7 @@ def is_busy(rows: Sequence[Row], base_scale: float) -> bool:
 
 
 def is_steady(row: Row) -> bool:
-    """Return False for a second plain decoder that was faster or slower than the first."""
+    """Return False if a row is the second plain decoder and its speed differs from the first."""
     if row["decoder"] != PLAIN_AGAIN:
         return True
     ends = row["speedup_interval"] or [row["speedup"]]
@@ -76,22 +77,22 @@ def exceeds_limit(row: Row, base_scale: float) -> bool:
 
 
 def busy_warnings(rows: Sequence[Row]) -> list[str]:
-    """Return a sentence for each set whose rows are marked busy."""
+    """Return a warning for each prompt set and temperature with rows that are marked busy."""
     warnings = []
     for (prompt_set, temperature), group in by_set(rows):
         if not any(BUSY in row["marks"] for row in group):
             continue
         again = [row for row in group if row["decoder"] == PLAIN_AGAIN]
-        reasons = [f"plain beside plain {spread(row)}" for row in again]
+        reasons = [f"speedup of plain over plain {spread(row)}" for row in again]
         reasons += [
             f"{row['decoder']} {row['speedup']:.2f} times as fast with "
             f"{row['tokens_per_forward']:.2f} tokens per forward"
             for row in group
             if IMPOSSIBLE in row["marks"] and row["decoder"] != PLAIN_AGAIN
         ]
-        place = f"{prompt_set}, T={temperature:g}"
+        group_name = f"{prompt_set}, T={temperature:g}"
         warnings.append(
-            f"{BUSY}: do not use the speeds of {place}: {'; '.join(reasons)}. "
+            f"{BUSY}: do not use the speeds of {group_name}: {'; '.join(reasons)}. "
             "Measure again into another out on a quiet machine, or with more rounds."
         )
     return warnings
@@ -104,6 +105,6 @@ def spread(row: Row) -> str:
     return f"{row['speedup']:.2f}{interval}, must be {STEADY[0]} to {STEADY[1]}"
 
 
-def by_set(rows: Sequence[Row]) -> list[tuple[tuple[Any, ...], list[Any]]]:
-    """Return the rows of each prompt set and temperature."""
+def by_set(rows: Sequence[Row]) -> list[tuple[tuple[Any, ...], list[Row]]]:
+    """Group rows by prompt set and temperature."""
     return grouped(rows, "prompt_set", "temperature")

@@ -1,4 +1,4 @@
-"""The verdicts of MultiPL-E's container, read back into the rows of quality.
+"""Add the verdicts of MultiPL-E's container to the rows of part=quality.
 
 The container writes NAME.results.json.gz beside each NAME.json.gz of a folder of answers,
 with an entry of `results` for each answer.
@@ -15,14 +15,14 @@ from infer.bench import statistics
 
 KIND = "multipl_e"
 SUFFIX = ".results.json.gz"
-Row = dict[str, Any]
+JsonRow = dict[str, Any]  # a row of the report that is changed here
 
 
-def with_container_verdicts(rows: Sequence[Row], solutions: Path) -> list[Row]:
-    """Return the rows with pass@1 of judged languages, and the average of the languages.
+def with_container_verdicts(rows: Sequence[JsonRow], solutions: Path) -> list[JsonRow]:
+    """Return the rows with pass@1 for each judged language, and rows with the average.
 
-    A language is judged if every answer of its folder in `solutions` has its results. The
-    average weighs languages equally, as the paper's Table 2, and needs all of them.
+    A language is judged if every answer of its folder in `solutions` has results. The average
+    weights languages equally, as the paper's Table 2 does, and needs all languages.
     """
     rows = [with_verdicts(row, solutions) for row in rows]
     languages = [row for row in rows if row["benchmark"].startswith(f"{KIND}-")]
@@ -43,8 +43,8 @@ def with_container_verdicts(rows: Sequence[Row], solutions: Path) -> list[Row]:
     return [*rows, *averages]
 
 
-def with_verdicts(row: Row, solutions: Path) -> Row:
-    """Return a row, with pass@1 if the container has judged all its answers."""
+def with_verdicts(row: JsonRow, solutions: Path) -> JsonRow:
+    """Return a row, with pass@1 added if the container has judged all of its answers."""
     if not row["benchmark"].startswith(KIND):
         return row
     folder = solutions / f"{row['benchmark']}-{row['who']}-{row['decoder']}"
@@ -57,7 +57,7 @@ def with_verdicts(row: Row, solutions: Path) -> Row:
 
 
 def first_passes(file: Path) -> bool:
-    """Return True if the answer passes. Raises UserError for a damaged file."""
+    """Return True if the answer in a result file passes. Raises UserError for a damaged file."""
     try:
         (result,) = json.loads(gzip.decompress(file.read_bytes()))["results"]
         return bool(result["status"] == "OK" and result["exit_code"] == 0)

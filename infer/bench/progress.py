@@ -1,4 +1,4 @@
-"""Progress of long measurements: a bar on a terminal, lines at times in a log file."""
+"""Show the progress of long measurements: a bar on a terminal, regular lines in a log file."""
 
 import threading
 import time
@@ -9,7 +9,7 @@ from rich.progress import Progress
 
 from conf.console import PlainConsole
 
-LINE_SECONDS = 30.0  # between two lines of a log file
+LINE_SECONDS = 30.0  # time between two lines of a log file
 
 
 @contextmanager
@@ -18,8 +18,8 @@ def progress(
 ) -> Iterator[Callable[[], None]]:
     """Yield a function to call after each of `total` steps.
 
-    A log file gets a line at the beginning, at the end and every LINE_SECONDS, also within
-    a step that takes longer.
+    A log file gets a line at the beginning, at the end and every LINE_SECONDS, even during a
+    longer step.
     """
     console = PlainConsole(quiet=silent)
     if console.is_terminal:
@@ -34,7 +34,7 @@ def progress(
         nonlocal done
         done += 1
 
-    def tell() -> None:
+    def print_progress() -> None:
         line = describe(title, done, total, time.monotonic() - began)
         console.print(line, soft_wrap=True)
 
@@ -42,10 +42,10 @@ def progress(
 
     def report() -> None:
         while not ended.wait(LINE_SECONDS):
-            tell()
+            print_progress()
 
     if total:
-        tell()
+        print_progress()
     thread = threading.Thread(target=report, name="progress", daemon=True)
     thread.start()
     try:
@@ -54,7 +54,7 @@ def progress(
         ended.set()
         thread.join()
     if total:
-        tell()
+        print_progress()
 
 
 def describe(title: str, done: int, total: int, seconds: float) -> str:
@@ -68,7 +68,7 @@ def describe(title: str, done: int, total: int, seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in words: 40 s, 7 min, 2 h 5 min."""
+    """Format a duration: 40 s, 7 min, 2 h 5 min."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -1,6 +1,6 @@
-"""Prompts of the speed measurements, from HumanEval, a file or a data set of the hub.
+"""Read the prompts of measurements from HumanEval, a file or a data set of the hub.
 
-Rows have the columns of the data sets that people measure with: docs/evaluation.md lists them.
+The supported columns of the rows are listed in docs/evaluation.md.
 """
 
 import random
@@ -22,14 +22,14 @@ from conf.text.conversations import (
     tools_of,
 )
 from conf.text.rows import DECOMPRESSORS, ROW_FILES, form_of, read_rows
-from infer.bench.problems import humaneval_file, mbpp_prompt
+from infer.bench.problems import DataRow, humaneval_file, mbpp_prompt
 from infer.chat import UnfitMessages, chat_ids, has_template
 from infer.config import Infill
 from infer.text import Text
 
-HELD_OUT = "held_out.jsonl"  # of data_prep
-MAX_ROWS = 10_000  # of a data set of the hub
-# Columns that name a row, and those that hold a question.
+HELD_OUT = "held_out.jsonl"  # the held-out documents of data_prep
+MAX_ROWS = 10_000  # rows that are read of a data set of the hub
+# Columns with the name of a row, and columns with a question.
 NAMES = ("task_id", "question_id", "custom_id", "id", "name")
 QUESTIONS = ("question", "query", "problem")
 FORMS = (
@@ -50,55 +50,58 @@ LANGUAGES = {
     "es": "Spanish",
     "ja": "Japanese",
 }
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """The token ids of a prompt, its name in its set, and the row that it was made of."""
+    """The token ids of a prompt, its name in its prompt set, and its row."""
 
     id: str
     ids: tuple[int, ...]
-    chat: bool = False  # made by the chat template
-    max_new_tokens: int | None = None  # of its text; None: the decoder's
-    row: Row = field(default_factory=dict, repr=False, compare=False)
+    chat: bool = False  # encoded by the chat template
+    max_new_tokens: int | None = None  # None: the decoder's
+    row: DataRow = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
 class InfillingPrompts:
-    """How infilling rows are drawn and encoded; None: as other rows, in the family's order."""
+    """The settings of infilling prompts."""
 
-    share: float | None = None  # of a set, in place of a count
-    max_new_tokens: int | None = None
-    order: str | None = None
+    share: float | None = None  # share of the rows to draw; None: count rows
+    max_new_tokens: int | None = None  # None: the decoder's
+    order: str | None = None  # None: the order of the model's family
 
 
 @dataclass(frozen=True)
 class PublishedSet:
-    """A prompt set by its name: where its published file is, and which of its rows it has."""
+    """A published prompt set: its files, and the categories of its rows."""
 
     title: str
-    files: tuple[str, ...]  # in prompts_folder, the first that is there
-    categories: frozenset[str] | None = None  # None for all rows
+    files: tuple[
+        str, ...
+    ]  # paths below prompts_folder; the first existing file is read
+    categories: frozenset[str] | None = None  # None: all rows
 
-    def rows(self, source: str, folder: str | None, bad: list[str]) -> list[Row]:
-        """Return the rows of the set. Raises UserError if there are none."""
+    def rows(self, source: str, folder: str | None, bad: list[str]) -> list[DataRow]:
+        """Return the rows of the set. Raises UserError without any rows."""
         cure = f"Put {self.title}'s file there as {self.files[0]}"
         if folder is None:
-            raise UserError(f"prompts={source} needs prompts_folder, got none. {cure}.")
+            raise UserError(
+                f"prompts={source} needs the setting prompts_folder. {cure}."
+            )
         paths = [Path(folder) / name for name in self.files]
         path = next((path for path in paths if path.is_file()), None)
         if path is None:
             raise UserError(
                 f"prompts_folder={folder} must have {' or '.join(self.files)} for "
-                f"prompts={source}, got neither. {cure}."
+                f"prompts={source}. {cure}."
             )
-        rows: list[Row] = list(read_rows(path, bad))
+        rows: list[DataRow] = list(read_rows(path, bad))
         if self.categories is not None:
             rows = [row for row in rows if row.get("category") in self.categories]
         if not rows:
             raise UserError(
-                f"prompts={source} must have rows in {path}, got none of its "
+                f"prompts={source} must have rows in {path}, got no row of its "
                 f"categories. {cure}."
             )
         return rows
@@ -140,7 +143,7 @@ PUBLISHED = {
 
 
 def expand_names(sources: Sequence[str]) -> list[str]:
-    """Return the sources, with spec_bench as its six tasks, a set each."""
+    """Return the sources, with spec_bench replaced by its six tasks, each a prompt set."""
     expanded: list[str] = []
     for source in sources:
         tasks = [f"{SPEC_BENCH}:{task}" for task in SPEC_BENCH_TASKS]
@@ -151,7 +154,7 @@ def expand_names(sources: Sequence[str]) -> list[str]:
 def name_of(source: str) -> str:
     """Return the name of a prompt set: a file's stem, or the last part of a hub name.
 
-    The held-out documents of a data folder have the folder's name.
+    The held-out documents of a data folder get the name of the folder.
     """
     path = Path(source)
     if path.name == HELD_OUT:
@@ -177,11 +180,11 @@ def read_prompts(
 ) -> list[Prompt]:
     """Return `count` prompts of at most `max_tokens` tokens, drawn without replacement.
 
-    `folder` is the model directory, whose chat template encodes messages, `published` that
-    of the published files. Rows without a prompt are counted on standard error. With a
-    `window` (length, end) a prompt is a document's tokens before place `end`, `length` of
-    them (`last_tokens`), and other rows are left out. Raises UserError for a source that
-    cannot be read, and for too few prompts.
+    `folder` is the model directory; its chat template encodes messages. `published` is the
+    folder of the published files. Rows without a prompt are counted on standard error. With a
+    `window` (length, end) a prompt is the `length` tokens of a document before place `end`
+    (`last_tokens`), and rows without a document are left out. Raises UserError for a source
+    that cannot be read, and for too few prompts.
     """
     bad: list[str] = []
     rows = rows_of(source, bad, published)
@@ -211,23 +214,24 @@ def read_prompts(
     report_bad(source, bad)
     if window and len(prompts) < count:
         raise UserError(
-            f"count must be at most {len(prompts)} with prompts={source}, the documents of more than "
-            f"{window[1]} tokens there, got {count}. Lower prompt_lengths, or give longer documents."
+            f"count must be at most {len(prompts)}, the number of documents in prompts={source} with more "
+            f"than {window[1]} tokens, got {count}. Lower prompt_lengths, or give longer documents."
         )
     if len(prompts) < count:
         raise UserError(
-            f"count must be at most {len(prompts)} with prompts={source} of {max_tokens} tokens, got {count}."
+            f"count must be at most {len(prompts)}, the number of prompts in prompts={source} with at most "
+            f"{max_tokens} tokens, got {count}. Lower count, or raise prompt_tokens."
         )
     return prompts
 
 
-def is_infilling(row: Row) -> bool:
-    """Return True for a row with a text before and after a hole."""
+def is_infilling(row: DataRow) -> bool:
+    """Return True for a row with a prefix and a suffix."""
     return all(isinstance(row.get(name), str) for name in ("prompt", "suffix"))
 
 
 def report_bad(source: str, bad: Sequence[str]) -> None:
-    """Count the rows that are left out on standard error."""
+    """Print the number of rows without a prompt, and the first reason, to standard error."""
     if bad:
         print_once(
             f"prompts={source}: {len(bad)} rows are left out, first: {bad[0]}",
@@ -237,12 +241,12 @@ def report_bad(source: str, bad: Sequence[str]) -> None:
 
 def rows_of(
     source: str, bad: list[str] | None = None, published: str | None = None
-) -> list[Row]:
-    """Return the rows of a source; what is no row is appended to `bad` as a sentence.
+) -> list[DataRow]:
+    """Return the rows of a source. For each malformed row, append a sentence to `bad`.
 
-    A source is humaneval, a name of PUBLISHED in the folder `published`, a file, or a data
-    set of the hub as OWNER/NAME, or OWNER/NAME:CONFIG. Raises UserError for one that cannot
-    be read.
+    A source is humaneval, a name of PUBLISHED with its file in the folder `published`, a file,
+    or a data set of the hub as OWNER/NAME or OWNER/NAME:CONFIG. Raises UserError for a source
+    that cannot be read.
     """
     bad = [] if bad is None else bad
     if known := PUBLISHED.get(source):
@@ -259,13 +263,13 @@ def rows_of(
     )
     with as_user_error(problem):
         if Path(source).is_dir():
-            raise ValueError("a folder. Give a file of it")
+            raise ValueError("a folder. Give a file in it")
         if Path(source).is_file() or form_of(source) in ROW_FILES:
             return list(read_rows(Path(source), bad))
         return _hub_rows(source)
 
 
-def _hub_rows(name: str) -> list[Row]:
+def _hub_rows(name: str) -> list[DataRow]:
     from datasets import load_dataset
 
     name, _, config = name.partition(":")
@@ -275,20 +279,20 @@ def _hub_rows(name: str) -> list[Row]:
 
 
 class NoPrompt(UserError):
-    """A row without a prompt."""
+    """The row has no prompt."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text whose first half is the prompt."""
+    """A text; its first half is the prompt."""
 
     text: str
 
 
-def prompt_of(row: Row) -> str | Infill | Document | list[Message]:
-    """Return the prompt of a row: text to continue, a hole, a document, or messages.
+def prompt_of(row: DataRow) -> str | Infill | Document | list[Message]:
+    """Return the prompt of a row: text to continue, an infilling, a document, or messages.
 
-    Raises NoPrompt for a row of no known form.
+    Raises NoPrompt for a row of an unknown form.
     """
     try:
         return _prompt_of(row)
@@ -298,9 +302,9 @@ def prompt_of(row: Row) -> str | Infill | Document | list[Message]:
         ) from error
 
 
-def _prompt_of(row: Row) -> str | Infill | Document | list[Message]:
-    """Return what prompt_of returns. Raises errors of other classes."""
-    body = row.get("body")  # of an OpenAI batch
+def _prompt_of(row: DataRow) -> str | Infill | Document | list[Message]:
+    """Return the prompt of a row as `prompt_of` does. Raises other errors than NoPrompt."""
+    body = row.get("body")  # a request in a file for OpenAI's batch API
     for holder in (row, body if isinstance(body, Mapping) else {}):
         for name in LISTS:
             if holder.get(name) is not None:
@@ -320,14 +324,14 @@ def _prompt_of(row: Row) -> str | Infill | Document | list[Message]:
         return _to_answer([{"role": "user", "content": question}])
     text = row.get("content") or row.get("text")
     if not isinstance(text, str):
-        raise ValueError("none of these columns")
+        raise ValueError("a row without these columns")
     return Document(text)
 
 
-def _question(row: Row) -> str | None:
-    """Return the text of a row that asks something; None for another row."""
+def _question(row: DataRow) -> str | None:
+    """Return the question of a row; None for a row without a question."""
     if isinstance(turns := row.get("turns"), list) and turns:
-        return str(turns[0])  # the others answer what the model has said
+        return str(turns[0])  # later turns refer to the model's answers
     for name in QUESTIONS:
         if isinstance(row.get(name), str):
             return str(row[name])
@@ -345,7 +349,7 @@ def _question(row: Row) -> str | None:
 
 
 def _to_answer(messages: list[Message], system: Any = None) -> list[Message]:
-    """Return messages without a last answer. Raises ValueError if there is nothing to answer."""
+    """Return messages without answers at their end. Raises ValueError without a question."""
     while messages and messages[-1]["role"] == "assistant":
         messages = messages[:-1]
     if not messages or not messages[-1]["content"]:
@@ -355,19 +359,19 @@ def _to_answer(messages: list[Message], system: Any = None) -> list[Message]:
     return messages
 
 
-def ids_of(row: Row, text: Text, folder: Path, *, max_tokens: int) -> Sequence[int]:
+def ids_of(row: DataRow, text: Text, folder: Path, *, max_tokens: int) -> Sequence[int]:
     """Return the token ids of a row's prompt, as `encode` does."""
     return encode(row, text, folder, max_tokens=max_tokens)[0]
 
 
 def encode(
-    row: Row, text: Text, folder: Path, *, max_tokens: int, order: str | None = None
+    row: DataRow, text: Text, folder: Path, *, max_tokens: int, order: str | None = None
 ) -> tuple[Sequence[int], bool]:
-    """Return the token ids of a row's prompt, and whether the chat template made them.
+    """Return the token ids of a row's prompt, and whether the chat template encoded it.
 
-    A document's prompt is its first half, cut. A question is text to continue for a
-    model without a chat template. An infilling prompt may have an `order` that the family
-    has not published. Raises NoPrompt for a row without a prompt.
+    The prompt of a document is its first half, cut to `max_tokens`. For a model without a chat
+    template a question is text to continue. An infilling prompt may have an `order` that the
+    model's family has not published. Raises NoPrompt for a row without a prompt.
     """
     prompt = prompt_of(row)
     if isinstance(prompt, Infill):
@@ -384,12 +388,12 @@ def encode(
     return chat_ids(folder, prompt, tools=tools_in(row)), True
 
 
-def last_tokens(row: Row, text: Text, length: int, end: int) -> Sequence[int]:
-    """Return the `length` token ids before place `end` of a document, what opens it among them.
+def last_tokens(row: DataRow, text: Text, length: int, end: int) -> Sequence[int]:
+    """Return `length` token ids: the first ids of every text, such as BOS, and a document's ids up to `end`.
 
-    Prompts of several lengths before one place are continued by one text: they differ in
-    what the model has read before it. Empty for a document that ends there or before.
-    Raises NoPrompt for other rows than documents.
+    Prompts of different lengths that end at the same place have the same continuation, so
+    they differ only in the length of the context. The result is empty for a document of at most
+    `end` tokens. Raises NoPrompt for a row without a document.
     """
     prompt = prompt_of(row)
     if not isinstance(prompt, Document):
@@ -403,9 +407,10 @@ def last_tokens(row: Row, text: Text, length: int, end: int) -> Sequence[int]:
 
 
 def request_of(prompt: Prompt, text: Text) -> dict[str, Any]:
-    """Return a prompt as OpenAI's API takes it: messages, or a prompt with or without suffix.
+    """Return the arguments of a request to OpenAI's API for a prompt.
 
-    A prompt that the chat template made has messages, with its tools.
+    They are messages and tools for a prompt that was encoded by the chat template, otherwise
+    prompt, and for infilling also suffix.
     """
     if not prompt.chat:
         own = prompt_of(prompt.row)
@@ -413,14 +418,14 @@ def request_of(prompt: Prompt, text: Text) -> dict[str, Any]:
             return {"prompt": own.prefix, "suffix": own.suffix}
         if isinstance(own, str):
             return {"prompt": own}
-        return {"prompt": text.decode(prompt.ids)}  # a document, cut; a question
+        return {"prompt": text.decode(prompt.ids)}  # part of a document, or a question
     tools = tools_in(prompt.row)
     messages = {"messages": list(messages_of(prompt.row))}
     return messages | ({"tools": tools} if tools else {})
 
 
-def tools_in(row: Row) -> list[dict[str, Any]]:
-    """Return the tools that a row declares. Raises NoPrompt."""
+def tools_in(row: DataRow) -> list[dict[str, Any]]:
+    """Return the tools that a row declares. Raises NoPrompt for malformed tools."""
     body = row.get("body")
     try:
         return tools_of(body if isinstance(body, Mapping) else row)
@@ -428,8 +433,8 @@ def tools_in(row: Row) -> list[dict[str, Any]]:
         raise NoPrompt(f"prompts: {error}") from error
 
 
-def messages_of(row: Row) -> tuple[Message, ...]:
-    """Return the messages to answer of a row: without a last answer of its own.
+def messages_of(row: DataRow) -> tuple[Message, ...]:
+    """Return the messages of a row, without answers at their end.
 
     Raises NoPrompt for a row without a question.
     """

@@ -1,7 +1,7 @@
-"""Quality: greedy answers to benchmarks by the model, with each decoder, and by its base.
+"""Measure quality: the model with each decoder and its base answer benchmarks greedily.
 
-All answers are made before the first is judged: programs that run beside a model would slow
-it down and be slowed down to their time limit. Each distinct answer is judged once.
+All answers are generated before the first is judged. Otherwise programs and the model would slow
+each other down, and programs could reach their time limit. Each distinct answer is judged once.
 """
 
 import gzip
@@ -18,22 +18,21 @@ from conf.runs.files import write_bytes
 from infer.api import Model, generate
 from infer.bench import sandbox, statistics
 from infer.bench.config import NEED_ADAPTIVE, BenchConfig, decoder_config
-from infer.bench.harness import Part, Records, WorkerGroup
+from infer.bench.harness import Part, Record, Records, WorkerGroup
 from infer.bench.problems import ORDER, Problem, read_languages
 from infer.chat import has_template
 from infer.config import DecodeConfig, Infill
 from infer.models.checkpoint import ModelDirectory
 from infer.text import NoInfilling, Text
 
-EXACT = ("infilling", "lines")  # benchmarks whose answers are compared with a text
-BY_CHAT = ("humaneval", "mbpp")  # benchmarks that a chat model is asked
-TOGETHER = 32  # answers that are decoded side by side
-Row = dict[str, Any]
+EXACT = ("infilling", "lines")  # benchmarks that compare an answer with a text
+BY_CHAT = ("humaneval", "mbpp")  # benchmarks that a chat model answers as questions
+BATCH_SIZE = 32  # the number of answers that are decoded as a batch
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Answers that are decoded together: a record."""
+    """Problems that are answered as one batch."""
 
     benchmark: str
     who: str  # model or base
@@ -42,7 +41,7 @@ class Batch:
 
 
 class QualityPart(Part):
-    """part=quality: a record is a batch of answers; then one for each verdict."""
+    """part=quality. A record is a batch of answers. Verdicts have their own records."""
 
     title = "answers"
 
@@ -65,11 +64,11 @@ class QualityPart(Part):
             answering.append(("base", "plain"))
         self.tasks = {
             f"{who}-{decoder}-{name}-{start:05}": Batch(
-                name, who, decoder, problems[start : start + TOGETHER]
+                name, who, decoder, problems[start : start + BATCH_SIZE]
             )
             for who, decoder in answering
             for name, problems in self._benchmarks.items()
-            for start in range(0, len(problems), TOGETHER)
+            for start in range(0, len(problems), BATCH_SIZE)
         }
         self._problems = {
             (name, problem.id): problem
@@ -81,17 +80,17 @@ class QualityPart(Part):
             for problem in self._problems.values()
         ]
 
-    def measure(self, batch: Batch) -> Row:
-        """Return the answers of a batch."""
+    def measure(self, batch: Batch) -> Record:
+        """Return the answers to a batch of problems."""
         model = self.model
         if batch.who == "base":
             assert self.base is not None
-            # The base reads the model's token ids: it has no infilling of its own.
+            # The base reads the prompts with the model's tokenizer and infilling pieces.
             model = replace(self.base, text=self.model.text)
         return answer(model, batch, self.config.quality.max_new_tokens)
 
     def run(self, folder: Path, workers: WorkerGroup) -> Mapping[str, Any]:
-        """Make the answers, then their verdicts; return the answers with their verdicts."""
+        """Generate the answers, then judge them; return the answers with their verdicts."""
         answers = super().run(folder, workers)
         cases = {
             item["key"]: (self._problems[item["benchmark"], item["id"]], item["text"])
@@ -112,7 +111,7 @@ class QualityPart(Part):
         }
 
     def result(self, records: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-        """Write the answers for other harnesses; return the rows of the report."""
+        """Write the answers for the benchmarks' harnesses; return the rows of the report."""
         answers = [item for record in records.values() for item in record]
         write_answers(folder / "solutions", answers, self._problems)
         return {"rows": rows_of(answers), "warnings": self.warnings}
@@ -121,7 +120,7 @@ class QualityPart(Part):
 def read_benchmarks(
     config: BenchConfig, directory: ModelDirectory
 ) -> tuple[dict[str, Sequence[Problem]], list[str]]:
-    """Return the problems by benchmark, and warnings: not answered, or not judged."""
+    """Return the problems by benchmark, and warnings for benchmarks not answered or not judged."""
     benchmarks: dict[str, Sequence[Problem]] = {}
     warnings = []
     named = {
@@ -131,7 +130,7 @@ def read_benchmarks(
     }
     for name, problems in named.items():
         if name in BY_CHAT and config.quality.chat and has_template(directory.path):
-            problems = [problem.asked(directory.path) for problem in problems]
+            problems = [problem.as_chat(directory.path) for problem in problems]
         try:
             problems = [
                 in_order(directory.text, problem, config.quality.order)
@@ -143,7 +142,7 @@ def read_benchmarks(
         order = config.quality.order
         if kind_of(name) in EXACT and order and not directory.text.has_order(order):
             warnings.append(
-                f"{name} is asked in {order}, which the model's family has not published."
+                f"{name} has prompts in the order {order}, which the model's family has not published."
             )
         if problems[0].tests and sandbox.unavailable():
             answered = "not judged" if config.quality.unjudged else "not answered"
@@ -166,9 +165,10 @@ def kind_of(name: str) -> str:
 
 
 def in_order(text: Text, problem: Problem, order: str | None) -> Problem:
-    """Return a problem whose infilling prompt is its token ids in this order.
+    """Return a problem with its infilling prompt encoded in this order.
 
-    None: SPM, as in the paper, if the family has published it. Raises NoInfilling.
+    With `order` None the order is SPM, as in the paper, if the model's family has published it.
+    Raises NoInfilling for a model without infilling.
     """
     if not isinstance(problem.prompt, Infill):
         return problem
@@ -186,11 +186,11 @@ def prompt_ids(text: Text, problem: Problem) -> Sequence[int]:
     return text.encode(prompt) if isinstance(prompt, str) else prompt
 
 
-def answer(model: Model, batch: Batch, max_new_tokens: int) -> Row:
-    """Return the answers of a batch, as they are judged.
+def answer(model: Model, batch: Batch, max_new_tokens: int) -> Record:
+    """Decode the answers to a batch, and return the parts that are judged.
 
-    The answer to a prompt that is too long for the model's context is empty. `key` is a hash
-    of the problem and the text.
+    A prompt that is too long for the model's context has an empty answer. `key` is a hash of the
+    problem and the answer.
     """
     plain = DecodeConfig(
         "plain", max_new_tokens=max_new_tokens, stop=list(batch.problems[0].stop)
@@ -232,28 +232,28 @@ def answer(model: Model, batch: Batch, max_new_tokens: int) -> Row:
     return {"answers": answers}
 
 
-def judge(problem: Problem, text: str) -> Row:
-    """Return whether an answer passes, and the reason: by its tests or by exact match.
+def judge(problem: Problem, text: str) -> Record:
+    """Judge an answer by its tests or by exact match; return `passed` and `reason`.
 
-    An exact match may differ in outer white space. `uncut` is the match of the whole answer
-    where its first line alone is judged.
+    An exact match ignores leading and trailing white space. If only the first line is judged,
+    `uncut` says whether the whole answer matches.
     """
     if problem.tests:
         judged = sandbox.judge(problem.head + text, problem.tests)
         return {"passed": judged.passed, "reason": str(judged)}
     expected = problem.expected.strip()
     passed = problem.first_line(text).strip() == expected
-    verdict: Row = {"passed": passed}
+    verdict: Record = {"passed": passed}
     verdict["reason"] = "exact match" if passed else "no match"
     return verdict | ({"uncut": text.strip() == expected} if problem.one_line else {})
 
 
-def rows_of(answers: Sequence[Row]) -> list[Row]:
+def rows_of(answers: Sequence[Record]) -> list[Record]:
     """Return a row for each benchmark, model and decoder.
 
-    `same` counts answers that equal those of plain decoding token for token, `cut_off` those
-    that reached the limit of tokens without an end. `uncut` is the share of whole answers that
-    match where `value` is that of first lines.
+    `same` counts answers that equal plain decoding's token for token. `cut_off` counts answers
+    that reached the limit of tokens without an end. If `value` is the share of first lines that
+    match, `uncut` is the share of whole answers that match.
     """
     groups = dict(statistics.grouped(answers, "benchmark", "who", "decoder"))
     rows = []
@@ -283,20 +283,20 @@ def rows_of(answers: Sequence[Row]) -> list[Row]:
 
 
 def write_answers(
-    folder: Path, answers: Sequence[Row], problems: Mapping[tuple[str, str], Problem]
+    folder: Path, answers: Sequence[Record], problems: Mapping[tuple[str, str], Problem]
 ) -> None:
     """Write the answers for the benchmarks' own harnesses.
 
-    HumanEval and MBPP as EvalPlus's JSON lines (task_id, solution), infilling as
-    human-eval-infilling's (task_id, completion: the part that is judged), MultiPL-E as a
-    folder of gzipped JSON files with `completions`.
+    HumanEval and MBPP get EvalPlus's JSON lines (task_id, solution). Infilling gets the JSON
+    lines of human-eval-infilling (task_id, completion: the judged part). MultiPL-E gets a folder
+    of gzipped JSON files with `completions`.
     """
     lines: dict[str, str] = {}
     for item in answers:
         problem = problems[item["benchmark"], item["id"]]
         name = f"{item['benchmark']}-{item['who']}-{item['decoder']}"
         if problem.row:
-            row = problem.row | {"completions": [item["text"]]}
+            row = {**problem.row, "completions": [item["text"]]}
             content = gzip.compress(json.dumps(row).encode(), mtime=0)
             write_bytes(folder / name / f"{problem.id}.json.gz", content)
             continue

@@ -1,6 +1,6 @@
-"""The report of the finished parts, a function of their results alone.
+"""Write the report of the finished parts from their results alone.
 
-Tables on the terminal, index.html, report.json, acceptance.csv, W&B's summary.
+The report is tables on the terminal, index.html, report.json, acceptance.csv and W&B's summary.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,11 +14,12 @@ from conf.console import PlainConsole, print_line
 from conf.errors import UserError
 from conf.pages import render
 from conf.runs.files import read_result, with_checksum, write_bytes, write_json
-from conf.runs.tracker import TrackerConfig, WandbRun
+from conf.runs.tracker import TrackerConfig, log_files, start_run
 from infer.bench.acceptance import acceptance_csv
 from infer.bench.config import PARTS
 from infer.bench.multipl_e import with_container_verdicts
 from infer.bench.plots import plots_of
+from infer.bench.statistics import Report
 from infer.bench.summary import summarize
 from infer.bench.tables import LOAD_COLUMNS, SPEED_COLUMNS, tables_of
 
@@ -29,14 +30,21 @@ NAMES = {
     "gsd": "Graph-structured drafts",
     "load": "Requests at once",
 }
-RESULT = "result.json"  # of a part, in its folder
+RESULT = "result.json"  # the file with the result of a part, in the part's folder
 SPEEDS = ("speedup", "output_tokens_per_second")
 SCALARS = (
     "tokens_per_forward",
     "mean_acceptance_length",
     "draft_acceptance_rate",
 )
-Row = Mapping[str, Any]
+GSD_SCALARS = (
+    "acceptance_rate",
+    "drafted_tokens",
+    "drafted_share",
+    "mean_acceptance_length",
+    "speedup",
+)
+FILES = ("report.json", "index.html", "acceptance.csv")
 
 
 def write_report(folder: Path, tracker: TrackerConfig) -> dict[str, Any]:
@@ -52,9 +60,9 @@ def write_report(folder: Path, tracker: TrackerConfig) -> dict[str, Any]:
 
 
 def read_parts(folder: Path) -> dict[str, Any]:
-    """Return the finished parts by name, None for the others.
+    """Return the results of the parts by name, with None for unfinished parts.
 
-    Raises UserError if there is none.
+    Raises UserError without a finished part.
     """
     files = {part: folder / part / RESULT for part in PARTS}
     parts = {
@@ -63,7 +71,7 @@ def read_parts(folder: Path) -> dict[str, Any]:
     }
     if not any(parts.values()):
         raise UserError(
-            f"out={folder} must have a finished part, got none. Run python -m infer.bench."
+            f"out={folder} must have a finished part. Run python -m infer.bench."
         )
     if quality := parts["quality"]:
         solutions = folder / "quality" / "solutions"
@@ -71,8 +79,8 @@ def read_parts(folder: Path) -> dict[str, Any]:
     return {"name": folder.resolve().name, **parts}
 
 
-def header(part: Row) -> str:
-    """Return a line with the circumstances of a part."""
+def header(part: Mapping[str, Any]) -> str:
+    """Return a line with the model, machine, settings, date and commit of a part."""
     settings = part["settings"]
     machine = part["hardware"]
     model = Path(settings["model"]).resolve().name
@@ -89,8 +97,8 @@ def header(part: Row) -> str:
         facts += [
             f"k={', '.join(map(str, speed['k']))}",
             f"T={temperatures} (top_k={speed['top_k']}, top_p={speed['top_p']:g})",
-            f"chat template: {', '.join(part['chat']) or 'none'}",
-            f"{settings['count']} prompts a set x {speed['rounds']} rounds",
+            f"chat template: {', '.join(part['chat']) or 'not used'}",
+            f"{settings['count']} prompts per set x {speed['rounds']} rounds",
             f"up to {speed['max_new_tokens']} new tokens, texts stop at EOS",
         ]
     else:
@@ -99,8 +107,8 @@ def header(part: Row) -> str:
     return f"{', '.join(facts)}; {part['date'][:10]}, commit {part['commit'][:8]}"
 
 
-def print_report(report: Row, parts: Collection[str]) -> None:
-    """Print the warnings of these parts, the summary if speed is one of them, their tables."""
+def print_report(report: Report, parts: Collection[str]) -> None:
+    """Print the warnings and the tables of these parts, and the summary if speed is among them."""
     console = PlainConsole()
     for part in parts:
         for warning in report[part]["warnings"]:
@@ -118,8 +126,8 @@ def print_report(report: Row, parts: Collection[str]) -> None:
             console.table(each.title, each.heads, each.rows, names=each.names)
 
 
-def page(report: Row) -> str:
-    """Return the report as one HTML file without scripts or links to other files."""
+def page(report: Report) -> str:
+    """Return the report as an HTML page without scripts or links to other files."""
     finished = [part for part in PARTS if report.get(part)]
     first = report[finished[0]]
     return render(
@@ -136,12 +144,10 @@ def page(report: Row) -> str:
     )
 
 
-def log(tracker: TrackerConfig, folder: Path, report: Row) -> None:
-    """Send the figures to the folder's W&B run, or to a new one, as its summary."""
-    if tracker.mode == "disabled":
-        return
+def log(tracker: TrackerConfig, folder: Path, report: Report) -> None:
+    """Send the figures, as the summary, and the report's files to the folder's run."""
     settings = {part: report[part]["settings"] for part in PARTS if report.get(part)}
-    run = WandbRun(
+    run = start_run(
         tracker,
         folder,
         name=f"{report['name']}-report",
@@ -149,21 +155,30 @@ def log(tracker: TrackerConfig, folder: Path, report: Row) -> None:
         settings=settings,
         tell=partial(print_line, error=True),
     )
-    run.send(lambda run: run.summary.update(scalars(report)))
+    if run is None:
+        return
+    values = scalars(report)
+    run.send(lambda run: run.summary.update(values))
+    name = f"report-{report['name']}"
+    run.send(lambda run: log_files(run, name, "report", folder, values, FILES))
     run.finish()
 
 
-def scalars(report: Row) -> dict[str, float]:
-    """Return the figures by names that W&B groups into sections, without marked speeds."""
+def scalars(report: Report) -> dict[str, float]:
+    """Return the figures by names that W&B groups into sections, without speeds of marked rows."""
     values = {}
     for row in report["speed"]["rows"] if report["speed"] else ():
-        place = f"speed/{row['prompt_set']}/T{row['temperature']:g}/{row['decoder']}"
+        prefix = f"speed/{row['prompt_set']}/T{row['temperature']:g}/{row['decoder']}"
         for name in SCALARS if row["marks"] else (*SPEEDS, *SCALARS):
-            values[f"{place}/{name}"] = row[name]
+            values[f"{prefix}/{name}"] = row[name]
     for row in report["load"]["rows"] if report.get("load") else ():
-        place = f"load/{row['prompt_set']}/{row['concurrency']}/{row['decoder']}"
+        prefix = f"load/{row['prompt_set']}/{row['concurrency']}/{row['decoder']}"
         for name in LOAD_COLUMNS:
-            values[f"{place}/{name}"] = row[name]
+            values[f"{prefix}/{name}"] = row[name]
+    for row in report["gsd"]["rows"] if report.get("gsd") else ():
+        prefix = f"gsd/{row['prompt_set']}/{row['part']}/{row['setting']}"
+        for name in GSD_SCALARS:
+            values[f"{prefix}/{name}"] = row[name]
     for row in report["quality"]["rows"] if report["quality"] else ():
         name = f"{row['who']}_{row['decoder']}/{row['metric']}"
         values[f"quality/{row['benchmark']}/{name}"] = row["value"]

@@ -1,13 +1,13 @@
-"""The roofline: how long a forward takes, and how long it must take on this device.
+"""Measure the roofline: the time of a forward, and its lower bound on this device.
 
-A forward of q rows reads the matrices of all linear layers once and multiplies each with q
-rows, so it takes at least (Williams, Waterman, Patterson, 2009)
+A forward of q rows reads the matrices of all linear layers once and multiplies each by q
+rows. So it takes at least (Williams, Waterman, Patterson, 2009)
 
     max(bytes of the matrices / bandwidth, 2 q entries of the matrices / rate)
 
-Attention, norms, launches, the choice of tokens and the experts of a mixture are left out: it
-is a lower bound. Bandwidth and rate are measured on this device, as the fastest of several
-blocks of calls, in a buffer as large as the matrices: those of a small model lie in a cache.
+The bound leaves out attention, norms, launches, the choice of tokens and the experts of a
+mixture. Bandwidth and rate are measured on this device, as the fastest of several blocks of
+calls. The buffer is as large as the matrices, because a small model's matrices fit in a cache.
 """
 
 import time
@@ -27,21 +27,23 @@ from infer.engine.runner import Runner, duration
 from infer.engine.sampling import GREEDY
 from infer.trees.tree import Tree
 
-ROWS = (1, 2, 4, 8, 16, 32)
+ROW_COUNTS = (1, 2, 4, 8, 16, 32)
 CONTEXT = 256  # tokens before the rows
 ROUNDS = 9
-MEASURED = 0.2  # seconds
-MAX_BUFFER = 2**30  # bytes: larger than any cache
-PRODUCT_ROWS = 512  # so many that arithmetic bounds the product, not memory
+MIN_SECONDS = 0.2  # the minimum time of a measurement
+MAX_BUFFER = 2**30  # bytes, larger than any cache
+PRODUCT_ROWS = 512  # enough rows that arithmetic bounds the product, not memory
 
 
-def measure_roofline(lm: PreTrainedModel, rows: Sequence[int] = ROWS) -> dict[str, Any]:
-    """Return the milliseconds of a forward of each number of rows: measured, and the bound."""
+def measure_roofline(
+    lm: PreTrainedModel, rows: Sequence[int] = ROW_COUNTS
+) -> dict[str, Any]:
+    """Return the measured milliseconds and the bound of a forward, for each number of rows."""
     linear = [module for module in lm.modules() if isinstance(module, nn.Linear)]
     matrices = {id(layer.weight): layer.weight for layer in linear}.values()
     int8 = is_int8(lm)
     size = sum(w.numel() if int8 else w.nbytes for w in matrices)
-    flops = 2 * sum(matrix.numel() for matrix in matrices)  # of a row
+    flops = 2 * sum(matrix.numel() for matrix in matrices)  # per row
     bandwidth = measure_bandwidth(lm.device, size=min(size, MAX_BUFFER))
     rate = measure_rate(lm.config.hidden_size, lm.dtype, lm.device, int8=int8)
     return {
@@ -53,7 +55,7 @@ def measure_roofline(lm: PreTrainedModel, rows: Sequence[int] = ROWS) -> dict[st
 
 
 def measure_forwards(lm: PreTrainedModel, rows: Sequence[int]) -> list[float]:
-    """Return the median milliseconds of a forward of each number of rows, with its picks."""
+    """Return the median milliseconds of a forward and its picks, for each number of rows."""
     runner = Runner(lm, capacity=CONTEXT, max_rows=max(rows))
     vocabulary = lm.config.get_text_config().vocab_size
     length = CONTEXT - max(rows)
@@ -65,7 +67,7 @@ def measure_forwards(lm: PreTrainedModel, rows: Sequence[int]) -> list[float]:
             tree = Tree.chain(1, [1] * (q - 1))
             output = runner.forward([tree], [Request([1])], GREEDY)
             tree.walk(output.chooser(0, ()))
-            if round_:  # the first warms up
+            if round_:  # the first round warms up
                 times[q].append(1e3 * duration(began, time.perf_counter()))
     return [median(times[q]) for q in rows]
 
@@ -85,7 +87,7 @@ def measure_rate(
 
 
 def measure_bandwidth(device: torch.device, *, size: int) -> float:
-    """Return bytes per second within `size` bytes: the faster of copying and of reading."""
+    """Return the bytes per second in a buffer of `size` bytes: the faster of copying and reading."""
     buffer = torch.ones(max(2, size // 8 * 2), dtype=torch.int32, device=device)
     source, target = buffer.chunk(2)
     copying = seconds_of(lambda: target.copy_(source))
@@ -95,6 +97,6 @@ def measure_bandwidth(device: torch.device, *, size: int) -> float:
 
 @torch.inference_mode()
 def seconds_of(task: Callable[[], Any]) -> float:
-    """Return the seconds of a call: of blocks of calls, those of the fastest."""
+    """Return the seconds of a call in the fastest of several blocks of calls."""
     timer = Timer("task()", globals={"task": task}, num_threads=torch.get_num_threads())
-    return min(timer.blocked_autorange(min_run_time=MEASURED).times)
+    return min(timer.blocked_autorange(min_run_time=MIN_SECONDS).times)

@@ -1,4 +1,4 @@
-"""python -m infer.bench: measure each part into a folder of its own, then write the report."""
+"""python -m infer.bench: measure each part into its own folder, then write the report."""
 
 import hashlib
 import json
@@ -44,24 +44,24 @@ from infer.bench.report import RESULT, print_report, write_report
 from infer.bench.speed import SpeedPart
 from infer.config import decontaminated
 from infer.models.checkpoint import ModelDirectory
-from infer.models.draft import base_pieces, lacking
+from infer.models.draft import base_pieces, missing_id
 
-# The parts that decode prompt sets.
+# The parts that decode prompt sets, each with its class.
 SET_PARTS: dict[str, type[SpeedPart] | type[GsdPart] | type[LoadPart]] = {
     "speed": SpeedPart,
     "gsd": GsdPart,
     "load": LoadPart,
 }
 
-# Types in which every text is plain decoding's.
+# The types that give the same text with every decoder.
 EXACT_TYPES = ("float32", "int8")
 
 
 def bench(config: BenchConfig) -> None:
     """Measure the parts that are not finished, write the report and print it.
 
-    Raises UserError for inputs that cannot be measured, and if texts in float32 or int8 differ
-    from those of plain decoding.
+    Raises UserError for inputs that cannot be measured, and if a text in float32 or int8 differs
+    from the text of plain decoding.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -92,19 +92,19 @@ def measure_part(
         "draft": config.draft,
     }
     unused = (group for group in PARTS if group not in config.groups(name))
-    # The prompts are in `content`, wherever their files are.
+    # `content` identifies the prompts, so the paths of their files are ignored.
     ignored = ("tracker", "part", "prompts_folder", "gguf", *unused)
     content = hashlib.sha256(json.dumps(part.content).encode()).hexdigest()[:16]
     facts = collect_provenance(config, model_directories(inputs), ignore=ignored)
     facts |= {"content": content, "hardware": hardware()}
-    ranks = workers.world if workers.divided else 1  # that share a model
+    ranks = workers.world if workers.divided else 1  # the number of ranks of one model
     if ranks > 1:
         facts["ranks"] = ranks
     out = Path(config.out) / name
     if is_finished(out, name, facts):
         if not (out / RESULT).is_file():
             raise UserError(
-                f"out={config.out}: the finished part {name} must have its {RESULT}, got none. "
+                f"out={config.out}: the finished part {name} has no {RESULT}. "
                 f"Delete {out} to measure it again."
             )
         if workers.first:
@@ -135,7 +135,7 @@ def measure_part(
 def read_prompt_sets(
     config: BenchConfig, directory: ModelDirectory
 ) -> dict[str, Sequence[Prompt]]:
-    """Return the prompts by set. Raises UserError for a base without an id of theirs."""
+    """Return the prompts by prompt set. Raises UserError if the base does not have all their ids."""
     sources = expand_names(config.prompts)
     read = partial(
         read_prompts,
@@ -159,15 +159,16 @@ def read_prompt_sets(
             sets[name] = read(source, max_tokens=config.prompt_tokens)
     if len(sets) < len(sources) * max(1, len(lengths)):
         raise UserError(
-            f"prompts must be sets of different names, got {', '.join(config.prompts)}. "
-            "Rename one, or measure it into another out."
+            f"prompts must be prompt sets with different names, got {', '.join(config.prompts)}. "
+            "Rename a file, or measure one set with another out=."
         )
     prompts = [(p.id, p.ids) for prompts in sets.values() for p in prompts]
     if config.base:
-        missing = lacking(base_pieces(config.base, directory.text), prompts)
+        missing = missing_id(base_pieces(config.base, directory.text), prompts)
         if missing:
             raise UserError(
-                f"base={config.base} must have the ids of every prompt, got {missing}."
+                f"base={config.base} must have the ids of every prompt, got {missing}. Omit base, or "
+                "choose other prompts."
             )
     return sets
 
@@ -179,7 +180,8 @@ def contamination(model: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         return []
     names = dict.fromkeys(row.get("prompt_set", row.get("benchmark")) for row in rows)
     return [
-        f"{name}: the training data was not decontaminated against it. Prepare the data with benchmarks=all."
+        f"{name}: the training data was not decontaminated against this benchmark. Prepare it with "
+        "benchmarks=all."
         for name in names
         if name.partition("-")[0] in BENCHMARKS
         and name.partition("-")[0] not in ("lines", *known)
@@ -187,7 +189,7 @@ def contamination(model: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def check_same(report: Mapping[str, Any]) -> None:
-    """Raise UserError if texts of an exact type are not those of plain decoding; peers may differ."""
+    """Raise UserError if a text in an exact type differs from plain decoding; peers may differ."""
     for name in PARTS:
         part = report.get(name)
         if not part or (dtype := part["settings"]["dtype"]) not in EXACT_TYPES:
@@ -196,8 +198,9 @@ def check_same(report: Mapping[str, Any]) -> None:
             differing = row["compared"] - row["same"]
             decoder = row.get("decoder") or row["setting"]
             if differing and not decoder.startswith(PEER):
-                place = row.get("prompt_set") or row["benchmark"]
+                name = row.get("prompt_set") or row["benchmark"]
                 raise UserError(
-                    f"{dtype} texts must equal plain ones, got {differing} others: {decoder}, {place}.",
+                    f"{dtype} texts must equal plain decoding's, got {differing} different texts: "
+                    f"{decoder}, {name}.",
                     page=NOT_IDENTICAL,
                 )

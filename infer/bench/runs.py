@@ -1,4 +1,4 @@
-"""One prompt decoded once: its tokens, times and counts of drafts; the order of such runs."""
+"""Decode a prompt once and count its tokens, times and drafts; order such runs."""
 
 import hashlib
 import zlib
@@ -20,10 +20,10 @@ K = TypeVar("K")
 
 @dataclass
 class Run:
-    """A prompt decoded once. Times are in seconds from the start of the prompt's forward.
+    """A prompt that was decoded once. Times are in seconds from the start of the prompt's forward.
 
-    A verification is a forward that judged at least one draft. `right` counts the accepted
-    drafts by position.
+    A verification is a forward with at least one draft. `right[i]` counts the verifications
+    that accepted the draft at position i.
     """
 
     tokens: list[int]
@@ -38,7 +38,7 @@ class Run:
     steps: StepTimes | None = None
 
     def record(self) -> dict[str, Any]:
-        """Return the run as JSON, with the number and a hash of its tokens."""
+        """Return the run as JSON, with the number and a hash in place of its tokens."""
         text = hashlib.sha256(str(self.tokens).encode()).hexdigest()[:16]
         steps = self.steps and self.steps.record()
         return asdict(self) | {"tokens": len(self.tokens), "text": text, "steps": steps}
@@ -48,7 +48,7 @@ Decoder = Callable[[Prompt], Run]
 
 
 def decoder(model: Model, decode: DecodeConfig, *, seed: int) -> Decoder:
-    """Return the decoder of these settings as a function of the prompt."""
+    """Return a function that decodes a prompt with these settings."""
 
     def run(prompt: Prompt) -> Run:
         clock = StepClock()
@@ -66,7 +66,7 @@ def decoder(model: Model, decode: DecodeConfig, *, seed: int) -> Decoder:
 
 
 def run_of(steps: Sequence[Step], clock: StepClock) -> Run:
-    """Return the run that consists of these steps; the clock has a stamp of each."""
+    """Return the run of these steps; the clock has a stamp for each step."""
     accepted = [step.accepted for step in steps]
     times = clock.times([shape_of(step) for step in steps])
     return Run(
@@ -87,20 +87,20 @@ def run_of(steps: Sequence[Step], clock: StepClock) -> Run:
 
 
 def shape_of(step: Step) -> Shape:
-    """Return the shape of a step. Drafts without a source are a draft model's."""
+    """Return the shape of a step. Drafts without a named source come from a draft model."""
     levels = 0 if step.proposed else step.depth
     return Shape(levels, step.rows - 1 - step.drafted, step.rows)
 
 
 def seed_of(prompt: Prompt, seed: int) -> int:
-    """Return the prompt's seed: the same in every round, for every decoder and rank."""
+    """Return the seed of a prompt, which is the same for every round, decoder and rank."""
     return (seed + zlib.crc32(prompt.id.encode())) % SEEDS
 
 
 def blocks(names: Sequence[K], plain: K, turn: int) -> list[list[K]]:
-    """Return the order of a turn, in blocks of a run of `plain` and its neighbours.
+    """Return the order of the decoders in a turn, in blocks with a run of `plain` each.
 
-    One run of plain decoding serves its two neighbours, and the order changes from turn to turn:
+    One run of plain decoding is the pair of its two neighbours. The order changes by turn:
 
         turn 0    A plain B    C plain D    E plain
         turn 1    B plain A    D plain C    plain E

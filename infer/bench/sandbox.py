@@ -1,14 +1,14 @@
 """Run an untrusted Python program and its tests in bubblewrap, and judge it.
 
 The program sees a read-only /usr, Python's standard library and an empty working folder in
-memory. It has no network, no environment, no other processes and no root rights. prlimit
-bounds memory, CPU seconds, processes and files of each process. Memory that belongs to no
-process is bounded too: the folders in memory have a size, and a filter of system calls
-(seccomp) refuses the calls that would get more of it.
+memory. It has no network, no environment variables, no other processes and no root rights.
+prlimit limits the memory, CPU seconds, processes and files of each process. Memory that is not
+part of a process is limited too: the folders in memory have a size, and a seccomp filter refuses
+the system calls that allocate such memory.
 
-A program passes if the random token behind the last line of its tests is printed, so that
-`sys.exit(0)`, `os._exit(0)` and a printed "passed" fail. Program and tests share a process, as
-in HumanEval's own harness: a program that is written against this one can cheat.
+A program passes if a random token is printed after the last line of its tests. So
+`sys.exit(0)`, `os._exit(0)` and a printed "passed" fail. As in HumanEval's own harness, the
+program and the tests share a process, so a program that was written to cheat can pass.
 """
 
 import json
@@ -30,7 +30,7 @@ from typing import IO, NamedTuple
 MIB = 1 << 20
 OUTPUT_TAIL = 1 << 16  # bytes
 CPU_TIME_EXIT_CODE = 128 + 24  # SIGXCPU
-FIRST_USER = 20_000  # user ids of programs, if root starts them
+FIRST_USER = 20_000  # the first user id of programs that root starts
 USERS = 20_000
 NAMESPACES = (
     "bwrap --unshare-net --unshare-pid --unshare-ipc --unshare-uts --unshare-cgroup-try "
@@ -41,11 +41,12 @@ ENVIRONMENT = {
     "LD_LIBRARY_PATH": "/python/lib",
     "PATH": "/usr/bin:/bin",
 }
-#: By machine: AUDIT_ARCH of <linux/audit.h>, and the numbers of system calls.
+#: AUDIT_ARCH of <linux/audit.h> and the numbers of system calls, by machine.
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 CLONE = {"x86_64": 56, "aarch64": 220}
-CLONE3 = 435  # everywhere
-#: Calls that get memory which no limit counts, or a user namespace, which may mount a tmpfs.
+CLONE3 = 435  # on all machines
+#: Calls that allocate memory outside of the limits, or create a user namespace, where a program
+#: could mount a tmpfs.
 REFUSED_CALLS = {
     "memfd_create": {"x86_64": 319, "aarch64": 279},
     "memfd_secret": {"x86_64": 447, "aarch64": 447},
@@ -57,10 +58,10 @@ REFUSED_CALLS = {
     "setns": {"x86_64": 308, "aarch64": 268},
 }
 CLONE_NEWUSER = 0x10000000
-X32_CALLS = 0x40000000  # x86_64's calls with 32-bit pointers begin here
+X32_CALLS = 0x40000000  # the first number of x86_64's calls with 32-bit pointers
 _user_numbers = count(os.getpid() * 64)
 
-# The job comes by stdin; the program's own stdin is empty.
+# The program that runs in the sandbox. It reads the job from stdin, then empties stdin.
 DRIVER = """
 import json, os, sys, types
 job = json.loads(sys.stdin.buffer.read())
@@ -75,24 +76,25 @@ os.write(1, job["token"].encode())
 
 @dataclass(frozen=True)
 class ProgramLimits:
-    """The limits of a program."""
+    """The resource limits of a program."""
 
     cpu_seconds: int = 10
     wall_seconds: float = 30.0
-    memory: int = 1024  # MiB of address space of each process
+    memory: int = 1024  # address space of each process in MiB
     processes: int = 8
-    file: int = 16  # MiB of a file; /tmp and /dev/shm hold four times as much each
+    #: Size of a file in MiB; /tmp and /dev/shm have four times this size each.
+    file: int = 16
 
 
 class Verdict(NamedTuple):
-    """`result` is passed, failed, timed out or out of memory; `message` says why."""
+    """The result of a program: passed, failed, timed out or out of memory, with its reason."""
 
     result: str
     message: str = ""
 
     @property
     def passed(self) -> bool:
-        """True if the tests ran to their end."""
+        """True if the tests ran to their end without an error."""
         return self.result == "passed"
 
     def __str__(self) -> str:
@@ -112,13 +114,13 @@ def judge(source: str, tests: str, limits: ProgramLimits = ProgramLimits()) -> V
         filter.seek(0)
         process = subprocess.Popen(
             command(limits, filter.fileno()),
-            executable=shutil.which("bwrap"),  # perhaps not on the PATH of `env`
+            executable=shutil.which("bwrap"),  # it may not be on the PATH of `env`
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=errors,
             env=ENVIRONMENT,
             pass_fds=[filter.fileno()],
-            start_new_session=True,  # Ctrl-C is for the caller; bwrap dies with it
+            start_new_session=True,  # Ctrl-C only stops the caller, and bwrap ends with it
         )
         try:
             process.communicate(job.encode(), timeout=limits.wall_seconds)
@@ -143,11 +145,11 @@ def unavailable() -> str:
     """Return why programs cannot be judged on this machine; empty if they can."""
     for name in ("bwrap", "prlimit", "setpriv"):
         if not shutil.which(name):
-            return f"programs cannot be judged without {name}. Install bubblewrap and util-linux."
+            return f"judging programs needs {name}. Install bubblewrap and util-linux."
     if platform.machine() not in ARCHITECTURES:
         return (
-            f"programs can be judged on {' and '.join(ARCHITECTURES)}, got "
-            f"{platform.machine()}. Judge the written answers elsewhere."
+            f"judging programs needs {' or '.join(ARCHITECTURES)}, got "
+            f"{platform.machine()}. Judge the written answers on another machine."
         )
     verdict = judge("", "")
     if verdict.passed:
@@ -164,7 +166,8 @@ def call_filter(machine: str) -> bytes:
     # code, jump if true, jump if false, constant
     load, equal, at_least, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
     refuse = (give, 0, 0, 0x50000 | EPERM)
-    # As on an old kernel: the C library then uses clone, whose flags a filter can read.
+    # Pretend that the call does not exist: the C library then uses clone, and a filter can read
+    # the flags of clone.
     unknown = (give, 0, 0, 0x50000 | ENOSYS)
     program = [
         (load, 0, 0, 4),
@@ -202,10 +205,12 @@ def command(limits: ProgramLimits, filter: int) -> list[str]:
     words += ["--ro-bind", sys.base_prefix, "/python"]
     folder = 4 * limits.file * MIB
     words += ["--proc", "/proc", "--dev", "/dev"]
-    for place in ("/tmp", "/dev/shm"):
-        words += f"--perms 1777 --size {folder} --tmpfs {place}".split()
+    for path in ("/tmp", "/dev/shm"):
+        words += f"--perms 1777 --size {folder} --tmpfs {path}".split()
     words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
-    if os.geteuid() == 0:  # the kernel does not limit the number of root's processes
+    if (
+        os.geteuid() == 0
+    ):  # the kernel does not limit root's processes, so change the user
         user = FIRST_USER + next(_user_numbers) % USERS
         words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "setpriv"]
         words += f"--inh-caps=-all --reuid {user} --regid {user} --clear-groups".split()

@@ -1,27 +1,25 @@
-"""Plots of SDSAT's Figures 3, 4, 6 and 7: acceptance and tokens per second by k.
+"""Plots of SDSAT's Figures 3, 4, 6 and 7: acceptance rate and tokens per second by k.
 
-Each has one panel of one prompt set, a line for each temperature.
+Each plot has one prompt set and a line for each temperature.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from matplotlib.axes import Axes
 
 from conf.console import label
 from infer.bench.names import PLAIN, k_of
-from infer.bench.statistics import grouped
+from infer.bench.statistics import Row, grouped
 
-Row = Mapping[str, Any]
 Lines = Mapping[str, Sequence[tuple[int, float]]]
 Draw = Callable[[Axes], None]
 
 
 def sdsat_draws(rows: Sequence[Row]) -> dict[str, Draw]:
-    """Return the plots of a speed part by title; none unless sdsat has more than one k.
+    """Return the plots of part=speed by title, for prompt sets with several k of sdsat.
 
-    k=0 of the tokens per second is plain decoding.
+    In the plot of tokens per second, k=0 is plain decoding.
     """
     draws: dict[str, Draw] = {}
     for (name,), group in grouped(rows, "prompt_set"):
@@ -40,9 +38,9 @@ def sdsat_draws(rows: Sequence[Row]) -> dict[str, Draw]:
 
 
 def points(rows: Sequence[Row], figure: str) -> dict[str, list[tuple[int, float]]]:
-    """Return the pairs of k and a figure by temperature, sorted by k.
+    """Return pairs of k and a figure, by temperature and sorted by k.
 
-    Plain decoding, which accepts nothing, is k=0 of figures other than the acceptance rate.
+    Plain decoding is k=0. It has no acceptance rate.
     """
     lines: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
@@ -56,7 +54,7 @@ def points(rows: Sequence[Row], figure: str) -> dict[str, list[tuple[int, float]
 def draw_by_k(
     lines: Lines, title: str, axes: Axes, *, top: float | None = None
 ) -> None:
-    """Draw a figure over k."""
+    """Draw a figure over k, a line for each temperature."""
     for name, line in lines.items():
         axes.plot(*zip(*line), marker=".", label=label(name))
     axes.set_xticks(sorted({k for line in lines.values() for k, _ in line}))

@@ -1,10 +1,10 @@
-"""Speed: prompts decoded plainly and with drafts, in turns.
+"""Measure the speed of decoders: prompts are decoded with and without drafts, in turns.
 
-One run of plain decoding stands between each two other runs, and the order changes from turn
-to turn (runs.blocks), so that a change of the machine's speed meets all decoders.
-Every step is timed. The time of a text is made of the fastest steps like its own, of all texts
-(timing.py), a speedup of the times of all runs of a set. Plain decoding is measured a second
-time as if it was another decoder: its speedup must be 1 (marks.py).
+A run of plain decoding comes between each two other runs, and the order changes from turn to
+turn (runs.blocks), so that changes of the machine's speed affect all decoders equally. Every
+step is timed. The time of a text is computed from the fast steps of the same shape in all texts
+(timing.py), and a speedup from the times of all texts of a set. Plain decoding is measured a
+second time as if it were another decoder: its speedup must be 1 (marks.py).
 """
 
 import math
@@ -19,7 +19,7 @@ from typing import Any
 from conf.console import print_once
 from infer.api import Model
 from infer.bench.config import BenchConfig
-from infer.bench.harness import Part, WorkerGroup
+from infer.bench.harness import Part, Record, WorkerGroup
 from infer.bench.marks import busy_warnings, mark_rows
 from infer.bench.names import BASE, PEER, PLAIN, PLAIN_AGAIN, k_of
 from infer.bench.peers import peer_decoders
@@ -35,18 +35,17 @@ from infer.bench.timing import (
     speedup_interval,
 )
 
-Row = dict[str, Any]
 TOTALS = ("tokens", "forwards", "verifications", "drafted", "accepted")
 
 
 class SpeedPart(Part):
-    """part=speed: a record is a turn, in which each decoder decodes a prompt once."""
+    """part=speed. A record is a turn: each decoder decodes a prompt once."""
 
     title = "speed"
 
     @property
     def tasks(self) -> dict[str, tuple[str, int, int]]:  # type: ignore[override]
-        """The set, round and prompt of each turn."""
+        """The prompt set, round and prompt of each turn."""
         return {
             f"{name}-{round_:03}-{index:05}": (name, round_, index)
             for name, prompts in self.sets.items()
@@ -71,15 +70,15 @@ class SpeedPart(Part):
                 decode(longest)
                 advance()
 
-    def measure(self, task: tuple[str, int, int]) -> Row:
+    def measure(self, task: tuple[str, int, int]) -> Record:
         """Return the runs of a turn."""
         prompt_set, round_, index = task
         prompt = self.sets[prompt_set][index]
         runs = measure_turn(self._decoders, prompt, round_ + index)
         return {"prompt_set": prompt_set, "prompt": prompt.id, "runs": runs}
 
-    def result(self, records: Mapping[str, Row], folder: Path) -> dict[str, Any]:
-        """Return the rows of the report, the sets of chats, and sets by prompt length."""
+    def result(self, records: Mapping[str, Record], folder: Path) -> dict[str, Any]:
+        """Return the rows of the report, the prompt sets with chats, and sets by prompt length."""
         order = list(next(iter(self._decoders.values())))
         scale = 1.0
         if self.base:
@@ -101,7 +100,7 @@ class SpeedPart(Part):
             },
         }
 
-    def measure_model(self) -> Row:
+    def measure_model(self) -> Record:
         """Return the roofline."""
         print_once("bench: measuring the time of a forward by its rows ...")
         return {"roofline": measure_roofline(self.model.lm)}
@@ -110,7 +109,7 @@ class SpeedPart(Part):
 def decoders_of(
     config: BenchConfig, model: Model, base: Model | None
 ) -> dict[float, dict[str, Decoder]]:
-    """Return the decoders by temperature and name, the two of plain decoding first."""
+    """Return the decoders by temperature and name, with the two of plain decoding first."""
     decoders: dict[float, dict[str, Decoder]] = {}
     for temperature in config.speed.temperatures:
         configs = config.speed.decode_configs(
@@ -133,15 +132,15 @@ def decoders_of(
 
 
 def max_k(model: Model) -> int:
-    """Return how many adaptive tokens the model can have in a row."""
+    """Return the maximum number of adaptive tokens in a row."""
     mask = model.methods.mask
     return sys.maxsize if mask.most is None else mask.most
 
 
 def measure_turn(
     decoders: Mapping[float, Mapping[str, Decoder]], prompt: Prompt, turn: int
-) -> list[Row]:
-    """Return a prompt's runs by each decoder, with the text of plain decoding beside it."""
+) -> list[Record]:
+    """Decode a prompt by each decoder; return the runs, with the text of the paired plain run."""
     records = []
     for temperature, named in decoders.items():
         for block in blocks([name for name in named if name != PLAIN], PLAIN, turn):
@@ -154,13 +153,14 @@ def measure_turn(
 
 
 def rows_of(
-    records: Mapping[str, Row], order: Sequence[str], *, base_scale: float = 1.0
-) -> list[Row]:
+    records: Mapping[str, Record], order: Sequence[str], *, base_scale: float = 1.0
+) -> list[Record]:
     """Return a marked row for each prompt set, temperature and decoder, in this order.
 
-    `order` has all decoders. `base_scale` is the weights of the model over its base's.
+    `order` has all decoders. `base_scale` is the number of the model's weights over the number
+    of its base's weights.
     """
-    groups: dict[tuple[str, float, str], dict[str, list[Row]]] = {}
+    groups: dict[tuple[str, float, str], dict[str, list[Record]]] = {}
     fastest_first: dict[tuple[str, str], float] = {}
     for turn in records.values():
         prompt = turn["prompt_set"], turn["prompt"]
@@ -172,7 +172,7 @@ def rows_of(
             groups.setdefault(key, {}).setdefault(turn["prompt"], []).append(run)
     sets = list(dict.fromkeys(name for name, _, _ in groups))
     keys = sorted(groups, key=lambda k: (sets.index(k[0]), k[1], order.index(k[2])))
-    rows: list[Row] = []
+    rows: list[Record] = []
     for prompt_set, temperature, name in keys:
         plain = groups[prompt_set, temperature, PLAIN]
         runs = groups[prompt_set, temperature, name]
@@ -182,30 +182,37 @@ def rows_of(
             [fastest_first[prompt_set, prompt] for prompt in runs],
             k=k_of(name),
         )
-        # Plain decoding is its own pair. A base and sampling peers give other texts.
+        # Plain decoding is its own pair. Texts of a base and of sampling peers always differ.
         if name in (PLAIN, BASE) or (temperature and name.startswith(PEER)):
             row["same"] = row["compared"] = 0
-        place = {"prompt_set": prompt_set, "temperature": temperature, "decoder": name}
-        rows.append({**place, **row})
+        columns = {
+            "prompt_set": prompt_set,
+            "temperature": temperature,
+            "decoder": name,
+        }
+        rows.append({**columns, **row})
     return mark_rows(rows, base_scale=base_scale)
 
 
 def figures(
-    prompts: Sequence[Sequence[Row]],
-    plain: Sequence[Sequence[Row]],
+    prompts: Sequence[Sequence[Record]],
+    plain: Sequence[Sequence[Record]],
     fastest_first: Sequence[float],
     *,
     k: int | None = None,
-) -> Row:
-    """Return the figures of one decoder on a set; `prompts[p]` are the runs of prompt p.
+) -> Record:
+    """Return the figures of one decoder on a prompt set.
 
-    `plain` are those of plain decoding, `fastest_first[p]` the seconds of the prompt's fastest
-    first step by any decoder. acceptance_rate is SDSAT's for its `k`, accepted / (k x
-    verifications), also where a tree has more nodes; without `k` it is
-    draft_acceptance_rate. mean_acceptance_length is 1 + accepted /
-    verifications, draft_acceptance_rate accepted over drafted tokens. survival is vLLM's
-    acceptance rate per position, the share of verifications whose drafts were accepted up to
-    there. seconds and CPU seconds are those of the clock, of all runs.
+    `prompts[p]` are the runs of prompt p, and `plain[p]` its runs by plain decoding.
+    `fastest_first[p]` is the time in seconds of the prompt's fastest first step by any decoder.
+
+    mean_acceptance_length   1 + accepted / verifications
+    draft_acceptance_rate    accepted / drafted tokens
+    acceptance_rate          SDSAT's for its `k`: accepted / (k * verifications), even if a tree
+                             has more nodes; without `k` the draft_acceptance_rate
+    survival                 vLLM's acceptance rate per position: the share of verifications
+                             that accepted the drafts up to a position
+    seconds, cpu_seconds     measured by the clock, sums over all runs
     """
     runs = [run for runs in prompts for run in runs]
     total = {name: sum(run[name] for run in runs) for name in TOTALS}
@@ -234,20 +241,20 @@ def figures(
 
 
 def speeds(
-    prompts: Sequence[Sequence[Row]],
-    plain: Sequence[Sequence[Row]],
+    prompts: Sequence[Sequence[Record]],
+    plain: Sequence[Sequence[Record]],
     fastest_first: Sequence[float],
-) -> Row:
+) -> Record:
     """Return the speedup over plain decoding and the tokens per second.
 
-    speedup_of_whole_texts is that of each prompt's fastest runs.
+    speedup_of_whole_texts is computed from each prompt's fastest runs.
     """
     tokens = [fmean(run["tokens"] for run in runs) for runs in plain]
     own = [fmean(run["tokens"] for run in runs) for runs in prompts]
-    scale = [theirs / ours for theirs, ours in zip(tokens, own)]
+    scale = [of_plain / of_decoder for of_plain, of_decoder in zip(tokens, own)]
     whole = whole_texts(plain), whole_texts(prompts)
     times = whole
-    # Steps and whole texts are not compared with each other.
+    # Times from steps are not compared with times of whole texts.
     if all(
         has_steps(run) for each in (plain, prompts) for runs in each for run in runs
     ):
@@ -264,23 +271,23 @@ def speeds(
     }
 
 
-def has_steps(run: Row) -> bool:
+def has_steps(run: Record) -> bool:
     """Return True if the clock measured each step of a run."""
     return bool(run.get("steps")) and StepTimes.parse(run["steps"]).resolved
 
 
-def timed_steps(prompts: Sequence[Sequence[Row]]) -> list[list[list[TimedStep]]]:
-    """Return the steps of a decoder's runs."""
+def timed_steps(prompts: Sequence[Sequence[Record]]) -> list[list[list[TimedStep]]]:
+    """Return the timed steps of a decoder's runs, by prompt."""
     return [[StepTimes.parse(run["steps"]).timed() for run in runs] for runs in prompts]
 
 
-def whole_texts(prompts: Sequence[Sequence[Row]]) -> TextTimes:
-    """Return the times of a decoder's texts without those of their steps."""
+def whole_texts(prompts: Sequence[Sequence[Record]]) -> TextTimes:
+    """Return the times of a decoder's whole texts."""
     return TextTimes.of_whole_texts([[run["seconds"] for run in r] for r in prompts])
 
 
-def machine_load(runs: Sequence[Row]) -> Row:
-    """Return seconds, CPU seconds and involuntary context switches of timed runs."""
+def machine_load(runs: Sequence[Record]) -> Record:
+    """Return the seconds, CPU seconds and involuntary context switches of runs."""
     timed = [StepTimes.parse(run["steps"]) for run in runs if run.get("steps")]
     return {
         "seconds": sum(run["seconds"] for run in runs),
@@ -293,7 +300,7 @@ def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def _shares_by_source(runs: Sequence[Row]) -> dict[str, float]:
+def _shares_by_source(runs: Sequence[Record]) -> dict[str, float]:
     """Return each source's share of the accepted drafts."""
     counts: Counter[str] = Counter()
     for run in runs:

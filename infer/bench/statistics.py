@@ -1,4 +1,4 @@
-"""Rows in groups; 95 % intervals of scores over a benchmark's problems. Pure."""
+"""Group the rows of a report; compute 95 % intervals of scores over problems. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,13 +7,15 @@ from scipy.stats import binomtest
 
 LEVEL = 0.95
 Interval = tuple[float, float]
+#: A report by its parts, as JSON, and a row of a part.
+Report = Mapping[str, Any]
 Row = Mapping[str, Any]
 
 
 def grouped(
     rows: Sequence[Row], *names: str
 ) -> list[tuple[tuple[Any, ...], list[Row]]]:
-    """Return rows by the values of these columns, in their order."""
+    """Group rows by the values of these columns; return (values, rows) in order of appearance."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in names), []).append(row)
@@ -21,7 +23,10 @@ def grouped(
 
 
 def share(passed: int, total: int) -> Interval | None:
-    """Return Wilson's interval of a share, which is sound at 0 and 1 too; None of nothing."""
+    """Return Wilson's interval of passed / total; None if total is 0.
+
+    Wilson's interval is also correct for shares of 0 and 1.
+    """
     if not total:
         return None
     interval = binomtest(passed, total).proportion_ci(LEVEL, method="wilson")

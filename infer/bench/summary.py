@@ -1,22 +1,20 @@
-"""A report for a reader in a hurry: what is faster, by what, the same text, the same quality. Pure."""
+"""Summarize a report: the fastest decoder, its speedup, equal texts, and quality. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from infer.bench.marks import BUSY
 from infer.bench.names import BASE, PEER, PLAIN
-from infer.bench.statistics import grouped
+from infer.bench.statistics import Report, Row, grouped
 
 FIGURES = {"tokens_per_forward": "number of tokens per forward", "speedup": "speedup"}
-NARROW = ("bfloat16", "float16")  # where near-ties may differ
-Row = Mapping[str, Any]
+NARROW = ("bfloat16", "float16")  # types with possible differences at near-ties
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A figure, its name, and what it is."""
+    """A figure with its name and a note."""
 
     name: str
     figure: str
@@ -25,17 +23,18 @@ class Cell:
 
 @dataclass(frozen=True)
 class Summary:
-    """One sentence and four cells."""
+    """The summary of a report: one sentence and four cells."""
 
     sentence: str
     cells: tuple[Cell, ...]
 
 
-def summarize(report: Row) -> Summary | None:
-    """Return the summary of the speed part; None if it or a drafting decoder is missing.
+def summarize(report: Report) -> Summary | None:
+    """Return the summary of part=speed; None without that part or a drafting decoder.
 
-    It is about the lowest temperature and the decoder with the highest speedup, or on a busy
-    machine with the most tokens per forward; of several prompt sets by the geometric mean.
+    It describes the lowest temperature and the decoder with the highest speedup, or on a busy
+    machine the decoder with the most tokens per forward. Several prompt sets are combined by
+    their geometric mean.
     """
     if not report["speed"]:
         return None
@@ -66,17 +65,17 @@ def summarize(report: Row) -> Summary | None:
 
 
 def gain(rows: Sequence[Row], busy: bool) -> Cell:
-    """Return the cell of tokens per forward, acceptance length and speedup."""
+    """Return the cell with tokens per forward, acceptance length and speedup."""
     lengths = [row["mean_acceptance_length"] for row in rows]
     known = [length for length in lengths if length is not None]
     facts = [f"mean acceptance length {span(known)}"] if known else []
-    facts.append(f"{BUSY}: no speed is to be believed" if busy else times(rows))
+    facts.append(f"{BUSY}: speeds are not reliable" if busy else times(rows))
     forward = span([row["tokens_per_forward"] for row in rows])
     return Cell("by", f"{forward} tokens per forward", "; ".join(facts))
 
 
 def times(rows: Sequence[Row]) -> str:
-    """Return the speedup in words, of a single prompt set with its interval."""
+    """Return the speedup in words; for a single prompt set with its interval."""
     text = f"{span([row['speedup'] for row in rows])} times as fast"
     if len(rows) == 1 and (ends := rows[0]["speedup_interval"]):
         text += f" (95 %: {ends[0]:.2f}–{ends[1]:.2f})"
@@ -84,18 +83,18 @@ def times(rows: Sequence[Row]) -> str:
 
 
 def same_text(rows: Sequence[Row], dtype: str) -> Cell:
-    """Return the cell of the texts that equal plain decoding's."""
+    """Return the cell with the number of texts that equal plain decoding's."""
     same, compared = (sum(row[name] for row in rows) for name in ("same", "compared"))
-    note = "texts are plain decoding's, token for token"
+    note = "texts equal plain decoding's, token for token"
     if same < compared and dtype in NARROW:
         note += f"; in {dtype} near-ties may differ"
     return Cell("same text", f"{same} of {compared}", note)
 
 
-def same_quality(report: Row, decoder: str) -> Cell:
-    """Return the cell of the scores after and before fine-tuning.
+def same_quality(report: Report, decoder: str) -> Cell:
+    """Return the cell with the scores after and before fine-tuning.
 
-    A gated fine-tune leaves the standard weights as they were.
+    A gated adapter does not change the weights of the base model.
     """
     quality = report.get("quality")
     scores = []
@@ -117,17 +116,17 @@ def same_quality(report: Row, decoder: str) -> Cell:
 
 
 def sentence(name: str, rows: Sequence[Row], busy: bool, text: Cell) -> str:
-    """Return what is faster by what, and how many texts are the same."""
+    """Return a sentence with the decoder, its speedup, and the number of equal texts."""
     forward = span([row["tokens_per_forward"] for row in rows])
     sets = [row["prompt_set"] for row in rows]
-    place = sets[0] if len(sets) == 1 else f"{len(sets)} prompt sets"
+    prompts = sets[0] if len(sets) == 1 else f"{len(sets)} prompt sets"
     if busy:
-        begin = f"The machine was busy, only counts are to be believed: on {place} {name} makes"
+        begin = f"The machine was busy, so only counts are reliable: on {prompts} {name} has"
     elif min(low_end(row) for row in rows) > 1:
-        begin = f"{name} is {times(rows)} as plain decoding on {place}, with"
+        begin = f"{name} is {times(rows)} as plain decoding on {prompts}, with"
     else:
         begin = (
-            f"Nothing is surely faster than plain decoding on {place}: {name} is "
+            f"No decoder is significantly faster than plain decoding on {prompts}: {name} is "
             f"{times(rows)}, with"
         )
     return f"{begin} {forward} tokens per forward; {text.figure} texts are the same."
@@ -140,6 +139,6 @@ def low_end(row: Row) -> float:
 
 
 def span(values: Sequence[float]) -> str:
-    """Format a figure of one prompt set, or the least and the greatest of several."""
+    """Format the figure of one prompt set, or the smallest and the largest of several."""
     ends = [f"{value:.2f}" for value in (min(values), max(values))]
     return " to ".join(dict.fromkeys(ends))

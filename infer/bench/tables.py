@@ -1,12 +1,11 @@
-"""The tables of a report, for terminal and page: texts, functions of the finished parts' rows."""
+"""Make the tables of a report, for the terminal and the page, from the rows of finished parts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from infer.bench.marks import IMPOSSIBLE
 from infer.bench.names import PLAIN, RANKS, TIMES
-from infer.bench.statistics import grouped
+from infer.bench.statistics import Report, Row, grouped
 from infer.config import SOURCES
 
 POSITIONS = 8  # the number of draft positions in the tables
@@ -66,7 +65,7 @@ ENDS_HEADS = (
     "cut off at\nthe limit",
     "of",
 )
-LOAD_COLUMNS = {  # heads by the name of the figure, with its decimal places
+LOAD_COLUMNS = {  # the head and the decimal places of each figure
     "request_throughput": ("req/s", 2),
     "output_throughput": ("tok/s", 1),
     "median_ttft_ms": ("TTFT\np50", 0),
@@ -78,12 +77,11 @@ LOAD_COLUMNS = {  # heads by the name of the figure, with its decimal places
 }
 _SOURCE_HEADS = ("adaptive\ntokens", "text's\nn-grams", "training\nn-grams")
 SOURCE_HEADS = dict(zip(SOURCES, _SOURCE_HEADS, strict=True))
-Row = Mapping[str, Any]
 
 
 @dataclass
 class Table:
-    """A table of texts for terminal and page; its first `names` columns are names."""
+    """A table of strings for the terminal and the page. Its first `names` columns are names."""
 
     title: str
     heads: Sequence[str]
@@ -91,8 +89,8 @@ class Table:
     names: int = 1
 
 
-def tables_of(report: Row, part: str) -> list[Table]:
-    """Return the tables of a finished part; those without rows are left out."""
+def tables_of(report: Report, part: str) -> list[Table]:
+    """Return the tables of a finished part, without empty tables."""
     rows = report[part]["rows"]
     if part == "quality":
         tables = [quality_table(rows), ends_table(rows)]
@@ -122,7 +120,7 @@ def tables_of(report: Row, part: str) -> list[Table]:
 
 
 def speed_table(title: str, rows: Sequence[Row]) -> Table:
-    """Return the decoders on one prompt set at one temperature."""
+    """Return the table of the decoders on one prompt set at one temperature."""
     cells = []
     for row in rows:
         rate = row["output_tokens_per_second"]
@@ -143,7 +141,7 @@ def speed_table(title: str, rows: Sequence[Row]) -> Table:
 
 
 def position_table(rows: Sequence[Row]) -> Table:
-    """Return the shares of verifications whose drafts were accepted up to a position."""
+    """Return the table of the share of verifications that accepted drafts up to each position."""
     drafting = [row for row in rows if row["survival"]]
     deepest = min(POSITIONS, max((len(row["survival"]) for row in drafting), default=0))
     cells = []
@@ -151,11 +149,11 @@ def position_table(rows: Sequence[Row]) -> Table:
         texts = [number(rate, 0, 100) for rate in row["survival"][:deepest]]
         cells.append([row["decoder"], *texts, *[""] * (deepest - len(texts))])
     heads = ["decoder", *map(str, range(1, deepest + 1))]
-    return Table("acceptance rate per position, in %", heads, cells)
+    return Table("acceptance rate per position (%)", heads, cells)
 
 
 def source_table(rows: Sequence[Row]) -> Table:
-    """Return each source's share of the accepted drafts."""
+    """Return the table of each source's share of the accepted drafts."""
     drafting = [row for row in rows if row["sources"]]
     cells = []
     for row in drafting:
@@ -163,16 +161,16 @@ def source_table(rows: Sequence[Row]) -> Table:
         length = number(row["mean_acceptance_length"])
         cells.append([row["decoder"], speedup(row), length, *shares])
     heads = ["decoder", "speed-\nup", "length", *SOURCE_HEADS.values()]
-    return Table("accepted drafts by source, in %", heads, cells)
+    return Table("accepted drafts by source (%)", heads, cells)
 
 
 def length_tables(
     rows: Sequence[Row], lengths: Mapping[str, tuple[str, int]]
 ) -> list[Table]:
-    """Return the mean acceptance length by prompt length, and its change from the shortest.
+    """Return tables of the mean acceptance length by prompt length, and of its change in %.
 
-    `lengths` has the source and the prompt length of each set. A table for each source and
-    temperature.
+    The change is relative to the shortest prompts. `lengths` has the source and the prompt
+    length of each prompt set. There is a table for each source and temperature.
     """
     order = sorted({length for _, length in lengths.values()})
     tables = []
@@ -200,13 +198,13 @@ def length_tables(
         heads += [f"{length:,}\n%" for length in order[1:]]
         title = f"{source}, {sampling(temperature)}: mean acceptance length by prompt length"
         tables.append(
-            Table(f"{title}, and its change from {order[0]:,} in %", heads, cells)
+            Table(f"{title}, and its change from {order[0]:,} (%)", heads, cells)
         )
     return tables
 
 
 def quality_table(rows: Sequence[Row]) -> Table:
-    """Return the scores."""
+    """Return the table of the scores."""
     cells = [
         [
             row["benchmark"],
@@ -224,22 +222,22 @@ def quality_table(rows: Sequence[Row]) -> Table:
 
 
 def load_table(title: str, rows: Sequence[Row]) -> Table:
-    """Return throughput and latencies by requests at once and decoder."""
+    """Return the table of throughput and latencies by number of concurrent requests and decoder."""
     cells = []
     for row in rows:
         figures = [
             number(row[name], places) for name, (_, places) in LOAD_COLUMNS.items()
         ]
-        place = [str(row["concurrency"]), row["decoder"], str(row["completed"])]
-        cells.append([*place, *figures, same(row)])
+        key = [str(row["concurrency"]), row["decoder"], str(row["completed"])]
+        cells.append([*key, *figures, same(row)])
     heads = [head for head, _ in LOAD_COLUMNS.values()]
     return Table(title, ["at\nonce", "decoder", "of", *heads, "same"], cells, names=2)
 
 
 def ends_table(rows: Sequence[Row]) -> Table:
-    """Return exact matches of first lines and of whole answers, and answers without an end.
+    """Return the table of exact matches of first lines and whole answers, and of answers cut off.
 
-    Results from before these were counted have no row.
+    Results of older versions do not have these counts and are left out.
     """
     cells = [
         [
@@ -258,7 +256,7 @@ def ends_table(rows: Sequence[Row]) -> Table:
 
 
 def gsd_table(title: str, rows: Sequence[Row]) -> Table:
-    """Return the rows of one table of GSD."""
+    """Return one of the GSD paper's tables."""
     cells = [
         [
             row["setting"],
@@ -276,7 +274,7 @@ def gsd_table(title: str, rows: Sequence[Row]) -> Table:
 
 
 def step_table(rows: Sequence[Row]) -> Table:
-    """Return the times of the parts of a step (GSD's Table 3)."""
+    """Return the table of the times of the parts of a step (GSD's Table 3)."""
     cells = [
         [row["setting"], *(number(row[name], 1) for name in TIMES)] for row in rows
     ]
@@ -284,13 +282,13 @@ def step_table(rows: Sequence[Row]) -> Table:
 
 
 def rank_table(rows: Sequence[Row]) -> Table:
-    """Return the shares of the accepted drafts by their rank among siblings."""
+    """Return the table of the accepted drafts by rank among siblings."""
     cells = [
         [row["setting"], *(number(share, 0, 100) for share in row["rank_shares"])]
         for row in rows
     ]
     heads = ["setting", *map(str, range(1, 1 + RANKS))]
-    return Table("accepted drafts by rank among siblings, in %", heads, cells)
+    return Table("accepted drafts by rank among siblings (%)", heads, cells)
 
 
 def number(value: float | None, places: int = 2, scale: float = 1) -> str:
@@ -304,26 +302,26 @@ def interval(ends: Sequence[float] | None, places: int = 2, scale: float = 1) ->
 
 
 def speedup(row: Row) -> str:
-    """Format a speedup; an impossible one says so."""
+    """Format a speedup, with the mark of an impossible speedup."""
     text = marked(f"{row['speedup']:.2f}", row)
     return f"{text} {IMPOSSIBLE}" if IMPOSSIBLE in row["marks"] else text
 
 
 def set_marks(rows: Sequence[Row]) -> list[str]:
-    """Return the marks of a set at one temperature."""
+    """Return the marks of the rows of a prompt set at one temperature."""
     return list(dict.fromkeys(mark for row in rows for mark in row["marks"]))
 
 
 def marked(text: str, row: Row) -> str:
-    """Add a question mark to a figure of a row that has marks."""
+    """Add a question mark to a figure if its row has marks."""
     return f"{text}?" if row["marks"] else text
 
 
 def same(row: Row) -> str:
-    """Format the number of texts that equal plain decoding's; empty if none was compared."""
+    """Format the number of texts that equal plain decoding's; empty without compared texts."""
     return f"{row['same']}/{row['compared']}" if row["compared"] else ""
 
 
 def sampling(temperature: float) -> str:
-    """Return the name of a temperature."""
+    """Return "greedy" or the temperature, for titles."""
     return f"temperature {temperature:g}" if temperature else "greedy"

@@ -1,17 +1,16 @@
-"""Time of a text on a shared machine, from the times of its steps.
+"""Compute the time of a text on a shared machine from the times of its steps.
 
-A run is a list of steps, each with its shape and seconds. Other processes slow down some of
-the steps, so the time of a text is not the sum of its own. With s_i the shape of step i and
-q_s the lower decile of the seconds of all steps of this shape, of every text and round of the
-decoder,
+A run is a list of steps, each with a shape and a time. Other processes slow down some steps, so
+the time of a text is not the sum of its own steps. Let s_i be the shape of step i, and q_s the
+lower decile of the times of all steps with shape s, over all texts and rounds of the decoder:
 
     time = first + q_{s_1} + ... + q_{s_n}.
 
-Work beside the run moves q_s little while it spares a tenth of the steps. (A median jumps
-where about half of the steps meet other work.) The first step has the prompt's forward. Its
-time depends on the prompt and is measured few times, so it is compared with the fastest first
-step of any decoder for the same prompt: `first` is that times the lower decile of these
-ratios, over all prompts. The time of texts without step times is that of the fastest run.
+Other work on the machine changes q_s little as long as a tenth of the steps is undisturbed. (A
+median jumps if about half of the steps are disturbed.) The first step includes the prompt's
+forward. Its time depends on the prompt and is measured only a few times. So `first` is the
+prompt's fastest first step by any decoder, times the lower decile over all prompts of the
+decoder's ratios to it. A text without step times has the time of its fastest run.
 """
 
 import resource
@@ -26,17 +25,18 @@ import numpy.typing as npt
 from infer.bench.statistics import LEVEL, Interval
 
 RESAMPLES = 2000
-MIN_PROMPTS = 5  # of an interval
+MIN_PROMPTS = 5  # the minimum number of prompts for an interval
 QUANTILE = 0.1
-MIN_STEPS = 8  # of a quantile; shapes with fewer steps share one with their neighbours
+#: The minimum number of steps for a quantile; shapes with fewer steps are joined to a neighbour.
+MIN_STEPS = 8
 Array = npt.NDArray[Any]
 
 
 class Shape(NamedTuple):
-    """What decides the cost of a step.
+    """The properties of a step that determine its cost.
 
-    `levels` counts a draft model's forwards, 0 if none drafts. `probes` and `rows` are of the
-    model's forward; the rows include the probes.
+    `levels` is the number of a draft model's forwards, 0 without a draft model. `probes` and
+    `rows` are numbers of rows in the model's forward; `rows` includes the probes.
     """
 
     levels: int
@@ -46,14 +46,14 @@ class Shape(NamedTuple):
 
 #: A step's shape and seconds. The first step of a run includes the prompt's forward.
 TimedStep = tuple[Shape, float]
-WHOLE = Shape(0, 0, 0)  # of a text without step times
+WHOLE = Shape(0, 0, 0)  # the shape of a text without step times
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """The steps of a run by column, in their order.
+    """The steps of a run in their order, a list for each property.
 
-    `switches` are the process's involuntary context switches, with all of its threads.
+    `switches` are the involuntary context switches of the process with all of its threads.
     """
 
     levels: list[int]
@@ -74,7 +74,7 @@ class StepTimes:
         )
 
     def record(self) -> dict[str, str]:
-        """Return the columns as texts, which are short in indented JSON."""
+        """Return the lists as strings of numbers, which are short in indented JSON."""
         return {
             name: " ".join(map(str, column)) for name, column in asdict(self).items()
         }
@@ -86,12 +86,12 @@ class StepTimes:
 
     @property
     def resolved(self) -> bool:
-        """False if a step took no time by a clock that ticks too slowly."""
+        """False if the resolution of the clock was too coarse to time every step."""
         return min(self.microseconds) > 0
 
 
 class StepClock:
-    """Stamps the end of each step with seconds, CPU seconds and involuntary switches."""
+    """Records seconds, CPU seconds and involuntary switches at the end of each step."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -99,12 +99,12 @@ class StepClock:
         self.stamp()
 
     def stamp(self) -> None:
-        """End a step."""
+        """Record the end of a step."""
         switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
         self._stamps.append((self._clock(), time.process_time(), switches))
 
     def stamp_end(self) -> None:
-        """Count the time since the last step to it."""
+        """Add the time since the last step to the last step."""
         if len(self._stamps) > 1:
             self._stamps.pop()
         self.stamp()
@@ -120,7 +120,7 @@ class StepClock:
         return self._stamps[1][0] - self._stamps[0][0]
 
     def times(self, shapes: Sequence[Shape]) -> StepTimes:
-        """Return the times of steps of these shapes, one for each stamp."""
+        """Return the times of steps with these shapes, one step for each stamp."""
         columns = np.diff(np.array(self._stamps, dtype=np.float64), axis=0)[
             : len(shapes)
         ]
@@ -138,9 +138,10 @@ class StepClock:
 class TextTimes:
     """The time of a decoder's texts; `prompts[p]` are the runs of prompt p.
 
-    `fastest_first[p]` are the seconds of any decoder's fastest first step; without them, those
-    of the decoder itself count. Times are of draws of prompts: `weights` (R, P) has how
-    often each draw has each prompt. The quantiles are then those of the drawn prompts.
+    `fastest_first[p]` is the time of the fastest first step of prompt p by any decoder; None:
+    by this decoder. For bootstrap intervals, times are computed for draws of prompts:
+    `weights[r, p]` says how often draw r contains prompt p. The quantiles are then computed over
+    the drawn prompts.
     """
 
     def __init__(
@@ -157,7 +158,7 @@ class TextTimes:
                 for shape, seconds in run[1:]:
                     pooled.setdefault(shape, []).append((seconds, p))
         groups = merge_rare([pooled[shape] for shape in sorted(pooled)])
-        # How often a text has the step, and what a step takes.
+        # For each class of steps: its steps per run of each prompt, and the times of its steps.
         self._terms: list[tuple[Array, StepClass | None]] = []
         for group in groups:
             steps = StepClass(group, self._size, quantile)
@@ -175,17 +176,17 @@ class TextTimes:
 
     @classmethod
     def of_whole_texts(cls, prompts: Sequence[Sequence[float]]) -> "TextTimes":
-        """Return the times of texts whose runs have seconds alone: the fastest of each."""
+        """Return the times of texts without step times: each prompt's fastest run."""
         return cls([[[(WHOLE, seconds)] for seconds in runs] for runs in prompts])
 
     @property
     def seconds(self) -> float:
-        """The time of all texts."""
+        """The total time of all texts in seconds."""
         ones = np.ones(self._size)
         return float(self.total(ones[None], ones)[0])
 
     def total(self, weights: Array, scale: Array) -> Array:
-        """Return the (R,) seconds of each draw; a prompt's text counts `scale[p]` times."""
+        """Return the total seconds of each draw (R,), with the text of prompt p scaled by `scale[p]`."""
         total = np.zeros(len(weights))
         for amounts, steps in self._terms:
             seconds = 1.0 if steps is None else steps.quantiles(weights)
@@ -194,7 +195,7 @@ class TextTimes:
 
 
 class StepClass:
-    """The seconds of steps that should take the same time, each with the index of its prompt."""
+    """The times of steps that should take equally long, each with the index of its prompt."""
 
     def __init__(
         self, steps: Sequence[tuple[float, int]], size: int, quantile: float
@@ -202,13 +203,13 @@ class StepClass:
         ordered = sorted(steps)
         prompts = np.array([p for _, p in ordered])
         self._seconds = np.array([seconds for seconds, _ in ordered])
-        # (n, P): the steps up to the n-th, by prompt
+        # (n, P): the number of steps up to the n-th, by prompt
         self._cumulative = (prompts[:, None] == np.arange(size)).cumsum(axis=0)
         self._quantile = quantile
         self.counts = self._cumulative[-1]
 
     def quantiles(self, weights: Array) -> Array:
-        """Return the (R,) quantile of the steps of each draw, by bisection."""
+        """Return the quantile of the times of each draw (R,), by bisection."""
         target = self._quantile * (weights @ self.counts)
         low = np.zeros(len(weights), dtype=int)
         high = np.full(len(weights), len(self._seconds) - 1)
@@ -221,12 +222,12 @@ class StepClass:
 
 
 def first_steps(prompts: Sequence[Sequence[Sequence[TimedStep]]]) -> list[float]:
-    """Return the seconds of each prompt's fastest first step."""
+    """Return the time of each prompt's fastest first step in seconds."""
     return [min(run[0][1] for run in runs) for runs in prompts]
 
 
 def merge_rare(groups: Sequence[list[Any]]) -> list[list[Any]]:
-    """Join neighbours until each group has MIN_STEPS steps; fewer in all are one group."""
+    """Join neighbouring groups until each has at least MIN_STEPS steps, if there are enough."""
     merged: list[list[Any]] = []
     for group in groups:
         if merged and len(merged[-1]) < MIN_STEPS:
@@ -245,10 +246,10 @@ def speedup(
     scale: Sequence[float],
     weights: Array | None = None,
 ) -> Array:
-    """Return the (R,) times of plain decoding over those of a decoder, by draw of prompts.
+    """Return the (R,) speedups of a decoder over plain decoding, one for each draw of prompts.
 
-    `scale[p]` is the tokens of plain decoding over the decoder's, for texts of unequal length.
-    Without `weights` the only draw has each prompt once.
+    `scale[p]` is the ratio of plain decoding's tokens to the decoder's, for texts of unequal
+    length. Without `weights` there is one draw, with each prompt once.
     """
     scales = np.asarray(scale, dtype=np.float64)
     ones = np.ones_like(scales)
@@ -260,7 +261,7 @@ def speedup(
 def speedup_interval(
     plain: TextTimes, other: TextTimes, scale: Sequence[float]
 ) -> Interval | None:
-    """Return the bootstrap interval over prompts, None for fewer than MIN_PROMPTS."""
+    """Return the bootstrap interval over prompts; None for fewer than MIN_PROMPTS prompts."""
     if len(scale) < MIN_PROMPTS:
         return None
     rng = np.random.default_rng(0)

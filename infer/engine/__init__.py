@@ -1,3 +1,4 @@
-"""A model as four verbs (prefill, forward, commit, drop) and the choice of tokens. Knows the library's
-models; knows no drafting.
+"""The model's forwards with a key-value cache (prefill, forward, commit, drop), and the choice of tokens.
+
+It depends on Transformers' models, and on no code of drafting.
 """

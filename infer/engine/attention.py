@@ -1,6 +1,6 @@
 """Tree attention for Transformers' models, and a view of a model that uses it.
 
-Tree attention is registered with Transformers under a name of its own. The runner passes a
+Tree attention is registered with Transformers under its own name. The runner passes a
 (B, 1, groups * q, kv) mask through the library's model: 0 or True where a row attends, -inf
 or False elsewhere. Without a mask the rows are a prompt and attention is causal.
 
@@ -10,10 +10,10 @@ or False elsewhere. Without a mask the rows are a prompt and attention is causal
         Attention  config              Attention'  config'
           Linear                         Linear   the same
 
-All layers share one configuration, and an adapter's layers one gate. Changing either in
-place would change what other threads compute. So a runner decodes through copies of the
-modules that contain one of them; all other modules are shared. Weights that move, change
-or are replaced do so in both.
+All layers share one configuration, and the layers of an adapter share one gate. Changing
+either in place would change the results of other threads. So a runner decodes through
+copies of the modules that contain the configuration or the gate, and shares all other
+modules. Moving, changing or replacing a weight affects the model and the view.
 
     B sequences, q rows each, kv columns of cache in use, `groups` query heads per key head
 """
@@ -37,7 +37,7 @@ WIDE = "wide_tree"
 
 
 class ProbeGate:
-    """The probe rows of the current forward: `first` to `rows` of every sequence."""
+    """The probe rows of the current forward: rows `first` to `rows` - 1 of every sequence."""
 
     def __init__(self) -> None:
         self.first = 0
@@ -65,7 +65,7 @@ class ProbeGate:
             self.first = self.rows = 0
 
     def probes(self, y: Tensor) -> Tensor:
-        """Return a view of the gate's rows of y (..., d): (n, d), or (B, n, d) of several sequences."""
+        """Return a view of the probe rows of y (..., d): (n, d), or (B, n, d) for a batch."""
         q, first = self.rows, self.first
         if y.shape[:-1].numel() == q:
             return y.view(q, -1)[first:]
@@ -73,10 +73,11 @@ class ProbeGate:
 
 
 def add_product(y: Tensor, inner: Tensor, outer: Tensor) -> None:
-    """Add the product of `inner` (..., r) and `outer` (r, d) to y (..., d).
+    """Add the product of `inner` (..., r) and `outer` (r, d) to y (..., d) in place.
 
-    In as few operations as possible: a forward of probes has hundreds. Operands have two
-    dimensions: otherwise PyTorch copies `outer` for each sequence.
+    It takes as few operations as possible, because a forward of probes calls it hundreds of
+    times. The operands have two dimensions: otherwise PyTorch copies `outer` for each
+    sequence.
     """
     if y.dim() == 2:
         y.addmm_(inner, outer)
@@ -94,17 +95,17 @@ def tree_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    **others: Any,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attend from (B, heads, q, d) queries to (B, kv_heads, kv, d) keys.
 
-    Returns (B, q, heads, d), contiguous as the library's own: some models take a view of
-    it. Raises ValueError for a feature of the model's attention that would otherwise be
+    Returns (B, q, heads, d), contiguous like the library's output: some models take a view
+    of it. Raises ValueError for a feature of the model's attention that would otherwise be
     ignored.
     """
-    unsupported = [name for name in UNSUPPORTED if others.get(name) is not None]
+    unsupported = [name for name in UNSUPPORTED if kwargs.get(name) is not None]
     if unsupported:
-        raise ValueError(f"tree attention has no {', '.join(unsupported)}")
+        raise ValueError(f"tree attention does not support {', '.join(unsupported)}")
     output = attend(query, key, value, attention_mask, scaling)
     return output.transpose(1, 2).contiguous(), None
 
@@ -116,10 +117,10 @@ def attend(
     attention_mask: Tensor | None,
     scaling: float | None,
 ) -> Tensor:
-    """Return attention (B, heads, q, d), see `tree_attention`.
+    """Return the output (B, heads, q, d) of `tree_attention`, before its transpose.
 
-    Grouped queries become rows of their key's head, so that no key is copied;
-    `attention_mask` has these rows.
+    The queries of a group become rows of their key's head, so that no key is copied.
+    `attention_mask` has groups * q rows.
     """
     b, heads, q, d = query.shape
     kv_heads = key.shape[1]
@@ -150,9 +151,10 @@ def attend_wide(
 ) -> Tensor:
     """Compute `attend` in float64.
 
-    In float32 the last bit depends on the number of rows and on the columns of the keys,
-    and one bit at a border of rounding becomes a whole step of int8. Differences in
-    float64 are lost in rounding the result once, but for one number in some ten millions.
+    In float32 the last bit depends on the number of rows and on the columns of the keys. At
+    a rounding boundary a difference of one bit becomes a whole step of int8. Differences in
+    float64 disappear when the result is rounded once, except for about one number in ten
+    million.
     """
     wide = query.double(), key.double(), value.double()
     return attend(*wide, attention_mask, scaling)
@@ -165,16 +167,16 @@ def wide_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    **others: Any,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Compute `tree_attention` in float64, rounded once to the query's type."""
+    """Compute `tree_attention` in float64, and round once to the query's dtype."""
     wide = query.double(), key.double(), value.double()
-    output, _ = tree_attention(module, *wide, attention_mask, scaling, **others)
+    output, _ = tree_attention(module, *wide, attention_mask, scaling, **kwargs)
     return output.to(query.dtype), None
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:
-    """Make no mask: masks come from the runner."""
+    """Return no mask: the runner passes the masks."""
 
 
 def view_of(
@@ -183,10 +185,10 @@ def view_of(
     *,
     wide: bool = False,
 ) -> PreTrainedModel:
-    """Return a view with tree attention and with the modules in `replaced`, by name.
+    """Return a view with tree attention and with the modules of `replaced`, by name.
 
-    With `wide` attention computes in float64. The view follows the model's weights, but
-    not later changes of its modules. Takes a millisecond for every five layers.
+    With `wide`, attention computes in float64. The view sees later changes of the model's
+    weights, but not of its modules. A view takes a millisecond for every five layers.
     """
     for name, function in ((NAME, tree_attention), (WIDE, wide_attention)):
         AttentionInterface.register(name, function)
@@ -202,12 +204,12 @@ def view_of(
 
 
 def _share(module: nn.Module, shared: dict[int, Any]) -> bool:
-    """Add the parts of a module that a view shares to `shared`, by id.
+    """Add to `shared`, by id, the parts of a module that a view shares.
 
     Returns True if the view shares the whole module.
     """
     if id(module) in shared:
-        return False  # replaced: the view has its own parent of it
+        return False  # the module is replaced, so the view needs its own parent module
     children = [_share(child, shared) for child in module.children()]
     attributes = list(vars(module).values())
     whole = all(children) and not any(isinstance(item, COPIED) for item in attributes)
@@ -221,10 +223,10 @@ def _share(module: nn.Module, shared: dict[int, Any]) -> bool:
 
 
 def _share_value(value: Any, shared: dict[int, Any]) -> None:
-    """Add the parts of an attribute that a view shares to `shared`.
+    """Add to `shared` the parts of an attribute that a view shares.
 
-    A forward that another library wraps, as accelerate does, is bound to its module, and
-    perhaps to objects that cannot be copied, such as a lock.
+    A forward that another library has wrapped, such as accelerate, is bound to its module
+    and may be bound to objects that cannot be copied, such as a lock.
     """
     if isinstance(value, MethodType):
         _share_value(value.__self__, shared)

@@ -1,12 +1,12 @@
-"""The key-value cache: allocated once, appended to by a forward, committed by a copy.
+"""The key-value cache, allocated once. A forward appends rows, and a commit copies them.
 
     kv   (2, layers, B, heads, capacity, width), keys and values of all layers
 
-The narrower of keys and values leave the end of each row unused.
+If keys and values differ in width, the narrower ones do not use the end of each row.
 
 Every sequence has its own length. A forward writes the rows of its tree after the
-committed ones. `commit` keeps the rows of the accepted path and forgets the others.
-Implements Transformers' cache protocol; knows no tokens.
+committed rows. `commit` keeps the rows of the accepted path and drops the other rows of
+the tree. The cache implements Transformers' cache protocol and stores no tokens.
 """
 
 from collections.abc import Sequence
@@ -27,15 +27,16 @@ class Slots:
 
     start: int = 0
     end: int = 0
-    #: (B, q), the column of each row; None: all rows go to columns `start` to `end`.
+    #: (B, q), the column of each row; None: the rows fill the columns `start` to `end`.
     columns: Tensor | None = None
     sequences: Tensor | None = None  # (B, 1): 0, 1, ...
 
 
 class TreeCacheLayer(CacheLayerMixin):
-    """One layer's view of the tensor."""
+    """The keys and values of one layer, as views of the cache's tensor."""
 
-    is_compileable = True  # then the library leaves masks to the caller when compiling
+    #: So the library does not make masks itself when it compiles.
+    is_compileable = True
 
     def __init__(self, keys: Tensor, values: Tensor, slots: Slots) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -47,7 +48,7 @@ class TreeCacheLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write (B, heads, q, width) to the slots; return the columns up to their end."""
+        """Write (B, heads, q, width) to the slots; return the columns up to the slots' end."""
         slots = self.slots
         n = key_states.shape[0]
         rows = slots.end - slots.start
@@ -68,16 +69,16 @@ class TreeCacheLayer(CacheLayerMixin):
         return self.slots.start
 
     def get_max_length(self) -> int:
-        """Return the capacity in rows."""
+        """Return the capacity in columns."""
         return self.keys.shape[2]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the keys visible to a forward of `query_length` rows, and their offset."""
+        """Return the number of keys in use by a forward, and the offset of the first key."""
         return self.slots.end, 0
 
 
 class TreeCache(Cache):
-    """All layers of up to `batch` sequences; `lengths[b]` rows are committed."""
+    """The cache of up to `batch` sequences; `lengths[b]` rows of sequence b are committed."""
 
     def __init__(
         self,
@@ -105,10 +106,10 @@ class TreeCache(Cache):
         )
 
     def clear(self, sequences: int) -> None:
-        """Forget all rows and start `sequences` new sequences.
+        """Drop all rows and start `sequences` new sequences.
 
-        Rows after a text are read with weight 0, and 0 times NaN is NaN: values that
-        overflowed must not outlive their text.
+        Attention reads the rows after a text with weight 0, and 0 times NaN is NaN. So values
+        that overflowed must be cleared with their text.
         """
         if self._used:
             self._kv.zero_()
@@ -116,41 +117,47 @@ class TreeCache(Cache):
         self.lengths = [0] * sequences
 
     def clear_rest(self, fed: Sequence[int] | None = None) -> None:
-        """Clear all but the committed rows and `fed[b]` uncommitted ones after them; see `clear`."""
+        """Zero all rows after the committed rows and `fed[b]` uncommitted rows; see `clear`."""
         used = [sum(pair) for pair in zip(self.lengths, fed or [0] * len(self.lengths))]
         for b in range(self._kv.shape[2]):
             self._kv[:, :, b, :, used[b] if b < len(used) else 0 :] = 0
 
-    def place(self, rows: int, fed: Sequence[int] | None = None) -> None:
-        """Set the slots of the next forward: `rows` of each sequence.
+    def set_slots(self, rows: int, fed: Sequence[int] | None = None) -> None:
+        """Set the slots of the next forward, `rows` for each sequence.
 
-        They follow the committed rows and `fed[b]` uncommitted ones.
+        The slots follow the committed rows and `fed[b]` uncommitted rows.
         """
         starts = list(self.lengths)
         for b, before in enumerate(fed or ()):
             starts[b] += before
         first = min(starts)
         if first == max(starts):
-            self._set_slots(first, first + rows)
+            self._update_slots(first, first + rows)
         else:
             starts_B = torch.tensor(starts, device=self._kv.device)
-            self.place_each(starts_B, rows=rows, end=max(starts) + rows)
+            self.set_slots_at(starts_B, rows=rows, end=max(starts) + rows)
             self.slots.start = first
 
-    def place_each(self, starts_B: Tensor, *, rows: int, end: int) -> None:
-        """Do the same on the device, for a graph that is replayed with other starts."""
+    def set_slots_at(self, starts_B: Tensor, *, rows: int, end: int) -> None:
+        """Set the slots of each sequence from a tensor of starting columns (B,).
+
+        A CUDA graph can be replayed with other starts. `end` is the last column that is read,
+        plus 1.
+        """
         device = self._kv.device
         columns = starts_B[:, None] + torch.arange(rows, device=device)
-        self._set_slots(0, end, columns)
+        self._update_slots(0, end, columns)
         self.slots.sequences = torch.arange(len(starts_B), device=device)[:, None]
 
-    def _set_slots(self, start: int, end: int, columns: Tensor | None = None) -> None:
+    def _update_slots(
+        self, start: int, end: int, columns: Tensor | None = None
+    ) -> None:
         self.slots.start = start
         self.slots.end = end
         self.slots.columns = columns
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keep these rows of each sequence after the committed ones, in this order."""
+        """Keep these rows of each sequence's tree, in this order, after the committed rows."""
         for b, path in enumerate(paths):
             start = self.lengths[b]
             end = start + len(path)
@@ -161,7 +168,7 @@ class TreeCache(Cache):
             self.lengths[b] = end
 
     def drop(self, b: int) -> None:
-        """Forget a sequence; the last one takes its place."""
+        """Remove sequence b; the last sequence gets its index."""
         last = len(self.lengths) - 1
         if b != last:
             self._kv[:, :, b] = self._kv[:, :, last]  # all rows, see `clear`

@@ -1,8 +1,8 @@
-"""Which models decode with trees; others are refused by name.
+"""Check that a model supports trees of drafts.
 
-An architecture that rules trees out is refused before any weight is read, by the check
-that training and export use too (conf/architecture.py). A loaded model is tested: a
-tree of four nodes against the library's own forward.
+An unsupported architecture is refused before any weight is read, by the check that
+training and export also use (conf/architecture.py). A loaded model is tested: the logits of
+a tree of four nodes must equal the logits of the library's own forward.
 """
 
 import torch
@@ -17,20 +17,21 @@ from infer.engine.output import Request
 from infer.engine.sampling import GREEDY
 from infer.trees.tree import Tree
 
-TOLERANCE = {2: 0.05, 4: 1e-3, 8: 1e-6}  # of the logits' range, by bytes of the dtype
+#: The allowed difference as a share of the logits' range, by bytes of the dtype.
+TOLERANCE = {2: 0.05, 4: 1e-3, 8: 1e-6}
 
 
 def check_family(config: PretrainedConfig, name: str | None = None) -> None:
-    """Raise UserError if the architecture rules trees out, whatever its weights are."""
+    """Raise UserError if the architecture does not support trees, whatever its weights."""
     if reason := why_unsupported(config):
         raise _refused(config, reason, name)
 
 
 @torch.inference_mode()
 def check_tree(lm: PreTrainedModel, name: str | None = None) -> None:
-    """Raise UserError unless a tree's logits equal those of its paths.
+    """Raise UserError unless a tree's logits equal the logits of its paths.
 
-    Detects masks that are ignored, and positions that are counted otherwise.
+    The check detects a model that ignores the mask or computes positions in another way.
     """
     n = 5
     V = lm.config.vocab_size
@@ -38,20 +39,20 @@ def check_tree(lm: PreTrainedModel, name: str | None = None) -> None:
     paths = torch.tensor([[*prompt, a, b, d], [*prompt, a, c, d]], device=lm.device)
     try:
         # The rival c is between b and its child d.
-        ours = _tree_logits(lm, prompt, Tree((a, b, c, d), (-1, 0, 0, 1), 4))
+        of_tree = _tree_logits(lm, prompt, Tree((a, b, c, d), (-1, 0, 0, 1), 4))
         first, second = lm(paths).logits[:, n:]
-        theirs = torch.stack([first[0], first[1], second[1], first[2]])
+        of_paths = torch.stack([first[0], first[1], second[1], first[2]])
     except Exception as error:  # an architecture's code may raise any exception
         if is_out_of_memory(error):
             raise
         reason = f"which fails on a tree ({type(error).__name__}: {in_one_line(error)})"
         raise _refused(lm.config, reason, name) from error
-    difference = float((ours.double() - theirs.double()).abs().max())
-    limit = TOLERANCE[lm.dtype.itemsize] * float(theirs.max() - theirs.min())
+    difference = float((of_tree.double() - of_paths.double()).abs().max())
+    limit = TOLERANCE[lm.dtype.itemsize] * float(of_paths.max() - of_paths.min())
     if not difference <= limit:
         reason = (
-            "whose logits of a tree differ from those of its paths "
-            f"by {difference:.2g}, more than {limit:.2g}"
+            f"which computes other logits for a tree than for its paths (difference "
+            f"{difference:.2g}, allowed {limit:.2g})"
         )
         raise _refused(lm.config, reason, name)
 
@@ -68,6 +69,6 @@ def _tree_logits(lm: PreTrainedModel, prompt: list[int], tree: Tree) -> Tensor:
 def _refused(config: PretrainedConfig, reason: str, name: str | None) -> UserError:
     name = name or f"model={config.name_or_path}"
     return UserError(
-        f"{name} must be a causal model whose attention follows a tree, "
+        f"{name} must be a causal model with attention that can follow a tree, "
         f"got {config.model_type}, {reason}"
     )

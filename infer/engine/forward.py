@@ -2,10 +2,10 @@
 
     B sequences, D rows of drafts and P of probes (q = D + P), n columns of cache in use
 
-`DynamicForward` computes the rows and columns that there are; static.py pads both to
-fixed shapes. If a model is divided over ranks, every value that decides (picks, drafts,
-costs) is rank 0's on every rank, also for a draft model, which is whole on each: ranks
-that decided differently would wait for each other forever.
+`DynamicForward` computes exactly the rows and columns in use; static.py pads both to
+fixed shapes. If a model is divided over ranks, all ranks use rank 0's values for every
+decision (picks, drafts, costs). This holds also for a draft model that is whole on each
+rank. Ranks with different decisions would wait for each other forever.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,8 +34,8 @@ T = TypeVar("T")
 class Target:
     """A model's decoder, head and gate, and a cache of `capacity` rows per sequence.
 
-    `agree` gives every rank rank 0's tensor: the ranks that `lm` is divided over or, for
-    a draft model that is whole on every rank, those that its `target` is divided over.
+    `agree` returns rank 0's tensor on every rank. The ranks are the ranks that `lm` is
+    divided over, or for a draft model the ranks that its `target` is divided over.
     """
 
     def __init__(
@@ -48,7 +48,8 @@ class Target:
     ) -> None:
         self.correction = PreviousTokenHead.of(lm)
         int8 = is_int8(lm)
-        # Where a row's products do not depend on other rows, attention must not either.
+        # In these types a row's products do not depend on other rows. Attention in float64
+        # does not either.
         wide = int8 or (lm.device.type == "cpu" and lm.dtype == torch.bfloat16)
         lm = view_of(lm, wide=wide)  # other threads may decode on the same model
         self.decoder: Any = lm.get_decoder()
@@ -74,7 +75,7 @@ class Target:
 
     @property
     def addresses(self) -> tuple[int, ...]:
-        """The addresses of the weights now."""
+        """The present addresses of the weights."""
         return addresses_of(self.decoder, self.head)
 
     def hidden(
@@ -83,13 +84,13 @@ class Target:
         positions_Bq: Tensor,
         masks: Mapping[str, Tensor | None] | None = None,
     ) -> Tensor:
-        """Return (B, q, d) and write the rows to the cache's slots.
+        """Return hidden states (B, q, d), and write the rows' keys and values to the slots.
 
-        The model's scale of logits is in them: the head's product is the logits. `masks`
-        are (B, 1, q, n) by kind of layer. Without them the rows are prompts, or one row
-        that attends to the whole cache.
+        The hidden states include the model's scale of logits, so the head's output is the
+        logits. `masks` are (B, 1, q, n) by kind of layer. Without masks the rows are prompts,
+        or one row that attends to the whole cache.
         """
-        # For all layers at once what each of them needs.
+        # Repeated here once, so that not every layer has to do it.
         attention_mask: Any = {
             kind: None if mask is None else mask.repeat(1, 1, self.groups, 1)
             for kind, mask in (masks or dict.fromkeys(self.windows)).items()
@@ -111,11 +112,11 @@ class Target:
         return hidden if self._scale == 1 else hidden * self._scale
 
     def read(self, texts: Sequence[Sequence[int]]) -> None:
-        """Compute texts from position 0 on, whose rows wait in the cache."""
+        """Compute texts from position 0 on. Their rows are in the cache, uncommitted."""
         n = max(map(len, texts))
-        # Padding follows a shorter text, where causal attention never looks.
+        # A shorter text is padded at its end, so with causal attention no token sees padding.
         ids = torch.tensor([[*text, *[0] * (n - len(text))] for text in texts])
-        self.cache.place(n)
+        self.cache.set_slots(n)
         positions = torch.arange(n, device=self.device).expand(len(texts), -1)
         masks: dict[str, Any] | None = None
         if any(window and window < n for window in self.windows.values()):
@@ -128,7 +129,7 @@ class Target:
 
 
 def addresses_of(*modules: nn.Module) -> tuple[int, ...]:
-    """Return the addresses of all tensors of modules; moving a model changes them."""
+    """Return the addresses of all tensors of modules. They change if a model is moved."""
     return tuple(
         tensor.data_ptr()
         for module in modules
@@ -137,26 +138,27 @@ def addresses_of(*modules: nn.Module) -> tuple[int, ...]:
 
 
 def context_length(config: PretrainedConfig) -> int:
-    """Return the number of positions of a model."""
+    """Return the context length of a model in tokens."""
     length: int = config.max_position_embeddings
     return length
 
 
 class DynamicForward:
-    """Computes exactly the rows and columns in use; every kernel is launched anew."""
+    """A forward with exactly the rows and columns in use, without CUDA graphs."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        # A CPU's kernels for one row of a narrow type are slow (attention up to 3.9 times
-        # two rows). Plain decoding runs its row twice, or speedups would be too high.
+        # On a CPU one row of a narrow type is slower than two rows (attention up to 3.9
+        # times). So plain decoding runs its row twice; otherwise speedups would be too high.
         narrow = target.device.type == "cpu" and target.dtype.itemsize < 4
         self._min_rows = 2 if narrow else 1
 
     @staticmethod
     def cache_rows(capacity: int, max_rows: int, batch: int) -> int:
-        """Return the rows of the cache for `capacity` tokens and the trees after them.
+        """Return the number of cache rows for `capacity` tokens and a tree of `max_rows`.
 
-        One tree of a batch may have the most drafts and another one the most probes.
+        In a batch one tree may have the most drafts and another tree the most probes, and
+        both numbers are padded.
         """
         return capacity + (max_rows + 1 if batch == 1 else 2 * max_rows)
 
@@ -167,7 +169,7 @@ class DynamicForward:
         sampling: Sampling,
         fed: Fed = None,
     ) -> LazyOutput:
-        """Compute the trees' rows, which wait in the cache after the committed ones."""
+        """Compute the trees' rows, which follow the committed rows of the cache."""
         target = self._target
         flat, hidden_Bqd = self.hidden(trees, fed)
         hidden = hidden_Bqd.flatten(0, 1)
@@ -179,20 +181,20 @@ class DynamicForward:
     def hidden(
         self, trees: Sequence[Tree], fed: Fed = None
     ) -> tuple[FlatTrees, Tensor]:
-        """Return the rows, and the decoder's output (B, q, d)."""
+        """Return the rows, and the decoder's hidden states (B, q, d)."""
         target = self._target
         cache = target.cache
         _, probes = extent(trees)
         flat = flatten(trees, cache.lengths, fed=fed, drafts=self._min_rows - probes)
         q = flat.ids.shape[1]
-        cache.place(q, fed)
+        cache.set_slots(q, fed)
         ids = torch.from_numpy(flat.ids).to(target.device)
         positions = torch.from_numpy(flat.positions).to(target.device)
         with target.gate.open(flat.drafts, q):
             return flat, target.hidden(ids, positions, self._masks(flat))
 
     def _masks(self, flat: FlatTrees) -> dict[str, Tensor] | None:
-        """Return masks by kind of layer; None for a single row that sees everything."""
+        """Return masks by kind of layer; None for a single row that attends to all columns."""
         cache = self._target.cache
         end = cache.slots.end
         windows = self._target.windows
@@ -208,7 +210,7 @@ class DynamicForward:
 
 
 def additive(attends: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return 0 where a row attends and -inf elsewhere."""
+    """Return the additive mask of a boolean mask: 0 where a row attends, -inf elsewhere."""
     zeros = torch.zeros_like(attends, dtype=dtype)
     return zeros.masked_fill(~attends, float("-inf"))
 
@@ -219,7 +221,7 @@ def shares(lm: PreTrainedModel) -> int:
 
 
 def agreement(lm: PreTrainedModel) -> Callable[[Tensor], Tensor]:
-    """Return a function that gives every rank the tensor of rank 0."""
+    """Return a function that returns rank 0's tensor on every rank."""
 
     def agreed(tensor: Tensor) -> Tensor:
         tensor = tensor.contiguous()

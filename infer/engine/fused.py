@@ -1,15 +1,15 @@
-"""The decoder of Llama and its like in few operations, on a CPU.
+"""The decoder of Llama, Mistral and Qwen2 in fewer operations, on a CPU.
 
-A forward of a small model on a CPU is operations of a few microseconds. The library's
-layer has about 45 beside its products; this one has 20, on the same modules:
+On a CPU the operations of a small model take a few microseconds each. The library's layer
+has about 45 operations besides its matrix products. This layer has 20, on the same modules:
 
-    h = h + Wo attention( rotate( [Wq|Wk|Wv] norm(h) ) )      q and k turned at once
+    h = h + Wo attention( rotate( [Wq|Wk|Wv] norm(h) ) )      q and k rotated together
     h = h + Wd( silu(g) * u ),   [g|u] = [Wg|Wu] norm(h)
 
-In float32 it computes the library's bits. Rows of int8 (int8.py) are the same whatever is
-computed beside them: rotation and attention in float64, rounded once.
+In float32 the result equals the library's bit for bit. With int8 (int8.py) a row does not
+depend on the rows beside it: rotation and attention compute in float64 and round once.
 
-    (B, q, ...) sequences and their rows, H query heads and K key heads of width w
+Shapes: (B, q, ...) for q rows of B sequences, H query heads and K key heads of width w.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,17 +25,17 @@ from infer.engine.attention import ProbeGate, attend, attend_wide
 from infer.engine.cache import TreeCache
 from infer.engine.packed import Product
 
-#: The library's decoders whose layers have the form above.
+#: The library's decoders that have layers of the form above.
 DECODERS = ("LlamaModel", "MistralModel", "Qwen2Model")
-#: Positions whose rotation is computed at once.
+#: Rotations are computed for this number of positions at once.
 BLOCK = 1024
-#: PyTorch divides more numbers than these among threads, at any place of a row: then
-#: the last bit of a function such as exp may depend on the number of rows.
+#: PyTorch divides tensors of more elements among threads, possibly within a row. Then the
+#: last bit of a function such as exp may depend on the number of rows.
 UNDIVIDED = 32768
 
 
 class RotaryTables(nn.Module):
-    """The library's rotary embedding with a table of cosines and sines, made by blocks of positions."""
+    """The library's rotary embedding with tables of cosines and sines, which grow in blocks."""
 
     def __init__(self, rotary: nn.Module) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class RotaryTables(nn.Module):
         self._tables: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines (B, q, w) of positions (B, q), in x's type."""
+        """Return cosines and sines (B, q, w) of positions (B, q), in the dtype of x."""
         cos, sin = self._up_to(int(position_ids.max()), x)
         return F.embedding(position_ids, cos), F.embedding(position_ids, sin)
 
@@ -51,7 +51,7 @@ class RotaryTables(nn.Module):
         tables = self._tables
         if tables is None or len(tables[0]) <= position or tables[0].dtype != x.dtype:
             blocks = []
-            # Blocks of one size: a row must not depend on the longest text.
+            # All blocks have one size, so a position's values do not depend on the longest text.
             with torch.inference_mode(False):
                 for start in range(0, position + 1, BLOCK):
                     positions = torch.arange(start, start + BLOCK, device=x.device)
@@ -64,7 +64,7 @@ class RotaryTables(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What a forward uses of a layer."""
+    """The parts of a decoder layer that a forward uses."""
 
     kind: str
     norms: tuple[Any, Any]
@@ -77,7 +77,11 @@ class Layer:
 
 
 class FusedDecoder:
-    """Computes a view's decoder (attention.py) with its gate; with `wide` rows are exact."""
+    """The decoder of a view (attention.py) with its gate.
+
+    With `wide`, attention computes in float64, so a row does not depend on the rows beside
+    it.
+    """
 
     def __init__(
         self, decoder: Any, layers: list[Layer], gate: ProbeGate, *, wide: bool
@@ -93,7 +97,7 @@ class FusedDecoder:
 
     @staticmethod
     def of(lm: Any, gate: ProbeGate, *, wide: bool) -> "FusedDecoder | None":
-        """Return the decoder of a view; None for another form, or without packed layers."""
+        """Return the fused decoder of a view; None for another architecture or unpacked layers."""
         decoder = lm.get_decoder()
         if type(decoder).__name__ not in DECODERS:
             return None
@@ -115,19 +119,22 @@ class FusedDecoder:
         masks: Mapping[str, Tensor | None],
         cache: TreeCache,
     ) -> Tensor:
-        """Return (B, q, d); `masks` are those of tree attention by kind of layer, or one for all."""
+        """Return hidden states (B, q, d).
+
+        `masks` has the masks of tree attention by kind of layer, or one mask for all layers.
+        """
         h = self._decoder.embed_tokens(ids_Bq)
         rotation = self._rotation(h, positions_Bq)
-        (only, *others) = masks.values()
+        (first, *rest) = masks.values()
         for index, layer in enumerate(self._layers):
-            mask = masks[layer.kind] if others else only
+            mask = masks[layer.kind] if rest else first
             x = normed(layer.norms[0], h)
             h = h + self._attention(layer, x, rotation, mask, cache, index)
             h = h + self._mlp(layer, normed(layer.norms[1], h))
         return normed(self._decoder.norm, h)
 
     def _rotation(self, h: Tensor, positions_Bq: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and signed sines (B, q, 1, w), see `rotate`."""
+        """Return cosines and signed sines (B, q, 1, w) as `rotate` needs them."""
         cos, sin = self._decoder.rotary_emb(h, position_ids=positions_Bq)
         first, second = sin.chunk(2, -1)
         sin = torch.cat([-first, second], -1)
@@ -146,9 +153,9 @@ class FusedDecoder:
     ) -> Tensor:
         heads, key_heads, width = self._heads, self._key_heads, self._width
         y = layer.qkv.joint(x, self._gate)
-        turned, plain = (heads + key_heads) * width, key_heads * width
-        rest = y.shape[-1] - turned - plain
-        qk, v, _ = y.split([turned, plain, rest], -1)
+        qk_size, v_size = (heads + key_heads) * width, key_heads * width
+        rest = y.shape[-1] - qk_size - v_size
+        qk, v, _ = y.split([qk_size, v_size, rest], -1)
         qk = rotate(qk.unflatten(-1, (-1, width)), *rotation)
         query, key = qk.transpose(1, 2).split([heads, key_heads], 1)
         value = v.unflatten(-1, (-1, width)).transpose(1, 2)
@@ -173,9 +180,9 @@ class FusedDecoder:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return the rotary embedding of x (..., w); the first half of `sin` has the other sign.
+    """Return the rotary embedding of x (..., w), in the dtype of x or of `cos`.
 
-    The library's x cos + [-x2, x1] sin, in its type or in that of `cos`.
+    This is the library's x cos + [-x2, x1] sin. The first half of `sin` has its sign changed.
     """
     return (x * cos).add_(x.roll(x.shape[-1] // 2, -1) * sin)
 
@@ -186,7 +193,7 @@ def normed(norm: Any, h: Tensor) -> Tensor:
 
 
 def fused_layer(module: Any, kind: str) -> Layer | None:
-    """Return a layer's parts, or None if its products are not packed as a `Layer` has them."""
+    """Return the parts of a layer; None if its products are not packed as `Layer` needs them."""
     attention, mlp = module.self_attn, module.mlp
     products = [
         joint_product(attention.q_proj, attention.k_proj, attention.v_proj),
@@ -203,7 +210,7 @@ def fused_layer(module: Any, kind: str) -> Layer | None:
 
 
 def joint_product(*modules: nn.Module) -> Product | None:
-    """Return the product of exactly these layers, gated or not, of the present weights."""
+    """Return the up-to-date product of exactly these layers, gated or not; None without it."""
     layers: list[Any] = [getattr(module, "base", module) for module in modules]
     product: Product | None = getattr(layers[0], "product", None)
     if product is None or list(product.layers) != layers or not product.usable:
@@ -213,7 +220,7 @@ def joint_product(*modules: nn.Module) -> Product | None:
 
 
 def fuse_rotary(lm: Any) -> None:
-    """Give the decoder of Llama and its like tables for its rotary embedding."""
+    """Replace the rotary embedding of a supported decoder (`DECODERS`) by `RotaryTables`."""
     decoder = lm.get_decoder()
     if type(decoder).__name__ not in DECODERS:
         return

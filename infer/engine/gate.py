@@ -1,12 +1,11 @@
-"""Layers whose adapter acts on probes only; all other rows are the base model's.
+"""Layers with an adapter that acts on probes only; all other rows use the base model alone.
 
     rows    drafts            probes
             0 .. first - 1    first .. q - 1
-            Wx                Wx + s·BAx       W for all rows, then A and B
+            Wx                Wx + s·BAx       W for all rows at once, then A and B
 
-No number of the adapter reaches a draft's row.
-
-Knows rows only; models/gated.py reads an adapter from its files.
+The adapter does not change the row of a draft. models/gated.py reads an adapter from its
+files.
 """
 
 import torch
@@ -19,10 +18,10 @@ from infer.engine.packed import JointLinear
 
 
 class GatedLinear(nn.Module):
-    """Wx for drafts and Wx + s·BAx for probes.
+    """A linear layer that computes Wx for drafts and Wx + s·BAx for probes.
 
-    `base` is W with its bias, `a` (r, d) and `b` (d', r) are the adapter. If W's columns
-    are divided over ranks, so are A's, and `group` sums Ax.
+    `base` is W with its bias; `a` (r, d) and `b` (d', r) are the adapter. If the columns of W
+    are divided over ranks, the columns of A are too, and an all-reduce over `group` sums Ax.
     """
 
     def __init__(
@@ -39,19 +38,19 @@ class GatedLinear(nn.Module):
         self.base = base
         self.gate = gate
         self.group = group
-        # Transposed in memory, as the products read them.
+        # Stored transposed, the layout that the products read.
         self.a = _frozen(a.T.contiguous().T)
         self.b = _frozen((b * scaling).T.contiguous().T)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, q, d) to (B, q, d'); in some families (B·q, d) to (B·q, d')."""
+        """Map (B, q, d) to (B, q, d'), or in some model families (B·q, d) to (B·q, d')."""
         if isinstance(self.base, JointLinear):
             adapted = self.base.adapted(x, self.gate)
             if adapted is not None:
                 return adapted
         y: Tensor = self.base(x)
         if self.gate.rows:
-            # Two-dimensional operands: otherwise PyTorch copies the weight for each sequence.
+            # With two-dimensional operands PyTorch does not copy the weight for each sequence.
             inner = x.reshape(-1, x.shape[-1]) @ self.a.T
             if self.group is not None:
                 dist.all_reduce(inner, group=self.group)
@@ -60,9 +59,10 @@ class GatedLinear(nn.Module):
 
 
 class GatedEmbedding(nn.Module):
-    """The base model's embeddings; for probes the adapter's `rows` (n, d) of `ids` (n,).
+    """An embedding that uses the adapter's `rows` (n, d) for the `ids` (n,) of probes.
 
-    Gemma's embedding multiplies its rows, and so the adapter's.
+    All other rows use the base embedding. If the base embedding scales its rows, as Gemma's
+    does, the adapter's rows are scaled too.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class GatedEmbedding(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The base model's weight, which Transformers reads."""
+        """The base embedding's weight, which Transformers reads."""
         return self.base.weight
 
     def forward(self, ids: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
-"""The previous-token head: corrects an adaptive token's answer by the token before it.
+"""The previous-token head: corrects an adaptive token's logits by the token before it.
 
     h'_j = h_j + W2 silu( W1 [ĥ_j ; ê(t_{j-1})] )        x̂ = x / rms(x)
 
-train/head.py describes and trains it. A place's answer is known before the token in
-front of it is drafted, so h_j's part of W1's product is computed once, and the rest for
-each token that a draft tries. Only the logits of the place's likeliest tokens are
-computed again.
+train/head.py describes and trains it. The hidden state of a place is known before the
+token in front of the place is drafted. So the part of W1's product that depends on h_j is
+computed once, and the rest for each drafted token. Only the logits of the place's
+likeliest tokens are computed again.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,35 +16,35 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-#: Likeliest tokens of a place that are scored again.
+#: The number of likeliest tokens of a place that get corrected logits.
 CORRECTED = 16
-#: A function of a place, the token before it, and ids: the ids' logits there.
+#: Takes a place, the token before it, and ids; returns the logits of the ids at the place.
 Correct = Callable[[int, int, Sequence[int]], list[float]]
 
 
 class PreviousTokenHead(nn.Module):
-    """W1 (d, 2d) and W2 (d, d) beside a model `lm`, whose embeddings it reads."""
+    """The head's weights W1 (d, 2d) and W2 (d, d). It reads the embeddings of the model `lm`."""
 
     def __init__(self, lm: PreTrainedModel, w1: Tensor, w2: Tensor) -> None:
         super().__init__()
         self.w1 = nn.Parameter(w1, requires_grad=False)
         self.w2 = nn.Parameter(w2, requires_grad=False)
-        # In a tuple: they are modules of `lm`, not of the head.
+        # A tuple, so that PyTorch does not register them as modules of the head.
         self._ends: Any = (lm.get_input_embeddings(), lm.get_output_embeddings())
 
     @property
     def width(self) -> int:
-        """The model's width d."""
+        """The hidden size d of the model."""
         return len(self.w2)
 
     @staticmethod
     def of(lm: nn.Module) -> "PreviousTokenHead | None":
-        """Return the head of a model, if it has one."""
+        """Return the head of a model; None for a model without a head."""
         return getattr(lm, "previous_token_head", None)
 
     @torch.inference_mode()
     def correct(self, hidden_kd: Tensor) -> Correct:
-        """Return the corrected logits of places with these hidden states."""
+        """Return a function that computes corrected logits from the hidden states of k places."""
         embedding, output = self._ends
         d = hidden_kd.shape[-1:]
         of_hidden, of_token = self.w1.split(d[0], dim=1)

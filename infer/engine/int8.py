@@ -1,17 +1,18 @@
 """Linear layers in int8 on a CPU: exact for any number of rows.
 
-    W ≈ diag(s) W8          s a scale for each output row, W8 from -127 to 127
-    x ≈ t (x8 - z)          t a scale for each *row of the input*, x8 unsigned, z its zero point
+    W ≈ diag(s) W8          s is a scale for each output row, W8 has values from -127 to 127
+    x ≈ t (x8 - z)          t is a scale for each *row of the input*, x8 is unsigned, z its zero point
     Wx ≈ t s (W8 (x8 - z))  the sums in brackets are integers
 
-Sums of integers do not depend on their order, and a row's scale only on the row: a row's
-product is the same bit for bit whatever rows are computed beside it, so drafted texts are
-plain decoding's. One scale for several rows would break this. Unsigned inputs, since
-oneDNN has no fast kernel of signed ones on most CPUs.
+Sums of integers do not depend on their order, and a row's scale depends only on the row. So a
+row's product is the same bit for bit, whatever rows are computed beside it, and texts with
+drafts equal the texts of plain decoding. One scale for several rows would break this. Inputs
+are unsigned because oneDNN has no fast kernel for signed inputs on most CPUs.
 
-Norms, rotary embeddings and attention compute in float32 and wider (attention.py). The
-adapter's A's are part of the product; B's are added in float32. The head finds the likeliest
-tokens in int8, and pick.py computes their logits again from its float32 weight.
+Norms, rotary embeddings and attention compute in float32 or wider (attention.py). The A
+matrices of an adapter are part of the product; the products with B are added in float32. The
+head finds the likeliest tokens in int8, and pick.py computes their logits again from the
+head's float32 weight.
 """
 
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ from infer.engine.gate import GatedEmbedding, GatedLinear
 from infer.engine.head import PreviousTokenHead
 from infer.engine.packed import Adapter, JointLinear, Product, join, linear_layers
 
-#: Modules with matrices that become integers, are looked up, or act on drafts alone.
+#: The modules that may have matrices: converted to int8, looked up, or used for drafts alone.
 WITH_MATRICES = (
     nn.Linear,
     nn.Embedding,
@@ -35,12 +36,12 @@ WITH_MATRICES = (
     GatedEmbedding,
     PreviousTokenHead,
 )
-ZERO_POINT = LEVELS + 1  # of inputs
-TINY = 1e-30  # an output row of zeros has a scale too
+ZERO_POINT = LEVELS + 1  # of the quantized inputs
+TINY = 1e-30  # the smallest scale, for an output row of zeros
 
 
 class Int8Linear(JointLinear):
-    """A linear layer in int8; its float32 weight is dropped after its product is made."""
+    """A linear layer in int8. Its float32 weight is dropped once its product is packed."""
 
     int8 = True
 
@@ -51,34 +52,34 @@ class Int8Linear(JointLinear):
         return y
 
     def drop_weight(self) -> None:
-        """Keep the weight's shape alone."""
+        """Drop the weight's values and keep its shape."""
         self.weight = nn.Parameter(self.weight.to("meta"), requires_grad=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Int8Linear":
-        """Return the layer itself: it never changes, and its packed weight cannot be copied."""
+        """Return the layer itself: it does not change, and a packed weight cannot be copied."""
         return self
 
 
 class Int8Head(Int8Linear):
-    """The output head, which keeps its float32 weight for the likeliest tokens."""
+    """An output head in int8 that keeps its float32 weight to rescore the likeliest tokens."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (..., d) to (..., V) logits that find the likeliest tokens."""
+        """Map (..., d) to (..., V) approximate logits."""
         assert self.product is not None
         return self.product.joint(x)[..., : self.out_features]
 
     def drop_weight(self) -> None:
-        """No-op: the weight computes the logits of the likeliest tokens."""
+        """No-op: the likeliest tokens are rescored with the weight."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Int8Head":
-        """Return a head of its own on the same product: a draft model's may be cut."""
+        """Return another head on the same product, since a draft model's head may be cut."""
         copied = Int8Head(self)
         copied.product = self.product
         return copied
 
 
 class Int8Product(Product):
-    """See Product; the integers are made once. Raises ValueError on a CPU without exact sums."""
+    """A Product in int8, quantized once. Raises ValueError on a CPU without exact int8 sums."""
 
     def __init__(self, layers: Mapping[Any, Adapter | None]) -> None:
         if not has_exact_int8():
@@ -87,7 +88,7 @@ class Int8Product(Product):
 
     @property
     def usable(self) -> bool:
-        """True: the integers are on a CPU."""
+        """Always True: the integers are on a CPU."""
         return True
 
     def single(self, x: Tensor) -> bool:
@@ -95,7 +96,7 @@ class Int8Product(Product):
         return False
 
     def refresh(self) -> None:
-        """Make the integers the first time."""
+        """Quantize the weights on the first call."""
         if not self._source:
             super().refresh()
 
@@ -129,33 +130,33 @@ class Int8Product(Product):
         return y.mul_(largest)
 
 
-# Tensors: PyTorch converts a number at each use.
+# Tensors, because PyTorch would convert a Python number at each use.
 _LEVELS = torch.tensor(float(LEVELS))
 _OFFSET = torch.tensor(ZERO_POINT + 0.5)
 
 
 def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x (..., d) in unsigned integers, and each row's largest number (..., 1).
+    """Return x (..., d) in unsigned integers, and the largest magnitude of each row (..., 1).
 
-    x is about (integers - ZERO_POINT) * largest / LEVELS. A row's integers depend on no other
-    row. A row of zeros becomes any integers, times 0.
+    x is about (integers - ZERO_POINT) * largest / LEVELS. A row's integers do not depend on
+    other rows. The integers of a row of zeros are arbitrary, since they are multiplied by 0.
     """
     largest = x.abs().amax(-1, keepdim=True)
-    # Positive numbers are rounded by adding a half and cutting.
+    # The numbers are positive, so adding a half and truncating rounds them.
     return (x * (_LEVELS / largest)).add_(_OFFSET).to(torch.uint8), largest
 
 
 def to_int8(lm: PreTrainedModel) -> None:
     """Replace the linear layers of a float32 model on a CPU by layers in int8.
 
-    Their float32 weights are dropped, but the head's. Raises UserError for a model with other
-    products, such as those of experts: in float32 they would depend on the rows beside a row.
+    Only the head keeps its float32 weight. Raises UserError for a model with other matrices,
+    such as experts: their float32 products of a row would depend on the rows beside it.
     """
     for module in lm.modules():
         matrices = any(p.ndim > 1 for p in module.parameters(recurse=False))
         if matrices and not isinstance(module, WITH_MATRICES):
             raise UserError(
-                "dtype must be float32 or bfloat16 for a model whose products are not all linear layers, "
+                "dtype must be float32 or bfloat16 for a model with matrices outside linear layers, "
                 f"got int8: {lm.config.model_type} has {type(module).__name__}. Set dtype=float32."
             )
     head: Any = lm.get_output_embeddings()

@@ -1,4 +1,4 @@
-"""Running out of memory, as one sentence for users."""
+"""Report a lack of memory as one sentence for users."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,8 +21,8 @@ def enough_memory(remedy: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return True if a device's memory did not suffice."""
-    # On a CPU PyTorch raises a RuntimeError without a class of its own.
+    """Return True if an error says that a device ran out of memory."""
+    # On a CPU PyTorch raises a plain RuntimeError.
     return isinstance(
         error, torch.OutOfMemoryError | MemoryError
     ) or "can't allocate memory" in str(error)

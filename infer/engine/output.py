@@ -1,8 +1,8 @@
 """The output of a forward: picks along a path, and drafts for the places after it.
 
-On a CPU values are computed when they are read: most rows of a tree with probes under
-every node are never read. On a GPU reading costs more than computing: all values are
-computed with the forward and copied at once.
+On a CPU values are computed when they are read, since most rows of a tree with probes
+under every node are never read. On a GPU reading costs more than computing, so all values
+are computed with the forward and copied to the host at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,10 +42,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Drafts for the k places after a node's pick, by falling weight.
+    """Drafts for the k places after a node's pick, in order of decreasing weight.
 
-    A weight is the candidate's share among the best candidates for its place. With
-    `correct` a place's logits depend on the token before it.
+    The weight of a candidate is its share among the best candidates for its place. If
+    `correct` is set, it computes a place's logits given the token before the place.
     """
 
     ids: list[list[int]]
@@ -59,9 +59,9 @@ def needs_logits(tree: Tree, request: Request) -> bool:
 
 
 class LazyOutput:
-    """B * q rows of logits, read on demand; `agree` makes the results rank 0's.
+    """The B * q rows of logits of a forward, evaluated on demand.
 
-    `head` corrects the candidates of probes.
+    `agree` replaces a result by rank 0's. `head` corrects the candidates of probes.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class LazyOutput:
         self._picks: list[list[int]] | None = None
 
     def is_finite(self) -> bool:
-        """Return True unless a row of a draft is NaN or infinite."""
+        """Return True if the hidden states of all drafts are finite."""
         B, q = self.flat.ids.shape
         hidden = self.logits.hidden.view(B, q, -1)[:, : self.flat.drafts]
         return bool(self._agree(hidden.isfinite().all()))
@@ -92,13 +92,15 @@ class LazyOutput:
     def chooser(self, b: int, context: Sequence[int]) -> Callable[[int], int]:
         """Return a function from a node of tree b to the pick after it.
 
-        It is called along one path from the root; `context` ends with the root's token.
+        The function must be called along one path from the root. `context` ends with the
+        root's token.
         """
         processors = self._requests[b].processors
         if processors:
             return self._processed(b, list(context), processors)
         sampling = self._sampling
-        cheap = not sampling.temperature or sampling.top_k  # reads leading tokens only
+        # Greedy picks and top_k read only the leading tokens, so all rows are picked at once.
+        cheap = not sampling.temperature or sampling.top_k
         if self.trees[b].drawn is not None or not cheap:
             return lambda node: self._pick(b, node, self.logits[self._rows(b, [node])])
         if self._picks is None:
@@ -120,23 +122,23 @@ class LazyOutput:
     def next_candidates(self, b: int, nodes: Sequence[int], width: int) -> Candidates:
         """Return the likeliest tokens after adjacent nodes of a draft model's tree b.
 
-        Their weights are chances.
+        Their weights are probabilities.
         """
         return self._candidates(likeliest, b, nodes, width)
 
     def draws(
         self, b: int, nodes: Sequence[int], k: int, generator: torch.Generator
     ) -> tuple[Candidates, Tensor]:
-        """Return up to k tokens drawn after each node, in order, with their chances.
+        """Return up to k tokens drawn after each node, in order, with their probabilities.
 
-        Also returns the (n, V) distributions that they were drawn from.
+        Also return the (n, V) distributions that the tokens were drawn from.
         """
         logits = self.logits[self._rows(b, nodes)]
         q_nV = probabilities(logits, self._sampling)
         invalid = q_nV.sum(-1, keepdim=True).isnan()
-        if (
-            invalid.any()
-        ):  # of a draft model that overflows: any other distribution does
+        # A draft model that overflows draws from the uniform distribution: verification
+        # works with any distribution.
+        if invalid.any():
             q_nV = q_nV.masked_fill(invalid, 1 / q_nV.shape[1])
         q_nV = self._agree(q_nV)
         ids_nk = self._agree(draw(q_nV, k, generator))
@@ -192,7 +194,7 @@ class LazyOutput:
         return choose
 
     def _pick(self, b: int, node: int, logits: Logits) -> int:
-        """Return the pick after a node, conditional on the draws if there are any."""
+        """Return the pick after a node, given the drawn children if the node has any."""
         tree = self.trees[b]
         sampling = self._sampling
         if tree.drawn is not None and node in tree.drawn:
@@ -222,11 +224,11 @@ class LazyOutput:
 
 @dataclass(frozen=True, slots=True)
 class PackedOutput:
-    """Values that were computed with the forward, on the host.
+    """Values on the host that were computed with the forward.
 
-    For a draft model there are no picks, and candidates after every row; otherwise the
-    picks after all drafts, and candidates for all probes. With an adapter a pick is -1 if
-    its row is not finite.
+    A target has picks after all drafts and candidates for all probes. A draft model has
+    candidates after every row and no picks. With an adapter a pick is -1 if its row is not
+    finite.
     """
 
     picks: npt.NDArray[np.int64]  # (B, D)
@@ -235,7 +237,7 @@ class PackedOutput:
     flat: FlatTrees
     trees: Sequence[Tree]
     head: PreviousTokenHead | None = None
-    hidden: Tensor | None = None  # (B, P, d) of the probes, with a head
+    hidden: Tensor | None = None  # (B, P, d), hidden states of the probes, with a head
 
     def is_finite(self) -> bool:
         """See LazyOutput."""

@@ -1,9 +1,9 @@
-"""Linear layers with packed weights, on a CPU in float32, and in bfloat16 where it computes in it.
+"""Linear layers with packed weights on a CPU, in float32, and in bfloat16 if the CPU supports it.
 
-PyTorch's product of several rows by a weight copies the weight to the layout of its kernel
-first, which takes about as long as the product of one row. Here the copy is kept. Layers
-that read the same input are one product, and their adapter's A are part of it; probes (engine/gate.py)
-add their B's:
+To multiply several rows, PyTorch first copies the weight to the layout of its kernel. The copy
+takes about as long as the product of one row. Here the copy is stored. Layers that read the
+same input are joined into one product with the A matrices of their adapter; for probes
+(engine/gate.py) the products with B are added:
 
     x  ->  [ Wq x | Wk x | Wv x | Aq x | Ak x | Av x ]       probes: + [ Bq Aq x | Bk Ak x | Bv Av x ]
 
@@ -22,13 +22,13 @@ from infer.engine.attention import ProbeGate, add_product
 
 #: An adapter's A (r, d) and B (d', r).
 Adapter: TypeAlias = tuple[Tensor, Tensor]
-#: Types that this CPU has kernels for.
+#: The dtypes that this CPU has kernels for.
 TYPES = []
 if torch.backends.mkldnn.is_available():
     TYPES = [torch.float32]
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         TYPES.append(torch.bfloat16)
-#: Layers of one parent that read the same input.
+#: The layers of one parent module that read the same input, by the name of their group.
 SIBLINGS = {
     "q_proj": "qkv",
     "k_proj": "qkv",
@@ -36,13 +36,13 @@ SIBLINGS = {
     "gate_proj": "gate, up",
     "up_proj": "gate, up",
 }
-#: Rows of each product of bfloat16 by AMX, whose kernels differ in the last bit by the number
-#: of rows: by this one alone a row's product does not depend on the rows beside it.
+#: The number of rows of each bfloat16 product with AMX. The last bit of AMX's kernels depends on
+#: the number of rows; with a fixed number a row does not depend on the rows beside it.
 FIXED_ROWS = 16
 
 
 class JointLinear(nn.Linear):
-    """A linear layer that is part of a product, on the weight of `linear`."""
+    """A linear layer that is computed as part of a `Product`; it shares the weight of `linear`."""
 
     int8 = False
 
@@ -57,7 +57,7 @@ class JointLinear(nn.Linear):
     def adapted(self, x: Tensor, gate: ProbeGate | None = None) -> Tensor | None:
         """Return Wx (..., d'), with the adapter's update in the rows of an open gate.
 
-        Returns None where the usual product is to be taken.
+        Return None if the caller should use the usual product.
         """
         assert self.product is not None
         y = self.product.take(self, x, gate)
@@ -65,10 +65,10 @@ class JointLinear(nn.Linear):
 
 
 class PackedLinear(JointLinear):
-    """`linear` on the same weight, by the product it is part of."""
+    """A linear layer that uses its packed product if it can, otherwise the usual product."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return all but the product: a packed tensor cannot be copied."""
+        """Return the state without the product: a packed tensor cannot be copied."""
         return {**self.__dict__, "product": None}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -85,18 +85,20 @@ class PackedLinear(JointLinear):
 
 
 class Product:
-    """The products of one input by the weights of several layers, each with its A and B or None.
+    """One product of an input by the weights of several layers, in a packed copy.
 
-    The packed copy is made again after a weight has changed.
+    `layers` maps each layer to its adapter's A and B, or to None. The weights are packed again
+    after one of them has changed.
     """
 
     def __init__(self, layers: Mapping[Any, Adapter | None]) -> None:
         self.layers = layers
-        self._source: list[Any] = []  # what the copy was made of
+        self._source: list[Any] = []  # identifies the weights of the packed copy
         self._sizes: list[int] = []
         self._bias: Tensor | None = None
-        # An input, and the parts of its product that no layer has taken: a layer may
-        # change its part. In a tuple, which other threads replace but never change.
+        # The last input, and the parts of its product that no layer has taken yet. A part is
+        # handed out once, because its layer may change it. A tuple, so that another thread can
+        # only replace it as a whole.
         self._last: tuple[Tensor | None, dict[JointLinear, Tensor]] = (None, {})
         for layer in layers:
             layer.product = self
@@ -104,21 +106,21 @@ class Product:
 
     @property
     def in_features(self) -> int:
-        """The width of the input."""
+        """The number of input features."""
         (first, *_) = self.layers
         width: int = first.in_features
         return width
 
     @property
     def usable(self) -> bool:
-        """Whether the weights are on a CPU, in a type with kernels."""
+        """Whether the weights are on a CPU, in a dtype with kernels."""
         weights = [layer.weight for layer in self.layers]
         return all(w.device.type == "cpu" and w.dtype in TYPES for w in weights)
 
     def take(
         self, layer: JointLinear, x: Tensor, gate: ProbeGate | None = None
     ) -> Tensor:
-        """Return the layer's part, computed for all layers when the first one asks."""
+        """Return a layer's output. The first call with an input computes all layers."""
         last, parts = self._last
         if last is not x or layer not in parts:
             self.refresh()
@@ -128,9 +130,9 @@ class Product:
         return parts.pop(layer)
 
     def joint(self, x: Tensor, gate: ProbeGate | None = None) -> Tensor:
-        """Return the outputs of all layers side by side (..., sum of d'), and A's parts after them.
+        """Return the outputs of all layers side by side (..., sum of d'), then the products with A.
 
-        Weights are those of the last `refresh`.
+        It uses the weights of the last `refresh`.
         """
         if self.single(x) and not (gate and gate.rows):
             parts = [F.linear(x, layer.weight, layer.bias) for layer in self.layers]
@@ -139,9 +141,9 @@ class Product:
         return y if self._bias is None else y + self._bias
 
     def single(self, x: Tensor) -> bool:
-        """Return True if the usual product of `x` is the faster one.
+        """Return True if PyTorch's usual product of `x` is faster than the packed product.
 
-        PyTorch's product of one row runs on one thread, and is the faster one there.
+        This is so for one row in float32 on one thread.
         """
         return (
             x.numel() == self.in_features
@@ -158,7 +160,7 @@ class Product:
         return y
 
     def _multiply(self, x: Tensor) -> Tensor:
-        """Return x times all weights and A's."""
+        """Return the product of x with all weights and all A matrices."""
         if x.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported():
             return self._multiply_by_fixed_rows(x)
         y: Tensor = torch.ops.mkldnn._linear_pointwise(
@@ -192,7 +194,7 @@ class Product:
             self._source = source
 
     def _collect(self) -> list[Tensor]:
-        """Return all weights and A's, and keep the B's and the biases."""
+        """Return all weights and A matrices; store the B matrices and the biases."""
         weights = [layer.weight for layer in self.layers]
         pairs = [
             pair or (w[:0], w.new_empty(len(w), 0))
@@ -220,7 +222,7 @@ class Product:
 def pack(lm: nn.Module, most_bytes: int) -> None:
     """Replace the linear layers of a model on a CPU by packed ones.
 
-    Do nothing where their copies, as large as the weights, would take more than
+    The packed copies are as large as the weights. Do nothing if they would take more than
     `most_bytes`.
     """
     layers = linear_layers(lm)
@@ -229,7 +231,7 @@ def pack(lm: nn.Module, most_bytes: int) -> None:
 
 
 def is_int8(lm: nn.Module) -> bool:
-    """Return True if the linear layers of a model are in int8."""
+    """Return True if the linear layers of a model compute in int8."""
     return any(getattr(module, "int8", False) for module in lm.modules())
 
 
@@ -245,19 +247,19 @@ def linear_layers(lm: nn.Module) -> dict[str, nn.Linear]:
 def join(
     lm: nn.Module,
     layers: Mapping[str, nn.Linear],
-    joined: Callable[[nn.Linear], JointLinear],
+    joint_layer: Callable[[nn.Linear], JointLinear],
     product: Callable[[Mapping[Any, Adapter | None]], Product],
 ) -> None:
-    """Replace layers of a model by `joined` ones, those of one input in one `product`."""
+    """Replace layers of a model by joint layers; layers with the same input share a `product`."""
     groups: dict[Any, dict[JointLinear, Adapter | None]] = {}
     for name, layer in layers.items():
-        part = joined(layer)
+        part = joint_layer(layer)
         lm.set_submodule(name, part)
         gated = name.removesuffix(".base")  # engine/gate.py
         parent, _, own = gated.rpartition(".")
         owner: Any = lm.get_submodule(gated)
         adapter = (owner.a, owner.b) if hasattr(owner, "a") else None
-        # One gate for all of a group: the first layer that asks brings it.
+        # The layers of a group share one gate: the first layer that is called passes it.
         key = parent, SIBLINGS.get(own, own), layer.in_features, adapter is None
         groups.setdefault(key, {})[part] = adapter
     for group in groups.values():

@@ -1,33 +1,32 @@
-"""From logits to one token per node: the only verifier.
+"""Choose the model's token after each node from its logits: the only verifier.
 
-A draft is accepted if it equals the pick, so the output consists of picks only. Sampling
-adds Gumbel noise that depends on the seed, the position and the token alone: one draw for
-each place of the text, independent of the drafts. So sampled text is the same with and
-without drafts, and drafts that use the same noise are accepted more often (Gumbel
-coupling: Daliri, Musco, Suresh, 2024).
+Verification by pick. A draft is accepted if it equals the pick, so the output consists of
+picks only. Sampling adds Gumbel noise that depends only on the seed, the position and the
+token: one draw for each place of the text, independent of the drafts. So sampled text is
+the same with and without drafts, and drafts that use the same noise are accepted more
+often (Gumbel coupling: Daliri, Musco, Suresh, 2024).
 
 In bfloat16 and float16 a near-tie would depend on the number of rows in the forward. So
-the logits of the likeliest tokens are computed again in float32 (`Logits`), also of a head
-in int8 (int8.py).
+the logits of the likeliest tokens are computed again in float32 (`Logits`). This is also
+done for a head in int8 (int8.py).
 
-Verification by ratio: a draft model's draws, the target's distribution (GSD §3;
-Leviathan et al., 2023).
-
-Plain decoding draws the token after a node from the target's p. Here the draft model has
-drawn candidates c_1 .. c_k from its own q, without replacement. With r_1 = p, q_1 = q:
+Verification by ratio. The draft model draws the drafts, and the emitted tokens have the
+target's distribution (GSD §3; Leviathan et al., 2023). Plain decoding draws the token after
+a node from the target's p. Here the draft model has drawn candidates c_1 .. c_k from its
+own q, without replacement. With r_1 = p, q_1 = q:
 
     accept c_i with probability  min(1, r_i(c_i) / q_i(c_i)); if it is rejected,
-    r_{i+1} = norm(max(r_i - q_i, 0))    the mass that q_i lacked
+    r_{i+1} = norm(max(r_i - q_i, 0))    the mass of r_i that q_i does not cover
     q_{i+1} = norm(q_i without c_i)      the distribution of c_{i+1}
 
 If all are rejected, the token is drawn from r_{k+1}. For every i, c_i ~ q_i: accepted mass
 min(r_i, q_i) and residual mass max(r_i - q_i, 0) add up to r_i. By induction from the last
-candidate to the first the token is distributed as p (Jeon et al., 2024). The residual never
-contains a rejected candidate: r_i(c_i) < q_i(c_i), so r_{i+1}(c_i) = 0, and no later r
-gains mass. So the token is accepted exactly if it is a child.
+candidate to the first, the token is distributed as p (Jeon et al., 2024). The residual never
+contains a rejected candidate: r_i(c_i) < q_i(c_i), so r_{i+1}(c_i) = 0, and no later r has
+mass there. So a draft is accepted if and only if the emitted token is a child of the node.
 
-This requires that a candidate depends on q_i alone. Whether a node has candidates, and how
-many, must be decided before they are drawn; none may be dropped or moved afterwards.
+This requires that a candidate depends on q_i alone. The number of a node's candidates must
+be decided before they are drawn, and no candidate may be dropped or moved afterwards.
 """
 
 from functools import lru_cache
@@ -42,12 +41,12 @@ from torch import Tensor, nn
 
 from infer.engine.sampling import Sampling
 
-RESCORED = 8  # top logits computed again in float32
-BLOCK = 64
+RESCORED = 8  # the number of top logits that are computed again in float32
+BLOCK = 64  # tokens of a block in `top`
 
 
 class Logits:
-    """n rows of logits over V tokens, returned in float32 or wider."""
+    """n rows of logits over V tokens, in float32 or wider when they are read."""
 
     def __init__(
         self,
@@ -70,7 +69,7 @@ class Logits:
         return Logits(self._head, self.hidden[rows], self._logits[rows], self._narrow)
 
     def replaced(self, logits_nV: Tensor) -> "Logits":
-        """Return the same rows with other logits, which are not recomputed."""
+        """Return the same rows with the given logits, which are not computed again."""
         return Logits(self._head, self.hidden, logits_nV, narrow=False)
 
     @property
@@ -84,7 +83,7 @@ class Logits:
         return self._logits.shape[-1]
 
     def top(self, m: int) -> tuple[Tensor, Tensor]:
-        """Return the (n, m) largest logits, falling, and their ids; m is at most V."""
+        """Return the (n, m) largest logits in decreasing order, and their ids; m is at most V."""
         if not self._narrow:
             return top(self._logits, m)
         ids = top(self._logits, min(max(m, RESCORED), self.vocabulary))[1]
@@ -101,12 +100,12 @@ class Logits:
         return self._logits.float().scatter(1, ids, self._exact(ids))
 
     def chances(self) -> Tensor:
-        """Return (n, V) probabilities of the unrefined logits, for drafts only."""
+        """Return (n, V) probabilities without the float32 correction, for drafts only."""
         dtype = torch.promote_types(self._logits.dtype, torch.float32)
         return self._logits.softmax(-1, dtype=dtype)
 
     def _exact(self, ids_nt: Tensor) -> Tensor:
-        # A CPU's float32 sums depend on the number of rows; float64 costs it nothing here.
+        # On a CPU float32 sums depend on the number of rows; float64 costs no time here.
         wide = torch.float64 if ids_nt.device.type == "cpu" else torch.float32
         weight_ntd = F.embedding(ids_nt, self._head.weight).to(wide)  # type: ignore[arg-type]
         values = torch.bmm(weight_ntd, self.hidden.to(wide)[..., None])[..., 0]
@@ -115,9 +114,9 @@ class Logits:
 
 
 def top(values_nV: Tensor, m: int) -> tuple[Tensor, Tensor]:
-    """Compute torch.topk over long rows, on a CPU four times as fast at V = 32,000.
+    """Compute torch.topk over long rows; four times as fast on a CPU at V = 32,000.
 
-    The m largest values lie in the m blocks with the largest maxima.
+    The m largest values are in the m blocks with the largest maxima.
     """
     n, V = values_nV.shape
     blocks = V // BLOCK
@@ -134,8 +133,8 @@ def top(values_nV: Tensor, m: int) -> tuple[Tensor, Tensor]:
     return result.values, ids.gather(1, result.indices)
 
 
-WIDE = 128  # leading tokens that are considered first without top_k
-LEADERS = 8  # a candidate's weight is its share among so many
+WIDE = 128  # the number of leading tokens that are considered first without top_k
+LEADERS = 8  # a candidate's weight is its share among this many leading tokens
 IntArray: TypeAlias = npt.NDArray[np.int64]
 Ints = TypeVar("Ints", Tensor, IntArray)  # int64
 UINT64_MASK = 2**64 - 1
@@ -144,7 +143,10 @@ UINT64_MASK = 2**64 - 1
 def pick(
     logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor
 ) -> Tensor:
-    """Return the token of each row (n,); `positions` (n,) are those of the tokens."""
+    """Return the picked token of each row (n,).
+
+    `positions` (n,) are the positions of the picked tokens, one after the rows' positions.
+    """
     if not sampling.temperature:
         return logits.top(1)[1][:, 0]
     scores, ids = noisy(logits, sampling, positions, seeds)
@@ -156,12 +158,12 @@ def candidates(
 ) -> tuple[Tensor, Tensor]:
     """Return the (n, m) ids that are likeliest to be picked, and their weights.
 
-    Sampled text is predicted with its noise, which is known. A weight is the share among
-    the LEADERS best candidates; it is 0 if scores overflow.
+    Predictions of sampled text include its noise, which is known. A weight is the
+    candidate's share among the LEADERS best candidates; it is 0 if scores overflow.
     """
     count = max(m, LEADERS)
     if sampling.temperature:
-        # Drafts may miss a token far down that the noise raises; a pick may not.
+        # A draft may miss an unlikely token with large noise, but a pick may not.
         scores, ids = noisy(logits, sampling, positions, seeds, most=WIDE)
         scores, ids = _best(scores, ids, count)
     else:
@@ -174,10 +176,10 @@ def candidates(
 def likeliest(
     logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor, m: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the (n, m) ids that are likeliest to be picked, and their chances.
+    """Return the (n, m) ids that are likeliest to be picked, and their probabilities.
 
-    For sampled text, whose noise is known, chances are shares of the noisy scores. They
-    are 0 if scores overflow.
+    The noise of sampled text is known, so there the probabilities are the softmax of the
+    noisy scores. They are 0 if scores overflow.
     """
     if not sampling.temperature:
         chances, ids = top(logits.chances(), min(m, logits.vocabulary))
@@ -214,7 +216,7 @@ def warped(
 ) -> tuple[Tensor, Tensor]:
     """Return (n, m) log-probabilities, up to a constant, and ids of the tokens to sample.
 
-    There are at most `most` tokens; those that top_p excludes are -inf.
+    At most `most` tokens are returned. Tokens that top_p excludes have -inf.
     """
     temperature = sampling.temperature
     V = logits.vocabulary
@@ -233,7 +235,7 @@ def warped(
     total = whole.logsumexp(-1, keepdim=True)
     m = min(most or WIDE, V)
     values, ids = top(whole, m)
-    # On a GPU the condition would wait for the device, and sorting all tokens is cheap.
+    # On a GPU the test of the condition would wait for the device, but sorting is cheap.
     if most is None and (
         whole.device.type != "cpu"
         or not ((values - total).exp().sum(-1) >= sampling.top_p).all()
@@ -248,7 +250,7 @@ def _best(scores: Tensor, ids: Tensor, m: int) -> tuple[Tensor, Tensor]:
 
 
 def nucleus(values: Tensor, top_p: float, total: Tensor) -> Tensor:
-    """Set falling `values` to -inf after the first ones whose share reaches `top_p`."""
+    """Set `values`, in decreasing order, to -inf after their total probability reaches `top_p`."""
     if top_p == 1:
         return values
     before = (values - total).exp().cumsum(-1).roll(1, dims=-1)
@@ -259,10 +261,10 @@ def nucleus(values: Tensor, top_p: float, total: Tensor) -> Tensor:
 def gumbel(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
     """Return (n, m) float64 standard Gumbel noise, the same on every device.
 
-    It is a function of `seeds` (n,), `positions` (n,) and `ids` (n, m), all int64.
+    The noise is a function of `seeds` (n,), `positions` (n,) and `ids` (n, m), all int64.
     """
     if ids.device.type == "cpu":
-        # Fifty operations on few numbers: NumPy takes a third of PyTorch's time.
+        # For fifty operations on few numbers NumPy takes a third of PyTorch's time.
         bits = torch.from_numpy(_hashed(seeds.numpy(), positions.numpy(), ids.numpy()))
     else:
         bits = _hashed(seeds, positions, ids)
@@ -271,18 +273,18 @@ def gumbel(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
 
 
 def noise(seed: int, position: int, id: int) -> float:
-    """Return `gumbel` of one token, up to rounding; faster than an array for few tokens."""
-    bits = _mixed_one(_key(seed, position) ^ _key(id)) >> 12
+    """Return the noise of one token as `gumbel`, up to rounding; faster for few tokens."""
+    bits = _mixed_int(_key(seed, position) ^ _key(id)) >> 12
     return -log(-log(bits * 2.0**-52 + 2.0**-53))
 
 
 @lru_cache(maxsize=1 << 16)
 def _key(number: int, position: int | None = None) -> int:
-    mixed = _mixed_one(number)
-    return mixed if position is None else _mixed_one(mixed ^ position)
+    mixed = _mixed_int(number)
+    return mixed if position is None else _mixed_int(mixed ^ position)
 
 
-def _mixed_one(x: int) -> int:
+def _mixed_int(x: int) -> int:
     x = (x + 0x9E3779B97F4A7C15) & UINT64_MASK
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & UINT64_MASK
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB & UINT64_MASK
@@ -307,14 +309,14 @@ def _shifted(x: Ints, bits: int) -> Ints:
 
 
 def draw(q_nV: Tensor, k: int, generator: torch.Generator) -> Tensor:
-    """Return (n, k) ids drawn from each row without replacement, in order.
+    """Return (n, k) ids drawn from each row without replacement, in the order of the draws.
 
-    Rows with fewer than k tokens end with -1, which torch.multinomial does not define.
-    The method is an exponential race, equivalent to Gumbel top-k.
+    Rows with fewer than k tokens of positive probability end with -1, where torch.multinomial
+    is undefined. The method is an exponential race, equivalent to Gumbel top-k.
     """
     q = q_nV.double()
-    # Tensor.exponential_ takes three times as long. No time is 0, so only tokens with
-    # probability 0 have speed 0.
+    # Tensor.exponential_ takes three times as long. No time is 0, because torch.rand is below
+    # 1, so a token with probability 0 has speed 0.
     uniform = torch.rand(q.shape, dtype=q.dtype, device=q.device, generator=generator)
     times = -uniform.log()
     speeds, ids = (q / times).topk(min(k, q.shape[1]))
@@ -325,13 +327,13 @@ def draw(q_nV: Tensor, k: int, generator: torch.Generator) -> Tensor:
 def conditional_distribution(p_nV: Tensor, q_nV: Tensor, ids_nk: Tensor) -> Tensor:
     """Return the (n, V) float64 distribution of the next token, given its candidates.
 
-    `p_nV` are the target's probabilities. `ids_nk` were drawn by `draw` from `q_nV`, which
-    has fewer columns if the draft model lacks the last tokens.
+    `p_nV` are the target's probabilities. `ids_nk` were drawn by `draw` from `q_nV`, which has
+    fewer columns if the draft model does not have the last tokens.
     """
     r = p_nV.double()
     q = q_nV.double()
-    if lacking := p_nV.shape[1] - q_nV.shape[1]:
-        q = F.pad(q, (0, lacking))
+    if missing := p_nV.shape[1] - q_nV.shape[1]:
+        q = F.pad(q, (0, missing))
     result = torch.zeros_like(r)
     rejected = torch.ones_like(r[:, :1])  # the chance that all candidates were rejected
     absent = bool((ids_nk < 0).any())
@@ -344,7 +346,7 @@ def conditional_distribution(p_nV: Tensor, q_nV: Tensor, ids_nk: Tensor) -> Tens
         result.scatter_add_(1, c, rejected * chance)
         rejected = rejected * (1 - chance)
         if not rejected.any():
-            return result  # often: such candidates are likelier for the target
+            return result  # common: the target finds such candidates likelier than the draft model
         rest = _norm((r - q).clamp_(min=0))
         r = torch.where(tried, rest, r) if absent else rest
         if i + 1 < ids_nk.shape[1]:
@@ -355,6 +357,6 @@ def conditional_distribution(p_nV: Tensor, q_nV: Tensor, ids_nk: Tensor) -> Tens
 
 def _norm(x_nV: Tensor) -> Tensor:
     """Scale rows in place to sum to 1; a row of zeros stays zero."""
-    # As F.normalize does, which takes twice as long for few tokens.
+    # Equal to F.normalize, but for few tokens it takes half the time.
     total = torch.linalg.vector_norm(x_nV, 1, dim=1, keepdim=True)
     return x_nV.div_(total.clamp_(min=torch.finfo(x_nV.dtype).tiny))

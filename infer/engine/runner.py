@@ -1,6 +1,6 @@
-"""A model as four verbs: prefill or read, forward, commit, drop.
+"""Runners: a model with its key-value cache. The operations are prefill, read, forward, commit, drop.
 
-Knows the order in which a cache is filled; knows no drafting and no sampling.
+A runner fills the cache in the right order. It contains no drafting and no sampling.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,12 @@ TICK = 1e-6  # the shortest duration in seconds
 
 
 class Runner:
-    """Up to `batch` sequences of up to `capacity` tokens on one model.
+    """The forwards and the cache of one model, for up to `batch` sequences of `capacity` tokens.
 
-    A tree has up to `max_rows` nodes. `static` selects fixed shapes, on CUDA as graphs:
-    the default there if control flow depends on no data and one process has the whole
-    model. `compile` fuses the kernels first. `target` is the model that `lm` drafts for.
+    A tree has up to `max_rows` nodes. `static` pads forwards to fixed shapes, on CUDA as
+    graphs. This is the default on CUDA if the model's control flow does not depend on data
+    and one process has the whole model. `compile` fuses the kernels with torch.compile.
+    `target` is the model that `lm` drafts for.
     """
 
     def __init__(
@@ -59,9 +60,9 @@ class Runner:
             self._forward = StaticForward(self._target, batch=batch, compile=compile)
 
     def fits(self, *, batch: int, capacity: int, max_rows: int) -> bool:
-        """Return True if the request fits and no weight has moved.
+        """Return True if a request of this size fits and no weight has moved.
 
-        CUDA graphs hold addresses of weights.
+        CUDA graphs contain the addresses of the weights.
         """
         return (
             batch <= self._batch
@@ -72,21 +73,21 @@ class Runner:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens in the cache, by sequence."""
+        """The number of committed tokens of each sequence."""
         return self._target.cache.lengths
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Start over with these tokens in the cache."""
+        """Clear the cache and fill it with the tokens of these prompts."""
         self._target.cache.clear(len(prompts))
         self._overflowed = False
         self.read(prompts)
 
     @torch.inference_mode()
     def read(self, texts: Sequence[Sequence[int]]) -> None:
-        """Append these tokens of each sequence to the cache, which has space for them."""
+        """Append the tokens of each sequence to the cache, which must have space for them."""
         if any(self.lengths) and any(texts):
-            # An empty text gets a row that is not committed.
+            # The row of an empty text is not committed.
             chains = [
                 Tree.chain(text[0], text[1:]) if text else Tree.chain(0)
                 for text in texts
@@ -104,14 +105,15 @@ class Runner:
         sampling: Sampling,
         fed: Fed = None,
     ) -> ForwardOutput:
-        """Compute the trees' rows, which wait in the cache for `commit`.
+        """Compute the trees' rows, which stay in the cache uncommitted until `commit`.
 
-        With `fed`, for a draft model's tree, the rows of the first `fed[b]` nodes wait
-        there already. The output then has the candidates after the other nodes
+        With `fed`, for the tree of a draft model, the rows of the first `fed[b]` nodes are
+        already in the cache. The output then has the candidates after the remaining nodes
         (`ForwardOutput.next_candidates`) and no picks.
 
-        An adapter may overflow. No draft attends to a probe, but 0 times NaN is NaN: then
-        the rows are computed again without probes, here and for the rest of the texts.
+        The values of an adapter may overflow. No draft attends to a probe, but 0 times NaN is
+        NaN. So after an overflow the rows are computed again without probes, and all later
+        forwards until the next prefill have no probes.
         """
         probed = self._target.adapted and any(tree.probed for tree in trees)
         if probed and self._overflowed:
@@ -126,24 +128,24 @@ class Runner:
         return output
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keep the rows of these nodes of each tree."""
+        """Keep the rows of these nodes of each tree in the cache."""
         self._target.cache.commit(paths)
 
     def drop(self, b: int) -> None:
-        """Forget a sequence; the last one takes its place."""
+        """Remove sequence b; the last sequence gets its index."""
         self._target.cache.drop(b)
 
 
 @cache
 def warn_of_overflow() -> None:
-    """Warn once that the adapter is of no use."""
+    """Log once that the adapter overflows."""
     getLogger(__name__).warning(
         "The adapter's values overflow: adaptive tokens draft no more. Texts stay the same"
     )
 
 
 class Runners:
-    """Gives each text a runner of its own; `static`, `compile`, `target`: see Runner."""
+    """Creates runners, and reuses a runner that has CUDA graphs. For the arguments see Runner."""
 
     def __init__(
         self,
@@ -162,14 +164,14 @@ class Runners:
 
     def take(self, *, batch: int, capacity: int, max_rows: int) -> Runner:
         """Return an idle runner that fits, or a new one."""
-        with self._lock:  # or two threads could take the same one
+        with self._lock:  # so that two threads do not take the same runner
             runner = self._idle
             self._idle = None
         if runner is not None and runner.fits(
             batch=batch, capacity=capacity, max_rows=max_rows
         ):
             return runner
-        del runner  # frees its memory for the new one
+        del runner  # frees its memory for the new runner
         return Runner(
             self._lm,
             batch=batch,
@@ -181,7 +183,7 @@ class Runners:
         )
 
     def give(self, runner: Runner) -> None:
-        """Take back a runner; one without graphs is not worth its memory."""
+        """Take back a runner for reuse. A runner without graphs is dropped to free its memory."""
         if runner.static:
             self._idle = runner
 
@@ -189,6 +191,6 @@ class Runners:
 def duration(began: float, ended: float) -> float:
     """Return the seconds between two readings of a clock, at least `TICK`.
 
-    A clock that ticks every 10 ms, as in a sandbox, may read the same twice.
+    A clock with a coarse resolution, such as 10 ms in a sandbox, may return the same time twice.
     """
     return max(ended - began, TICK)

@@ -1,9 +1,9 @@
-"""A forward in few fixed shapes, on CUDA each captured once as a graph.
+"""A forward in a few fixed shapes. On CUDA each shape is captured once as a graph.
 
-Most of a small forward on a GPU is kernel launches. A graph replays a thousand kernels at
-the cost of one launch, with the shapes and addresses that it was captured with. So rows
-and columns are padded to buckets, masks are made on the device, and all steps from tokens
-to picks are in the graph, between one copy to the device and one copy back.
+Most of the time of a small forward on a GPU is kernel launches. A graph replays a thousand
+kernels at the cost of one launch, with the shapes and addresses of its capture. So rows and
+columns are padded to buckets, and masks are computed on the device. The graph contains all
+steps from tokens to picks, between one copy to the device and one copy back.
 
     B sequences, D rows of drafts and P of probes (q = D + P), n columns of cache in use
 
@@ -32,11 +32,13 @@ from infer.engine.pick import Logits, candidates, likeliest, pick
 from infer.engine.sampling import Sampling
 from infer.trees.tree import Fed, FlatTrees, Tree, extent, flatten
 
-COLUMNS = 256  # of cache, the smallest bucket
-WIDTH = 16  # candidates per row that are copied to the host
+COLUMNS = 256  # the smallest bucket of cache columns
+WIDTH = 16  # candidates of a row that are copied to the host
 WARM_UPS = 3
-CAPTURES = Lock()  # a capture synchronizes the device, which would end another capture
-GRAPHS = 256  # kept at most: a planner needs about 40 for each temperature
+#: Held during a capture: a capture synchronizes the device, which would end another capture.
+CAPTURES = Lock()
+#: The maximum number of graphs; a planner needs about 40 for each temperature.
+GRAPHS = 256
 
 
 @dataclass(frozen=True)
@@ -46,38 +48,41 @@ class Shape:
     sequences: int
     drafts: int
     probes: int
-    width: int  # columns of the tree: its rows, and the nodes fed before
-    columns: int
+    width: int  # columns of the tree: its rows and the nodes that were fed before
+    columns: int  # columns of the cache in use
     sampling: Sampling
-    keeps_logits: bool  # for picks on the host
-    draft_model: bool  # candidates after every row instead of picks
+    keeps_logits: bool  # return logits, so that the host computes the picks
+    draft_model: bool  # return candidates after every row instead of picks
 
 
 def fixed_shapes(lm: PreTrainedModel) -> bool:
-    """Return True if control flow depends on no data, and this process has all of it."""
+    """Return True if the control flow does not depend on data and the model is not divided."""
     return lm._can_compile_fullgraph and shares(lm) == 1
 
 
 class StaticForward:
-    """A graph for every shape, made on its first use; all share one memory pool."""
+    """A forward that replays a graph for each shape, captured on first use.
+
+    All graphs share one memory pool.
+    """
 
     def __init__(self, target: Target, *, batch: int, compile: bool = False) -> None:
         self.target = target
         self._batch = batch
         self.hidden: Callable[..., Tensor] = target.hidden
         if compile:
-            # One row and one sequence are specialized: more versions than the default.
+            # One row and one sequence compile to special versions, more than the default limit.
             torch._dynamo.config.recompile_limit = 64
             self.hidden = torch.compile(target.hidden, fullgraph=True, dynamic=True)
-        # PyTorch's own stream for captures is on the current device, not the model's.
+        # PyTorch's default stream for captures is on the current device, not on the model's.
         cuda = target.device.type == "cuda"
         self.stream = torch.cuda.Stream(target.device) if cuda else None
         self.pool = torch.cuda.graph_pool_handle() if cuda else None
-        self._graphs: dict[Shape, Graph] = {}  # the last one was used last
+        self._graphs: dict[Shape, Graph] = {}  # in order of last use
 
     @staticmethod
     def cache_rows(capacity: int, max_rows: int, batch: int) -> int:
-        """Return the rows of the cache for `capacity` tokens and the trees after them."""
+        """Return the number of cache rows for `capacity` tokens and a padded tree, in buckets."""
         return -(-(capacity + 2 * bucket(max_rows)) // COLUMNS) * COLUMNS
 
     def __call__(
@@ -131,7 +136,7 @@ class StaticForward:
 
 
 class Graph:
-    """One shape's buffers and, on CUDA, its kernels."""
+    """The buffers of one shape and, on CUDA, its captured graph."""
 
     def __init__(self, shape: Shape, forward: StaticForward) -> None:
         self._shape = shape
@@ -142,12 +147,12 @@ class Graph:
         self._inputs = Inputs(shape, forward.target.device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._packed = torch.empty(0)
-        self.logits: Logits | None = None  # of the last run, if they are kept
+        self.logits: Logits | None = None  # of the last run, if `shape.keeps_logits`
 
     def run(
         self, flat: FlatTrees, lengths: Sequence[int], seeds: Sequence[int]
     ) -> Tensor:
-        """Compute these rows; return picks, ids and weights, see `unpack`."""
+        """Compute these rows; return picks, ids and weights in one tensor, see `unpack`."""
         self._inputs.fill(flat, lengths, seeds)
         if self._stream is None:
             self._packed = self._compute()
@@ -158,8 +163,8 @@ class Graph:
         return self._packed
 
     def _capture(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-        # Runs before the capture let libraries allocate and compile. The replay writes
-        # what they write again.
+        # Runs before the capture let libraries allocate and compile. They write cache rows
+        # that the replay overwrites.
         current = torch.cuda.current_stream(self._target.device)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
@@ -167,7 +172,7 @@ class Graph:
                 self._compute()
         current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # By default another thread that allocates or waits would end the capture.
+        # In the default mode, another thread that allocates or waits would end the capture.
         capture = torch.cuda.graph(
             graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
         )
@@ -176,13 +181,13 @@ class Graph:
         return graph
 
     def _compute(self) -> Tensor:
-        """Compute one float64 tensor from the inputs; float64 represents ids exactly."""
+        """Compute one tensor from the inputs, in float64, which represents ids exactly."""
         shape = self._shape
         target = self._target
         inputs = self._inputs
         q = shape.drafts + shape.probes
         starts = inputs.lengths + inputs.fed
-        target.cache.place_each(starts, rows=q, end=shape.columns)
+        target.cache.set_slots_at(starts, rows=q, end=shape.columns)
         masks = {
             kind: additive_mask(inputs, shape.columns, window, target.mask_dtype)
             for kind, window in target.windows.items()
@@ -229,9 +234,9 @@ def unpack(
     trees: Sequence[Tree],
     target: Target,
 ) -> PackedOutput:
-    """Return a graph's picks, ids and weights, which follow each other in `packed`.
+    """Split `packed` into a graph's picks, ids and weights.
 
-    With a head the probes' hidden states are behind them; they stay on the device.
+    With a previous-token head the probes' hidden states follow; they stay on the device.
     """
     B = shape.sequences
     drafts = 0 if shape.draft_model else shape.drafts
@@ -280,7 +285,7 @@ class Inputs:
     def fill(
         self, flat: FlatTrees, lengths: Sequence[int], seeds: Sequence[int]
     ) -> None:
-        """Copy these to the device at once; the last inputs must have been used."""
+        """Copy the inputs to the device at once. The previous forward must have finished."""
         values = (
             flat.ids,
             flat.positions,
@@ -305,9 +310,9 @@ class Inputs:
 def additive_mask(
     inputs: Inputs, columns: int, window: int | None, dtype: torch.dtype
 ) -> Tensor:
-    """Return (B, 1, q, columns), 0 where a row attends and -inf elsewhere.
+    """Return the mask (B, 1, q, columns): 0 where a row attends and -inf elsewhere.
 
-    Computes `trees.tree.mask` on the device.
+    It equals `trees.tree.mask`, computed on the device.
     """
     q, w = inputs.attends.shape[1:]
     column = torch.arange(columns, device=inputs.ids.device)

@@ -1,1 +1,1 @@
-"""Model directories: weights, adapters, draft models, tensor parallelism."""
+"""Load model directories: weights, adapters, draft models, tensor parallelism."""

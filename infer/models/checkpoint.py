@@ -1,4 +1,4 @@
-"""A model directory: the library's model, the tokenizer, and adaptive.json."""
+"""Read a model directory: the Transformers model, the tokenizer, and adaptive.json."""
 
 import os
 from dataclasses import dataclass
@@ -40,14 +40,15 @@ from infer.text import Text
 from infer.trees.mask_tokens import MaskTokens, mask_tokens
 
 ADAPTIVE = "adaptive.json"
-#: Values of `mask` in adaptive.json; the other ones are ids of existing tokens.
+#: Values of `mask` in adaptive.json; other values are ids of existing tokens.
 TRAINED = "adaptive"
 NOISE = "noise"
-MOST_L = 1024  # adaptive tokens in a row
+MAX_L = 1024  # the maximum number of adaptive tokens in a row
+#: A warning for an adaptive.json without n-gram weights; its argument is the path.
 NO_WEIGHTS = (
     "%s lost its ngrams: default weights are used, and fewer drafts may be accepted"
 )
-#: Files that Transformers converts; without any it would invent an empty tokenizer.
+#: The files that Transformers can convert to a tokenizer. Without any it returns an empty one.
 SLOW_TOKENIZERS = ("vocab.json", "vocab.txt", "*.model")
 
 
@@ -55,17 +56,18 @@ SLOW_TOKENIZERS = ("vocab.json", "vocab.txt", "*.model")
 class Adaptive:
     """The content of adaptive.json."""
 
-    # one id: identical tokens, any k; several: diverse tokens; () with noise
+    #: One id: identical tokens, any k; several ids: diverse tokens; () with noise.
     ids: tuple[int, ...]
-    L: int  # the widest window of training
-    noise: bool = False  # tokens drawn uniformly stand in place of adaptive ones
+    L: int  # the largest window of training
+    noise: bool = False  # windows have tokens drawn uniformly in place of adaptive ones
     trained: bool = True  # no text has the ids; False for an existing token, and noise
     gated: bool = False  # the directory's adapter acts on probes only
     infilling: Infilling | None = None
-    bos: int | None = None  # opened every document in training
-    control: frozenset[int] | None = None  # ids that no text became in training
+    bos: int | None = None  # the first id of every document in training
+    #: Ids that text was never encoded as in training.
+    control: frozenset[int] | None = None
     ngrams: NgramWeights = NgramWeights()
-    has_table: bool = False  # the export had a table of n-grams
+    has_table: bool = False  # the export had an n-gram table
     has_head: bool = False  # the export had a previous-token head
 
     def mask(self, vocabulary: int) -> MaskTokens:
@@ -74,15 +76,15 @@ class Adaptive:
 
 
 def read_adaptive(path: Path, rows: int | None) -> Adaptive:
-    """Read adaptive.json of a model whose embedding has `rows` rows, if known.
+    """Read adaptive.json of a model with `rows` rows in its embedding; None if unknown.
 
-    Raises UserError for another file, and for ids without a row.
+    Raises UserError for invalid content, and for ids without a row.
     """
     values = read_json(path, "JSON with adaptive_ids and L")
     with as_user_error(f"{path} must have the adaptive_ids and L of training, got"):
         infilling = values.get("infilling") or {}  # null for a tokenizer without it
         if not isinstance(infilling, dict):
-            raise ValueError(f"infilling that is a {type(infilling).__name__}")
+            raise ValueError(f"infilling of type {type(infilling).__name__}")
         complete = None not in (infilling.get("pre"), infilling.get("suf"))
         if complete and "orders" in infilling:
             infilling = infilling | {"orders": tuple(infilling["orders"])}
@@ -92,7 +94,7 @@ def read_adaptive(path: Path, rows: int | None) -> Adaptive:
         mask = values.get("mask", TRAINED)
         numbers = [*values["adaptive_ids"], values["L"], *(control or ())]
         if wrong := [n for n in numbers if type(n) is not int]:
-            raise ValueError(f"{wrong[0]!r:.60}, which is no whole number")
+            raise ValueError(f"{wrong[0]!r:.60}, which is not an integer")
         if type(gated) is not bool:
             raise ValueError(f"gated={gated!r:.60}")
         existing = type(mask) is int and values["adaptive_ids"] == [mask]
@@ -111,7 +113,7 @@ def read_adaptive(path: Path, rows: int | None) -> Adaptive:
             has_table=bool(ngrams and ngrams["table"] is not None),
             has_head=values.get("head", False) is True,
         )
-        if bool(adaptive.ids) == adaptive.noise or not 1 <= adaptive.L <= MOST_L:
+        if bool(adaptive.ids) == adaptive.noise or not 1 <= adaptive.L <= MAX_L:
             raise ValueError(f"adaptive_ids={list(adaptive.ids)} and L={adaptive.L}")
         ids = [*adaptive.ids, adaptive.bos]
         ids += adaptive.infilling.ids if adaptive.infilling else ()
@@ -120,16 +122,18 @@ def read_adaptive(path: Path, rows: int | None) -> Adaptive:
                 continue
             if type(id) is not int or not 0 <= id < (id + 1 if rows is None else rows):
                 raise ValueError(f"id {id}, which is not among the model's {rows} rows")
-    if "ngrams" not in values and "schema" in values:  # not one that a person wrote
+    if (
+        "ngrams" not in values and "schema" in values
+    ):  # a file written by hand has no schema
         getLogger(__name__).warning(NO_WEIGHTS, path)
     return adaptive
 
 
 class ModelDirectory:
-    """A Transformers model directory, best an export; each file is read on first use.
+    """A Transformers model directory, possibly an export. Each file is read on first use.
 
-    `setting` names the directory's setting in errors. Raises UserError for a folder that
-    is not a model.
+    `setting` is the name of the directory's setting in errors. Raises UserError for a folder
+    that is not a model.
     """
 
     def __init__(self, folder: str | Path, *, setting: str = "model") -> None:
@@ -138,22 +142,22 @@ class ModelDirectory:
 
     @cached_property
     def rows(self) -> int | None:
-        """The rows of the embedding; None if config.json does not say."""
+        """The number of rows of the embedding; None if config.json does not have it."""
         config = read_json(self.path / "config.json", "a model's JSON")
         return config.get("vocab_size")
 
     @cached_property
     def adaptive(self) -> Adaptive | None:
-        """The adaptive tokens; None for a model trained without them."""
+        """The content of adaptive.json; None for a model without adaptive tokens."""
         path = self.path / ADAPTIVE
         return read_adaptive(path, self.rows) if path.is_file() else None
 
     def need_adaptive(self) -> Adaptive:
-        """Return the adaptive tokens. Raises UserError for a model without them."""
+        """Return the content of adaptive.json. Raises UserError for a model without it."""
         if self.adaptive is None:
             raise UserError(
                 f"{self.name} must be fine-tuned with adaptive tokens, got no {ADAPTIVE} "
-                'in it. Write one: {"adaptive_ids": [ID], "L": L}'
+                'in it. Add the file: {"adaptive_ids": [ID], "L": L}'
             )
         return self.adaptive
 
@@ -167,9 +171,9 @@ class ModelDirectory:
         """The tokenizer, with the control ids of training if they are known."""
         adaptive = self.adaptive or Adaptive((), 1)
         tokenizer = self._tokenizer
-        infilling = found = find_infilling(tokenizer, self.rows)
+        infilling = of_tokenizer = find_infilling(tokenizer, self.rows)
         if adaptive.infilling:
-            infilling = with_stops(adaptive.infilling, found)
+            infilling = with_stops(adaptive.infilling, of_tokenizer)
         control = adaptive.control
         if control is None:
             tokens = tokenizer.get_added_tokens_decoder().items()
@@ -192,7 +196,7 @@ class ModelDirectory:
         file = self.path / "tokenizer.json"
         with as_user_error(
             f"{self.name} must have a tokenizer.json, got",
-            ". Convert another tokenizer by Transformers: "
+            ". Convert another kind of tokenizer with Transformers: "
             "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
         ):
             if file.is_file():
@@ -207,9 +211,9 @@ class ModelDirectory:
 
     @cached_property
     def ngrams(self) -> NgramTable | None:
-        """The table of the training data's n-grams; None without one.
+        """The n-gram table of the training data; None for a directory without it.
 
-        Logs a warning if the export had one. Raises UserError for a damaged table, and for
+        Logs a warning if the export had a table. Raises UserError for a damaged table, and for
         a table of a larger vocabulary.
         """
         path = self.path / FILE
@@ -225,35 +229,36 @@ class ModelDirectory:
     def load(
         self, *, dtype: str, device: str | None = None, whole: bool = False
     ) -> PreTrainedModel:
-        """Load the library's model with its adapter, ready to decode.
+        """Load the Transformers model with its adapter, ready to decode.
 
-        Under torchrun the model is divided over the processes, each on its own GPU or all
-        on CPUs; with `whole` every process loads all of it. Raises UserError for a
-        directory that is not a model, a model that does not fit trees, the processes or
-        the memory, and an adapter that would have to be merged into divided weights.
+        Under torchrun the model is divided over the processes, each on its own GPU or all on
+        CPUs; with `whole` every process loads the whole model. Raises UserError for a
+        directory that is not a model, for a model that does not support trees, for a number of
+        processes that cannot divide it, for too little memory, and for an adapter that would
+        have to be merged into divided weights.
         """
         ranks = 1 if whole else parallel.processes()
         adapter = self.path / FOLDER
         int8 = dtype == INT8
         if ranks > 1 and int8:
             raise UserError(
-                f"dtype must be another one than int8 under torchrun with {ranks} processes, got int8. "
+                f"dtype must not be int8 under torchrun with {ranks} processes. "
                 "Set dtype=float32, or run one process."
             )
         if ranks > 1 and device:
             raise UserError(
                 f"device must be unset under torchrun, which gives each of its {ranks} "
-                f"processes a device, got {device}"
+                f"processes a device, got {device}. Omit device."
             )
         if ranks > 1 and adapter.is_dir() and not self.gated:
             raise UserError(
                 f"{self.name} must have a gated adapter for {ranks} processes, got an "
-                "adapter of every token. Export the model with lora=merged."
+                "adapter that acts on every token. Export the model with lora=merged."
             )
         if self._keeps_adapter() and not adapter.is_dir():
             raise UserError(
-                f"{self.name} must have its {FOLDER}/, got none: the weights beside it are "
-                "the base model's. Copy the folder, or export the model again."
+                f"{self.name} must have its folder {FOLDER}/, got only the base model's weights. "
+                "Copy the folder, or export the model again."
             )
         logging.disable_progress_bar()
         with (
@@ -271,7 +276,7 @@ class ModelDirectory:
                 default = "cuda" if torch.cuda.is_available() else "cpu"
                 lm.to(device or default)  # type: ignore[arg-type]
             lm.eval()
-            if int8:  # later the two forwards that are compared would round differently
+            if int8:  # before rounding, which differs between the two compared forwards
                 check_tree(lm, self.name)
                 to_int8(lm)
             elif ranks == 1 and lm.device.type == "cpu":
@@ -282,7 +287,7 @@ class ModelDirectory:
         return lm
 
     def _keeps_adapter(self) -> bool:
-        """Return True for an export that left its adapter beside the base model."""
+        """Return True for an export with the adapter in its own folder (lora=kept)."""
         settings = (export_manifest(self.path) or {}).get("settings") or {}
         return settings.get("lora") == "kept"
 
@@ -303,7 +308,7 @@ class ModelDirectory:
         )
         lm: PreTrainedModel
         lm, info = loaded
-        # The library has initialized them at random.
+        # Transformers initializes missing weights at random.
         if missing := sorted(info["missing_keys"]):
             raise ValueError(f"no weight {missing[0]}")
         return lm
@@ -312,13 +317,12 @@ class ModelDirectory:
 def check_weights(
     config: PretrainedConfig, name: str, *, dtype: str, device: str | None, ranks: int
 ) -> None:
-    """Raise UserError if a model's weights alone are more than the free memory.
+    """Raise UserError if a model's weights need more than the free memory.
 
-    On Linux a process that takes more than there is would be killed without a word.
-    `device` is None for the first GPU, or the CPU of a machine without one; with several
-    `ranks` each holds its share. Weights in the type of their files stay in these on a
-    CPU, so that too little memory makes them slow: that is a warning. Quantized weights
-    are not checked.
+    Otherwise Linux would kill the process without a message. `device` is None for the first
+    GPU, or for the CPU on a machine without a GPU. With several `ranks` each rank has its
+    share. On a CPU, weights in the dtype of their files are memory-mapped: too little memory
+    makes them slow, so there the function only warns. Quantized weights are not checked.
     """
     if getattr(config, "quantization_config", None):
         return
@@ -346,31 +350,31 @@ def check_weights(
 
 
 def dtype_of(lm: PreTrainedModel) -> str:
-    """Return the setting `dtype` of a loaded model."""
+    """Return the dtype of a loaded model as a value of the setting `dtype`."""
     return INT8 if is_int8(lm) else str(lm.dtype).removeprefix("torch.")
 
 
 def merge_adapter(lm: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """Return `lm` with the LoRA adapter of a folder merged into its weights.
 
-    Raises UserError for a folder that has no adapter of this model.
+    Raises UserError for a folder without an adapter of this model.
     """
     with as_user_error(f"{folder} must be a LoRA adapter of this model, got"):
         adapted = PeftModel.from_pretrained(
             lm, str(folder), autocast_adapter_dtype=False
         )
-        # Safe: the library refuses values that are not finite.
+        # safe_merge refuses values that are not finite.
         merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
     return merged
 
 
 def eos_ids(lm: PreTrainedModel) -> frozenset[int]:
-    """Return the ids that end a text."""
+    """Return the EOS ids of a model. Raises UserError for values that are not integers."""
     value: Any = lm.generation_config.eos_token_id if lm.generation_config else None
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if wrong := [id for id in ids if type(id) is not int]:
         raise UserError(
-            f"generation_config.json must have ids as eos_token_id, got {wrong[0]!r:.60}. "
-            "Correct it, or copy the file anew"
+            f"generation_config.json must have integers as eos_token_id, got {wrong[0]!r:.60}. "
+            "Correct it, or copy the file again"
         )
     return frozenset(ids)

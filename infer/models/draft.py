@@ -1,11 +1,11 @@
-"""Which model may draft for another one.
+"""Load the model that drafts for a target.
 
-    draft=DIR       a directory whose tokenizer has the same piece at every shared id
-    draft=self:N    the target's first N layers, its final norm and its head, in place
+    draft=DIR       a model directory; its tokenizer must have the target's piece at every shared id
+    draft=self:N    the target's first N layers, its final norm and its head, on the same weights
 
-The paper's self-SSD (GSD Table 1) is Zhang et al. (2023), who search for the blocks to
-skip; the first N layers draft worse. Under torchrun every rank loads all of a draft
-model; the first layers are divided as the target is.
+The paper's self-SSD (GSD Table 1) uses Zhang et al. (2023), who search for the blocks to
+skip; the first N layers draft worse. Under torchrun every rank loads a whole draft model,
+but draft=self:N is divided as the target is.
 """
 
 import copy
@@ -23,31 +23,32 @@ from infer.engine.forward import context_length
 from infer.models.checkpoint import Adaptive, ModelDirectory, dtype_of
 from infer.text import Text
 
-STAND_IN = 0  # read instead of an id that the draft model lacks; any id would do
+#: The id that a draft model reads in place of an id that it does not have; any id would work.
+STAND_IN = 0
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A model that drafts, on the target's device.
+    """A draft model on the target's device.
 
-    Its head has `rows` ids. An id below that only one of the two models has is read and
-    drafted like others, and the target rejects it.
+    Its head has `rows` ids. If only one of the two models has an id below `rows`, the draft
+    model may still draft it, and the target rejects it.
     """
 
     lm: PreTrainedModel = field(repr=False)
     rows: int  # one more than the last id that both models have
-    context: int  # positions, perhaps fewer than the target's
-    adaptive: Adaptive | None = None  # drafts by these; None: token by token
+    context: int  # the context length in tokens, possibly shorter than the target's
+    adaptive: Adaptive | None = None  # drafts with these tokens; None: token by token
 
     def read(self, ids: Sequence[int]) -> list[int]:
-        """Return the target's ids, with a stand-in for ids that this model lacks."""
+        """Return the target's ids, with STAND_IN for ids that this model does not have."""
         return [id if id < self.rows else STAND_IN for id in ids]
 
 
 class DraftSource:
     """A draft model before its weights are read; `text` is the target's tokenizer.
 
-    Raises UserError for a directory without a tokenizer or with other ids, and for
+    Raises UserError for a directory without a tokenizer or with different token ids, and for
     `adaptive` without adaptive.json.
     """
 
@@ -66,10 +67,10 @@ class DraftSource:
         self._rows = shared_rows(text.pieces, pieces, name)
 
     def load(self, target: PreTrainedModel, adaptive: Adaptive | None) -> Draft:
-        """Load the model that drafts for `target`, which has the `adaptive` tokens.
+        """Load the draft model of `target`, which has the adaptive tokens `adaptive`.
 
-        Raises UserError for a directory that `ModelDirectory.load` refuses, and for as many
-        layers as the target has.
+        Raises UserError for a directory that `ModelDirectory.load` refuses, and for at least as
+        many layers as the target has.
         """
         config = self._config
         if self._directory:
@@ -81,7 +82,7 @@ class DraftSource:
             if not config.layers or config.layers >= layers:
                 raise UserError(
                     f"draft must have fewer layers than the model's {layers}, "
-                    f"got {config.model}"
+                    f"got {config.model}. Lower N."
                 )
             lm = first_layers(target, config.layers)
         if config.adaptive and adaptive is None:
@@ -95,10 +96,10 @@ class DraftSource:
 
 
 def shared_rows(target: Mapping[int, str], draft: Mapping[int, str], name: str) -> int:
-    """Return one more than the last id that both models have a piece for.
+    """Return one more than the last id that both tokenizers have.
 
-    Raises UserError, naming the second model, for an id with two different pieces, and if
-    there is no shared id.
+    Raises UserError for an id with two different pieces, and without any shared id. `name` is
+    the name of the second model in the error.
     """
     shared = sorted(target.keys() & draft.keys())
     different = (
@@ -106,15 +107,15 @@ def shared_rows(target: Mapping[int, str], draft: Mapping[int, str], name: str) 
         for id in shared
         if target[id] != draft[id]
     )
-    if reason := next(different, "" if shared else "none of them"):
+    if reason := next(different, "" if shared else "no shared id"):
         raise UserError(f"{name} must have the model's token ids, got {reason}")
     return shared[-1] + 1
 
 
 def first_layers(lm: PreTrainedModel, layers: int) -> PreTrainedModel:
     """Return a model's first layers with its final norm and head, on the same tensors."""
-    # `deepcopy` takes tensors from its memo, also buffers that no checkpoint contains, and
-    # the process groups of a divided adapter, which cannot be copied.
+    # `deepcopy` takes these objects from its memo: parameters, buffers, and the process groups
+    # of a divided adapter, which cannot be copied.
     groups = (getattr(module, "group", None) for module in lm.modules())
     shared: dict[int, Any] = {
         id(item): item for item in chain(lm.parameters(), lm.buffers(), groups)
@@ -135,7 +136,7 @@ def first_layers(lm: PreTrainedModel, layers: int) -> PreTrainedModel:
 
 
 def _narrow_head(lm: PreTrainedModel, rows: int) -> None:
-    """Reduce the head to the first `rows` ids."""
+    """Cut the head to the first `rows` ids."""
     head: Any = lm.get_output_embeddings()
     if rows < lm.config.vocab_size:
         head.weight = nn.Parameter(head.weight[:rows], requires_grad=False)
@@ -145,19 +146,19 @@ def _narrow_head(lm: PreTrainedModel, rows: int) -> None:
 
 
 def base_pieces(folder: str, text: Text) -> Mapping[int, str]:
-    """Return a base model's pieces by id; `text` is the tuned model's tokenizer.
+    """Return a base model's pieces by id; `text` is the fine-tuned model's tokenizer.
 
-    Raises UserError for a folder without a tokenizer, and for other ids.
+    Raises UserError for a folder without a tokenizer, and for different token ids.
     """
     directory = ModelDirectory(folder, setting="base")
     shared_rows(text.pieces, directory.text.pieces, directory.name)
     return directory.text.pieces
 
 
-def lacking(
+def missing_id(
     pieces: Mapping[int, str], prompts: Iterable[tuple[str, Sequence[int]]]
 ) -> str | None:
-    """Name the first id of the (name, ids) prompts that is not in `pieces`, if any."""
+    """Describe the first id of the (name, ids) prompts that is not in `pieces`; None without one."""
     for name, ids in prompts:
         for id in ids:
             if id not in pieces:

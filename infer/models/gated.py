@@ -1,4 +1,4 @@
-"""A gated adapter: LoRA in peft's format, applied to probes only (engine/gate.py).
+"""Read a gated adapter: LoRA in peft's format that is applied to probes only (engine/gate.py).
 
 It is read without peft, because custom_generate runs with Transformers alone.
 """
@@ -23,13 +23,14 @@ FOLDER = "adapter"
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 HEAD = "head.safetensors"
-# Logged with the path, for an export that had the file.
-NO_HEAD = "%s is absent: drafts do not know the token drafted before them, and fewer are accepted"
-PREFIX = "base_model.model."  # of module names in peft's files
+#: A warning for an export that lost the file; its argument is the path.
+NO_HEAD = "%s is absent: drafts do not depend on the token drafted before them, and fewer are accepted"
+PREFIX = "base_model.model."  # begins the names of modules in peft's files
+#: The ends of the names of weights in peft's files.
 A = ".lora_A.weight"
 B = ".lora_B.weight"
-ROWS = ".token_adapter.trainable_tokens_delta"
-#: peft's settings that are supported, or do not change the adapter's values.
+TOKEN_ROWS = ".token_adapter.trainable_tokens_delta"
+#: peft's settings that are supported or do not change the adapter's values.
 SUPPORTED = {
     "peft_type",
     "r",
@@ -48,11 +49,12 @@ SUPPORTED = {
     "qalora_group_size",
     "runtime_config",
 }
+#: Supported values of other settings.
 DEFAULTS: dict[str, list[Any]] = {"bias": ["none"], "init_lora_weights": [True, False]}
 
 
 def gate_model(lm: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """Return `lm` with the adapter of a folder and its head, if any, in place."""
+    """Add the adapter of a folder, and its previous-token head if any, to `lm`; return `lm`."""
     for name, layer in gated_layers(lm, folder).items():
         lm.set_submodule(name, layer)
     if (folder / HEAD).is_file():
@@ -61,7 +63,7 @@ def gate_model(lm: PreTrainedModel, folder: Path) -> PreTrainedModel:
 
 
 def read_head(lm: PreTrainedModel, path: Path) -> PreviousTokenHead:
-    """Return the previous-token head of a file. Raises UserError for another file."""
+    """Read a previous-token head. Raises UserError for a file that is not a head of `lm`."""
     output: Any = lm.get_output_embeddings()
     d = output.in_features
     with as_user_error(
@@ -79,16 +81,16 @@ def read_head(lm: PreTrainedModel, path: Path) -> PreviousTokenHead:
 
 
 def gated_layers(lm: PreTrainedModel, folder: Path) -> dict[str, nn.Module]:
-    """Return the modules that replace modules of `lm`, by name; they share one gate.
+    """Return the gated modules that replace modules of `lm`, by name. They share one gate.
 
-    Raises UserError if the folder has no adapter, or one that is not LoRA of linear
-    layers of this model.
+    Raises UserError for a folder without an adapter, and for an adapter that is not LoRA of
+    linear layers of this model.
     """
     problem = f"{folder}: a gated adapter must be LoRA of linear layers, got"
     with as_user_error(problem, ". Export the model again."):
         settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         weights = load_file(folder / WEIGHTS)
-        check_settings(settings)
+        check_adapter_config(settings)
         layers = _linear_layers(lm, settings, weights)
         gate = next((layer.gate for layer in layers.values()), ProbeGate())
         token_ids = settings.get("trainable_token_indices")
@@ -97,20 +99,20 @@ def gated_layers(lm: PreTrainedModel, folder: Path) -> dict[str, nn.Module]:
             embedding: Any = lm.get_input_embeddings()
             modules = lm.named_modules()
             name = next(name for name, module in modules if module is embedding)
-            rows = weights.pop(f"{PREFIX}{name}{ROWS}").to(lm.device, lm.dtype)
+            rows = weights.pop(f"{PREFIX}{name}{TOKEN_ROWS}").to(lm.device, lm.dtype)
             check_shape(rows, len(token_ids), embedding.embedding_dim)
-            check_finite(f"{name}{ROWS}", rows)
+            check_finite(f"{name}{TOKEN_ROWS}", rows)
             if not set(token_ids) <= set(range(embedding.num_embeddings)):
                 raise ValueError(f"trainable_token_indices={token_ids!r:.60}")
             ids = torch.tensor(token_ids, device=lm.device)
             replaced[name] = GatedEmbedding(embedding, ids, rows, gate)
         if weights:
-            raise ValueError(f"weights that belong to no layer: {min(weights)}")
+            raise ValueError(f"weights without a layer: {min(weights)}")
     return replaced
 
 
-def check_settings(settings: dict[str, Any]) -> None:
-    """Raise ValueError for a setting that changes values in an unsupported manner."""
+def check_adapter_config(settings: dict[str, Any]) -> None:
+    """Raise ValueError for an unsupported setting that changes the adapter's values."""
     if settings["peft_type"] != "LORA":
         raise ValueError(f"peft_type={settings['peft_type']}")
     for name, value in settings.items():
@@ -119,13 +121,13 @@ def check_settings(settings: dict[str, Any]) -> None:
 
 
 def check_shape(weight: Tensor, *expected: int) -> None:
-    """Raise ValueError for weights of another model's sizes."""
+    """Raise ValueError for a weight of another shape."""
     if weight.shape != expected:
         raise ValueError(f"weights of {tuple(weight.shape)} instead of {expected}")
 
 
 def check_finite(name: str, weight: Tensor) -> None:
-    """Raise ValueError for NaN and infinity, which would reach the text by way of attention."""
+    """Raise ValueError for NaN and infinity, which attention would spread to the text."""
     if not weight.isfinite().all():
         raise ValueError(f"values of {name} that are not finite in {weight.dtype}")
 

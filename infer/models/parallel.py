@@ -1,9 +1,9 @@
-"""Several processes on one model, under torchrun: the library's tensor parallelism.
+"""Divide one model over the processes of torchrun, by Transformers' tensor parallelism.
 
-Every rank holds its share of each layer's heads and runs the whole loop on the same
-tokens (engine/forward.py). A draft model is whole on every rank (draft.py). Benchmarks
-differ, unless tensor_parallel=true: each process has a whole model and its own prompts
-(`stand_alone`).
+Every rank has its share of each layer's heads and runs the whole loop on the same tokens
+(engine/forward.py). A draft model is whole on every rank (draft.py). In benchmarks each
+process has a whole model and its own prompts (`use_whole_models`), unless
+tensor_parallel=true.
 """
 
 import atexit
@@ -17,42 +17,42 @@ from conf.architecture import cache_sizes
 from conf.console import torchrun_rank
 from conf.errors import UserError
 
-_alone = False
+_whole_models = False
 
 
-def stand_alone() -> None:
-    """From now on load whole models in each process of torchrun."""
-    global _alone
-    _alone = True
+def use_whole_models() -> None:
+    """Make every process of torchrun load whole models from now on."""
+    global _whole_models
+    _whole_models = True
 
 
 def processes() -> int:
     """Return the number of processes that share a model; 1 without torchrun."""
-    return 1 if _alone else torchrun_rank()[1]
+    return 1 if _whole_models else torchrun_rank()[1]
 
 
 def plan(config: PretrainedConfig, ranks: int) -> DistributedConfig:
-    """Return how the model is divided. Raises UserError if `ranks` cannot divide it.
+    """Return the plan that divides a model. Raises UserError if `ranks` cannot divide it.
 
-    The head stays whole: its rows are read one by one for float32 logits (pick.py).
+    The head is whole on every rank, since pick.py reads single rows for float32 logits.
     """
     if not config.base_model_tp_plan or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UserError(
-            f"torchrun: a model that Transformers can divide over {ranks} processes is "
-            f"needed, got {config.model_type}, which has no tensor parallel plan"
+            f"{config.model_type} has no tensor-parallel plan in Transformers to divide it over "
+            f"{ranks} processes. Run it in one process."
         )
     attention_heads: int = config.num_attention_heads
     heads, *_ = cache_sizes(config)
     if heads % ranks or attention_heads % ranks:
         raise UserError(
             f"torchrun: the number of processes must divide the model's {attention_heads} "
-            f"heads and {heads} key-value heads, got {ranks}"
+            f"heads and {heads} key-value heads, got {ranks}. Change --nproc_per_node."
         )
-    atexit.register(leave)
+    atexit.register(end_process_group)
     return DistributedConfig(tp_size=ranks, tp_plan={"lm_head": "replicate"})
 
 
-def leave() -> None:
+def end_process_group() -> None:
     """End the process group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -1,1 +1,1 @@
-"""An export's custom_generate/: our loop behind Transformers' `generate`, with that library alone."""
+"""The custom_generate/ of an export: this project's decoding loop for Transformers' `generate`."""

@@ -1,12 +1,11 @@
-"""`generate` of custom_generate/ in a model directory, with Transformers alone.
+"""The `generate` of custom_generate/ in a model directory. It needs only Transformers.
 
     model.generate(**inputs, max_new_tokens=256, custom_generate=DIR, trust_remote_code=True)
 
-The library prepares as always: it merges the generation config, validates arguments,
-repeats prompts for num_return_sequences, and creates processors and criteria. Decoding
-itself is the loop of this project. train/export/sidecars.py copies this module and those
-that it imports into the directory, so they import nothing but Transformers, PyTorch and
-NumPy.
+Transformers prepares the call as usual: it merges the generation config, validates
+arguments, repeats prompts for num_return_sequences, and creates processors and criteria.
+The decoding loop is this project's. train/export/sidecars.py copies this module and its
+imports into the directory. So they may import only Transformers, PyTorch and NumPy.
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -69,8 +68,8 @@ from infer.trees.mask_tokens import MaskTokens, mask_tokens
 class ModelState:
     """The state of a model between calls: runners with CUDA graphs, and planners.
 
-    It may refer to the model only weakly, or the model would never be freed: `lm` is a
-    proxy or, with a gated adapter, a view of the same weights.
+    A strong reference to the model would prevent it from being freed. So `lm` is a weak proxy
+    or, with a gated adapter, a view of the same weights.
     """
 
     addresses: Hashable  # of the model's tensors
@@ -81,7 +80,7 @@ class ModelState:
 
 
 _states: WeakKeyDictionary[PreTrainedModel, ModelState] = WeakKeyDictionary()
-_lock = Lock()  # or two threads would create a state each
+_lock = Lock()  # so that two threads do not create two states
 
 
 def state_of(
@@ -91,17 +90,16 @@ def state_of(
     gated: bool = False,
     has_head: bool = False,
 ) -> ModelState:
-    """Return a model's state, a new one if weights have moved: CUDA graphs hold addresses.
+    """Return a model's state. It is new if weights have moved, since CUDA graphs have addresses.
 
-    `has_table`, `has_head`: the export had a table of n-grams, a previous-token head;
-    a missing one is logged once.
-    Raise UserError for an unsupported family or a missing `gated` adapter, ValueError for
-    several devices or a model that keeps no cache.
+    `has_table` and `has_head` say that the export had an n-gram table and a previous-token
+    head; a missing file is logged once. Raises UserError for an unsupported family or a
+    missing `gated` adapter, and ValueError for several devices or a model without a cache.
     """
     if lm.training and lm.is_gradient_checkpointing:
         raise ValueError(
-            "model must be in evaluation, got training with gradient checkpointing, which "
-            "keeps no cache. Call model.eval() first."
+            "model must be in evaluation mode, got training with gradient checkpointing, which "
+            "disables the cache. Call model.eval() first."
         )
     addresses = addresses_of(lm)
     with _lock:
@@ -123,8 +121,8 @@ def state_of(
                 elif has_head and state is None:
                     name = Path(lm.name_or_path or "") / FOLDER / HEAD
                     getLogger(__name__).warning(NO_HEAD, name)
-            # A graph would not see changes in the layers of another library (adapters
-            # that are switched, quantized weights).
+            # A CUDA graph would miss changes in another library's layers, such as switched
+            # adapters or quantized weights.
             modules = (type(module).__module__.split(".")[0] for module in lm.modules())
             own = set(modules) <= {"torch", "transformers"}
             runners = Runners(decoding, static=None if own else False)
@@ -148,15 +146,15 @@ def _adapter_of(lm: PreTrainedModel) -> Path:
     weights = _file_of(lm, f"{FOLDER}/{WEIGHTS}")
     if config is None or weights is None:
         raise UserError(
-            f"model must have come with its gated adapter, got no {FOLDER}/ in "
+            f"model must have its gated adapter, got no {FOLDER}/ in "
             f"{lm.name_or_path or 'a model without a name'}. Load the model from the "
-            "directory or repository that has it."
+            f"directory or repository with {FOLDER}/."
         )
     return weights.parent
 
 
 def _file_of(lm: PreTrainedModel, file: str) -> Path | None:
-    """Return a file of the model's directory, or of its repository and commit."""
+    """Return the path of a file in the model's directory, or in its repository at its commit."""
     name = lm.name_or_path
     if not name or (Path(name) / file).is_file():
         return Path(name) / file if name else None
@@ -173,7 +171,7 @@ def _file_of(lm: PreTrainedModel, file: str) -> Path | None:
 class Drafting:
     """The adaptive tokens of a model (`mask`), and the settings of a call.
 
-    Without a `seed` PyTorch's generator decides, so that `set_seed` repeats a text.
+    Without a `seed` it is drawn from PyTorch's generator, so that `set_seed` repeats a text.
     """
 
     mask: MaskTokens
@@ -208,28 +206,32 @@ def generate(
     custom_generate: Any = None,
     **args: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
-    """Decode as the library's `generate`, greedily or by sampling. Own arguments:
+    """Decode as Transformers' `generate`, greedily or by sampling. Additional arguments:
 
-    k       adaptive tokens in a row at most, by default L; no more than there are
-            diverse tokens
-    probes  drafts under which the next ones are made: "auto" (by measurement), "root"
-            (the paper's two forwards in turn), "all" (one forward), or a number
-    sources of drafts: some of "adaptive", "text" (n-grams of the text so far), "ngrams"
-            (of the training data); by default all that there are
-    seed    of sampling: the same seed gives the same text, whatever is drafted. Sequence
-            b has seed + b. By default from PyTorch's generator: `set_seed` repeats it
+    k        maximum number of adaptive tokens in a row, by default L. It must not exceed the
+             number of diverse tokens
+    probes   drafts that get adaptive tokens for the next step: "auto" (by measured costs),
+             "root" (the paper's two forwards in turn), "all" (one forward), or a number
+    sources  sources of drafts among "adaptive", "text" (n-grams of the text so far) and
+             "ngrams" (n-grams of the training data); by default all available sources
+    seed     seed of sampling; the same seed gives the same text, whatever is drafted. Sequence
+             b has seed + b. By default it is drawn from PyTorch's generator (`set_seed`)
 
-    The tokens are those of decoding without drafts; in bfloat16 and float16 up to
-    near-ties. Logits processors must be functions of ids and scores: each sequence
+    The tokens equal the tokens of decoding without drafts, in bfloat16 and float16 up to
+    near-ties. Logits processors must be functions of ids and scores, because each sequence
     advances at its own pace. A temperature or top_p in `generation_config` implies
-    do_sample, as in requests to `transformers serve`; a length beyond the context is
-    cut. Raise ValueError for arguments that are not supported, such as beams.
+    do_sample, as in requests to `transformers serve`. A length beyond the context is cut.
+    Raises ValueError for unsupported arguments, such as beams.
     """
     library: Any = partial(GenerationMixin.generate, model, inputs, generation_config)  # type: ignore[arg-type]
-    if custom_generate is not None:  # given to `model.generate`, which is this function
+    if (
+        custom_generate is not None
+    ):  # the caller passed it, and model.generate is this function
         own = {"k": k, "probes": probes, "sources": sources, "seed": seed}
         args |= {name: value for name, value in own.items() if value is not None}
-        return library(custom_generate=custom_generate, **args)
+        answer: Tensor | GenerateDecoderOnlyOutput
+        answer = library(custom_generate=custom_generate, **args)
+        return answer
     settings = DecodeConfig(
         "hybrid",
         sources=None if sources is None else [*sources],
@@ -251,22 +253,23 @@ def generate(
         _decode,
         drafting=drafting,
         find_state=partial(state_of, has_table=has_table, gated=gated, has_head=head),
-        streamer=args.get("streamer"),  # which the library passes to no callable
-        given=frozenset(args),
+        streamer=args.get("streamer"),  # the library does not pass it to a callable
+        arguments=frozenset(args),
     )
-    return library(custom_generate=decoder, **args)
+    answer = library(custom_generate=decoder, **args)
+    return answer
 
 
 def _convert_stop_strings(
     args: dict[str, Any], configs: Sequence[GenerationConfig | None]
 ) -> None:
-    """Replace the stop strings of a call by a criterion.
+    """Replace the stop strings of a call by a stopping criterion.
 
-    Given a callable, the library loses the tokenizer that stop strings need.
+    With a callable as custom_generate, the library drops the tokenizer that stop strings need.
     """
     tokenizer = args.pop("tokenizer", None)
-    given = [config.stop_strings for config in configs if config]
-    strings = next(filter(None, [args.get("stop_strings"), *given]), None)
+    of_configs = [config.stop_strings for config in configs if config]
+    strings = next(filter(None, [args.get("stop_strings"), *of_configs]), None)
     if strings and tokenizer is not None:
         criteria = [
             *(args.get("stopping_criteria") or ()),
@@ -286,17 +289,17 @@ def _decode(
     drafting: Drafting,
     find_state: Callable[[PreTrainedModel], ModelState],
     streamer: BaseStreamer | None,
-    given: frozenset[str],
+    arguments: frozenset[str],
     **prepared: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
-    """Decode (B, P) prompts to (B, P + n) ids, as the library calls a decoding method.
+    """Decode (B, P) prompts to (B, P + n) ids, with the signature of a decoding method.
 
-    `given` are the names of the caller's arguments. No parameter may have the name of
-    anything that the library prepares, such as attention_mask: the library would pass
-    the caller's value unprepared.
+    `arguments` are the names of the caller's arguments. A parameter must not have the name of
+    an input that the library prepares, such as attention_mask: the library would pass the
+    caller's unprepared value.
     """
     mask = prepared.pop("attention_mask", None)
-    inputs = {name: value for name, value in prepared.items() if name in given}
+    inputs = {name: value for name, value in prepared.items() if name in arguments}
     B = len(input_ids)
     check_supported(generation_config, logits_processor, inputs, sequences=B)
     prompts = prompts_of(input_ids, mask)
@@ -334,7 +337,7 @@ def _texts(
     drafting: Drafting,
     streamer: BaseStreamer | None,
 ) -> list[list[int]]:
-    """Return the new tokens of each request, and give them to the streamer."""
+    """Return the new tokens of each request, and pass them to the streamer."""
     longest = max(len(request.prompt) for request in requests)
     capacity = longest + limits.max_new_tokens
     methods = Methods(

@@ -1,6 +1,6 @@
-"""The arguments of Transformers' `generate` in the terms of this decoder.
+"""Convert the arguments of Transformers' `generate` to this decoder's.
 
-B sequences, prompts of P columns, padded on the left
+Shapes: B sequences, and P columns of prompts that are padded on the left.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Limits, Stop
 
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
-# Their scores depend on earlier calls, but each sequence advances at its own pace.
+# Processors with scores that depend on earlier calls; here each sequence has its own pace.
 STATEFUL = (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
     SynthIDTextWatermarkLogitsProcessor,
@@ -39,7 +39,7 @@ OUTPUTS = (
     "output_attentions",
     "output_hidden_states",
 )
-# These inputs change only the cost of the library's forwards.
+# Inputs that only change the cost of the library's forwards.
 HARMLESS = {"use_cache", "logits_to_keep"}
 
 
@@ -50,9 +50,9 @@ def check_supported(
     *,
     sequences: int,
 ) -> None:
-    """Raise ValueError for arguments that only the library's own decoding supports.
+    """Raise ValueError for arguments that only Transformers' own decoding supports.
 
-    `inputs` are the caller's inputs of the model besides the ids.
+    `inputs` are the caller's inputs of the model, without the ids.
     """
     mode = config.get_generation_mode()
     unsupported = [] if mode in MODES else [f"decoding by {mode.value}"]
@@ -64,7 +64,7 @@ def check_supported(
     ]
     for processor in processors:
         if isinstance(processor, STATEFUL):
-            unsupported.append(f"{type(processor).__name__}, which keeps a state")
+            unsupported.append(f"{type(processor).__name__}, which has a state")
         if sequences > 1 and isinstance(processor, PrefixConstrainedLogitsProcessor):
             unsupported.append("prefix_allowed_tokens_fn for several sequences")
     if unsupported:
@@ -79,7 +79,7 @@ def implies_sampling(
 ) -> bool:
     """Return True if a call's config sets temperature or top_p but not do_sample.
 
-    `transformers serve` makes such configs; the library's own generate is greedy then.
+    `transformers serve` makes such configs. Transformers' own generate is greedy then.
     """
     if config is None or config is default or config.do_sample is not None:
         return False
@@ -93,7 +93,7 @@ def implies_sampling(
 def prompts_of(ids_BP: Tensor, mask_BP: Tensor | None) -> list[list[int]]:
     """Return each sequence's ids without padding.
 
-    Raise ValueError for an empty prompt, and for padding that is not on the left.
+    Raises ValueError for an empty prompt, and for padding that is not on the left.
     """
     attended = torch.ones_like(ids_BP) if mask_BP is None else (mask_BP != 0).long()
     if (
@@ -102,8 +102,8 @@ def prompts_of(ids_BP: Tensor, mask_BP: Tensor | None) -> list[list[int]]:
         or not torch.equal(attended, attended.cummax(1).values)
     ):
         raise ValueError(
-            "input_ids must be prompts of at least one token with the padding, where "
-            "attention_mask is 0, on the left, got others. Use padding_side='left'."
+            "input_ids must have at least one token in each row, and padding (attention_mask 0) "
+            "only on the left. Use padding_side='left'."
         )
     starts = attended.argmax(1).tolist()
     return [row[start:] for row, start in zip(ids_BP.tolist(), starts)]
@@ -112,9 +112,9 @@ def prompts_of(ids_BP: Tensor, mask_BP: Tensor | None) -> list[list[int]]:
 def sampling_of(
     processors: LogitsProcessorList, *, sample: bool
 ) -> tuple[Sampling, LogitsProcessorList]:
-    """Split off the last processors that the pick itself applies.
+    """Return the sampling settings of the last processors, and the remaining processors.
 
-    These are temperature, then top_k, then top_p, each of which may be absent.
+    The last processors are temperature, top_k and top_p in this order; each may be absent.
     """
     if not sample:
         return GREEDY, processors
@@ -130,7 +130,7 @@ def sampling_of(
 
 
 def _ends_with(processors: list[Any], kind: type) -> bool:
-    """Return True if the last one is a warper of this kind with default options."""
+    """Return True if the last processor is a warper of this kind with default options."""
     if not processors or type(processors[-1]) is not kind:
         return False
     cut = getattr(processors[-1], "filter_value", -float("inf"))
@@ -140,10 +140,10 @@ def _ends_with(processors: list[Any], kind: type) -> bool:
 
 
 class RowProcessor(LogitsProcessor):
-    """A batch's processors for its row `b` alone, whose prompt has `prompt` tokens.
+    """The processors of a batch, applied to row `b` alone. Its prompt has `prompt` tokens.
 
-    They may use the number of rows and the padding, so they get a whole batch, with this
-    row's ids in every row.
+    The processors may use the number of rows and the padding. So they get a whole batch, and
+    every row of it has the ids of row `b`.
     """
 
     def __init__(
@@ -156,7 +156,9 @@ class RowProcessor(LogitsProcessor):
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         """Return (1, V) scores of (1, n) ids and (1, V) scores."""
-        device = self._padding.device  # for which the library made the processors
+        device = (
+            self._padding.device
+        )  # the library created the processors for this device
         row = torch.cat([self._padding, input_ids.to(device)], dim=1)
         ids: Any = row.repeat(self._rows, 1)
         processed = self._processors(ids, scores.to(device).repeat(self._rows, 1))
@@ -166,11 +168,11 @@ class RowProcessor(LogitsProcessor):
 def limits_of(
     criteria: StoppingCriteriaList, ids_BP: Tensor, *, longest: int, context: int
 ) -> Limits:
-    """Return when texts end: by length, EOS, or other criteria after every token.
+    """Return the limits of the texts: length, EOS, and other criteria after every token.
 
-    A length beyond the context is cut with a warning: the cache is allocated for the
-    whole length, and `transformers serve` asks for 1,024 tokens by default. Raise
-    ValueError for a prompt of `longest` tokens that fills the context.
+    A length beyond the context is cut with a warning, because the cache is allocated for the
+    whole length and `transformers serve` requests 1,024 tokens by default. Raises ValueError if
+    the longest prompt, of `longest` tokens, fills the context.
     """
     new = min(c.max_length for c in criteria if type(c) is MaxLengthCriteria)
     new = max(1, new - ids_BP.shape[1])

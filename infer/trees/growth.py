@@ -1,18 +1,19 @@
 """How a draft model's graph grows, level by level (GSD §4.2, §5.2, §5.3). Pure.
 
-The children of a frontier node are the draft model's k likeliest tokens. Tokens whose
-chance is below θ_sib times the likeliest sibling's are dropped, neither drafted nor
-verified. A remaining child
+The frontier is the set of nodes that get children next. The children of a frontier node
+are the draft model's k likeliest tokens. A token is dropped if its probability is below
+θ_sib times the probability of the likeliest sibling: it is neither drafted nor verified. A
+remaining child
 
-- is a leaf if its chance is below θ_prob;
-- is merged into the node that first ended the same τ-gram, if there is one outside of
-  the child's own paths: both then share their continuations;
+- is a leaf if its probability is below θ_prob;
+- is merged into the first node that ended the same τ-gram, if that node is not on the
+  child's own paths: both nodes then share their continuations;
 - otherwise joins the next frontier.
 
-With k=1 the graph is a sequence (SSD), without merging a tree (TSD), in general GSD. A
-node's own paths are all paths that reach it, also through merged nodes, so a merge
-never closes a cycle. If a (τ+1)-gram ends at two nodes, the τ-grams before it lie on
-one path: the text repeats itself.
+With k=1 the graph is a sequence (SSD), without merging it is a tree (TSD), otherwise it is
+GSD's graph. A node's own paths are all paths that reach it, also through merged nodes, so a
+merge never closes a cycle. If two nodes end the same (τ+1)-gram, their parents end the same
+τ-gram and were not merged. So one parent is on the other's path: the text repeats itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,10 +25,10 @@ from infer.trees.token_graph import TokenGraph
 
 @dataclass(frozen=True)
 class Rules:
-    """The paper's settings (Appendix A); `tau` None disables merging.
+    """The settings of the graph, by default the paper's (Appendix A).
 
-    `tau` counts the merged node's own token, as the paper's text does (5.2). Its tables do
-    not: their 2 is 3 here (docs/papers.md).
+    `tau` counts the merged node's own token, as §5.2 of the paper does. The paper's tables do
+    not count it: 2 in a table is 3 here (docs/papers.md). None disables merging.
     """
 
     k: int = 4
@@ -40,12 +41,14 @@ class Rules:
 class Growth:
     """A graph and its frontier, the nodes that get children next.
 
-    `most` bounds the nodes that ever get children, the draft model's rows; the likeliest
-    are chosen. With `draws` the candidates are draws for verification by ratio (pick.py).
-    Dropping a draw, or merging into a node whose children are known, would change the
-    text's distribution. So a node that θ_sib would drop becomes a leaf, and nodes are
-    merged only into nodes of their own level, which have no children yet. `calibrated`
-    maps the draft model's chance to the rate at which such drafts were right.
+    At most `most` nodes get children, in all levels together: each is a row of the draft
+    model. The likeliest nodes are chosen. `calibrated` maps the draft model's probability to
+    the observed acceptance rate of such drafts.
+
+    With `draws` the candidates are draws for verification by ratio (pick.py). Dropping a
+    draw, or merging into a node with known children, would change the distribution of the
+    text. So a node that θ_sib would drop becomes a leaf, and a node is merged only into a
+    node of its own level, which has no children yet.
     """
 
     def __init__(
@@ -63,23 +66,26 @@ class Growth:
         self._left = most - 1
         self._draws = draws
         self._calibrated = calibrated
-        # For each inner node: the joint chance of its path, the path's last τ tokens,
-        # and a bit for every node on the paths to it, itself included.
+        # For each inner node: the joint probability of its path, the path's last τ tokens,
+        # and a bit mask of the nodes on all paths to it, including itself.
         self._joint = {0: 1.0}
         self._grams: dict[int, tuple[int, ...]] = {0: (root,)}
         self._above = {0: 1}
-        # Nodes by the τ-gram that they end.
+        # The nodes that end each τ-gram.
         self._ended: dict[tuple[int, ...], list[int]] = {}
 
     @property
     def reach(self) -> float:
-        """The chance that the text continues through the frontier, without merged nodes."""
+        """The probability that the text continues through the frontier, without merged nodes."""
         return sum(map(self._joint.__getitem__, self.frontier))
 
     def grow(
         self, ids: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]
     ) -> None:
-        """Add a level: up to k candidates for each frontier node, by chance or as drawn."""
+        """Add a level of up to k candidates for each frontier node.
+
+        Candidates are in order of decreasing probability, or in the order of the draws.
+        """
         rules = self._rules
         parents = self.frontier
         self.frontier = []
@@ -116,8 +122,8 @@ class Growth:
             self._above[node] = above
             return False
         self.graph.merge(node, into)
-        # The other node's descendants now follow this one too. Only nodes that get
-        # children are looked up again.
+        # The descendants of `into` now follow this node too. Only nodes that will get
+        # children are updated: no other node is looked up again.
         for other in chain(parents, self.frontier):
             if self._above[other] >> into & 1:
                 self._above[other] |= above

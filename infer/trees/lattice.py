@@ -1,17 +1,17 @@
 """The drafts of one window as a graph: a lattice.
 
-The candidates for place j do not depend on those for other places, so any may follow
-any. In the graph the first candidate for a place has the next place's candidates as
-children, and its rivals are merged into it.
+The candidates for place j do not depend on the candidates for the other places, so each
+candidate may follow each candidate of the place before. In the graph the first candidate
+for a place has the next place's candidates as children, and its rivals are merged into it.
 
     place 1   place 2        chances 0.6, 0.3 and 0.7, 0.2      root
     a .6      c .7           unrolled in order of the joint     |-- a .6
-    b .3      d .2           chance: a .6, ac .42, b .3,        |   |-- c .42
+    b .3      d .2           probability: a .6, ac .42, b .3,   |   |-- c .42
                              bc .21, ad .12, bd .06             |   `-- d .12
                                                                 `-- b .3 ...
 
-The published trees (SDSAT §3.4.2) have another shape: `nucleus_tree` is the same at
-every step.
+The published trees (SDSAT §3.4.2) have a fixed shape, the same at every step:
+`nucleus_tree`.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,8 @@ from functools import lru_cache
 
 from infer.trees.token_graph import Drafts, TokenGraph
 
-# The authors' trees (their tree_choice) by depth: nodes of each level, 28 to 76 in all.
+# The number of nodes of each level, by depth of the tree (tree_choice in the authors' code).
+# The trees have 28 to 76 nodes.
 LEVELS = {
     5: (4, 8, 8, 5, 3),
     7: (4, 8, 8, 6, 5, 3, 2),
@@ -27,18 +28,19 @@ LEVELS = {
     11: (4, 8, 8, 8, 6, 6, 6, 5, 4, 3, 2),
     13: (4, 8, 8, 8, 8, 8, 6, 6, 6, 5, 4, 3, 2),
 }
-# The nodes of a level by parent: the first node above it has the first number, etc.
+# The number of children of each node of the level above, by the number of nodes of a level.
 CHILDREN = {8: (3, 2, 2, 1), 6: (3, 2, 1), 5: (3, 2), 4: (3, 1), 3: (3,), 2: (2,)}
-DEEPEST = max(LEVELS)  # places of the deepest tree
-RANKS = 4  # candidates for a place, at most
+DEEPEST = max(LEVELS)  # the number of places of the deepest tree
+RANKS = 4  # the maximum number of candidates for a place
 
 
 def lattice(
     root: int, ids: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]
 ) -> TokenGraph:
-    """Return the graph of candidates `ids[j][r]` for each place after the root.
+    """Return the graph of the candidates `ids[j][r]` for place j after the root.
 
-    `chances[j]` are their chances, falling, given that all tokens before place j are right.
+    `chances[j]` are their probabilities in decreasing order, given that all tokens before
+    place j are right.
     """
     graph = TokenGraph([root])
     first = 0
@@ -54,8 +56,8 @@ def lattice(
 def nucleus_shape(depth: int) -> tuple[tuple[int, int], ...]:
     """Return (parent, rank) of every node after the root of the authors' tree.
 
-    A depth between two of theirs takes the first levels of the deeper tree. At depth 5,
-    the ranks of each level, with siblings in brackets:
+    A depth without a published tree gets the first levels of the next deeper tree. The ranks
+    of each level at depth 5, with siblings in brackets:
 
         level 1   (0 1 2 3)
         level 2   (0 1 2)(0 1)(0 1)(0)       under the four nodes of level 1
@@ -88,7 +90,7 @@ def nucleus_tree(
     `expand` adds a node's children to the graph.
     """
     drafts = Drafts.root(graph)
-    nodes: list[int | None] = [0]  # of the drafts, by node of the shape
+    nodes: list[int | None] = [0]  # the node of `drafts` for each node of the shape
     for above, rank in nucleus_shape(depth) if depth else ():
         parent = nodes[above]
         if parent is None:

@@ -1,8 +1,8 @@
-r"""A draft as a graph: hypotheses that share continuations (GSD §5). Pure data.
+r"""A draft as a graph of hypotheses that share continuations (GSD §5). Pure data.
 
-Node 0 is the last emitted token. Every other node has a parent. A *merged* node shares
-the children of another node, because their continuations are the same. Every path from
-the root is a hypothesis.
+Node 0 is the last emitted token. Every other node has a parent. Every path from the root
+is a hypothesis. A *merged* node shares the children of another node, because both have
+the same continuations.
 
     the graph, after the paper's Figure 2            its tree, after Figure 4 (unrolled)
 
@@ -26,10 +26,10 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class TokenGraph:
-    """A graph by node: tokens, parents, chances given the parent, children.
+    """The nodes of a graph: token, parent, probability given the parent, and children.
 
-    Children are sorted by falling chance. A merged node's list of children is the list of
-    the node that it was merged into.
+    `children[i]` is sorted by decreasing probability. A merged node and the node that it was
+    merged into have the same list object.
     """
 
     tokens: list[int]
@@ -40,11 +40,14 @@ class TokenGraph:
 
     @property
     def drafted(self) -> int:
-        """The number of drafted tokens, as the authors count: no root, no merged nodes."""
+        """The number of drafted tokens without the root and merged nodes, as in the paper."""
         return len(self.tokens) - 1 - len(self.merged)
 
     def add(self, parent: int, token: int, chance: float) -> int:
-        """Add a node under a parent that is not merged; siblings by falling chance."""
+        """Add a node under a parent that is not merged, and return its index.
+
+        Siblings must be added by decreasing probability `chance`.
+        """
         node = len(self.tokens)
         self.tokens.append(token)
         self.parents.append(parent)
@@ -56,10 +59,10 @@ class TokenGraph:
     def follow(
         self, tokens: Sequence[int]
     ) -> Iterator[tuple[Sequence[int], int | None]]:
-        """Yield for each token of a text its candidates, and the one that equals it.
+        """Yield for each token its candidates, and the candidate that equals the token.
 
-        Stops where there are no candidates, and after the first token that no candidate
-        equals (None).
+        Stop at a node without candidates, and after the first token without an equal
+        candidate, which yields None.
         """
         node: int | None = 0
         for token in tokens:
@@ -72,16 +75,17 @@ class TokenGraph:
             yield children, node
 
     def merge(self, node: int, into: int) -> None:
-        """Let `node`, which has no children, share those of `into`, now and later."""
+        """Make `node`, which has no children, share the present and later children of `into`."""
         self.children[node] = self.children[into]
         self.merged[node] = into
 
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """A tree of drafts; node 0 is the root.
+    """A tree of drafts. Node 0 is the root.
 
-    `chances[i]` is the joint chance of the path to node i, `nodes[i]` its graph node.
+    `chances[i]` is the joint probability of the path to node i, and `nodes[i]` is its node in
+    the graph.
     """
 
     tokens: list[int]
@@ -96,7 +100,7 @@ class Drafts:
         return cls([graph.tokens[0]], [-1], [0], [1.0], [0])
 
     def first(self, count: int) -> "Drafts":
-        """Return the first `count` nodes, which are the likeliest."""
+        """Return the tree of the first `count` nodes, which are the likeliest."""
         return Drafts(
             self.tokens[:count],
             self.parents[:count],
@@ -106,7 +110,7 @@ class Drafts:
         )
 
     def hang(self, graph: TokenGraph, node: int, parent: int, chance: float) -> None:
-        """Add a graph node under a tree node; `chance` is the joint chance of its path."""
+        """Add a graph node under a tree node; `chance` is its path's joint probability."""
         self.tokens.append(graph.tokens[node])
         self.parents.append(parent)
         self.depths.append(self.depths[parent] + 1)
@@ -114,7 +118,7 @@ class Drafts:
         self.nodes.append(node)
 
     def shared(self, graph: TokenGraph) -> frozenset[int]:
-        """Return the nodes whose path passes through a merged node."""
+        """Return the nodes that follow a merged node, at any distance."""
         result: set[int] = set()
         for node in range(1, len(self.nodes)) if graph.merged else ():
             parent = self.parents[node]
@@ -126,7 +130,7 @@ class Drafts:
         return frozenset(result)
 
     def endings(self) -> list[float]:
-        """Return for each node the chance that it is the last accepted one."""
+        """Return for each node the probability that it is the last accepted node."""
         chances = list(self.chances)
         for node, parent in enumerate(self.parents[1:], 1):
             chances[parent] -= self.chances[node]
@@ -143,22 +147,23 @@ def unroll(
 ) -> Drafts:
     """Return the graph's likeliest paths as a tree (GSD §5.4).
 
-    Node n is added while its joint chance is above `prices[n - 1]`. Merged nodes get
-    copies of their continuations. Parents come before children, so the first n nodes are
-    the likeliest tree of n nodes.
+    Nodes are added by decreasing joint probability. Node n is added only if its joint
+    probability is above `prices[n - 1]`. Merged nodes get copies of their continuations.
+    Parents come before children, so the first n nodes are the likeliest tree of n nodes.
+    The tree has at most `depth` levels.
 
-    `calibrated` maps a node's chance and depth to the rate at which such drafts were
-    right. `expand` adds a node's children to the graph on demand; such a graph has no
-    merged nodes.
+    `calibrated` maps a node's probability and depth to the observed acceptance rate of such
+    drafts. `expand` adds a node's children to the graph on demand; a graph with `expand`
+    has no merged nodes.
     """
     drafts = Drafts.root(graph)
-    # (-chance, parent in the tree, rank among its children)
+    # (negative joint probability, parent in the tree, rank among the parent's children)
     heap: list[tuple[float, int, int]] = []
     lowest = min(prices, default=1.0)
 
     def offer(parent: int, rank: int) -> None:
         if drafts.depths[parent] == depth or drafts.chances[parent] <= lowest:
-            return  # its children are no likelier
+            return  # its children are at most as likely
         node = drafts.nodes[parent]
         if expand and not rank:
             expand(node)
@@ -182,10 +187,11 @@ def unroll(
 
 
 def unroll_levels(graph: TokenGraph, most: int, *, depth: int) -> Drafts:
-    """Return the graph as a tree of up to `most` drafts, by whole families.
+    """Return the graph as a tree of at most `most` drafts, in families of siblings.
 
-    The likeliest nodes of a level get all of their children or none, so the children's
-    tokens decide nothing, as verification by ratio requires (pick.py).
+    The likeliest nodes of each level come first. A node gets all of its children if they
+    fit, otherwise no child. So the choice does not depend on the children's tokens, as
+    verification by ratio requires (pick.py).
     """
     drafts = Drafts.root(graph)
     level = [0]
@@ -205,16 +211,19 @@ def unroll_levels(graph: TokenGraph, most: int, *, depth: int) -> Drafts:
 class Outcome:
     """A sequence's draft in one step, after verification.
 
-    The verification of a sequence's last step is not observed: only the root is on its
-    path, and it has no tokens. `draft_seconds` and `verification_seconds` are those of the
-    step, of a draft model: its forwards, and from the proposal to the result.
+    The verification of a sequence's last step is not observed: its `path` has only the root,
+    and its `tokens` are empty. With a draft model, `draft_seconds` is the time of the draft
+    model's forwards in this step, and `verification_seconds` is the time from the proposal to
+    the result.
     """
 
     graph: TokenGraph
     drafts: Drafts  # the verified tree
-    path: list[int]  # its accepted nodes, from the root
-    tokens: list[int]  # the emitted tokens: accepted drafts, then the target's own
-    rows: int = 0  # rows of the draft model, with those of the text, without probes
+    path: list[int]  # the accepted nodes of `drafts`, from the root
+    tokens: list[
+        int
+    ]  # the emitted tokens: accepted drafts, then the target's own token
+    rows: int = 0  # rows of the draft model's forwards, including text, without probes
     draft_seconds: float = 0.0
     verification_seconds: float = 0.0
 
@@ -225,7 +234,7 @@ class Outcome:
 
     @property
     def succeeded(self) -> bool:
-        """Whether the accepted path continues after a merged node (GSD §6.2)."""
+        """True if the accepted path continues after a merged node (GSD §6.2)."""
         return any(node in self.graph.merged for node in self.accepted[:-1])
 
 

@@ -1,4 +1,4 @@
-"""A draft: a tree of tokens under the last emitted token. Pure data.
+"""A draft as a tree of tokens under the last emitted token. Pure data.
 
 Node 0 is the last emitted token, which is not in the cache yet. A node attends to the
 cache, to its ancestors and to itself. Its position is the cache's length plus its depth.
@@ -15,15 +15,16 @@ node of `probed`.
                                      3 attends 1 0 1 1 0             4
                                      4 attends 1 0 1 1 1
 
-Trees of several sequences become rows of one shape:
+The trees of a batch become rows of one shape:
 
     B sequences, q rows each, w columns after the committed ones, n columns in use
 
-Drafts come first and probes after them, each padded to the largest tree's number. A
-padding row attends to the cache and to itself. A draft model grows a tree level by
-level: the first `fed` nodes are in the cache already, and only the others are rows.
+The rows of drafts come first, then the rows of probes. Both are padded to the largest
+number of any tree in the batch. A padding row attends to the cache and to itself. A draft
+model grows a tree level by level: the first `fed` nodes are already in the cache, and
+only the new nodes are rows.
 
-    a root and two rivals, fed before, and        column   cache   0  1  2 | 3  4
+    a root and two rivals, already fed, and       column   cache   0  1  2 | 3  4
     a child of each: q = 2, w = 5                 row 0    1 .. 1  1  1  0   1  0
                                                   row 1    1 .. 1  1  0  1   0  1
 """
@@ -39,21 +40,22 @@ from torch import Tensor
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
-#: For each tree the number of nodes that are in the cache already; None: no nodes.
+#: The number of nodes of each tree that are already in the cache; None: 0 for every tree.
 Fed: TypeAlias = Sequence[int] | None
 CACHED_NODES = 128  # larger trees are not worth caching
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The parent of `tokens[i]` is `parents[i]`, a smaller index; the root's is -1.
+    """A draft of one sequence, with its probes.
 
+    The parent of `tokens[i]` is `parents[i]`, a smaller index; the root's parent is -1.
     Nodes from `probes_from` on are probes: chains of equal length, in the order of
-    `probed`. A tree with `drawn` is verified by ratio: for each node with children,
-    `drawn` holds the (V,) distribution that they were drawn from in this order (see
-    pick.py). `shared` are the drafts that were drawn after another node than their
-    parent (see token_graph.py). `sources` names the source of each draft, "" for the
-    root (drafters/candidates.py); it is empty if one model drafts.
+    `probed`. A tree with `drawn` is verified by ratio: `drawn` maps each node with
+    children to the (V,) distribution that the children were drawn from, in their order
+    (pick.py). `shared` are the drafts that the draft model computed under another node
+    than their parent (token_graph.py). `sources` names the source of each draft, "" for
+    the root (drafters/candidates.py); it is empty if a draft model drafts.
     """
 
     tokens: tuple[int, ...]
@@ -68,13 +70,13 @@ class Tree:
     def chain(
         cls, root: int, drafts: Sequence[int] = (), *, probes: Sequence[int] = ()
     ) -> "Tree":
-        """Return a root, a chain of drafts, and probes under the last of them."""
+        """Return a root, a chain of drafts, and probes under the last node."""
         tokens = (root, *drafts)
         tree = cls(tokens, tuple(range(-1, len(tokens) - 1)), len(tokens))
         return tree.probe((len(drafts),), probes) if probes else tree
 
     def probe(self, under: Sequence[int], probes: Sequence[int]) -> "Tree":
-        """Return the same drafts with a chain of probes under each of these nodes."""
+        """Return the same drafts with a chain of probes under each node of `under`."""
         tokens = list(self.tokens)
         parents = list(self.parents)
         for node in under:
@@ -98,7 +100,7 @@ class Tree:
 
     @property
     def depth(self) -> int:
-        """The depth of the deepest draft: at most this many tokens are accepted."""
+        """The depth of the deepest draft, the maximum number of accepted tokens."""
         return int(lineage(self.parents)[1][: self.probes_from].max())
 
     def children(self, node: int) -> list[int]:
@@ -110,7 +112,7 @@ class Tree:
         ]
 
     def probes_of(self, node: int) -> range:
-        """Return the probes under a node, empty if it has none."""
+        """Return the indices of the probes under a node; empty without probes."""
         if node not in self.probed:
             return range(0)
         k = (len(self.tokens) - self.probes_from) // len(self.probed)
@@ -120,8 +122,8 @@ class Tree:
     def walk(self, choose: Callable[[int], int]) -> tuple[list[int], int]:
         """Return the accepted path from the root, and the token after it.
 
-        `choose(i)` returns the model's token after node i. It is called for the nodes of
-        the path only, in order: the path continues to the child that equals the choice.
+        `choose(i)` returns the model's token after node i. It is called only for the nodes
+        of the path, in order. The path continues to the child that equals the choice.
         """
         path = [0]
         choice = choose(0)
@@ -135,9 +137,9 @@ class Tree:
 def lineage(parents: tuple[int, ...], first: int = 0) -> tuple[BoolArray, IntArray]:
     """Return the ancestors of the nodes from `first` on, and the depth of every node.
 
-    Ancestors are (n - first, n) bool, True for a node itself too; depths are (n,).
+    Ancestors are (n - first, n) bool, True also for the node itself; depths are (n,).
     """
-    # The shapes of verified trees recur; a tree that grows has another one each time.
+    # Verified trees often have the same shape; a growing tree has a new one each time.
     if first or len(parents) > CACHED_NODES:
         return _lineage(parents, first)
     return _cached(parents, 0)
@@ -172,9 +174,9 @@ class FlatTrees:
     ids: IntArray  # (B, q)
     positions: IntArray  # (B, q)
     attends: BoolArray  # (B, q, w), to the columns after the committed ones
-    column_positions: IntArray  # (B, w), the positions of those columns
+    column_positions: IntArray  # (B, w), positions of these columns
     drafts: int  # rows before the probes
-    fed: Sequence[int]  # (B,) nodes that are in the cache already
+    fed: Sequence[int]  # (B,) nodes that are already in the cache
 
     def row(self, b: int, tree: Tree, node: int) -> int:
         """Return the row of a node of tree b that is not in the cache."""
@@ -184,7 +186,7 @@ class FlatTrees:
 
 
 def extent(trees: Sequence[Tree], fed: Fed = None) -> tuple[int, int]:
-    """Return the largest number of drafts and of probes that any tree adds."""
+    """Return the maximum number of rows of drafts, and of probes, over the trees."""
     fed = fed or [0] * len(trees)
     drafts = max(tree.probes_from - before for tree, before in zip(trees, fed))
     probes = max(len(tree.tokens) - tree.probes_from for tree in trees)
@@ -200,10 +202,10 @@ def flatten(
     probes: int = 0,
     width: int = 0,
 ) -> FlatTrees:
-    """Return the rows of trees after caches of these lengths.
+    """Return the rows of a batch of trees, after caches of `lengths[b]` committed rows.
 
-    There are at least `drafts` rows for drafts, `probes` for probes, and `width` columns.
-    The first `fed[b]` nodes of tree b are in the cache already.
+    The result has at least `drafts` rows of drafts, `probes` rows of probes and `width`
+    columns. The first `fed[b]` nodes of tree b are already in the cache.
     """
     fed = fed or [0] * len(trees)
     extents = extent(trees, fed)
@@ -243,8 +245,9 @@ def mask(
 ) -> BoolArray:
     """Return (B, 1, q, columns) bool, True where a row attends.
 
-    A row attends to its sequence's cache and to the tree's columns that follow it; with
-    a window, to no token that is `window` or more positions before it.
+    A row attends to the committed columns of its sequence, and to its tree's columns by
+    `flat.attends`. With a sliding `window`, it does not attend to a token that is
+    `window` or more positions before it.
     """
     q, width = flat.attends.shape[1:]
     result = np.zeros((len(lengths), 1, q, columns), bool)

@@ -1,10 +1,10 @@
-"""The least rank that an adapter needs: its products B·A cut to another rank.
+"""Reduce the rank of an adapter, and print how much of it remains.
 
     python -m tests.benchmarks.adapter_rank ADAPTER_DIR OUT_DIR [--rank 16]
 
-Writes the adapter with the largest singular values of each product alone, and prints by
-kind of layer which share of their squares is kept. The adapter in adapters/ was trained at
-rank 32 and cut to 28 by this, to stay below 20 MB.
+Each product B·A keeps only its largest singular values. For each type of layer the command
+prints the share of squared singular values that remains. The adapter in adapters/ was trained
+at rank 32 and reduced to rank 28 by this command, to stay below 20 MB.
 """
 
 import argparse
@@ -32,17 +32,17 @@ def main() -> None:
     weights = load_file(args.out / WEIGHTS)
     shares_of_kind = defaultdict(list)
     for name in [name for name in weights if name.endswith(A)]:
-        place = name.removesuffix(A)
-        a, b = weights[name], weights[place + B]
+        layer = name.removesuffix(A)
+        a, b = weights[name], weights[layer + B]
         q_a, r_a = torch.linalg.qr(a.double().T)
         q_b, r_b = torch.linalg.qr(b.double())
         u, values, v = torch.linalg.svd(r_b @ r_a.T)
         squares = values.square()
-        shares_of_kind[place.rpartition(".")[2]].append(
+        shares_of_kind[layer.rpartition(".")[2]].append(
             squares[: args.rank].sum() / squares.sum()
         )
         root = (scaling * values[: args.rank]).sqrt()
-        weights[place + B] = (q_b @ u[:, : args.rank] * root).to(b.dtype)
+        weights[layer + B] = (q_b @ u[:, : args.rank] * root).to(b.dtype)
         weights[name] = ((q_a @ v.T[:, : args.rank] * root).T).to(a.dtype).contiguous()
     settings |= {"r": args.rank, "lora_alpha": args.rank}
     save_file(weights, args.out / WEIGHTS, metadata={"format": "pt"})

@@ -1,16 +1,17 @@
-"""llama.cpp beside this project: tokens per second on the same GGUF, prompts and cores.
+"""Compare tokens per second with llama.cpp on the same GGUF file, prompts and cores.
 
     python -m venv ../llama && ../llama/bin/pip install llama-cpp-python
     python -m tests.benchmarks.beside_llama_cpp GGUF --python ../llama/bin/python [--model smollm2]
         [--threads 2] [--prompts 6] [--new 96] [--rounds 3] [--dtypes float32 int8]
         [--methods plain ngrams hybrid] [--alpaca FILE]
 
-GGUF is the file that `--model` was converted from. llama-cpp-python compiles for some minutes;
-where its build dies of an illegal instruction, CMAKE_ARGS=-DGGML_NATIVE=OFF with the
-instructions of the CPU cures it. llama.cpp runs in processes of their own: the file's own type
-and Q8_0 (made by llama.cpp), each plain and with its n-gram lookup of 10 tokens. All decode
-greedily from the same ids, in turns on each prompt. Tokens per second are those behind the
-first token, the median of the rounds. Prints a table of both prompt sets; the last line is JSON.
+`--model` is the directory that GGUF was converted to. Building llama-cpp-python takes some minutes.
+If it then fails with an illegal instruction, build it with CMAKE_ARGS=-DGGML_NATIVE=OFF and flags
+for the CPU's instructions. llama.cpp runs in separate processes: with the file's own type and
+with Q8_0 (quantized by llama.cpp), each plain and with its n-gram lookup of 10 tokens. All
+decoders take turns on each prompt and decode greedily from the same ids. Tokens per second count
+from the first token on; the command prints medians of the rounds for each prompt set. The last
+line is JSON.
 """
 
 import argparse
@@ -25,12 +26,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 LOOKUP = 10  # tokens that llama.cpp's n-gram lookup drafts
-#: From a prompt's ids to the tokens behind the first one, and their seconds.
+#: Takes a prompt's ids; returns the number of tokens after the first step, and their seconds.
 Decoder = Callable[[Sequence[int]], tuple[int, float]]
 
 
 def work(gguf: str, threads: int, new: int, lookup: bool) -> None:
-    """Decode a prompt for each line of the standard input, in llama.cpp's own Python."""
+    """Decode a prompt for each line of standard input, in the Python that has llama.cpp."""
     from llama_cpp import Llama
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
@@ -55,7 +56,7 @@ def work(gguf: str, threads: int, new: int, lookup: bool) -> None:
 
 
 def quantize(gguf: str, out: str) -> None:
-    """Write a file's weights as Q8_0, in llama.cpp's own Python."""
+    """Write a file's weights as Q8_0, in the Python that has llama.cpp."""
     import llama_cpp
 
     params = llama_cpp.llama_model_quantize_default_params()
@@ -66,7 +67,7 @@ def quantize(gguf: str, out: str) -> None:
 
 
 def peer(python: str, gguf: Path, args: argparse.Namespace, lookup: bool) -> Decoder:
-    """Start llama.cpp on a file; return it as a decoder."""
+    """Start a llama.cpp process on a file; return it as a decoder."""
     settings = [str(gguf), str(args.threads), str(args.new), str(int(lookup))]
     process = subprocess.Popen(
         [python, __file__, "--worker", *settings],
@@ -85,25 +86,25 @@ def peer(python: str, gguf: Path, args: argparse.Namespace, lookup: bool) -> Dec
     return decode
 
 
-def own(model: Any, method: str, new: int) -> Decoder:
-    """Return this project's decoding by a method."""
+def project_decoder(model: Any, method: str, new: int) -> Decoder:
+    """Return this project's decoder for a method."""
     from infer import DecodeConfig, generate
 
     def decode(ids: Sequence[int]) -> tuple[int, float]:
         first = last = 0.0
-        count = behind = 0
+        count = in_first = 0
         for step in generate(model, ids, DecodeConfig(method, max_new_tokens=new)):
             last = time.perf_counter()
             if not count:
-                first, behind = last, len(step.tokens)
+                first, in_first = last, len(step.tokens)
             count += len(step.tokens)
-        return count - behind, last - first
+        return count - in_first, last - first
 
     return decode
 
 
 def prompt_sets(model: Any, args: argparse.Namespace) -> dict[str, list[list[int]]]:
-    """Return the ids of the prompts by set."""
+    """Return the ids of the prompts of each set."""
     from infer.bench.prompts import name_of, read_prompts
 
     return {
@@ -125,7 +126,7 @@ def prompt_sets(model: Any, args: argparse.Namespace) -> dict[str, list[list[int
 def measure(
     decoders: dict[str, Decoder], prompts: Sequence[Sequence[int]], rounds: int
 ) -> dict[str, float]:
-    """Return tokens per second by decoder, the median of rounds in turns."""
+    """Return the median tokens per second of each decoder; the decoders take turns on each prompt."""
     rates: dict[str, list[float]] = {name: [] for name in decoders}
     for decode in decoders.values():
         decode(prompts[0])
@@ -174,7 +175,7 @@ def main() -> None:
             for lookup in (False, True)
         }
         decoders |= {
-            f"{dtype}, {method}": own(model, method, args.new)
+            f"{dtype}, {method}": project_decoder(model, method, args.new)
             for dtype, model in models.items()
             for method in args.methods
         }

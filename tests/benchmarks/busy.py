@@ -1,16 +1,17 @@
-"""Decoding on a busy machine: tokens per second by how long OpenMP's threads spin, in turns.
+"""Measure decoding on a busy machine for several spin times of OpenMP's waiting threads.
 
     python -m tests.benchmarks.busy MODEL_DIR [--dtype float32] [--cores 2] [--rounds 5]
         [--seconds 2] [--spins 1000]
 
-"watch" is a process with its model loaded and as many threads as cores, whose waiting threads sleep
-while others need the cores (conf/devices/openmp.py). Each spin (GOMP_SPINCOUNT; 300000 is libgomp's own) is
-one whose threads always spin so long; "1 thread" has nothing to wait for. In every round each
-process decodes plainly while the others sleep: on a quiet machine, beside a Python loop, and beside
-products of another program with as many threads and libgomp's own spin. Run it on a quiet machine.
+Each case is a process with a loaded model. In "watch" it has as many threads as cores, and waiting
+threads sleep while other programs need the cores (conf/devices/openmp.py). In the cases with a
+number, waiting threads always spin this long (GOMP_SPINCOUNT; libgomp's default is 300000). In
+"1 thread" no thread waits. In each round every process decodes in turn, without drafts: on a quiet
+machine, next to a Python loop, and next to matrix products of another program with as many threads
+and libgomp's default spin. Run it on a quiet machine.
 
-Prints the median of each, and its median ratio to the quiet speed of 300000 in the same round.
-The last line is JSON.
+It prints the median speed of each case, and the median ratio to the quiet speed with 300000 in the
+same round. The last line is JSON.
 """
 
 import argparse
@@ -26,10 +27,10 @@ from statistics import median
 
 from conf.devices.openmp import OWN_CHOICE
 
-OWN = 300_000  # libgomp's
+DEFAULT_SPIN = 300_000  # libgomp's
 PROMPT = 32
-MOST = 256  # tokens
-# The neighbour is another program, and a decoder's spin is given: no variables of the caller.
+MAX_TOKENS = 256
+# The environment without OpenMP's variables: a decoder gets its spin, other programs the default.
 CLEAN = {name: value for name, value in os.environ.items() if name not in OWN_CHOICE}
 LOOP = "while True: pass"
 PRODUCTS = """
@@ -44,22 +45,22 @@ NEIGHBOURS = {"quiet": None, "a Python loop": LOOP, "threads that spin": PRODUCT
 
 
 class Decoder:
-    """A process that decodes for some seconds when it is asked to."""
+    """A process that decodes for a number of seconds on request."""
 
     def __init__(
         self, model: str, dtype: str, *, spin: int | None, threads: int
     ) -> None:
-        own = {} if spin is None else {"GOMP_SPINCOUNT": str(spin)}
+        spins = {} if spin is None else {"GOMP_SPINCOUNT": str(spin)}
         self._process = subprocess.Popen(
             [sys.executable, "-m", __spec__.name, model, "--serve", "--dtype", dtype],
-            env=CLEAN | own | {"OMP_NUM_THREADS": str(threads)},
+            env=CLEAN | spins | {"OMP_NUM_THREADS": str(threads)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
 
     def speed(self, seconds: float) -> float:
-        """Return tokens per second."""
+        """Decode for some seconds; return tokens per second."""
         assert self._process.stdin and self._process.stdout
         print(seconds, file=self._process.stdin, flush=True)
         return float(self._process.stdout.readline())
@@ -70,7 +71,7 @@ class Decoder:
 
 
 def serve(model: str, dtype: str) -> None:
-    """Decode plainly for as many seconds as a line of standard input has."""
+    """Decode without drafts for the number of seconds on each line of standard input."""
     import torch
 
     from infer.engine.output import Request
@@ -82,12 +83,14 @@ def serve(model: str, dtype: str) -> None:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     lm = ModelDirectory(model).load(dtype=dtype, device="cpu")
     request = Request(list(range(10, 10 + PROMPT)))
-    runner = Runner(lm, capacity=PROMPT + MOST + 1, max_rows=1)
+    runner = Runner(lm, capacity=PROMPT + MAX_TOKENS + 1, max_rows=1)
     for line in sys.stdin:
         runner.prefill([request.prompt])
         tokens = 0
         began = time.perf_counter()
-        while (seconds := time.perf_counter() - began) < float(line) and tokens < MOST:
+        while (seconds := time.perf_counter() - began) < float(
+            line
+        ) and tokens < MAX_TOKENS:
             output = runner.forward([Tree.chain(5)], [request], GREEDY)
             output.chooser(0, request.prompt)(0)
             runner.commit([[0]])
@@ -96,8 +99,8 @@ def serve(model: str, dtype: str) -> None:
 
 
 @contextmanager
-def beside(code: str | None, threads: int) -> Iterator[None]:
-    """Run a neighbour's code during the block."""
+def running(code: str | None, threads: int) -> Iterator[None]:
+    """Run Python code in another process within the block."""
     if code is None:
         yield
         return
@@ -109,7 +112,7 @@ def beside(code: str | None, threads: int) -> Iterator[None]:
     try:
         assert neighbour.stdout
         if code == PRODUCTS:
-            neighbour.stdout.readline()  # it has imported PyTorch
+            neighbour.stdout.readline()  # wait until it has imported PyTorch
         yield
     finally:
         neighbour.kill()
@@ -117,7 +120,7 @@ def beside(code: str | None, threads: int) -> Iterator[None]:
 
 
 def measure(decoders: dict[str, Decoder], args: argparse.Namespace) -> None:
-    """Print and store the speeds of `args.rounds` rounds."""
+    """Measure `args.rounds` rounds; print the medians and all speeds."""
     speeds: dict[str, dict[str, list[float]]] = {
         neighbour: {name: [] for name in decoders} for neighbour in NEIGHBOURS
     }
@@ -125,12 +128,12 @@ def measure(decoders: dict[str, Decoder], args: argparse.Namespace) -> None:
         order = list(decoders)
         order = order[turn % len(order) :] + order[: turn % len(order)]
         for neighbour, code in NEIGHBOURS.items():
-            with beside(code, args.cores):
+            with running(code, args.cores):
                 for name in order:
                     speed = decoders[name].speed(args.seconds)
                     speeds[neighbour][name].append(speed)
                     print(f"{neighbour}, {name}: {speed:.1f}", file=sys.stderr)
-    quiet = speeds["quiet"][str(OWN)]
+    quiet = speeds["quiet"][str(DEFAULT_SPIN)]
     for neighbour, by_name in speeds.items():
         for name, values in by_name.items():
             ratio = median(a / b for a, b in zip(values, quiet))
@@ -154,17 +157,18 @@ def main() -> None:
     if args.serve:
         serve(args.model, args.dtype)
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the processes too
-    # On larger machines too the neighbour and the decoder share these cores.
+    # Exiting ends the other processes, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    # The other program and the decoder share these cores, also on larger machines.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])
-    spins = dict.fromkeys([None, OWN, *map(int, args.spins.split(","))])
+    spins = dict.fromkeys([None, DEFAULT_SPIN, *map(int, args.spins.split(","))])
     decoders = {
         "watch" if spin is None else str(spin): Decoder(
             args.model, args.dtype, spin=spin, threads=args.cores
         )
         for spin in spins
     }
-    decoders["1 thread"] = Decoder(args.model, args.dtype, spin=OWN, threads=1)
+    decoders["1 thread"] = Decoder(args.model, args.dtype, spin=DEFAULT_SPIN, threads=1)
     try:
         for decoder in decoders.values():
             decoder.speed(0.3)  # loads the model

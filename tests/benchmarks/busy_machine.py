@@ -3,18 +3,18 @@
     python -m tests.benchmarks.busy_machine MODEL_DIR OUT [--count 10] [--rounds 3] [--new 96]
         [--longest 20] [--threads 1] [--decoders hybrid ngrams]
 
-Runs `python -m infer.bench part=speed` into OUT/quiet, then into OUT/busy beside a process for
-each core that computes in bursts of 1 to `longest` seconds, with pauses as long. From the
-records of both it prints each decoder's speedups by several estimates, and the error of the
-busy ones. Finished parts are not measured again. The machine must be quiet otherwise: with
-SmolLM2-135M on two cores the command takes about 25 minutes quietly and 40 beside the bursts.
+The command runs `python -m infer.bench part=speed` into OUT/quiet. Then it runs it into OUT/busy
+while one process per core computes in bursts of 1 to `longest` seconds, with pauses as long. From
+both it prints each decoder's speedup by several estimates, and the error of the busy run.
+Finished parts are not measured again. The machine must be quiet otherwise. With SmolLM2-135M on
+two cores the quiet run takes about 25 minutes and the busy run 40.
 
-    lower decile    of the steps of equal shape: the report's (infer/bench/timing.py)
+    lower decile    lower decile of the steps of equal shape: the report's (infer/bench/timing.py)
     lower quartile  the same with the lower quartile
     median          the same with the median
     CPU time        the same with the median of the steps' CPU seconds
-    best of rounds  each prompt's fastest run
-    pairs           the median ratio to the plain run before or after it
+    best of rounds  the fastest run of each prompt
+    pairs           the median ratio to the nearest plain run
 """
 
 import argparse
@@ -37,23 +37,24 @@ from infer.bench.timing import StepTimes, TextTimes, TimedStep, speedup
 
 Runs = list[list[dict[str, Any]]]  # by prompt
 Steps = list[list[list[TimedStep]]]
-# Of the runs of plain decoding, of a decoder, and each prompt's fastest first step
+# Takes the runs of plain decoding, the runs of a decoder, and the seconds of each prompt's fastest
+# first step; returns the speedup.
 Estimate = Callable[[Runs, Runs, Sequence[float]], float]
 
 
 def burn(seed: int, longest: float) -> None:
     """Compute in bursts of random length, with pauses, until the process is killed."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     while True:
-        until = time.monotonic() + chance.uniform(1, longest)
+        until = time.monotonic() + rng.uniform(1, longest)
         while time.monotonic() < until:
             sum(range(10_000))
-        time.sleep(chance.uniform(1, longest))
+        time.sleep(rng.uniform(1, longest))
 
 
 @contextmanager
 def bursts(longest: float) -> Iterator[None]:
-    """Run a burner for each core; the same seed makes their bursts coincide."""
+    """Run a process with bursts for each core; the same seed makes the bursts coincide."""
     burners = [
         multiprocessing.Process(target=burn, args=(0, longest), daemon=True)
         for _ in range(os.cpu_count() or 1)
@@ -68,7 +69,7 @@ def bursts(longest: float) -> Iterator[None]:
 
 
 def measure(args: argparse.Namespace, out: Path) -> None:
-    """Run the report."""
+    """Run the speed part of the report."""
     command = [sys.executable, "-m", "infer.bench", "part=speed"]
     command += [f"model={args.model}", f"out={out}", f"count={args.count}"]
     command += [f"threads={args.threads}", f"speed.rounds={args.rounds}"]
@@ -79,7 +80,7 @@ def measure(args: argparse.Namespace, out: Path) -> None:
 
 
 def runs_of(out: Path) -> dict[str, Runs]:
-    """Return the runs by decoder and prompt, each with the seconds of its pair."""
+    """Return the runs by decoder and prompt, each with the seconds of the nearest plain run."""
     prompts: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for file in sorted((out / "speed" / "records").glob("*.json")):
         record = read_result(file)
@@ -94,7 +95,7 @@ def runs_of(out: Path) -> dict[str, Runs]:
 
 
 def cpu_steps(prompts: Runs) -> Steps:
-    """Return the steps with their CPU seconds."""
+    """Return the steps with CPU seconds in place of elapsed seconds."""
     result = []
     for runs in prompts:
         steps = [StepTimes.parse(run["steps"]) for run in runs]
@@ -113,7 +114,7 @@ def cpu_steps(prompts: Runs) -> Steps:
 def by_steps(
     quantile: float, steps_of: Callable[[Runs], Steps] = timed_steps
 ) -> Estimate:
-    """Return the estimate by this quantile of steps of equal shape."""
+    """Return an estimate that takes this quantile over the steps of equal shape."""
 
     def estimate(plain: Runs, prompts: Runs, first: Sequence[float]) -> float:
         times = [
@@ -125,13 +126,13 @@ def by_steps(
 
 
 def by_fastest_runs(plain: Runs, prompts: Runs, first: Sequence[float]) -> float:
-    """Return the speedup from each prompt's fastest runs."""
+    """Return the speedup from the fastest run of each prompt."""
     times = [whole_texts(each) for each in (plain, prompts)]
     return float(speedup(times[0], times[1], [1.0] * len(prompts))[0])
 
 
 def by_pairs(plain: Runs, prompts: Runs, first: Sequence[float]) -> float:
-    """Return the speedup from ratios to the neighbouring plain run."""
+    """Return the speedup from the ratios to the nearest plain run."""
     seconds = [median(run["pair"] for run in runs) for runs in prompts]
     ratios = [median(run["pair"] / run["seconds"] for run in runs) for runs in prompts]
     return sum(seconds) / sum(t / r for t, r in zip(seconds, ratios))
@@ -148,7 +149,7 @@ ESTIMATES: dict[str, Estimate] = {
 
 
 def tokens_per_forward(prompts: Runs) -> float:
-    """Return the tokens per forward."""
+    """Return the tokens per forward of all runs."""
     runs = [run for runs in prompts for run in runs]
     return sum(run["tokens"] for run in runs) / sum(run["forwards"] for run in runs)
 
@@ -160,8 +161,8 @@ def fastest_first(decoders: dict[str, Runs]) -> list[float]:
 
 
 def show(quiet: dict[str, Runs], busy: dict[str, Runs], marks: Sequence[str]) -> None:
-    """Print the speedups of both runs by each estimate."""
-    print(f"marks of the busy run: {', '.join(marks) or 'none'}")
+    """Print the speedups of the quiet and the busy run by each estimate."""
+    print(f"marks of the busy run: {', '.join(marks) or 'no marks'}")
     measured = [(each, fastest_first(each)) for each in (quiet, busy)]
     for name in quiet:
         if name == PLAIN:

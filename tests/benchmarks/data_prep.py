@@ -1,11 +1,11 @@
-"""Data preparation against the bare tokenizer, in turns on the same text and cores.
+"""Compare the speed of data preparation with the tokenizer alone, on the same text and cores.
 
     python -m tests.benchmarks.data_prep SAMPLE TOKENIZER [--copies 1]
 
-SAMPLE is a folder in StarCoder's layout, TOKENIZER one with tokenizer.json. `tokenizers`
-encodes texts that are in memory; `data_prep` reads parquet, filters, decontaminates,
-encodes, shuffles, packs, counts n-grams and writes, the start of its processes included.
-With --copies each document is read that often, with another word in it.
+SAMPLE is a folder in StarCoder's layout, TOKENIZER a folder with tokenizer.json. `tokenizers`
+only encodes texts that are in memory. `data_prep` reads parquet, filters, decontaminates,
+encodes, shuffles, packs, counts n-grams and writes; its time includes the start of processes.
+Both take turns. --copies repeats the documents, each time with slightly changed text.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def encode(texts: list[str]) -> int:
 
 
 def copy_sample(sample: Path, copies: int, out: Path) -> list[str]:
-    """Write the sample's documents `copies` times, each with its own id; return texts."""
+    """Write `copies` changed copies of the sample's documents with new ids; return their texts."""
     texts: list[str] = []
     for path in sorted(sample.glob("*/*.parquet")):
         folder = out / path.parent.name
@@ -82,16 +82,17 @@ def main() -> None:
     parser.add_argument("sample", type=Path)
     parser.add_argument("tokenizer", type=Path)
     parser.add_argument("--copies", type=int, default=1)
-    given = parser.parse_args()
+    args = parser.parse_args()
     ratios = []
     with tempfile.TemporaryDirectory() as folder:
-        texts = copy_sample(given.sample, given.copies, Path(folder))
+        texts = copy_sample(args.sample, args.copies, Path(folder))
         size = sum(len(text.encode()) for text in texts) / 1e6
         for _ in range(ROUNDS):
-            bare = time_tokenizer(texts, given.tokenizer)
-            whole = time_data_prep(Path(folder), given.tokenizer)
-            ratios.append(bare / whole)
-            print(f"MB/s: tokenizers {size / bare:.2f}, data_prep {size / whole:.2f}")
+            encoding = time_tokenizer(texts, args.tokenizer)
+            preparing = time_data_prep(Path(folder), args.tokenizer)
+            ratios.append(encoding / preparing)
+            rates = size / encoding, size / preparing
+            print(f"MB/s: tokenizers {rates[0]:.2f}, data_prep {rates[1]:.2f}")
     print(f"{size:.1f} MB, median ratio {statistics.median(ratios):.3f}")
 
 

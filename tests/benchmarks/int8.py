@@ -1,14 +1,14 @@
-"""int8 beside float32 on a CPU: speed, equal texts, held-out loss and pass@1.
+"""Compare int8 with float32 on a CPU: speed, equal texts, held-out loss and pass@1.
 
     python -m tests.benchmarks.int8 MODEL_DIR HELD_OUT.jsonl [--threads 2] [--prompts 6] [--new 96]
         [--problems 20] [--documents 20] [--dtypes float32 int8] [--methods plain ngrams hybrid]
 
-Speed is tokens per second of greedy texts after HumanEval's prompts, all types and methods in
-turns on each prompt; in brackets the speed beside plain decoding in the same type. Every
-drafted text must be that of plain decoding in its type, or the command fails; equal texts of
-the types are counted. The loss is the mean over the tokens of held-out documents (nats, the
-first 256 tokens of each). pass@1 is judged as in the report (needs bubblewrap); 0 problems
-leave it out. The last line is JSON.
+Speed is tokens per second of greedy texts after HumanEval's prompts. All dtypes and methods take
+turns on each prompt; the number in parentheses is the speedup over plain decoding in the same
+dtype. The command fails if a drafted text differs from plain decoding's in its dtype. It also
+counts the texts that equal the first dtype's. The loss is the mean over the tokens of held-out
+documents, in nats, for the first 256 tokens of each. pass@1 is judged as in the report (needs
+bubblewrap); --problems 0 skips it. The last line is JSON.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from infer.bench import sandbox
 from infer.bench.problems import read_problems
 from infer.bench.quality import judge
 
-TOKENS = 256  # of a held-out document
+TOKENS = 256  # number of tokens of each held-out document
 
 
 def text_of(model: Model, prompt: str, decode: DecodeConfig) -> tuple[list[int], int]:
@@ -40,7 +40,7 @@ def text_of(model: Model, prompt: str, decode: DecodeConfig) -> tuple[list[int],
 
 @torch.inference_mode()
 def held_out_loss(model: Model, documents: Sequence[str]) -> float:
-    """Return the mean loss of the documents' tokens, by the library's forward."""
+    """Return the mean loss of the documents' tokens in nats, by Transformers' forward."""
     losses = []
     for document in documents:
         ids = torch.tensor([model.text.encode(document)[:TOKENS]])
@@ -52,7 +52,7 @@ def held_out_loss(model: Model, documents: Sequence[str]) -> float:
 def speeds(
     models: dict[str, Model], methods: Sequence[str], prompts: Sequence[str], new: int
 ) -> dict[str, Any]:
-    """Return tokens per second, per forward, and the equal texts, by type and method."""
+    """Return by dtype and method the tokens per second and per forward, and the number of equal texts."""
     cells = [(dtype, method) for dtype in models for method in methods]
     rows: dict[str, Any] = {
         f"{dtype} {method}": {"seconds": [], "tokens": [], "forwards": []}
@@ -80,15 +80,15 @@ def speeds(
         row["tokens_per_second"] = median(rates)
         row["speedup"] = math.exp(mean(math.log(r / p) for r, p in zip(rates, plain)))
         row["tokens_per_forward"] = sum(row["tokens"]) / sum(row["forwards"])
-        own = zip(texts[dtype, method], texts[dtype, methods[0]])
-        row["same"] = sum(a == b for a, b in own)
-        others = zip(texts[dtype, method], texts[first, methods[0]])
-        row[f"same as {first}"] = sum(a == b for a, b in others)
+        plain_texts = zip(texts[dtype, method], texts[dtype, methods[0]])
+        row["same"] = sum(a == b for a, b in plain_texts)
+        first_texts = zip(texts[dtype, method], texts[first, methods[0]])
+        row[f"same as {first}"] = sum(a == b for a, b in first_texts)
     return rows
 
 
 def passed(model: Model, problems: int, new: int = 256) -> int:
-    """Return how many of HumanEval's first problems are solved, by the default method."""
+    """Return the number of HumanEval's first problems that the default method solves."""
     count = 0
     for problem in read_problems("humaneval", "")[:problems]:
         decode = DecodeConfig(max_new_tokens=new, stop=list(problem.stop))
@@ -125,8 +125,8 @@ def main() -> None:
         print(
             f"{name}: {row['tokens_per_second']:.1f} tokens/s ({row['speedup']:.2f}), "
             f"{row['tokens_per_forward']:.2f} tokens per forward, {row['same']} of "
-            f"{args.prompts} texts plain decoding's, "
-            f"{row[f'same as {args.dtypes[0]}']} those of {args.dtypes[0]}",
+            f"{args.prompts} texts equal plain decoding's, "
+            f"{row[f'same as {args.dtypes[0]}']} equal {args.dtypes[0]}'s",
             flush=True,
         )
     if args.problems and not sandbox.unavailable():
@@ -135,7 +135,7 @@ def main() -> None:
             print(f"{dtype}: pass@1 {solved} of {args.problems}", flush=True)
     print(json.dumps(results))
     if any(row["same"] < args.prompts for row in rows.values()):
-        raise SystemExit("error: texts differ from those of plain decoding, see above")
+        raise SystemExit("error: texts differ from plain decoding's, see above")
 
 
 if __name__ == "__main__":

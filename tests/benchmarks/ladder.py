@@ -1,17 +1,17 @@
-"""Accepted drafts after equal training time, rung by rung, on a real model.
+"""Compare training recipes: accepted drafts after equal training time on a real model.
 
     python -m tests.benchmarks.ladder BASE CHAT CODE PROMPTS... [--seconds 600] [--seeds 2]
         [--only RUNG ...]
 
-BASE is a model directory, CHAT and CODE are its own text, prepared (of the demo: runs/demo/base,
-chat, code). PROMPTS are humaneval or files of prompts, messages or documents. A rung is a list
-of settings of `python -m train` on top of experiment=demo. The seeds of a rung train side by
-side, each in a process on one core, as many steps as fit `--seconds` of CPU time by a
-calibration before. `dual` trains all weights, as the paper does, on CHAT alone.
+BASE is a model directory. CHAT and CODE are prepared text of this model (the demo's are
+runs/demo/base, chat and code). PROMPTS are humaneval or files of prompts, messages or documents.
+A rung is a recipe: settings of `python -m train` in addition to experiment=demo. The seeds of a
+rung train in parallel, each in a process on one core. The number of steps is calibrated so that
+they take `--seconds` of CPU time. `dual` trains all weights, as the paper does, on CHAT only.
 
-Then the adaptive tokens alone draft 12 prompts of each set: one greedy chain with k = L, in
-float32. Prints a line of JSON for each rung, and a table with means over seeds. What stands
-in a draft's rows, an adaptive id, an existing one or noise, is compared by
+After training, the adaptive tokens alone draft 12 prompts of each set: one greedy chain with
+k = L, in float32. The command prints a line of JSON for each rung, and a table with means over
+seeds. To compare what the rows of drafts contain (an adaptive id, an existing id or noise), run
 
     --only "gated LoRA" "existing id" noise
 """
@@ -54,7 +54,7 @@ NO_HEAD = ["objective.previous_token=false"]
 ADAMW = ["optimizer.name=adamw"]
 ALL_WEIGHTS = ["lora.rank=0", "lora.gated=false", "objective.soft=0", *NO_HEAD]
 RUNGS = {
-    # The mean embedding, on which ESP (arXiv 2603.17942) drafts without training.
+    # The mean embedding: ESP (arXiv 2603.17942) drafts with it without training.
     "no training": [*NO_HEAD, "optimizer.lr=0", "optimizer.min_lr=0"],
     "embedding": [
         *NO_HEAD,
@@ -95,7 +95,7 @@ NEW_TOKENS = 96
 
 
 def run(args: argparse.Namespace, rung: str, seed: int, steps: int) -> dict[str, Any]:
-    """Train one rung and measure it; with 0 `steps` only time a step."""
+    """Train one rung and measure it; with steps=0 only measure the time of a step."""
     torch.set_num_threads(1)
     count = steps or TIMED_STEPS
     overrides = [
@@ -126,7 +126,7 @@ def run(args: argparse.Namespace, rung: str, seed: int, steps: int) -> dict[str,
         if not steps:
             return {"cpu_seconds": seconds}
         forward = trainer.engine.forward
-        held_out = trainer.held_out.run(
+        held_out, _ = trainer.held_out.run(
             forward, stop=lambda: False, show=lambda line: None
         )
         return {
@@ -138,9 +138,9 @@ def run(args: argparse.Namespace, rung: str, seed: int, steps: int) -> dict[str,
 
 
 def add_latent_consistency(module: AdaptiveLM) -> None:
-    """Add to the loss the distance of each draft's hidden state from its teacher's.
+    """Add to the loss the distance of each draft's hidden state to its teacher's.
 
-    Both are normalised; the trunk, which teaches, has no gradient (arXiv 2507.11851, §3.3).
+    Both are normalized; the teacher, in the trunk, gets no gradient (arXiv 2507.11851, §3.3).
     """
     score = module.score
 
@@ -157,10 +157,10 @@ def add_latent_consistency(module: AdaptiveLM) -> None:
         )
         drafts = teachers >= 0
         assert corrected is not None
-        ours = corrected[drafts]
-        theirs = hidden.flatten(0, 1)[teachers[drafts]].detach()
-        d = ours.shape[-1:]
-        distance = (F.rms_norm(ours, d) - F.rms_norm(theirs, d)).square().mean(-1)
+        states = corrected[drafts]
+        targets = hidden.flatten(0, 1)[teachers[drafts]].detach()
+        d = states.shape[-1:]
+        distance = (F.rms_norm(states, d) - F.rms_norm(targets, d)).square().mean(-1)
         return loss + (distance * weights[drafts]).sum(), tally, predicted
 
     module.score = with_distance  # type: ignore[method-assign]
@@ -170,7 +170,7 @@ def add_latent_consistency(module: AdaptiveLM) -> None:
 def accepted_drafts(
     args: argparse.Namespace, trainer: Trainer
 ) -> dict[str, list[float]]:
-    """Return by set the share of steps whose first j drafts were accepted, j = 1..L."""
+    """Return, for each prompt set, the share of steps that accept at least j drafts, j = 1..L."""
     objective = trainer.config.objective
     ids = objective.adaptive_ids(trainer.vocab.adaptive)
     lm = decodable(args, trainer, ids)
@@ -209,7 +209,7 @@ def accepted_drafts(
 
 
 def decodable(args: argparse.Namespace, trainer: Trainer, ids: Any) -> Any:
-    """Return the trained model, or the base model with a gated adapter, for decoding."""
+    """Return the model for decoding: the trained weights, or the base model with the gated adapter."""
     trained = trainer.module.lm
     config = trainer.config
     if not config.lora.gated:

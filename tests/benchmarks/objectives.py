@@ -1,10 +1,10 @@
-"""The time of a training step of each objective beside a step of `causal`, in one run.
+"""Measure the time of a training step for each objective, relative to `causal`.
 
     python -m tests.benchmarks.objectives [--rounds 10]
 
-A Llama of 30M parameters with random weights, two sequences of 1,024 tokens, L = 5, float32,
-one thread: layout, forward, loss, backward and AdamW. The objectives take turns; a ratio is
-the median of the ratios within a round. The last line is JSON.
+The model is a Llama of 30M parameters with random weights; a step has two sequences of 1,024
+tokens, L = 5, in float32 on one thread: layout, forward, loss, backward and AdamW. The
+objectives take turns; a ratio is the median of the ratios within a round. The last line is JSON.
 """
 
 import argparse
@@ -68,9 +68,9 @@ def main() -> None:
                 seconds[name].append(time.perf_counter() - began)
     ratios = {}
     for name, values in seconds.items():
-        rounds = [own / base for own, base in zip(values, seconds["causal"])]
+        rounds = [value / base for value, base in zip(values, seconds["causal"])]
         ratios[name] = {"median": median(rounds), "range": [min(rounds), max(rounds)]}
-        print(f"{name:8} {median(values):.2f} s, beside causal {ratios[name]}")
+        print(f"{name:8} {median(values):.2f} s, relative to causal {ratios[name]}")
     print(json.dumps(ratios))
 
 

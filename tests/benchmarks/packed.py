@@ -1,9 +1,9 @@
-"""The time of q rows behind 256 cached tokens, with packed layers and without, in turns.
+"""Measure a forward of q rows after 256 cached tokens, with packed layers and with nn.Linear.
 
     python -m tests.benchmarks.packed MODEL_DIR [--dtype float32] [--threads 2] [--rounds 9]
 
-Prints for each q the milliseconds of a forward with nn.Linear and with packed layers
-(medians), and both in forwards of one row, L(q). The last line is JSON.
+For each q it prints the median milliseconds of a forward with nn.Linear and with packed layers,
+which take turns, and both relative to a forward of one row, L(q). The last line is JSON.
 """
 
 import argparse
@@ -59,10 +59,10 @@ def main() -> None:
                     seconds[name].append(time.perf_counter() - began)
         row = {name: 1000 * median(times) for name, times in seconds.items()}
         results.append({"rows": q, **row})
-        in_rows = {name: row[name] / results[0][name] for name in runners}
+        cost = {name: row[name] / results[0][name] for name in runners}
         print(
             f"q = {q:2}: linear {row['linear']:6.1f} ms, packed {row['packed']:6.1f} ms;"
-            f" L(q) {in_rows['linear']:.2f}, {in_rows['packed']:.2f}",
+            f" L(q) {cost['linear']:.2f}, {cost['packed']:.2f}",
             flush=True,
         )
     print(json.dumps(results))

@@ -1,18 +1,17 @@
-"""Compare the measuring planner with fixed ones, n-grams alone, and plain decoding.
+"""Compare the measuring planner with fixed planners, n-grams alone and plain decoding.
 
     python -m tests.benchmarks.planners MODEL_DIR PROMPTS.jsonl [--count 12]
         [--base DIR] [--dtypes bfloat16 float32]
         [--temperature 0] [--shape 15M|110M|1.1B ...] [--vary NAME=VALUE ...]
 
-Five rounds of 128 tokens, greedy, or sampled with top_k 10 and top_p 0.95; one thread, timed
-on a CPU by its own clock, on which other processes leave little trace. The runs alternate with
-plain decoding (infer/bench/speed.py). A row has the speedup with its 95 % interval
-(infer/bench/timing.py), and that over the paper's two forwards at their best k.
-`--base` names a model without adaptive tokens in its training, on which the planner
-has to fall back to plain decoding. `--shape` adds random models of other sizes,
-for their L(q). `--vary` adds the planner with one of its constants changed
-(infer/drafters/costs.py): the constants are defended by these rows. The n-grams are
-those of the model directory's table. The last line is JSON.
+It runs five rounds of 128 tokens, greedy or sampled with top_k 10 and top_p 0.95, on one thread.
+On a CPU it takes the thread's CPU time, which other processes hardly change. The runs alternate
+with plain decoding (infer/bench/speed.py). A row has the speedup over plain decoding with its
+95 % interval (infer/bench/timing.py), and the speedup over the paper's two forwards with their
+best k. `--base` adds a model without trained adaptive tokens, where the planner has to fall back
+to plain decoding. `--shape` adds random models of other sizes, which have another L(q). `--vary`
+adds planners with one changed constant (infer/drafters/costs.py); these rows justify the
+constants. The n-grams come from the table in the model directory. The last line is JSON.
 """
 
 import argparse
@@ -47,7 +46,7 @@ ROUNDS = 5
 def drafters_of(
     lm: PreTrainedModel, folder: ModelDirectory, args: argparse.Namespace
 ) -> dict[str, Drafters]:
-    """Return drafters by adaptive tokens alone, by n-grams alone and by all sources."""
+    """Return drafters with adaptive tokens alone, with n-grams alone and with all sources."""
     prior = prior_costs(lm.device.type)
 
     def measured(k: int, **constants: Any) -> MeasuredPlanner:
@@ -73,16 +72,16 @@ def drafters_of(
         name, value = item.split("=")
         kind = type(getattr(CONSTANTS, name))
         every[f"measured, {item}"] = measured(8, **{name: kind(value)})
-    known = Ngrams(folder.ngrams, lm.config.vocab_size)
+    table = Ngrams(folder.ngrams, lm.config.vocab_size)
     ids = folder.need_adaptive().ids
     result = {"plain": Drafters()}
-    for planners, own_ids, source in (
+    for planners, adaptive_ids, source in (
         (adaptive, ids, None),
-        (ngrams, (), known),
-        (every, ids, known),
+        (ngrams, (), table),
+        (every, ids, table),
     ):
         for name, planner in planners.items():
-            result[name] = by_tokens(own_ids, planner, source)
+            result[name] = by_tokens(adaptive_ids, planner, source)
     return result
 
 
@@ -92,7 +91,7 @@ def compare(
     prompts: list[Prompt],
     args: argparse.Namespace,
 ) -> list[dict[str, Any]]:
-    """Return the rows of infer/bench/speed.py, one for each decoder."""
+    """Measure all decoders; return their rows as infer/bench/speed.py does."""
     capacity = max(len(prompt.ids) for prompt in prompts) + NEW
     sampling = Sampling(args.temperature, 10, 0.95) if args.temperature else Sampling()
     runner = Runner(lm, capacity=capacity, max_rows=96)
@@ -114,7 +113,7 @@ def compare(
 
 
 def show(rows: list[dict[str, Any]], title: str) -> None:
-    """Print tokens per second over plain decoding's, and the rest."""
+    """Print the table of a model: speedups, tokens per forward and equal texts."""
     best = max(
         row["speedup"] for row in rows if row["decoder"].startswith("two-forward")
     )

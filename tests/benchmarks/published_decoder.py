@@ -1,4 +1,4 @@
-"""SDSAT's published decoder beside ours, on one export: texts and speed.
+"""Compare SDSAT's published decoder with this project's on one export: texts and speed.
 
     git clone https://github.com/ainergy-ml/SDSAT
     python -m venv SDSAT/.venv
@@ -6,16 +6,16 @@
     python -m tests.benchmarks.published_decoder SDSAT MODEL_DIR PROMPTS.jsonl
         [--count 24] [--new 200] [--rounds 1] [--k 3 5] [--dtypes float32 bfloat16]
 
-TORCH is this environment's version. The published code needs the old Transformers, so it
-runs in a process of its own (published_peer.py) in that virtual environment. Nothing of
-its code is in this project. It has no grouped heads: both sides decode a copy of the model
-with a key head for each query head.
+TORCH is the version in this environment. The published code needs an old Transformers, so it runs
+in a separate process (published_peer.py) in that virtual environment; its code is not part of this
+project. It does not support grouped heads, so both sides decode a copy of the model with a
+key head for each query head.
 
-Greedy, without an end of text, so that all texts have the same length. Both processes have one
-thread, timed on a CPU by its own clock. The decoders take turns on every prompt; a speedup is
-over the published decoder at its best k on the same prompts, with its 95 % interval. Texts that
-are not those of the published plain decoding are counted; in float32 they fail the command.
-The last line is JSON.
+Decoding is greedy and does not stop at the end of a text, so that all texts have the same length.
+Both processes have one thread; on a CPU the thread's CPU time counts. The decoders take turns on
+every prompt. A speedup is relative to the published decoder with its best k on the same prompts,
+with a 95 % interval. The command counts texts that equal the published plain decoding's; in
+float32 it fails if one differs. The last line is JSON.
 """
 
 import argparse
@@ -52,9 +52,9 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def copy_for_both(model: Path, out: Path) -> None:
-    """Copy a model directory with a key head for each query head, which changes no logit.
+    """Copy a model directory with repeated key heads, one for each query head.
 
-    The configuration gets rope_theta where the old Transformers reads it.
+    This does not change logits. rope_theta is written where the old Transformers reads it.
     """
     shutil.copytree(model, out)
     config = read_json(out / "config.json")
@@ -72,7 +72,7 @@ def copy_for_both(model: Path, out: Path) -> None:
 
 
 class Peer:
-    """The published decoders, which answer in a process of their own."""
+    """The published decoders in a process of their own."""
 
     def __init__(self, checkout: Path, *arguments: object) -> None:
         python = checkout / ".venv" / "bin" / "python"
@@ -90,9 +90,9 @@ class Peer:
             request = {"ids": list(prompt.ids), "k": k, "new": new}
             print(json.dumps(request), file=self._process.stdin, flush=True)
             for line in self._process.stdout:
-                if line.startswith("{"):  # the published code prints, too
+                if line.startswith("{"):  # the published code prints other lines
                     return Run(**json.loads(line))
-            raise SystemExit("error: the peer must answer; its own error is above")
+            raise SystemExit("error: the published decoder ended, see its error above")
 
         return run
 
@@ -100,8 +100,10 @@ class Peer:
         self._process.communicate()
 
 
-def our_decoders(model: str, dtype: str, new: int, longest: int) -> dict[str, Decoder]:
-    """Return plain decoding, and drafts by adaptive tokens, by n-grams and by all sources."""
+def project_decoders(
+    model: str, dtype: str, new: int, longest: int
+) -> dict[str, Decoder]:
+    """Return this project's plain decoding, and drafting by adaptive tokens, n-grams and both."""
     directory = ModelDirectory(model)
     lm = directory.load(dtype=dtype)
     adaptive = directory.need_adaptive()
@@ -117,7 +119,7 @@ def our_decoders(model: str, dtype: str, new: int, longest: int) -> dict[str, De
     runner = Runner(lm, capacity=longest + new, max_rows=64)
     timer = time.thread_time if DEVICE == "cpu" else clock
     return {
-        f"ours, {name}": loop_decoder(runner, drafters, Limits(new, []), clock=timer)
+        f"project {name}": loop_decoder(runner, drafters, Limits(new, []), clock=timer)
         for name, drafters in decoders.items()
     }
 
@@ -125,12 +127,12 @@ def our_decoders(model: str, dtype: str, new: int, longest: int) -> dict[str, De
 def compare(
     decoders: Mapping[str, Decoder], prompts: Sequence[Prompt], rounds: int
 ) -> dict[str, Any]:
-    """Return a row for each decoder: its speedup over the best published one, and its texts.
+    """Return a row for each decoder: its speedup over the best published one, and equal texts.
 
-    The decoders take turns on every prompt, in an order that rotates.
+    The decoders take turns on every prompt, in rotating order.
     """
     names = list(decoders)
-    for decode in decoders.values():  # warms up
+    for decode in decoders.values():  # warm up
         decode(prompts[0])
     turns: list[list[dict[str, Run]]] = [[] for _ in prompts]  # by prompt and round
     for round_ in range(rounds):
@@ -180,14 +182,17 @@ def main() -> None:
         peer = Peer(args.checkout.absolute(), args.model, dtype, DEVICE, id)
         decoders = {PLAIN: peer.decoder(0, args.new)}
         decoders |= {f"published k={k}": peer.decoder(k, args.new) for k in args.k}
-        decoders |= our_decoders(args.model, dtype, args.new, longest)
+        decoders |= project_decoders(args.model, dtype, args.new, longest)
         result = results[dtype] = compare(decoders, prompts, args.rounds)
         peer.close()
         for name, row in result["rows"].items():
             print(f"{dtype:9} {name:18} {row}")
         same = min(row["same"] for row in result["rows"].values())
         if dtype == "float32" and same < result["compared"]:
-            raise SystemExit(f"error: float32 texts must be those of {PLAIN}")
+            raise SystemExit(
+                f"error: float32 texts must equal {PLAIN} decoding's, "
+                f"got {same} of {result['compared']} equal"
+            )
     print(json.dumps(results))
 
 

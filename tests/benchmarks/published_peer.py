@@ -1,14 +1,14 @@
-"""The peer process of published_decoder.py: SDSAT's published decoder answers requests on its standard input.
+"""Run SDSAT's published decoder for published_decoder.py; it answers requests on standard input.
 
     PYTHON published_peer.py CHECKOUT MODEL_DIR DTYPE DEVICE ADAPTIVE_ID
 
-Runs in an environment of its own, whose Transformers the published code was written for, and imports nothing of
-this project. A request is a line of JSON: `ids` of the prompt, `k` adaptive tokens (0: plain decoding), `new`
+It runs in an environment with the Transformers version of the published code, and does not import this
+project. A request is a line of JSON: `ids` of the prompt, `k` adaptive tokens (0: plain decoding), `new`
 tokens to emit. The answer has `tokens`, `seconds` of the whole call, and `forwards`.
 
-Stand-ins: for the model wrapper, which would load a tokenizer; for the tokenizer, of which the decoders ask for
-the end of a text. It has none here: the published decoder cuts a text at that token in another way than
-Transformers does.
+Two parts of the published code are replaced. Its model wrapper would load a tokenizer. Its tokenizer gives the
+end of a text: here no token ends a text, because the published decoder cuts a text at that token in another
+way than Transformers does.
 """
 
 import json
@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-MOST = 32  # adaptive tokens of a request, at most
+MAX_K = 32  # most adaptive tokens in a request
 
 
 class Wrapper(nn.Module):
@@ -52,7 +52,7 @@ def main() -> None:
         "device": device,
     }
     plain = ARDecoder(**shared)
-    drafting = SDSATDecoderGreedy(**shared, sats=",".join([adaptive] * MOST))
+    drafting = SDSATDecoderGreedy(**shared, sats=",".join([adaptive] * MAX_K))
     plain.initialize()
     drafting.initialize()
     clock = time.thread_time if device == "cpu" else time.perf_counter
@@ -60,7 +60,7 @@ def main() -> None:
         request = json.loads(line)
         k, new = request["k"], request["new"]
         ids = torch.tensor([request["ids"]], device=device)
-        # It emits one token more.
+        # The published decoder emits one token more than requested.
         plain.generation_config["max_new_tokens"] = new - 1
         began = clock()
         result = drafting.decode(ids, None, k, new) if k else plain.decode(ids, None, 0)

@@ -1,14 +1,14 @@
-"""What rows of a forward cost on a CPU by type, and its parts before and after fusing.
+"""Measure the cost of rows of a forward on a CPU by dtype, and of its parts before and after fusing.
 
     python -m tests.benchmarks.rows MODEL_DIR [--dtypes float32 int8] [--threads 2]
         [--rounds 9] [--rows 1 2 4 9 16 32]
 
-The first table is L(q), the time of q rows after 256 cached tokens in forwards of one row of
-the same type, with the head and the choice of a token: drafts alone, and drafts with as many
-probes as `+k` says, which run the adapter. "library" is float32 with the library's layers on
-the same packed products. The second table is each part of a layer by the library's code and
-by ours. All cells take turns; figures are medians, with the fastest in brackets. With one
-thread its CPU time is taken, which other programs disturb less. The last line is JSON.
+The first table is L(q): the time of q rows after 256 cached tokens, relative to one row of the
+same dtype. It includes the head and the choice of a token. Rows are drafts, or with `+k` drafts
+and k probes, which run the adapter. "library" is float32 with Transformers' layers on the same
+packed products. The second table compares Transformers' code with this project's for each part of
+a layer. All cells take turns; figures are medians, with the fastest in parentheses. With one
+thread the thread's CPU time counts, which other programs change less. The last line is JSON.
 """
 
 import argparse
@@ -36,7 +36,7 @@ Times = dict[str, list[float]]
 
 
 def in_turns(tasks: dict[str, Callable[[], Any]], rounds: int, calls: int = 1) -> Times:
-    """Return the milliseconds of a call of each task, after two rounds of warming up."""
+    """Return the milliseconds per call of each task in each round, after two warm-up rounds."""
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     times: Times = {name: [] for name in tasks}
     for turn in range(rounds + 2):
@@ -50,7 +50,7 @@ def in_turns(tasks: dict[str, Callable[[], Any]], rounds: int, calls: int = 1) -
 
 
 def tree_of(rows: int, probes: int, adaptive: int) -> Tree:
-    """Return a chain of drafts with probes under its last node, `rows` in all."""
+    """Return a chain of drafts with probes after its last node, with `rows` nodes in all."""
     drafts = rows - probes
     tokens = (5, *range(20, 19 + drafts), *[adaptive] * probes)
     parents = tuple(range(-1, rows - 1))
@@ -63,7 +63,7 @@ def forwards(
     trees: dict[str, Tree],
     rounds: int,
 ) -> dict[str, Times]:
-    """Return the times of the trees by type."""
+    """Return the times of the trees by dtype."""
     request = Request(list(range(10, 10 + CONTEXT)))
     tasks = {}
     longest = max(len(tree.tokens) for tree in trees.values())
@@ -93,7 +93,7 @@ def forwards(
 
 @torch.inference_mode()
 def parts(lm: Any, rows: int, rounds: int) -> dict[str, tuple[float, float]]:
-    """Return the milliseconds of each part in all layers, by the library and by ours."""
+    """Return the milliseconds of each part over all layers, by Transformers and by this project."""
     layer = lm.model.layers[0]
     layers = lm.config.num_hidden_layers
     d, width = lm.config.hidden_size, layer.self_attn.head_dim
@@ -160,10 +160,10 @@ def main() -> None:
     for name, by_rows in times.items():
         first = by_rows["1"]
         for label, values in by_rows.items():
-            in_rows = median(values) / median(first), min(values) / min(first)
+            cost = median(values) / median(first), min(values) / min(first)
             print(
                 f"{name:9} q = {label:5} {median(values):6.1f} ({min(values):.1f}) ms, "
-                f"L(q) {in_rows[0]:.2f} ({in_rows[1]:.2f})",
+                f"L(q) {cost[0]:.2f} ({cost[1]:.2f})",
                 flush=True,
             )
     lm: nn.Module = directory.load(dtype="float32", device="cpu")

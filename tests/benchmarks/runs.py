@@ -1,4 +1,4 @@
-"""Decoders of the decoding loop as functions of a prompt, timed."""
+"""Wrap the decoding loop as a timed function of a prompt."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from infer.loop import Drafters, Limits, decode
 
 
 def clock() -> float:
-    """Return seconds after all work of the device is done."""
+    """Wait for the device; return the time in seconds."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()

@@ -1,4 +1,4 @@
-"""Models with random weights, and held-out prompts, for benchmarks."""
+"""Random models and held-out prompts for benchmarks."""
 
 from pathlib import Path
 
@@ -9,7 +9,8 @@ from conf.text.rows import read_rows
 from infer.bench.prompts import Prompt
 from infer.models.checkpoint import ModelDirectory
 
-SIZES = {  # hidden, layers, heads, intermediate, vocabulary
+# hidden size, layers, heads, intermediate size, vocabulary
+SIZES = {
     "15M": (288, 6, 6, 768, 32000),
     "30M": (512, 8, 8, 1408, 4096),
     "110M": (768, 12, 12, 2048, 32000),
@@ -34,7 +35,7 @@ def random_llama(size: str, dtype: str) -> LlamaForCausalLM:
 
 
 def held_out_prompts(model: str, path: Path, count: int) -> list[Prompt]:
-    """Return the first half of each of the first `count` texts, up to 300 tokens of it."""
+    """Return prompts from the first `count` long texts: the first half of each, at most 300 tokens."""
     text = ModelDirectory(model).text
     texts = [row["content"] for row in read_rows(path)]
     halves = [whole[: len(whole) // 2] for whole in texts if len(whole) > 200][:count]

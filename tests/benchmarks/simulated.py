@@ -1,15 +1,15 @@
-"""The measuring planner on texts of a real model, with the times of another device.
+"""Run the measuring planner on texts of a real model with the step times of another device.
 
     python -m tests.benchmarks.simulated MODEL_DIR PROMPTS... [--device amx ...] [--count 8]
         [--new 96] [--temperature 0] [--vary NAME=VALUE,NAME=VALUE ...] [--fixed K,PROBES,NODES ...]
 
-PROMPTS are humaneval or files of prompts. The forwards run here, but each step takes the time
-that a DEVICE takes for its rows, so the figures do not depend on this machine, nor on what else
-it does. DEVICES are measured tables of L(q) (docs/results.md). Prints tokens per forward, and
-tokens per plain step, which is the speedup on that device without the loop's own time, for
-n-grams alone and for all sources, with the constants of the planner and with those of `--vary`,
-and for all sources by fixed planners: trees of NODES drafts with K adaptive tokens under PROBES
-of them. The last line is JSON.
+PROMPTS are humaneval or files of prompts. The forwards run on this machine, but the planner sees
+the time that DEVICE takes for the rows of a step, so the figures do not depend on this machine.
+DEVICES has measured tables of L(q) (docs/results.md). The command prints tokens per forward and
+tokens per plain step, which is the speedup on that device without the loop's own time. Rows are:
+n-grams alone and all sources, with the default constants of the planner and with each `--vary`;
+and all sources with fixed planners (`--fixed`): trees of NODES drafts, with K adaptive tokens
+after PROBES of them. The last line is JSON.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from infer.ngrams import Ngrams
 from infer.trees.mask_tokens import NO_MASK
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 81)
-#: L(q) at ROWS, and what probes take beyond their rows, in plain steps.
+#: L(q) at ROWS, and the extra time of a step with probes, both in plain steps.
 DEVICES = {
     "amx": ((1.0, 1.0, 1.0, 1.03, 1.06, 1.25, 1.5, 1.7), 0.2),  # bfloat16
     "vnni": ((1.0, 1.04, 1.19, 1.4, 1.67, 2.2, 3.3, 4.0), 0.1),  # int8
@@ -48,18 +48,21 @@ DEVICES = {
 
 
 class DeviceTime(Stopwatch):
-    """Says that a step took `seconds`."""
+    """A stopwatch that reports `seconds` as the time of every step."""
 
     seconds = 0.0
 
     @contextmanager
     def observing(self) -> Iterator[float]:
-        """Yield the seconds of the step."""
+        """Yield the reported time of the step."""
         yield self.seconds
 
 
 class OnDevice(SourceDrafters):
-    """Drafters whose steps take a device's time; counts steps, tokens and `plain_steps`."""
+    """Drafters that report a device's time for each step, and count steps, tokens and rows.
+
+    `plain_steps` is the total time in steps of plain decoding.
+    """
 
     def __init__(self, source: CandidateSource, planner: Any, device: str) -> None:
         self._clock = DeviceTime()
@@ -69,7 +72,7 @@ class OnDevice(SourceDrafters):
         self.plain_steps = 0.0
 
     def observe(self, b: int, result: Verified) -> None:
-        """See SourceDrafters."""
+        """Set the time of the step by its rows and probes; count it."""
         self._clock.seconds = float(np.interp(result.rows, ROWS, self._costs))
         self._clock.seconds += result.probed * self._probing
         self.steps += 1
@@ -80,7 +83,7 @@ class OnDevice(SourceDrafters):
 
 
 def constants_of(text: str) -> Constants:
-    """Return the planner's constants with those of "width=4,max_rows=96" changed."""
+    """Return the planner's constants with changes such as "width=4,max_rows=96"."""
     changed = {}
     for item in filter(None, text.split(",")):
         name, value = item.split("=")
@@ -89,7 +92,7 @@ def constants_of(text: str) -> Constants:
 
 
 def planners(L: int, args: argparse.Namespace) -> dict[str, Planner]:
-    """Return new planners by name, the first of n-grams alone."""
+    """Return new planners by name; the first is for n-grams alone."""
     prior = prior_costs("cpu")
     result: dict[str, Planner] = {"n-grams": MeasuredPlanner(prior, 0)}
     for vary in ["", *args.vary]:
@@ -111,7 +114,7 @@ def measure(
     limits: Limits,
     sampling: Sampling,
 ) -> dict[str, float]:
-    """Return the figures of the prompts, decoded one after the other."""
+    """Decode the prompts one after the other; return the figures."""
     for seed, prompt in enumerate(prompts):
         for _ in decode(
             runner, [Request(prompt.ids, seed)], drafters, limits, sampling
@@ -139,7 +142,7 @@ def main() -> None:
     directory = ModelDirectory(Path(find_folder(args.model)))
     lm = directory.load(dtype="float32")
     runner = Runner(lm, capacity=256 + args.new + 8, max_rows=128)
-    known = Ngrams(directory.ngrams, lm.config.vocab_size)
+    ngrams = Ngrams(directory.ngrams, lm.config.vocab_size)
     adaptive = directory.need_adaptive()
     mask = adaptive.mask(lm.config.vocab_size)
     limits = Limits(args.new, eos_ids(lm))
@@ -160,7 +163,7 @@ def main() -> None:
                     mask if planner.max_probes else NO_MASK,
                     planner.max_probes,
                     width=planner.width,
-                    ngrams=known,
+                    ngrams=ngrams,
                 )
                 drafters = OnDevice(candidates, planner, device)
                 row = measure(runner, drafters, prompts, limits, sampling)

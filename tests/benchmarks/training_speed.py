@@ -1,14 +1,14 @@
-"""Windows trained in a second of one CPU thread, beside an earlier commit's, with the same loss.
+"""Compare training speed with an earlier commit's: windows per CPU second of one thread.
 
     git worktree add ../before COMMIT
     python -m tests.benchmarks.training_speed ../before BASE CHAT CODE [--steps 40] [--only]
         [SETTING=VALUE ...]
 
-BASE is a model directory, CHAT and CODE are its own text, prepared (of the demo: runs/demo/base, chat,
-code). Both checkouts train experiment=demo with the settings, each in a process of one thread. Their
-steps take turns, so that a busy machine slows both. Prints, for each step, CPU seconds and the loss of
-drafts; then the ratio of windows per second of all steps, of the later half, and its range over
-quarters. `--only` trains this checkout alone. The last line is JSON.
+BASE is a model directory. CHAT and CODE are prepared text of this model (the demo's are runs/demo/base,
+chat and code). Both checkouts train experiment=demo with the given settings, each in a process of one
+thread. Their steps take turns, so that a busy machine slows both. For each step the command prints the CPU
+seconds and the loss of drafts. Then it prints the ratio of windows per second over all steps, over the later
+half, and over each quarter. `--only` trains only this checkout. The last line is JSON.
 """
 
 import argparse
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def work(settings_: list[str]) -> None:
-    """Take a step for each line of the standard input; print a line of JSON for it."""
+    """Take one step for each line of standard input; print its figures as a line of JSON."""
     import time
 
     import torch
@@ -62,14 +62,14 @@ def work(settings_: list[str]) -> None:
 
 
 class Worker:
-    """A checkout's training, in a process of its own."""
+    """Trains one checkout in a process of its own."""
 
     def __init__(self, checkout: Path, settings: list[str]) -> None:
         self.rows: list[dict[str, float]] = []
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
-            # As in launch/pipeline.sh.
+            # The same values as in launch/stages.sh.
             "MALLOC_MMAP_THRESHOLD_": str(2**32),
             "MALLOC_TRIM_THRESHOLD_": str(2**32),
             "PYTHONPATH": str(checkout),
@@ -86,7 +86,7 @@ class Worker:
         self._answer()
 
     def step(self) -> dict[str, float]:
-        """Take a step."""
+        """Take one step; return its figures."""
         assert self._process.stdin
         self._process.stdin.write("\n")
         self._process.stdin.flush()
@@ -94,7 +94,7 @@ class Worker:
         return self.rows[-1]
 
     def rate(self, share: slice = slice(None)) -> float:
-        """Return windows per second of some of the steps."""
+        """Return windows per CPU second over a slice of the steps."""
         rows = self.rows[share]
         return sum(r["windows"] for r in rows) / sum(r["seconds"] for r in rows)
 
@@ -143,7 +143,7 @@ def main() -> None:
 
 
 def summary(workers: dict[str, Worker], steps: int) -> dict[str, Any]:
-    """Return windows per second, their ratios, and the loss of the last quarter."""
+    """Return windows per second, their ratios, and the mean loss of the last quarter."""
     parts = {"all": slice(None), "later half": slice(steps // 2, None)}
     quarters = [slice(i * steps // 4, (i + 1) * steps // 4) for i in range(4)]
     rates = {

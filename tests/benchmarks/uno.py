@@ -1,17 +1,18 @@
-"""An adapter in Uno's format, served as SGLang and vLLM do, beside our decoder.
+"""Compare an adapter in Uno's format, drafting like SGLang and vLLM, with this project's decoder.
 
     python -m tests.benchmarks.uno MODEL PROMPTS... [--count 100] [--new 96]
 
-MODEL is an export with uno/ (objective.mask=noise or an id, lora.gated=true), PROMPTS are
-humaneval or files of prompts. tests/uno_server.py loads MODEL/uno by peft alone and drafts
-with the same noise as ours: a chain of L drafts, a tree of the likeliest nodes as our decoder
-weighs them (shares among a place's 8 best tokens), and one as SGLang does (among all tokens).
-One thread, float32, greedy, without the head. Prints a line of JSON for each set and shape:
+MODEL is an export with uno/ (objective.mask=noise or an id, lora.gated=true). PROMPTS are
+humaneval or files of prompts. tests/uno_server.py loads MODEL/uno with peft and drafts with the
+same noise as this project: a chain of L drafts, a tree of the likeliest nodes with probabilities
+over the 8 best tokens of a position (as in this project), and a tree with probabilities over all
+tokens (as in SGLang). Decoding is greedy, in float32 on one thread, without the previous-token
+head. The command prints a line of JSON for each prompt set and shape:
 
-    tokens_per_cycle    accepted drafts + 2: the figure that a server must reach
-    ours                the same of our decoder
-    equal_cycles        share of cycles in which both accepted as many drafts
-    same_texts          share of texts that are plain decoding's
+    tokens_per_cycle    accepted drafts + 2: a server must reach this figure
+    project             the same for this project's decoder
+    equal_cycles        share of cycles where both accept the same number of drafts
+    same_texts          share of texts that equal plain decoding's
 """
 
 import argparse
@@ -44,10 +45,10 @@ CANDIDATES = 4
 NODES = 16
 
 
-def by_ours(
+def by_project(
     runner: Runner, drafters: Drafters, prompt: Sequence[int], new: int
 ) -> tuple[list[int], list[int]]:
-    """Return the text, and each verification's accepted drafts."""
+    """Return the text, and the number of accepted drafts in each verification."""
     steps = [
         step for (step,) in decode(runner, [Request(prompt)], drafters, Limits(new))
     ]
@@ -63,12 +64,12 @@ def compare(
     prompts: Sequence[Prompt],
     new: int,
 ) -> dict[str, float]:
-    """Return the figures of a set of prompts.
+    """Return the figures of a prompt set.
 
-    The cycles that may end a text are not compared: ours draft less there.
+    Cycles near the end of a text are not compared, since this project drafts less there.
     """
-    theirs: list[int] = []
-    ours: list[int] = []
+    of_server: list[int] = []
+    of_project: list[int] = []
     same = []
     equal = []
 
@@ -76,28 +77,28 @@ def compare(
         return mask.row(count, length=length)
 
     for prompt in prompts:
-        plain, _ = by_ours(runner, Drafters(), prompt.ids, new)
-        text, accepted = by_ours(runner, by_tokens(mask, planner), prompt.ids, new)
+        plain, _ = by_project(runner, Drafters(), prompt.ids, new)
+        text, accepted = by_project(runner, by_tokens(mask, planner), prompt.ids, new)
         served, cycles = server.generate(prompt.ids, noise, tokens=new)
         same.append(served[:new] == plain == text)
-        # By the length of the text at which a cycle begins.
-        mine, other = by_length(accepted), by_length(cycles)
-        shared = [length for length in other if length + 2 * (2 + planner.k) <= new]
-        equal += [other[length] == mine.get(length) for length in shared]
-        ours += mine.values()
-        theirs += other.values()
+        # Cycles correspond if the text has the same length at their start.
+        project, peer = by_length(accepted), by_length(cycles)
+        shared = [length for length in peer if length + 2 * (2 + planner.k) <= new]
+        equal += [peer[length] == project.get(length) for length in shared]
+        of_project += project.values()
+        of_server += peer.values()
     return {
-        "tokens_per_cycle": mean(theirs) + 2,
-        "ours": mean(ours) + 2,
+        "tokens_per_cycle": mean(of_server) + 2,
+        "project": mean(of_project) + 2,
         "equal_cycles": mean(equal),
-        "cycles": len(theirs),
+        "cycles": len(of_server),
         "same_texts": mean(same),
         "texts": len(same),
     }
 
 
 def by_length(accepted: Sequence[int]) -> dict[int, int]:
-    """Return accepted drafts by the length of the text before them."""
+    """Return the number of accepted drafts of each cycle, by the length of the text before it."""
     ends = accumulate(2 + count for count in accepted)
     return dict(zip([0, *ends], accepted))
 

@@ -1,14 +1,14 @@
-"""Losslessness in bulk: the texts of every decoder are those of plain decoding.
+"""Check losslessness on many prompts: every decoder must give the text of plain decoding.
 
     python -m tests.drills.lossless MODEL_DIR HELD_OUT.jsonl [--draft DIR|self:N]
         [--count 1000] [--dtype float32] [--only hybrid sdsat ngrams]
 
-Two thirds of the prompts are held-out code and HumanEval's, a third random ids. Plain decoding
-decodes each alone; every other decoder, and more and more sources of drafts, decodes them
-in batches of eight unequal lengths, greedy and sampled. For a text that differs, the distance of
-the two picks in float64 is printed: it tells a near-tie from a bug. With `--only` these methods
-alone decode, by their default settings, each prompt alone and in batches. The command fails if a
-text differs; the last line is JSON.
+Two thirds of the prompts are held-out code and HumanEval's, one third is random ids. Plain
+decoding decodes each prompt alone. Every other decoder, with one, two and three sources of
+drafts, decodes batches of eight prompts of different lengths, greedily and with sampling. For a
+text that differs it prints how far apart the two picks are in float64, which tells a near-tie
+from a bug. With `--only` it tests these methods with their default settings, each prompt alone
+and in batches. The command fails if a text differs; the last line is JSON.
 """
 
 import argparse
@@ -33,14 +33,15 @@ from infer.engine.sampling import Sampling
 from infer.text import Text
 
 MAX_PROMPT = 160  # tokens
-BATCH = 8  # prompts side by side
+BATCH = 8  # prompts in a batch
 NEW = 32
 SAMPLINGS = {
     "greedy": Sampling(),
     "nucleus": Sampling(0.8, 10, 0.95),
     "top-p": Sampling(1.0, 0, 0.95),
 }
-SHAPES = {  # of drafts by adaptive tokens, by name
+# Settings of drafts by adaptive tokens, by name.
+SHAPES = {
     "measured": DecodeConfig("hybrid"),
     "two forwards, k=5": DecodeConfig("hybrid", k=5, probes="root"),
     "one forward, k=3": DecodeConfig("hybrid", k=3, probes="all"),
@@ -51,7 +52,7 @@ SOURCES = (
     ["adaptive", "text"],
     ["adaptive", "text", "ngrams"],
 )
-OTHERS = {
+MORE_DECODERS = {
     "plain in batches": DecodeConfig("plain"),
     "sdsat, k=5": DecodeConfig("sdsat", k=5),
     "sdsat, paper's tree": DecodeConfig("sdsat", k=5, tree="paper"),
@@ -77,7 +78,7 @@ def decoders_of(model: Model) -> dict[str, DecodeConfig]:
     """Return the drafting decoders that the model has."""
     if model.draft:
         return DRAFTED
-    decoders = dict(OTHERS)
+    decoders = dict(MORE_DECODERS)
     for sources in SOURCES:
         for name, shape in SHAPES.items():
             config = replace(shape, sources=sources)
@@ -113,9 +114,9 @@ def texts_of(
     batch: int,
     steps: int | None = None,
 ) -> list[list[int]]:
-    """Return the new tokens of every prompt, `batch` prompts side by side.
+    """Return the new tokens of every prompt, decoded in batches of `batch` prompts.
 
-    With `steps` the caller leaves each batch after so many.
+    With `steps` it stops reading each batch after this number of steps.
     """
     texts: list[list[int]] = [[] for _ in prompts]
     for start in range(0, len(prompts), batch):
@@ -134,23 +135,23 @@ def gap(
     other: Sequence[int],
     sampling: Sampling,
 ) -> float:
-    """Return the distance of the two picks in float64 at the first token that differs.
+    """Return the difference of the two picks' scores in float64, at the first differing token.
 
     It is infinite if one text is the beginning of the other.
     """
     pairs = zip(tokens, other)
-    place = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
-    if place is None:
+    index = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
+    if index is None:
         return float("inf")
-    context = [*request.prompt, *tokens[:place]]
+    context = [*request.prompt, *tokens[:index]]
     with torch.inference_mode():
         scores = lm(torch.tensor([context])).logits[:, -1].double()
     if sampling.temperature:
-        chances = probabilities(Logits(lm.lm_head, scores, scores), sampling)
-        every = torch.arange(scores.shape[1])[None]
+        p = probabilities(Logits(lm.lm_head, scores, scores), sampling)
+        ids = torch.arange(scores.shape[1])[None]
         position = torch.tensor([len(context)])
-        scores = chances.log() + gumbel(torch.tensor([request.seed]), position, every)
-    return abs(float(scores[0, tokens[place]] - scores[0, other[place]]))
+        scores = p.log() + gumbel(torch.tensor([request.seed]), position, ids)
+    return abs(float(scores[0, tokens[index]] - scores[0, other[index]]))
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -197,7 +198,7 @@ def main() -> None:
             print(kind, name, f"{len(gaps)} differ, {seconds:.0f} s", gaps, flush=True)
     print(json.dumps(results))
     if any(results.values()):
-        raise SystemExit("error: texts differ from those of plain decoding, see above")
+        raise SystemExit("error: texts differ from plain decoding's, see above")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Checks of this machine's GPUs: `bash launch/gpu_check.sh`, that is `pytest -m gpu tests/gpu`.
+"""Check this machine's GPUs: `bash launch/gpu_check.sh` runs `pytest -m gpu tests/gpu`.
 
-GPU_CHECK_DEVICE=cpu tries the checks themselves, with tiny shapes.
+GPU_CHECK_DEVICE=cpu runs the checks on a CPU with tiny shapes.
 """
 
 import json
@@ -24,5 +24,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def show(request: pytest.FixtureRequest) -> Any:
-    """Print figures as a line of JSON."""
+    """Return a function that prints figures as one line of JSON."""
     return lambda **figures: print(f"\n{request.node.name}: {json.dumps(figures)}")

@@ -1,16 +1,16 @@
-"""Ten minutes of figures of one GPU: `bash launch/gpu_check.sh --figures OUT PIECE ...`.
+"""Measure one GPU for ten minutes: `bash launch/gpu_check.sh --figures OUT PIECE ...`.
 
-The parts run in the order of their worth, each as a process with a limit, and each result is
-a file of OUT as soon as its part ends:
+The most important part runs first. Each part is a process with a time limit, and writes its
+result to OUT when it ends:
 
-    speed    model=smollm2 by every decoder, greedy and at temperature 1, texts compared
-    rows     L(q) of SmolLM2's and CodeLlama-7B's shape, and the share of the bandwidth
-    gated    a training step of 7B's shape by gated LoRA: seconds, MFU, memory beside the plan's
-    dual     the same by the paper's objective and all weights, with the layers that fit
-    zero     the stages of ZeRO agree; the same step after a resume
+    speed    model=smollm2 by every decoder, greedy and at temperature 1; texts are compared
+    rows     L(q) for the shapes of SmolLM2 and CodeLlama-7B, and the share of peak bandwidth
+    gated    a training step of 7B's shape by gated LoRA: seconds, MFU, memory and planned memory
+    dual     the same with the paper's objective and all weights, with as many layers as fit
+    zero     test that ZeRO stages agree, and that the step after a resume is the same
 
-PIECEs are SmolLM2-135M's GGUF file, cut in as many pieces as a transfer needs. Nothing is
-downloaded. GPU_CHECK_DEVICE=cpu tries the parts with tiny shapes.
+The PIECEs are consecutive parts of SmolLM2-135M's GGUF file, for transfers with a size limit.
+The program needs no network. GPU_CHECK_DEVICE=cpu runs the parts with tiny shapes.
 """
 
 import argparse
@@ -35,10 +35,12 @@ from tests.gpu.shapes import CODELLAMA_7B, DEVICE, LIVELY, random_model
 
 ON_GPU = DEVICE == "cuda"
 ROWS = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 81)
-STEPS = 4  # timed, after two that warm up
+STEPS = 4  # timed steps, after two warm-up steps
 TOKENS = 16384 if ON_GPU else 64
 TRAINED = "codellama_7b" if ON_GPU else "tiny"
-SHARE = 0.7  # of the memory: a plan is an estimate
+MEMORY_SHARE = (
+    0.7  # share of the memory that the plan may fill, since it is an estimate
+)
 RECIPES = {
     "gated": ["experiment=sdsat_7b_best"] if ON_GPU else ["lora.rank=4"],
     "dual": ["objective=dual"],
@@ -48,7 +50,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Part:
-    """A command and the seconds that it may take."""
+    """A command with its time limit in seconds."""
 
     name: str
     seconds: float
@@ -56,13 +58,17 @@ class Part:
 
 
 def main() -> None:
-    """Run the parts, or one of them with its settings."""
+    """Run all parts, or measure one part in this process (--part)."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("pieces", nargs="*", type=Path, help="of SmolLM2's GGUF file")
-    parser.add_argument("--prompts", default=[], nargs="*", help="besides HumanEval")
+    parser.add_argument(
+        "pieces", nargs="*", type=Path, help="parts of SmolLM2's GGUF file"
+    )
+    parser.add_argument(
+        "--prompts", default=[], nargs="*", help="prompt sets besides HumanEval"
+    )
     parser.add_argument("--minutes", type=float, default=8.5)
-    parser.add_argument("--parts", nargs="*", help="those alone, by their names")
+    parser.add_argument("--parts", nargs="*", help="names of the parts to run")
     parser.add_argument("--part", choices=("rows", *RECIPES), help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -84,7 +90,7 @@ def main() -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Return what the figures were measured on."""
+    """Return device, versions and date of the measurement."""
     return {
         "device": torch.cuda.get_device_name() if ON_GPU else platform.processor(),
         "torch": torch.__version__,
@@ -96,10 +102,10 @@ def machine() -> dict[str, Any]:
 
 
 def parts(out: Path, pieces: Sequence[Path], prompts: Sequence[str]) -> list[Part]:
-    """Return the parts; those that need SmolLM2's file only if it is given."""
+    """Return the parts; SmolLM2's parts only if its file is given."""
     python, model = [sys.executable, "-m"], out / "model"
-    itself = [*python, "tests.gpu.figures", str(out)]
-    listed = []
+    figures = [*python, "tests.gpu.figures", str(out)]
+    result = []
     if pieces:
         gguf = out / "model.gguf"
         with gguf.open("wb") as whole:
@@ -107,7 +113,7 @@ def parts(out: Path, pieces: Sequence[Path], prompts: Sequence[str]) -> list[Par
                 whole.write(piece.read_bytes())
         adapter = ROOT / "adapters" / "smollm2-135m"
         convert = [*python, "train.convert", f"gguf={gguf}", f"adapter={adapter}"]
-        listed.append(Part("convert", 150, [*convert, f"out={model}"]))
+        result.append(Part("convert", 150, [*convert, f"out={model}"]))
         sets = ",".join(["humaneval", *(f"'{path}'" for path in prompts)])
         for dtype, count in (("bfloat16", 8), ("float32", 4)):
             bench = [*python, "infer.bench", f"model={model}", "part=speed"]
@@ -116,19 +122,19 @@ def parts(out: Path, pieces: Sequence[Path], prompts: Sequence[str]) -> list[Par
             bench += ["speed.peers=[]", "speed.rounds=1", f"dtype={dtype}"]
             bench += [f"speed.max_new_tokens={128 if ON_GPU else 16}"]
             bench += [f"out={out / f'speed_{dtype}'}"]
-            listed.append(Part(f"speed_{dtype}", 130, bench))
-    listed.append(Part("rows", 80, [*itself, "--part", "rows"]))
-    listed += [Part(name, 70, [*itself, "--part", name]) for name in RECIPES]
+            result.append(Part(f"speed_{dtype}", 130, bench))
+    result.append(Part("rows", 80, [*figures, "--part", "rows"]))
+    result += [Part(name, 70, [*figures, "--part", name]) for name in RECIPES]
     zero = [*python, "pytest", "-q", "-s", "-m", "gpu", "-p", "no:cacheprovider"]
     tests = ["zero_stages_agree"]
     tests += [f"steps_and_resume[zero{stage}-branch]" for stage in (3, 2, 1)]
     zero += [f"tests/gpu/test_training.py::test_{name}" for name in tests]
-    listed.append(Part("zero", 240, zero))
-    return listed
+    result.append(Part("zero", 240, zero))
+    return result
 
 
 def run(part: Part, out: Path, seconds: float) -> None:
-    """Run a part into `OUT/NAME.log`; say how it ended and how long it took."""
+    """Run a part with its output in OUT/NAME.log; print its exit code, seconds and last output."""
     began = time.monotonic()
     if seconds < 10:
         print(f"{part.name}: no time left", flush=True)
@@ -141,13 +147,13 @@ def run(part: Part, out: Path, seconds: float) -> None:
             ).returncode
         except subprocess.TimeoutExpired:
             ended = "time limit"
-    took = time.monotonic() - began
-    print(f"\n== {part.name}: ended with {ended} after {took:.0f} s", flush=True)
+    elapsed = time.monotonic() - began
+    print(f"\n== {part.name}: ended with {ended} after {elapsed:.0f} s", flush=True)
     print(log.read_text(errors="replace")[-3000:], flush=True)
 
 
 def measure_rows(model: Path, out: Path) -> None:
-    """Write the cost of rows of SmolLM2, as far as it is there, and of 7B's shape."""
+    """Write the cost of rows for the 7B shape, and for SmolLM2 if its directory exists."""
     from infer import load
     from infer.bench.roofline import measure_roofline
 
@@ -173,7 +179,7 @@ def measure_rows(model: Path, out: Path) -> None:
 
 
 def measure_step(recipe: list[str]) -> dict[str, Any]:
-    """Return the figures of a recipe, with as many layers as the plan fits the device."""
+    """Return the figures of a recipe's training step, with as many layers as fit by the plan."""
     from tests.gpu.training_worker import Steps
     from train.flops import peak_flops, step_flops
     from train.plan import estimate_memory
@@ -188,14 +194,14 @@ def measure_step(recipe: list[str]) -> dict[str, Any]:
         config = Steps.config_of(TOKENS, overrides)
         architecture = model_config(config.model)
         plan = estimate_memory(architecture, config, ranks=1, seq_len=TOKENS)
-        if plan.total < SHARE * capacity:
+        if plan.total < MEMORY_SHARE * capacity:
             break
-    with torch.device(DEVICE):  # a CPU would draw 7B weights for minutes
+    with torch.device(DEVICE):  # drawing 7B weights on a CPU would take minutes
         steps = Steps(TOKENS, overrides)
     seconds = []
     for index in range(2 + STEPS):
         began = time.perf_counter()
-        loss = steps.step(index)  # waits for the device
+        loss = steps.step(index)  # this waits for the device
         seconds.append(time.perf_counter() - began)
     figures = {
         "layers": layers,

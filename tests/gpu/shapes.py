@@ -1,4 +1,4 @@
-"""The models that are checked, with random weights."""
+"""Shapes of the checked models, which have random weights."""
 
 import os
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ CODELLAMA_7B: Mapping[str, Any] = {
     "num_attention_heads": 32,
     "max_position_embeddings": 16384,
 }
-# Of weights this far apart the next token depends on all before it, and seldom nearly ties.
+# With weights of this range the next token depends on all earlier tokens, and near-ties are rare.
 LIVELY: Mapping[str, Any] = {
     "vocab_size": 499,
     "hidden_size": 128,
@@ -33,7 +33,7 @@ LIVELY: Mapping[str, Any] = {
 def random_model(
     shape: Mapping[str, Any], *, dtype: torch.dtype, device: str
 ) -> LlamaForCausalLM:
-    """Return the same weights each time on one kind of device."""
+    """Return a model with random weights, always the same on one type of device."""
     torch.manual_seed(0)
     with torch.device(device):
         lm = LlamaForCausalLM._from_config(LlamaConfig(**shape), dtype=dtype)

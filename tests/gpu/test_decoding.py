@@ -1,8 +1,8 @@
-"""Decoding on a GPU: tokens, near-ties, tensor parallelism, the cost of rows.
+"""Test decoding on a GPU: tokens, near-ties, tensor parallelism, the cost of rows.
 
-In float32 the tokens of every decoder must be those of plain decoding. In bfloat16 and float16
-forwards of different widths may round near-ties differently: there every token must be the pick
-of one causal forward over the whole text, or nearly tie with it.
+In float32 the tokens of every decoder must equal plain decoding's. In bfloat16 and float16,
+forwards of different widths may round near-ties differently. There every token must be the
+likeliest token of one causal forward over the whole text, or nearly tie with it.
 """
 
 import os
@@ -23,19 +23,20 @@ from infer import load as load_model
 from infer.bench.roofline import measure_roofline
 from infer.engine.pick import Logits, gumbel
 from infer.engine.sampling import Sampling
-from tests.drills.lossless import OTHERS, SAMPLINGS, SHAPES, texts_of
+from tests.drills.lossless import MORE_DECODERS, SAMPLINGS, SHAPES, texts_of
 from tests.gpu.shapes import CODELLAMA_7B, DEVICE, LIVELY, RANKS, random_model
 from tests.infer.library import number_words
 
-NEAR = {"float32": 1e-4, "bfloat16": 0.02, "float16": 0.003}  # below the pick, at most
-DECODERS = {"plain": DecodeConfig("plain"), **SHAPES, **OTHERS}
+# Largest distance of a near-tie below the likeliest token, as a share of the logits' range.
+NEAR = {"float32": 1e-4, "bfloat16": 0.02, "float16": 0.003}
+DECODERS = {"plain": DecodeConfig("plain"), **SHAPES, **MORE_DECODERS}
 GREEDY = SAMPLINGS["greedy"]
 load = partial(load_model, device=DEVICE)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model directory whose tokens depend on all before them; every word is a number."""
+    """Write a model directory with the shape LIVELY and a tokenizer of numbers as words."""
     path = tmp_path_factory.mktemp("model")
     random_model(LIVELY, dtype=torch.float32, device="cpu").save_pretrained(path)
     words = number_words(LIVELY["vocab_size"])
@@ -73,7 +74,7 @@ def decoded(
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_tokens_are_those_of_plain_decoding(
+def test_tokens_equal_plain_decodings(
     model: Model,
     prompts: list[list[int]],
     decoder: str,
@@ -97,10 +98,10 @@ def test_a_compiled_forward_gives_the_same_tokens(
     "decoder", ["plain", "two forwards, k=5", "sdsat, paper's tree"]
 )
 @pytest.mark.parametrize("dtype", NEAR)
-def test_other_tokens_nearly_tie(
+def test_different_tokens_nearly_tie(
     folder: Path, prompts: list[list[int]], dtype: str, decoder: str, show: Any
 ) -> None:
-    """Float32 is compared with the CPU, narrow types with the library on the same device."""
+    """Compare float32 with the CPU, and 16-bit dtypes with a causal forward on the same device."""
     model = load(folder, dtype)
     judge = load(folder, dtype, device="cpu") if dtype == "float32" else model
     worst = max(
@@ -112,9 +113,9 @@ def test_other_tokens_nearly_tie(
 
 
 def distances(lm: Any, prompt: list[int], text: list[int]) -> torch.Tensor:
-    """Return (n,) distances of the tokens below the likeliest ones of one causal forward.
+    """Return how far the logits of n tokens are below the largest ones in one causal forward.
 
-    They are in shares of the logits' range.
+    The (n,) distances are shares of the range of logits.
     """
     head = lm.get_output_embeddings()
     ids = torch.tensor([[*prompt, *text]], device=lm.device)
@@ -134,7 +135,7 @@ def test_noise_is_the_same_on_the_device() -> None:
 
 
 def test_a_model_divided_over_all_devices_gives_the_same_text(folder: Path) -> None:
-    """Tensor parallelism over all GPUs; the heads divide by 1, 2, 4 and 8."""
+    """Test tensor parallelism over all GPUs; the number of heads is divisible by 1, 2, 4 and 8."""
     if RANKS < 2 or LIVELY["num_key_value_heads"] % RANKS:
         pytest.skip(f"{RANKS} devices")
     arguments = ["-m", "infer", f"model={folder}", "prompt=5 17 3 88 41"]
@@ -155,7 +156,7 @@ def test_a_model_divided_over_all_devices_gives_the_same_text(folder: Path) -> N
 
 
 def test_the_cost_of_rows(show: Any) -> None:
-    """A forward of q rows and its lower bound, of CodeLlama-7B's shape in bfloat16."""
+    """Measure forwards of q rows and their lower bound, for CodeLlama-7B's shape in bfloat16."""
     shape = CODELLAMA_7B if DEVICE == "cuda" else LIVELY
     figures = measure_roofline(random_model(shape, dtype=torch.bfloat16, device=DEVICE))
     show(**figures)

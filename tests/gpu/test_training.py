@@ -1,6 +1,6 @@
-"""Training on GPUs: kernels, steps of every ZeRO stage on all of them, saving and resuming.
+"""Test training on all GPUs: attention kernels, steps of every ZeRO stage, saving and resuming.
 
-Runs are processes of their own: a kernel that fails leaves a CUDA process unusable.
+Each run is a process of its own, because a failed kernel leaves a CUDA process unusable.
 """
 
 import json
@@ -22,15 +22,17 @@ from train.attention import DENSE, FLEX, register
 from train.config import ObjectiveConfig
 from train.model import AdaptiveLM
 
-NEAR = 1e-3  # relative difference of two kernels' gradients in float32, at most
-SAME = 1e-3  # of the loss after a resume, in bfloat16, whose kernels add up in no fixed order
+NEAR = 1e-3  # largest relative difference of two kernels' gradients in float32
+# Largest relative difference of the loss after a resume in bfloat16: its kernels add up in no
+# fixed order.
+SAME = 1e-3
 SHAPE = "deepseek_coder_1b" if DEVICE == "cuda" else "tiny"
 TOKENS = 4096 if DEVICE == "cuda" else 64
-CHECKPOINT_LAYERS = 4  # a checkpoint of a whole model takes 19 GB
+CHECKPOINT_LAYERS = 4  # a checkpoint of all layers takes 19 GB
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="flex attention has no gradient on a CPU")
-def test_flex_attention_has_the_gradients_of_dense_attention() -> None:
+def test_flex_and_dense_attention_have_equal_gradients() -> None:
     torch.manual_seed(0)
     lm = LlamaForCausalLM._from_config(
         LlamaConfig(**LIVELY), attn_implementation=register("sdpa")
@@ -40,8 +42,8 @@ def test_flex_attention_has_the_gradients_of_dense_attention() -> None:
     for name in (DENSE, FLEX):
         loss, *_ = AdaptiveLM(lm, chunk=256, L=5, attention=name)(**batch)
         results.append([loss, *torch.autograd.grad(loss, list(lm.parameters()))])
-    apart = [float((b - a).norm() / a.norm()) for a, b in zip(*results, strict=True)]
-    assert max(apart) < NEAR
+    errors = [float((b - a).norm() / a.norm()) for a, b in zip(*results, strict=True)]
+    assert max(errors) < NEAR
 
 
 @pytest.mark.parametrize("objective", ["dual", "branch"])
@@ -49,7 +51,7 @@ def test_flex_attention_has_the_gradients_of_dense_attention() -> None:
 def test_steps_and_resume(
     preset: str, objective: str, tmp_path: Path, show: Any
 ) -> None:
-    """On all GPUs: finite losses, and the same next step after a resume."""
+    """Losses must be finite, and the next step after a resume must have the same loss."""
     layers = (
         [f"model.shape.num_hidden_layers={CHECKPOINT_LAYERS}"]
         if DEVICE == "cuda"
@@ -69,7 +71,7 @@ def test_steps_and_resume(
 
 
 def test_zero_stages_agree(tmp_path: Path, show: Any) -> None:
-    """In float32, where nothing but the order of sums differs."""
+    """In float32, ZeRO stages differ only by the order of sums."""
     common = ["model=tiny", "objective=branch", "dtype=float32"]
     losses = [
         train(tmp_path, *common, f"deepspeed=zero{stage}")["losses"]
@@ -81,7 +83,7 @@ def test_zero_stages_agree(tmp_path: Path, show: Any) -> None:
 
 
 def train(folder: Path, *overrides: str) -> dict[str, Any]:
-    """Return what the worker printed."""
+    """Run the worker on all devices; return its figures."""
     command = [
         sys.executable,
         "-m",

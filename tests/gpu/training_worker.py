@@ -1,7 +1,7 @@
-"""A rank of test_training.py: `torchrun -m tests.gpu.training_worker FOLDER TOKENS OVERRIDE ...`.
+"""One rank of test_training.py: `torchrun -m tests.gpu.training_worker FOLDER TOKENS OVERRIDE ...`.
 
-Steps on random weights and tokens, a save, a step, and the same step after a resume. Rank 0
-prints the figures as JSON.
+It trains random weights on random tokens, saves, takes one more step, and takes the same step
+after a resume. Rank 0 prints the figures as JSON.
 """
 
 import json
@@ -18,7 +18,7 @@ from tests.conftest import text_vocab
 from train.config import ObjectiveConfig, TrainConfig
 from train.data import COLUMNS, CUDA_COLUMNS, lay_out, to_tensors
 from train.engine import Engine, start
-from train.model import assemble
+from train.model import build_module
 from train.pretrained import model_config
 
 STEPS = 4
@@ -32,7 +32,7 @@ def random_batch(
     device: torch.device,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Return one sequence of random ids below `size`, laid out."""
+    """Return the layout of one sequence of `tokens` random ids below `size`, as tensors."""
     span = np.zeros(1, dtype=SPAN)
     span["stop"] = tokens
     ids = np.random.default_rng(seed).integers(9, size, tokens)
@@ -52,7 +52,7 @@ def random_batch(
 
 
 class Steps:
-    """Training steps of one sequence for each rank."""
+    """Takes training steps with one sequence per rank."""
 
     def __init__(self, tokens: int, overrides: list[str]) -> None:
         rank, ranks = start()
@@ -61,7 +61,8 @@ class Steps:
         self.tokens = tokens
         self.size = model_config(self.settings.model).vocab_size
         self.engine = Engine(
-            assemble(self.settings, text_vocab(self.size, *ADAPTIVE))[0], self.settings
+            build_module(self.settings, text_vocab(self.size, *ADAPTIVE))[0],
+            self.settings,
         )
 
     @staticmethod
@@ -76,7 +77,7 @@ class Steps:
         return settings("train", TrainConfig, [*common, *overrides])
 
     def step(self, index: int) -> float:
-        """Take a step; return the mean of all ranks' losses, for which it waits."""
+        """Take a step, wait for it, and return the mean loss of all ranks."""
         seed = index * torch.distributed.get_world_size() + self.rank
         batch = random_batch(
             self.size,

@@ -1,4 +1,4 @@
-"""A model directory with random weights, the demo's tokenizer and adaptive.json."""
+"""Fixtures: a model directory with random weights, the demo's tokenizer and adaptive.json."""
 
 import shutil
 from pathlib import Path
@@ -19,7 +19,7 @@ ROWS = 400  # of data_folder's tokenizer
 
 @pytest.fixture(scope="session")
 def model_dir(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Identical adaptive tokens, L=3, infilling."""
+    """A model directory with identical adaptive tokens, L=3 and infilling."""
     folder = tmp_path_factory.mktemp("models") / "model"
     lm = tiny_llama(vocab=ROWS)
     with torch.no_grad():
@@ -42,7 +42,7 @@ def model_dir(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="session")
 def base_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same without adaptive.json."""
+    """The same model directory without adaptive.json."""
     folder = tmp_path_factory.mktemp("models") / "base"
     shutil.copytree(model_dir, folder, ignore=shutil.ignore_patterns("adaptive.json"))
     return folder
@@ -50,13 +50,13 @@ def base_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def model(model_dir: Path) -> Model:
-    """The directory, loaded in float32."""
+    """The model directory, loaded in float32."""
     return load(model_dir, "float32")
 
 
 @pytest.fixture(scope="module")
 def lm(model_dir: Path) -> PreTrainedModel:
-    """The directory as plain Transformers loads it."""
+    """The model, loaded by Transformers alone."""
     return AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
 
 
@@ -67,5 +67,5 @@ def ours(lm: PreTrainedModel, model_dir: Path) -> Generate:
 
 @pytest.fixture(autouse=True)
 def together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """infer.bench has the process stand alone under torchrun; the next test does not."""
-    monkeypatch.setattr("infer.models.parallel._alone", False)
+    """Undo `use_whole_models`, which infer.bench calls, before the next test."""
+    monkeypatch.setattr("infer.models.parallel._whole_models", False)

@@ -1,4 +1,4 @@
-"""Shared by tests of decoding: steps and logits of the loop, the library's arguments."""
+"""Helpers for tests of decoding: steps and logits of the loop, the library's arguments."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -44,7 +44,7 @@ BOTH_SHAPES = pytest.mark.parametrize(
 def collect(
     decoded: Iterable[Sequence[Step]], sequences: int
 ) -> tuple[list[list[int]], list[Step]]:
-    """The tokens of every sequence, and all steps."""
+    """Return the tokens of every sequence, and all steps."""
     steps = [step for forward in decoded for step in forward]
     return [
         [t for s in steps if s.sequence == b for t in s.tokens]
@@ -55,7 +55,7 @@ def collect(
 def tokens_of(
     model: Model, prompts: Sequence[Prompt], decode: DecodeConfig, **options: Any
 ) -> list[list[int]]:
-    """The tokens of every prompt by `infer.generate`."""
+    """Return the tokens of every prompt by `infer.generate`."""
     steps = infer.generate(model, prompts, decode, **options)
     return collect([list(steps)], len(prompts))[0]
 
@@ -69,7 +69,7 @@ def steps_of(
     tokens: int,
     **options: bool,
 ) -> list[list[Step]]:
-    """Decode a batch up to id 1."""
+    """Decode a batch until id 1; return its steps."""
     drafters = new()
     capacity = max(len(request.prompt) for request in requests) + tokens
     runner = Runner(
@@ -98,7 +98,7 @@ def by_tokens(
 
 
 def logits_of(runner: Runner, trees: Sequence[Tree]) -> list[torch.Tensor]:
-    """(nodes, V) of each tree."""
+    """Return the logits (nodes, V) of each tree."""
     # Fixed shapes keep their logits for processors.
     processors = LogitsProcessorList([TemperatureLogitsWarper(1.0)])
     request = Request([0], processors=processors)
@@ -112,12 +112,12 @@ def logits_of(runner: Runner, trees: Sequence[Tree]) -> list[torch.Tensor]:
 
 
 def by_library(lm, tokens: Sequence[int]) -> torch.Tensor:
-    """(V,) after the last token, by the library's own attention."""
+    """Return the logits (V,) after the last token, by the library's own attention."""
     return lm(torch.tensor([list(tokens)])).logits[0, -1].detach()
 
 
 def number_words(rows: int) -> Tokenizer:
-    """Return a tokenizer whose words are its ids."""
+    """Return a tokenizer that encodes each number as the id of this number."""
     words = Tokenizer(WordLevel({str(id): id for id in range(rows)}, unk_token="0"))
     words.pre_tokenizer = WhitespaceSplit()
     return words
@@ -150,7 +150,7 @@ class Listener(BaseStreamer):
 
 
 class Ends(StoppingCriteria):
-    """A text ends with a token that is divisible by a number."""
+    """A stopping criterion: a text ends with a token that is divisible by a number."""
 
     def __init__(self, number: int) -> None:
         self._number = number

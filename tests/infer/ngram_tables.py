@@ -1,4 +1,4 @@
-"""Tables of n-grams, and the slow reference: dictionaries and dense vectors."""
+"""Helpers: n-gram tables, and the slow reference with dictionaries and dense vectors."""
 
 import itertools
 from collections import Counter, defaultdict
@@ -103,7 +103,7 @@ def interpolate(
     lengths: Sequence[int],
     κ: float,
 ) -> np.ndarray:
-    """Return (V,) p_o = (count_o + κ p_{o-1}) / (n_o + κ) behind `tail`, from `u_V` on."""
+    """Return (V,) p_o = (count_o + κ p_{o-1}) / (n_o + κ) after `tail`, beginning with `u_V`."""
     p_V = u_V
     for length in lengths:
         successors = counts.get(tuple(tail[-length:]))
@@ -114,7 +114,7 @@ def interpolate(
 
 
 def smoothed(texts: Sequence[Sequence[int]], vocabulary: int) -> np.ndarray:
-    """Return (V,) the unigrams, each counted once more than it is there."""
+    """Return the unigrams (V,), with 1 added to each count."""
     count_V = 1 + np.bincount(
         [token for text in texts for token in text], minlength=vocabulary
     )
@@ -130,7 +130,7 @@ def slow_successors(
     weights: NgramWeights,
     text_contexts: Sequence[int],
 ) -> np.ndarray:
-    """Return (V,) p_ngram behind `tail`, by the counts of the data and of the text."""
+    """Return (V,) p_ngram after `tail`, by the counts of the data and of the text."""
     u_V = smoothed(data, vocabulary) if data else np.full(vocabulary, 1 / vocabulary)
     by_table = count_ngrams(data, range(1, order))
     p_V = interpolate(u_V, tail, by_table, range(1, order), weights.table)

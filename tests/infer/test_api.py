@@ -1,4 +1,4 @@
-"""load and generate: every method is plain decoding, every row its single run."""
+"""Test load and generate: every method equals plain decoding, every row its single run."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -44,7 +44,7 @@ REPEATED = [0, *[20, 31, 42] * 12]
 
 @pytest.fixture(scope="module")
 def drafted(model_dir: Path) -> Model:
-    """The model with its first layer as the draft model."""
+    """Return the model with its first layer as the draft model."""
     return load(model_dir, "float32", draft="self:1")
 
 
@@ -54,7 +54,7 @@ def outcomes(
     decode: DecodeConfig,
     **options: Any,
 ) -> list[tuple[list[int], str]]:
-    """The tokens and the text of every prompt."""
+    """Return the tokens and the text of every prompt."""
     steps = list(generate(model, prompts, decode, **options))
     result = []
     for index in range(1 + max(step.sequence for step in steps)):
@@ -69,7 +69,7 @@ def outcomes(
 
 
 def always(id: int) -> LogitsProcessorList:
-    """Make one id the likeliest everywhere."""
+    """A logits processor that makes one id the likeliest everywhere."""
     return LogitsProcessorList(
         [lambda ids, scores: scores.index_fill(1, torch.tensor([id]), 1e4)]
     )
@@ -132,7 +132,7 @@ def test_it_is_the_librarys_generate(model: Model) -> None:
 
 
 def test_rows_of_unequal_length_are_their_single_runs(model: Model) -> None:
-    """Each with its seed, its own end and its own text; middles beside continuations."""
+    """Each row has its own seed, end and text; infillings and continuations share a batch."""
     rows: list[Prompt] = [
         "def f(x):\n",
         [0],
@@ -186,7 +186,7 @@ def test_another_attention_of_the_model_changes_no_text(
 
 
 def test_a_stop_string_that_is_a_special_piece_ends_the_text(model: Model) -> None:
-    """Special pieces are no part of the text that is returned."""
+    """Special pieces are not part of the returned text."""
     id, special = next(iter(model.text._tokenizer.get_added_tokens_decoder().items()))
     decode = DecodeConfig("plain", max_new_tokens=6, stop=[special.content[1:]])
     result = outcomes(model, "import os\n", decode, processors=always(id))
@@ -220,7 +220,7 @@ def test_k_fits_the_diverse_ids_and_the_context(model: Model) -> None:
 def test_nodes_and_probes_fix_the_tree_and_k_does_not(
     model: Model, chosen: dict[str, Any], planner: type
 ) -> None:
-    """decode.k of n-grams switched from measurement to a fixed chain."""
+    """Regression: decode.k of n-grams switched from measured costs to a fixed chain."""
     decode = DecodeConfig("hybrid", **chosen)
     drafters = model.methods.drafters(decode, batch=1, capacity=64, left=99)
     assert isinstance(drafters, SourceDrafters)
@@ -251,7 +251,7 @@ def test_prompts_and_seeds_of_every_kind(model: Model) -> None:
         (3, {}, "prompt must be a text, an Infill or token ids, got int"),
         (["x", None], {}, r"prompts\[1\] must be a text, .* got NoneType"),
         ([1.5, 2.0], {}, "prompt must be token ids of the model, .* got 1.5"),
-        ([3, 400], {}, "whole numbers from 0 to 399, got 400"),
+        ([3, 400], {}, "integers from 0 to 399, got 400"),
         ("", {}, "prompt must have at least one token, got ''"),
         ("\udcff", {}, "prompt must be text in UTF-8, got other bytes"),
         ([9] * 500, {}, r"the model's context of 512 tokens, got 500 \+ 256"),

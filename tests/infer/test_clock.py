@@ -1,8 +1,8 @@
-"""Clocks that tick seldom."""
+"""Test clocks with a coarse resolution."""
 
 from infer.engine.runner import TICK, duration
 
 
 def test_a_clock_of_10_ms_times_no_step() -> None:
-    """In a sandbox a step took no time: a ZeroDivisionError."""
+    """Regression: in a sandbox a step took 0 s, which raised ZeroDivisionError."""
     assert duration(5.0, 5.0) == duration(5.0, 4.0) == TICK

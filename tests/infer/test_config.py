@@ -1,4 +1,4 @@
-"""Settings that cannot be are refused in a sentence that names them."""
+"""Test that invalid settings raise an error that names the setting."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ DECODE = [
     ),
     (
         {"method": "ngrams", "sources": ["adaptive"]},
-        "decode.sources must be some of text, ngrams with decode.method=ngrams",
+        "decode.sources must be among text, ngrams with decode.method=ngrams",
     ),
     (
         {"method": "gsd", "sources": ["text"]},
@@ -28,7 +28,7 @@ DECODE = [
     ({"k": 0}, "decode.k must be at least 1, got 0"),
     (
         {"probes": "0"},
-        "decode.probes must be auto, root, all or a number of drafts from 1 on, got 0",
+        "decode.probes must be auto, root, all or a number of at least 1, got 0",
     ),
     (
         {"method": "plain", "tree": "paper"},
@@ -47,11 +47,11 @@ DECODE = [
     ),
     (
         {"method": "hybrid", "sources": ["text"], "k": 2},
-        "decode.k must be left out without adaptive tokens among decode.sources, got 2",
+        "decode.k must be left out without adaptive in decode.sources, got 2",
     ),
     (
         {"method": "hybrid", "sources": ["text"], "probes": 1},
-        "decode.probes must be left out without adaptive tokens .*, got 1",
+        "decode.probes must be left out without adaptive in .*, got 1",
     ),
     (
         {"method": "hybrid", "nodes": 9},
@@ -62,13 +62,13 @@ DECODE = [
         "decode.temperature must be above 0 with decode.verify=ratio, got 0",
     ),
     ({"seed": -1}, "decode.seed must be from 0 to below .*, got -1"),
-    ({"stop": ["x", ""]}, "decode.stop must be texts, got an empty one"),
+    ({"stop": ["x", ""]}, "decode.stop must not contain an empty string"),
 ]
 DRAFT = [
-    ({"model": ""}, "draft must be a model directory or self:N, got nothing"),
+    ({"model": ""}, "draft must be a model directory or self:N, got an empty name"),
     (
         {"adaptive": True},
-        "draft must be a model with draft_adaptive=true, got none",
+        "draft_adaptive=true needs a draft model, got none",
     ),
     *(
         ({"model": f"self:{n}"}, f"draft must be self:N .* got self:{n}")
@@ -95,6 +95,6 @@ def test_settings_that_cannot_be_are_named(
 
 
 def test_numbers_of_other_types_are_taken() -> None:
-    """A penalty of 2 for 2.0 was a ValueError in the middle of a call."""
+    """Regression: a penalty of 2 in place of 2.0 raised ValueError in the middle of a call."""
     config = DecodeConfig(max_new_tokens=np.int64(4), repetition_penalty=2, probes=2)  # type: ignore[arg-type]
     assert config == DecodeConfig(max_new_tokens=4, repetition_penalty=2.0, probes="2")

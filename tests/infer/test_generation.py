@@ -1,4 +1,4 @@
-"""generation_config.json: one text of one directory, whoever decodes it."""
+"""Test that generation_config.json applies in the same way in every decoder."""
 
 import json
 import shutil
@@ -60,7 +60,7 @@ def greedy(model: Model, method: str = "plain", **decode: Any) -> list[int]:
 def test_infer_bench_and_transformers_give_one_text(
     name: str, directory: Callable[..., Path], model: Model
 ) -> None:
-    """custom_generate applied penalties of the directory, infer and infer.bench did not."""
+    """Regression: custom_generate applied the directory's penalties, infer and infer.bench did not."""
     folder = directory(**FIELDS[name])
     lm: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     args = {"max_new_tokens": NEW, "do_sample": False}
@@ -108,9 +108,8 @@ def test_what_is_not_applied_is_said_once(
     (message,) = caplog.messages
     assert message == (
         f"{folder}/generation_config.json: not applied: do_sample=True, temperature=0.6, "
-        "top_p=0.9, max_length=4096 (settings such as decode.temperature and "
-        "decode.max_new_tokens decide); num_beams=4 (this decoder has no such way of "
-        "decoding)"
+        "top_p=0.9, max_length=4096 (use settings such as decode.temperature and "
+        "decode.max_new_tokens); num_beams=4 (not supported by this decoder)"
     )
     caplog.clear()
     load(

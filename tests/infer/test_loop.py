@@ -1,4 +1,4 @@
-"""The loop against chosen logits."""
+"""Test the loop with chosen logits."""
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -21,7 +21,7 @@ Maker = Callable[[], Drafters]
 
 
 class ScriptedRunner:
-    """A model that counts up; the first `right` of its probes are right."""
+    """A runner of a model that counts up; the first `right` of its probes are right."""
 
     def __init__(self, right: int) -> None:
         self.right = right
@@ -86,7 +86,7 @@ def test_a_forward_emits_the_accepted_drafts_and_one_more(accepted: int) -> None
 @pytest.mark.parametrize("n", [1, 2, 5, 11])
 @pytest.mark.parametrize("eos", [(), (5,), (6,), (7,), (99,), (8, 6)])
 def test_limits_and_eos_cut_an_accepted_draft(n: int, eos: Collection[int]) -> None:
-    """No row lies beyond the last token: a model's positions end somewhere."""
+    """No row is after the last token, because a model has a maximum position."""
     text = range(3, 3 + n)
     stop = next((i for i, token in enumerate(text, 1) if token in eos), n)
     for new in (Drafters, sdsat(1), sdsat(7), sdsat(5, "all"), sdsat(3, 2), lookup(5)):

@@ -1,4 +1,4 @@
-"""python -m infer: what it prints, and its mistakes."""
+"""Test the output of python -m infer, and its errors."""
 
 import io
 import shutil
@@ -18,7 +18,7 @@ from tests.messages import error
 
 
 def infer(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
-    """As `python -m infer` with these arguments."""
+    """Run `python -m infer` with these arguments."""
     monkeypatch.setattr("sys.argv", ["infer", *map(str, arguments)])
     run("infer", InferConfig, main)
 
@@ -27,7 +27,7 @@ FLOAT = "dtype=float32"
 
 
 def test_a_mistaken_model_is_reported_without_torch() -> None:
-    """Its sentence came behind seven seconds of imports."""
+    """Regression: the error was printed after seven seconds of imports."""
     calls = {
         "infer": ["prompt=x"],
         "infer.bench": ["out=absent/out"],
@@ -68,7 +68,7 @@ def test_every_group_continues_a_prompt(model_dir: Path, monkeypatch, capsys) ->
     [
         (
             ["prompt=x", "infill.suffix=y"],
-            "prompt must be given once, got prompt and infill. Leave",
+            "Give only one of prompt, prompt_file and infill; got prompt and infill.",
         ),
         (["prompt=x", "decode.temprature=1"], "did you mean 'decode.temperature'?"),
         (
@@ -132,7 +132,7 @@ def test_a_prompt_comes_from_standard_input_or_a_file(
     assert printed() and printed() == printed(f"prompt_file={file}")
     with pytest.raises(SystemExit):
         printed("prompt=-", text="")
-    assert "got none from standard input" in error(capsys.readouterr().err)
+    assert "got no text from standard input" in error(capsys.readouterr().err)
 
 
 STEPS = [
@@ -151,7 +151,7 @@ STEPS = [
 
 
 def test_a_terminal_colours_drafts_and_their_white_space() -> None:
-    """A coloured line end would colour the whole next line."""
+    """A styled line end would colour the whole next line."""
     file = io.StringIO()
     terminal = {"force_terminal": True, "color_system": "standard", "width": 200}
     show(STEPS, Console(file=file, **terminal), "")

@@ -1,4 +1,4 @@
-"""A model directory with a table of n-grams, without one, and with a wrong one."""
+"""Test a model directory with an n-gram table, without a table, and with a wrong table."""
 
 import shutil
 from dataclasses import replace
@@ -27,7 +27,7 @@ METHODS = [
 
 @pytest.fixture(scope="module")
 def with_table(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model with the n-grams of its own texts."""
+    """Return the model with an n-gram table of its own texts."""
     folder = tmp_path_factory.mktemp("models") / "table"
     shutil.copytree(model_dir, folder)
     model = load(model_dir, "float32")
@@ -84,7 +84,7 @@ def test_a_table_that_does_not_suit_the_model_is_refused(
     folder = tmp_path / "model"
     shutil.copytree(with_table, folder)
     make_random_table(folder / FILE, order=3, vocabulary=ROWS + 1, seed=0)
-    with pytest.raises(UserError, match=f"of at most the model's {ROWS} ids, got"):
+    with pytest.raises(UserError, match=f"at most the model's {ROWS} ids, got"):
         load(folder, "float32")
     (folder / FILE).write_bytes((folder / FILE).read_bytes()[:-8])
     with pytest.raises(UserError, match="intact table .*Copy it again from the export"):

@@ -1,4 +1,4 @@
-"""N-grams as a source of drafts, against dense vectors."""
+"""Test n-grams as a source of drafts against dense vectors."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -52,7 +52,7 @@ def ngrams_of(
 
 
 def dense(ngrams: TextNgrams, tail: list[int]) -> np.ndarray:
-    """(V,) p_ngram, by the sparse shares."""
+    """Return p_ngram (V,) from the sparse shares."""
     shares, D, _ = ngrams.successors(tail)
     return D * np.array(
         [shares.get(token, ngrams.unigrams[token]) for token in range(V)]
@@ -90,7 +90,7 @@ def test_a_text_that_grows_is_counted_as_the_whole(
 
 @st.composite
 def answers(draw: st.DrawFn) -> Candidates:
-    """Of up to three adaptive tokens, the likeliest first."""
+    """Draw the answers of up to three adaptive tokens, the likeliest first."""
     ids = []
     weights = []
     for _ in range(draw(st.integers(1, 3))):
@@ -171,7 +171,7 @@ def test_the_combination_is_a_mixture(
 def test_scores_at_any_temperature_stay_numbers(
     power: float, repeats: int, answered: bool, second: float
 ) -> None:
-    """Chances to the power of 1 / T are 0, or beyond all floats: an OverflowError."""
+    """Regression: probabilities to the power of 1 / T were 0 or raised OverflowError."""
     result = Candidates([[9, 8]], [[1.0 - second, second]]) if answered else None
     ngrams = TextNgrams(Ngrams(None, 50_000))
     sampling = Sampling(10**power)
@@ -209,10 +209,10 @@ WRONG: dict[str, dict[str, list[int] | None]] = {
 def test_a_table_with_a_right_checksum_and_wrong_content_is_refused(
     name: str, tmp_path: Path
 ) -> None:
-    """Reading one ended in a KeyError, an IndexError or a ZeroDivisionError amid a text."""
+    """Regression: such a table raised KeyError, IndexError or ZeroDivisionError in the middle of a text."""
     path = tmp_path / "table"
     save(path, RIGHT, order=2, vocabulary=4)
     changed = {**RIGHT, **WRONG[name]}
     tensors = {key: value for key, value in changed.items() if value is not None}
-    with pytest.raises(ValueError, match="must be an intact table"):
+    with pytest.raises(ValueError, match="must be an n-gram table"):
         save(path, tensors, order=2, vocabulary=4)

@@ -1,6 +1,6 @@
-"""Calls that overlap in threads on one model: every text is that of the call by itself.
+"""Test overlapping calls in threads on one model: every text equals a single call's text.
 
-`transformers serve`, and whoever serves by `infer.generate`, runs calls in threads.
+`transformers serve`, and servers that use `infer.generate`, run calls in threads.
 """
 
 import sys
@@ -25,7 +25,7 @@ Value = TypeVar("Value")
 
 @pytest.fixture(autouse=True)
 def often() -> Iterator[None]:
-    """Threads take turns within every few operations."""
+    """Switch threads after every few operations."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield
@@ -40,7 +40,7 @@ def in_threads(calls: Sequence[Callable[[], Value]]) -> list[Value]:
 def test_custom_generate_beside_the_librarys_padded_batches(
     lm: PreTrainedModel, ours: Generate
 ) -> None:
-    """custom_generate set the model's attention while the library's batches ran."""
+    """Regression: custom_generate set the model's attention while the library's batches ran."""
     requested = [
         left_padded(prompts) | {"max_new_tokens": 12, "do_sample": False}
         for prompts in (PROMPTS, PROMPTS[1:])
@@ -61,7 +61,7 @@ def test_custom_generate_beside_the_librarys_padded_batches(
 def test_generate_in_threads(
     model: Model, model_dir: Path, tmp_path: Path, gated: bool
 ) -> None:
-    """An adapter's gate was opened for the rows of another thread's forward."""
+    """Regression: an adapter's gate was opened for the rows of another thread's forward."""
     if gated:
         model = load(adapted_copy(model_dir, tmp_path / "gated"), "float32")
     methods: list[dict[str, Any]] = [

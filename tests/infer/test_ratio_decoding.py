@@ -1,4 +1,4 @@
-"""Verification by ratio: all texts of random models of five tokens are enumerated."""
+"""Test verification by ratio: enumerate all texts of random models with five tokens."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -53,7 +53,7 @@ def drafters(
 
 
 def tiny(seed: int, vocab: int = V) -> PreTrainedModel:
-    """Logits close enough for every text to be drawn now and then."""
+    """A model with logits close enough that every text is drawn sometimes."""
     lm = tiny_llama(vocab=vocab, seed=seed)
     with torch.no_grad():
         lm.lm_head.weight *= 0.6
@@ -63,7 +63,7 @@ def tiny(seed: int, vocab: int = V) -> PreTrainedModel:
 def distribution(
     lm: PreTrainedModel, suppressed: Sequence[int], sampling: Sampling
 ) -> Tensor:
-    """(V^3,) the probability of every text, by the library's own attention."""
+    """Return the probability of every text (V^3,), by the library's own attention."""
     result = torch.ones(1, dtype=torch.float64)
     texts = torch.tensor([PROMPT])
     with torch.no_grad():
@@ -101,7 +101,7 @@ def test_texts_are_distributed_as_the_targets(
     for first in range(0, n, 100):
         requests = [Request(PROMPT, first + seed, processors) for seed in range(100)]
         new = drafters(draft, shape, 30 if "graph" in shape else 120)
-        # One more, so that a draft has levels behind merged nodes.
+        # One more token, so that a draft has levels after merged nodes.
         limits = Limits(LENGTH + 1)
         tokens, more = collect(decode(runner, requests, new, limits, sampling), 100)
         texts = (torch.tensor(tokens)[:, :LENGTH] * places).sum(1)
@@ -117,7 +117,7 @@ def test_texts_are_distributed_as_the_targets(
 
 
 def test_runs_repeat_whatever_stands_beside_them_and_in_fixed_shapes() -> None:
-    """A sequence's draws are its seed's. The draft model lacks tokens."""
+    """A sequence's draws depend on its seed alone. The draft model does not have all tokens."""
     target = tiny(1, vocab=9).double()
     draft = tiny(2).double()
     requests = [Request(PROMPT[: 1 + seed % 3], seed) for seed in range(6)]
@@ -136,7 +136,7 @@ def test_runs_repeat_whatever_stands_beside_them_and_in_fixed_shapes() -> None:
 
 @st.composite
 def drawn(draw: st.DrawFn) -> TokenGraph:
-    """A graph that grew from draws of any order, its tokens few enough to recur."""
+    """Draw a graph that grew from draws in any order, with few enough tokens that they recur."""
     tau = draw(st.sampled_from([None, 1, 2]))
     rules = Rules(draw(st.integers(1, 4)), draw(st.integers(1, 5)), 0.05, 0.2, tau)
     growth = Growth(0, rules, most=draw(st.integers(1, 12)), draws=True)
@@ -150,7 +150,7 @@ def drawn(draw: st.DrawFn) -> TokenGraph:
 @settings(max_examples=60)
 @given(drawn(), st.integers(0, 40), st.integers(0, 5))
 def test_families_stay_together(graph: TokenGraph, most: int, depth: int) -> None:
-    """All children of a node are drafted, or none; all that fit are there."""
+    """All children of a node are drafted if they fit, otherwise no child."""
     drafts = unroll_levels(graph, most, depth=depth)
     count = len(drafts.tokens)
     assert count <= 1 + most and max(drafts.depths) <= depth

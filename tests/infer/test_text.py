@@ -1,4 +1,4 @@
-"""Text out of ids: whole characters as they come, and the end at a stop string."""
+"""Test the decoding of ids to text: complete characters, and the end at a stop string."""
 
 import shutil
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_a_stream_gives_the_text_of_decode(text: Text, ids: list[int]) -> None:
 
 
 def output(pieces: list[str], *stop: str) -> int | None:
-    """The index of the piece that ends the text."""
+    """Return the index of the piece that ends the text."""
     ends = Output(lambda id: pieces[id], stop=stop)  # type: ignore[arg-type]
     return next((index for index in range(len(pieces)) if ends(index)), None)
 
@@ -93,7 +93,7 @@ def test_a_text_ends_where_a_stop_string_is_first_whole(
 def test_a_tokenizer_beyond_the_models_rows_spells_with_bytes(
     shared_data: Path, tmp_path: Path
 ) -> None:
-    """CodeLlama-34B's files list pieces for which its model has no row."""
+    """CodeLlama-34B's tokenizer has pieces without a row in the model."""
     source = shared_data / "tokenizers" / "codellama-7b"
     shutil.copyfile(source / "tokenizer.json", tmp_path / "tokenizer.json")
     for rows, text in ((32000, "a <PRE> b"), (31000, "ो 한국")):

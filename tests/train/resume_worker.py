@@ -1,8 +1,8 @@
-"""What every rank does for test_resume.py: `torchrun -m tests.train.resume_worker CASES
-FOLDER DATA`.
+"""One rank of test_resume.py: `torchrun -m tests.train.resume_worker CASES FOLDER DATA`.
 
-Starting PyTorch and DeepSpeed costs more than all of it, so many runs share one start.
-A run leaves its folder; what it raised is in <folder>/<run>.reported.
+Starting PyTorch and DeepSpeed takes longer than all runs together, so the runs share one
+process per rank. A run writes its folder, and rank R writes the message of an error to
+<folder>/<run>.reported.R.
 """
 
 import itertools
@@ -58,19 +58,19 @@ VARIANTS = {
 
 
 class Run:
-    """The runs of one rank."""
+    """Trains runs on one rank."""
 
     def __init__(self, folder: Path, data: Path) -> None:
         self.folder, self.data = folder, data
         self.rank, self.ranks = engines.start()
 
     def train(self, name: str, variant: str, *overrides: str) -> None:
-        """Train into <folder>/<name>; a message for the user, or a stop, is written
-        beside it.
-        """
-        chosen = [text.format(data=self.data) for text in VARIANTS[variant]]
-        places = [f"data.path={self.data}", f"out={self.folder / name}"]
-        config = settings("train", TrainConfig, [*RECIPE, *chosen, *places, *overrides])
+        """Train into <folder>/<name>; write a UserError or Stopped next to the folder."""
+        variant_settings = [text.format(data=self.data) for text in VARIANTS[variant]]
+        paths = [f"data.path={self.data}", f"out={self.folder / name}"]
+        config = settings(
+            "train", TrainConfig, [*RECIPE, *variant_settings, *paths, *overrides]
+        )
         provenance = collect_provenance(
             config, {"data.path": str(self.data)}, CHANGEABLE
         )
@@ -82,7 +82,7 @@ class Run:
         torch.distributed.barrier()
 
     def interrupted(self, whole: str, name: str) -> Path:
-        """Copy a finished run as a kill after its second checkpoint would have left it."""
+        """Copy a finished run into the state after a kill that followed its second checkpoint."""
         out = self.folder / name
         if self.rank == 0:
             shutil.copytree(self.folder / whole, out)
@@ -94,7 +94,7 @@ class Run:
 
 
 def whole_and_resumed(run: Run) -> None:
-    """Every variant from start to end, and again from its second checkpoint."""
+    """Train every variant from start to end, and again from its second checkpoint."""
     for variant in VARIANTS:
         run.train(variant, variant)
         run.interrupted(variant, f"{variant}-resumed")
@@ -102,7 +102,7 @@ def whole_and_resumed(run: Run) -> None:
 
 
 def broken(run: Run) -> None:
-    """A flipped bit in the newest checkpoint."""
+    """Continue a run with a flipped bit in its newest checkpoint."""
     out = run.interrupted("zero2", "flipped")
     if run.rank == 0:
         path = out / "checkpoints/step-000008/zero_pp_rank_1_mp_rank_00_optim_states.pt"
@@ -114,7 +114,7 @@ def broken(run: Run) -> None:
 
 
 def full(run: Run) -> None:
-    """A disk that is full for the second rank's second checkpoint."""
+    """Fill the disk during the second rank's second checkpoint; then continue."""
     write = engines.write_file
 
     def fail(value: object, path: Path) -> dict[str, int]:
@@ -129,29 +129,30 @@ def full(run: Run) -> None:
 
 
 def failing_forward(micro_batch: int, fail: Callable[[], float]) -> Any:
-    """Patch the engine: `fail` is called in this training forward of the last rank, and
-    its result is multiplied with the loss.
+    """Patch the engine: call `fail` in one training forward of the last rank.
+
+    `micro_batch` is the number of the forward, from 1. The loss is multiplied by the result.
     """
     forward, calls = engines.Engine.forward, itertools.count(1)
 
-    def spoil(self: engines.Engine, batch: dict[str, object]) -> object:
+    def patched(self: engines.Engine, batch: dict[str, object]) -> object:
         loss, *rest = forward(self, batch)
         last = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
         if torch.is_grad_enabled() and next(calls) == micro_batch and last:
             loss = loss * fail()
         return loss, *rest
 
-    return mock.patch.object(engines.Engine, "forward", spoil)
+    return mock.patch.object(engines.Engine, "forward", patched)
 
 
 def diverged(run: Run) -> None:
-    """A loss that is not a number in the last micro-batch of one rank's sixth step."""
+    """Make the loss NaN in the last micro-batch of one rank's sixth step."""
     with failing_forward(12, lambda: float("nan")):
         run.train("nan", "zero2")
 
 
 def stopped(run: Run) -> None:
-    """A signal to one rank in the first micro-batch of its sixth step; then the rest."""
+    """Send a signal to one rank in the first micro-batch of its sixth step; then continue."""
 
     def stop() -> float:
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -163,7 +164,7 @@ def stopped(run: Run) -> None:
 
 
 def longer(run: Run) -> None:
-    """A finished run with more steps, then with fewer."""
+    """Continue a finished run with more steps, then with fewer."""
     if run.rank == 0:
         shutil.copytree(run.folder / "zero2", run.folder / "longer")
     torch.distributed.barrier()
@@ -172,7 +173,7 @@ def longer(run: Run) -> None:
 
 
 def planned(run: Run) -> None:
-    """A run of a second; and again from before its last checkpoint."""
+    """Train for about a second, and again from before the last checkpoint."""
     run.train("planned", "zero1", "minutes=0.02")
     out = run.folder / "planned-resumed"
     if run.rank == 0:
@@ -184,7 +185,7 @@ def planned(run: Run) -> None:
 
 
 def other_ranks(run: Run) -> None:
-    """What two ranks began ends on this number."""
+    """Continue runs that began on two ranks with this number of ranks."""
     for variant in ("zero0", "zero1", "zero3", "own"):
         run.interrupted(variant, f"{variant}-other")
         run.train(f"{variant}-other", variant)
@@ -192,6 +193,6 @@ def other_ranks(run: Run) -> None:
 
 if __name__ == "__main__":
     cases, folder, data = sys.argv[1:]
-    this = Run(Path(folder), Path(data))
+    run = Run(Path(folder), Path(data))
     for case in cases.split(","):
-        globals()[case](this)
+        globals()[case](run)

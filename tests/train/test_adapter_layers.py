@@ -1,4 +1,4 @@
-"""peft's layers in fewer operations, beside peft's own."""
+"""Compare the faster peft layers with peft's own."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch
 from peft.tuners.lora import Linear
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.train.test_attention import L, a_layout
+from tests.train.test_attention import L, random_layout
 from train import lora
 from train.adapter_layers import LowRankLinear
 from train.attention import register
@@ -44,8 +44,8 @@ def module(dtype: torch.dtype, **settings: Any) -> AdaptiveLM:
 
 
 def gradients(model: AdaptiveLM) -> dict[str, torch.Tensor]:
-    torch.manual_seed(1)  # of dropout
-    batch = to_tensors(a_layout(adaptive=ADAPTIVE), torch.device("cpu"))
+    torch.manual_seed(1)  # seeds dropout
+    batch = to_tensors(random_layout(adaptive=ADAPTIVE), torch.device("cpu"))
     loss, *_ = model(**batch)
     loss.backward()
     trained = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
@@ -53,43 +53,43 @@ def gradients(model: AdaptiveLM) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("gated", [True, False], ids=["gated", "plain"])
-def test_loss_and_gradients_are_pefts(
+def test_loss_and_gradients_equal_pefts(
     gated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = gradients(module(torch.float32, gated=gated))
+    result = gradients(module(torch.float32, gated=gated))
     monkeypatch.setattr(lora, "use_fewer_operations", lambda lm: None)
-    theirs = gradients(module(torch.float32, gated=gated))
-    assert ours.keys() == theirs.keys() and any("tokens" in name for name in ours)
-    for name, expected in theirs.items():
+    reference = gradients(module(torch.float32, gated=gated))
+    assert result.keys() == reference.keys() and any("tokens" in n for n in result)
+    for name, expected in reference.items():
         scale = expected.abs().max()
         torch.testing.assert_close(
-            ours[name] / scale, expected / scale, rtol=1e-4, atol=1e-5
+            result[name] / scale, expected / scale, rtol=1e-4, atol=1e-5
         )
 
 
-def test_bfloat16_is_as_near_to_float32_as_pefts(
+def test_bfloat16_error_is_no_larger_than_pefts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     exact = gradients(module(torch.bfloat16, gated=True).float())
-    ours = gradients(module(torch.bfloat16, gated=True))
+    fast = gradients(module(torch.bfloat16, gated=True))
     monkeypatch.setattr(lora, "use_fewer_operations", lambda lm: None)
-    theirs = gradients(module(torch.bfloat16, gated=True))
+    reference = gradients(module(torch.bfloat16, gated=True))
 
     def error(result: dict[str, torch.Tensor]) -> float:
         parts = [(result[n].float() - g).norm() / g.norm() for n, g in exact.items()]
         return float(torch.stack(parts).mean())
 
-    assert error(ours) < 1.1 * error(theirs) < 0.1
+    assert error(fast) < 1.1 * error(reference) < 0.1
 
 
-def test_dropout_stays_pefts(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = gradients(module(torch.float32, dropout=0.5))
+def test_with_dropout_pefts_forward_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = gradients(module(torch.float32, dropout=0.5))
     monkeypatch.setattr(lora, "use_fewer_operations", lambda lm: None)
-    torch.testing.assert_close(ours, gradients(module(torch.float32, dropout=0.5)))
+    torch.testing.assert_close(result, gradients(module(torch.float32, dropout=0.5)))
 
 
-def test_a_layer_with_hooks_stays_pefts() -> None:
-    """ZeRO 3 joins the weights of a layer in a hook before its forward."""
+def test_with_hooks_pefts_forward_runs() -> None:
+    """ZeRO 3 gathers the weights of a layer in a hook before its forward."""
     model = module(torch.float32)
     layers = [m for m in model.modules() if isinstance(m, LowRankLinear)]
     assert len(layers) == 14 and all(layer._is_plain() for layer in layers)

@@ -1,4 +1,4 @@
-"""`branch` against the slow reference that runs every window as a sequence of its own."""
+"""Compare `branch` with a slow reference that runs each window as a separate sequence."""
 
 import warnings
 from typing import Any
@@ -36,7 +36,7 @@ L = 3
 MODELS = {
     "one, a window of 6": ("mistral", {"sliding_window": 6}),
     "mixed, a window of 12": ("gemma3_text", MIXED | {"sliding_window": 12}),
-    # Narrower than the widest windows of adaptive tokens.
+    # This attention window is narrower than the widest windows of adaptive tokens.
     "mixed, a window of 2": ("olmo3", MIXED | {"sliding_window": 2}),
     "values narrower than keys": ("deepseek_v3", LATENT),
 }
@@ -48,9 +48,10 @@ def model(attention: str, lm: Any = None) -> AdaptiveLM:
     return AdaptiveLM(lm, chunk=7, L=L)
 
 
-def a_layout(
+def random_layout(
     *, adaptive: tuple[int, ...] = (45,), seed: int = 0, widest: int = L, n: int = 40
 ) -> Layout:
+    """Return a branch layout of two sequences of `n` tokens, each of two documents."""
     generator = np.random.default_rng(seed)
     tokens = generator.integers(0, 40, size=(2, n))
     documents = np.repeat([[0, 1]], 2, axis=0).repeat(n // 2, axis=1)
@@ -62,8 +63,10 @@ def a_layout(
 
 
 def slow_loss(lm: PreTrainedModel, layout: Layout) -> torch.Tensor:
-    """Y by the library's own causal attention; then each window's prefix and tokens,
-    one sequence each.
+    """Return the loss by plain causal attention, without branches.
+
+    The clean tokens are one sequence. Each window is a sequence of its prefix and its
+    adaptive tokens.
     """
     lm.set_attn_implementation("sdpa")
     loss = torch.zeros(())
@@ -77,16 +80,16 @@ def slow_loss(lm: PreTrainedModel, layout: Layout) -> torch.Tensor:
             while last < len(offsets) and offsets[last] > 1:
                 last += 1
             pieces.append((clean[: positions[first]], slice(first, last)))
-        for prefix, place in pieces:
-            sequence = torch.cat([prefix, ids[place]])[None]
+        for prefix, columns in pieces:
+            sequence = torch.cat([prefix, ids[columns]])[None]
             logits = lm(sequence).logits[0, len(prefix) :]
-            losses = F.cross_entropy(logits, labels[place], reduction="none")
-            loss = loss + (losses * weights[place]).sum()
+            losses = F.cross_entropy(logits, labels[columns], reduction="none")
+            loss = loss + (losses * weights[columns]).sum()
     return loss
 
 
-def whole(kernel: Any) -> Any:
-    """Return a kernel of all keys, repeated for each head, in place of attention in blocks."""
+def without_blocks(kernel: Any) -> Any:
+    """Return a replacement of window_attention.attend that gives `kernel` all keys."""
 
     def attend(
         query: Tensor,
@@ -110,17 +113,21 @@ def whole(kernel: Any) -> Any:
     [((45,), L), ((45, 46, 47), L), ((45,), 3 * L)],
     ids=["identical", "diverse", "wider than L"],
 )
-def test_value_and_gradient_are_those_of_every_window_alone(
+def test_loss_and_gradient_equal_the_slow_reference(
     kernel: str,
     adaptive: tuple[int, ...],
     widest: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module = model("eager" if kernel == "eager" else "sdpa")
-    if kernel in ("fused", "dense"):  # of a GPU; of a CPU with dropout
+    if kernel in (
+        "fused",
+        "dense",
+    ):  # the kernels for a GPU, and for a CPU with dropout
         kernels = {"fused": attention._fused, "dense": attention._dense}
-        monkeypatch.setattr(window_attention, "attend", whole(kernels[kernel]))
-    layout = a_layout(adaptive=adaptive, widest=widest)
+        attend = without_blocks(kernels[kernel])
+        monkeypatch.setattr(window_attention, "attend", attend)
+    layout = random_layout(adaptive=adaptive, widest=widest)
     assert layout.offsets.max() == widest
     check_slow_loss(module, layout)
 
@@ -128,11 +135,11 @@ def test_value_and_gradient_are_those_of_every_window_alone(
 def check_slow_loss(module: AdaptiveLM, layout: Layout) -> None:
     loss, *_ = module(**to_tensors(layout, torch.device("cpu")))
     names, parameters = zip(*module.lm.named_parameters(), strict=True)
-    ours = torch.autograd.grad(loss, parameters)
+    gradients = torch.autograd.grad(loss, parameters)
     expected = slow_loss(module.lm, layout)
-    theirs = torch.autograd.grad(expected, parameters)
+    references = torch.autograd.grad(expected, parameters)
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
-    for name, a, b in zip(names, ours, theirs, strict=True):
+    for name, a, b in zip(names, gradients, references, strict=True):
         torch.testing.assert_close(
             a, b, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
         )
@@ -140,18 +147,19 @@ def check_slow_loss(module: AdaptiveLM, layout: Layout) -> None:
 
 @pytest.mark.parametrize("kernel", ["sdpa", "eager", "fused"])
 @pytest.mark.parametrize("name", MODELS)
-def test_branches_see_no_further_than_the_layers_window(
+def test_sliding_windows_limit_trunk_and_branches(
     name: str, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sequences longer than the window were refused. Of the trunk and of every branch."""
+    """Bug: sequences longer than the sliding window were refused."""
     kind, settings = MODELS[name]
     module = model("eager" if kernel == "eager" else "sdpa", tiny(kind, **settings))
     if kernel == "fused":
-        monkeypatch.setattr(window_attention, "attend", whole(attention._fused))
-    check_slow_loss(module, a_layout(widest=4))
+        attend = without_blocks(attention._fused)
+        monkeypatch.setattr(window_attention, "attend", attend)
+    check_slow_loss(module, random_layout(widest=4))
 
 
-def test_the_dense_mask_is_the_layouts_picture() -> None:
+def test_the_dense_mask_is_as_drawn_in_objective() -> None:
     positions = torch.tensor([[0, 1, 2, 3, 4, 1, 2, 3]])
     offsets = torch.tensor([[0, 0, 0, 0, 0, 1, 2, 1]])
     expected = [
@@ -162,8 +170,7 @@ def test_the_dense_mask_is_the_layouts_picture() -> None:
     assert dense_mask(positions, offsets, 5)[0, 0].int().tolist() == expected
 
 
-def test_a_window_hides_what_is_too_far_back() -> None:
-    """As drawn in train/attention.py."""
+def test_the_dense_mask_with_a_window_is_as_drawn_in_attention() -> None:
     positions = torch.tensor([[0, 1, 2, 3, 4, 3, 3, 4, 3, 4, 5]])
     offsets = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 2, 1, 2, 3]])
     expected = [
@@ -181,13 +188,14 @@ def test_a_window_hides_what_is_too_far_back() -> None:
 
 @pytest.mark.parametrize("window", [None, 2, 150])
 @pytest.mark.parametrize(("n", "widest"), [(40, 3), (300, 3), (1024, 9)])
-def test_the_block_mask_is_the_dense_mask(
+def test_the_block_mask_equals_the_dense_mask(
     n: int, widest: int, window: int | None
 ) -> None:
-    """Its blocks are those that create_block_mask finds with masks of all pairs (0.9
-    GiB at 16,384 tokens). Values only: a CPU has no gradient of flex attention.
+    """Compare with create_block_mask, which builds masks of all pairs (0.9 GiB at 16,384 tokens).
+
+    Only values are compared: flex attention has no gradient on a CPU.
     """
-    layout = a_layout(n=n, widest=widest)
+    layout = random_layout(n=n, widest=widest)
     positions, offsets = map(torch.from_numpy, (layout.positions, layout.offsets))
     dense = dense_mask(positions, offsets, n, window)
     block = block_mask(positions, offsets, n, window)
@@ -201,7 +209,7 @@ def test_the_block_mask_is_the_dense_mask(
     query = torch.randn(rows, 2, m, 16)
     key, value = torch.randn(2, rows, 2, c, 16)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # uncompiled, as it warns
+        warnings.simplefilter("ignore")  # flex_attention warns if it is not compiled
         result = flex_attention(query, key, value, block_mask=block)
     attended = F.scaled_dot_product_attention(query, key, value, dense)
     torch.testing.assert_close(result, attended, rtol=1e-5, atol=1e-6)
@@ -209,11 +217,11 @@ def test_the_block_mask_is_the_dense_mask(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
-def test_attention_in_blocks_is_that_of_all_keys(
+def test_attention_in_blocks_equals_attention_to_all_keys(
     frozen: bool, dtype: torch.dtype
 ) -> None:
-    """Value and gradients; those of a frozen trunk's keys are zero."""
-    layout = a_layout(n=300, widest=9)
+    """Compare output and gradients. The keys of a frozen trunk must have zero gradient."""
+    layout = random_layout(n=300, widest=9)
     positions, offsets = map(torch.from_numpy, (layout.positions, layout.offsets))
     mask = dense_mask(positions, offsets, 300)
     m, c = mask.shape[2:]
@@ -221,7 +229,7 @@ def test_attention_in_blocks_is_that_of_all_keys(
     generator = torch.Generator().manual_seed(0)
     shapes = (2, 6, m, 16), (2, 2, c, 16), (2, 2, c, 16)
     inputs = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
-    given = torch.randn(2, m, 6, 16, generator=generator).to(dtype)
+    d_output = torch.randn(2, m, 6, 16, generator=generator).to(dtype)
     results = []
     for tensors in (inputs, [tensor.float() for tensor in inputs]):
         query, key, value = (tensor.clone().requires_grad_() for tensor in tensors)
@@ -232,7 +240,7 @@ def test_attention_in_blocks_is_that_of_all_keys(
         else:
             keys = (repeat_kv(tensor, 3) for tensor in (key, value))
             output = attention._fused(query, *keys, mask, 0.2, 0.0)
-        output.backward(given.to(output.dtype))
+        output.backward(d_output.to(output.dtype))
         results.append([output.detach().float()])
         for tensor in (query, key, value):
             assert tensor.grad is not None
@@ -246,16 +254,16 @@ def test_attention_in_blocks_is_that_of_all_keys(
     )
     torch.testing.assert_close(output, slow, **close)
     torch.testing.assert_close(d_query, d_slow, **close)
-    for ours, theirs in zip(d_keys, d_slow_keys, strict=True):
-        torch.testing.assert_close(ours[:, :, trunk:], theirs[:, :, trunk:], **close)
+    for fast, reference in zip(d_keys, d_slow_keys, strict=True):
+        torch.testing.assert_close(fast[:, :, trunk:], reference[:, :, trunk:], **close)
         if frozen:
-            assert not ours[:, :, :trunk].any()
+            assert not fast[:, :, :trunk].any()
         else:
-            torch.testing.assert_close(ours, theirs, **close)
+            torch.testing.assert_close(fast, reference, **close)
 
 
-def test_blocks_leave_out_keys_that_no_query_sees() -> None:
-    """Of the branch columns the second query sees its own alone."""
+def test_blocks_skip_keys_that_no_query_attends_to() -> None:
+    """The only branch column that the second query attends to is its own."""
     mask = torch.tensor([[1, 1, 0, 1, 0], [1, 1, 1, 0, 1]], dtype=torch.bool)[
         None, None
     ]

@@ -13,16 +13,16 @@ from conf.errors import UserError
 from conf.runs.files import with_checksum, write_json
 from tests.conftest import tiny_llama
 from train.checkpoint import (
-    DESCRIBED,
+    CHECKPOINT_FILE,
     BrokenFile,
     Checkpoint,
-    find_whole,
+    find_intact,
     list_checkpoints,
     read_checkpoint,
     write_checkpoint,
     write_file,
 )
-from train.model import describe
+from train.model import write_architecture
 
 STATE = {"validation": [{"loss": 0.1 + 0.2}], "run_id": None}
 
@@ -45,7 +45,7 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
-ODD: dict[str, Any] = {
+WRONG_TYPES: dict[str, Any] = {
     "step": "7",
     "ranks": 2.0,
     "stage": True,
@@ -54,32 +54,32 @@ ODD: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_an_odd_value_is_damage(tmp_path: Path, name: str) -> None:
-    """With a right checksum: a step that is text ended in a traceback."""
+@pytest.mark.parametrize("name", WRONG_TYPES)
+def test_a_value_of_a_wrong_type_is_damage(tmp_path: Path, name: str) -> None:
+    """Bug: a step that was text, with a valid checksum, ended in a traceback."""
     path = make(tmp_path, 7)
-    content = asdict(read_checkpoint(path)) | {name: ODD[name]}
-    write_json(path / DESCRIBED, with_checksum(content))
-    with pytest.raises(BrokenFile, match=DESCRIBED):
+    content = asdict(read_checkpoint(path)) | {name: WRONG_TYPES[name]}
+    write_json(path / CHECKPOINT_FILE, with_checksum(content))
+    with pytest.raises(BrokenFile, match=CHECKPOINT_FILE):
         read_checkpoint(path)
 
 
-def test_a_fifo_is_damage_and_not_waited_for(tmp_path: Path) -> None:
+def test_a_fifo_is_damage_and_is_not_opened(tmp_path: Path) -> None:
     path = make(tmp_path, 7)
     (path / "a.pt").unlink()
     os.mkfifo(path / "a.pt")
-    with pytest.raises(BrokenFile, match="a.pt is no regular file"):
+    with pytest.raises(BrokenFile, match="a.pt is not a regular file"):
         read_checkpoint(path)
-    (path / DESCRIBED).unlink()
-    os.mkfifo(path / DESCRIBED)
+    (path / CHECKPOINT_FILE).unlink()
+    os.mkfifo(path / CHECKPOINT_FILE)
     with pytest.raises(BrokenFile, match="cannot be read"):
         read_checkpoint(path)
 
 
-def test_every_byte_counts(tmp_path: Path) -> None:
-    """A share of the bytes is flipped, files are cut short, missing or not listed."""
+def test_damaged_missing_and_unlisted_files_are_detected(tmp_path: Path) -> None:
+    """Flip one bit in every 97th byte of each file."""
     path = make(tmp_path, 7)
-    for name in ("a.pt", DESCRIBED):
+    for name in ("a.pt", CHECKPOINT_FILE):
         whole = (path / name).read_bytes()
         for at in range(0, len(whole), 97):
             flip(path / name, at)
@@ -97,23 +97,23 @@ def test_every_byte_counts(tmp_path: Path) -> None:
         read_checkpoint(path)
 
 
-def test_the_newest_whole_checkpoint_is_found(tmp_path: Path) -> None:
+def test_find_intact_returns_the_newest_intact_checkpoint(tmp_path: Path) -> None:
     paths = [make(tmp_path, step) for step in (2, 4, 6)]
     (tmp_path / ".step-000008.partial").mkdir()
     flip(paths[2] / "a.pt", 50)
-    result, broken = find_whole(list_checkpoints(tmp_path))
+    result, broken = find_intact(list_checkpoints(tmp_path))
     assert result is not None and result.step == 4
     assert broken == {paths[2]: "a.pt has a checksum mismatch: the file is corrupt"}
     for path in paths[:2]:
-        (path / DESCRIBED).unlink()
+        (path / CHECKPOINT_FILE).unlink()
     with pytest.raises(UserError, match=r"got step-000006: a\.pt.*; step-000002"):
-        find_whole(list_checkpoints(tmp_path))
+        find_intact(list_checkpoints(tmp_path))
 
 
 def test_a_kill_leaves_no_half_model_directory(
     data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of read-only data the directory is writable: the next run could not write."""
+    """Bug: files copied from read-only data were read-only, so the next run could not write."""
     data, out = tmp_path / "data", tmp_path / "model"
     shutil.copytree(data_folder / "tokenizer", data / "tokenizer")
     for path in (data / "tokenizer").iterdir():
@@ -125,16 +125,17 @@ def test_a_kill_leaves_no_half_model_directory(
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError):
         patch.setattr(shutil, "copyfile", killed)
-        describe(tiny_llama(), data, out)
+        write_architecture(tiny_llama(), data, out)
     assert not out.exists()
-    describe(tiny_llama(), data, out)
+    write_architecture(tiny_llama(), data, out)
     assert (out / "tokenizer.json").read_bytes() != b"{"
     assert all(path.stat().st_mode & 0o200 for path in (out, *out.iterdir()))
 
 
-def test_why_a_file_cannot_be_written(tmp_path: Path) -> None:
-    """PyTorch says "unexpected pos 64 vs 0" of a full disk. Here the limit is on the
-    size of a file.
+def test_a_failed_write_raises_the_systems_error(tmp_path: Path) -> None:
+    """On a full disk PyTorch's message is "unexpected pos 64 vs 0".
+
+    The test limits the size of a file instead of filling a disk.
     """
     code = f"""
 import resource, signal, torch
@@ -153,7 +154,7 @@ except OSError as error:
 
 
 def test_checkpoints_are_ordered_by_step(tmp_path: Path) -> None:
-    """By name the millionth step counted as the oldest, and was removed."""
+    """Bug: checkpoints were sorted by name, so step 1,000,000 was the oldest and was removed."""
     for name in ("step-999750", "step-1000000", "step-999750.bak"):
         (tmp_path / name).mkdir()
     assert [path.name for path in list_checkpoints(tmp_path)] == [

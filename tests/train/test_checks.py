@@ -1,4 +1,4 @@
-"""Settings, shards, models and machines that are refused, each in one sentence."""
+"""Test that unusable settings, shards, models and machines are refused with one sentence."""
 
 import shutil
 from dataclasses import replace
@@ -16,12 +16,12 @@ from train import checks
 from train.checks import (
     check_adaptive,
     check_devices,
-    check_own,
+    check_own_text,
     check_ranks,
     check_start,
 )
 from train.config import ObjectiveConfig, TrainConfig
-from train.engine import check_settings
+from train.engine import check_deepspeed_settings
 from train.plan import GIB, Memory, plan
 
 GATED = ["lora.rank=8", "lora.gated=true"]
@@ -44,7 +44,7 @@ REFUSED = [
     (["model.shape.hidden_size=30"], "not a multiple of the number of attention"),
     (
         [*GATED, "objective=branch", "model=tiny", "++model.shape.model_type=nemotron"],
-        "lora.gated=true needs a model that passes arguments on.* got nemotron",
+        "lora.gated=true needs a model that passes extra arguments.* got nemotron",
     ),
     (["lora.rank=4", "lora.targets=[wq]"], "got wq, which it does not have"),
     (["+deepspeed.compile.deepcompile=true"], "compile must be left out"),
@@ -66,21 +66,21 @@ def test_ranks_with_different_settings() -> None:
         check_ranks([{"steps": 4, "save_every": 2}, {"steps": 4, "save_every": 3}])
 
 
-def test_own_text_must_have_the_ids_of_the_data(
+def test_own_text_must_have_the_datas_tokenizer(
     data_folder: Path, tmp_path: Path
 ) -> None:
     path = str(data_folder)
     data = read_manifest(data_folder, "shards", "data.path")
-    check_own(path, path, data)
+    check_own_text(path, path, data)
     other = tmp_path / "own"
     shutil.copytree(data_folder, other)
     (other / "tokenizer" / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match="must have tokenizer.json="):
-        check_own(str(other), path, data)
+        check_own_text(str(other), path, data)
 
 
 def test_data_without_held_out_sequences(data_folder: Path) -> None:
-    """It was refused when the model had been loaded, with advice that did not help."""
+    """Bug: such data was refused after the model had loaded, with useless advice."""
     config = settings("train", TrainConfig, ["model=tiny", f"data.path={data_folder}"])
     data = read_manifest(data_folder, "shards", "data.path")
     data["held_out"]["sequences"] = 0
@@ -92,8 +92,10 @@ def test_data_without_held_out_sequences(data_folder: Path) -> None:
     "overrides",
     [["lora.rank=4", "lora.targets=[wq]"], ["+deepspeed.communication_data_type=fp8"]],
 )
-def test_a_run_is_checked_as_its_plan(data_folder: Path, overrides: list[str]) -> None:
-    """Without the memory's check these were met when the weights had been loaded."""
+def test_a_run_is_checked_like_its_plan(
+    data_folder: Path, overrides: list[str]
+) -> None:
+    """Bug: with memory_check=false these errors came after the weights had loaded."""
     arguments = ["model=tiny", f"data.path={data_folder}", "memory_check=false"]
     config = settings("train", TrainConfig, [*arguments, *overrides])
     data = read_manifest(data_folder, "shards", "data.path")
@@ -105,7 +107,7 @@ def test_text_must_not_contain_adaptive_ids(data_folder: Path) -> None:
     vocab = vocab_of(data_folder)
     common = int(Shards(data_folder, "train")[0].tokens[5])
     used = replace(vocab, adaptive=(common,))
-    with pytest.raises(UserError, match=f"got {common} in the text"):
+    with pytest.raises(UserError, match=f"got {common} in the text of sequence"):
         check_adaptive(str(data_folder), used, ObjectiveConfig())
     with pytest.raises(UserError, match=r"objective\.L must be at most the 1 diverse"):
         check_adaptive(str(data_folder), used, ObjectiveConfig(diverse=True))
@@ -125,9 +127,9 @@ def test_a_rank_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
         ("communication_data_type", "fp8"),
     ],
 )
-def test_deepspeed_refuses_other_settings(name: str, value: object) -> None:
+def test_a_value_that_deepspeed_refuses(name: str, value: object) -> None:
     with pytest.raises(UserError, match=f"^deepspeed.{name} must be valid"):
-        check_settings({name: value})
+        check_deepspeed_settings({name: value})
 
 
 @pytest.mark.parametrize("part", ["states", "loading", "host"])
@@ -145,7 +147,10 @@ def test_a_gpu_and_its_machine_need_free_memory(
     part: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A run began where another program held the memory, and was killed: only the total counted."""
+    """Bug: the check used the total memory, so a run started while other programs used it.
+
+    The run was then killed.
+    """
     scaled = [tuple(GIB * size for size in sizes) for sizes in (gpu, machine)]
     monkeypatch.setattr(checks, "machine_memory", lambda swap: scaled[1])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -156,7 +161,7 @@ def test_a_gpu_and_its_machine_need_free_memory(
     with pytest.raises(UserError, match=f"memory must suffice .*{message}") as caught:
         checks.check_memory(replace(memory, **{part: needed * GIB}))
     (free, total), holder = (gpu, "GPU") if part == "states" else (machine, "machine")
-    reserved = part == "states"  # a GiB of the GPU
+    reserved = part == "states"  # 1 GiB of the GPU is reserved
     free = min(free, total - reserved)
     sentence = (
         f"got {free:.1f} GiB free of the {total - reserved:.1f} GiB of this {holder}"

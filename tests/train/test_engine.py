@@ -1,4 +1,4 @@
-"""One rank of the engine against plain PyTorch."""
+"""Compare one rank of the engine with plain PyTorch."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from data_prep.shards import Shards
 from tests.conftest import vocab_of
 from tests.train.resume_worker import RECIPE
 from tests.train.test_deepspeed_settings import PUBLISHED
-from train.checkpoint import index
+from train.checkpoint import load_mapped
 from train.config import TrainConfig
 from train.data import load_batch
 from train.engine import (
@@ -27,7 +27,7 @@ from train.engine import (
     Engine,
     start,
 )
-from train.model import AdaptiveLM, assemble
+from train.model import AdaptiveLM, build_module
 from train.optimizer import parameter_groups
 
 LR = 1e-2
@@ -52,10 +52,10 @@ class Setup:
         self._shards = Shards(data, "train")
 
     def module(self) -> AdaptiveLM:
-        return assemble(self.config, self.vocab)[0]
+        return build_module(self.config, self.vocab)[0]
 
     def batches(self, step: int) -> list[dict[str, Any]]:
-        """Of one step, a sequence each."""
+        """Return the batches of one step, one sequence each."""
         return [
             load_batch(
                 self._shards,
@@ -76,7 +76,7 @@ class Setup:
 
 
 def plain(setup: Setup, module: AdaptiveLM, steps: int = 3) -> list[float]:
-    """The loop that the engine stands for."""
+    """Train by the plain PyTorch loop that the engine must equal; return the mean losses."""
     config = setup.config.optimizer
     groups = parameter_groups(module, config)
     optimizers = [
@@ -103,12 +103,12 @@ def plain(setup: Setup, module: AdaptiveLM, steps: int = 3) -> list[float]:
 @pytest.mark.parametrize(
     ("stage", "name"), [*((stage, "adamw") for stage in range(4)), (0, "muon")]
 )
-def test_accumulation_and_clipping_are_the_plain_loops(
+def test_accumulation_and_clipping_equal_the_plain_loop(
     data_folder: Path, tmp_path: Path, stage: int, name: str
 ) -> None:
-    """Stage 3 loads a directory in parts: one-dimensional, no weight was decayed.
+    """Bug: stage 3 partitions weights into one-dimensional tensors, so no weight was decayed.
 
-    Muon iterates in bfloat16.
+    Muon iterates in bfloat16, so its tolerance is larger.
     """
     whole = Setup(data_folder, "deepspeed=zero0")
     whole.module().lm.save_pretrained(tmp_path)
@@ -133,7 +133,7 @@ def test_accumulation_and_clipping_are_the_plain_loops(
 def test_bfloat16_gradients_are_added_up_in_float32(
     data_folder: Path, preset: str
 ) -> None:
-    """Summed in bfloat16 over 16 micro-batches, the norm was off by 3.6e-4."""
+    """Bug: sums over 16 micro-batches were in bfloat16, and the norm was off by 3.6e-4."""
     common = ["dtype=bfloat16", "global_batch=16", "optimizer.clip=0"]
     if "offload" in preset:
         common += ["deepspeed.zero_optimization.offload_optimizer.pin_memory=false"]
@@ -151,7 +151,7 @@ def test_bfloat16_gradients_are_added_up_in_float32(
 
 
 def test_the_first_step_in_bfloat16_is_adams_first(data_folder: Path) -> None:
-    """DeepSpeed's stage 0 took a step on zero gradients first."""
+    """Bug: DeepSpeed's stage 0 takes a step on zero gradients before the first step."""
     result = []
     for stage in (0, 1):
         setup = Setup(data_folder, f"deepspeed=zero{stage}", "dtype=bfloat16")
@@ -163,7 +163,7 @@ def test_the_first_step_in_bfloat16_is_adams_first(data_folder: Path) -> None:
 
 
 def test_rotary_frequencies_stay_exact_in_bfloat16(data_folder: Path) -> None:
-    """Rounded like weights, far positions had other angles than in serving."""
+    """Bug: frequencies were rounded like weights, so far positions had other angles than in serving."""
     exact = dict(Setup(data_folder).module().named_buffers())
     setup = Setup(data_folder, "deepspeed=zero1", "dtype=bfloat16")
     module = setup.module()
@@ -173,10 +173,10 @@ def test_rotary_frequencies_stay_exact_in_bfloat16(data_folder: Path) -> None:
     )
 
 
-def test_a_published_file_trains_as_the_preset(
+def test_a_published_file_trains_like_the_preset(
     data_folder: Path, tmp_path: Path
 ) -> None:
-    """Its offload ended in an exception: DeepSpeed wanted an optimizer of its own."""
+    """Bug: its offload setting raised an exception, because DeepSpeed required its own optimizer."""
     file = tmp_path / "ds_config.json"
     file.write_text(json.dumps(PUBLISHED))
     losses = []
@@ -186,15 +186,15 @@ def test_a_published_file_trains_as_the_preset(
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-class Foreign:
-    """A pickle that would run something."""
+class Malicious:
+    """An object that runs code when its pickle is loaded."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.putenv, ("RAN", "1")
 
 
-def test_a_checkpoint_runs_nothing(data_folder: Path, tmp_path: Path) -> None:
-    """A resumed run executed whatever a checkpoint's pickles name."""
+def test_loading_a_checkpoint_runs_no_code(data_folder: Path, tmp_path: Path) -> None:
+    """Bug: a resumed run executed the functions that a checkpoint's pickles name."""
     setup = Setup(data_folder)
     engine = Engine(setup.module(), setup.config)
     folder = tmp_path / "step"
@@ -202,31 +202,29 @@ def test_a_checkpoint_runs_nothing(data_folder: Path, tmp_path: Path) -> None:
     engine.save(tmp_path, "step")
     file = next(folder.glob("*model_states.pt"))
     state = torch.load(file, weights_only=False)
-    torch.save(state | {"lr_scheduler": Foreign()}, file)
+    torch.save(state | {"lr_scheduler": Malicious()}, file)
     with pytest.raises(UserError, match="got a pickle of posix.putenv"):
         engine.load(tmp_path, "step")
 
 
 class NamedStage:
-    """A stage of ZeRO as Python 3.11.2 pickles it, by getattr."""
+    """Pickles like a stage of ZeRO in Python 3.11.2: by getattr and the name."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (ZeroStageEnum, "gradients")
 
 
-def test_a_checkpoint_of_any_python_is_read(tmp_path: Path) -> None:
-    """On Debian 12 no checkpoint of ZeRO could be exported: "got a pickle of getattr"."""
+def test_a_checkpoint_of_python_3_11_2_loads(tmp_path: Path) -> None:
+    """Bug: on Debian 12 no ZeRO checkpoint could be exported: "got a pickle of getattr"."""
     torch.save({"zero_stage": NamedStage()}, tmp_path / "state.pt")
-    assert index(tmp_path / "state.pt") == {"zero_stage": 2}
+    assert load_mapped(tmp_path / "state.pt") == {"zero_stage": 2}
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_a_step_that_is_abandoned_changes_nothing(
+def test_an_interrupted_step_changes_no_weights(
     data_folder: Path, tmp_path: Path, stage: int
 ) -> None:
-    """A signal was heeded between steps alone: in a long step the scheduler killed the
-    run first.
-    """
+    """Bug: signals were checked only between steps, so schedulers killed runs with long steps."""
     setup = Setup(data_folder, f"deepspeed=zero{stage}")
     engine = Engine(setup.module(), setup.config)
     first, second = setup.train(engine, steps=2)

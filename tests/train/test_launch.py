@@ -1,4 +1,4 @@
-"""The launch scripts under stubs of Slurm's commands and of Python."""
+"""Test the launch scripts with stubs in place of Slurm's commands and Python."""
 
 import os
 import shlex
@@ -20,7 +20,7 @@ RECORD = """[[ $1 != -c ]] || { [[ $2 == *", min("* ]] && echo 2 2 || echo 2; ex
 
 
 def stub(folder: Path, **scripts: str) -> None:
-    """Write executables to stand in for commands."""
+    """Write executables that replace commands of these names."""
     for name, text in scripts.items():
         (folder / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
         (folder / name).chmod(0o755)
@@ -28,7 +28,7 @@ def stub(folder: Path, **scripts: str) -> None:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A copy of the launch scripts, with an environment to activate."""
+    """Return a folder with a copy of the launch scripts and an empty virtual environment."""
     folder = tmp_path / "project"
     shutil.copytree(ROOT / "launch", folder / "launch")
     (folder / "launch" / "setup.sh").write_text("")
@@ -40,15 +40,9 @@ def project(tmp_path: Path) -> Path:
 def launch(
     project: Path, script: str, *arguments: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script with the stubs of the project's parent before other commands."""
-    own = (
-        "NODES",
-        "HEAD",
-        "RUN",
-        "RANKS",
-        "OMP_NUM_THREADS",
-    )
-    inherited = {name: os.environ[name] for name in os.environ if name not in own}
+    """Run a script with the stubs in the project's parent folder first in PATH."""
+    variables = ("NODES", "HEAD", "RUN", "RANKS", "OMP_NUM_THREADS")
+    inherited = {name: os.environ[name] for name in os.environ if name not in variables}
     path = f"{project.parent}:{os.environ['PATH']}"
     return subprocess.run(
         ["bash", f"launch/{script}", *arguments],
@@ -93,9 +87,7 @@ def test_a_job_that_saved_before_its_limit_is_queued_again(
 def test_every_rank_gets_its_share_of_the_cores(
     environment: dict[str, str], threads: str, project: Path
 ) -> None:
-    """torchrun gives each of several ranks one thread: an optimizer on the CPU stepped
-    on one core of 32.
-    """
+    """Bug: torchrun sets one thread for each rank, so an offloaded optimizer used one of 32 cores."""
     gpus = {"nvidia-smi": "echo GPU 0; echo GPU 1"}
     torchrun = 'echo "threads $OMP_NUM_THREADS"'
     stub(project.parent, torchrun=torchrun, nproc="echo 32", **gpus)
@@ -106,7 +98,7 @@ def test_every_rank_gets_its_share_of_the_cores(
 def called_by(
     project: Path, script: str, *arguments: str, **environment: str
 ) -> list[str]:
-    """Run a recipe under stubs; return the modules that it calls, whose settings compose."""
+    """Run a recipe with stubs; check that the settings of each call compose; return the modules."""
     stub(project.parent, python=RECORD, torchrun=RECORD)
     calls = project.parent / "calls"
     run = launch(project, script, *arguments, CALLS=str(calls), **environment)
@@ -138,7 +130,7 @@ def test_the_demo_runs_every_stage_with_settings_that_compose(project: Path) -> 
     assert called == [*MADE, "infer.bench", "infer.bench", "infer.bench.compare"]
 
 
-def test_the_recipe_for_hours_makes_a_draft_model_too(project: Path) -> None:
+def test_the_long_recipe_also_makes_a_draft_model(project: Path) -> None:
     called = called_by(project, "smollm2.sh", str(project.parent / "out"))
     assert called == [*MADE, *DRAFT, "infer.bench"]
 
@@ -146,7 +138,7 @@ def test_the_recipe_for_hours_makes_a_draft_model_too(project: Path) -> None:
 @pytest.mark.parametrize(
     ("ranks", "start"), [("1", ""), ("2", "--standalone --nproc_per_node 2 ")]
 )
-def test_an_evaluation_is_one_command_of_one_rank_or_many(
+def test_an_evaluation_starts_torchrun_only_for_several_ranks(
     ranks: str, start: str, project: Path
 ) -> None:
     stub(project.parent, python=RECORD, torchrun=RECORD)
@@ -160,7 +152,7 @@ def test_an_evaluation_is_one_command_of_one_rank_or_many(
 
 @pytest.mark.parametrize("failing", ["", "ruff", "mypy", "lint-imports", "python"])
 def test_every_check_has_to_pass(failing: str, project: Path) -> None:
-    """Types and contracts are checked beside the tests; what they print comes whole, at the end."""
+    """mypy and lint-imports run in parallel to the tests; their output follows the tests' output."""
     for name in ("ruff", "mypy", "lint-imports", "python"):
         end = f"echo '{name} ended'; exit {3 if name == failing else 0}"
         stub(project.parent, **{name: f'printf "%q " "$@"\nsleep 0.1\n{end}'})
@@ -186,13 +178,13 @@ def test_qwens_recipe_runs_every_stage_with_settings_that_compose(
     tables = ["infer.bench", "infer.bench"]  # both orders of infilling
     assert called == [
         "train.convert",
-        *["data_prep"] * 2,  # at 2,048 tokens, and in pieces
+        *["data_prep"] * 2,  # sequences of 2,048 tokens, and in pieces
         *["infer.regenerate"] * 3,  # documents, questions, prompts
         *["data_prep"] * 3,
         *trained,
         *trained,
         "infer.bench",
-        *tables * 2,  # of base and gated
+        *tables * 2,  # for base and gated
         "infer.bench.compare",
         *trained,
         *tables * 3,
@@ -206,21 +198,21 @@ def test_qwens_recipe_runs_every_stage_with_settings_that_compose(
 
 
 @pytest.mark.parametrize("script", ["qwen.sh", "tables.sh"])
-def test_a_recipe_without_its_arguments_is_one_sentence(
-    project: Path, script: str
-) -> None:
+def test_a_recipe_without_arguments_prints_one_line(project: Path, script: str) -> None:
     run = launch(project, script)
     assert run.returncode == 2 and run.stderr.count("\n") == 1
     assert run.stderr.startswith("error: the arguments must be")
     assert launch(project, script, "--help").stdout.count("\n") > 4
 
 
-def test_a_python_that_does_not_start_is_passed_over(tmp_path: Path) -> None:
-    """pyenv's python3.11 may only print that no such version is chosen. A .venv without
-    pip is not finished. Nothing but model=smollm2 needs its package.
+def test_setup_skips_a_python_that_does_not_start(tmp_path: Path) -> None:
+    """pyenv's python3.11 may only print that this version is not selected.
+
+    Setup must also complete a .venv without pip, and only warn if the package that
+    model=smollm2 needs cannot be installed.
     """
-    for place in ("launch", "programs", ".venv/bin"):
-        (tmp_path / place).mkdir(parents=True)
+    for folder in ("launch", "programs", ".venv/bin"):
+        (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "requirements.lock").touch()
     (tmp_path / ".venv/bin/python").symlink_to(sys.executable)
     script = shutil.copy(ROOT / "launch" / "setup.sh", tmp_path / "launch")
@@ -230,5 +222,5 @@ def test_a_python_that_does_not_start_is_passed_over(tmp_path: Path) -> None:
     env = os.environ | {"PATH": path, "PIP_NO_INDEX": "1"}
     run = subprocess.run(["bash", script], env=env, check=True, stderr=subprocess.PIPE)
     assert b"warning: model=smollm2" in run.stderr
-    for made in ("bin/pip", "installed.lock"):
-        assert (tmp_path / ".venv" / made).exists()
+    for name in ("bin/pip", "installed.lock"):
+        assert (tmp_path / ".venv" / name).exists()

@@ -1,4 +1,4 @@
-"""LoRA: what is trained, and what stays the base model's."""
+"""Test LoRA: which weights are trained, and that the base model does not change."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from transformers import AutoConfig, LlamaForCausalLM
 
 from conf.architecture import skeleton
 from conf.errors import UserError
-from tests.train.test_attention import L, a_layout, model
+from tests.train.test_attention import L, model, random_layout
 from train.config import LoraSettings, ModelConfig, OptimizerConfig
 from train.data import to_tensors
 from train.head import PreviousTokenHead, read_head, write_head
@@ -25,8 +25,8 @@ ADAPTIVE = (45, 46, 47)
 CPU = torch.device("cpu")
 
 
-def a_branch_layout(*, seed: int = 0) -> Layout:
-    return a_layout(adaptive=ADAPTIVE, seed=seed)
+def branch_layout(*, seed: int = 0) -> Layout:
+    return random_layout(adaptive=ADAPTIVE, seed=seed)
 
 
 def base_model(
@@ -46,31 +46,34 @@ def adapted(config: LoraSettings, **kind: Any) -> AdaptiveLM:
 
 
 def train(module: AdaptiveLM) -> None:
-    """Take a few large steps, each on its own layout."""
+    """Take three large steps on two layouts."""
     optimizer = torch.optim.AdamW(parameter_groups(module, OptimizerConfig()), lr=0.02)
     for step in range(3):
-        loss, *_ = module(**to_tensors(a_branch_layout(seed=step % 2), CPU))
+        loss, *_ = module(**to_tensors(branch_layout(seed=step % 2), CPU))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
 
 
-def test_a_new_head_changes_nothing() -> None:
-    """Its second matrix is zero: the same tally and tokens; it learns from the start."""
+def test_a_new_head_changes_no_prediction() -> None:
+    """W2 is zero at the start, so tally and tokens stay the same; its gradient is not zero."""
     module = adapted(LoraSettings(rank=4, gated=True))
-    batch = to_tensors(a_branch_layout(), CPU)
+    batch = to_tensors(branch_layout(), CPU)
     without = module(**batch)
     module.head = PreviousTokenHead(module.lm.config.hidden_size, torch.float32)
     with_head = module(**batch)
-    loss, *others = with_head
-    for ours, theirs in zip(others, without[1:], strict=True):
-        torch.testing.assert_close(ours, theirs)
+    loss, *results = with_head
+    for result, expected in zip(results, without[1:], strict=True):
+        torch.testing.assert_close(result, expected)
     loss.backward()
     assert module.head.w2.weight.grad.abs().sum() > 0
 
 
 def test_a_target_that_is_not_trained_is_refused() -> None:
-    """An adapter of the head stayed zero without a word: the loss reads the base's."""
+    """Bug: an adapter of the output head was accepted but never trained.
+
+    The loss reads the weight of the base model's head.
+    """
     with pytest.raises(UserError, match="lm_head must be .* got its head"):
         adapt(base_model(), LoraSettings(rank=2, targets=["lm_head"]), adaptive=())
 
@@ -101,8 +104,10 @@ MIXTURE = {
         ("input_layernorm", "which is another kind of layer"),
     ],
 )
-def test_experts_are_left_out_and_refused_by_name(target: str, reason: str) -> None:
-    """A target beside one that exists was ignored without a word."""
+def test_experts_have_no_adapter_and_are_refused_as_targets(
+    target: str, reason: str
+) -> None:
+    """Bug: an unusable target was ignored silently if another target existed."""
     config = AutoConfig.for_model("qwen3_moe", **MIXTURE)
     lm = skeleton(config)
     with pytest.raises(UserError, match=f"got {target}, {reason}"):
@@ -113,8 +118,8 @@ def test_experts_are_left_out_and_refused_by_name(target: str, reason: str) -> N
     assert words == {"q_proj", "k_proj", "v_proj", "o_proj"} and len(layers) == 8
 
 
-def test_the_expansion_of_latents_is_left_out() -> None:
-    """It computes keys of all tokens from the cache, so no gate could keep it to probes."""
+def test_the_expansion_of_latents_has_no_adapter() -> None:
+    """It computes the keys of all cached tokens, so a gate could not restrict it to probes."""
     sizes = {"num_hidden_layers": 1, "vocab_size": 64}
     lm = skeleton(AutoConfig.for_model("deepseek_v3", **sizes))
     with pytest.raises(UserError, match="got kv_b_proj, which computes from the cache"):
@@ -125,14 +130,14 @@ def test_the_expansion_of_latents_is_left_out() -> None:
 
 
 def test_layers_that_are_not_linear_are_refused() -> None:
-    """No decoder adapts the Conv1D of GPT-2."""
+    """Decoding has no adapter for GPT-2's Conv1D layers."""
     lm = skeleton(AutoConfig.for_model("gpt2", n_layer=1, vocab_size=64))
     with pytest.raises(UserError, match="lora.rank must be 0 for gpt2, .* Conv1D"):
         adapt(lm, LoraSettings(rank=2), adaptive=())
 
 
-def test_muon_of_matrices_alone() -> None:
-    """LoRA without adaptive rows has nothing for AdamW, which refused to have none."""
+def test_muon_without_parameters_for_adamw() -> None:
+    """Bug: AdamW raised an error if all trained parameters were matrices."""
     config = OptimizerConfig(name="muon")
     layer = torch.nn.Linear(2, 2, bias=False)
     layer(torch.ones(2)).sum().backward()
@@ -142,7 +147,7 @@ def test_muon_of_matrices_alone() -> None:
 
 
 def hidden_and_tally(module: AdaptiveLM, layout: Layout) -> tuple[Tensor, Tensor]:
-    """(r, c, d) last hidden states, and the tally of a forward."""
+    """Return the last hidden states (r, c, d) and the tally of a forward."""
     batch = to_tensors(layout, CPU)
     with torch.no_grad():
         hidden = module.encode(
@@ -156,13 +161,14 @@ def hidden_and_tally(module: AdaptiveLM, layout: Layout) -> tuple[Tensor, Tensor
     [(torch.float32, False), (torch.bfloat16, False), (torch.float32, True)],
     ids=str,
 )
-def test_gated_the_clean_rows_are_the_base_models_bit_for_bit(
+def test_with_a_gate_clean_rows_equal_the_base_model_bit_for_bit(
     dtype: torch.dtype, tied: bool
 ) -> None:
-    """Tied by peft to trained rows, the head's row of an adaptive id would move every
-    standard token's loss.
+    """With tied embeddings, peft also trains the head's row of an adaptive id.
+
+    That would change the loss of every standard token, so the head must be untied.
     """
-    layout = a_branch_layout(seed=5)
+    layout = branch_layout(seed=5)
     n = layout.trunk
     base = AdaptiveLM(base_model(dtype=dtype, tied=tied), chunk=7, L=L)
     module = adapted(LoraSettings(rank=4, gated=True), dtype=dtype, tied=tied)
@@ -189,9 +195,11 @@ def test_only_the_adapter_learns(gated: bool) -> None:
         assert torch.equal(parameter, before[name]) != learns, name
 
 
-def test_a_batch_without_windows_teaches_nothing() -> None:
-    """Training stopped with "loss must be a scalar tensor": a chat whose answer was short
-    had no window, and without a column of an adapter the loss had no gradient.
+def test_a_batch_without_windows_has_zero_gradient() -> None:
+    """Bug: training stopped with "loss must be a scalar tensor".
+
+    A chat with a short answer had no window, so no column used the adapter and the loss had
+    no gradient.
     """
     tokens = np.arange(1, 13)[None]
     nothing = np.zeros_like(tokens)
@@ -203,13 +211,11 @@ def test_a_batch_without_windows_teaches_nothing() -> None:
         assert not parameter.requires_grad or not parameter.grad.any()
 
 
-def test_a_gated_gradient_is_that_of_a_mask_on_the_input() -> None:
-    """The slow, obvious gate: every row goes through A and B, those of standard tokens
-    as zeros.
-    """
-    layout = a_branch_layout()
+def test_the_gate_equals_a_mask_on_the_adapters_input() -> None:
+    """In the slow reference every row passes through A and B; standard tokens are set to zero."""
+    layout = branch_layout()
     mask = torch.from_numpy(layout.offsets > 0)[..., None]
-    # What frozen weights predict teaches nothing.
+    # Standard tokens pass only through frozen weights, so they have no loss.
     layout.labels[layout.offsets == 0] = IGNORE
     gradients = []
     for gated in (True, False):
@@ -230,7 +236,7 @@ RANK_4 = LoraSettings(rank=4, alpha=6, gated=True)
 
 @pytest.fixture
 def trained(tmp_path: Path) -> tuple[AdaptiveLM, Path]:
-    """A trained adapter of rank 4, and the folder that an export writes of it."""
+    """Return a module with a trained adapter of rank 4, and the folder of its export."""
     module = adapted(RANK_4)
     train(module)
     plain = skeleton(module.lm.config)
@@ -246,15 +252,17 @@ def trained(tmp_path: Path) -> tuple[AdaptiveLM, Path]:
     return module, tmp_path
 
 
-def test_an_adapter_goes_on_at_a_larger_rank(trained: tuple[AdaptiveLM, Path]) -> None:
-    """It is the same adapter at first, and its new rows and columns learn."""
+def test_training_continues_an_adapter_at_a_larger_rank(
+    trained: tuple[AdaptiveLM, Path],
+) -> None:
+    """At first it computes the same as before; then the new rows and columns learn."""
     before, folder = trained
-    given = ModelConfig(adapter=str(folder)).adapter_folder
-    assert given == ModelConfig(adapter=str(folder / "adapter")).adapter_folder
-    assert given == folder / "adapter"
+    path = ModelConfig(adapter=str(folder)).adapter_folder
+    assert path == ModelConfig(adapter=str(folder / "adapter")).adapter_folder
+    assert path == folder / "adapter"
     module = adapted(LoraSettings(rank=6, alpha=12, gated=True))
-    begin_with(module.lm, given)
-    layout = a_branch_layout(seed=5)
+    begin_with(module.lm, path)
+    layout = branch_layout(seed=5)
     expected, _ = hidden_and_tally(before, layout)
     result, _ = hidden_and_tally(module, layout)
     torch.testing.assert_close(result, expected)
@@ -301,12 +309,12 @@ def test_an_adapter_of_another_model_is_refused(
         _ = ModelConfig(adapter=str(trained[1] / "nowhere")).adapter_folder
 
 
-def test_a_head_goes_on_with_its_adapter(tmp_path: Path) -> None:
+def test_training_continues_a_head_with_its_adapter(tmp_path: Path) -> None:
     head = PreviousTokenHead(8, torch.float32)
     torch.nn.init.normal_(head.w2.weight)
     weights = {f"head.{name}": tensor for name, tensor in head.state_dict().items()}
     other = PreviousTokenHead(8, torch.float32)
-    read_head(other, tmp_path)  # none: it begins anew
+    read_head(other, tmp_path)  # the folder has no head, so this changes nothing
     assert not other.w2.weight.any()
     write_head(weights, tmp_path, torch.float32)
     read_head(other, tmp_path)

@@ -9,7 +9,7 @@ from train.objective import IGNORE
 
 
 def reference(hidden, head, labels, weights, teachers, soft):
-    """All logits at once and one position after the other, by autograd."""
+    """Compute the loss with all logits at once and position by position, for autograd."""
     logits = (hidden @ head.T).float()
     losses = F.cross_entropy(logits, labels, reduction="none", ignore_index=IGNORE)
     learned = list(losses)
@@ -31,12 +31,12 @@ SOFT = [0.0, 0.3, 1.0]
     st.sampled_from(SOFT),
     st.integers(0, 10**6),
 )
-def test_chunks_are_the_plain_loss(
+def test_the_loss_in_chunks_equals_the_reference(
     windows: list[int], chunk: int, soft: float, seed: int
 ) -> None:
-    """Value and gradients, in float64 outside and float32 inside, as in training.
+    """Compare value and gradients; inputs are float64, logits float32.
 
-    The rows are windows of these widths; 0 is a standard token.
+    `windows` are widths of windows; 0 is a standard token.
     """
     generator = torch.Generator().manual_seed(seed)
     offsets = torch.tensor(
@@ -50,11 +50,9 @@ def test_chunks_are_the_plain_loss(
     labels = torch.randint(0, 11, (T,), generator=generator)
     labels[(torch.rand(T, generator=generator) < 0.3) & (offsets == 0)] = IGNORE
     weights = torch.rand(T, generator=generator)
-    # Any other row teaches.
-    others = (
-        torch.arange(T) + torch.randint(1, max(T, 2), (T,), generator=generator)
-    ) % T
-    teachers = torch.where((offsets > 0) & (T > 1), others, -1)
+    # The teacher of a position is any other position.
+    shift = torch.randint(1, max(T, 2), (T,), generator=generator)
+    teachers = torch.where((offsets > 0) & (T > 1), (torch.arange(T) + shift) % T, -1)
     expected, losses, likeliest = reference(
         hidden, head, labels, weights, teachers, soft
     )
@@ -70,15 +68,15 @@ def test_chunks_are_the_plain_loss(
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(entropies, losses, rtol=1e-5, atol=1e-6)
     assert torch.equal(predicted, likeliest.where(labels != IGNORE, IGNORE))
-    ours = torch.autograd.grad(loss * 3, [hidden, head])
-    theirs = torch.autograd.grad(expected * 3, [hidden, head])
-    for a, b in zip(ours, theirs, strict=True):
+    gradients = torch.autograd.grad(loss * 3, [hidden, head])
+    references = torch.autograd.grad(expected * 3, [hidden, head])
+    for a, b in zip(gradients, references, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=5e-6)
 
 
 @pytest.mark.parametrize("soft", SOFT)
-def test_the_head_learns_among_the_likeliest_tokens(soft: float) -> None:
-    """Half of the loss is that of the states before it, half its own."""
+def test_the_previous_token_head_learns_among_the_likeliest_tokens(soft: float) -> None:
+    """Half of the loss is of the states before the head, half of the states after it."""
     generator = torch.Generator().manual_seed(0)
     T, V = 12, 3 * CANDIDATES
     hidden, corrected = (
@@ -89,8 +87,8 @@ def test_the_head_learns_among_the_likeliest_tokens(soft: float) -> None:
     labels = torch.randint(0, V, (T,), generator=generator)
     teachers = torch.tensor([-1] * 4 + [*range(8)])
     weights = torch.rand(T, generator=generator)
-    own, losses, _ = reference(hidden, head, labels, weights, teachers, soft)
-    theirs = torch.zeros((), dtype=torch.float64)
+    uncorrected, losses, _ = reference(hidden, head, labels, weights, teachers, soft)
+    of_head = torch.zeros((), dtype=torch.float64)
     likeliest = torch.empty_like(labels)
     for t in range(T):
         logits = hidden[t].detach() @ head.T
@@ -100,7 +98,7 @@ def test_the_head_learns_among_the_likeliest_tokens(soft: float) -> None:
             p = (hidden[teachers[t]].detach() @ head.T).softmax(-1)
             target = (1 - soft) * target + soft * p
         scores = corrected[t] @ head[ids].T
-        theirs = theirs - weights[t] * (target[ids] * scores.log_softmax(-1)).sum()
+        of_head = of_head - weights[t] * (target[ids] * scores.log_softmax(-1)).sum()
         likeliest[t] = ids[scores.argmax()]
     loss, entropies, predicted = draft_loss(
         hidden,
@@ -112,20 +110,21 @@ def test_the_head_learns_among_the_likeliest_tokens(soft: float) -> None:
         soft=soft,
         corrected_Td=corrected,
     )
-    expected = (own + theirs) / 2
+    expected = (uncorrected + of_head) / 2
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6, check_dtype=False)
     torch.testing.assert_close(entropies, losses, rtol=1e-5, atol=1e-6)
     assert torch.equal(predicted, likeliest)
     inputs = [hidden, corrected]
-    for ours, slow in zip(
+    for gradient, slow in zip(
         torch.autograd.grad(loss, inputs), torch.autograd.grad(expected, inputs)
     ):
-        torch.testing.assert_close(ours, slow, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(gradient, slow, rtol=1e-4, atol=1e-6)
 
 
-def test_a_draft_is_accepted_with_all_before_it() -> None:
+def test_a_draft_is_accepted_only_with_all_earlier_drafts() -> None:
     """Windows of width 3 (hit, miss, hit), 2 (hit, hit) and 1 (miss): E = 2/3 + 1/2.
-    An offset above L counts nowhere.
+
+    An offset above L does not count.
     """
     offsets = torch.tensor([[0, 1, 2, 3, 1, 2, 1, 4]])
     labels = torch.tensor([[1, 1, 1, 1, 1, 1, 1, 1]])
@@ -138,8 +137,8 @@ def test_a_draft_is_accepted_with_all_before_it() -> None:
     assert summarise(result)["accuracy_2"] == pytest.approx(1 / 2)
 
 
-def test_the_heads_gradient_is_summed_over_chunks_in_float32() -> None:
-    """Summed in bfloat16, small terms were lost beside the sum."""
+def test_the_output_heads_gradient_is_summed_over_chunks_in_float32() -> None:
+    """Bug: the sum was in bfloat16 and lost small terms."""
     hidden = torch.ones(2048, 8).bfloat16().requires_grad_()
     head = torch.zeros(4, 8).bfloat16().requires_grad_()
     labels = torch.zeros(2048, dtype=torch.long)

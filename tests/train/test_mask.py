@@ -1,4 +1,4 @@
-"""What stands in the rows of windows: noise or an existing token, in place of adaptive ids."""
+"""Test objective.mask: noise or an existing token instead of adaptive ids in windows."""
 
 from pathlib import Path
 
@@ -30,8 +30,8 @@ def layout_of(
     return lay_out(sequences, indices, vocab_of(folder), objective, **settings)  # type: ignore[arg-type]
 
 
-def test_noise_replaces_the_rows_of_windows_alone() -> None:
-    """As drawn in with_noise."""
+def test_noise_is_as_drawn_in_with_noise() -> None:
+    """Noise replaces only the ids of windows."""
     tokens = np.array([[2, 3, 4, 5]])
     windows = [(np.array([1, 3]), np.array([2, 1]))]
     everywhere = np.ones_like(tokens, dtype=bool)
@@ -46,7 +46,7 @@ def test_noise_replaces_the_rows_of_windows_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ["branch", "dual", "basic"])
-def test_the_mask_changes_ids_of_windows_alone(data_folder: Path, name: str) -> None:
+def test_the_mask_changes_only_the_ids_of_windows(data_folder: Path, name: str) -> None:
     indices = [4, 1, 3]
     layouts = {
         mask: layout_of(data_folder, mask, indices, name=name)
@@ -69,17 +69,17 @@ def test_the_mask_changes_ids_of_windows_alone(data_folder: Path, name: str) -> 
 def test_noise_is_a_function_of_seed_step_sequence_and_column(
     data_folder: Path, name: str
 ) -> None:
-    """So a resumed run, other micro-batches and other ranks train on the same rows."""
+    """So a resumed run, other micro-batches and other ranks train on the same ids."""
     indices = [4, 1, 3]
     whole = layout_of(data_folder, "noise", indices, name=name)
     again = layout_of(data_folder, "noise", indices, name=name)
     assert np.array_equal(whole.ids, again.ids)
-    for at, index in enumerate(indices):
+    for place, index in enumerate(indices):
         alone = layout_of(data_folder, "noise", [index], name=name)
         for row in range(len(alone.ids)):
-            ours, theirs = alone.ids[row], whole.ids[row * len(indices) + at]
+            ids, expected = alone.ids[row], whole.ids[row * len(indices) + place]
             windows = alone.offsets[row] > 0
-            assert np.array_equal(ours[windows], theirs[: len(ours)][windows])
+            assert np.array_equal(ids[windows], expected[: len(ids)][windows])
     for seed in ((4, TRAINING, 7), (3, TRAINING, 8)):
         other = layout_of(data_folder, "noise", indices, name=name, seed=seed)
         assert not np.array_equal(
@@ -87,14 +87,14 @@ def test_noise_is_a_function_of_seed_step_sequence_and_column(
         )
 
 
-def test_overlapping_windows_have_noise_of_their_own(data_folder: Path) -> None:
-    """Validation has a window at each position, whose rows at one position differ."""
+def test_overlapping_windows_have_different_noise(data_folder: Path) -> None:
+    """Validation has a window at each position; several windows have rows at one position."""
     seed = (3, HELD_OUT)
     layout = layout_of(data_folder, "noise", [0], seed=seed, draw=stretch)
-    at = layout.positions[0]
+    positions = layout.positions[0]
     windows = layout.offsets[0] > 0
-    position = int(at[windows][len(at[windows]) // 2])
-    ids = layout.ids[0][windows & (at == position)]
+    position = int(positions[windows][len(positions[windows]) // 2])
+    ids = layout.ids[0][windows & (positions == position)]
     assert len(ids) == 5 and len({*ids.tolist()}) > 2
 
 
@@ -109,7 +109,7 @@ def test_noise_is_uniform(data_folder: Path) -> None:
     counts = np.bincount(drawn, minlength=10)
     expected = len(drawn) / 10
     assert len(counts) == 10 and len(drawn) > 4_000
-    # Chi-squared of 9 degrees of freedom is above 27.9 once in 1,000 draws.
+    # Chi-squared with 9 degrees of freedom exceeds 27.9 with probability 1/1000.
     assert ((counts - expected) ** 2 / expected).sum() < 27.9
 
 
@@ -117,7 +117,7 @@ def test_noise_is_uniform(data_folder: Path) -> None:
 def test_only_adaptive_ids_add_rows(
     data_folder: Path, tmp_path: Path, mask: str
 ) -> None:
-    """With noise or an existing token the embedding is the base model's, bit for bit."""
+    """With noise or an existing token the embedding equals the base model's, bit for bit."""
     from dataclasses import replace
 
     from tests.conftest import tiny_llama
@@ -141,7 +141,7 @@ def test_only_adaptive_ids_add_rows(
     assert torch.equal(weight, base.get_input_embeddings().weight)
 
 
-def test_masks_that_cannot_be_are_refused() -> None:
+def test_invalid_masks_are_refused() -> None:
     with pytest.raises(
         ValueError, match="must be adaptive, noise or a token's id, got -1"
     ):
@@ -151,7 +151,7 @@ def test_masks_that_cannot_be_are_refused() -> None:
     ):
         ObjectiveConfig("dual", mask="noise", diverse=True)
     assert ObjectiveConfig(mask=7).mask_id == 7  # type: ignore[arg-type]
-    # As in the record of a run that was begun before there were masks.
+    # A run that began before this setting existed has no mask in its record.
     assert ObjectiveConfig(mask="adaptive").mask is None
     config = TrainConfig(
         objective=ObjectiveConfig("branch", mask="40000"),

@@ -39,7 +39,7 @@ def test_dual_is_equation_9_row_by_row() -> None:
     assert layout.weights[1] == pytest.approx(np.full(6, 2 / 12))
 
 
-def test_branch_is_the_docstrings_picture() -> None:
+def test_branch_is_as_drawn_in_its_docstring() -> None:
     tokens = np.array([[11, 12, 13, 14, 15]])
     documents = np.zeros_like(tokens)
     windows = [(np.array([1, 3]), np.array([2, 1]))]
@@ -54,10 +54,12 @@ def test_branch_is_the_docstrings_picture() -> None:
 
 
 @given(st.integers(0, 10**6), st.booleans())
-def test_branches_are_whole_windows_of_their_document(seed: int, diverse: bool) -> None:
-    """Every window's columns run a_1, a_2, ... from its start, stop before control
-    tokens, padding and ends of documents, and predict what the clean token at their
-    position predicts. Windows with one adaptive id may be wider than L.
+def test_branches_are_windows_within_their_document(seed: int, diverse: bool) -> None:
+    """A window's columns are a_1, a_2, ... from its start.
+
+    They stop before control tokens, padding and ends of documents. Each predicts the same
+    token as the clean token at its position. With one adaptive id windows may be wider
+    than L.
     """
     generator = np.random.default_rng(seed)
     n = 24
@@ -91,7 +93,7 @@ def test_branches_are_whole_windows_of_their_document(seed: int, diverse: bool) 
 def reference_offsets(
     starts: list[int], widths: list[int], replaceable: list[bool]
 ) -> list[int]:
-    """The slow, obvious version: cover, then count along each run."""
+    """Compute offsets slowly: mark covered positions, then count along each run."""
     windows = [range(start, start + width) for start, width in zip(starts, widths)]
     offsets: list[int] = []
     for position, free in enumerate(replaceable):
@@ -116,7 +118,7 @@ def test_offsets_equal_the_reference(
 
 
 def test_windows_follow_the_papers_process() -> None:
-    """Binomial(n, 0.1) starts, widths uniform on 1..L."""
+    """The number of starts is Binomial(n, 0.1); widths are uniform on 1..L."""
     n, L = 200_000, 5
     starts, widths = sample_windows(
         n, L=L, start_rate=0.1, generator=np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Muon for all matrices of a shape at once, beside PyTorch's, one after the other."""
+"""Compare Muon for all matrices of a shape at once with PyTorch's Muon."""
 
 import pytest
 import torch
@@ -11,12 +11,12 @@ SHAPES = [(8, 40), (40, 8), (8, 40), (16, 16), (8, 40), (40, 8)]
 
 @pytest.mark.parametrize("native", [True, False], ids=["bfloat16", "float32"])
 @pytest.mark.parametrize("at_once", [2**26, 8 * 40], ids=["all", "one"])
-def test_three_steps_are_pytorchs(
+def test_three_steps_equal_pytorchs(
     native: bool, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyTorch iterates in bfloat16, which a CPU without instructions for it emulates."""
+    """PyTorch iterates in bfloat16; a CPU without bfloat16 instructions emulates it."""
     monkeypatch.setattr(optimizer, "cpu_has_bfloat16", lambda: native)
-    monkeypatch.setattr(optimizer, "AT_ONCE", at_once)
+    monkeypatch.setattr(optimizer, "MAX_STACKED", at_once)
     results = []
     for kind in (MuonByShape, torch.optim.Muon):
         generator = torch.Generator().manual_seed(0)
@@ -32,8 +32,8 @@ def test_three_steps_are_pytorchs(
             muon.step()
         results.append([p.detach() - b for p, b in zip(params, before, strict=True)])
         assert all("momentum_buffer" in muon.state[param] for param in params)
-    for ours, theirs in zip(*results, strict=True):
-        error = (ours - theirs).norm() / theirs.norm()
+    for result, expected in zip(*results, strict=True):
+        error = (result - expected).norm() / expected.norm()
         assert error < (1e-3 if native else 2e-2)
 
 

@@ -1,4 +1,4 @@
-"""The page of a run: what it shows before, during and after training."""
+"""Test the content of a run's page before, during and after training."""
 
 import re
 
@@ -8,9 +8,9 @@ from conf.settings.compose import settings
 from train.config import TrainConfig
 from train.page import (
     Run,
-    changed,
-    clock,
+    changed_settings,
     data_facts,
+    format_duration,
     machine_facts,
     model_facts,
     page,
@@ -53,19 +53,19 @@ def run(steps: int) -> Run:
     )
 
 
-def test_a_page_before_the_first_step_has_the_figures_of_the_base() -> None:
+def test_a_page_before_the_first_step_shows_the_base_models_figures() -> None:
     text = page(run(0))
     assert "step 0 of 8" in text
     assert "1.00 → 1.00" in text
     assert "training time" not in text
-    assert "Gradient norm" not in text  # no step, no curve
+    assert "Gradient norm" not in text  # its curve needs steps
 
 
 def test_a_page_shows_curves_settings_data_and_time() -> None:
     text = page(run(4))
     assert text.count("<svg") == 7
     assert "1.00 → 1.40" in text
-    assert "a &lt;run&gt;" in text  # names are text
+    assert "a &lt;run&gt;" in text  # names are escaped
     assert "1,234 (1,000 PLAIN, 234 PSM)" in text
     assert "5 documents, 600 tokens, 50 % of each step" in text
     assert re.search(r"objective.name</td><td>branch", text)
@@ -74,15 +74,15 @@ def test_a_page_shows_curves_settings_data_and_time() -> None:
     assert not re.search(r"(?:src|href)=\"(?!#)", text)
 
 
-def test_the_recipe_is_what_differs_from_the_defaults() -> None:
+def test_the_recipe_contains_only_changed_settings() -> None:
     config = settings("train", TrainConfig, ["objective.L=7", "seed=3"])
-    names = dict(changed(config))
+    names = dict(changed_settings(config))
     assert names["objective.L"] == 7
     assert names["seed"] == 3
     assert "optimizer.beta1" not in names
 
 
-def test_seconds_of_steps() -> None:
+def test_the_training_time_is_the_sum_of_steps() -> None:
     assert training_seconds(run(4)) == pytest.approx(8)
 
 
@@ -90,7 +90,7 @@ def test_seconds_of_steps() -> None:
     ("seconds", "text"), [(42, "42 s"), (720, "12 min"), (11_100, "3 h 5 min")]
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert clock(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_a_running_mean_has_fewer_neighbours_at_the_ends() -> None:

@@ -1,4 +1,4 @@
-"""The plan's arithmetic against counted operations and drawn layouts."""
+"""Compare the plan's formulas with counted operations and drawn layouts."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,20 +69,20 @@ def test_a_plan_reads_the_data(data_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_operations_are_those_that_torch_counts(tied: bool) -> None:
+def test_operations_equal_torchs_count(tied: bool) -> None:
     config = LlamaConfig(**{**TINY.to_dict(), "tie_word_embeddings": tied})
     lm = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with FlopCounterMode(display=False) as counter:
         lm(input_ids=torch.zeros(3, 50, dtype=torch.long)).logits.sum().backward()
     run = TrainConfig(objective=ObjectiveConfig(name="causal"), global_batch=3)
-    # torch counts the pairs that the causal mask forbids: 2 products, 4 backward.
+    # torch also counts the pairs that the causal mask forbids: 2 products forward, 4 backward.
     forbidden = 3 * config.num_hidden_layers * (50 * 49 / 2) * 4 * config.hidden_size
     expected = step_flops(config, run, seq_len=50) + 3 * forbidden
     assert counter.get_total_flops() == expected
 
 
 @pytest.mark.parametrize("name", ["causal", "dual", "branch"])
-def test_expected_work_is_that_of_drawn_layouts(name: str) -> None:
+def test_expected_work_matches_drawn_layouts(name: str) -> None:
     objective = ObjectiveConfig(name=name, L=4)
     n, draws = 4000, 8
     sequence = SimpleNamespace(documents=np.zeros(n, int), tokens=np.full(n, 50))
@@ -90,7 +90,7 @@ def test_expected_work_is_that_of_drawn_layouts(name: str) -> None:
     for index in range(draws):
         layout = lay_out([sequence], [index], VOCAB, objective, seed=(0,))
         drafts = layout.offsets[:, n:] > 0
-        # A branch column sees its prefix, and as many of its window as its offset.
+        # A branch column attends to its prefix and to as many columns of its window as its offset.
         seen = ((layout.positions[:, n:] + 1) * drafts).sum()
         drawn += (
             layout.ids[:, :n].size + drafts.sum(),
@@ -102,7 +102,7 @@ def test_expected_work_is_that_of_drawn_layouts(name: str) -> None:
     assert drawn / draws == pytest.approx(np.array(expected), rel=0.01)
 
 
-def test_peaks_go_by_the_devices_name() -> None:
+def test_peak_flops_by_device_name() -> None:
     assert peak_flops("NVIDIA H100 PCIe") == 756e12
     assert peak_flops("NVIDIA GeForce RTX 4090 Laptop GPU") is None
     assert all(peak_flops(name) for name, _ in DEVICES.values())

@@ -1,4 +1,4 @@
-"""Which base models train, with the library's own loss, and which are refused."""
+"""Test that base models train with Transformers' own loss, and which models are refused."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from train.pretrained import (
 )
 
 VOCAB = text_vocab(100, 7)
-# As CodeLlama-34b's, whose rows end before its adaptive id.
+# Like CodeLlama-34b's: the adaptive id is one above the last embedding row.
 GROWN = replace(VOCAB, size=101, adaptive=(100,))
 SHAPE = {
     "hidden_size": 32,
@@ -67,7 +67,7 @@ def load(config: TrainConfig, vocab: Vocab = VOCAB) -> torch.nn.Module:
         ("phi", {}),
     ],
 )
-def test_our_loss_is_the_librarys(kind: str, fields: dict[str, object]) -> None:
+def test_the_loss_equals_transformers(kind: str, fields: dict[str, object]) -> None:
     config = tiny(kind, **fields)
     architecture = model_config(config.model, vocab=VOCAB)
     check_architecture(architecture, seq_len=48)
@@ -78,20 +78,20 @@ def test_our_loss_is_the_librarys(kind: str, fields: dict[str, object]) -> None:
     layout = causal(tokens, np.zeros_like(tokens))
     loss, *_ = AdaptiveLM(lm, chunk=20, L=5)(**to_tensors(layout, torch.device("cpu")))
     ids = torch.from_numpy(tokens)
-    # The library's is a mean over the 47 predictions, ours over 48 tokens.
+    # Transformers takes the mean over the 47 predictions, this project over the 48 tokens.
     expected = reference(input_ids=ids, labels=ids).loss * 47 / 48
     torch.testing.assert_close(loss, expected)
     loss.backward()
     expected.backward()
-    ours, theirs = (
+    gradients, references = (
         [p.grad for p in model.parameters() if p.grad is not None]
         for model in (lm, reference)
     )
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(gradients, references, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("objective", ["causal", "branch"])
-def test_the_loss_of_chat_data_is_the_librarys_on_the_answer(
+def test_the_loss_of_chat_data_equals_transformers_loss_of_the_answer(
     tmp_path: Path, objective: str
 ) -> None:
     rows = [{"messages": say("What is it?", "A test of one answer.")}]
@@ -115,7 +115,7 @@ def test_the_loss_of_chat_data_is_the_librarys_on_the_answer(
     labels = torch.full_like(ids, -100)
     prompt = int(sequence.spans["prompt"][0])
     labels[:, prompt : sequence.used] = ids[:, prompt : sequence.used]
-    # The library's is a mean over the answer, ours over all tokens of the sequence.
+    # Transformers takes the mean over the answer, this project over all tokens of the sequence.
     share = (sequence.used - prompt) / ids.numel()
     half = 0.5 if objective == "branch" else 1.0
     expected = reference(input_ids=ids, labels=labels).loss * share * half
@@ -129,7 +129,7 @@ def test_the_loss_of_chat_data_is_the_librarys_on_the_answer(
     assert module(**batch)[0].item() < before
 
 
-OTHERS = [
+UNSUPPORTED = [
     ("t5", {}, "not a decoder-only"),
     ("gemma2", SHAPE, "attention with softcap"),
     ("bert-generation", {}, "attention that is not causal"),
@@ -139,8 +139,8 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "fields", "reason"), OTHERS)
-def test_others_are_refused_by_name(
+@pytest.mark.parametrize(("kind", "fields", "reason"), UNSUPPORTED)
+def test_unsupported_types_are_refused_with_a_reason(
     kind: str, fields: dict[str, object], reason: str
 ) -> None:
     with pytest.raises(UserError, match=f"got {kind}, .*{reason}"):
@@ -164,7 +164,7 @@ def test_a_missing_adaptive_row_is_added(kind: str, tmp_path: Path) -> None:
     assert len(head) == lm.config.vocab_size == 101
     if not tied:
         torch.testing.assert_close(head[100], head[:100].mean(0))
-    # The largest logit is another one's, whatever the hidden states.
+    # For any hidden state, another id has a larger logit.
     hidden = torch.randn(1000, head.shape[1])
     assert (hidden @ head.T).argmax(1).max() < 100
     again = load(config, GROWN)
@@ -174,10 +174,11 @@ def test_a_missing_adaptive_row_is_added(kind: str, tmp_path: Path) -> None:
         load(config, replace(GROWN, size=102))
 
 
-def test_a_spare_row_starts_within_the_models_range(tmp_path: Path) -> None:
-    """Rows without a piece, and the mean of all rows, point where no trained row does.
+def test_a_spare_row_starts_near_trained_rows(tmp_path: Path) -> None:
+    """Bug: spare rows kept their untrained values, or became the mean of all rows.
 
-    On Qwen2.5-Coder-0.5B the masked loss began at 21 nats with either, ln V being 11.9.
+    Both point in a direction of their own. With either, the masked loss on
+    Qwen2.5-Coder-0.5B began at 21 nats (ln V is 11.9).
     """
     pieces = train_bpe().get_vocab_size()
     vocab = text_vocab(pieces + 8, pieces + 1)
@@ -195,9 +196,9 @@ def test_a_spare_row_starts_within_the_models_range(tmp_path: Path) -> None:
     row = rows[pieces + 1]
     assert before[pieces].norm() < 0.8 * lengths.min()
     assert 0.7 * lengths.median() < row.norm() < lengths.max()
-    others = torch.arange(len(rows)) != pieces + 1
-    assert torch.equal(rows[others], before[others])
-    # Training has used the row.
+    unchanged = torch.arange(len(rows)) != pieces + 1
+    assert torch.equal(rows[unchanged], before[unchanged])
+    # adaptive.json lists a row that training has used, which must keep its values.
     write_json(tmp_path / "adaptive.json", {"adaptive_ids": [pieces + 1], "L": 5})
     assert torch.equal(load(config, vocab).get_input_embeddings().weight, before)
 
@@ -205,7 +206,7 @@ def test_a_spare_row_starts_within_the_models_range(tmp_path: Path) -> None:
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def test_a_folder_of_the_hubs_cache_tells_its_name(tmp_path: Path) -> None:
+def test_a_folder_in_the_hubs_cache_gives_name_and_commit(tmp_path: Path) -> None:
     folder = tmp_path / "models--codellama--CodeLlama-7b-hf" / "snapshots" / COMMIT
     folder.mkdir(parents=True)
     (folder / "README.md").write_text(

@@ -1,7 +1,7 @@
-"""Qwen2.5-Coder's tokenizer and weights by the rules that Qwen has published.
+"""Test Qwen2.5-Coder's tokenizer and weights against the rules that Qwen published.
 
-The vocabulary tests run on a tiny file with Qwen's rules, and with QWEN=FILE in the environment on
-qwen2.5-coder-0.5b-instruct-q4_k_m.gguf itself, as do the tests of its numbers.
+The tests of the vocabulary use a tiny file with Qwen's rules. With QWEN=FILE in the environment they also use
+qwen2.5-coder-0.5b-instruct-q4_k_m.gguf itself. The tests of Qwen's own numbers need this file.
 """
 
 import json
@@ -43,7 +43,7 @@ from train.convert import ConvertConfig, main
 regex = pytest.importorskip("regex")
 
 SHA256 = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
-# Qwen2's tokenization_qwen2.py.
+# From Qwen2's tokenization_qwen2.py.
 WORDS = regex.compile(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -62,7 +62,8 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 LINES = 10_000
-TEXTS = [  # beside the standard library's: digits, accents, spaces, line ends, scripts
+# Texts besides the standard library's files: digits, accents, spaces, line ends, scripts.
+TEXTS = [
     "x = 1234567  # 3.14e-10\r\n\r\n\tif  y:\n\n\n    z\t \n",
     "e\u0301\u212b 漢字 ﬁ 한국어 I'LL we've 'S\u00a0\u3000 ..\n",
     "   ",
@@ -72,7 +73,7 @@ TEXTS = [  # beside the standard library's: digits, accents, spaces, line ends, 
 
 @dataclass
 class Published:
-    """Qwen's rule, written from its description: NFC, words, bytes, merges by rank."""
+    """Qwen's tokenizer, written from its description: NFC, words, bytes, merges by rank."""
 
     ids: dict[str, int]
     ranks: dict[tuple[str, str], int]
@@ -98,17 +99,17 @@ class Published:
 
 @cache
 def bytes_to_text() -> list[str]:
-    """GPT-2's characters for bytes: printable ones stand for themselves."""
+    """Return GPT-2's character for each byte; a printable byte is its own character."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
+    remaining = [byte for byte in range(256) if byte not in printable]
     texts = {byte: chr(byte) for byte in printable}
-    texts |= {byte: chr(256 + at) for at, byte in enumerate(others)}
+    texts |= {byte: chr(256 + index) for index, byte in enumerate(remaining)}
     return [texts[byte] for byte in range(256)]
 
 
 @dataclass
 class Converted:
-    """A GGUF file and the directory that it became."""
+    """A GGUF file and the directory that it was converted to."""
 
     file: Path
     folder: Path
@@ -123,7 +124,7 @@ class Converted:
 
 
 def qwen_file() -> Path:
-    """Qwen's file, which the environment names; skips without it."""
+    """Return Qwen's file from the environment variable QWEN; skip the test without it."""
     name = os.environ.get("QWEN")
     if not name:
         pytest.skip("QWEN does not name qwen2.5-coder-0.5b-instruct-q4_k_m.gguf")
@@ -131,7 +132,7 @@ def qwen_file() -> Path:
 
 
 def tiny_file(folder: Path) -> Path:
-    """A file with Qwen's control pieces behind a small vocabulary, and three fillers."""
+    """Write a GGUF file with a small vocabulary, Qwen's control pieces, and three fillers."""
     text = "\n".join(islice(code_files(), 3))
     trained = json.loads(bpe.train_bpe((), [text], 600).to_str())["model"]
     specials = {"<s>", "</s>", *bpe.PIECES}
@@ -153,14 +154,14 @@ def tiny_file(folder: Path) -> Path:
 
 
 def code_files() -> Iterator[str]:
-    """The texts of the standard library's files, in order."""
+    """Yield the texts of the standard library's files, in order."""
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         yield path.read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Converted]:
-    """Qwen's file, converted: 2.5 GB, a minute."""
+    """Convert Qwen's file, which takes a minute and 2.5 GB."""
     file = qwen_file()
     folder = tmp_path_factory.mktemp("qwen") / "model"
     main(ConvertConfig(gguf=str(file), out=str(folder)))
@@ -181,8 +182,8 @@ def converted(
     return Converted(file, folder / "model")
 
 
-def test_ids_are_those_of_the_published_rule(converted: Converted) -> None:
-    """Line by line and file by file, by Transformers, data preparation and decoding."""
+def test_ids_follow_the_published_rule(converted: Converted) -> None:
+    """Compare lines and files as encoded by Transformers, data preparation and decoding."""
     published = converted.published
     tokenizer = load_tokenizer(converted.folder)
     vocab = find_vocab(tokenizer, VocabConfig(), model=str(converted.folder))
@@ -207,7 +208,7 @@ def test_ids_are_those_of_the_published_rule(converted: Converted) -> None:
 
 
 def expected_ids(published: Published, text: str) -> list[int]:
-    """The ids of a text in which Transformers finds control pieces, unlike ours."""
+    """Return Transformers' ids of a text: unlike this project, it encodes control pieces as such."""
     parts = regex.split("(" + "|".join(map(regex.escape, CONTROL)) + ")", text)
     return [
         id
@@ -217,7 +218,7 @@ def expected_ids(published: Published, text: str) -> list[int]:
 
 
 def test_infilling_and_chats_have_the_published_layouts(converted: Converted) -> None:
-    """PSM as in Qwen's report, ChatML with Qwen's system message; no BOS anywhere."""
+    """Infilling is PSM as in Qwen's report, chats are ChatML with Qwen's system message; no BOS."""
     published = converted.published
     ids, encode = published.ids, published.encode
     text = ModelDirectory(converted.folder).text
@@ -247,7 +248,7 @@ def test_infilling_and_chats_have_the_published_layouts(converted: Converted) ->
 def test_the_vocabulary_has_spare_rows_for_adaptive_tokens(
     converted: Converted,
 ) -> None:
-    """Rows without a piece, no BOS; a document ends by <|endoftext|>, a turn by <|im_end|>."""
+    """Spare rows have no piece. Documents end with <|endoftext|>, turns with <|im_end|>; no BOS."""
     ids = converted.published.ids
     tokenizer = load_tokenizer(converted.folder)
     vocab = find_vocab(tokenizer, VocabConfig(), model=str(converted.folder))
@@ -297,8 +298,8 @@ def test_documents_of_code_are_separated_by_endoftext(
     assert plain and infilled and plain + infilled == len(texts)
 
 
-def test_qwens_file_has_the_published_numbers(qwen: Converted) -> None:
-    """Golden ids of Qwen2.5's tokenizer, and of its chat's opening."""
+def test_qwens_file_has_the_published_ids(qwen: Converted) -> None:
+    """Compare with ids from Qwen2.5's own tokenizer."""
     assert fingerprint_file(qwen.file) == SHA256
     ids = qwen.published
     control = [ids.ids[piece] for piece in CONTROL]
@@ -311,8 +312,8 @@ def test_qwens_file_has_the_published_numbers(qwen: Converted) -> None:
     ]
 
 
-def test_logits_are_those_of_the_dequantized_file(qwen: Converted) -> None:
-    """A Qwen2 whose tensors and settings are read by the package gguf, to the last bit."""
+def test_logits_equal_a_model_built_by_the_gguf_package(qwen: Converted) -> None:
+    """The reference is a Qwen2 with tensors and settings from the gguf package; all bits are equal."""
     lm = AutoModelForCausalLM.from_pretrained(qwen.folder).eval()
     assert lm.config.vocab_size == 151936 and not lm.config.tie_word_embeddings
     reader = gguf.GGUFReader(qwen.file)
@@ -351,13 +352,13 @@ def test_logits_are_those_of_the_dequantized_file(qwen: Converted) -> None:
     with torch.no_grad():
         logits = lm(ids).logits
         assert torch.equal(reference.eval()(ids).logits, logits)
-    # A model that is read wrongly predicts little of this text.
+    # A wrongly converted model would predict few tokens of this text.
     assert (logits[0, :-1].argmax(-1) == ids[0, 1:]).float().mean() >= 0.5
 
 
 def library_name(name: str) -> str:
-    """Transformers' name of a tensor of llama.cpp's."""
-    for theirs, ours in {
+    """Return Transformers' name of a tensor, given llama.cpp's."""
+    for old, new in {
         "blk.": "model.layers.",
         "token_embd": "model.embed_tokens",
         "output_norm": "model.norm",
@@ -367,5 +368,5 @@ def library_name(name: str) -> str:
         **{f"attn_{part}": f"self_attn.{part}_proj" for part in "qkv"},
         **{f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
     }.items():
-        name = name.replace(theirs, ours)
+        name = name.replace(old, new)
     return name.replace("output.weight", "lm_head.weight")

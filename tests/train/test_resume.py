@@ -1,6 +1,4 @@
-"""Runs that are interrupted, on two ranks and one: see resume_worker.py for what they
-do.
-"""
+"""Test interrupted and resumed runs on two ranks and on one; resume_worker.py has the runs."""
 
 import math
 import os
@@ -32,7 +30,7 @@ def worker(cases: str, folder: Path, data: Path, *, ranks: int) -> str:
 
 @pytest.fixture(scope="module")
 def runs(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folders of every run of two ranks, and `printed`, their output."""
+    """Run all cases on two ranks; return the folder of the runs, with their output in `printed`."""
     folder = tmp_path_factory.mktemp("runs")
     printed = worker(CASES, folder, data_folder, ranks=2)
     (folder / "printed").write_text(printed)
@@ -51,14 +49,16 @@ def checkpoints(run: Path) -> list[str]:
 
 
 def message(runs: Path, run: str) -> str:
-    """Return what both ranks reported, which is the same."""
+    """Return the message that both ranks reported; it must be the same."""
     first, second = ((runs / f"{run}.reported.{rank}").read_text() for rank in range(2))
     assert first == second
     return first
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_resumed_run_repeats_every_loss_to_the_bit(runs: Path, variant: str) -> None:
+def test_a_resumed_run_has_the_same_losses_bit_for_bit(
+    runs: Path, variant: str
+) -> None:
     whole, resumed = runs / variant, runs / f"{variant}-resumed"
     assert len(values(whole)) == STEPS and values(resumed) == values(whole)
     first, second = (
@@ -68,7 +68,7 @@ def test_a_resumed_run_repeats_every_loss_to_the_bit(runs: Path, variant: str) -
 
 
 def test_a_run_of_minutes_is_planned_once(runs: Path) -> None:
-    """Resumed from before its last checkpoint it takes the steps that it had planned."""
+    """A run that resumes before its last checkpoint takes the number of steps planned before."""
     whole, resumed = runs / "planned", runs / "planned-resumed"
     plan = read_json(whole / "planned.json")
     assert plan["steps"] > plan["planned_at"] >= 3
@@ -79,7 +79,7 @@ def test_a_run_of_minutes_is_planned_once(runs: Path) -> None:
 
 
 def test_zero_stages_agree(runs: Path) -> None:
-    """Stage 0 in float32 reported a gradient norm of 0."""
+    """Bug: stage 0 in float32 reported a gradient norm of 0."""
     reference = runs / "zero0"
     norms = pytest.approx(values(reference, "gradient_norm"), rel=1e-4)
     for stage in (1, 2, 3):
@@ -88,9 +88,11 @@ def test_zero_stages_agree(runs: Path) -> None:
         assert values(run, "gradient_norm") == norms
 
 
-def test_one_rank_goes_on_with_what_two_began(runs: Path, data_folder: Path) -> None:
-    """From a universal checkpoint ZeRO 3 took the first group's weight decay for all,
-    and counted Adam's steps once for every group: losses were off by 3e-4.
+def test_one_rank_continues_runs_of_two_ranks(runs: Path, data_folder: Path) -> None:
+    """Bug: losses were off by 3e-4 after ZeRO 3 loaded a universal checkpoint.
+
+    All groups got the first group's weight decay, and each group incremented Adam's shared
+    step count.
     """
     worker("other_ranks", runs, data_folder, ranks=1)
     for variant in ("zero0", "zero1", "zero3", "own"):
@@ -100,16 +102,18 @@ def test_one_rank_goes_on_with_what_two_began(runs: Path, data_folder: Path) -> 
         assert all(name.startswith("step-") for name in checkpoints(other))
 
 
-def test_a_broken_checkpoint_is_reported_and_the_one_before_taken(runs: Path) -> None:
+def test_a_broken_checkpoint_is_reported_and_the_previous_one_loaded(
+    runs: Path,
+) -> None:
     printed = (runs / "printed").read_text().splitlines()
     (line,) = (line for line in printed if "/flipped/" in line)
     assert "step-000008 is broken (zero_pp_rank_1" in line
-    assert "checksum mismatch" in line and line.endswith("step-000004 is used")
+    assert "checksum mismatch" in line and line.endswith("continuing from step-000004")
     assert values(runs / "flipped") == values(runs / "zero2")
 
 
-def test_a_full_disk_leaves_the_checkpoints_that_were(runs: Path) -> None:
-    """One rank's writing fails: the other waited for it at DeepSpeed's barrier."""
+def test_a_full_disk_leaves_the_earlier_checkpoints(runs: Path) -> None:
+    """Bug: if one rank failed to write, the other waited forever at DeepSpeed's barrier."""
     assert message(runs, "full").endswith(
         "the checkpoint of step 8 cannot be written: disk full (No space left on device). "
         "Earlier checkpoints stay: ['step-000004']."
@@ -128,7 +132,7 @@ def test_a_diverged_run_stops_with_diagnostics(runs: Path) -> None:
 
 
 def test_a_signal_to_one_rank_saves_and_stops_all(runs: Path) -> None:
-    """The sixth step is given up, the fifth is saved."""
+    """The sixth step is interrupted, and the fifth is saved."""
     assert "stopped by a signal; step 5 is saved" in message(runs, "stopped")
     assert values(runs / "stopped") == values(runs / "zero2")
 
@@ -139,7 +143,7 @@ def steps_taken(out: Path) -> int:
 
 
 def start(out: Path, data: Path) -> subprocess.Popen[bytes]:
-    """Start a run by the user's own script; return when it has saved two checkpoints."""
+    """Start a run with launch/train.sh; return when it has saved two more checkpoints."""
     arguments = [*RECIPE, *VARIANTS["zero2"], f"data.path={data}", f"out={out}"]
     last = steps_taken(out) + 2 * SAVE_EVERY
     with open(f"{out}.log", "w") as log:
@@ -156,12 +160,13 @@ def start(out: Path, data: Path) -> subprocess.Popen[bytes]:
     return run
 
 
-@pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="launch/train.sh wants .venv")
-def test_a_killed_rank_ends_the_run_and_a_signal_ends_it_well(
+@pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="launch/train.sh needs .venv")
+def test_a_killed_rank_ends_the_run_and_a_signal_saves_it(
     data_folder: Path, tmp_path: Path
 ) -> None:
-    """After kill -9 of one rank the others end, and it is named. The same command goes
-    on from the last checkpoint, and ends with code 75 on SIGUSR1.
+    """After kill -9 of one rank all ranks end, and the log names the killed one.
+
+    The same command continues from the last checkpoint. On SIGUSR1 it ends with code 75.
     """
     out, log = tmp_path / "run", tmp_path / "run.log"
     run = start(out, data_folder)
@@ -176,8 +181,8 @@ def test_a_killed_rank_ends_the_run_and_a_signal_ends_it_well(
     assert checkpoints(out)[-1] == f"step-{steps_taken(out):06d}"
 
 
-def test_a_run_goes_on_with_more_steps(runs: Path) -> None:
-    """The learning rate is that of the new length from there on."""
+def test_a_finished_run_continues_with_more_steps(runs: Path) -> None:
+    """From there on the learning rate follows the new number of steps."""
     longer, end = runs / "longer", STEPS + 4
     assert values(longer)[:STEPS] == values(runs / "zero2")
     optimizer = settings("train", TrainConfig, RECIPE).optimizer

@@ -1,4 +1,4 @@
-"""A run of steps, and a run of minutes. Resuming one: test_resume.py."""
+"""Test the schedules of `steps` and of `minutes`; test_resume.py resumes such runs."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ CONFIG = OptimizerConfig(lr=1.0, min_lr=0.1, warmup_steps=2)
 
 
 def test_steps_are_planned_after_a_fifth_of_the_time() -> None:
-    """The first steps are slower: of five, the later three count."""
+    """The first steps are slower, so only the later three of five count."""
     seconds = [9.0, 3.0, 2.0, 2.0, 2.0]
     assert plan_steps(5, seconds, elapsed=19.0, total=100.0) == Schedule(None)
     assert plan_steps(5, seconds, elapsed=20.0, total=100.0) == Schedule(5 + 40, 5)
@@ -27,14 +27,14 @@ def test_steps_are_planned_after_a_fifth_of_the_time() -> None:
     assert validated == Schedule(5 + 20, 5)
 
 
-def test_a_run_that_is_late_takes_one_step_more() -> None:
+def test_a_run_past_its_time_takes_one_more_step() -> None:
     assert plan_steps(2, [50.0, 50.0], elapsed=101.0, total=100.0).steps is None
     late = plan_steps(3, [50.0] * 3, elapsed=151.0, total=100.0)
     assert late == Schedule(4, 3)
 
 
-def test_the_rate_falls_from_where_the_steps_were_planned() -> None:
-    """Before, it does not depend on their number: a resumed run repeats these steps."""
+def test_the_rate_falls_from_the_step_of_planning() -> None:
+    """Before that step it does not depend on the plan, so that a resumed run repeats it."""
     before, after = Schedule(None), Schedule(20, 8)
     first = [learning_rate(step, before, CONFIG) for step in range(8)]
     assert first == [0.5, *[1.0] * 7]
@@ -44,7 +44,7 @@ def test_the_rate_falls_from_where_the_steps_were_planned() -> None:
     assert rest == sorted(rest, reverse=True)
 
 
-def test_a_plan_is_read_back_unless_it_was_changed(tmp_path: Path) -> None:
+def test_an_edited_plan_is_refused(tmp_path: Path) -> None:
     assert read_planned(tmp_path) is None
     write_planned(tmp_path, Schedule(20, 8))
     assert read_planned(tmp_path) == Schedule(20, 8)

@@ -1,5 +1,6 @@
-"""Weights & Biases: what it gets of a model, and runs whose server, network or disk
-fails, which ended or delayed the training.
+"""Test tracking with Weights & Biases: the logged data, and failures of server, network and disk.
+
+Such failures must neither end nor delay the training.
 """
 
 import json
@@ -10,9 +11,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,10 +25,12 @@ from conf.runs.tracker import TrackerConfig
 from infer.bench.report import scalars
 from tests import warm
 from tests.train.resume_worker import RECIPE
+from train.metrics import StepLog
+from train.trainer import Trainer
 
 
 def records(file: Path) -> list[dict[str, Any]]:
-    """Return every record of a run's log, which W&B may write some time after the run has ended."""
+    """Return all records of a run's log; wait, since W&B may still write after the run has ended."""
     wandb = Path(sys.executable).with_name("wandb")
     command = [wandb, "leet", "inspect", "--json", file]
     for _ in range(20):
@@ -38,7 +43,10 @@ def records(file: Path) -> list[dict[str, Any]]:
 
 
 def read_runs(folder: Path) -> dict[str, dict[str, list[Any]]]:
-    """Return the records by kind of each run below a folder, which has one folder for `wandb sync`."""
+    """Return the records of all runs below a folder, by run id and kind.
+
+    Each run must have only one folder for `wandb sync`.
+    """
     runs: dict[str, dict[str, list[Any]]] = {}
     for file in sorted(folder.rglob("wandb/offline-run-*/run-*.wandb")):
         parts = records(file)
@@ -65,13 +73,13 @@ def command(module: str, *arguments: str) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of all runs."""
+    """Return the folder of all runs."""
     return tmp_path_factory.mktemp("tracking")
 
 
 @pytest.fixture(scope="module")
 def runs(data_folder: Path, folder: Path) -> dict[str, dict[str, Any]]:
-    """Of a training that was resumed, and a report that was made twice."""
+    """Return the records of a resumed training and of a report that was made twice."""
     tuned, model, report = (folder / name for name in ("tuned", "model", "report"))
     training = [*TINY, "steps=2", "save_every=1", "validate_every=1"]
     training += [f"data.path={data_folder}", f"out={tuned}"]
@@ -85,9 +93,22 @@ def runs(data_folder: Path, folder: Path) -> dict[str, dict[str, Any]]:
     bench = ["prompts=[humaneval]", "count=1", "prompt_tokens=1000", "part=speed"]
     bench += ["speed.max_new_tokens=3", "speed.decoders=[ngrams]", "speed.peers=[]"]
     bench += ["speed.rounds=1", "dtype=float32"]
-    for _ in range(2):  # the second finds all measured
+    for _ in range(2):  # the second time everything is already measured
         command("infer.bench", f"model={model}", f"out={report}", *bench)
     return read_runs(folder)
+
+
+def test_rows_to_restore_are_those_before_the_run(tmp_path: Path) -> None:
+    """The tracker's thread read them late, with validations of the run's own: W&B then
+    dropped all steps before these, "less than the current step".
+    """
+    trainer = SimpleNamespace(validation=[{"step": 0, "tau_real": 1.0}], out=tmp_path)
+    trainer._named = partial(Trainer._named, trainer)
+    trainer.config = SimpleNamespace(global_batch=8)
+    trainer.seq_len = 128
+    rows = Trainer._tracked(trainer, StepLog(tmp_path / "log.jsonl", step=0), 0)
+    trainer.validation.append({"step": 20, "tau_real": 1.5})
+    assert [step for step, _ in rows] == [0]
 
 
 def of(runs: dict[str, dict[str, Any]], job: str) -> dict[str, Any]:
@@ -95,17 +116,44 @@ def of(runs: dict[str, dict[str, Any]], job: str) -> dict[str, Any]:
     return run
 
 
-def test_each_has_one_run(runs: dict[str, dict[str, Any]]) -> None:
-    """Each report made another run."""
-    jobs = sorted(run["run"][0]["job_type"] for run in runs.values())
-    assert jobs == ["report", "train"]
-
-
-def test_a_resumed_training_is_whole_in_its_last_folder(
+def test_training_and_report_have_one_run_each(
     runs: dict[str, dict[str, Any]],
 ) -> None:
-    """The last folder had the rows of the last slot alone, and `wandb sync` of it
-    replaced the others on the server. Rows are drawn over tokens.
+    """Bug: making a report again started another run."""
+    jobs = sorted(run["run"][0]["job_type"] for run in runs.values())
+    assert jobs == ["export", "report", "train"]
+
+
+def test_a_training_has_its_curves_and_texts(runs: dict[str, dict[str, Any]]) -> None:
+    rows = [row["item"] for row in of(runs, "train")["history"]]
+    curves = {"masked_loss", "accuracy_1", "accuracy_2", "lr", "memory_gib"}
+    assert {f"train/{name}" for name in curves} <= rows[1].keys()
+    held_out = {"masked_loss", "accuracy_1", "tau_real"}
+    for row in rows:
+        assert {f"validation/{name}" for name in held_out} <= row.keys()
+        table = {name: row[f"validation/texts.{name}"] for name in ("_type", "ncols")}
+        assert table == {"_type": "table-file", "ncols": 3}
+
+
+def test_the_export_and_the_report_are_artifacts(
+    runs: dict[str, dict[str, Any]],
+) -> None:
+    (model,) = of(runs, "export")["artifact"]
+    assert (model["type"], model["name"]) == ("model", "model-model")
+    files = {entry["path"] for entry in model["manifest"]["contents"]}
+    assert {"adaptive.json", "config.json", "model.safetensors"} <= files
+    reports = of(runs, "report")["artifact"]
+    assert {each["type"] for each in reports} == {"report"}
+    files = {entry["path"] for entry in reports[0]["manifest"]["contents"]}
+    assert {"report.json", "index.html"} <= files
+
+
+def test_the_last_folder_has_all_rows_of_a_resumed_training(
+    runs: dict[str, dict[str, Any]],
+) -> None:
+    """Bug: the last folder had only the rows since the resume.
+
+    `wandb sync` of it replaced the earlier rows on the server. The x-axis is tokens_seen.
     """
     run = of(runs, "train")
     drawn = [item for item in run["metric"] if item.get("glob_name") == "*"]
@@ -122,7 +170,7 @@ def test_a_resumed_training_is_whole_in_its_last_folder(
 def test_a_report_has_its_figures(
     folder: Path, runs: dict[str, dict[str, Any]]
 ) -> None:
-    """On a busy machine this test failed: speeds that are marked are not sent."""
+    """Bug: the test failed on a busy machine, where marked speeds are not sent."""
     summary: dict[str, float] = {}
     for part in of(runs, "report")["summary"]:
         summary |= part.get("update", {})
@@ -177,9 +225,7 @@ assert time.monotonic() - began < 20, "the end of W&B delayed the run"
 
 
 def environment(url: str) -> dict[str, str]:
-    """Of a user who is signed in at the server, without the settings of W&B that the
-    tests have.
-    """
+    """Return the environment of a signed-in user, without the W&B variables of the test run."""
     rest = {name: value for name, value in os.environ.items() if "WANDB" not in name}
     return rest | {
         "WANDB_API_KEY": "a" * 40,
@@ -217,7 +263,7 @@ class Refusal(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def addresses() -> Iterator[dict[str, str]]:
-    """Of a server that refuses, of one that never answers, and of none."""
+    """Yield the URLs of a server that refuses, one that never answers, and an absent one."""
     here = ("127.0.0.1", 0)
     with socket.create_server(here) as silent, HTTPServer(here, Refusal) as refusing:
         Thread(target=refusing.serve_forever, daemon=True).start()
@@ -239,8 +285,9 @@ def addresses() -> Iterator[dict[str, str]]:
 def test_a_server_that_fails_leaves_an_offline_run(
     addresses: dict[str, str], tmp_path: Path, server: str, key: str, reason: str
 ) -> None:
-    """The offline run took the id of the online one, which W&B's process still had:
-    "run ID x is in use".
+    """Bug: "run ID x is in use": the offline run had the id of the online run.
+
+    W&B's process still held that id.
     """
     url = addresses[server]
     (line,) = track(tmp_path, url, WANDB_API_KEY=key, HOME=str(tmp_path))
@@ -250,29 +297,29 @@ def test_a_server_that_fails_leaves_an_offline_run(
     ((run_id, run),) = read_runs(tmp_path).items()
     rows = [row["item"] for row in run["history"]]
     assert [row["loss"] for row in rows if "loss" in row] == [2.0, 1.0]
-    # A resumed run goes on with the online id, and does not overwrite this part.
+    # A resumed run continues with the online id and does not overwrite this part.
     assert read_json(tmp_path / "wandb" / "run.json")["id"] != run_id
 
 
-def test_a_killed_process_turns_it_off(tmp_path: Path) -> None:
-    """A signal to all processes of a job ended W&B's, and then the training, unsaved."""
+def test_a_killed_wandb_process_turns_tracking_off(tmp_path: Path) -> None:
+    """Bug: a signal to all processes of a job ended W&B, and then the training without saving."""
     (line,) = track(tmp_path, mode="offline", event="killed")
     assert line.startswith("tracker: W&B failed (")
     assert line.endswith("): the run continues without it")
 
 
-def test_no_home_is_needed(tmp_path: Path) -> None:
-    """W&B writes to the user's home, which may be closed."""
+def test_a_writable_home_is_not_needed(tmp_path: Path) -> None:
+    """W&B writes to the user's home, which may be read-only."""
     home = tmp_path / "home"
-    home.write_text("a file is in its place, which stops root too")
+    home.write_text("a file in place of the folder stops root, too")
     assert track(tmp_path / "out", mode="offline", HOME=str(home)) == []
     assert list(tmp_path.glob("out/wandb/offline-run-*/*.wandb"))
 
 
-def test_variables_of_wandb_hold_where_the_setting_is_not_given(
+def test_wandb_variables_apply_unless_the_setting_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """WANDB_MODE=disabled wrote a run, and WANDB_DIR had no effect."""
+    """Bug: WANDB_MODE=disabled wrote a run, and WANDB_DIR had no effect."""
     for name in ("MODE", "PROJECT"):
         monkeypatch.delenv(f"WANDB_{name}", raising=False)
     default = TrackerConfig()
@@ -297,8 +344,8 @@ def test_variables_of_wandb_hold_where_the_setting_is_not_given(
         TrackerConfig()
     monkeypatch.delenv("WANDB_MODE")
     elsewhere = tmp_path / "elsewhere"
-    given = {"WANDB_DIR": str(elsewhere), "WANDB_NAME": "mine"}
-    assert track(tmp_path / "out", mode="offline", **given) == []
+    variables = {"WANDB_DIR": str(elsewhere), "WANDB_NAME": "mine"}
+    assert track(tmp_path / "out", mode="offline", **variables) == []
     (run,) = read_runs(elsewhere).values()
     assert run["run"][0]["display_name"] == "mine"
     assert os.listdir(tmp_path / "out" / "wandb") == ["run.json"]

@@ -1,4 +1,4 @@
-"""What ends a run, in a sentence. Whole runs: test_resume.py, tests/test_pipeline.py."""
+"""Test divergence, logs and console lines; test_resume.py and tests/test_pipeline.py train."""
 
 import math
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from conf.text.rows import read_rows
 from train.metrics import StepLog, describe_step, describe_validation
-from train.trainer import SETTLED, WINDOW, token_loss, why_diverged
+from train.trainer import MIN_RECENT, RECENT_STEPS, token_loss, why_diverged
 from train.validation import in_rounds
 
 
@@ -15,19 +15,19 @@ from train.validation import in_rounds
     ("loss", "gradient", "before", "reason"),
     [
         (2.0, 1.0, [], None),
-        (100.0, 1.0, [1.0] * (SETTLED - 1), None),
-        (2.9, 1.0, [1.0] * WINDOW, None),
+        (100.0, 1.0, [1.0] * (MIN_RECENT - 1), None),
+        (2.9, 1.0, [1.0] * RECENT_STEPS, None),
         (math.nan, 1.0, [], "the loss is nan"),
         (2.0, math.inf, [], "the gradient is not finite at a loss of 2"),
         (
             3.1,
             1.0,
-            [9.0] * 100 + [1.0] * WINDOW,
+            [9.0] * 100 + [1.0] * RECENT_STEPS,
             "the loss is 3.1, above 3 times the recent mean of 1",
         ),
     ],
 )
-def test_what_has_diverged(
+def test_why_a_step_has_diverged(
     loss: float, gradient: float, before: list[float], reason: str | None
 ) -> None:
     metrics = {"loss": loss, "gradient_norm": gradient}
@@ -35,15 +35,17 @@ def test_what_has_diverged(
     assert result is None if reason is None else reason in str(result)
 
 
-def test_answers_of_another_length_are_no_divergence() -> None:
-    """A batch of long answers ended a run: the loss counts labels of all tokens."""
+def test_token_loss_does_not_depend_on_the_length_of_answers() -> None:
+    """Bug: a batch of long answers ended a run, because the loss grows with the number of labels."""
     assert token_loss({"loss": 9.0, "masked_loss": 2.0}) == 2.0
     assert token_loss({"loss": 9.0, "masked_loss": 2.0, "standard_loss": 1.0}) == 1.0
 
 
 @pytest.mark.parametrize("damaged", ['{"step": 5, "lo', "[3]", "{}", "\0"])
-def test_the_log_is_cut_to_where_the_run_stands(tmp_path: Path, damaged: str) -> None:
-    """A run killed after step 3, in the midst of a line, goes on after step 2."""
+def test_the_log_is_cut_to_the_step_of_the_checkpoint(
+    tmp_path: Path, damaged: str
+) -> None:
+    """A run was killed after step 3 while it wrote a line; it continues after step 2."""
     path = tmp_path / "log.jsonl"
     log = StepLog(path, step=0)
     for step in range(1, 4):
@@ -55,20 +57,21 @@ def test_the_log_is_cut_to_where_the_run_stands(tmp_path: Path, damaged: str) ->
 
 
 @pytest.mark.parametrize(
-    ("wanted", "available", "rounds"),
+    ("requested", "available", "rounds"),
     [(5, 9, [[0, 1], [2, 3]]), (1, 9, [[0, 1]]), (4, 1, [[0, 0]])],
 )
 def test_every_rank_validates(
-    wanted: int, available: int, rounds: list[list[int]]
+    requested: int, available: int, rounds: list[list[int]]
 ) -> None:
-    """A run with one held-out sequence and two ranks was refused: the demo's, on a CPU
-    whose bfloat16 made other answers.
+    """Bug: a run with one held-out sequence and two ranks was refused.
+
+    The demo had only one on a CPU where bfloat16 gave other answers.
     """
-    result = in_rounds(wanted, available=available, per_round=2)
+    result = in_rounds(requested, available=available, per_round=2)
     assert result.tolist() == rounds
 
 
-def test_a_line_shows_the_acceptance_lengths() -> None:
+def test_console_lines_show_the_acceptance_lengths() -> None:
     row = {"standard_loss": 1.5, "masked_loss": 2.0, "accuracy_1": 0.5, "accepted": 0.4}
     rows = [row | {"tau_real": 1 + i / 4} for i in range(3)]
     step = describe_step(row | {"tokens_per_second": 25.0}, rows)
@@ -77,8 +80,8 @@ def test_a_line_shows_the_acceptance_lengths() -> None:
     assert "acceptance length 1.00 1.25 1.50" in line
 
 
-def test_slow_training_has_a_speed_too() -> None:
-    """A CPU's 25 tokens per second were "0.0k tok/s"."""
+def test_low_speeds_have_two_digits() -> None:
+    """Bug: 25 tokens per second on a CPU were shown as "0.0k tok/s"."""
     for rate, words in ((0.416, "0.42"), (25.3, "25"), (10_712.0, "10,712")):
         line = describe_step({"standard_loss": 1.5, "tokens_per_second": rate})
         assert line == f"loss 1.50 {words} tokens/s"

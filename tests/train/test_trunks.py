@@ -1,4 +1,4 @@
-"""Trunks that are computed once."""
+"""Test the cache of trunks."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.conftest import tiny_llama
-from tests.train.test_attention import L, a_layout
+from tests.train.test_attention import L, random_layout
 from tests.train.test_lora import ADAPTIVE, base_model
 from train.config import LoraSettings, ObjectiveConfig, TrainConfig
 from train.data import to_tensors
@@ -23,7 +23,10 @@ GATED = TrainConfig(
 def trained_on(
     trunks: TrunkCache | None, seeds: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[torch.Tensor], int]:
-    """Return the gradients of layouts of two sequences, and the trunks computed."""
+    """Return the gradients after one layout for each seed, and the number of computed trunks.
+
+    Each layout has two sequences.
+    """
     lm = base_model()
     adapt(lm, GATED.lora, adaptive=ADAPTIVE)
     for name, parameter in lm.named_parameters():
@@ -40,34 +43,34 @@ def trained_on(
 
     monkeypatch.setattr(module, "_frozen", counted)
     for seed in seeds:
-        layout = a_layout(adaptive=ADAPTIVE, seed=seed)
+        layout = random_layout(adaptive=ADAPTIVE, seed=seed)
         module(**to_tensors(layout, torch.device("cpu")))[0].backward()
     return [p.grad for p in module.parameters() if p.grad is not None], computed
 
 
-def test_a_kept_trunk_gives_the_same_gradients(
+def test_a_cached_trunk_gives_the_same_gradients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seeds = [0, 1, 0]
     expected, passes = trained_on(None, seeds, monkeypatch)
     assert passes == 3
-    kept, passes = trained_on(TrunkCache(2**20), seeds, monkeypatch)
-    assert passes == 4  # each of four sequences once
-    alone, passes = trained_on(TrunkCache(0), seeds, monkeypatch)
+    cached, passes = trained_on(TrunkCache(2**20), seeds, monkeypatch)
+    assert passes == 4  # one for each of the four sequences
+    uncached, passes = trained_on(TrunkCache(0), seeds, monkeypatch)
     assert passes == 6
-    torch.testing.assert_close(kept, expected, rtol=1e-4, atol=1e-5)
-    # A resumed run computes anew what the whole run had kept.
-    assert all(map(torch.equal, kept, alone))
+    torch.testing.assert_close(cached, expected, rtol=1e-4, atol=1e-5)
+    # A resumed run has to compute trunks again that the uninterrupted run has cached.
+    assert all(map(torch.equal, cached, uncached))
 
 
-def test_no_more_is_kept_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trunk of 40 tokens: two layers' keys and values of 16 numbers, 32 hidden ones."""
+def test_the_cache_stays_within_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each of 40 tokens a trunk has two layers' keys and values, 16 floats each, and 32 hidden."""
     size = 40 * 4 * (2 * 2 * 16 + 32)
     _, passes = trained_on(TrunkCache(2 * size), [0, 1, 0, 1], monkeypatch)
     assert passes == 2 + 2 + 2
 
 
-def test_trunks_are_kept_where_they_do_not_change(
+def test_a_cache_needs_a_gated_adapter_without_dropout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from conf.errors import UserError
+from conf.runs.tracker import TrackerConfig
 from conf.settings.schema import check_settings, setting
 from train.config import ADAPTIVE, LoraSettings
 
@@ -31,6 +32,7 @@ class ExportConfig:
     verify: bool = True
     #: folder of infer.bench's report of the finished `out`: its figures go into the model card
     report: str | None = setting(None, path=True)
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)
 
     def __post_init__(self) -> None:
         check_settings(self)

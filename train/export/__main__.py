@@ -34,6 +34,8 @@ from conf.runs.stage import (
     read_manifest,
     write_manifest,
 )
+from conf.runs.tensorboard import TensorboardRun
+from conf.runs.tracker import log_files, start_run
 from conf.settings.cli import run
 from data_prep.ngrams import TABLE
 from train.export import (
@@ -53,6 +55,9 @@ if (
     from train.export.trained import Trained
 
 
+UPLOAD_SECONDS = 3600.0  # for a model of many GB
+
+
 def main(config: ExportConfig) -> None:
     """Export, unless `out` holds the result; write a report's figures into its card."""
     manifest = read_manifest(config.checkpoint, "checkpoint", "checkpoint")
@@ -64,7 +69,7 @@ def main(config: ExportConfig) -> None:
         adapter = UNO
     settled = replace(config, lora=adapter if lora.rank else None)
     origin = collect_provenance(
-        settled, {"checkpoint": config.checkpoint}, ignore=["report"]
+        settled, {"checkpoint": config.checkpoint}, ignore=["report", "tracker"]
     )
     kind = "adapter" if adapter == UNO else "model"
     finished = is_finished(config.out, kind, origin)
@@ -125,6 +130,28 @@ def write(
     size = f"{manifest['parameters'] / 1e6:.1f}M parameters"
     print_line(f"export: wrote {config.out} ({size}, {config.dtype})")
     print_line(f"export: {sentence}")
+    track(config, manifest)
+
+
+def track(config: ExportConfig, manifest: Mapping[str, Any]) -> None:
+    """Log the directory as an artifact of a run beside the training's, in its folder."""
+    out = Path(config.out)
+    name = out.resolve().name
+    run = start_run(
+        config.tracker,
+        Path(config.checkpoint),
+        name=f"{name}-export",
+        job_type="export",
+        settings={"dtype": config.dtype, "out": config.out},
+        tell=print_line,
+        file="export.json",
+        upload_seconds=UPLOAD_SECONDS,
+    )
+    if run is None or isinstance(run, TensorboardRun):  # which has no artifacts
+        return
+    facts = {"step": manifest["step"], "L": manifest["L"], "base": manifest["base"]}
+    run.send(lambda run: log_files(run, f"model-{name}", "model", out, facts))
+    run.finish()
 
 
 def write_adapter(config: ExportConfig, origin: Mapping[str, Any]) -> None:

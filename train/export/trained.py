@@ -16,7 +16,7 @@ from conf.runs.fingerprint import fingerprint_file
 from conf.runs.stage import read_manifest
 from data_prep.ngrams import TABLE, find_table
 from data_prep.vocab import Vocab, tokenizer_file
-from train.checkpoint import Checkpoint, find_whole, list_checkpoints
+from train.checkpoint import Checkpoint, find_intact, list_checkpoints
 from train.config import CHECKPOINTS, DESCRIBED, LoraSettings
 from train.export import trained_lora
 from train.export.weights import CheckpointWeights
@@ -89,7 +89,7 @@ def open_trained(folder: str, *, keep_adapter: bool = False) -> Trained:
     n-gram table is not that of the training, or if `infer` would refuse the architecture.
     """
     manifest = read_manifest(folder, "checkpoint", "checkpoint")
-    checkpoint, broken = find_whole(list_checkpoints(Path(folder) / CHECKPOINTS))
+    checkpoint, broken = find_intact(list_checkpoints(Path(folder) / CHECKPOINTS))
     if checkpoint is None:
         raise UserError(f"checkpoint={folder} must contain checkpoints, got none.")
     for path, reason in broken.items():

@@ -34,7 +34,14 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 from conf.architecture import skeleton
 from conf.errors import as_user_error
 from conf.runs.files import write_json
-from train.checkpoint import SHARD, LazyWeights, cut, index, read, write_safetensors
+from train.checkpoint import (
+    SHARD,
+    LazyWeights,
+    join,
+    load_mapped,
+    slice_vector,
+    write_safetensors,
+)
 
 MODEL = (
     "model_states.pt"  # suffix of the files with the model's copy, or a rank's share
@@ -69,7 +76,7 @@ class CheckpointWeights(LazyWeights):
 
     def __getitem__(self, name: str) -> Tensor:
         weight = self._names[name]
-        return read(weight.parts, weight.shape, self._dtype)
+        return join(weight.parts, weight.shape, self._dtype)
 
 
 def _find_stored(folder: Path) -> dict[str, Stored]:
@@ -109,7 +116,7 @@ def _by_rank(folder: Path, suffix: str) -> list[Any]:
         folder.glob(f"*{suffix}"),
         key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)],
     )
-    return [index(path) for path in paths]
+    return [load_mapped(path) for path in paths]
 
 
 def _whole(tensor: Tensor) -> Stored:
@@ -136,7 +143,7 @@ def _stages_1_2(
         start = 0
         for position, (name, shape) in enumerate(shapes.items()):
             count = math.prod(shape)
-            stored[name] = Stored(tuple(shape), cut(vector, start, count))
+            stored[name] = Stored(tuple(shape), slice_vector(vector, start, count))
             start += count + (paddings[number][position] if paddings else 0)
     return stored
 
@@ -150,8 +157,8 @@ def _stage_3(
         share = -(-math.prod(shape) // len(ranks))
         parts = []
         for rank in ranks:
-            parts += cut(rank["fp32_flat_groups"], start, share)
-        stored[name] = Stored(tuple(shape), cut(parts, 0, math.prod(shape)))
+            parts += slice_vector(rank["fp32_flat_groups"], start, share)
+        stored[name] = Stored(tuple(shape), slice_vector(parts, 0, math.prod(shape)))
         start += share
     return stored
 
@@ -161,7 +168,7 @@ def _frozen(models: Sequence[Mapping[str, Any]]) -> dict[str, Stored]:
     stored: dict[str, Stored] = {}
     for name, shape in (models[0]["frozen_param_shapes"] or {}).items():
         parts = [model["frozen_param_fragments"][name].flatten() for model in models]
-        stored[name] = Stored(tuple(shape), cut(parts, 0, math.prod(shape)))
+        stored[name] = Stored(tuple(shape), slice_vector(parts, 0, math.prod(shape)))
     return stored
 
 

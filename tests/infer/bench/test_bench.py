@@ -1,4 +1,4 @@
-"""A bench on a model of random weights: parts, resuming, the report."""
+"""Test infer.bench on a model with random weights: parts, resuming, the report."""
 
 import gzip
 import json
@@ -111,7 +111,7 @@ def test_every_decoder_has_a_row_of_consistent_figures(out: Path) -> None:
 
 
 def test_records_have_the_times_of_all_steps(out: Path) -> None:
-    """Speedups can be computed again from a result folder, those of peers as well."""
+    """All speedups, also of peers, can be computed again from a result folder."""
     for file in (out / "speed" / "records").iterdir():
         for run in read_json(file)["runs"]:
             steps = StepTimes.parse(run["steps"])
@@ -172,7 +172,7 @@ def test_a_finished_bench_only_writes_its_report_again(
 def test_a_finished_part_without_its_result_is_a_sentence(
     out: Path, model_dir: Path, base_dir: Path, prompts: Path, tmp_path: Path
 ) -> None:
-    """It was "finished: nothing to do", then a traceback of the report."""
+    """Regression: the command printed "finished: nothing to do", then a traceback of the report."""
     copy = shutil.copytree(out, tmp_path / "bench")
     (copy / "speed" / RESULT).unlink()
     config = configured(model_dir, prompts, copy, f"base={base_dir}", "draft=self:1")
@@ -213,7 +213,7 @@ def test_float32_texts_that_differ_fail_the_run(out: Path) -> None:
     bench_run.check_same(report)
     rows = report["speed"]["rows"]
     next(row for row in rows if row["decoder"] == "hybrid")["same"] -= 1
-    with pytest.raises(UserError, match="must equal plain ones, got 1 .* hybrid"):
+    with pytest.raises(UserError, match="must equal plain decoding's, got 1 .* hybrid"):
         bench_run.check_same(report)
 
 
@@ -234,8 +234,8 @@ def test_gsd_tables(model_dir: Path, prompts: Path, tmp_path: Path) -> None:
         ("part=gsd", "part=gsd needs a draft model"),
         ("speed.decoders=[vllm]", "speed.decoders must be"),
         ("prompts=[absent.jsonl]", "prompts=absent.jsonl must be humaneval, a JSON"),
-        ("prompts=[{0},{0}]", "prompts must be sets of different names, got"),
-        ("prompts=[]", "prompts must have a set, got none"),
+        ("prompts=[{0},{0}]", "prompts must be prompt sets with different names, got"),
+        ("prompts=[]", "prompts must not be empty"),
         ("speed.temperatures=[1e-31]", "temperature must be 0 .* got 1e-31"),
         ("count=3", "count must be at most 2 with .* got 3"),
         ("quality.mbpp=absent", "quality.mbpp=absent must be a file of this"),
@@ -316,7 +316,7 @@ def test_a_chat_model_is_asked_for_its_programs(
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     (folder / "chat_template.jinja").write_text(template)
     problem = read_problems("humaneval", "")[0]
-    asked = problem.asked(folder)
+    asked = problem.as_chat(folder)
     text = ModelDirectory(folder).text.decode(asked.prompt)  # type: ignore[arg-type]
     assert text.startswith("user: Please provide a self-contained Python script")
     # The line end of the fence was left to the model.
@@ -328,7 +328,7 @@ def test_a_chat_model_is_asked_for_its_programs(
         assert judge(asked, program)["passed"]
     task = {"text": "Add.", "code": "def f(x): 0", "test_list": ["assert f(1)", "f(2)"]}
     file = write_rows(tmp_path / "mbpp.jsonl", [{"task_id": 11, **task}])
-    asked = read_problems("mbpp", str(file))[0].asked(folder)
+    asked = read_problems("mbpp", str(file))[0].as_chat(folder)
     text = ModelDirectory(folder).text.decode(asked.prompt)  # type: ignore[arg-type]
     assert (
         '```\n"""\nAdd.\nassert f(1)\n"""\n```\n' in text and asked.entry_point == "f"
@@ -366,7 +366,7 @@ def test_acceptance_by_position_of_chosen_steps() -> None:
 
 
 def test_acceptance_of_sdsat_divides_by_k_and_verifications_not_by_nodes() -> None:
-    """A tree of 28 nodes at k=5 made a rate of 5/56 out of 5/10."""
+    """Regression: a tree of 28 nodes at k=5 gave a rate of 5/56 in place of 5/10."""
     steps = [Step(0, [1] * (n + 1), 28, n, False, depth=5) for n in (4, 1)]
     clock = StepClock(iter((0.0, 1.0, 2.0)).__next__)
     for _ in steps:
@@ -380,7 +380,7 @@ def test_acceptance_of_sdsat_divides_by_k_and_verifications_not_by_nodes() -> No
 
 
 def test_one_line_answers_are_judged_by_their_first_line(tmp_path: Path) -> None:
-    """Exact lines counted as wrong because the model wrote more lines after them."""
+    """Regression: exact lines counted as wrong if the model wrote more lines after them."""
     hole = {"prompt": "a = ", "suffix": "\nb"}
     one = [
         {"name": "x", "language": language, **hole, "canonical_solution": "1\n"}
@@ -457,7 +457,7 @@ def test_languages_of_a_folder_are_benchmarks_of_their_own(tmp_path: Path) -> No
     assert (problem.id, problem.row["language"]) == ("Python_0", "py")
     assert problem.row["tests"] == "t"
     Path(file).unlink()
-    with pytest.raises(UserError, match="must have a language in one file alone"):
+    with pytest.raises(UserError, match="must have one file for each language"):
         read_languages("multipl_e", [str(tmp_path), str(tmp_path / "sh.jsonl")])
 
 
@@ -468,8 +468,8 @@ def test_answers_that_cannot_be_judged_are_left_out_where_asked(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The demo decoded answers for minutes that no bwrap could judge."""
-    reason = "programs cannot be judged without bwrap."
+    """Regression: without bwrap the demo decoded answers for minutes that could not be judged."""
+    reason = "judging programs needs bwrap."
     monkeypatch.setattr(sandbox, "unavailable", lambda: reason)
     asked = ["part=quality", "quality.unjudged=false", "quality.lines=null"]
     config = configured(model_dir, prompts, tmp_path / "out", *asked)
@@ -492,7 +492,7 @@ def settings_with(config: BenchConfig, **quality: Any) -> BenchConfig:
 def test_prompts_of_all_lengths_end_at_one_place(
     model_dir: Path, tmp_path: Path
 ) -> None:
-    """They differ in how much of the document the model has read, and open as documents do."""
+    """The prompts differ in the length of the context, and begin as documents do."""
     texts = [f"def f{at}(x):\n    return x + {at}\n" * 20 for at in range(3)]
     rows = [{"id": str(at), "content": text} for at, text in enumerate(texts)]
     rows.append({"id": "short", "content": "x = 1\n"})
@@ -509,7 +509,7 @@ def test_prompts_of_all_lengths_end_at_one_place(
         assert list(short.ids) == [*opening, *ids[36 + len(opening) : 48]]
     with pytest.raises(UserError, match="count must be at most 3 .* of more than 48 t"):
         read_prompt_sets(replace(config, count=4), directory)
-    with pytest.raises(UserError, match="prompt_lengths must have each length once"):
+    with pytest.raises(UserError, match="prompt_lengths must not repeat a length"):
         configured(model_dir, file, tmp_path, "prompt_lengths=[12,12]")
     overrides = ["part=speed", "speed.decoders=[sdsat]", "speed.peers=[]", *lengths]
     overrides += ["speed.rounds=1", "speed.temperatures=[0]"]

@@ -1,4 +1,4 @@
-"""Reports beside each other: a table for each prompt set, one of scores, mistakes as sentences."""
+"""Test the comparison of reports: a table for each prompt set, a table of scores, errors."""
 
 from pathlib import Path
 from typing import Any
@@ -69,14 +69,14 @@ def test_a_report_without_scores_has_no_table_of_them() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["reports=[]"], "reports must have a folder, got none"),
+        (["reports=[]"], "reports must not be empty"),
         (
             ["reports=[a/report,b/report]"],
             "names must be different, got report, report",
         ),
         (
             ["reports=[a,b]", "names=[x]"],
-            "names must be one for each of 2 reports, got 1",
+            "names must have one name for each of 2 reports, got 1",
         ),
     ],
 )

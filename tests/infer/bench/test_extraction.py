@@ -1,4 +1,4 @@
-"""Programs in a chat model's answers, as EvalPlus extracts them.
+"""Test the extraction of programs from a chat model's answers against EvalPlus.
 
 The expected programs are the output of EvalPlus's own sanitize.py (commit 26d6d00) on these answers.
 """
@@ -19,7 +19,7 @@ from infer.bench.quality import judge
 
 ADD = "def add(a, b):\n    return a + b"
 TWICE = "def twice(x):\n    return add(x, x)"
-# By what is special about it: the answer behind "```python\n", and its program for `add`.
+# The answer after "```python\n" and its program for `add`, by the special case.
 GOLDEN = {
     "a block and its end": (f"{ADD}\n```\nThis adds two numbers.", ADD),
     "no end, by EOS": (f"{ADD}\n```", ADD),
@@ -67,7 +67,7 @@ GOLDEN = {
         "I cannot do this,\nbecause it isn't clear.",
         "I cannot do this,",
     ),
-    "nothing that is kept": (
+    "no import or definition": (
         "def add(a, b):\n    print(a + b)\n\nadd(1, 2)",
         "def add(a, b):\n    print(a + b)\n\nadd(1, 2)",
     ),
@@ -93,7 +93,7 @@ def test_escapes_and_tabs_are_no_warnings_and_no_errors(recwarn: object) -> None
 
 
 def test_a_chats_answer_ends_where_evalplus_ends_it() -> None:
-    """The answer ended at the first line that begins with a fence, within a docstring too."""
+    """Regression: the answer ended at the first line that begins with a fence, even in a docstring."""
     problem = Problem("p", "", stop=CHAT_STOP, entry_point="add", by_chat=True)
     text = f'def add(a, b):\n    """\n```python\nadd(1, 2)\n    """\n    return a + b\n```\n{TWICE}\n'
     assert problem.answer(text).endswith("    return a + b")
@@ -101,7 +101,7 @@ def test_a_chats_answer_ends_where_evalplus_ends_it() -> None:
 
 
 def test_every_canonical_solution_of_humaneval_is_found_in_a_chat() -> None:
-    """Fenced, with prose around it, each is a program that defines the function alone."""
+    """Each solution is fenced, with prose around it. The program is the function alone."""
     rows = list(read_rows(humaneval_file()))
     for index, (problem, row) in enumerate(zip(read_problems("humaneval", ""), rows)):
         asked = Problem(

@@ -1,4 +1,4 @@
-"""GSD's figures: from chosen drafts, of whole texts beside the paper word for word, run after run."""
+"""Test GSD's figures: of chosen drafts, of whole texts against a literal reference, repeatability."""
 
 import time
 from dataclasses import replace
@@ -39,7 +39,7 @@ GSD = DecodeConfig("gsd")
 
 
 def accept(*nodes: int) -> Outcome:
-    """Return the outcome of accepting these nodes, one behind the other.
+    """Return the outcome of accepting these nodes, one after the other.
 
     The graph is drawn in gsd.py: b's child a is merged into the root's.
     """
@@ -193,7 +193,7 @@ def without_times(row: dict[str, Any]) -> dict[str, Any]:
 def test_counts_repeat_whatever_the_clock_says(
     model_dir: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clock decided levels and nodes: three runs drafted 3.57, 4.61 and 4.61 per token."""
+    """Regression: the clock decided levels and nodes; three runs drafted 3.57, 4.61 and 4.61 per token."""
     counts = []
     for at, pace in enumerate((1e-3, 1.0, 1e3)):
 
@@ -211,7 +211,7 @@ def test_counts_repeat_whatever_the_clock_says(
 
 
 def test_defaults_are_the_papers() -> None:
-    """Its tables' tau of 2 does not count the merged token: it is 3 here, and one in all settings."""
+    """The paper's tables have tau 2 without the merged token, which is 3 in all settings here."""
     (greedy, _) = tables(GsdConfig())["methods"]
     gsd = greedy["greedy gsd"]
     assert gsd.rules == Rules(4, 10, 0.2, 0.3, 3) == DecodeConfig("gsd").rules
@@ -223,7 +223,7 @@ def test_defaults_are_the_papers() -> None:
 def test_speed_measures_the_papers_decoders_by_their_settings(
     model_dir: Path, prompts: Path, tmp_path: Path
 ) -> None:
-    """They were always by measurement. gsd.* is part of what the folder was made from."""
+    """Regression: they always used measured costs. The folder's facts include the settings gsd.*."""
     overrides = [
         "part=speed",
         "speed.decoders=[ssd,gsd]",
@@ -265,7 +265,7 @@ def test_mistakes_are_one_sentence(
 def test_a_target_divided_over_processes_is_measured_beside_its_draft_model(
     model_dir: Path, base_dir: Path, prompts: Path, tmp_path: Path
 ) -> None:
-    """The paper's 70B: each process held a whole model. Counts are those of one process."""
+    """The paper's 70B did not fit: each process had a whole model. Counts equal one process's."""
     shared = ["gsd.parts=[methods]", "gsd.max_new_tokens=8", f"draft={base_dir}"]
     expected = rows_of(model_dir, prompts, tmp_path / "one", "part=gsd", *shared)
     speed = [

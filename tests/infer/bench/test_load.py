@@ -1,4 +1,4 @@
-"""part=load: vLLM's figures of chosen times, batches in this process, a server on loopback."""
+"""Test part=load: vLLM's figures from chosen times, batches in this process, a local server."""
 
 import csv
 import json
@@ -25,10 +25,10 @@ LAG = 0.03  # seconds between two chunks of the stub server
 
 
 class Stub(BaseHTTPRequestHandler):
-    """Streams three chunks of two tokens each, as OpenAI's completions."""
+    """A server that streams three chunks of two tokens each, as OpenAI's completions do."""
 
     seen: list[dict[str, Any]] = []
-    failures = 0  # so many requests are answered by 503 first
+    failures = 0  # the number of first requests that are answered by 503
     lag = LAG
     at_once = most_at_once = 0
     lock = threading.Lock()
@@ -182,8 +182,8 @@ def test_an_endpoint_that_fails_is_one_sentence(
     ("override", "message"),
     [
         ("load.endpoint=localhost:8000", "load.endpoint must be a URL such as"),
-        ("load.concurrency=[]", "load.concurrency must have one, got none"),
-        ("load.concurrency=[2,2]", "load.concurrency must have each value once"),
+        ("load.concurrency=[]", "load.concurrency must not be empty"),
+        ("load.concurrency=[2,2]", "load.concurrency must not repeat a value"),
         ("load.concurrency=[0]", "load.concurrency must be 1 to 1024, got 0"),
         ("load.decoders=[vllm]", "load.decoders must be plain, hybrid"),
     ],

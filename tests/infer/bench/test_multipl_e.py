@@ -1,4 +1,4 @@
-"""Verdicts of MultiPL-E's container, as its files have them."""
+"""Test that verdicts are read from the files of MultiPL-E's container."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Progress of a bench in a log file, and what it says before it measures."""
+"""Test the progress of a benchmark in a log file, and the lines before it measures."""
 
 import time
 
@@ -11,7 +11,7 @@ from infer.bench.progress import describe, progress
 def test_a_log_file_gets_lines_also_within_a_long_step(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A bench whose output was no terminal printed nothing for hours."""
+    """Regression: without a terminal a benchmark printed no line for hours."""
     monkeypatch.setattr(module, "LINE_SECONDS", 0.02)
     with progress("speed", 2) as advance:
         advance()

@@ -1,4 +1,4 @@
-"""Rows of published files as prompts and problems: docs/evaluation.md's tables, a test a row."""
+"""Test that rows of published files become prompts and problems (tables of docs/evaluation.md)."""
 
 import gzip
 import json
@@ -117,7 +117,7 @@ TEXTS: dict[str, tuple[dict[str, Any], Any]] = {
 
 @pytest.mark.parametrize("form", TEXTS)
 def test_texts_are_continued(form: str) -> None:
-    """MBPP's prompt was the first half of its sentence."""
+    """Regression: the prompt of MBPP was the first half of its sentence."""
     row, expected = TEXTS[form]
     assert prompt_of(row) == expected
 
@@ -125,7 +125,7 @@ def test_texts_are_continued(form: str) -> None:
 def test_rows_without_a_prompt_are_counted(
     folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One such row ended the run."""
+    """Regression: one row without a prompt ended the run."""
     file = write_rows(
         tmp_path / "mixed.jsonl",
         [{"messages": ASK, "id": "a"}, {"label": 1}, {"prompt": "x", "id": "b"}],
@@ -145,7 +145,7 @@ def test_sources_of_prompts(tmp_path: Path) -> None:
     assert rows_of(str(tmp_path / "a.csv")) == [{"prompt": "x"}]
     assert name_of("x/held.jsonl.gz") == "held" and name_of("x/a.csv") == "a"
     assert name_of("openai/gsm8k:main") == "gsm8k-main"
-    with pytest.raises(UserError, match="got a folder. Give a file of it"):
+    with pytest.raises(UserError, match="got a folder. Give a file in it"):
         rows_of(str(tmp_path))
 
 
@@ -220,12 +220,12 @@ def test_problems_of_published_files(tmp_path: Path, form: str, packed: bool) ->
 
 
 def test_the_file_of_another_benchmark_is_named(tmp_path: Path) -> None:
-    """The error was "got 'task_id'"."""
+    """Regression: the error was "got 'task_id'"."""
     file = write_rows(tmp_path / "a.jsonl", [{"question": "a", "answer": "b"}])
     with pytest.raises(UserError, match=r"row of question, answer .*Give mbpp\.jsonl"):
         read_problems("mbpp", str(file))
     file = write_rows(tmp_path / "b.jsonl", [{"task_id": 1, **MBPP}])
-    with pytest.raises(UserError, match=r"none of 1 rows that are answered\. Give"):
+    with pytest.raises(UserError, match=r"got 1 rows without one\. Give"):
         read_problems("mbpp", str(file))
 
 
@@ -266,11 +266,15 @@ def test_published_sets_go_by_their_names(tmp_path: Path) -> None:
     assert rows_of("gsm8k", published=published) == [{"question": "3 + 4?"}]
     sets = expand_names(["mt_bench", "spec_bench"])
     assert len(sets) == 7 and len(set(map(name_of, sets))) == 7
-    with pytest.raises(UserError, match="prompts=gsm8k needs prompts_folder, got none"):
+    with pytest.raises(
+        UserError, match="prompts=gsm8k needs the setting prompts_folder"
+    ):
         rows_of("gsm8k")
     with pytest.raises(UserError, match="must have gsm8k/test.jsonl or test.jsonl"):
         rows_of("gsm8k", published=str(tmp_path / "spec_bench"))
-    with pytest.raises(UserError, match="spec_bench:qa must have rows in .* got none"):
+    with pytest.raises(
+        UserError, match="spec_bench:qa must have rows in .* got no row"
+    ):
         rows_of("spec_bench:qa", published=published)
     with pytest.raises(UserError, match="spec_bench:x must be a task of Spec-Bench"):
         rows_of("spec_bench:x", published=published)

@@ -1,4 +1,4 @@
-"""Hostile programs: each gets its verdict, reaches nothing outside, and leaves no process."""
+"""Test hostile programs: each gets its verdict, has no effect outside, and leaves no process."""
 
 import os
 import re
@@ -75,7 +75,7 @@ USER = [
 
 @pytest.fixture(scope="module")
 def marks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A file, a server and a process of ours."""
+    """Yield a file, a server and a process outside of the sandbox."""
     if reason := unavailable():
         pytest.skip(reason)
     outside = tmp_path_factory.mktemp("outside")
@@ -105,7 +105,7 @@ def memory_programs() -> dict[str, str]:
 
 @pytest.mark.parametrize("name", MEMORY)
 def test_memory_outside_the_limits_is_refused(marks: dict[str, str], name: str) -> None:
-    """A program held 495 MiB at a limit of 256: in /dev, in memfd, in a tmpfs of its own namespace."""
+    """Regression: with a limit of 256 MiB a program allocated 495: in /dev, memfd, and its own tmpfs."""
     verdict = judge(memory_programs()[name], TESTS, LIMITS)
     assert verdict.result == "failed", verdict
     assert re.search(
@@ -117,7 +117,7 @@ def test_memory_outside_the_limits_is_refused(marks: dict[str, str], name: str) 
 def test_memory_is_refused_to_programs_of_an_ordinary_user(
     marks: dict[str, str],
 ) -> None:
-    """An ordinary user's program owned /dev, which root's did not. Here the sandbox is a user's."""
+    """Regression: a program of an ordinary user owned /dev. This test runs the sandbox as a user."""
     if os.geteuid() or not Path(USER[-2]).exists():
         pytest.skip("the other tests are an ordinary user's, or there is no python3")
     programs = {**memory_programs(), "right": PROGRAMS["right"][0]}
@@ -135,7 +135,7 @@ def test_memory_is_refused_to_programs_of_an_ordinary_user(
 
 
 def test_threads_and_processes_still_work(marks: dict[str, str]) -> None:
-    """The C library starts both by clone where clone3 is unknown; locks lie in /dev/shm."""
+    """The C library starts threads and processes by clone without clone3; locks are in /dev/shm."""
     source = """
 import multiprocessing, subprocess, threading
 def f(x):
@@ -174,7 +174,7 @@ def test_without_bwrap_the_reason_is_a_sentence(
 def test_bubblewrap_may_be_anywhere_on_the_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was looked for on the caller's PATH and started from /usr/bin, with a traceback."""
+    """Regression: bwrap was searched on the caller's PATH but started from /usr/bin: a traceback."""
     bwrap = tmp_path / "bwrap"
     bwrap.write_text('#!/bin/sh\necho "$0" >&2; exit 3\n')
     bwrap.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The plots over k of SDSAT's figures."""
+"""Test the plots over k as in SDSAT's figures."""
 
 from typing import Any
 from xml.etree import ElementTree

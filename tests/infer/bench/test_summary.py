@@ -1,4 +1,4 @@
-"""The summary of a report: its sentence and cells, and the meanings of the columns on the page."""
+"""Test a report's summary: its sentence and cells, and the meanings of the columns on the page."""
 
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ def test_a_busy_machine_has_no_speed_to_tell() -> None:
 
 def test_an_interval_with_1_is_no_gain() -> None:
     sentence = summary_of(speed(row("hybrid", 1.05, 1.2))).sentence
-    assert sentence.startswith("Nothing is surely faster than plain decoding")
+    assert sentence.startswith("No decoder is significantly faster than plain decoding")
 
 
 def test_several_prompt_sets_have_the_range() -> None:

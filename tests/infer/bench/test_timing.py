@@ -1,4 +1,4 @@
-"""Times of texts from chosen steps, and marks of speeds that are not to be believed."""
+"""Test the times of texts from chosen steps, and the marks of unreliable speeds."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ DECODERS = {
     "hybrid": (9, 3),
     "hf generate": (1, 1),
 }
-# Speedups: a first step takes as long as ten others.
+# Speedups: a first step takes as long as ten later steps.
 QUIET = dict.fromkeys(DECODERS, 1.0) | {"hybrid": 105 * 0.05 / (41 * 0.07)}
 
 
@@ -82,7 +82,7 @@ def bursts(chance: random.Random, slower: float) -> Iterator[tuple[float, float]
 def measured(
     *, prompts: int, rounds: int, slower: Callable[[str], float]
 ) -> dict[str, Row]:
-    """Return records under bursts of other work, in which steps are `slower(name)` times slower."""
+    """Return records under bursts of other work, which make steps `slower(name)` times slower."""
     chance = random.Random(0)
     phases = bursts(chance, 2.0)
     now = 0.0
@@ -141,7 +141,7 @@ def report_of(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def test_a_text_takes_the_quantiles_of_steps_like_its_own() -> None:
-    """Two prompts: 0.5 s and 0.7 s for the first steps, then medians of 1 s and 3 s."""
+    """Worked example of two prompts: first steps of 0.5 s and 0.7 s, then medians of 1 s and 3 s."""
     slow = [(NINE, 3.0)] * MIN_STEPS
     first = [(ONE, 0.5), *[(ONE, s) for s in (1.0, 1.0, 1.0, 9.0)] * 4, *slow]
     again = [(ONE, 0.9), *[(ONE, s) for s in (1.0, 1.0, 1.0, 9.0)] * 4, *slow]
@@ -199,7 +199,7 @@ def test_a_speedup_lies_in_its_interval(pairs: Sequence[tuple[float, float]]) ->
 
 
 def test_fewer_than_five_prompts_have_no_interval() -> None:
-    """Two prompts gave an interval of 1.78 to 6.68."""
+    """Regression: two prompts gave an interval of 1.78 to 6.68."""
     times = TextTimes.of_whole_texts([[1.0]] * 4)
     assert speedup_interval(times, times, [1.0] * 4) is None
 
@@ -223,7 +223,7 @@ def test_a_clock_stamps_the_steps() -> None:
 
 
 def test_a_clock_too_slow_for_steps_measures_whole_texts() -> None:
-    """A clock that ticks every 10 ms reads no time for most of the steps."""
+    """A clock with a resolution of 10 ms measures 0 for most of the steps."""
     records = {}
     for prompt in range(5):
         runs = [
@@ -239,7 +239,7 @@ def test_a_clock_too_slow_for_steps_measures_whole_texts() -> None:
 
 
 def test_bursts_of_other_work_move_no_speedup_by_a_tenth() -> None:
-    """Speedups under bursts that slow all decoders down are the quiet machine's."""
+    """Bursts that slow all decoders down do not change speedups from a quiet machine's."""
     rows = rows_by_name(measured(prompts=10, rounds=3, slower=lambda name: 2.5))
     for name, row in rows.items():
         assert row["speedup"] == pytest.approx(QUIET[name], rel=0.1), name
@@ -270,7 +270,8 @@ def test_plain_decoding_that_is_not_as_fast_as_itself_marks_its_set(
         "warning: machine busy: do not use the speeds of set, T=0"
     )
     assert (
-        "plain beside plain 1.3" in printed and "set, greedy, machine busy" in printed
+        "speedup of plain over plain 1.3" in printed
+        and "set, greedy, machine busy" in printed
     )
 
 
@@ -298,7 +299,7 @@ def demo_records() -> dict[str, Row]:
 
 @pytest.mark.parametrize("stamped", [True, False])
 def test_impossible_figures_are_never_printed_unmarked(stamped: bool) -> None:
-    """A report printed "ngrams 5.28" at 1.55 tokens per forward, and "hybrid 5.95"."""
+    """Regression: a report printed "ngrams 5.28" at 1.55 tokens per forward, and "hybrid 5.95"."""
     records = demo_records()
     if not stamped:  # as records before steps were timed
         for turn in records.values():
@@ -322,7 +323,7 @@ def test_impossible_figures_are_never_printed_unmarked(stamped: bool) -> None:
 
 
 def test_a_base_of_fewer_weights_may_be_faster() -> None:
-    """The limit of a base's speed is the ratio of the weights; peers' is wider than ours."""
+    """A base's limit is scaled by the ratio of the weights, and peers have a wider limit."""
     runs = [
         record_of("plain", [0.1] * NEW, rows=1, tokens=1),
         record_of("base, plain", [0.1 / 1.9] * NEW, rows=1, tokens=1),

@@ -1,4 +1,4 @@
-"""A view computes with the model's own weights and changes nothing of the model."""
+"""Test that a view computes with the model's own weights and does not change the model."""
 
 from collections.abc import Callable
 from functools import partial
@@ -30,7 +30,7 @@ def test_a_view_leaves_the_model_alone(family: str) -> None:
 
 
 def test_a_view_follows_the_weights() -> None:
-    """They are cast, and one is replaced."""
+    """The weights are cast, and one weight is replaced."""
     lm = tiny("llama")
     view = view_of(lm)
     lm.double()
@@ -39,7 +39,7 @@ def test_a_view_follows_the_weights() -> None:
 
 
 def test_every_view_has_a_gate_of_its_own() -> None:
-    """Two texts on one gated model shared a gate, which opened for the other's rows."""
+    """Regression: two texts on one gated model shared a gate, which opened for the other's rows."""
     lm = tiny("llama")
     gate = ProbeGate()
     for layer in lm.model.layers:
@@ -68,7 +68,7 @@ class Timer:
 
 
 def test_a_wrapped_forward_is_the_views_own() -> None:
-    """The model's own module would have been called, or the lock was refused."""
+    """Regression: the model's own module was called, or copying the lock failed."""
     lm = tiny("llama")
     logits = lm(IDS).logits
     attention = lm.model.layers[0].self_attn

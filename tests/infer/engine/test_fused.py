@@ -1,4 +1,4 @@
-"""The fused decoder computes the library's bits in float32."""
+"""Test that the fused decoder equals the library's bit for bit in float32."""
 
 from typing import Any
 
@@ -143,7 +143,7 @@ def test_changed_weights_count_from_the_next_text() -> None:
 def test_long_rows_are_activated_in_parts_of_one_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else a thread may begin within a row, where the last bit of exp depends on the place."""
+    """Otherwise a thread may begin within a row, and the last bit of exp depends on the place."""
     monkeypatch.setattr(fused, "UNDIVIDED", 64)
     sizes = []
 

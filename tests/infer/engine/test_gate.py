@@ -1,4 +1,4 @@
-"""An adapter acts on probes only."""
+"""Test that an adapter acts on probes only."""
 
 from functools import partial
 from pathlib import Path

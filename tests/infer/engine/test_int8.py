@@ -1,4 +1,4 @@
-"""Layers in int8: integers, the same row whatever is beside it, and texts that drafts do not change."""
+"""Test int8 layers: integers, rows that do not depend on other rows, texts equal with drafts."""
 
 import copy
 from pathlib import Path
@@ -131,7 +131,7 @@ def test_the_head_keeps_its_weight_and_the_other_layers_their_shapes(
 def test_logits_of_a_place_are_the_same_in_every_forward(
     int8: LlamaForCausalLM, others: int
 ) -> None:
-    """The last bit too: what a row attends to may be in other columns, beside other rows."""
+    """A row has the same bits if its keys are in other columns and other rows are beside it."""
     check_places(int8, others)
 
 
@@ -148,20 +148,20 @@ def test_logits_in_bfloat16_too_by_fixed_numbers_of_rows(
 
 @pytest.mark.parametrize("family", ["qwen2, windows above", "qwen3", "opt, projected"])
 def test_logits_of_other_families_too(family: str) -> None:
-    """By the library's layers, or with a window."""
+    """Families that use the library's layers, and a family with a sliding window."""
     lm = tiny_family(family)
     to_int8(lm)
     check_places(lm, 8)
 
 
 def test_experts_are_refused() -> None:
-    """Their products depend on how many rows choose them."""
+    """The products of experts depend on the number of rows that choose them."""
     with pytest.raises(UserError, match="got int8: qwen2_moe has .* Set dtype=float32"):
         to_int8(tiny_family("qwen2_moe, windows"))
 
 
 def check_places(lm: PreTrainedModel, others: int) -> None:
-    """Compare a path's logits, row by row, with its logits in a tree with `others`."""
+    """Compare a path's logits, row by row, with its logits in a tree of more nodes."""
     prompt = [3, 14, 15, 9, 26]
     path = [5, 35, 8]
     expected = []
@@ -183,7 +183,7 @@ def check_places(lm: PreTrainedModel, others: int) -> None:
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_texts_are_plain_decodings(gated: Model, temperature: float) -> None:
-    """Alone and side by side, for every source of drafts."""
+    """For single prompts and batches, with every source of drafts."""
     prompts = [[5, 17, 5, 17, 5], [30] * 20, [2, 44, 7]]
     plain = texts(gated, DecodeConfig("plain", temperature=temperature), prompts, 1)
     for decode in (

@@ -1,4 +1,4 @@
-"""Packed linear layers compute what nn.Linear computes."""
+"""Test that packed linear layers compute the same as nn.Linear."""
 
 import copy
 from collections.abc import Collection
@@ -20,7 +20,7 @@ WIDTHS = {"q_proj": 40, "k_proj": 8, "v_proj": 24}
 
 
 def packed_of(linear: nn.Linear) -> PackedLinear:
-    """The layer packed alone."""
+    """Return the layer, packed alone."""
     packed = PackedLinear(linear)
     Product({packed: None})
     return packed
@@ -74,9 +74,9 @@ def test_products_are_those_of_linear(
 def test_an_adapters_products_are_part_of_its_layers(
     sequences: int, first: int, rows: int, adapted: Collection[str]
 ) -> None:
-    """A layer's part is changed in place: whoever asks again gets it computed again.
+    """A layer may change its part in place, so a second call computes the part again.
 
-    v_proj's adapter did not act where q_proj, which has none, asked first.
+    Regression: v_proj's adapter did not act if q_proj without an adapter was called first.
     """
     torch.manual_seed(0)
     gate = ProbeGate()
@@ -100,7 +100,7 @@ def test_an_adapters_products_are_part_of_its_layers(
 def test_bfloat16_with_amx_multiplies_a_fixed_number_of_rows(
     monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
-    """So that a row is the same beside any others; padding is cut off again."""
+    """A row does not depend on the rows beside it, and padding is cut off again."""
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
     torch.manual_seed(0)
     packed = packed_of(nn.Linear(24, 40).bfloat16())

@@ -1,4 +1,4 @@
-"""The keyed draw: its distribution, its keys, and the library's warpers as reference."""
+"""Test keyed sampling: its distribution, its keys, and the library's warpers as reference."""
 
 import pytest
 import torch
@@ -119,7 +119,7 @@ def test_top_is_topk(n: int, V: int, m: int, seed: int) -> None:
 
 
 def test_in_a_narrow_type_the_top_logits_are_exact() -> None:
-    """A near-tie must not depend on how a kernel rounds the logits of so many rows."""
+    """A near-tie must not depend on a kernel's rounding for a number of rows."""
     torch.manual_seed(0)
     head = nn.Linear(32, 300).bfloat16()
     hidden = torch.randn(40, 32).bfloat16()
@@ -132,8 +132,9 @@ def test_in_a_narrow_type_the_top_logits_are_exact() -> None:
 
 
 def test_logits_that_replace_others_are_not_computed_again() -> None:
-    """With a head in int8, the eight largest logits after a processor, and those of verification by ratio,
-    were the head's own again.
+    """Regression: with a head in int8, replaced logits were computed again from the head.
+
+    This happened after a processor and in verification by ratio, for the eight largest logits.
     """
     torch.manual_seed(0)
     head = nn.Linear(8, 20)

@@ -1,4 +1,4 @@
-"""Verification by ratio at one node, over all candidates that may be drawn, by chance."""
+"""Test verification by ratio at one node, over all possible draws with their probabilities."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -53,7 +53,7 @@ def orders(q: Row, k: int) -> list[tuple[tuple[int, ...], Fraction]]:
 
 @st.composite
 def pairs(draw: st.DrawFn) -> tuple[Row, Row, int]:
-    """Draw p, q and k: skewed, with zeros, sometimes equal, k beyond the tokens too."""
+    """Draw p, q and k: skewed, with zeros, sometimes equal, sometimes k above the number of tokens."""
     V = draw(st.integers(1, 5))
     weights = st.lists(st.sampled_from(WEIGHTS), min_size=V, max_size=V).filter(any)
     distributions = weights.map(lambda row: norm(list(map(Fraction, row))))

@@ -1,4 +1,4 @@
-"""Trees, batches, commits and parts of trees against the library's forward of a path."""
+"""Test trees, batches, commits and parts of trees against the library's forward of a path."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def assert_close(result: torch.Tensor, expected: torch.Tensor) -> None:
 def test_every_node_sees_only_its_own_path(
     lm: PreTrainedModel, static: bool, data: st.DataObject
 ) -> None:
-    """In batches of unequal lengths and shapes, for which the cache has just the space."""
+    """In batches of unequal lengths and shapes, with a cache of just enough space."""
     drawn = data.draw(BATCH)
     prompts = [PROMPT[: data.draw(st.integers(0, 8))] for _ in drawn]
     runner = Runner(
@@ -57,7 +57,7 @@ def test_every_node_sees_only_its_own_path(
 def test_a_committed_path_is_as_if_it_had_been_the_prompt(
     llama: PreTrainedModel, data: st.DataObject
 ) -> None:
-    """In a batch from which a sequence is dropped, and after more text is read."""
+    """In a batch after a sequence is dropped and more text is read."""
     drawn = data.draw(BATCH)
     texts = [PROMPT[: 1 + b] for b in range(len(drawn))]
     runner = Runner(llama, capacity=32, max_rows=16, batch=3)
@@ -90,7 +90,7 @@ def test_a_committed_path_is_as_if_it_had_been_the_prompt(
 def test_a_tree_fed_in_parts_is_the_tree_fed_at_once(
     lm: PreTrainedModel, static: bool, data: st.DataObject
 ) -> None:
-    """As a draft model's: only new nodes are rows, and they see those fed before."""
+    """As for a draft model: only new nodes are rows, and they attend to the nodes that were fed before."""
     drawn = [Tree(t.tokens, t.parents, len(t.tokens)) for t in data.draw(BATCH)]
     n = len(drawn)
     prompts = [PROMPT[: data.draw(st.integers(0, 8))] for _ in drawn]

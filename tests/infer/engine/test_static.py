@@ -1,4 +1,4 @@
-"""Fixed shapes, on a CPU without graphs: the same steps as in dynamic shapes."""
+"""Test fixed shapes on a CPU, without graphs: the same steps as in dynamic shapes."""
 
 from collections.abc import Callable
 from functools import partial
@@ -71,7 +71,7 @@ def test_steps_are_the_same_in_fixed_and_dynamic_shapes(
 def test_an_overflow_does_not_outlive_its_text(
     llama: PreTrainedModel, static: bool
 ) -> None:
-    """NaN stayed in a kept runner, and in the place of a dropped sequence."""
+    """Regression: NaN stayed in a reused runner, and in the place of a dropped sequence."""
     prompt = [7, 8, 9]
     runner = Runner(llama, capacity=75, max_rows=6, batch=3, static=static)
 
@@ -93,7 +93,7 @@ def test_an_overflow_does_not_outlive_its_text(
 def test_the_decoder_compiles_without_graph_breaks(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A gated model's too, and without and with probes once for all shapes."""
+    """Also for a gated model, and with and without probes compiled once for all shapes."""
     traced = []
 
     def backend(module: nn.Module, inputs: object) -> Callable:

@@ -1,4 +1,4 @@
-"""Model directories: damaged ones, other programs' ones, and their adapters."""
+"""Test model directories: damaged ones, directories of other programs, and adapters."""
 
 import os
 import shutil
@@ -63,17 +63,17 @@ DAMAGES: list[tuple[Damage, str]] = [
     (written("adaptive.json", "{}"), f"{NO_IDS}'adaptive_ids'"),
     (adaptive(adaptive_ids=[ROWS]), f"{NO_IDS}id {ROWS}, .* the model's {ROWS} rows"),
     (adaptive(L=0), rf"{NO_IDS}adaptive_ids=\[\d+\] and L=0"),
-    (adaptive(L=2.0), f"{NO_IDS}2.0, which is no whole number"),
-    (adaptive(L=float("nan")), f"{NO_IDS}nan, which is no whole number"),
+    (adaptive(L=2.0), f"{NO_IDS}2.0, which is not an integer"),
+    (adaptive(L=float("nan")), f"{NO_IDS}nan, which is not an integer"),
     (adaptive(L=10**9), f"{NO_IDS}.* and L=1000000000"),
-    (adaptive(adaptive_ids=["6"]), f"{NO_IDS}'6', which is no whole number"),
+    (adaptive(adaptive_ids=["6"]), f"{NO_IDS}'6', which is not an integer"),
     (adaptive(gated="no"), f"{NO_IDS}gated='no'"),
     (adaptive(bos="<s>"), f"{NO_IDS}id <s>, which is not among"),
-    (adaptive(control=["<s>"]), f"{NO_IDS}'<s>', which is no whole number"),
+    (adaptive(control=["<s>"]), f"{NO_IDS}'<s>', which is not an integer"),
     (adaptive(infilling=[1]), f"{NO_IDS}.*list"),
     (
         written("generation_config.json", '{"eos_token_id": "</s>"}'),
-        "generation_config.json must have ids as eos_token_id, got '</s>'",
+        "generation_config.json must have integers as eos_token_id, got '</s>'",
     ),
     (lambda folder: os.mkfifo(folder / "adapter.json"), "adapter.json, no regular"),
     (adaptive(infilling={"pre": 1, "suf": 2, "mid": 3}), f"{NO_IDS}.*eot"),
@@ -128,7 +128,7 @@ LORA: dict[str, Any] = {"target_modules": ["q_proj"]}
 def test_a_gated_adapter_that_a_gate_cannot_close_is_refused(
     model_dir: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    """Some of them change the base model's weights, for plain decoding too."""
+    """Some of these adapters change the base model's weights, even for plain decoding."""
     folder = adapted_copy(model_dir, tmp_path / "model", **LORA | settings)
     with pytest.raises(
         UserError, match="a gated adapter must be LoRA of linear layers"
@@ -155,7 +155,7 @@ def test_weights_that_do_not_fit_the_free_memory_are_not_read(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The kernel killed a command whose model was larger than the memory, without a word."""
+    """Regression: the kernel killed a command without a message if the model exceeded the memory."""
     folder = tmp_path / "model"
     shutil.copytree(model_dir, folder)
     changed("config.json", dtype="bfloat16")(folder)
@@ -178,7 +178,7 @@ def test_weights_that_do_not_fit_the_free_memory_are_not_read(
 def test_a_lost_part_is_said(
     model_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without its head or the weights of n-grams an export drafted worse, silently."""
+    """Regression: an export without its head or n-gram weights drafted worse without a message."""
     folder = adapted_copy(model_dir, tmp_path / "model")
     load(folder, "float32")  # it never had a head, nor a schema
     assert not caplog.messages
@@ -197,11 +197,11 @@ def test_a_lost_part_is_said(
 def test_a_kept_adapter_that_is_lost_is_an_error(
     model_dir: Path, tmp_path: Path
 ) -> None:
-    """The text was the base model's, silently."""
+    """Regression: the text was the base model's, without a message."""
     folder = adapted_copy(model_dir, tmp_path / "model", gated=False)
     manifest = {"kind": "model", "settings": {"lora": "kept"}}
     write_json(folder / "manifest.json", manifest)
     load(folder, "float32")
     shutil.rmtree(folder / "adapter")
-    with pytest.raises(UserError, match="must have its adapter/, got none"):
+    with pytest.raises(UserError, match="must have its folder adapter/, got only"):
         load(folder, "float32")

@@ -1,4 +1,4 @@
-"""Draft models: the same token ids piece by piece, or a model's first layers in place."""
+"""Test draft models: models with the same token ids, and a model's first layers."""
 
 import copy
 import shutil
@@ -42,7 +42,7 @@ def test_ids_are_compared_piece_by_piece(
 
 
 def other_model(folder: Path, rows: int, **settings: Any) -> None:
-    """Replace the directory's model by one of `rows` rows; keep the tokenizer."""
+    """Replace the directory's model by a model with `rows` rows; keep the tokenizer."""
     torch.manual_seed(1)
     config = LlamaConfig(**(tiny_llama(vocab=rows).config.to_dict() | settings))
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
@@ -81,7 +81,7 @@ def test_ids_of_one_model_only_are_neither_read_nor_drafted(
     [
         ("base", True, "be fine-tuned with adaptive tokens, got no adaptive.json"),
         ("empty", False, "be a causal model with weights, got"),
-        ("unsuited", False, "be a causal model whose .* follows a tree, got gemma2"),
+        ("unsuited", False, "be a causal model .* follow a tree, got gemma2"),
         ("absent", False, "be a Transformers model directory, got no such"),
         ("self:2", False, "have fewer layers than the model's 2, got self:2"),
     ],
@@ -105,7 +105,7 @@ def test_what_cannot_draft_is_refused(
 
 
 def tree_logits(lm: PreTrainedModel) -> torch.Tensor:
-    """Return (nodes, V) of a tree with a probe under its last node."""
+    """Return the logits (nodes, V) of a tree with a probe under its last node."""
     runner = Runner(lm, capacity=16, max_rows=4)
     runner.prefill([PROMPT])
     return logits_of(runner, [Tree((7, 9, 3), (-1, 0, 0), 3).probe((2,), (90,))])[0]

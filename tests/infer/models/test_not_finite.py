@@ -1,4 +1,4 @@
-"""NaN and infinity in what drafts: refused at load, or without effect on the text."""
+"""Test NaN and infinity in adapters, heads and draft models: refused, or without effect on texts."""
 
 from collections.abc import Callable
 from functools import partial
@@ -28,7 +28,7 @@ PROMPTS = [[20, 30, 40, 51], [61, 62]]
 
 
 def scaled(file: str, part: str, factor: float) -> Callable[[Path], None]:
-    """Return a function that multiplies the weights whose names contain `part`."""
+    """Return a function that multiplies the weights with `part` in their names."""
 
     def change(folder: Path) -> None:
         weights = load_file(folder / file)
@@ -76,7 +76,7 @@ def gated_copy(model_dir: Path, folder: Path) -> Path:
 def test_an_adapter_or_head_that_is_not_finite_is_refused(
     model_dir: Path, tmp_path: Path, name: str
 ) -> None:
-    """They loaded, and the text differed from plain decoding's or ended in a traceback."""
+    """Regression: they loaded, and the text differed from plain decoding's or ended in a traceback."""
     folder = gated_copy(model_dir, tmp_path / "model")
     change, sentence = CHANGES[name]
     change(folder)
@@ -100,7 +100,7 @@ def test_a_merged_adapter_that_is_not_finite_is_refused(
 def test_an_adapter_that_overflows_changes_no_text(
     tmp_path: Path, static: bool
 ) -> None:
-    """A draft attends to no probe, but 0 times NaN was NaN: all tokens after it were 0."""
+    """Regression: no draft attends to a probe, but 0 times NaN is NaN: all later tokens were 0."""
     adapter = write_adapter(tiny("llama"), tmp_path, trainable_token_indices=[90])
     weights = load_file(adapter / "adapter_model.safetensors")
     save_file({n: w * 1e25 for n, w in weights.items()}, adapter / Path(WEIGHTS).name)
@@ -113,7 +113,7 @@ def test_an_adapter_that_overflows_changes_no_text(
 
 
 def test_a_head_that_overflows_changes_no_text(model_dir: Path, tmp_path: Path) -> None:
-    """Its NaN logits ended a text: "cannot convert float NaN to integer"."""
+    """Regression: its NaN logits ended a text: "cannot convert float NaN to integer"."""
     folder = gated_copy(model_dir, tmp_path / "model")
     scaled(HEAD, "w", 1e25)(folder)
     model = load(folder, "float32")
@@ -129,7 +129,7 @@ def test_a_head_that_overflows_changes_no_text(model_dir: Path, tmp_path: Path) 
 def test_a_draft_model_that_overflows_changes_no_text(
     model_dir: Path, base_dir: Path, method: str
 ) -> None:
-    """A greedy text ended; by ratio NaN reached the target's distribution."""
+    """Regression: a greedy text ended, and by ratio NaN reached the target's distribution."""
     model = load(model_dir, "float32", draft=str(base_dir))
     assert model.draft
     plain = tokens_of(model, PROMPTS, DecodeConfig("plain", max_new_tokens=12))

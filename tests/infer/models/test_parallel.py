@@ -1,4 +1,4 @@
-"""Tensor parallelism by two processes on this machine."""
+"""Test tensor parallelism with two processes on this machine."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def write_models(folder: Path) -> None:
 
 
 def test_two_ranks_emit_the_tokens_of_one(tmp_path: Path) -> None:
-    """Although every rank has its own clock, and only rank 0 has a good draft model."""
+    """This holds although every rank has its own clock and only rank 0 has a good draft model."""
     write_models(tmp_path)
     answer = warm.run_ranks(outputs.__module__, tmp_path, ranks=2)
     assert answer.returncode == 0, answer.stderr
@@ -51,7 +51,7 @@ def test_two_ranks_emit_the_tokens_of_one(tmp_path: Path) -> None:
 def test_a_schedulers_world_is_not_torchruns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stray WORLD_SIZE=2 was taken for torchrun's."""
+    """Regression: WORLD_SIZE=2 of a scheduler was taken for torchrun's."""
     for name in ("TORCHELASTIC_RUN_ID", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -71,7 +71,7 @@ def test_a_schedulers_world_is_not_torchruns(
             LlamaConfig(num_attention_heads=4, num_key_value_heads=2),
             "4 heads and 2 key",
         ),
-        (MambaConfig(), "got mamba, which has no tensor parallel plan"),
+        (MambaConfig(), "mamba has no tensor-parallel plan"),
     ],
 )
 def test_a_model_that_cannot_be_divided_is_refused(config, sentence: str) -> None:

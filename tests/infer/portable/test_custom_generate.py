@@ -1,4 +1,4 @@
-"""custom_generate: the library's greedy tokens, `infer.generate`'s draws."""
+"""Test custom_generate against the library's greedy tokens and `infer.generate`'s samples."""
 
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ def test_greedy_is_the_librarys_greedy(
 def test_draws_are_those_of_infer(
     ours: Generate, model: Model, data: st.DataObject
 ) -> None:
-    """Sequence b has the seed `seed + b`, whatever is beside it and is drafted."""
+    """Sequence b has the seed `seed + b`, whatever the batch and the drafts are."""
     prompts = data.draw(st.lists(IDS, min_size=1, max_size=3))
     seed = data.draw(st.integers(0, 2**63 - 1))
     shape = {
@@ -93,7 +93,7 @@ def test_draws_are_those_of_infer(
 
 
 def test_without_a_seed_pytorchs_generator_decides(ours: Generate) -> None:
-    """set_seed repeats a call; greedy decoding draws nothing."""
+    """set_seed repeats a call, and greedy decoding draws no random numbers."""
     args = {"max_new_tokens": 20, "num_return_sequences": 3, "do_sample": True}
     texts = []
     for _ in range(2):
@@ -108,7 +108,7 @@ def test_without_a_seed_pytorchs_generator_decides(ours: Generate) -> None:
 def test_stop_strings_end_the_text(
     lm: PreTrainedModel, ours: Generate, model_dir: Path
 ) -> None:
-    """The library loses the tokenizer on the way to a callable."""
+    """The library does not pass the tokenizer to a callable."""
     file = str(model_dir / "tokenizer.json")
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=file)
     args = {"max_new_tokens": 30, "do_sample": False}
@@ -122,7 +122,7 @@ def test_stop_strings_end_the_text(
 
 
 def test_it_takes_what_generate_takes(lm: PreTrainedModel, ours: Generate) -> None:
-    """A prompt by position, by name, or none; a dict, a streamer, a constraint."""
+    """A prompt by position, by name, or no prompt; a dict, a streamer, a constraint."""
     theirs = Listener()
     mine = Listener()
     expected = lm.generate(ONE, streamer=theirs)

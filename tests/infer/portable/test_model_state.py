@@ -1,4 +1,4 @@
-"""The state of custom_generate between calls: runners, an adapter."""
+"""Test the state of custom_generate between calls: runners, an adapter."""
 
 import gc
 import weakref
@@ -21,7 +21,7 @@ ONE = torch.tensor([PROMPT])
 
 
 def test_a_state_lasts_until_the_model_moves_or_is_freed() -> None:
-    """The state referred to the model, which was never freed."""
+    """Regression: the state referred to the model, so the model was never freed."""
     lm = tiny("llama")
     lm.generate = drafting(lm, 5)
     state = state_of(lm)
@@ -39,13 +39,13 @@ def test_a_state_lasts_until_the_model_moves_or_is_freed() -> None:
 
 
 def test_a_model_in_training_that_keeps_no_cache_is_refused() -> None:
-    """The library drops the cache under gradient checkpointing: tokens differed."""
+    """Regression: the library disables the cache under gradient checkpointing, and tokens differed."""
     lm = tiny("llama")
     ours = drafting(lm, 5)
     ours(ONE, max_new_tokens=5)
     lm.gradient_checkpointing_enable()
     lm.train()
-    with pytest.raises(ValueError, match="model must be in evaluation, got training"):
+    with pytest.raises(ValueError, match="must be in evaluation mode, got training"):
         ours(ONE, max_new_tokens=5)
 
 

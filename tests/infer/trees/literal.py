@@ -1,4 +1,4 @@
-"""GSD §4 and §5 word for word, slowly: the reference of growth.py and token_graph.py.
+"""The slow reference of growth.py and token_graph.py: GSD §4 and §5, word for word.
 
 Every node asks the draft model with its whole path, looks through all nodes for its τ-gram, and walks
 the graph to see whether a merge would close a circle.
@@ -32,7 +32,7 @@ class Node:
         return self.into.children if self.into else self.children
 
     def reaches(self, other: "Node") -> bool:
-        """Along edges of the graph: to its children, and from a merged node to its first occurrence."""
+        """Return True if a path leads to `other`, along children or through a merged node."""
         onward = [self.into] if self.into else self.children
         return self is other or any(node.reaches(other) for node in onward)
 
@@ -47,7 +47,7 @@ def draw(
     theta_sib: float,
     tau: int | None,
 ) -> list[Node]:
-    """All nodes in the order in which they were drafted."""
+    """Return all nodes in the order of drafting."""
     nodes = [Node(root, None)]
     level = [nodes[0]]
     for _ in range(depth):
@@ -75,7 +75,7 @@ def draw(
 
 
 def first_occurrence(node: Node, nodes: Sequence[Node], tau: int) -> Node | None:
-    """§5.2, §5.3: where the τ-gram that the node ends was ended first, outside of the node's own paths."""
+    """Return the first node that ends the same τ-gram outside of the node's own paths (§5.2, §5.3)."""
     gram = node.path[-tau:]
     for other in nodes:
         explored = other is not node and not other.pruned and other.into is None
@@ -88,14 +88,14 @@ def first_occurrence(node: Node, nodes: Sequence[Node], tau: int) -> Node | None
 def hypotheses(
     node: Node, depth: int, chance: float = 1.0
 ) -> Iterator[tuple[tuple[int, ...], float]]:
-    """§5.4: every path of the unmerged tree below a node, down to a depth, with its chance."""
+    """Return every path below a node of the unmerged tree, down to a depth, with its probability (§5.4)."""
     for child in node.successors if depth else ():
         yield (child.token,), chance * child.chance
         for path, joint in hypotheses(child, depth - 1, chance * child.chance):
             yield (child.token, *path), joint
 
 
-def likeliest_behind(
+def likeliest_after(
     model: Model, text: tuple[int, ...], path: tuple[int, ...]
 ) -> Sequence[tuple[int, float]]:
     return model((*text, *path))
@@ -103,7 +103,7 @@ def likeliest_behind(
 
 @dataclass
 class Step:
-    """One draft and its verification."""
+    """A draft and its verification."""
 
     drafted: list[Node]  # all nodes but the root
     accepted: list[Node]
@@ -111,7 +111,7 @@ class Step:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What the paper's tables count."""
+        """Return the counts of the paper's tables."""
         return {
             "drafted": sum(node.into is None for node in self.drafted),
             "levels": max((len(node.path) - 1 for node in self.drafted), default=0),
@@ -131,14 +131,14 @@ def decode(
     depth: int,
     **rules: Any,
 ) -> list[Step]:
-    """§3 to §5: draw a graph, verify its likeliest paths, accept as far as the target goes along; again."""
+    """Decode as in §3 to §5: draw a graph, verify its likeliest paths, accept while the target agrees."""
     written = tuple(text)
     steps: list[Step] = []
     while len(written) < len(text) + new and (not steps or written[-1] not in ends):
         left = len(text) + new - len(written)
         # The last token is the target's own. Merging makes paths longer than the levels.
         below = min(depth, left - 1)
-        behind = partial(likeliest_behind, model, written[:-1])
+        behind = partial(likeliest_after, model, written[:-1])
         graph = draw(written[-1], behind, depth=below, **rules)
         paths = sorted(hypotheses(graph[0], left - 1), key=lambda pair: -pair[1])[
             :nodes

@@ -1,4 +1,4 @@
-"""Growth against the paper word for word, and properties of every graph."""
+"""Test growth against a literal reference of the paper, and the properties of every graph."""
 
 import hashlib
 
@@ -15,7 +15,7 @@ ROOT = 0
 
 
 def a_model(seed: int, vocabulary: int, memory: int) -> literal.Model:
-    """Chances depend on a path's last tokens only: texts repeat and branches meet."""
+    """A model with probabilities that depend on a path's last tokens only, so that texts repeat."""
 
     def likeliest(path: tuple[int, ...]) -> list[tuple[int, float]]:
         facts = repr((seed, path[-memory:])).encode()
@@ -55,7 +55,7 @@ MODELS = st.builds(a_model, st.integers(0, 10**6), st.integers(2, 6), st.integer
 def check_likeliest(
     drafts: Drafts, expected: dict[tuple[int, ...], float], count: int
 ) -> None:
-    """Up to `count` of the expected paths are drafted, the likeliest ones."""
+    """Check that the likeliest of the expected paths are drafted, up to `count`."""
     assert len(drafts.tokens) == 1 + min(count, len(expected))
     paths: list[tuple[int, ...]] = [()]
     for node in range(1, len(drafts.tokens)):
@@ -95,7 +95,7 @@ def test_the_number_of_rows_is_bounded(
 
 @pytest.mark.parametrize(("draws", "drafted"), [(False, 2), (True, 4)])
 def test_a_sibling_below_theta_sib_is_not_drafted(draws: bool, drafted: int) -> None:
-    """Below theta_prob it is a leaf; draws for verification by ratio all stay."""
+    """Below theta_prob it is a leaf. With draws for verification by ratio no sibling is dropped."""
     growth = Growth(ROOT, Rules(theta_prob=0.4, theta_sib=0.5), most=9, draws=draws)
     growth.grow([[1, 2, 3, 4]], [[0.5, 0.25, 0.2, 0.01]])
     assert growth.graph.tokens == list(range(1 + drafted)) and growth.frontier == [1]

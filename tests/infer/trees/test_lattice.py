@@ -1,4 +1,4 @@
-"""Trees of a window's candidates, and the authors' trees."""
+"""Test the trees of a window's candidates, and the authors' trees."""
 
 import itertools
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Chances = list[list[float]]
 
 @st.composite
 def lattices(draw: st.DrawFn) -> tuple[Ids, Chances]:
-    """Draw candidates of up to four places, with falling chances."""
+    """Draw candidates for up to four places, with decreasing probabilities."""
     row = st.lists(st.integers(0, 99), min_size=1, max_size=3, unique=True)
     ids = draw(st.lists(row, max_size=4))
     chance = st.floats(0.01, 0.99)
@@ -28,7 +28,7 @@ def lattices(draw: st.DrawFn) -> tuple[Ids, Chances]:
 
 
 def all_paths(ids: Ids, chances: Chances) -> dict[tuple[int, ...], float]:
-    """Return every path through the lattice with its joint chance, the slow way."""
+    """Return every path through the lattice with its joint probability, by a slow method."""
     result = {}
     places = [list(zip(*row)) for row in zip(ids, chances)]
     for depth in range(1, len(places) + 1):
@@ -39,12 +39,12 @@ def all_paths(ids: Ids, chances: Chances) -> dict[tuple[int, ...], float]:
 
 
 def merged(ids: Ids, chances: Chances, prices: list[float]) -> Drafts:
-    """Unroll a lattice that is made beforehand, as a draft model's."""
+    """Unroll a lattice that exists beforehand, as a draft model's graph does."""
     return unroll(lattice(7, ids, chances), prices, depth=len(ids))
 
 
 def grown(ids: Ids, chances: Chances, prices: list[float]) -> Drafts:
-    """Unroll a graph whose candidates are added on demand."""
+    """Unroll a graph; its candidates are added on demand."""
     places = Places([7], Candidates(ids, chances), None, 9)
     return unroll(places.graph, prices, depth=len(ids), expand=places.expand)
 

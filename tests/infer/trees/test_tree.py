@@ -1,4 +1,4 @@
-"""Trees: masks, probes and walks."""
+"""Test trees: masks, probes and walks."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The training folders that exports are made of."""
+"""Fixture with the training folders that the tests export."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.train.export.runs import RUNS, train
 
 @pytest.fixture(scope="session")
 def runs(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every run, on two ranks, trained once."""
+    """Return the folder of all runs, trained once on two ranks."""
     return make_once(
         tmp_path_factory,
         "runs",

@@ -1,4 +1,4 @@
-"""A finished training folder without weights, for what an export writes beside them."""
+"""Write a finished training folder without weights, to test all other files of an export."""
 
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,11 @@ VERIFIED = {
 def training(
     folder: Path, *, adaptive: int = 1, **facts: Any
 ) -> tuple[Path, dict[str, Any]]:
-    """Return the folder and its manifest, with `adaptive` ids."""
+    """Write a training folder with `adaptive` adaptive ids; return it and its manifest."""
     tokenizer = train_bpe()
     vocab = find_vocab(tokenizer, CONFIG)
-    described = folder / "model"
-    save(tokenizer, described)
+    model = folder / "model"
+    save(tokenizer, model)
     shape = {
         "vocab_size": vocab.size,
         "bos_token_id": vocab.bos,
@@ -54,8 +54,8 @@ def training(
     config = AutoConfig.for_model(
         "llama", **shape, rope_parameters={"rope_type": "default", "rope_theta": 1e6}
     )
-    config.save_pretrained(described)
-    GenerationConfig.from_model_config(config).save_pretrained(described)
+    config.save_pretrained(model)
+    GenerationConfig.from_model_config(config).save_pretrained(model)
     settings = {
         "model": {"path": "/home/someone/models/7b", "random_init": False},
         "objective": OBJECTIVE,
@@ -84,8 +84,8 @@ def training(
             "modes": {"PLAIN": 6, "PSM": 6},
             "languages": ["py", "go"],
         },
-        "tokenizer": fingerprint_file(described / "tokenizer.json"),
-        "architecture": fingerprint_file(described / "config.json"),
+        "tokenizer": fingerprint_file(model / "tokenizer.json"),
+        "architecture": fingerprint_file(model / "config.json"),
         "versions": {"python": "3.11.7", "torch": "2.13.0"},
         "commit": "c" * 40,
         "created": "2026-11-21T15:27:15+00:00",

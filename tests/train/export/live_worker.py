@@ -1,10 +1,10 @@
-"""Train in every rank for test_export.py, and report what was trained.
+"""One rank of the trainings of test_export.py, which also saves the live weights and logits.
 
     torchrun -m tests.train.export.live_worker FOLDER DATA NAME=OVERRIDE,OVERRIDE ...
 
-Many runs share one start of PyTorch and DeepSpeed. Each leaves a finished training folder FOLDER/NAME and
-FOLDER/NAME.live: the `masters`, the optimizer's float32 weights by name, and the `logits` (1, n, V) of
-the engine's own model for `ids` (1, n) after the last step.
+The runs share one start of PyTorch and DeepSpeed. Each writes a finished training folder FOLDER/NAME, and
+FOLDER/NAME.live with `masters`, the optimizer's float32 weights by name, and with the `logits` (1, n, V) of
+the engine's model for `ids` (1, n) after the last step.
 """
 
 import sys
@@ -37,7 +37,7 @@ BFLOAT16 = "dtype=bfloat16"
 
 
 def train(out: Path, data: Path, overrides: list[str]) -> Trainer:
-    """Return a finished run with its engine."""
+    """Train a run to its end; return its trainer."""
     config = settings(
         "train",
         TrainConfig,
@@ -56,14 +56,16 @@ def train(out: Path, data: Path, overrides: list[str]) -> Trainer:
 
 
 def masters(engine: Any) -> dict[str, torch.Tensor]:
-    """Return whole copies of the optimizer's weights; frozen ones as the model has them."""
+    """Return gathered copies of the optimizer's float32 weights; frozen weights are the model's."""
     copies = {}
     if isinstance(engine.optimizer, FP16_UnfusedOptimizer):
         groups = zip(
             engine.optimizer.fp16_groups, engine.optimizer.fp32_groups, strict=True
         )
         copies = {
-            id(own): copy for group in groups for own, copy in zip(*group, strict=True)
+            id(weight): copy
+            for group in groups
+            for weight, copy in zip(*group, strict=True)
         }
     weights = {}
     for name, parameter in engine.module.named_parameters():
@@ -79,13 +81,13 @@ def masters(engine: Any) -> dict[str, torch.Tensor]:
 
 
 def report(trainer: Trainer, path: Path) -> None:
-    """Write masters and logits of a live run."""
+    """Save masters and logits of a finished run while its engine still exists."""
     engine = trainer.engine._engine
     ids = torch.from_numpy(trainer.data.human[0].tokens[:96].astype("int64"))[None]
     gate = engine.module._gate
     with (
         torch.no_grad(),
-        nullcontext() if gate is None else gate.closed(),  # none of them is adaptive
+        nullcontext() if gate is None else gate.closed(),  # no id is adaptive
         deepspeed.zero.GatheredParameters(
             list(engine.module.parameters()), enabled=trainer.engine.stage == 3
         ),

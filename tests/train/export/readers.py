@@ -1,7 +1,8 @@
-"""How servers read a model directory's config.json.
+"""Read the mask token from a model directory's config.json as servers do.
 
-Rewritten from their sources: vLLM 0.33.0, and TensorRT-LLM's main branch at 00679c66
-(PARDForCausalLM) and 051edebb (PARDWorker), whose rule 1.4.0rc1's reference has too.
+The code follows the sources of vLLM 0.33.0, and of TensorRT-LLM's main branch at 00679c66
+(PARDForCausalLM) and 051edebb (PARDWorker). The reference of TensorRT-LLM 1.4.0rc1 has the
+same rule.
 """
 
 from collections.abc import Mapping
@@ -26,8 +27,10 @@ def vllm_mask_id(config: Mapping[str, Any]) -> int:
 def tensorrt_mask_id(
     config: Mapping[str, Any], mask_token_id: int | None = None
 ) -> int:
-    """Follow tensorrt_llm/_torch/speculative/pard.py, prepare_1st_drafter_inputs (PARDDecodingConfig's value),
-    then tensorrt_llm/_torch/models/modeling_speculative.py, PARDForCausalLM. Its last resort is no row.
+    """Follow tensorrt_llm/_torch/speculative/pard.py, prepare_1st_drafter_inputs, for `mask_token_id`.
+
+    That is the value of PARDDecodingConfig. Without it, follow PARDForCausalLM in
+    tensorrt_llm/_torch/models/modeling_speculative.py. Its default is not a row of the embedding.
     """
     if mask_token_id is not None:
         return mask_token_id

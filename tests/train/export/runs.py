@@ -1,4 +1,4 @@
-"""Training folders of every ZeRO stage, made by live_worker.py: exports of them, and damaged copies."""
+"""Train with every ZeRO stage by live_worker.py, and export the training folders."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ GATED = [*LORA, "lora.gated=true"]
 
 
 def mixture(kind: str, experts: str = "num_experts") -> list[str]:
-    """Return the shape of a tiny mixture of experts, whose texts do not merely repeat."""
+    """Return settings of a tiny mixture of experts that does not just repeat one token."""
     shape = {"model_type": kind, experts: 4, "num_experts_per_tok": 2}
     if kind == "qwen3_moe":
         shape["moe_intermediate_size"] = 16
@@ -61,12 +61,13 @@ def train(folder: Path, data: Path, runs: dict[str, list[str]], *, ranks: int) -
 
 def export(checkpoint: Path, out: Path, *overrides: str) -> Path:
     args = [f"checkpoint={checkpoint}", f"out={out}", *overrides]
+    args.append("tracker.mode=disabled")
     main(settings("export", ExportConfig, args))
     return out
 
 
 def logits(model: Path, ids: torch.Tensor) -> torch.Tensor:
-    """Return the logits of Transformers' model, with the kernel of the training."""
+    """Return the logits of the Transformers model, with the attention kernel of the training."""
     lm = AutoModelForCausalLM.from_pretrained(
         model, attn_implementation=register("eager")
     )
@@ -75,7 +76,7 @@ def logits(model: Path, ids: torch.Tensor) -> torch.Tensor:
 
 
 def refused(run: Path, out: Path, *overrides: str) -> str:
-    """Return the error of an export, which wrote nothing."""
+    """Return the error message of an export; assert that it wrote no folder."""
     with pytest.raises(UserError) as error:
         export(run, out, *overrides)
     assert not out.exists()

@@ -1,4 +1,4 @@
-"""The decoder's text as a folder: all that it needs and no more, as Transformers imports it."""
+"""Test that custom_generate/ contains exactly the files that the decoder imports."""
 
 import sys
 import tomllib
@@ -14,10 +14,10 @@ INSTALLED = {"torch", "transformers", "numpy", "safetensors", *sys.stdlib_module
 NGRAMS = {"table": None, "text": 2.0, "places": [0.4, 0.3]}
 
 
-def test_every_file_is_needed_and_imports_only_what_is_installed(
+def test_every_file_is_needed_and_imports_only_installed_packages(
     tmp_path: Path,
 ) -> None:
-    """By Transformers' own reading of imports, which is of text, not of syntax."""
+    """Find imports with Transformers' functions, which search the text by regular expressions."""
     adaptive = {"adaptive_ids": [7, 8, 9], "L": 3, "ngrams": NGRAMS, "gated": False}
     write_json(tmp_path / "adaptive.json", adaptive)
     write_custom_generate(tmp_path)

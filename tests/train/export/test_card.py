@@ -1,4 +1,4 @@
-"""The model card and the hub: what they get of a finished model directory."""
+"""Test the model card of a finished model directory."""
 
 import json
 import re
@@ -22,7 +22,7 @@ from train.export.sidecars import write_sidecars
 
 
 def export(folder: Path, **facts: Any) -> tuple[Path, dict[str, Any]]:
-    """Return a finished model directory without weights, and its training's manifest."""
+    """Write a finished model directory without weights; return it and its training's manifest."""
     checkpoint, manifest = training(folder / "tuned", **facts)
     out = folder / "model"
     out.mkdir()
@@ -30,14 +30,16 @@ def export(folder: Path, **facts: Any) -> tuple[Path, dict[str, Any]]:
     verified = VERIFIED if manifest["adaptive"] else None
     write_card(out, manifest, step=9, verified=verified)
     config = ExportConfig(str(checkpoint), str(out))
-    origin = collect_provenance(config, {"checkpoint": checkpoint}, ignore=["report"])
+    ignored = ["report", "tracker"]
+    origin = collect_provenance(config, {"checkpoint": checkpoint}, ignore=ignored)
     write_manifest(out, "model", origin, step=9, verified=verified)
     return out, manifest
 
 
-def again(out: Path, *overrides: str) -> None:
-    """Run the command on the finished directory."""
+def export_again(out: Path, *overrides: str) -> None:
+    """Run the export command on the finished directory."""
     args = [f"checkpoint={out.with_name('tuned')}", f"out={out}", *overrides]
+    args.append("tracker.mode=disabled")
     main(settings("export", ExportConfig, args))
 
 
@@ -46,7 +48,7 @@ def card_of(out: Path) -> str:
 
 
 def report_of(out: Path, folder: Path) -> Path:
-    """Return the folder of a report of a model directory."""
+    """Write a report of a model directory into `folder`, and return the folder."""
     common = {"hardware": {"gpu": "H200"}, "date": "2026-11-21T15:27:15+00:00"}
     common["settings"] = {"dtype": "bfloat16"}
     speed = {"prompt_set": "humaneval", "temperature": 0.0, "decoder": "hybrid"}
@@ -87,22 +89,22 @@ def test_a_report_goes_into_the_card(tmp_path: Path) -> None:
     out, _ = export(tmp_path)
     report = report_of(out, tmp_path / "report")
     before = (out / "manifest.json").read_bytes()
-    again(out, f"report={report}")
+    export_again(out, f"report={report}")
     card = card_of(out)
     assert "| humaneval | 0 | hybrid | 200 | 2.00 | 2.50 | 6/6 |" in card
     assert "H200, 2026-11-21" in card
     assert (out / "manifest.json").read_bytes() == before
     (out / "config.json").write_text("{}")
     with pytest.raises(UserError, match="got a report of another model"):
-        again(out, f"report={report}")
+        export_again(out, f"report={report}")
 
 
-def test_a_finished_directory_is_left_as_it_is(
+def test_exporting_again_does_not_change_a_finished_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The card may have been edited, the checkpoints may be gone."""
+    """The user may have edited the card or deleted the checkpoints."""
     out, _ = export(tmp_path)
     files = {path.name: path.read_bytes() for path in out.iterdir()}
-    again(out)
+    export_again(out)
     assert capsys.readouterr().out == f"export: {out} is finished: nothing to do\n"
     assert {path.name: path.read_bytes() for path in out.iterdir()} == files

@@ -1,4 +1,4 @@
-"""Exports of trainings under every ZeRO stage (runs.py): what is written and verified."""
+"""Test exports of trainings with every ZeRO stage (runs.py): files, weights and verification."""
 
 import shutil
 from pathlib import Path
@@ -35,10 +35,10 @@ MIXTURE_PROMPTS = [[20, 30, 40, 51], [77, 78], [99] * 7]
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_an_export_is_what_was_trained_to_the_last_bit(
+def test_an_export_equals_the_trained_model_bit_for_bit(
     runs: Path, tmp_path: Path, name: str
 ) -> None:
-    """Every weight is the optimizer's and, of a float32 training, so are the logits."""
+    """Weights equal the optimizer's; after training in float32 the logits are equal, too."""
     live = torch.load(runs / f"{name}.live")
     out = export(runs / name, tmp_path / "model", FLOAT32, "verify=false")
     written = dict(AutoModelForCausalLM.from_pretrained(out).named_parameters())
@@ -52,7 +52,7 @@ def test_an_export_is_what_was_trained_to_the_last_bit(
 def test_the_n_gram_table_of_the_data_is_exported(
     runs: Path, data_folder: Path, tmp_path: Path
 ) -> None:
-    """Servers take every *.safetensors for weights unless there is an index."""
+    """Without an index, servers would load the table's *.safetensors as weights."""
     out = export(runs / "causal", tmp_path / "model", FLOAT32, "verify=false")
     assert (out / TABLE).read_bytes() == (data_folder / TABLE).read_bytes()
     assert read_result(out / "manifest.json")["ngrams"] == fingerprint_file(out / TABLE)
@@ -62,10 +62,10 @@ def test_the_n_gram_table_of_the_data_is_exported(
 
 
 @pytest.mark.parametrize("name", ["zero2-lora", "zero3-lora"])
-def test_a_merged_adapter_acts_as_it_did_beside_the_weights(
+def test_a_merged_adapter_has_the_same_logits(
     runs: Path, tmp_path: Path, name: str
 ) -> None:
-    """W + BA rounds once where Wx + BAx rounds per row."""
+    """The tolerance is for rounding: W + BA rounds once, Wx + BAx rounds for each row."""
     live = torch.load(runs / f"{name}.live")
     out = export(runs / name, tmp_path / "model", FLOAT32, "verify=false")
     difference = (logits(out, live["ids"]) - live["logits"].float()).abs().max()
@@ -74,7 +74,7 @@ def test_a_merged_adapter_acts_as_it_did_beside_the_weights(
 
 
 @pytest.mark.parametrize("name", ADAPTED)
-def test_a_kept_adapter_and_its_base_model_are_those_trained(
+def test_a_kept_adapter_and_its_base_model_equal_the_trained_weights(
     runs: Path, tmp_path: Path, name: str
 ) -> None:
     masters = torch.load(runs / f"{name}.live")["masters"]
@@ -100,7 +100,7 @@ def test_the_directory_is_verified(
     out = export(runs / name, tmp_path / "model", f"dtype={dtype}", "shard_size=20KB")
     assert len(list(out.glob("model-*.safetensors"))) > 1
     manifest = read_json(out / "manifest.json")
-    assert manifest["decontaminated"] == ["humaneval"]  # which infer.bench reads
+    assert manifest["decontaminated"] == ["humaneval"]  # infer.bench reads it
     verified = manifest["verified"]
     assert verified["weights"] >= 12
     assert (verified["logit_difference"] == 0) == (name != "zero3-lora")
@@ -120,15 +120,15 @@ def test_the_directory_is_verified(
 def test_a_mixture_of_experts_is_adapted_exported_and_decoded(
     runs: Path, tmp_path: Path, name: str
 ) -> None:
-    """The export ended in KeyError: peft had put its layers into experts and routers."""
+    """Bug: the export ended in a KeyError, because peft had replaced experts and routers."""
     out = export(runs / name, tmp_path / "model", FLOAT32)
     verified = read_json(out / "manifest.json")["verified"]
     assert (verified["logit_difference"] == 0) == ("gated" in name)
     if "gated" in name:
-        described = read_json(out / "adapter" / "adapter_config.json")
-        words = {target.rpartition(".")[2] for target in described["target_modules"]}
+        config = read_json(out / "adapter" / "adapter_config.json")
+        words = {target.rpartition(".")[2] for target in config["target_modules"]}
         assert words == {"q_proj", "k_proj", "v_proj", "o_proj"}
-        assert not described["target_parameters"] and not described["rank_pattern"]
+        assert not config["target_parameters"] and not config["rank_pattern"]
     model = load(out, "float32", "cpu")
     plain, drafted = (
         tokens_of(model, MIXTURE_PROMPTS, DecodeConfig(method, max_new_tokens=24))
@@ -141,7 +141,7 @@ def test_a_mixture_of_experts_is_adapted_exported_and_decoded(
 def test_a_wrong_weight_is_detected(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Also in the embedding of a token that the compared text lacks."""
+    """The wrong weight is in the embedding of a token that the compared text does not contain."""
     vocab = read_result(runs / name / "manifest.json")["vocab"]
     seen = {7919 * i % vocab["size"] for i in range(128)} | {*vocab["adaptive"]}
     unseen = next(id for id in range(vocab["size"]) if id not in seen)
@@ -159,11 +159,11 @@ def test_a_wrong_weight_is_detected(
 def test_another_rope_is_detected(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The logits differ, though every weight is the training's."""
+    """The logits differ although all weights are equal."""
 
-    def wrong(described: dict[str, Any], **_: Any) -> dict[str, Any]:
+    def wrong(config: dict[str, Any], **_: Any) -> dict[str, Any]:
         rope = {"rope_type": "default", "rope_theta": 15000.0}
-        return {**described, "rope_parameters": rope}
+        return {**config, "rope_parameters": rope}
 
     monkeypatch.setattr("train.export.sidecars.served_config", wrong)
     message = refused(runs / "zero1", tmp_path / "model")
@@ -195,7 +195,7 @@ def test_a_damaged_training_is_refused(
 def test_a_model_that_would_not_decode_is_refused(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A DeepSeek-V2 was exported as verified, and `infer` refused the directory."""
+    """Bug: a DeepSeek-V2 was exported as verified, but `infer` refused the directory."""
     monkeypatch.setattr(
         "train.export.trained.why_unsupported", lambda config: "which is too new"
     )

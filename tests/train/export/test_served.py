@@ -1,5 +1,6 @@
-"""An export behind `transformers serve`, with the OpenAI client."""
+"""Test an export in `transformers serve` with the OpenAI client."""
 
+import runpy
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,7 @@ if not is_serve_available():
 
 from tests.served_openai import served, stream
 
+EXAMPLES = Path(__file__).parents[3] / "examples"
 PROMPTS = ["def parse(text):\n", "import json\n\n"]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 24}
@@ -23,7 +25,7 @@ SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 24}
 
 @pytest.fixture(scope="module")
 def model(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An export in float32."""
+    """Return an export in float32."""
     overrides = ("dtype=float32", "verify=false")
     out = tmp_path_factory.mktemp("served") / "model"
     return export(runs / "zero1", out, *overrides)
@@ -31,12 +33,13 @@ def model(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def api(model: Path) -> Iterator[Any]:
-    with served(model, model.with_name("server"), "--trust-remote-code") as client:
+    script = EXAMPLES / "serve.sh"
+    with served(model, model.with_name("server"), script=script) as client:
         yield client
 
 
 def plain(model: Path, prompt: str) -> str:
-    """The text by the library's own decoding."""
+    """Return the text of Transformers' own decoding."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     lm = AutoModelForCausalLM.from_pretrained(model)
     inputs = tokenizer(prompt, return_tensors="pt")
@@ -45,7 +48,7 @@ def plain(model: Path, prompt: str) -> str:
     return tokenizer.decode(text, skip_special_tokens=True)
 
 
-def test_two_streams_at_once_are_plain_decodings(api: Any, model: Path) -> None:
+def test_two_streams_at_once_equal_plain_decoding(api: Any, model: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         texts = list(
             pool.map(lambda prompt: stream(api, model, prompt, **GREEDY), PROMPTS)
@@ -53,7 +56,7 @@ def test_two_streams_at_once_are_plain_decodings(api: Any, model: Path) -> None:
     assert texts == [plain(model, prompt) for prompt in PROMPTS] and all(texts)
 
 
-def test_a_chat_of_one_message_is_its_completion(api: Any, model: Path) -> None:
+def test_a_chat_of_one_message_equals_its_completion(api: Any, model: Path) -> None:
     prompt = PROMPTS[0]
     name = str(model)
     expected = plain(model, prompt)
@@ -70,3 +73,11 @@ def test_a_temperature_samples_and_a_seed_repeats(api: Any, model: Path) -> None
     first, again = (stream(api, model, PROMPTS[0], **SAMPLED) for _ in range(2))
     assert first == again != stream(api, model, PROMPTS[0], **GREEDY)
     assert stream(api, model, PROMPTS[0], **{**SAMPLED, "seed": 4}) != first
+
+
+def test_the_example_prints_the_servers_answer(
+    api: Any, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = runpy.run_path(str(EXAMPLES / "call.py"))["main"]
+    call(str(model), PROMPTS[0], str(api.base_url))
+    assert capsys.readouterr().out.strip() == plain(model, PROMPTS[0]).strip()

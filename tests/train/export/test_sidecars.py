@@ -1,4 +1,4 @@
-"""The files beside the weights, read back by Transformers, servers and decoding."""
+"""Test the export's files besides the weights, as read by Transformers, servers and decoding."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from train.export.sidecars import (
 
 LLAMA_3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA_3 |= {"rope_type": "llama3", "original_max_position_embeddings": 8192}
-# config.json as their authors published it, without keys that the export ignores.
+# Parts of config.json as published with these models, without keys that the export ignores.
 SHAPES: dict[str, dict[str, Any]] = {
     "codellama-7b": {"rope_theta": 1000000, "rope_scaling": None},
     "llama-3.1": {"rope_theta": 500000.0, "rope_scaling": LLAMA_3},
@@ -43,7 +43,7 @@ def exported(
     return out
 
 
-def test_an_export_says_what_training_knew(tmp_path: Path) -> None:
+def test_an_export_has_the_facts_of_its_training(tmp_path: Path) -> None:
     out = exported(tmp_path, adaptive=2)
     manifest = read_json(tmp_path / "tuned" / "manifest.json")
     vocab, ids = manifest["vocab"], manifest["adaptive"]
@@ -67,16 +67,16 @@ def test_an_export_says_what_training_knew(tmp_path: Path) -> None:
     assert (loaded.L, loaded.bos, loaded.gated) == (2, vocab["bos"], False)
     names = ("bos", "eos", "pre", "suf", "mid", "eot")
     assert loaded.control == {*vocab["adaptive"], *(vocab[n] for n in names)}
-    assert "someone" not in (out / "adaptive.json").read_text()  # no path
+    assert "someone" not in (out / "adaptive.json").read_text()  # no path of a user
 
 
 @pytest.mark.parametrize(
     ("adaptive", "gated"), [(0, False), (1, False), (2, False), (1, True)]
 )
-def test_servers_find_the_mask_token_that_they_can_draft_with(
+def test_config_json_has_a_mask_token_only_if_servers_can_draft_with_it(
     tmp_path: Path, adaptive: int, gated: bool
 ) -> None:
-    """With diverse tokens or without the adapter every draft would be wrong."""
+    """Servers use one mask token and no adapter, so diverse or gated ones would draft wrongly."""
     lora = {"rank": 4, "gated": True} if gated else None
     out = exported(tmp_path, adaptive=adaptive, lora=lora)
     config = read_json(out / "config.json")
@@ -89,10 +89,10 @@ def test_servers_find_the_mask_token_that_they_can_draft_with(
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_both_versions_of_transformers_read_of_an_export_what_the_base_model_is(
+def test_transformers_4_and_5_read_the_base_models_rope_settings(
     name: str, tmp_path: Path
 ) -> None:
-    """Transformers 4 took CodeLlama's rope_theta for 10,000: it knows no rope_parameters."""
+    """Bug: Transformers 4 does not read rope_parameters, so CodeLlama's rope_theta was 10,000."""
     file = tmp_path / "config.json"
     write_json(file, {"model_type": "llama", **SHAPES[name]})
     AutoConfig.from_pretrained(tmp_path).save_pretrained(tmp_path)
@@ -113,8 +113,11 @@ def test_both_versions_of_transformers_read_of_an_export_what_the_base_model_is(
     assert served.get("partial_rotary_factor") == partial
 
 
-def test_a_generation_ends_where_texts_ended() -> None:
-    """Without an end, as in some base models, a generation would not stop."""
+def test_generation_ends_with_the_eos_of_training() -> None:
+    """Some base models have no EOS in generation_config.json; generation would not stop."""
     assert served_generation({}, bos=1, eos=2) == {"bos_token_id": 1, "eos_token_id": 2}
-    own = {"eos_token_id": [5, 2], "temperature": 0.2, "bos_token_id": None}
-    assert served_generation(own, bos=1, eos=2) == {**own, "bos_token_id": 1}
+    generation = {"eos_token_id": [5, 2], "temperature": 0.2, "bos_token_id": None}
+    assert served_generation(generation, bos=1, eos=2) == {
+        **generation,
+        "bos_token_id": 1,
+    }

@@ -1,4 +1,4 @@
-"""The tokenizer of an export, by Transformers' AutoTokenizer and by our encoders."""
+"""Test an export's tokenizer with Transformers' AutoTokenizer and this project's encoders."""
 
 import shutil
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.bpe import save, train_bpe
 from train.export.sidecars import write_tokenizer
 
 CONFIG = VocabConfig(bos="<s>", adaptive=["<adaptive_1>", "<adaptive_2>"])
-# The paper's seven diverse tokens, two of which are letters.
+# The paper's seven diverse tokens; two of them are letters.
 DIVERSE = VocabConfig(adaptive=[32011, 32012, 32013, 32014, 32015, 31864, 31857])
 PIECES = [*" ▁ox\n", "  ", "ো", "<EOT>", "</s>", "▁<EOT>", " <EOT><EOT>", "def f(x): ."]
 TEXTS = [
@@ -35,9 +35,9 @@ Codellama = tuple[Path, Vocab, Text, Text, Encoder]
 
 
 def export(source: Path, folder: Path, config: VocabConfig, used: int) -> Exported:
-    """Export a tokenizer for a model with the first adaptive ids.
+    """Export a tokenizer for a model that uses the first `used` adaptive ids.
 
-    Return its folder, its ids, and decoding's Text before and after.
+    Return its folder, its vocabulary, and decoding's `Text` before and after the export.
     """
     shutil.copytree(source, folder)
     vocab = find_vocab(load_tokenizer(source), config)
@@ -67,10 +67,10 @@ def codellama(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Co
 
 
 @given(parts=st.lists(st.sampled_from(PIECES), max_size=8))
-def test_no_text_becomes_an_adaptive_id_by_our_encoders(
+def test_the_encoders_never_produce_an_adaptive_id(
     codellama: Codellama, parts: list[str]
 ) -> None:
-    """Special tokens are matched in raw text by a plain encoder."""
+    """A plain tokenizer would match special tokens in raw text."""
     _, vocab, before, after, encoder = codellama
     text = "".join(parts)
     ids = after.encode(text)
@@ -78,8 +78,8 @@ def test_no_text_becomes_an_adaptive_id_by_our_encoders(
     assert ids[1:] == encoder.encode([encoder.lead(text)])[0].tolist()
 
 
-def test_transformers_encodes_as_training_did(codellama: Codellama) -> None:
-    """Transformers 5's class for CodeLlama drops one of the spaces that begin a text."""
+def test_transformers_encodes_like_training(codellama: Codellama) -> None:
+    """Transformers 5's own class for CodeLlama drops one of several leading spaces."""
     folder, vocab, _, after, _ = codellama
     tokenizer = library(folder)
     assert len(tokenizer) == vocab.size == 32016  # no row is added
@@ -95,9 +95,10 @@ def test_transformers_encodes_as_training_did(codellama: Codellama) -> None:
 
 
 def like_deepseek(folder: Path) -> None:
-    """Make a tokenizer.json without BOS and with infilling pieces that are not special.
+    """Change a tokenizer.json to add no BOS and to mark infilling pieces as not special.
 
-    As deepseek-coder's, whose class added the BOS in Transformers 4, not in 5, and Qwen's.
+    deepseek-coder's and Qwen's are like this. The class of deepseek-coder adds BOS in
+    Transformers 4 but not in 5.
     """
     file = folder / "tokenizer.json"
     content = read_json(file)
@@ -117,9 +118,7 @@ def like_deepseek(folder: Path) -> None:
     write_json(folder / "tokenizer_config.json", config)
 
 
-def test_every_text_begins_with_bos_as_documents_did(
-    demo: Path, tmp_path: Path
-) -> None:
+def test_every_text_begins_with_bos_like_documents(demo: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(demo, source)
     like_deepseek(source)

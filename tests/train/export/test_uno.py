@@ -1,4 +1,4 @@
-"""Adapters in Uno's format: trained on noise, exported, served as SGLang and vLLM do."""
+"""Test adapters in Uno's format: training on noise, export, and drafting like SGLang and vLLM."""
 
 import json
 import re
@@ -39,7 +39,7 @@ from train.lora import Gate, PlainWeights, adapt
 from train.model import AdaptiveLM
 from train.objective import branch, with_noise
 
-#: Ids of the imitated model: as many as the decoder's weights of candidates are shares of.
+#: Vocabulary size: the decoder's probabilities of candidates are over this many tokens.
 V = 8
 L = 4
 NODES = 12
@@ -51,7 +51,7 @@ NEW = 48
 ID = 17
 FLOAT32 = "dtype=float32"
 SHORT = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
-#: SGLang's checks of a folder, and vLLM's: the parts of names, the keys of settings.
+#: Names of weights and settings that SGLang and vLLM check when they load a folder.
 WEIGHT = re.compile(
     r"base_model\.model\.model\.layers\.\d+\.(?:self_attn|mlp)\.(\w+)\.lora_[AB]\.weight"
 )
@@ -66,7 +66,7 @@ UNSUPPORTED = {
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base model, and an adapter that was trained on noise for a few steps."""
+    """Return a folder with a base model and an adapter that was trained on noise for a few steps."""
     folder = tmp_path_factory.mktemp("uno")
     lm = tiny_llama(vocab=V)
     lm.save_pretrained(folder / "base")
@@ -106,10 +106,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def ours(
+def project_texts(
     folder: Path, planner: FixedPlanner | None
 ) -> list[tuple[list[int], list[int]]]:
-    """Return each prompt's text, and the accepted drafts of its verifications."""
+    """Return each prompt's text and the accepted drafts of its verifications, by this project."""
     base = AutoModelForCausalLM.from_pretrained(folder / "base").eval()
     runner = Runner(
         gate_model(base, folder / "adapter"), capacity=80, max_rows=1 + NODES + L
@@ -126,8 +126,10 @@ def ours(
 
 
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-def test_servers_accept_as_many_drafts_as_our_decoder(served: Path, tree: bool) -> None:
-    """Step by step, with the same noise; and every text is plain decoding's."""
+def test_servers_accept_as_many_drafts_as_this_project(
+    served: Path, tree: bool
+) -> None:
+    """With the same noise, each step accepts the same number; texts equal plain decoding's."""
     base = AutoModelForCausalLM.from_pretrained(served / "base").eval()
     shape = {"candidates": CANDIDATES, "nodes": NODES} if tree else {}
     server = UnoServer.load(base, served / "adapter", rows=L + 1, **shape)
@@ -141,17 +143,17 @@ def test_servers_accept_as_many_drafts_as_our_decoder(served: Path, tree: bool) 
 
     lengths = []
     for prompt, (text, accepted), (plain, _) in zip(
-        PROMPTS, ours(served, planner), ours(served, None)
+        PROMPTS, project_texts(served, planner), project_texts(served, None)
     ):
-        theirs, cycles = server.generate(prompt, noise, tokens=NEW)
-        assert theirs[:NEW] == text == plain
-        count = len(cycles) - 2  # the last cycles end with the text
+        server_text, cycles = server.generate(prompt, noise, tokens=NEW)
+        assert server_text[:NEW] == text == plain
+        count = len(cycles) - 2  # the end of the text cuts off the last cycles
         assert accepted[:count] == cycles[:count]
         lengths += cycles[:count]
     assert len({*lengths}) > 2 and max(lengths) > 2
 
 
-def test_drafts_do_not_depend_on_a_batch(served: Path) -> None:
+def test_drafts_do_not_depend_on_the_batch(served: Path) -> None:
     base = AutoModelForCausalLM.from_pretrained(served / "base").eval()
     lm = gate_model(base, served / "adapter")
     drafters = by_tokens(MaskTokens(noise=V), FixedPlanner(L, "all"))
@@ -171,7 +173,7 @@ def test_drafts_do_not_depend_on_a_batch(served: Path) -> None:
 
 @pytest.fixture(scope="module")
 def trained(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Trainings on noise, and on an existing token; both heads are the embedding."""
+    """Train on noise and on an existing token, both with tied embeddings; return the folder."""
     gated = [*GATED, TIED, "objective.previous_token=true"]
     runs = {
         "noise": [*STAGES["zero2"], BFLOAT16, *gated, "objective.mask=noise"],
@@ -183,16 +185,16 @@ def trained(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def check_adapter(folder: Path, base: Path) -> None:
-    """Check a folder as the servers' loaders do, and load it by peft alone."""
+    """Check a folder like the servers' loaders, and load it with peft."""
     assert [file.name for file in folder.glob("*.safetensors")] == [
         "adapter_model.safetensors"
     ]
-    described = read_json(folder / "adapter_config.json")
-    assert not UNSUPPORTED & {name for name, value in described.items() if value}
-    assert "trainable_token_indices" not in described
-    assert described["peft_type"] == "LORA" and described["bias"] == "none"
-    assert (described["r"], described["lora_alpha"]) == (4, 16)
-    assert described["target_modules"] == SHORT
+    config = read_json(folder / "adapter_config.json")
+    assert not UNSUPPORTED & {name for name, value in config.items() if value}
+    assert "trainable_token_indices" not in config
+    assert config["peft_type"] == "LORA" and config["bias"] == "none"
+    assert (config["r"], config["lora_alpha"]) == (4, 16)
+    assert config["target_modules"] == SHORT
     weights = load_file(folder / "adapter_model.safetensors")
     matches = {name: WEIGHT.fullmatch(name) for name in weights}
     assert {match[1] for match in matches.values() if match} == {*SHORT}
@@ -215,20 +217,20 @@ def commands(card: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["noise", "id"])
-def test_a_training_without_rows_of_its_own_is_exported_and_decoded(
+def test_a_training_without_adaptive_rows_is_exported_and_decoded(
     trained: Path, tmp_path: Path, name: str
 ) -> None:
-    """The base model is untouched: no row more, and the head stays the embedding."""
+    """The base model does not change: no row is added, and embeddings stay tied."""
     out = export(trained / name, tmp_path / "model", FLOAT32)
     assert read_json(out / "manifest.json")["verified"]["logit_difference"] == 0
     config = read_json(out / "config.json")
     assert config["tie_word_embeddings"] is True
-    described = read_json(out / "adaptive.json")
-    assert described["mask"] == ("noise" if name == "noise" else ID)
-    assert described["adaptive_ids"] == ([] if name == "noise" else [ID])
+    adaptive = read_json(out / "adaptive.json")
+    assert adaptive["mask"] == ("noise" if name == "noise" else ID)
+    assert adaptive["adaptive_ids"] == ([] if name == "noise" else [ID])
     vocab = Vocab.from_json(read_json(trained / name / "manifest.json")["vocab"])
-    assert not {*vocab.adaptive} & {*described["control"]}
-    assert ID not in described["control"]
+    assert not {*vocab.adaptive} & {*adaptive["control"]}
+    assert ID not in adaptive["control"]
     adapter = load_file(out / "adapter" / "adapter_model.safetensors")
     assert all("lora_" in weight for weight in adapter)
     check_adapter(out / "uno", out)
@@ -252,8 +254,8 @@ def test_a_training_without_rows_of_its_own_is_exported_and_decoded(
     assert portable[0, 2:].tolist() == plain[1]
 
 
-def test_the_adapter_alone(trained: Path, tmp_path: Path) -> None:
-    """lora=uno: the base model is named, the card has commands, limits and a bar."""
+def test_lora_uno_exports_only_the_adapter(trained: Path, tmp_path: Path) -> None:
+    """The card has commands for SGLang, vLLM and this project, limits, and a figure to reach."""
     folder = export(trained / "noise", tmp_path / "uno", FLOAT32, "lora=uno")
     assert {file.name for file in folder.iterdir()} == {
         "README.md",
@@ -266,8 +268,8 @@ def test_the_adapter_alone(trained: Path, tmp_path: Path) -> None:
     check_adapter(folder, base)
     vocabulary = read_json(base / "config.json")["vocab_size"]
     card = (folder / "README.md").read_text()
-    chain, tree, vllm, ours = commands(card)
-    assert check(*page_commands(f"```bash\n{ours}```")) is None
+    chain, tree, vllm, project = commands(card)
+    assert check(*page_commands(f"```bash\n{project}```")) is None
     assert "--speculative-eagle-topk 1 --speculative-num-draft-tokens 6" in chain
     assert "--speculative-num-steps 5 --speculative-eagle-topk 4" in tree
     assert "--max-lora-rank 8 " in vllm
@@ -282,8 +284,8 @@ def test_the_adapter_alone(trained: Path, tmp_path: Path) -> None:
     assert str(tmp_path) not in card
 
 
-def test_an_existing_token_needs_bounds_of_noise() -> None:
-    """vLLM draws noise from [1, M): M = 2 is token 1 in every row."""
+def test_vllms_settings_for_an_existing_token() -> None:
+    """vLLM draws noise from [1, M), so token 1 needs M = 2; another token needs both bounds."""
     assert vllm_config(1, L=5, vocabulary=99)["uno_mask_token_id"] == 2
     assert "uno_noise_low" not in vllm_config(1, L=5, vocabulary=99)
     both = vllm_config(ID, L=5, vocabulary=99)
@@ -303,27 +305,29 @@ def test_a_tree_fits_sglangs_limits(places: int) -> None:
     assert nodes - 1 <= candidates * max(rows - 2, 0) + 1
 
 
-def test_other_trainings_have_no_such_adapter(trained: Path, tmp_path: Path) -> None:
+def test_lora_uno_refuses_a_training_with_adaptive_rows(
+    trained: Path, tmp_path: Path
+) -> None:
     manifest = trained / "noise" / "manifest.json"
     assert manifest.is_file()
     with pytest.raises(UserError, match=r"lora=uno needs .* objective.mask=noise"):
         from train.export import ExportConfig, check_uno
 
-        other = read_json(manifest) | {"mask": "adaptive"}
-        check_uno(ExportConfig("c", "o", lora="uno"), other)
+        with_rows = read_json(manifest) | {"mask": "adaptive"}
+        check_uno(ExportConfig("c", "o", lora="uno"), with_rows)
 
 
 def test_layers_that_share_their_names_are_refused(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Servers tell layers by the last part of their names alone."""
+    """Servers identify layers by the last part of their names only."""
     monkeypatch.setattr(PlainWeights, "short_targets", lambda self: None)
     message = refused(trained / "id", tmp_path / "uno", "lora=uno")
     assert "lora=uno needs an adapter of all layers of a name" in message
     assert not (export(trained / "id", tmp_path / "model") / "uno").exists()
 
 
-def test_short_names_are_of_adapted_layers_alone() -> None:
+def test_short_targets_need_all_layers_of_a_name() -> None:
     config = LoraSettings(
         rank=2, gated=True, targets=["layers.0.mlp.up_proj", "q_proj"]
     )

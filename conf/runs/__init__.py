@@ -1,0 +1,1 @@
+"""Runs of stages: folders and manifests, hashes of inputs, atomic files, trackers."""

@@ -1,0 +1,23 @@
+"""Ask a server that examples/serve.sh started, and print the answer as it comes.
+
+python examples/call.py MODEL "def fib(n):" [http://localhost:8000/v1]
+"""
+
+import sys
+
+from openai import OpenAI
+
+
+def main(model: str, prompt: str, url: str = "http://localhost:8000/v1") -> None:
+    """Print a streamed completion; `model` is spelled as for the server."""
+    client = OpenAI(base_url=url, api_key="none")
+    chunks = client.completions.create(
+        model=model, prompt=prompt, max_tokens=24, temperature=0, stream=True
+    )
+    for chunk in chunks:
+        print(chunk.choices[0].text, end="", flush=True)
+    print()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

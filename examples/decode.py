@@ -1,0 +1,23 @@
+"""Continue a prompt with a model directory, and count the tokens per forward.
+
+python examples/decode.py smollm2 "def fib(n):"
+"""
+
+import sys
+
+from infer import DecodeConfig, generate, load
+
+
+def main(name: str, prompt: str) -> None:
+    """Print the text as it is made, then how many tokens a forward gave."""
+    model = load(name, "float32")  # a model directory, a hub name, or smollm2
+    tokens = forwards = 0
+    for step in generate(model, prompt, DecodeConfig(max_new_tokens=64)):
+        print(step.text, end="", flush=True)
+        tokens += len(step.tokens)
+        forwards += 1
+    print(f"\n{tokens} tokens in {forwards} forwards")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

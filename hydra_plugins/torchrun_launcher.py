@@ -1,0 +1,97 @@
+"""A launcher of Hydra's that runs each job of a sweep as a command, as torchrun's jobs need.
+
+    python -m train -m hydra/launcher=torchrun optimizer.lr=1e-3,2e-3 out='runs/${optimizer.lr}' ...
+
+Each job is `hydra.launcher.command` with the job's settings behind it, in turn. What the
+command's first rank returns (see conf/settings/cli.py) is the job's value, for a sweeper such as Optuna.
+Hydra finds launchers in modules of this namespace package alone, which has no __init__.py.
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import JobReturn, JobStatus, filter_overrides
+from hydra.plugins.launcher import Launcher
+from omegaconf import DictConfig
+
+from conf.settings.cli import RESULT_FILE
+
+
+@dataclass
+class CommandLauncherConf:
+    """The settings of `hydra/launcher=torchrun`."""
+
+    _target_: str = "hydra_plugins.torchrun_launcher.CommandLauncher"
+    #: what runs a job, such as "bash launch/train.sh" or "sbatch --wait launch/train_slurm.sh"
+    command: str = "bash launch/train.sh"
+
+
+class CommandLauncher(Launcher):
+    """Runs the jobs of a sweep one after the other, each as a command."""
+
+    def __init__(self, command: str) -> None:
+        self._command = shlex.split(command)
+
+    def setup(self, *, config: DictConfig, hydra_context: Any, **_: object) -> None:
+        """Take the sweep's configuration, as Hydra hands it over."""
+        self._config = config
+        self._loader = hydra_context.config_loader
+
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
+        """Return a result for each job. Ends the sweep with the code of a job that fails."""
+        # Mistakes in any job's settings come before the first job.
+        configs = [
+            self._loader.load_sweep_config(self._config, list(overrides))
+            for overrides in job_overrides
+        ]
+        return [
+            JobReturn(
+                overrides=list(overrides),
+                cfg=config,
+                _return_value=self._run(filter_overrides(overrides)),
+                status=JobStatus.COMPLETED,
+            )
+            for overrides, config in zip(job_overrides, configs)
+        ]
+
+    def _run(self, overrides: Sequence[str]) -> object:
+        with TemporaryDirectory() as folder:
+            file = Path(folder) / "result.json"
+            command = [*self._command, *map(as_word, overrides)]
+            print(f"sweep: {shlex.join(command)}", flush=True)
+            code = subprocess.call(command, env=os.environ | {RESULT_FILE: str(file)})
+            if code:
+                sys.exit(code)
+            return json.loads(file.read_bytes()) if file.is_file() else None
+
+
+def as_word(override: str) -> str:
+    r"""Return an override of a sweep for a command line, where conf.settings.cli takes backslashes as they are.
+
+    Sweepers escape braces and other signs of text: out=runs/$\{seed\} is runs/${seed}.
+    """
+    value = OverridesParser.create().parse_override(override).value()
+    if not isinstance(value, str):  # a number, a list, a quoted text
+        return override
+    # Within quotes, backslashes before a quote and at the end count twice.
+    quoted = re.sub(r"(\\*)'", r"\1\1\\'", value)
+    quoted = re.sub(r"(\\+)\Z", r"\1\1", quoted)
+    return f"{override.partition('=')[0]}='{quoted}'"
+
+
+ConfigStore.instance().store(
+    group="hydra/launcher", name="torchrun", node=CommandLauncherConf
+)

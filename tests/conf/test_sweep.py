@@ -1,0 +1,64 @@
+"""Sweeps: what a job returns, and jobs that are commands, as torchrun's."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from hydra_plugins.torchrun_launcher import as_word
+from tests.conf.conftest import command
+from tests.messages import error
+
+JOB = """
+import os
+from conf.errors import UserError
+from conf.settings.cli import run
+from data_prep.inspect import InspectConfig
+
+def main(config):
+    print(config.inspect.seed, config.out, os.environ.get("LOCAL_RANK"))
+    if config.inspect.seed == 5:
+        raise UserError("seed must not be 5")
+    return config.inspect.seed / 2
+
+run("inspect", InspectConfig, main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("override", "word"),
+    [
+        ("out=runs/$\\{seed\\}", "out='runs/${seed}'"),
+        ("dtype='float32'", "dtype='float32'"),
+        ("steps=3", "steps=3"),
+        ("lora.targets=[a,b]", "lora.targets=[a,b]"),
+        ("out=null", "out=null"),
+    ],
+)
+def test_a_sweepers_override_is_a_word_of_a_command(override: str, word: str) -> None:
+    """Optuna's escaped braces made `out` a folder of that name."""
+    assert as_word(override) == word
+
+
+def test_the_jobs_of_a_sweep_are_commands(tmp_path: Path) -> None:
+    """-m and torchrun were refused together: jobs of several processes took a shell loop."""
+    program = tmp_path / "job.py"
+    program.write_text(JOB)
+    words = [
+        "hydra/launcher=torchrun",
+        "inspect.seed=3,4,5,6",
+        "out='r/${inspect.seed}'",
+    ]
+    started = f"hydra.launcher.command='env LOCAL_RANK=0 {sys.executable} {program}'"
+    end = command(str(program), "-m", *words, started, cwd=tmp_path)
+    said = [line for line in end.stdout.splitlines() if not line.startswith("sweep: ")]
+    assert said == ["3 r/3 0", "4 r/4 0", "5 r/5 0"]
+    assert end.returncode == 2 and error(end.stderr) == "seed must not be 5"
+
+
+def test_a_job_leaves_what_it_returns(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    end = command(
+        "-c", JOB, "inspect.seed=3", "out=r", cwd=tmp_path, SWEEP_RESULT=str(file)
+    )
+    assert (end.returncode, file.read_text()) == (0, "1.5")

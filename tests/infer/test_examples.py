@@ -1,0 +1,56 @@
+"""examples/: each program runs. serve.sh and call.py are run by train/export/test_served.py."""
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import infer
+from infer import DecodeConfig, Model
+from infer.loop import Drafters
+from tests.infer.library import tokens_of
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PROMPT = "def load(self):\n"
+
+
+def program(name: str) -> dict[str, Any]:
+    return runpy.run_path(str(EXAMPLES / name))
+
+
+@pytest.fixture(autouse=True)
+def loaded(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(infer.api, "load", lambda *args: model)
+
+
+def test_decode_prints_the_text_and_the_forwards(
+    model: Model, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program("decode.py")["main"]("a model", PROMPT)
+    text, _, last = capsys.readouterr().out.rstrip().rpartition("\n")
+    plain = tokens_of(model, [PROMPT], DecodeConfig("plain", max_new_tokens=64))[0]
+    assert text.strip() == model.text.decode(plain).strip()
+    assert last.startswith(f"{len(plain)} tokens in ")
+
+
+def test_an_own_drafter_gives_plain_decodings_text(
+    model: Model, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = program("own_drafter.py")
+    assert issubclass(own["Repeat"], Drafters)
+    own["main"]("a model", PROMPT)
+    text, _, last = capsys.readouterr().out.rstrip().rpartition("\n")
+    plain = tokens_of(model, [PROMPT], DecodeConfig("plain", max_new_tokens=64))[0]
+    assert text.strip() == model.text.decode(plain).strip()
+    assert int(last.split()[0]) > 0  # of these drafts some came true
+
+
+def test_an_own_drafter_proposes_what_followed() -> None:
+    repeat = program("own_drafter.py")["Repeat"]()
+    (tree,) = repeat.propose([[5, 6, 7, 5]], [9])
+    assert list(tree.tokens) == [5, 6, 7, 5]
+    (tree,) = repeat.propose([[5, 6, 7]], [9])
+    assert list(tree.tokens) == [7]
+    (tree,) = repeat.propose([[5, 6, 7, 5]], [2])
+    assert list(tree.tokens) == [5, 6]
