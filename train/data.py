@@ -1,7 +1,7 @@
-"""Which sequences a step sees, and their rows.
+"""Choose the sequences of each step and lay them out as model inputs.
 
-The order is a pure function of the seed and the step: ranks and workers do not change
-it, and a resumed run needs no state but its step.
+The order is a pure function of the seed and the step. It does not depend on the number
+of ranks, and a resumed run needs only its step.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,14 +18,14 @@ from data_prep.windows import replaceable, sample_windows, window_offsets
 from train.config import NOISE, ObjectiveConfig, TrainConfig
 from train.objective import COLUMNS, Layout, basic, branch, causal, dual, with_noise
 
-# streams that windows are drawn from
+# Random streams of the windows; part of their key.
 TRAINING = 0
 HELD_OUT = 1
-# Follows the key of a sequence's windows in that of its noise.
+# Appended to the key of a sequence's windows, it gives the key of its noise.
 OF_NOISE = 1
-# Branch columns are padded to multiples of it: flex attention compiles for each width.
+# Branch columns are padded to a multiple of this: flex attention compiles per width.
 CUDA_COLUMNS = 128
-#: From positions, objective and seed to the starts and widths of a sequence's windows.
+#: Maps (positions, objective, seed) to the starts and widths of a sequence's windows.
 Draw = Callable[[int, ObjectiveConfig, Sequence[int]], tuple[np.ndarray, np.ndarray]]
 
 
@@ -33,7 +33,7 @@ def global_order(seed: int, count: int, start: int, length: int) -> np.ndarray:
     """Return (length,) sequence indices from position `start` of the endless shuffled
     order.
 
-    Every epoch is another permutation of `count` sequences.
+    Each epoch is a new permutation of the `count` sequences.
     """
     positions = np.arange(start, start + length)
     epochs = positions // count
@@ -58,16 +58,15 @@ def rank_batches(
 
 
 class TrainingData(Sequence[PackedSequence]):
-    """The sequences of data.path, followed by those of data.own, under one index."""
+    """The sequences of data.path followed by the sequences of data.own, as one list."""
 
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
         self.human = Shards(config.data.path, "train")
         self._own = Shards(config.data.own, "train") if config.data.own else ()
         self._own_sequences = config.data.own_sequences(config.global_batch)
-        self.human_sequences = (
-            config.global_batch - self._own_sequences
-        )  # of data.path, in a step
+        # sequences of data.path in a step
+        self.human_sequences = config.global_batch - self._own_sequences
 
     def __len__(self) -> int:
         return len(self.human) + len(self._own)
@@ -80,12 +79,11 @@ class TrainingData(Sequence[PackedSequence]):
         )
 
     def standard(self, indices: np.ndarray) -> np.ndarray | None:
-        """Return (n,) factors of these sequences' standard terms; None if all are of
-        data.path.
+        """Return (n,) factors of the sequences' standard terms; None without data.own.
 
-        0 for the model's own text. A step's terms are divided by the tokens of all its
-        sequences, so those of data.path are scaled up: theirs is a mean over their own
-        tokens.
+        The factor is 0 for a sequence of data.own. The loss is divided by the tokens of
+        all sequences of a step, so the factor of a sequence of data.path is above 1: the
+        standard loss becomes a mean over the tokens of data.path.
         """
         if not self._own_sequences:
             return None
@@ -96,8 +94,8 @@ class TrainingData(Sequence[PackedSequence]):
         )
 
     def order(self, step: int) -> np.ndarray:
-        """Return (global_batch,) indices of a step's sequences: those of data.path,
-        then those of data.own.
+        """Return (global_batch,) indices of a step's sequences, data.path's first, then
+        data.own's.
         """
         seed = self._config.seed
         human = self.human_sequences
@@ -116,7 +114,7 @@ class TrainingData(Sequence[PackedSequence]):
 def draw_windows(
     n: int, objective: ObjectiveConfig, seed: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw starts and widths of one sequence's windows."""
+    """Draw the starts and widths of one sequence's windows."""
     return sample_windows(
         n,
         L=objective.L,
@@ -137,14 +135,14 @@ def lay_out(
     draw: Draw = draw_windows,
     vocabulary: int = 0,
 ) -> Layout:
-    """Return the objective's layout of sequences; their windows are keyed by (seed,
-    index), and drawn by `draw`.
+    """Return the objective's layout of the sequences.
 
-    With objective.mask=noise the windows' rows hold ids that are drawn uniformly below
-    `vocabulary`, keyed by (seed, index) and the column: the same in every micro-batch
-    and on every rank. `multiple` and `standard` are those of `objective.branch`. Where `standard` is 0 the
-    sequence is the model's own text: it ends where generation was stopped, so no draft
-    in it predicts EOS.
+    `draw` draws the windows of each sequence with the key (seed, index). With
+    objective.mask=noise the window tokens are ids drawn uniformly below `vocabulary`;
+    their key is (seed, index) too, so they are the same in every micro-batch and on every
+    rank. `multiple` and `standard` are arguments of `objective.branch`. A sequence with
+    `standard` 0 is the model's own text: it may end where generation was stopped, so no
+    draft in it predicts EOS.
     """
     tokens = np.stack([sequence.tokens for sequence in sequences]).astype(np.int64)
     documents = np.stack([sequence.documents for sequence in sequences])
@@ -163,7 +161,7 @@ def lay_out(
     )
     if objective.mask != NOISE:
         return layout
-    # Of a branch's rows the columns after the trunk are drawn; of dual's all.
+    # Noise is drawn for the columns after the trunk with branch, for all columns with dual.
     first = layout.trunk if layout.ids.shape[1] > layout.trunk else 0
     noise = np.zeros_like(layout.ids)
     for row, index in enumerate(np.resize(indices, len(noise))):
@@ -185,7 +183,7 @@ def _lay_windows(
     standard: np.ndarray | None,
     draw: Draw,
 ) -> Layout:
-    """Return the layout with one id, or one for each offset, in the windows' rows."""
+    """Return the layout with one id in all windows, or one id per offset."""
     adaptive = objective.adaptive_ids(vocab.adaptive) or (objective.mask_id or 0,)
     free = replaceable(tokens, documents, sorted(vocab.control))
     windows = [
@@ -209,8 +207,8 @@ def _lay_windows(
         [window_offsets(*window, free[row]) for row, window in enumerate(windows)]
     )
     if objective.diverse:
-        # A run of touching windows may be longer than there are ids: its rest stays
-        # standard.
+        # Adjacent windows may form a run with more offsets than ids: the positions after
+        # offset L keep their standard tokens.
         offsets[offsets > objective.L] = 0
     if objective.name == "basic":
         return basic(tokens, documents, offsets, adaptive)
@@ -225,7 +223,7 @@ def _lay_windows(
 
 
 def to_tensors(layout: Layout, device: torch.device) -> dict[str, Any]:
-    """Return the layout's arrays as tensors on the device, by name, and its trunk."""
+    """Return the layout's arrays as tensors on the device, and `trunk`, by name."""
     return {
         name: value if name == "trunk" else torch.from_numpy(value).to(device)
         for name, value in vars(layout).items()
@@ -246,7 +244,7 @@ def load_batch(
 ) -> dict[str, Any]:
     """Read one micro-batch, lay it out and move it to the device.
 
-    `standard`, `draw` and `vocabulary` are those of `lay_out`.
+    `standard`, `draw` and `vocabulary` are passed to `lay_out`.
     """
     layout = lay_out(
         [shards[int(index)] for index in indices],
@@ -263,11 +261,11 @@ def load_batch(
 
 
 def trained_on(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of a data manifest that a model card has.
+    """Return the part of a data manifest that the model card shows.
 
-    Documents, tokens, documents by layout (plain, chat and the orders of infilling),
-    languages with the most tokens first, and the benchmarks that the data is
-    decontaminated against, None if not known.
+    It has the number of documents and tokens, documents by layout (plain, chat and the
+    orders of infilling), languages by descending tokens, and the benchmarks that the data
+    is decontaminated against (None if unknown).
     """
     train = data["train"]
     languages = sorted(
@@ -282,7 +280,7 @@ def trained_on(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def own_text(config: TrainConfig) -> dict[str, Any]:
-    """Return documents and tokens of data.own, and its share of a step's sequences."""
+    """Return the documents and tokens of data.own and its share of a step's sequences."""
     assert config.data.own is not None
     train = read_manifest(config.data.own, "shards", "data.own")["train"]
     share = config.data.own_sequences(config.global_batch) / config.global_batch

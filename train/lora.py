@@ -1,9 +1,8 @@
-"""LoRA by peft: low-rank weights beside frozen ones; gated, they act on adaptive rows
-alone.
+"""Add LoRA to a model with peft; gated LoRA acts on adaptive tokens only.
 
-Gated LoRA (arXiv 2507.11851): the rows of standard tokens pass the base model's own
-products and nothing else, so the standard path is the base model's bit for bit,
-whatever the adapter has learned.
+Gated LoRA (arXiv 2507.11851): standard tokens are computed by the base model's weights
+alone, so their outputs equal the base model's bit for bit, whatever the adapter has
+learned.
 
     row            y1  y2  y3  a1  a2
     gate            0   0   0   1   1
@@ -36,16 +35,16 @@ from train.adapter_layers import use_fewer_operations
 from train.checkpoint import LazyWeights, write_safetensors
 from train.config import LoraSettings
 
-ADAPTER = "default"  # peft's name for the only adapter
+ADAPTER = "default"  # peft's default name for an adapter
 ROUTERS = ("gate", "router")
-# Of latent attention: it computes keys and values from the cache of all tokens, among
-# which a gate cannot tell the adaptive ones.
+# The layer of latent attention that computes keys and values from the cached latents of
+# all tokens. A gate cannot tell there which tokens are adaptive.
 EXPANDING = "kv_b_proj"
-PEFT = "base_model.model."  # where peft's files have the library's model
+PEFT = "base_model.model."  # prefix of the Transformers model's weights in peft's files
 
 
 class Gate:
-    """Lets the adapter of a model act in some forwards only."""
+    """Switch the adapter of a model off for some forward passes."""
 
     def __init__(self, lm: nn.Module) -> None:
         self._layers = [
@@ -54,15 +53,14 @@ class Gate:
 
     @contextmanager
     def closed(self) -> Iterator[None]:
-        """Make the model the base model within the block.
+        """Disable the adapter within the block, so that the model is the base model.
 
-        The gate is open outside of it: layers that are recomputed for their gradient
-        are branches'.
+        It is enabled outside the block: layers that activation checkpointing recomputes
+        in the backward pass are computed for branches.
         """
         for layer in self._layers:
-            layer._disable_adapters = (
-                True  # enable_adapters would freeze the weights too
-            )
+            # enable_adapters(False) would freeze the weights as well.
+            layer._disable_adapters = True
         try:
             yield
         finally:
@@ -73,12 +71,12 @@ class Gate:
 def adapt(
     lm: PreTrainedModel, config: LoraSettings, *, adaptive: Sequence[int], seed: int = 0
 ) -> PeftModel:
-    """Freeze `lm` and add peft's layers to it, in place; return peft's view of it.
+    """Freeze `lm`, add LoRA layers to it in place, and return peft's wrapper.
 
-    The input embeddings of the adaptive ids are trained too. The head's rows never are:
-    a head that shares its weight with the embedding gets its own copy, since the
-    standard path reads every row of it. Experts and their routers are left out. Raises
-    UserError for targets that do not exist, or are no linear layers.
+    The input embeddings of the adaptive ids are trained too. The head is never trained: a
+    head tied to the embedding gets its own copy of the weight, since standard tokens use
+    every row of it. Experts and their routers get no LoRA. Raises UserError for targets
+    that do not exist or are not linear layers.
     """
     rows = list(adaptive)
     if rows and lm.get_input_embeddings().weight is lm.get_output_embeddings().weight:
@@ -94,7 +92,7 @@ def adapt(
         task_type="CAUSAL_LM",
     )
     torch.manual_seed(seed)
-    # In the model's own type: the engine keeps float32 masters of the trained weights.
+    # LoRA weights have the model's dtype: DeepSpeed keeps float32 masters of them.
     try:
         _check_targets(lm, config.targets)
         adapted = _with_layers(lm, settings)
@@ -110,8 +108,10 @@ def adapt(
 
 
 def default_targets(lm: PreTrainedModel) -> str | list[str]:
-    """Return peft's word for all linear layers but the head; of a mixture of experts
-    their names, without experts and routers, and of latent attention without EXPANDING.
+    """Return peft's target_modules for all linear layers except the head.
+
+    Return "all-linear", or a list of names for mixtures of experts (without experts and
+    routers) and latent attention (without EXPANDING).
     """
     experts = _expert_names(lm)
     latent = is_latent(lm.config)
@@ -132,7 +132,7 @@ def default_targets(lm: PreTrainedModel) -> str | list[str]:
 def _expert_names(lm: PreTrainedModel) -> set[str]:
     """Return the names of all modules and weights of experts and routers.
 
-    Routers are the modules beside the experts that are named so, or have no parts.
+    Routers are the siblings of the experts that are named in ROUTERS or have no children.
     """
     names: set[str] = set()
     for block, experts in expert_blocks(lm).items():
@@ -144,22 +144,22 @@ def _expert_names(lm: PreTrainedModel) -> set[str]:
 
 
 def _is_expert_word(lm: PreTrainedModel, target: str) -> bool:
-    """Return whether peft takes the last part of a name for that of experts' weights.
+    """Return whether peft treats the last part of a name as the name of experts' weights.
 
-    It does so wherever the name occurs, in shared experts and dense layers too, and gives
-    these layers other names and ranks.
+    peft then renames the layers and changes their rank, also in shared experts and dense
+    layers of that name.
     """
     word = target.rpartition(".")[2]
     config = LoraConfig(target_modules=[word])
     try:
         convert_peft_config_for_transformers(config, lm, None)
-    except ValueError:  # one of two names that peft takes together
+    except ValueError:  # one of two names that peft requires together
         return True
     return word not in (config.target_modules or ())
 
 
 def _check_targets(lm: PreTrainedModel, targets: Sequence[str]) -> None:
-    """Raise TypeError for a target that is no linear layer, or of a mixture of experts."""
+    """Raise TypeError for a target that LoRA cannot adapt, such as an expert or the head."""
     experts = _expert_names(lm)
     head = lm.get_output_embeddings()
     for target in targets:
@@ -180,21 +180,21 @@ def _check_targets(lm: PreTrainedModel, targets: Sequence[str]) -> None:
 
 
 def _check_layers(lm: PreTrainedModel, config: LoraSettings) -> None:
-    """Raise UserError for an adapter of layers that no decoder adapts, as GPT-2's."""
+    """Raise UserError if LoRA adapts layers that decoding does not support, as in GPT-2."""
     for module in lm.modules():
         if not isinstance(module, LoraLayer):
             continue
         base = module.get_base_layer()
         if not isinstance(base, nn.Linear):
             raise UserError(
-                f"lora.rank must be 0 for {lm.config.model_type}, whose layers are "
-                f"{type(base).__name__} in place of linear layers, got {config.rank}. "
+                f"lora.rank must be 0 for {lm.config.model_type}: its layers are "
+                f"{type(base).__name__}, not linear layers; got {config.rank}. "
                 "Train all weights."
             )
 
 
 def _with_layers(lm: PreTrainedModel, settings: Any) -> PeftModel:
-    # peft reads an attribute of Transformers that warns.
+    # peft reads a deprecated attribute of Transformers.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         adapted: PeftModel
@@ -203,12 +203,11 @@ def _with_layers(lm: PreTrainedModel, settings: Any) -> PeftModel:
 
 
 class PlainWeights(LazyWeights):
-    """The weights of the plain model in `dtype`, each computed on access from those of
-    the adapted model.
+    """The weights of the plain model in `dtype`, computed from an adapted model's on access.
 
-    With `merged` they contain the adapter, added in float32 by peft's own layer; else
-    they are the base model's. `lm` is the plain model on the meta device, and becomes
-    the adapted one.
+    With `merged` they contain the adapter, merged in float32 by peft's layer; otherwise
+    they are the base model's. `lm` is the plain model on the meta device; LoRA is added to
+    it in place.
     """
 
     def __init__(
@@ -245,7 +244,7 @@ class PlainWeights(LazyWeights):
         return merged.detach().to(self._dtype)
 
     def adapter(self) -> dict[str, Tensor]:
-        """Return the adapter's weights by their names in peft's files."""
+        """Return the adapter's weights, named as in peft's files."""
         own = {
             f"{PEFT}{name}": tensor
             for name, tensor in adapter_weights(self._weights).items()
@@ -256,8 +255,8 @@ class PlainWeights(LazyWeights):
         return {name: tensor.to(self._dtype) for name, tensor in adapter.items()}
 
     def short_targets(self) -> list[str] | None:
-        """Return the last parts of the adapted layers' names; None if further layers have
-        these names.
+        """Return the last parts of the adapted layers' names; None if these names also match
+        layers without LoRA.
         """
         layers = {
             name: isinstance(module, LoraLayer)
@@ -275,11 +274,10 @@ class PlainWeights(LazyWeights):
         targets: Sequence[str] | None = None,
         base: str | None = None,
     ) -> None:
-        """Write the adapter as peft reads it: adapter_model.safetensors,
-        adapter_config.json.
+        """Write adapter_model.safetensors and adapter_config.json in peft's format.
 
-        `targets` are other names of its layers. `base` names the base model, by default
-        the directory that has the adapter.
+        `targets` replaces target_modules. `base` is the name of the base model; None means
+        the model directory that contains the adapter.
         """
         folder.mkdir(exist_ok=True)
         write_safetensors(self.adapter(), folder / SAFETENSORS_WEIGHTS_NAME)
@@ -293,11 +291,11 @@ class PlainWeights(LazyWeights):
 def read_adapter(
     lm: PreTrainedModel, folder: Path, *, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Add an adapter that `save_adapter` wrote to the plain model, in place, to compute
-    in `dtype`.
+    """Load an adapter that `save_adapter` wrote into the plain model, in place and in
+    `dtype`.
 
-    The model's own weights may be on the meta device, given by hooks: peft's loader
-    would leave the trained rows of the embedding there too.
+    The model's own weights may be on the meta device, with hooks that load them: peft's
+    loader would leave the trained embedding rows on the meta device too.
     """
     _with_layers(lm, LoraConfig.from_pretrained(str(folder)))
     own = {
@@ -314,11 +312,11 @@ def read_adapter(
 
 
 def begin_with(lm: nn.Module, folder: Path) -> None:
-    """Give an adapted model, in place, the adapter that `save_adapter` wrote to `folder`.
+    """Initialize the adapter of `lm`, in place, with the one that `save_adapter` wrote.
 
-    To a larger rank it is padded: B with zeros, so that B A stays the same, and A with
-    its random rows, so that the new columns of B learn. Raises UserError unless the
-    adapter is one of this model, its layers and adaptive ids, and at most of its rank.
+    If the rank of `lm` is larger, B is padded with zeros, so that B A stays the same, and
+    A keeps its random rows, so that the new columns of B learn. Raises UserError unless
+    the adapter has the model's layers and adaptive ids and at most its rank.
     """
     saved = LoraConfig.from_pretrained(str(folder))
     tensors = load_file(folder / SAFETENSORS_WEIGHTS_NAME)
@@ -363,7 +361,7 @@ def begin_with(lm: nn.Module, folder: Path) -> None:
 
 
 def adapter_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of the adapter alone, read into memory."""
+    """Return the adapter's weights only, loaded into memory."""
     return {name: weights[name] for name in weights if _of_adapter(name)}
 
 
@@ -372,5 +370,5 @@ def _of_adapter(name: str) -> bool:
 
 
 def _plain(name: str) -> str:
-    """Return the name that a weight of the adapted model has in the plain one."""
+    """Return the plain model's name of a weight of the adapted model."""
     return name.replace(".token_adapter.base_layer.", ".").replace(".base_layer.", ".")

@@ -1,21 +1,22 @@
-"""Objectives as layouts of sequences, windows and adaptive ids: pure functions.
+"""Lay out sequences for the training objectives, as pure functions.
 
-M = H(Y, A) is Y with the positions of windows replaced (data_prep/windows.py).
+M = H(Y, A) is Y with the tokens in windows replaced by adaptive ids
+(data_prep/windows.py).
 
-Shape legend: b sequences, n tokens in each, r rows of the model's input, c columns of
-each; the first n are the trunk. `labels` is already shifted: labels[i] is the
-token that column i predicts. The loss of every objective is the same weighted sum of
-cross-entropies, so an objective is its layout.
+Shape legend: b sequences of n tokens; the model's input has r rows and c columns, the
+first n columns are the trunk. `labels` is already shifted: labels[i] is the token that
+column i predicts. The loss of every objective is the same weighted sum of
+cross-entropies, so objectives differ only in their layout.
 
     documents          0  0  0  1  1  -      (- is padding)
     Y                  a  b  c  D  e  ·
-    labels of Y        b  c  ×  e  ×  ×      (× is IGNORE: never across a document's end)
+    labels of Y        b  c  ×  e  ×  ×      (× is IGNORE: no prediction across documents)
     offsets            0  1  2  0  0  0      (b and c are replaced)
     M                  a  A  A  D  e  ·
     labels of M        ×  c  ×  ×  ×  ×      (only adaptive positions, M_mask of eq. 9)
 
-`branch` leaves Y whole and appends each window's adaptive tokens as columns of their
-own, which attend to the clean prefix of their window and to the earlier tokens of it:
+`branch` leaves Y unchanged and appends the adaptive tokens of each window as additional
+columns. They attend to the clean prefix of their window and to the window's earlier tokens:
 
     columns            a  b  c  d  e │ A1 A2 │ A1        windows of width 2 after a, 1 after c
     positions          0  1  2  3  4 │ 1  2  │ 3
@@ -30,8 +31,8 @@ own, which attend to the clean prefix of their window and to the earlier tokens 
              A2        1             │ 1  1
              A1        1  1  1       │       │ 1
 
-So a column of offset j at position t sees the t - j + 1 first columns of the trunk and
-the j - 1 columns before it: the mask follows from offsets and positions
+A column with offset j at position t attends to the first t - j + 1 columns of the trunk,
+the j - 1 columns before it and itself: the mask follows from offsets and positions
 (train/attention.py).
 """
 
@@ -44,20 +45,19 @@ import numpy as np
 from data_prep.windows import replace
 
 IGNORE = -100
-COLUMNS = (
-    16  # branch columns are padded to a multiple of it: fewer shapes for allocators
-)
+# Branch columns are padded to a multiple of this, so that allocators see fewer shapes.
+COLUMNS = 16
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The rows of one forward.
+    """The input of one forward pass.
 
-    ids, labels, offsets, positions: (r, c) int64; weights: (r, c) float32, so that loss
-    = Σ weights · cross-entropy over columns whose label is not IGNORE. offsets is 0
-    where a standard token predicts and j where a_j does. teachers (r, c) int64 is,
-    where a_j predicts, the place in the flattened rows whose standard token predicts
-    the same from the clean prefix; -1 elsewhere. trunk is n.
+    ids, labels, offsets, positions, teachers: (r, c) int64; weights: (r, c) float32.
+    The loss is Σ weights · cross-entropy over all columns with a label other than IGNORE.
+    offsets is j for the adaptive token a_j and 0 for a standard token. teachers is, for
+    a_j, the index in the flattened input of the standard token that predicts the same
+    label from the clean prefix; -1 elsewhere. trunk is n.
     """
 
     ids: np.ndarray
@@ -81,7 +81,7 @@ def next_tokens(tokens: np.ndarray, documents: np.ndarray) -> np.ndarray:
 
 
 def causal(tokens: np.ndarray, documents: np.ndarray) -> Layout:
-    """Return f(Ŷ, Y), eq. 7: every standard token predicts the next."""
+    """Return the layout of f(Ŷ, Y), eq. 7: every standard token predicts the next."""
     return _trunk(tokens, next_tokens(tokens, documents), np.zeros_like(tokens))
 
 
@@ -91,8 +91,8 @@ def basic(
     offsets: np.ndarray,
     adaptive: Sequence[int],
 ) -> Layout:
-    """Return f(M̂, Y_M), eq. 8: every token of M predicts the next of Y. The paper's
-    baseline (App. A).
+    """Return the layout of f(M̂, Y_M), eq. 8: every token of M predicts the next token
+    of Y. It is the paper's baseline (App. A).
     """
     return _trunk(
         replace(tokens, offsets, adaptive), next_tokens(tokens, documents), offsets
@@ -108,11 +108,10 @@ def dual(
     w: float = 1.0,
     masked_mean: str = "n",
 ) -> Layout:
-    """Return ½ ( f(Ŷ, Y) + w f(M̂, Y_M) ⊙ M_mask ), eq. 9: rows 0..b-1 are Y, rows
-    b..2b-1 are M.
+    """Return the layout of ½ ( f(Ŷ, Y) + w f(M̂, Y_M) ⊙ M_mask ), eq. 9.
 
-    The masked term is divided by n as eq. 7 has it, or with masked_mean="masked" by the
-    number of masked positions of the forward.
+    Rows 0..b-1 are Y, rows b..2b-1 are M. The masked term is divided by the number of
+    tokens as in eq. 7, or with masked_mean="masked" by the number of masked positions.
     """
     standard = causal(tokens, documents)
     labels = np.where(offsets > 0, standard.labels, IGNORE)
@@ -141,15 +140,16 @@ def branch(
     multiple: int = COLUMNS,
     standard: np.ndarray | None = None,
 ) -> Layout:
-    """Lay out the two terms of eq. 9 with Y computed once and every window on a clean
-    prefix.
+    """Return the layout of eq. 9 with Y computed once and a clean prefix for every
+    window.
 
-    `windows` are each sequence's starts and widths; a window ends before the first
-    position that is not `free` (b, n) bool, and before one that predicts nothing. Rows
-    are padded to a common width, a `multiple` and not 0 (the loss of a gated adapter
-    would have no gradient), with columns that predict nothing and
-    see the first token alone. `standard` (b,) are factors of each row's standard term;
-    with factor 0 the trunk is only a teacher.
+    `windows` are the starts and widths of each sequence's windows. A window ends before
+    the first position that is not `free` (b, n) bool, and before the first without a
+    label. Rows are padded to a common width with columns that have no label and attend
+    only to the first token. The padded width of the windows is a multiple of `multiple`
+    and never 0: without a window the loss of a gated adapter would have no gradient.
+    `standard` (b,) are factors of the rows' standard terms; with factor 0 the trunk only
+    serves as the teacher.
     """
     trunk = causal(tokens, documents)
     b, n = tokens.shape
@@ -185,9 +185,9 @@ def branch(
 
 
 def with_noise(layout: Layout, noise: np.ndarray) -> Layout:
-    """Return the layout with other tokens in the rows of windows.
+    """Return the layout with the window tokens replaced by `noise` (r, c).
 
-    `noise` (r, c) has them; its other columns are unused (objective.mask=noise).
+    `noise` is unused where offsets is 0 (objective.mask=noise).
 
         offsets    0  0  0  0 │ 1  2  │ 1
         ids        a  b  c  d │ A  A  │ A
@@ -199,7 +199,7 @@ def with_noise(layout: Layout, noise: np.ndarray) -> Layout:
 
 
 def _trunk(ids: np.ndarray, labels: np.ndarray, offsets: np.ndarray) -> Layout:
-    """Return rows without branches, whose loss is the mean over all n."""
+    """Return a layout without branches; its loss is the mean over all tokens."""
     return Layout(
         ids=ids,
         labels=labels,
@@ -221,12 +221,11 @@ def _masked_weights(
 def _columns(
     starts: np.ndarray, widths: np.ndarray, usable: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return positions and offsets of all windows' tokens, one window after the other."""
+    """Return the positions and offsets of the tokens of all windows, in order."""
     n = len(usable)
     index = np.where(usable, n, np.arange(n))
-    end = np.minimum.accumulate(index[::-1])[
-        ::-1
-    ]  # the first unusable position from here on
+    # end[i] is the first unusable position from i on.
+    end = np.minimum.accumulate(index[::-1])[::-1]
     widths = np.minimum(widths, end[starts] - starts)
     offsets = (
         np.arange(widths.sum()) - np.repeat(np.cumsum(widths) - widths, widths) + 1
@@ -235,7 +234,7 @@ def _columns(
 
 
 def _join(standard: Layout, masked: Layout, *, axis: int) -> Layout:
-    """Join the two terms of eq. 9, as rows or as columns; each weighs a half."""
+    """Concatenate the two terms of eq. 9 as rows or as columns, each with weight 1/2."""
     names = ("ids", "labels", "offsets", "positions", "teachers", "weights")
     joined = {
         name: np.concatenate([getattr(standard, name), getattr(masked, name)], axis)

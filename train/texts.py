@@ -1,7 +1,8 @@
-"""Held-out texts as decoding with adaptive tokens alone writes them: which tokens are accepted drafts.
+"""Show which tokens of held-out texts are accepted drafts.
 
-Each validation replays decoding along the same texts (validation.py). They are a line of
-texts.jsonl, and a table of the tracker with accepted drafts on a colour.
+Each validation replays decoding with adaptive tokens alone along the same texts
+(validation.py). It adds a line to texts.jsonl, and a table to the tracker in which accepted
+drafts are coloured.
 """
 
 import html
@@ -18,9 +19,9 @@ import numpy as np
 from conf.runs.tracker import HtmlTable
 from data_prep.vocab import load_tokenizer
 
-SHOWN = 4  # texts of a validation
+SHOWN = 4  # texts per validation
 COLUMNS = ("sequence", "acceptance length", "text")
-ACCEPTED = "#56b4e9"  # as on a terminal (infer/view.py)
+ACCEPTED = "#56b4e9"  # same colour as on the terminal (infer/view.py)
 STYLE = "white-space: pre-wrap; font: 13px monospace; color: #000; background: #fff"
 
 
@@ -29,7 +30,7 @@ tokenizer_of = cache(load_tokenizer)
 
 @dataclass(frozen=True)
 class ReplayedText:
-    """A stretch of a held-out sequence in spans: [text, whether its tokens are accepted drafts]."""
+    """A stretch of a held-out sequence, as spans of (text, whether it was drafted and accepted)."""
 
     sequence: int
     acceptance_length: float
@@ -44,8 +45,8 @@ def replayed_text(
 ) -> ReplayedText:
     """Return the text of a sequence from its first loop to the end of its last one.
 
-    `loops` are the position and the accepted drafts of each loop (validation.replay_loops).
-    The loop's first token is the model's own, the drafts follow. `folder` has the tokenizer.
+    `loops` are (position, accepted drafts) from validation.replay_loops. The first token of
+    a loop is the model's own; the drafts follow. `folder` contains the tokenizer.
     """
     first, last = loops[0][0], sum(loops[-1]) + 2
     accepted = np.zeros(len(tokens), dtype=bool)
@@ -62,7 +63,7 @@ def replayed_text(
 
 
 def append_texts(path: Path, step: int, texts: Sequence[ReplayedText]) -> None:
-    """Add the texts of a validation to texts.jsonl; a repeated one replaces its line."""
+    """Write the texts of a validation to texts.jsonl, replacing lines of `step` and later."""
     lines = [
         json.dumps({"step": at, "texts": [asdict(text) for text in kept]})
         for at, kept in [*_earlier(path, step), (step, texts)]
@@ -71,7 +72,7 @@ def append_texts(path: Path, step: int, texts: Sequence[ReplayedText]) -> None:
 
 
 def read_texts(path: Path) -> Iterator[tuple[int, list[ReplayedText]]]:
-    """Yield the step and the texts of each validation; lines that a kill damaged are left out."""
+    """Yield the step and the texts of each validation, skipping damaged lines."""
     if not path.is_file():
         return
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -83,7 +84,7 @@ def read_texts(path: Path) -> Iterator[tuple[int, list[ReplayedText]]]:
 
 
 def table(texts: Sequence[ReplayedText]) -> HtmlTable:
-    """Return the tracker's table of a validation's texts."""
+    """Return a validation's texts as a table for the tracker."""
     rows = [
         (text.sequence, round(text.acceptance_length, 3), to_html(text))
         for text in texts
@@ -92,7 +93,7 @@ def table(texts: Sequence[ReplayedText]) -> HtmlTable:
 
 
 def to_html(text: ReplayedText) -> str:
-    """Return a text as HTML, accepted drafts on a colour."""
+    """Return a text as HTML with a coloured background for accepted drafts."""
     spans = (
         f'<span style="background: {ACCEPTED}">{html.escape(part)}</span>'
         if accepted

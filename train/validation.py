@@ -1,9 +1,9 @@
-"""Validation on held-out sequences: the same sequences and windows each time.
+"""Validate on held-out sequences, with the same sequences and windows each time.
 
-All windows have clean prefixes, as in decoding, whatever the objective. They are those of
-a stretch of each sequence, one at every position: decoding with adaptive tokens alone
-(SDSAT §2.1) can be replayed along it. Where the text is the model's own greedy text, its
-mean acceptance length is that of decoding: `tau_real`.
+All windows have clean prefixes, as in decoding, for every objective. Each position in a
+stretch of the sequence has a window, so decoding with adaptive tokens alone (SDSAT §2.1)
+can be replayed along the stretch. `tau_real` is the mean acceptance length of the replay.
+If the text is the model's own greedy text, greedy decoding has the same acceptance length.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,15 +24,16 @@ from train.distributed import Abandoned
 from train.loss import summarise
 from train.texts import SHOWN, ReplayedText, replayed_text
 
-REPLAYED = 256  # positions of a sequence that have windows
+REPLAYED = 256  # positions with windows in each sequence
 
 Forward = Callable[[dict[str, Any]], tuple[Tensor, Tensor, Tensor]]
 
 
 class Validation:
-    """One rank's share of the held-out sequences, which Shards refuses where there are none.
+    """One rank's share of the held-out sequences.
 
-    `vocabulary` is that of `lay_out`: noise is the same in each validation, too.
+    `vocabulary` is passed to `lay_out`; noise is the same in each validation. Raises
+    UserError (from Shards) if the data has no held-out sequences.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Validation:
         )
         self._count = min(len(shards), parts.size)
         self._parts = parts.reshape(-1, ranks, config.micro_batch)[:, rank]
-        # Held-out windows are laid out as branch's, or there are none.
+        # Windows are laid out as branches for every objective; causal has no windows.
         self._objective = config.objective
         if self._objective.name != "causal":
             self._objective = replace(self._objective, name="branch")
@@ -67,10 +68,11 @@ class Validation:
     def run(
         self, forward: Forward, *, stop: Callable[[], bool], show: Callable[[str], None]
     ) -> tuple[dict[str, float], list[ReplayedText]]:
-        """Return metrics over all ranks, by name, and this rank's first texts.
+        """Return metrics over all ranks by name, and the first few texts of this rank.
 
-        `show` receives a line before each batch. Raises Abandoned if `stop` returns
-        True: it is called before each batch and must return the same on every rank.
+        `show` is called with a progress line before each batch. Raises Abandoned if
+        `stop` returns True; it is called before each batch and must return the same value
+        on every rank.
         """
         total = torch.zeros(
             self._objective.L + 1, 4, dtype=torch.float64, device=self._device
@@ -115,7 +117,7 @@ class Validation:
 def stretch(
     n: int, objective: ObjectiveConfig, seed: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return starts and widths of windows at REPLAYED positions in a row."""
+    """Return the starts and widths of windows at REPLAYED consecutive positions."""
     last = max(0, n - REPLAYED)
     first = int(np.random.default_rng(seed).integers(0, last, endpoint=True))
     starts = np.arange(first, min(n, first + REPLAYED))
@@ -125,11 +127,11 @@ def stretch(
 def replay_loops(
     offsets: np.ndarray, positions: np.ndarray, hits: np.ndarray
 ) -> list[tuple[int, int]]:
-    """Return the position and the accepted drafts of each loop of decoding along the text.
+    """Return (position, accepted drafts) of each decoding loop replayed along the text.
 
-    All are (c,) columns with a window at each position: offsets, positions, and whether
-    the likeliest token is the text's. A loop that accepts a drafts moves on by a + 2
-    tokens: the model's own come before and after them.
+    All arguments are (c,): offsets, positions, and whether the most likely token equals
+    the text's. Each position has a window. A loop that accepts `a` drafts advances by
+    a + 2 tokens: the model's own token before the drafts and the one after them.
     """
     right = np.append(hits * offsets, 0)
     accepted = []
@@ -147,7 +149,7 @@ def replay_loops(
 def in_rounds(sequences: int, *, available: int, per_round: int) -> np.ndarray:
     """Return (rounds, per_round) indices of sequences, at least one round.
 
-    A round that has more sequences than are available has some of them twice.
+    If a round needs more sequences than are available, some are repeated.
     """
     rounds = max(1, min(sequences, available) // per_round)
     return np.arange(rounds * per_round).reshape(rounds, per_round) % available

@@ -1,4 +1,4 @@
-"""A finished training folder -> a model directory that others can serve."""
+"""Settings of the export: a finished training folder -> a model directory to serve."""
 
 import re
 from collections.abc import Mapping
@@ -15,22 +15,23 @@ UNO = "uno"  # lora=uno, and the folder of the same files in a model directory
 
 @dataclass
 class ExportConfig:
-    """python -m train.export: a checkpoint -> a model directory that others can serve."""
+    """python -m train.export: a checkpoint -> a model directory to serve."""
 
-    #: a finished folder of training
+    #: a finished training folder
     checkpoint: str = setting(path=True)
-    #: the model directory to write
+    #: output folder: the model directory
     out: str = setting(path=True)
-    #: type of the weights: bfloat16, float16 or float32
+    #: dtype of the written weights: bfloat16, float16 or float32
     dtype: str = setting("bfloat16", choices=("bfloat16", "float16", "float32"))
-    #: merged, kept, or uno (a folder with the adapter alone, as SGLang and vLLM read it);
-    #: by default merged, or kept where the adapter is gated
+    #: what to do with a LoRA adapter: merged into the weights, kept in adapter/, or uno
+    #: (write only the adapter, in the format of SGLang and vLLM); default: merged, or kept
+    #: if the adapter is gated
     lora: str | None = setting(None, choices=("merged", "kept", UNO))
-    #: largest file of weights: digits and KB, MB, GB or TB, powers of 1000
+    #: maximum size of a weights file: a number and KB, MB, GB or TB (powers of 1000)
     shard_size: str = "5GB"
-    #: read the result back: weights and logits must be the training's
+    #: read the result back and compare its weights and logits with the checkpoint's
     verify: bool = True
-    #: folder of infer.bench's report of the finished `out`: its figures go into the model card
+    #: report folder of infer.bench for the finished `out`; adds its figures to the model card
     report: str | None = setting(None, path=True)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
 
@@ -46,20 +47,20 @@ def trained_lora(manifest: Mapping[str, Any]) -> LoraSettings:
 
 
 def trained_mask(manifest: Mapping[str, Any]) -> str | int | None:
-    """Return a training's mask as ObjectiveConfig.described_mask does; None without one."""
+    """Return a training's mask, as ObjectiveConfig.described_mask; None if it has no mask."""
     default = ADAPTIVE if manifest["adaptive"] else None
     mask: str | int | None = manifest.get("mask", default)
     return mask
 
 
 def has_uno_format(manifest: Mapping[str, Any]) -> bool:
-    """Return True if an adapter has no rows of its own and acts on draft rows alone."""
+    """Return True if the adapter is gated and has no embedding rows of its own."""
     masked = trained_mask(manifest) not in (None, ADAPTIVE)
     return masked and trained_lora(manifest).gated
 
 
 def keeps_adapter(config: ExportConfig, lora: LoraSettings) -> bool:
-    """Return True if the adapter stays beside the base model, or is written alone.
+    """Return True unless the adapter is merged into the weights.
 
     Raise UserError for a value of `lora` that this training does not allow.
     """
@@ -74,7 +75,7 @@ def keeps_adapter(config: ExportConfig, lora: LoraSettings) -> bool:
 
 
 def check_uno(config: ExportConfig, manifest: Mapping[str, Any]) -> None:
-    """Raise UserError for lora=uno of a training whose adapter no server could use."""
+    """Raise UserError for lora=uno if servers cannot use this training's adapter."""
     if config.lora == UNO and not has_uno_format(manifest):
         mask = manifest["settings"]["objective"].get("mask") or ADAPTIVE
         raise UserError(

@@ -1,20 +1,20 @@
-"""python -m train.export: a training folder in, a plain Transformers directory out.
+"""Export a training folder as a plain Transformers directory (python -m train.export).
 
 model.safetensors    the weights; above shard_size model-00001-of-0000N.safetensors and an
-                     index. With n-grams always an index, from which servers know which
-                     *.safetensors are weights
+                     index. With n-grams there is always an index: it tells servers which
+                     *.safetensors files are weights
 config.json, generation_config.json, tokenizer files, chat_template.jinja
-adapter/             with lora=kept, as peft reads it; the weights beside it are the base
-                     model's
-uno/                 a gated adapter without rows of its own once more, as SGLang and vLLM
-                     serve it
+adapter/             with lora=kept, the adapter in peft's format; model.safetensors then has
+                     the base model's weights
+uno/                 a copy of a gated adapter without embedding rows of its own, in the
+                     format of SGLang and vLLM
 custom_generate/     the decoder, for use with Transformers alone
-README.md            the model card; with report=DIR including the report's figures
+README.md            the model card; with report=DIR it includes the report's figures
 ngrams.safetensors   the n-gram table of the training data, if any
 adaptive.json        adaptive and control ids, L, provenance; absent without adaptive tokens
 manifest.json        written last
 
-With lora=uno the directory has the files of uno/, adaptive.json and manifest.json alone.
+With lora=uno the directory has only the files of uno/, adaptive.json and manifest.json.
 """
 
 import shutil
@@ -47,9 +47,8 @@ from train.export import (
     trained_lora,
 )
 
-if (
-    TYPE_CHECKING
-):  # imported late: errors in the settings appear before PyTorch is loaded
+# Imported late: errors in the settings appear before PyTorch is loaded.
+if TYPE_CHECKING:
     import torch
 
     from train.export.trained import Trained
@@ -59,7 +58,7 @@ UPLOAD_SECONDS = 3600.0  # for a model of many GB
 
 
 def main(config: ExportConfig) -> None:
-    """Export, unless `out` holds the result; write a report's figures into its card."""
+    """Export unless `out` is finished; with `report`, add its figures to the model card."""
     manifest = read_manifest(config.checkpoint, "checkpoint", "checkpoint")
     lora = trained_lora(manifest)
     check_uno(config, manifest)
@@ -91,7 +90,7 @@ def main(config: ExportConfig) -> None:
 def write(
     config: ExportConfig, origin: Mapping[str, Any], *, keep_adapter: bool
 ) -> None:
-    """Write the model directory, complete and verified, or nothing."""
+    """Write and verify the model directory; write nothing if a step fails."""
     import torch
 
     from train.export.card import write_card
@@ -134,7 +133,7 @@ def write(
 
 
 def track(config: ExportConfig, manifest: Mapping[str, Any]) -> None:
-    """Log the directory as an artifact of a run beside the training's, in its folder."""
+    """Log the directory as an artifact of a tracker run in the training folder."""
     out = Path(config.out)
     name = out.resolve().name
     run = start_run(
@@ -147,7 +146,7 @@ def track(config: ExportConfig, manifest: Mapping[str, Any]) -> None:
         file="export.json",
         upload_seconds=UPLOAD_SECONDS,
     )
-    if run is None or isinstance(run, TensorboardRun):  # which has no artifacts
+    if run is None or isinstance(run, TensorboardRun):  # TensorBoard has no artifacts
         return
     facts = {"step": manifest["step"], "L": manifest["L"], "base": manifest["base"]}
     run.send(lambda run: log_files(run, f"model-{name}", "model", out, facts))
@@ -155,7 +154,7 @@ def track(config: ExportConfig, manifest: Mapping[str, Any]) -> None:
 
 
 def write_adapter(config: ExportConfig, origin: Mapping[str, Any]) -> None:
-    """Write the adapter alone, in Uno's format, complete and verified, or nothing."""
+    """Write and verify the adapter alone, in Uno's format; write nothing if a step fails."""
     import torch
 
     from train.export.sidecars import ADAPTIVE, adaptive_json
@@ -171,7 +170,7 @@ def write_adapter(config: ExportConfig, origin: Mapping[str, Any]) -> None:
         count = write_uno(trained, weights, out, verify=config.verify)
         described = adaptive_json(trained.folder, trained.manifest, step=step)
         assert described is not None
-        # The head and the n-grams are in a model directory alone.
+        # Only a model directory has the head and the n-grams.
         described["head"] = False
         described["ngrams"]["table"] = None
         write_json(out / ADAPTIVE, described)
@@ -212,7 +211,7 @@ def write_model(
 
 
 def add_report(config: ExportConfig, manifest: Mapping[str, Any]) -> None:
-    """Write the card of the finished directory again, with the figures of a report."""
+    """Rewrite the model card of the finished directory with the figures of a report."""
     from train.export.card import write_card
 
     out = Path(config.out)

@@ -1,4 +1,4 @@
-"""README.md of a model directory: the model card that a hub shows."""
+"""Write README.md of a model directory, the model card that a hub shows."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,8 +29,9 @@ def write_card(
 ) -> None:
     """Write the card of the model directory `out`.
 
-    `manifest` is that of the training, `verified` is from the directory's own, and `report`
-    is the folder of a report of the directory. Raise UserError for another model's report.
+    `manifest` is the training's. `verified` is the result of the verification, as in the
+    directory's manifest. `report` is a report folder for this directory. Raise UserError
+    if the report is of another model.
     """
     base = manifest["base"] or {}
     mask = trained_mask(manifest)
@@ -72,7 +73,7 @@ def write_card(
 
 
 def read_report(folder: str, model: Path) -> dict[str, Any]:
-    """Return infer.bench's report. Raise UserError unless it is of the directory `model`."""
+    """Return infer.bench's report. Raise UserError if it is not of the directory `model`."""
     report = read_result(Path(folder) / "report.json")
     for kind in ("speed", "quality"):
         if report[kind]:

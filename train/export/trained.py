@@ -1,4 +1,4 @@
-"""A finished training folder as an export reads it."""
+"""Read a finished training folder for an export."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,30 +33,30 @@ class Trained:
     vocab: Vocab
     #: rank 0 without LoRA
     lora: LoraSettings
-    #: whether the adapter stays beside the weights, unmerged
+    #: whether the adapter is kept separate instead of merged
     keep_adapter: bool
 
     @property
     def described(self) -> Path:
-        """The folder of the architecture and the tokenizer."""
+        """The folder with the architecture and the tokenizer."""
         return self.folder / DESCRIBED
 
     @property
     def table(self) -> Path | None:
-        """The n-gram table; None if the data had none."""
+        """The n-gram table's path; None if the data had no n-gram table."""
         path = self.folder / TABLE
         return path if path.exists() else None
 
     @property
     def config(self) -> PretrainedConfig:
-        """The architecture, read anew."""
+        """A new copy of the model's configuration."""
         config: PretrainedConfig = AutoConfig.from_pretrained(
             self.described, local_files_only=True, trust_remote_code=False
         )
         return config
 
     def weights(self, dtype: torch.dtype) -> CheckpointWeights:
-        """Return the trained weights, those of LoRA among them."""
+        """Return the checkpoint's weights, including LoRA weights."""
         return CheckpointWeights(
             self.folder / CHECKPOINTS / self.checkpoint.name, dtype
         )
@@ -64,7 +64,7 @@ class Trained:
     def plain_weights(
         self, weights: Mapping[str, Tensor], dtype: torch.dtype, *, merged: bool
     ) -> PlainWeights:
-        """Return the plain model's weights of an adapted model's `weights`."""
+        """Return the plain model's weights, computed from an adapted model's `weights`."""
         return PlainWeights(
             skeleton(self.config),
             self.lora,
@@ -83,10 +83,10 @@ class Trained:
 
 
 def open_trained(folder: str, *, keep_adapter: bool = False) -> Trained:
-    """Open the training folder of the setting `checkpoint`.
+    """Open the training folder that the setting `checkpoint` names.
 
     Raise UserError if it has no intact checkpoint, if its architecture, tokenizer or
-    n-gram table is not that of the training, or if `infer` would refuse the architecture.
+    n-gram table differs from the training's, or if `infer` would refuse the architecture.
     """
     manifest = read_manifest(folder, "checkpoint", "checkpoint")
     checkpoint, broken = find_intact(list_checkpoints(Path(folder) / CHECKPOINTS))

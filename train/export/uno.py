@@ -1,13 +1,13 @@
-"""A gated adapter in the format that SGLang and vLLM serve ("Uno", arXiv 2609.04010).
+"""Write a gated adapter in the format of SGLang and vLLM ("Uno", arXiv 2609.04010).
 
-adapter_config.json         rank, alpha, short target_modules; the base model by its name
-adapter_model.safetensors   pairs of lora_A and lora_B, nothing else
+adapter_config.json         rank, alpha, short target_modules, the base model's name
+adapter_model.safetensors   pairs of lora_A and lora_B only
 README.md                   commands, limits, and the tokens per cycle that a server must reach
 
-A server drafts as `decode=sdsat` does. Row 0 of a draft's forward is the last token, by the
-base model's weights; L mask tokens follow it, by the adapter. The next forward verifies by the
-base model's weights. SGLang reads every *.safetensors of the folder, so the head and the
-n-grams, which servers cannot use, are never in it.
+A server drafts as `decode=sdsat` does. Row 0 of a drafting forward is the last token,
+computed by the base model's weights; L mask tokens follow, computed with the adapter. The next
+forward verifies with the base model's weights. SGLang reads every *.safetensors file of the
+folder, so it must not contain the head and the n-grams, which servers cannot use.
 """
 
 from collections.abc import Mapping
@@ -29,9 +29,9 @@ from train.lora import PlainWeights
 
 TEMPLATE = Path(__file__).with_name("uno.md.j2")
 TAGS = ["speculative-decoding", "uno", "lora"]
-#: Ranks that vLLM's --max-lora-rank takes.
+#: Ranks that vLLM's --max-lora-rank accepts.
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-#: Of SGLang's trees: candidates of a place, nodes of a usual tree, and the most nodes.
+#: SGLang's trees: candidates per position, nodes of a typical tree, maximum of nodes.
 CANDIDATES = 4
 NODES = 16
 MOST_NODES = 128
@@ -42,8 +42,9 @@ def write_uno(
 ) -> int | None:
     """Write the adapter and its card into `folder`, which may exist.
 
-    Return the number of tensors that were read back and equal the training's, None
-    without `verify`. Raise UserError for layers that short names cannot tell from others.
+    Return the number of tensors that were read back and equal the training's; None
+    without `verify`. Raise UserError if short names of the adapted layers also match layers
+    without an adapter.
     """
     targets = weights.short_targets()
     if targets is None:
@@ -56,7 +57,7 @@ def write_uno(
     weights.save_adapter(
         folder, targets=targets, base=base.get("hub", base.get("name"))
     )
-    # Servers read a setting that they do not know as one that they lack.
+    # Servers reject settings that they do not support, even if these are empty.
     config = read_json(folder / CONFIG_NAME)
     write_json(
         folder / CONFIG_NAME,
@@ -67,7 +68,7 @@ def write_uno(
 
 
 def _verify(folder: Path, expected: Mapping[str, Tensor]) -> int:
-    """Return the number of tensors. Raise UserError unless they are those expected."""
+    """Return the number of tensors. Raise UserError if they differ from `expected`."""
     written = load_file(folder / SAFETENSORS_WEIGHTS_NAME)
     for name in sorted(written.keys() | expected.keys()):
         ours, theirs = written.get(name), expected.get(name)
@@ -111,7 +112,7 @@ def _write_card(trained: Trained, folder: Path) -> None:
         speculative=vllm_config(mask, L=manifest["L"], vocabulary=vocabulary),
         max_rank=next((r for r in VLLM_RANKS if r >= trained.lora.rank), None),
         head=bool(manifest["settings"]["objective"].get("previous_token")),
-        # A validation counts a verification's tokens, a server also the seed row's.
+        # Servers count the token of row 0 in addition to the verified tokens.
         reach=after["tau_real"] + 1 if "tau_real" in after else None,
         sequences=after.get("sequences"),
         step=step,
@@ -121,10 +122,10 @@ def _write_card(trained: Trained, folder: Path) -> None:
 
 
 def tree_flags(L: int) -> str | None:
-    """Return SGLang's flags of a tree of L places; None for more than it can verify.
+    """Return SGLang's flags for a tree of depth L; None if L is too large for SGLang.
 
-    With F = L + 1 rows in a draft, K candidates and Q nodes it demands F <= Q <= 128 and
-    Q <= K (F - 2) + 2.
+    With F = L + 1 rows in a draft, K candidates and Q nodes, SGLang requires F <= Q <= 128
+    and Q <= K (F - 2) + 2.
     """
     if L + 1 > MOST_NODES:
         return None
@@ -140,8 +141,8 @@ def vllm_config(
 ) -> dict[str, str | int]:
     """Return the value of vLLM's --speculative-config.
 
-    It draws noise from [1, uno_mask_token_id), and counts the token of the seed row as a
-    draft. A single id other than 1 needs the lower bound `uno_noise_low` of vllm-uno.
+    vLLM draws noise from [1, uno_mask_token_id) and counts the token of row 0 as a draft.
+    A single id other than 1 needs the lower bound `uno_noise_low`, which only vllm-uno has.
     """
     config: dict[str, str | int] = {"method": "uno", "uno_lora_path": "DIR"}
     if isinstance(mask, int):

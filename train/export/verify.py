@@ -1,6 +1,6 @@
-"""Verify a written directory against its training: weights and logits.
+"""Compare the weights and logits of an exported directory with its checkpoint.
 
-Layers are read from the disk as they compute.
+Each layer is read from disk when it computes.
 """
 
 from collections.abc import Mapping
@@ -27,24 +27,24 @@ from train.checkpoint import LazyWeights
 from train.export.trained import Trained
 from train.lora import adapt, adapter_weights, read_adapter
 
-POSITIONS = 128  # whose logits are compared
-# Allowed difference of logits after a merge, relative to the largest logit: units of the
-# export's precision for rounded weights, and a share for sums in another order.
+POSITIONS = 128  # number of positions in the comparison of logits
+# Allowed difference of logits after a merge, relative to the largest logit: a multiple of
+# the export dtype's eps for rounded weights, and a floor for sums in another order.
 MERGE_ROUNDINGS = 16
 MERGE_SUMS = 1e-4
 
 
 @torch.no_grad()
 def verify(out: Path, trained: Trained, dtype: torch.dtype) -> tuple[int, float]:
-    """Compare the directory `out` with its training.
+    """Compare the directory `out` with its checkpoint.
 
-    Return the number of tensors, equal to the last bit, and the largest difference of logits.
+    Return the number of tensors and the largest difference of logits.
 
-    Weights must equal the training's, rounded to `dtype`, to the last bit. Logits,
-    computed in float32 on both sides, must be equal too. Only with a merged adapter, which
-    the training's side adds in its forward pass, may they differ by rounding.
+    Weights must equal the checkpoint's, rounded to `dtype`, bit for bit. Logits are
+    computed in float32 on both sides and must be equal too, except with a merged adapter:
+    the reference applies it unmerged, so they may differ by rounding.
 
-    Raise UserError for a difference.
+    Raise UserError for a larger difference.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with TemporaryDirectory(dir=out) as offload:
@@ -61,11 +61,11 @@ def verify(out: Path, trained: Trained, dtype: torch.dtype) -> tuple[int, float]
 
 
 class DirectoryWeights(LazyWeights):
-    """A model directory's weights as Transformers reads them, from the disk on access."""
+    """The weights of a model directory, read by Transformers from disk on access."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, offload: Path) -> None:
         logging.disable_progress_bar()
-        # It warns that the weights stay on the disk.
+        # accelerate warns that the weights are offloaded to disk.
         getLogger("accelerate").setLevel(ERROR)
         self._lm = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -81,7 +81,7 @@ class DirectoryWeights(LazyWeights):
         place, _, kind = name.rpartition(".")
         module = self._lm.get_submodule(place)
         with align_module_device(module):
-            # A copy: the mapped file would stay in memory, and is not aligned.
+            # Copy: a view would keep the mapped file in memory, and is not aligned.
             weight: Tensor = getattr(module, kind)
             return weight.detach().clone()
 
@@ -89,7 +89,7 @@ class DirectoryWeights(LazyWeights):
 def _trained_model(
     trained: Trained, dtype: torch.dtype, device: torch.device
 ) -> PreTrainedModel:
-    """Return the model as it was trained, weights rounded to `dtype`, in float32."""
+    """Return the trained model in float32, with weights rounded to `dtype`."""
     weights = trained.weights(dtype)
     if not trained.lora.rank:
         return _offloaded(trained.config, weights, device)
@@ -108,7 +108,7 @@ def _trained_model(
 def _read_model(
     out: Path, weights: Mapping[str, Tensor], device: torch.device
 ) -> PreTrainedModel:
-    """Return the directory's model as a server would load it, in float32."""
+    """Return the directory's model in float32, loaded as a server would."""
     config = AutoConfig.from_pretrained(
         out, local_files_only=True, trust_remote_code=False
     )
@@ -124,7 +124,7 @@ def _offloaded(
     weights: Mapping[str, Tensor],
     device: torch.device,
 ) -> PreTrainedModel:
-    """Return a model whose layers hold their `weights` only while they compute."""
+    """Return a model that loads each layer's `weights` only while the layer computes."""
     with init_empty_weights():
         lm: PreTrainedModel = AutoModelForCausalLM.from_config(
             config,
@@ -140,7 +140,7 @@ def _offloaded(
 def _compare_weights(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> int:
     """Return the number of tensors. Raise UserError unless they are equal.
 
-    Some architectures are read in float32, a wider type than was written.
+    Transformers reads some architectures in float32 even if they were written in 16 bits.
     """
     for name in sorted(ours.keys() | theirs.keys()):
         weight = ours.get(name, torch.empty(0))
@@ -156,7 +156,7 @@ def _compare_weights(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -
 def _compare_logits(
     lm: PreTrainedModel, trained: Trained, ids: Tensor, dtype: torch.dtype
 ) -> float:
-    """Return the largest difference of logits. Raise UserError for more than rounding."""
+    """Return the largest difference of logits. Raise UserError if it exceeds rounding."""
     merged = trained.lora.rank > 0 and not trained.keep_adapter
     reference = _trained_model(trained, torch.float32 if merged else dtype, ids.device)
     theirs = _logits(reference, ids)
@@ -176,7 +176,7 @@ def _compare_logits(
 def _logits(lm: PreTrainedModel, ids: Tensor) -> Tensor:
     """Return (n, V) logits of (1, n) ids."""
     with ExitStack() as stack:
-        # peft reads the weights of head and embedding beside their forward passes.
+        # peft reads the weights of the head and the embedding outside their forward passes.
         for module in (lm.get_output_embeddings(), lm.get_input_embeddings()):
             for part in module.modules():
                 stack.enter_context(align_module_device(part))

@@ -1,19 +1,19 @@
-"""A checkpoint's weights, read one at a time, and a model's weights, written by files.
+"""Read a checkpoint's weights one tensor at a time, and write a model file by file.
 
-DeepSpeed's zero_to_fp32 holds all of a model in memory (ZeRO 2: twice, in float32) and
-knows no stage 0. Trained weights are read from the optimizer's float32 copies, frozen
-ones from the model's:
+DeepSpeed's zero_to_fp32 loads the whole model into memory (with ZeRO 2 twice, in float32)
+and does not support stage 0. Here trained weights are read from the optimizer's float32
+copies and frozen weights from the model's file:
 
-    stage 0      by name in the model's file; of a bfloat16 model the optimizer's float32
+    stage 0      by name from the model's file; for a bfloat16 model the optimizer's float32
                  copies, by group
-    stages 1, 2  a group of weights is one vector, divided among the ranks:
+    stages 1, 2  a group of weights is one flat vector, divided among the ranks:
 
                      group 0   |a a a b b|b c c · ·|       · is padding
                                  rank 0    rank 1
 
     stage 3      every weight is divided among the ranks:
 
-                     rank 0    |a a·|b b|c|                one group after another
+                     rank 0    |a a·|b b|c|                groups follow one another
                      rank 1    |a ·|b ·|c|                 · is padding
 """
 
@@ -43,24 +43,23 @@ from train.checkpoint import (
     write_safetensors,
 )
 
-MODEL = (
-    "model_states.pt"  # suffix of the files with the model's copy, or a rank's share
-)
-PREFIX = "lm."  # of the library's model within train.model.AdaptiveLM
+# Suffix of the files with the model's weights, or a rank's share of them.
+MODEL = "model_states.pt"
+PREFIX = "lm."  # prefix of the Transformers model in train.model.AdaptiveLM
 PATTERN = "model{suffix}.safetensors"
 
 
 class Stored(NamedTuple):
-    """A weight's shape, and the vectors of a file that hold its numbers in order."""
+    """A weight's shape, and the vectors that together contain its values in order."""
 
     shape: tuple[int, ...]
     parts: list[Tensor]
 
 
 class CheckpointWeights(LazyWeights):
-    """Tensors of a checkpoint folder in `dtype`, by their names in the library's model.
+    """The tensors of a checkpoint folder in `dtype`, named as in the Transformers model.
 
-    Raise UserError for files that training did not write.
+    Raise UserError for files that are not in the format of training.
     """
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
@@ -85,7 +84,7 @@ def _find_stored(folder: Path) -> dict[str, Stored]:
     if not models:
         raise ValueError(f"no file that ends in {MODEL}")
     model = models[0]
-    # Stage 3 leaves empty tensors in place of the weights.
+    # With stage 3 the model's file has empty tensors instead of the weights.
     stored = {
         name: _whole(tensor)
         for name, tensor in model["module"].items()
@@ -97,7 +96,7 @@ def _find_stored(folder: Path) -> dict[str, Stored]:
         trained = _frozen(models) | _stage_3(model["param_shapes"], optimizers)
     else:
         trained = _stages_1_2(model["param_shapes"], optimizers)
-    # A weight that two modules share is trained under one of its names.
+    # The optimizer has a shared weight under only one of its names.
     aliases = dict(model["shared_params"] or {})
     addresses = {name: weight.parts[0].data_ptr() for name, weight in stored.items()}
     names = {addresses[name]: name for name in trained if name in stored}
@@ -124,7 +123,7 @@ def _whole(tensor: Tensor) -> Stored:
 
 
 def _stage_0(model: Mapping[str, Any]) -> dict[str, Stored]:
-    """Return the float32 copies of a 16-bit model's weights; none of a float32 model."""
+    """Return the float32 copies of a 16-bit model's weights; {} for a float32 model."""
     groups = (model["optimizer"] or {}).get("fp32_groups", [])
     return {
         name: _whole(tensor)
@@ -164,7 +163,7 @@ def _stage_3(
 
 
 def _frozen(models: Sequence[Mapping[str, Any]]) -> dict[str, Stored]:
-    """Return the frozen weights of stage 3, which no optimizer holds."""
+    """Return the frozen weights of stage 3, which the optimizer does not have."""
     stored: dict[str, Stored] = {}
     for name, shape in (models[0]["frozen_param_shapes"] or {}).items():
         parts = [model["frozen_param_fragments"][name].flatten() for model in models]
@@ -181,11 +180,11 @@ def write_weights(
     shard_size: str,
     indexed: bool = False,
 ) -> None:
-    """Write the weights as `save_pretrained` does, with one file of them in memory.
+    """Write the weights as `save_pretrained` does, with one file at a time in memory.
 
-    `weights` have `dtype` and the names of the library's model. With `indexed` a single
-    file gets an index too, from which vLLM and SGLang know which *.safetensors are
-    weights. Raise OSError if they cannot be written.
+    `weights` have `dtype` and the names of the Transformers model. With `indexed` a single
+    file gets an index too: vLLM and SGLang read there which *.safetensors files are
+    weights. Raise OSError if a file cannot be written.
     """
     lm = skeleton(config)
     shapes = remove_tied_weights_from_state_dict(lm.state_dict(), lm)
