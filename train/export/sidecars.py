@@ -1,16 +1,15 @@
-"""The files beside the weights of a model directory.
+"""Write the files of a model directory other than the weights.
 
-config.json, generation_config.json   as training left them, also under the names that other
-                                      readers look for
-tokenizer.json and its companions     control ids marked special; no id is added or changed
+config.json, generation_config.json   the training's, with additional keys for other servers
+tokenizer.json and related files      control ids marked special; no id is added or changed
 chat_template.jinja                   the tokenizer's own, or one that completes text
 adaptive.json                         ids, L, provenance; absent without adaptive tokens
 custom_generate/                      the decoder, for use with Transformers alone
 
-Transformers copies the Python files of custom_generate/ into a package of its cache and finds
-them by their relative imports. So the decoder's entry and every module that it imports are
-written side by side, unchanged but for the imports among them. They are read as text at every
-export; train does not import infer.
+Transformers copies the Python files of custom_generate/ into a package in its cache and
+follows their relative imports. So the decoder's entry module and every module that it imports
+are written into one flat folder; only the imports among them are rewritten. Each export reads
+the modules as text; train does not import infer.
 
     infer/loop.py         from infer.trees.tree import Tree
     infer/trees/tree.py
@@ -19,7 +18,7 @@ export; train does not import infer.
     loop.py               from .trees_tree import Tree
     trees_tree.py
     conf_errors.py
-    generate.py           adaptive ids, n-grams' weights
+    generate.py           adaptive ids, weights of n-grams
 """
 
 import json
@@ -48,9 +47,9 @@ from train.export import trained_lora, trained_mask
 ADAPTIVE = "adaptive.json"
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
-CHAT = "chat_template.jinja"  # as Transformers names it
+CHAT = "chat_template.jinja"  # Transformers' file name
 COMPLETION = Path(__file__).with_name("chat_template.j2")
-# The mask token of parallel drafting in config.json: TensorRT-LLM's and vLLM's name.
+# Keys in config.json for the mask token of parallel drafting: TensorRT-LLM's, vLLM's.
 MASK_KEYS = ("pard_token", "ptd_token_id")
 PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
@@ -63,7 +62,7 @@ def write_sidecars(
     step: int,
     dtype: torch.dtype,
 ) -> None:
-    """Write everything but the weights, which are those of `step`, in `dtype`."""
+    """Write all files other than the weights. `step` and `dtype` describe the weights."""
     described = checkpoint / DESCRIBED
     for name in (*FILES, CONFIG, GENERATION):
         if (described / name).is_file():
@@ -81,7 +80,7 @@ def serve(
     *,
     dtype: torch.dtype,
 ) -> None:
-    """Rewrite the library's configuration and tokenizer in place, as servers read them.
+    """Rewrite the Transformers configuration and tokenizer in place for servers.
 
     `adaptive` is the content of adaptive.json; None for a model without adaptive tokens.
     """
@@ -91,7 +90,7 @@ def serve(
     lm_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(architecture)]
     ids = adaptive["adaptive_ids"] if adaptive else []
     mask_id = None
-    # vLLM's parallel drafting knows a single mask token for all places, and no gated
+    # vLLM's parallel drafting supports only one mask token for all positions, and no gated
     # adapter.
     if adaptive and adaptive["identical"] and not adaptive["gated"]:
         mask_id = ids[0]
@@ -120,7 +119,9 @@ def adaptive_json(
     known = Vocab.from_json(vocab)
     control = known.control
     ids = manifest["adaptive"]
-    if mask != ADAPTIVE_MASK:  # the model has no rows for the vocabulary's adaptive ids
+    if (
+        mask != ADAPTIVE_MASK
+    ):  # the model has no embedding rows for the vocabulary's adaptive ids
         control -= set(known.adaptive)
         ids = [mask] if isinstance(mask, int) else []
     settings = manifest["settings"]
@@ -159,11 +160,11 @@ def adaptive_json(
 def served_config(
     described: Mapping[str, Any], *, architecture: str, dtype: str, mask_id: int | None
 ) -> dict[str, Any]:
-    """Return config.json with every reader's name for its values.
+    """Return config.json with the keys that different versions and servers read.
 
-    `mask_id` is the only adaptive id. Without `auto_map`: the weights are of Transformers'
-    own class. Transformers 4, and servers built on it, do not know `rope_parameters` and
-    would use rope_theta=10,000, with which no draft is accepted.
+    `mask_id` is the adaptive id if there is exactly one. `auto_map` is removed: the weights
+    belong to Transformers' own class. Transformers 4, and servers built on it, do not read
+    `rope_parameters` and would use rope_theta=10,000; then no draft is accepted.
     """
     config = dict(described)
     for name in ("auto_map", *MASK_KEYS):
@@ -184,9 +185,10 @@ def served_config(
 def served_generation(
     described: Mapping[str, Any], *, bos: int | None, eos: int
 ) -> dict[str, Any]:
-    """Return generation_config.json with training's BOS where it sets none, and its EOS.
+    """Return generation_config.json with training's BOS, unless it has one, and EOS.
 
-    EOS joins the ids that end a text: documents may end by another one than a chat's turns.
+    EOS is added to the existing eos_token_id: documents may end with another token than
+    the turns of a chat.
     """
     config = dict(described)
     if config.get("bos_token_id") is None and bos is not None:
@@ -199,10 +201,11 @@ def served_generation(
 
 
 def write_tokenizer(folder: Path, vocab: Vocab, adaptive: Collection[int]) -> None:
-    """Rewrite the tokenizer's files in place, for a model with these adaptive ids.
+    """Rewrite the tokenizer's files in place for a model with the ids `adaptive`.
 
-    Adaptive ids of the vocabulary that this model does not use stay text. A tokenizer
-    without a chat template gets one that joins the messages to a text to complete.
+    Adaptive ids of the vocabulary that this model does not use remain ordinary tokens. A
+    tokenizer without a chat template gets one that joins the messages into a text to
+    complete.
     """
     tokenizer = load_tokenizer(folder)
     file = folder / "tokenizer.json"
@@ -223,7 +226,7 @@ def write_tokenizer(folder: Path, vocab: Vocab, adaptive: Collection[int]) -> No
             special_tokens=[(bos, vocab.bos)],
         )
         content["post_processor"] = json.loads(tokenizer.to_str())["post_processor"]
-    # On one line: merges are many.
+    # Without indentation: there are many merges.
     write_bytes(file, json.dumps(content, ensure_ascii=False).encode())
     if not ((folder / CHAT).is_file() or "chat_template" in config):
         shutil.copyfile(COMPLETION, folder / CHAT)
@@ -232,7 +235,7 @@ def write_tokenizer(folder: Path, vocab: Vocab, adaptive: Collection[int]) -> No
 def mark_special(
     added: Collection[dict[str, Any]], pieces: dict[int, str]
 ) -> list[dict[str, Any]]:
-    """Return `added_tokens` with these ids as special ones, which decoders skip."""
+    """Return `added_tokens` with the ids of `pieces` marked special, so decoding skips them."""
     tokens = {token["id"]: token for token in added}
     for id, piece in pieces.items():
         token = tokens.get(id, {"id": id, "content": piece, **PLAIN})
@@ -243,11 +246,11 @@ def mark_special(
 def _tokenizer_config(
     described: dict[str, Any], vocab: Vocab, pieces: dict[int, str]
 ) -> dict[str, Any]:
-    """Return a tokenizer_config.json by which Transformers encodes as training did.
+    """Return a tokenizer_config.json with which Transformers encodes as training did.
 
-    PreTrainedTokenizerFast reads tokenizer.json literally. Classes of architectures build
-    their own tokenizer from its pieces: Transformers 5's for CodeLlama drops one of the
-    spaces that begin a text.
+    It sets PreTrainedTokenizerFast, which uses tokenizer.json unchanged. Tokenizer classes
+    of architectures rebuild the tokenizer: CodeLlama's in Transformers 5 drops one of a
+    text's leading spaces.
     """
     config = dict(described)
     config.pop("auto_map", None)
@@ -270,7 +273,7 @@ def _tokenizer_config(
 
 
 ENTRY = "infer.portable.custom_generate"
-# The only form of import that is rewritten.
+# Matches the only form of import that is rewritten.
 OURS = re.compile(r"^( *)from ((?:infer|conf)\.[\w.]+) import\b", re.MULTILINE)
 REQUIREMENTS = ("torch>=2.13,<3", "transformers>=5.23,<6")
 
@@ -297,7 +300,7 @@ generate = partial(generate_with, {mask}, L={L}, ngrams={ngrams}, gated={gated},
 def write_custom_generate(out: Path) -> None:
     """Write custom_generate/ into a model directory with adaptive tokens.
 
-    Not beside an adapter that acts on every token, which Transformers would not load.
+    Do nothing if the directory keeps an ungated adapter: Transformers would not load it.
     """
     if not (out / ADAPTIVE).is_file():
         return
@@ -324,10 +327,10 @@ def write_custom_generate(out: Path) -> None:
 
 
 def bundle(entry: str, *, commit: str, root: Path = ROOT) -> dict[str, str]:
-    """Return names and texts of a module and all of our modules that it imports."""
+    """Return file names and texts of a module and the project's modules that it imports."""
     files: dict[str, str] = {}
     modules = [entry]
-    for module in modules:  # grows
+    for module in modules:  # the loop appends to it
         name = f"{flat(module)}.py"
         path = f"{module.replace('.', '/')}.py"
         if name not in files:
@@ -341,5 +344,5 @@ def bundle(entry: str, *, commit: str, root: Path = ROOT) -> dict[str, str]:
 
 
 def flat(module: str) -> str:
-    """Return a module's name in the folder."""
+    """Return a module's name in the flat folder."""
     return module.removeprefix("infer.").replace(".", "_")

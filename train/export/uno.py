@@ -57,7 +57,7 @@ def write_uno(
     weights.save_adapter(
         folder, targets=targets, base=base.get("hub", base.get("name"))
     )
-    # Servers reject settings that they do not support, even if these are empty.
+    # Omit empty settings: servers take an unknown setting for a feature that they lack.
     config = read_json(folder / CONFIG_NAME)
     write_json(
         folder / CONFIG_NAME,
