@@ -1,4 +1,4 @@
-"""Choose the sequences of each step and lay them out as model inputs.
+"""Choose the sequences of each step and turn them into model inputs.
 
 The order is a pure function of the seed and the step. It does not depend on the number
 of ranks, and a resumed run needs only its step.
@@ -242,7 +242,7 @@ def load_batch(
     draw: Draw = draw_windows,
     vocabulary: int = 0,
 ) -> dict[str, Any]:
-    """Read one micro-batch, lay it out and move it to the device.
+    """Read one micro-batch and return its layout on the device.
 
     `standard`, `draw` and `vocabulary` are passed to `lay_out`.
     """

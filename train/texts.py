@@ -1,8 +1,8 @@
 """Show which tokens of held-out texts are accepted drafts.
 
 Each validation replays decoding with adaptive tokens alone along the same texts
-(validation.py). It adds a line to texts.jsonl, and a table to the tracker in which accepted
-drafts are coloured.
+(validation.py). It adds a line to texts.jsonl, and a table with coloured accepted drafts to
+the tracker.
 """
 
 import html

@@ -23,7 +23,7 @@ class ExportConfig:
     out: str = setting(path=True)
     #: dtype of the written weights: bfloat16, float16 or float32
     dtype: str = setting("bfloat16", choices=("bfloat16", "float16", "float32"))
-    #: what to do with a LoRA adapter: merged into the weights, kept in adapter/, or uno
+    #: form of a LoRA adapter: merged into the weights, kept in adapter/, or uno
     #: (write only the adapter, in the format of SGLang and vLLM); default: merged, or kept
     #: if the adapter is gated
     lora: str | None = setting(None, choices=("merged", "kept", UNO))

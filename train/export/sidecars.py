@@ -246,7 +246,7 @@ def mark_special(
 def _tokenizer_config(
     described: dict[str, Any], vocab: Vocab, pieces: dict[int, str]
 ) -> dict[str, Any]:
-    """Return a tokenizer_config.json with which Transformers encodes as training did.
+    """Return a tokenizer_config.json that makes Transformers encode as training did.
 
     It sets PreTrainedTokenizerFast, which uses tokenizer.json unchanged. Tokenizer classes
     of architectures rebuild the tokenizer: CodeLlama's in Transformers 5 drops one of a
