@@ -267,7 +267,7 @@ class Endpoint:
 def pause_after(attempt: int, retry_after: float | None = None) -> float:
     """Return the seconds to wait after attempt 1, 2, ...: PAUSE, doubled each time, with jitter.
 
-    A larger `retry_after`, the wait that the server asks for, replaces it.
+    A larger `retry_after`, the wait that the server asks for, replaces it, up to LONGEST_PAUSE.
     """
     pause: float = min(LONGEST_PAUSE, PAUSE * 2 ** (attempt - 1))
     pause *= random.uniform(0.75, 1.25)

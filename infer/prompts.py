@@ -89,7 +89,7 @@ class NoPrompt(UserError):
 
 @dataclass(frozen=True)
 class Document:
-    """A text of which the first half is the prompt."""
+    """A text; the first half is used as the prompt."""
 
     text: str
 
@@ -154,7 +154,7 @@ def _question(row: DataRow) -> str | None:
 
 
 def _to_answer(messages: list[Message], system: Any = None) -> list[Message]:
-    """Return messages up to the last question, with the system prompt if one is given.
+    """Return messages without trailing answers, after the text `system` if it is given.
 
     Raises ValueError if there is nothing to answer.
     """

@@ -313,7 +313,7 @@ class ModelDirectory:
         )
         lm: PreTrainedModel
         lm, info = loaded
-        # Transformers only warns of missing weights and initializes them at random.
+        # Transformers initializes missing weights at random.
         if missing := sorted(info["missing_keys"]):
             raise ValueError(f"no weight {missing[0]}")
         return lm
@@ -324,8 +324,8 @@ def check_weights(
 ) -> None:
     """Raise UserError if a model's weights need more than the free memory.
 
-    Otherwise Linux would kill the process without a message. device=None is the first GPU,
-    or the CPU on a machine without a GPU. With several `ranks` each rank holds a share of
+    Otherwise Linux would kill the process without a message. Without a `device` it checks the
+    first GPU, or the CPU on a machine without a GPU. With several `ranks` each rank holds a share of
     the weights. On a CPU, weights in the dtype of their files are memory-mapped and too
     little memory only makes them slow, so the function only warns. Quantized weights are
     not checked.
