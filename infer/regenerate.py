@@ -64,7 +64,7 @@ UNITS = "units"  # the folder of finished batches; removed at the end
 SHARD_DOCUMENTS = 4096
 LOOP_TOKENS = 20  # the smallest number of repeated tokens that counts as a loop
 OWN_PROMPT_TOKENS = 64  # longer user turns by the model are skipped
-SEEDS = 2**31  # servers accept seeds of different widths; all accept 31 bits
+SEEDS = 2**31  # 31 bits, because servers accept seeds of different widths
 #: Splits a server's answer, which comes without its tokens, into words of about their length.
 WORDS = re.compile(r"\s*(?:\w+|[^\w\s])|\s+")
 MESSAGE_KEYS = ("tool_calls", "reasoning_content", "reasoning")  # kept in the output

@@ -1,4 +1,4 @@
-"""infer.regenerate endpoint=URL: answers of a server, of one that fails at random, and after a kill."""
+"""infer.regenerate endpoint=URL: a server that answers, one that fails at random, and a kill."""
 
 import json
 import os
@@ -38,14 +38,14 @@ Reply = tuple[int, dict[str, Any]]
 
 
 def answered(body: dict[str, Any]) -> Reply:
-    """Answer with a text that the request decides."""
+    """Return an answer that is a function of the request."""
     text = f"Answer {sum(map(ord, str(body['messages'])))} to {len(body)} settings."
     message = {"role": "assistant", "content": text}
     return 200, {"choices": [{"message": message, "finish_reason": "stop"}]}
 
 
 class Stub(ThreadingHTTPServer):
-    """An OpenAI server on a free port; a share `failing` of its responses are broken in some way."""
+    """An OpenAI server on a free port; a share `failing` of its responses is broken."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -59,7 +59,7 @@ class Stub(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print nothing: the client of a killed run has gone."""
+        """Print nothing: the client of a killed run is gone."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -84,7 +84,7 @@ class Handler(BaseHTTPRequestHandler):
         match self.server.chance.choice(("closed", "half", "cut", 429, 500, 503)):
             case "closed":
                 self.close_connection = True
-            case "half":  # a whole response of half a JSON
+            case "half":  # a complete response with half of the JSON
                 self.send(200, content[: len(content) // 2])
             case "cut":  # half a response
                 self.send_response(200)
@@ -117,7 +117,7 @@ def serving(
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No pauses between attempts, and no proxy before this machine."""
+    """Remove the pauses between attempts, and use no proxy for this machine."""
     monkeypatch.setattr(endpoint, "PAUSE", 0.001)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
@@ -144,7 +144,7 @@ def rows(config: RegenerateConfig) -> list[dict[str, Any]]:
 
 
 def _killed(config: RegenerateConfig) -> None:
-    """A run that is killed when it has saved KILLED_AFTER answers."""
+    """Run infer.regenerate and kill it after KILLED_AFTER saved answers."""
     endpoint.PAUSE = 0.001
     save = Records.save
     saved = []
@@ -162,7 +162,7 @@ def _killed(config: RegenerateConfig) -> None:
 def test_a_failing_server_and_a_kill_lose_no_answer(
     asked: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """200 prompts: the same bytes as from a server that never fails."""
+    """The output of 200 prompts is byte-identical to a run with a server that never fails."""
     with serving() as stub:
         steady = config(stub.url, asked, "steady", "temperature=0.7")
         stage.main(steady)
@@ -244,15 +244,15 @@ def test_a_server_without_seeds_and_prompts_without_answers(
         assert all("seed" not in body for body in stub.bodies[1:])
     answers = {row["id"].rpartition(":")[2]: row for row in rows(run)}
     assert sorted(map(int, answers)) == [2, *range(4, PROMPTS)]
-    # A word has the space before it, so the loop begins with the second one.
+    # A word includes the space before it, so the loop begins with the second word.
     assert answers["2"]["messages"][-1]["content"] == "return return"
     assert not answers["2"]["ends"] and answers["4"]["ends"]
-    said = capsys.readouterr().err
-    assert "takes no seed" in said
-    assert "asked.jsonl:0 is left out: HTTP 400: the prompt exceeds" in said
-    assert "asked.jsonl:1 is left out: HTTP 500: this prompt breaks" in said
-    assert "3 of 200 prompts have no answer" in said
-    assert "1 of 200 answers were cut off at max_new_tokens=50. Raise it" in said
+    stderr = capsys.readouterr().err
+    assert "takes no seed" in stderr
+    assert "asked.jsonl:0 is left out: HTTP 400: the prompt exceeds" in stderr
+    assert "asked.jsonl:1 is left out: HTTP 500: this prompt breaks" in stderr
+    assert "3 of 200 prompts have no answer" in stderr
+    assert "1 of 200 answers were cut off at max_new_tokens=50. Raise it" in stderr
 
 
 def test_an_answer_keeps_its_calls_and_its_spaces() -> None:
@@ -283,14 +283,14 @@ def test_mistakes(asked: Path, overrides: list[str], message: str) -> None:
     not is_serve_available(), reason="transformers[serving] is not installed"
 )
 def test_200_prompts_through_transformers_serve(base_dir: Path, asked: Path) -> None:
-    """Directly, and through a proxy that breaks three of ten responses: the same answers."""
+    """A proxy that breaks three of ten responses changes no answer."""
     from tests.served_openai import served
 
     folder = asked.parent / "chat"
     shutil.copytree(base_dir, folder)
     (folder / "chat_template.jinja").write_text(TURNS)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    turn = threading.Lock()  # the server decodes one request after another
+    turn = threading.Lock()  # the server decodes one request at a time
 
     with served(folder, asked.parent / "server", "--dtype", "float32") as api:
         url = str(api.base_url).rstrip("/")
