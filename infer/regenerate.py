@@ -99,7 +99,7 @@ class TrainingDocuments:
             if id < self._vocab.text_size and text.pieces.get(id) != piece:
                 raise UserError(
                     f"data.path={path} must be prepared with the tokenizer of "
-                    f"model={self._config.model}, got another piece for id {id}. "
+                    f"model={self._config.model}, got another token for id {id}. "
                     f"Prepare the data with tokenizer={self._config.model}."
                 )
 
@@ -120,8 +120,8 @@ class TrainingDocuments:
     def prompt(self, document: DocumentSpan) -> list[int]:
         """Return the ids of the document's prefix, with BOS if the vocabulary has it.
 
-        The document's id and the seed determine its length. At least one token of the
-        document, which may be EOS, is left to the model.
+        The document's id and the seed determine the prefix's length. At least one token of
+        the document, which may be EOS, is left to the model.
         """
         config = self._config
         opening = int(self._vocab.bos is not None)
@@ -468,19 +468,19 @@ def answer_rows(prompt: ChatPrompt, answer: "Answer") -> list[dict[str, Any]]:
 
 
 def report_answers(
-    config: RegenerateConfig, asked: int, written: int, finishes: Mapping[str, int]
+    config: RegenerateConfig, prompts: int, written: int, finishes: Mapping[str, int]
 ) -> None:
     """Print the numbers of missing and of cut-off answers to standard error."""
-    if written < asked:
+    if written < prompts:
         print_line(
-            f"regenerate: {asked - written} of {asked} prompts have no answer: it was "
+            f"regenerate: {prompts - written} of {prompts} prompts have no answer: it was "
             "empty, or the server refused the prompt.",
             error=True,
         )
     if cut := finishes.get("length"):
         print_line(
-            f"regenerate: {cut} of {asked} answers were cut off at "
-            f"max_new_tokens={config.max_new_tokens}. Raise it for whole ones.",
+            f"regenerate: {cut} of {prompts} answers were cut off at "
+            f"max_new_tokens={config.max_new_tokens}. Raise it for complete answers.",
             error=True,
         )
 

@@ -60,7 +60,7 @@ class Constants:
     #: The allowance, in plain steps that drafting may lose: its first and its largest
     #: value. Drafting stops at 0 and restarts above `retry_allowance`. Meanwhile each step
     #: adds `saved_share`, and each dry run (a draft that is not verified, one every
-    #: `dry_run_every` steps) adds the gain that it would have had.
+    #: `dry_run_every` steps) adds its estimated gain, which may be negative.
     first_allowance: float = 10.0
     max_allowance: float = 24.0
     retry_allowance: float = 2.0

@@ -126,15 +126,15 @@ def test_drafts_are_those_of_the_paper_word_for_word(method: str) -> None:
     _, accepted = texts(lm, requests, drafters, Limits(30, [1]))
     assert accepted > 10 and len(graphs) > 10
     for context, graph in graphs[::4]:
-        behind = model_behind(draft.lm, context[:-1])
-        nodes = literal.draw(context[-1], behind, **vars(RULES[method]))
+        reference = model_after(draft.lm, context[:-1])
+        nodes = literal.draw(context[-1], reference, **vars(RULES[method]))
         assert graph.tokens == [node.token for node in nodes]
         assert len(graph.merged) == sum(node.into is not None for node in nodes)
     if method == "gsd":
         assert any(graph.merged for _, graph in graphs)
 
 
-def model_behind(lm: PreTrainedModel, context: list[int], k: int = 5) -> literal.Model:
+def model_after(lm: PreTrainedModel, context: list[int], k: int = 5) -> literal.Model:
     def likeliest(path: tuple[int, ...]) -> list[tuple[int, float]]:
         chances, ids = by_library(lm, [*context, *path]).softmax(-1).topk(k)
         return [(int(id), float(chance)) for id, chance in zip(ids, chances)]
@@ -166,12 +166,11 @@ def test_the_probes_of_a_draft_model_draw_its_candidates_for_each_place() -> Non
 def test_no_learned_position_beyond_the_context_is_asked_for(
     probes: bool, static: bool
 ) -> None:
-    """Regression: in a batch with a text at the context's end, a shorter text's rows were
-    padded to positions beyond the context, an IndexError.
+    """Regression: in a batch, the rows of a short text followed a text at the context's end,
+    so their positions were beyond the context: an IndexError.
     """
-    from tests.infer.engine.test_families import (
-        tiny,
-    )  # here, because it imports this module
+    # Imported here, because test_families imports this module.
+    from tests.infer.engine.test_families import tiny
 
     lm = tiny("opt").double()
     short = deepcopy(lm)

@@ -95,12 +95,12 @@ class Text:
         path, choice = self.tree.walk(lambda node: next(following))
         self.tokens += [*(self.tree.tokens[node] for node in path[1:]), choice]
         self.ms += ms
-        behind = len(self.tokens)
+        length = len(self.tokens)
         answers = None
         if k := len(self.tree.probes_of(path[-1])):
             right = [self._rng.random() < accepted for _ in range(k)]
             ids = [
-                [self._token(behind + j) if right[j] else WRONG, 4] for j in range(k)
+                [self._token(length + j) if right[j] else WRONG, 4] for j in range(k)
             ]
             answers = Candidates(ids, [[0.7, 0.1]] * k)
         self._stopwatch.seconds = ms / 1e3
@@ -113,13 +113,13 @@ class Text:
 
     def write(self, n: int, costs: Costs, accepted: float) -> float:
         """Decode n more tokens and return the speedup over plain decoding."""
-        begun = self.ms
+        start = self.ms
         goal = len(self.tokens) + n
         while (left := goal - len(self.tokens)) > 0:
             rows = len(self.propose(left).tokens)
             ms = costs(rows) + self.probed * self._probing * costs(1)
             self.observe(rows, ms, accepted)
-        return n * costs(1) / (self.ms - begun)
+        return n * costs(1) / (self.ms - start)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,9 @@ OTHER = 2
 STEPS = 1500
 
 
-def simulated(said: float, right: float, ms: float) -> tuple[list[int], list[float]]:
+def simulated(
+    confidence: float, right: float, ms: float
+) -> tuple[list[int], list[float]]:
     """Return the tokens and milliseconds of each step."""
     rng = random.Random(0)
     planner = MeasuredPlanner(TARGET.prior, forward=0.1)
@@ -262,7 +264,7 @@ def simulated(said: float, right: float, ms: float) -> tuple[list[int], list[flo
         drafted.graph = growth.graph
         if planner.drafting:
             while levels < DEPTH and planner.deepens(levels, growth.reach):
-                growth.grow([[DRAFTED]], [[said]])
+                growth.grow([[DRAFTED]], [[confidence]])
                 levels += 1
             rows = len(planner.plan(drafted, DEPTH + 1)[0].tokens)
         accepted = 0
@@ -282,11 +284,11 @@ def simulated(said: float, right: float, ms: float) -> tuple[list[int], list[flo
 
 
 @pytest.mark.parametrize(
-    ("said", "right"), [(0.5, 0.9), (0.95, 0.5), (0.9, 0.9), (0.99, 0.02)]
+    ("confidence", "right"), [(0.5, 0.9), (0.95, 0.5), (0.9, 0.9), (0.99, 0.02)]
 )
 @pytest.mark.parametrize("ms", [1.0, 12.0])
 def test_a_draft_model_drafts_as_deep_as_pays(
-    said: float, right: float, ms: float
+    confidence: float, right: float, ms: float
 ) -> None:
     """Holds for over- and underconfident draft models. The loss to plain decoding is bounded."""
 
@@ -294,7 +296,7 @@ def test_a_draft_model_drafts_as_deep_as_pays(
         tokens = sum(right**n for n in range(depth + 1))
         return tokens / (TARGET(1 + depth) + depth * ms)
 
-    emitted, spent = simulated(said, right, ms)
+    emitted, spent = simulated(confidence, right, ms)
     later = sum(emitted[STEPS // 2 :]) / sum(spent[STEPS // 2 :])
     assert later > 0.94 * max(map(fixed_rate, range(DEPTH + 1)))
     allowed = CONSTANTS.first_allowance * TARGET(1) + 2 * (TARGET(11) + DEPTH * ms)
