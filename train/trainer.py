@@ -72,9 +72,7 @@ from train.texts import append_texts, read_texts, table
 from train.validation import Validation
 
 TEXTS_TABLE = "validation/texts"
-RECENT_STEPS = (
-    50  # the number of steps before a step whose mean loss it is compared with
-)
+RECENT_STEPS = 50  # number of steps before a step; their mean loss is compared with the step's loss
 MIN_RECENT = 10  # fewest steps to compare with
 
 
