@@ -244,7 +244,7 @@ def test_given_ids_must_be_ids_that_text_cannot_produce(tmp_path: Path) -> None:
     pieces = tokenizer.get_vocab_size(with_added_tokens=True)
     pad = tokenizer.token_to_id("<|fim_pad|>")
     assert find(adaptive=["<|fim_pad|>", pieces]).adaptive == (pad, pieces)
-    with pytest.raises(ValueError, match="must be given together, got vocab.pre alone"):
+    with pytest.raises(ValueError, match="must be given together, got only vocab.pre"):
         VocabConfig(pre="<|fim_prefix|>")
 
 
