@@ -72,9 +72,8 @@ from train.texts import append_texts, read_texts, table
 from train.validation import Validation
 
 TEXTS_TABLE = "validation/texts"
-RECENT_STEPS = (
-    50  # the number of steps before a step whose mean loss it is compared with
-)
+# A step's loss is compared with the mean of this many steps before it.
+RECENT_STEPS = 50
 MIN_RECENT = 10  # fewest steps to compare with
 
 
