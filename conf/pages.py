@@ -1,6 +1,6 @@
-"""Pages: HTML without scripts or links to other files, with plots as SVG.
+"""Render HTML pages with inline SVG plots, without scripts or links to other files.
 
-Plots have the colour of the text around them, so that they fit a light and a dark page.
+Plots take the colour of the page's text, so that they fit a light and a dark page.
 """
 
 import io
@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 
 matplotlib.use("Agg")
 WIDTH, HEIGHT = 4.2, 3.0  # inches
-INK = "#010203"  # replaced by the page's colour of text
-# Okabe and Ito's colours, without those that are faint on white or on black.
+INK = "#010203"  # placeholder, replaced by the page's text colour
+# Okabe and Ito's colours except yellow and black, which are faint on white or on black.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 INKED = (
     "text.color",
@@ -44,9 +44,9 @@ Draw = Callable[[Axes], None]
 
 
 def svg(draw: Draw, title: str, *, height: float = HEIGHT) -> str:
-    """Return a plot as an SVG element, the same text for the same figures.
+    """Return a plot as an SVG element; equal plots give equal text.
 
-    Its references begin with the hash of the title: a page may have several plots.
+    The ids in it are derived from a hash of the title, so that several plots fit on a page.
     """
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": title}):
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
@@ -59,7 +59,7 @@ def svg(draw: Draw, title: str, *, height: float = HEIGHT) -> str:
 
 
 def render(template: Path, **values: Any) -> str:
-    """Return the page of a Jinja template, which may extend conf's layout.html.j2."""
+    """Render a Jinja template, which may extend conf's layout.html.j2, as a page."""
     folders = [template.parent, Path(__file__).parent]
     environment = Environment(
         loader=FileSystemLoader(folders),

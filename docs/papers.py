@@ -1,11 +1,11 @@
-"""Run the commands of papers.md again, and write what they print below them.
+"""Rerun the commands of papers.md and update their output on the page.
 
     python -m docs.papers OUT [--only WORDS]
 
-papers.md has its commands in blocks of a console: a line that begins with "$ ", and what it printed. A
-command runs in the project's root, after those above it. What was printed is kept in OUT, so that an
-interrupted run goes on where it stopped; --only runs those again whose command has the words.
-(As a module, not as a file: this folder's conf.py is Sphinx's, and must not hide the project's conf.)
+papers.md has its commands in console blocks: a line that begins with "$ ", then the command's output.
+Commands run in the project's root, in the order of the page. OUT stores their output, so that an
+interrupted run continues where it stopped; --only reruns the commands that contain WORDS.
+(Run it as a module: as a file, it would import this folder's conf.py, which is Sphinx's, as `conf`.)
 """
 
 import argparse
@@ -25,15 +25,20 @@ BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 PROGRESS = re.compile(r"[\w /:-]+: \d+ of \d+\b|bench: (loading|measuring) ")
-FILES = ("MBPP", "MULTIPL_E", "INFILLING", "QWEN")  # variables of the commands
+FILES = (
+    "MBPP",
+    "MULTIPL_E",
+    "INFILLING",
+    "QWEN",
+)  # environment variables in the commands
 COLUMNS = "118"
 
 
 def main() -> None:
-    """Run the commands of the page that have not printed yet."""
+    """Run the page's commands that have no stored output yet, and update the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--only", help="run these again: words of their command")
+    parser.add_argument("--only", help="rerun commands that contain this text")
     args = parser.parse_args()
     text = PAGE.read_text(encoding="utf-8")
     for block in BLOCK.finditer(text):
@@ -46,12 +51,12 @@ def main() -> None:
 
 
 def kept_output(out: Path, command: str) -> Path:
-    """Return the file in OUT of what a command printed."""
+    """Return the file in OUT that stores a command's output."""
     return out / f"{hashlib.sha256(command.encode()).hexdigest()[:16]}.txt"
 
 
 def printed(command: str) -> str:
-    """Return what a command writes to standard output; the program ends if it fails."""
+    """Run a command and return its standard output; exit if it fails."""
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command],
         stdout=subprocess.PIPE,
@@ -66,7 +71,7 @@ def printed(command: str) -> str:
 
 
 def filled(text: str, out: Path) -> str:
-    """Return the page with what its commands printed; those that have not run stay as they are."""
+    """Return the page with the stored outputs; keep the block of a command without one."""
 
     def block(match: re.Match[str]) -> str:
         command = match["command"]

@@ -1,9 +1,9 @@
-"""The pictures of these pages, made again from a model and the report on its speed.
+"""Draw the pictures of the documentation from a model and the report on its speed.
 
     python -m docs.pictures MODEL_DIR REPORT_DIR
 
-Pictures have at most 64 colours: they stay small.
-(As a module, not as a file: this folder's conf.py is Sphinx's, and must not hide the project's `conf`.)
+Pictures have at most 64 colours, so that their files stay small.
+(Run it as a module: as a file, it would import this folder's conf.py, which is Sphinx's, as `conf`.)
 """
 
 import re
@@ -44,16 +44,16 @@ from infer.trees.tree import Tree, flatten, mask
 from infer.view import SOURCE_STYLES
 
 IMAGES = Path(__file__).parent / "images"
-COLOURS = 64  # of a picture
+COLOURS = 64  # per picture
 PROMPT = "class LlamaAttention(nn.Module):\n    def __init__(self, config"
-CELL = (0.0836, 0.17)  # inches of a character of 10 points
+CELL = (0.0836, 0.17)  # width and height of a 10-point character in inches
 EDGE, PROBE_EDGE = "#b3bac2", "#0969da"
 ACCEPTED, REJECTED, PROBE = "#cdeed3", "#fbdcd8", "#cfe3fb"
-REST = "#b3bac2"  # bars of the combination
+REST = "#b3bac2"  # bars of the combined candidates
 
 
 def main(folder: Path, report: Path) -> None:
-    """Make all of them."""
+    """Draw all pictures."""
     IMAGES.mkdir(exist_ok=True)
     speed = read_parts(report)["speed"]
     rows = speed["rows"]
@@ -69,7 +69,7 @@ def main(folder: Path, report: Path) -> None:
 
 
 def panels(draws: Mapping[str, Draw], picture: Path, *, height: float = 3.0) -> None:
-    """Draw a report's plots beside each other, two in a row."""
+    """Draw a report's plots in one picture, two per row."""
     columns = min(2, len(draws))
     lines = -(-len(draws) // columns)
     size = (WIDTH * columns, height * lines)
@@ -87,12 +87,12 @@ def panels(draws: Mapping[str, Draw], picture: Path, *, height: float = 3.0) -> 
 
 
 def spelled(text: Text, id: int) -> str:
-    """Return a token as the source of a string, safe to print."""
+    """Return a token as a Python string literal, safe to print."""
     return repr(text.stream(opens=False)(id) or text.pieces.get(id, f"<{id}>"))
 
 
 def shrink(image: Image.Image, picture: Path, *, width: int) -> None:
-    """No wider than this, of few colours."""
+    """Save an image at most `width` pixels wide, with COLOURS colours."""
     if image.width > width:
         image = image.convert("RGB").resize(
             (width, round(image.height * width / image.width)), Image.Resampling.LANCZOS
@@ -103,7 +103,7 @@ def shrink(image: Image.Image, picture: Path, *, width: int) -> None:
 
 
 def coloured_text(model: Model, picture: Path, *, columns: int = 96) -> None:
-    """Draw a decoded text as a terminal shows it: the background tells a token's source."""
+    """Draw a decoded text as in a terminal: the background colour shows a token's source."""
     steps = list(generate(model, PROMPT, DecodeConfig(max_new_tokens=150)))
     pieces = [(PROMPT, "given")]
     for step in steps:
@@ -141,15 +141,14 @@ def coloured_text(model: Model, picture: Path, *, columns: int = 96) -> None:
 
 
 def one_forward(model: Model, picture: Path, *, k: int = 3) -> None:
-    """Draw a step that verifies k drafts and makes the next ones: its tree, and which row attends to which."""
+    """Draw a step that verifies k drafts and drafts again: its tree and its attention mask."""
     assert model.adaptive is not None
     seen = list[Outcome]()
     decode = DecodeConfig(method="sdsat", k=k, probes="all", max_new_tokens=128)
     for _ in generate(model, PROMPT, decode, watch=seen.append):
         pass
-    steps = (
-        item for item in seen if len(item.path) == k
-    )  # all but the last draft were accepted
+    # All but the last draft were accepted.
+    steps = (item for item in seen if len(item.path) == k)
     drawn = next(
         item
         for item in steps
@@ -175,7 +174,7 @@ def one_forward(model: Model, picture: Path, *, k: int = 3) -> None:
 def _draw_tree(
     axes: Axes, tree: Tree, names: list[str], *, accepted: list[int], own: str
 ) -> None:
-    """Drafts downwards, the probes of each to its right."""
+    """Draw the drafts from top to bottom, with each draft's probes to its right."""
     for node in range(len(tree.tokens)):
         column, row = _place(tree, node)
         colour = (
@@ -209,7 +208,7 @@ def _draw_tree(
 
 
 def _place(tree: Tree, node: int) -> tuple[float, int]:
-    """Column and row of a node: a draft stands below the one before it, a probe right of its own."""
+    """Return a node's column and row: a draft is below its parent, a probe to the right."""
     if node < tree.probes_from:
         return 0.0, node
     column, row = _place(tree, tree.parents[node])
@@ -217,7 +216,7 @@ def _place(tree: Tree, node: int) -> tuple[float, int]:
 
 
 def _draw_mask(axes: Axes, tree: Tree, names: list[str]) -> None:
-    """Rows of the forward, and the columns that they attend to: the cache's last ones, then each other."""
+    """Draw the attention mask of the forward's rows over the last cache columns and the rows."""
     cache = 3
     attends = mask(flatten([tree], [cache]), [cache], cache + len(tree.tokens))[0, 0]
     axes.imshow(attends, cmap=ListedColormap(["#f6f8fa", "#57606a"]), aspect="equal")
@@ -235,7 +234,7 @@ def _draw_mask(axes: Axes, tree: Tree, names: list[str]) -> None:
 
 
 class Recorder(CandidateSource):
-    """A source that records the text and the answers of adaptive tokens that each of its drafts is made of."""
+    """A source that records the text and the adaptive tokens' answers before each draft."""
 
     steps: list[tuple[list[int], Candidates]]
 
@@ -259,7 +258,10 @@ class Recorder(CandidateSource):
 
 
 def combination(model: Model, folder: Path, picture: Path, *, k: int = 5) -> None:
-    """Draw the step that gains most: k drafts are right together, fewer by either source."""
+    """Draw the step with the largest gain from combining adaptive tokens and n-grams.
+
+    In it all k drafts of the combination are right, and fewer of either source alone.
+    """
     assert model.adaptive is not None
     ngrams = Ngrams(
         ModelDirectory(folder).ngrams,
@@ -289,18 +291,19 @@ def combination(model: Model, folder: Path, picture: Path, *, k: int = 5) -> Non
             _draw_places(model, context, answers, known, right, picture)
     if not best:
         sys.exit(
-            "error: no step of this text shows what the sources know together; choose another prompt"
+            "error: in no step of this text do the combined sources beat each source alone with "
+            f"{k} right drafts. Choose another prompt."
         )
 
 
 def _chain(places: Places, k: int) -> list[int]:
-    """Return the likeliest k tokens in a row."""
+    """Return the likeliest chain of k tokens."""
     drafts = unroll(places.graph, [0.0] * k, depth=k, expand=places.expand)
     return drafts.tokens[1:]
 
 
 def _matched(drafts: Sequence[int], right: Sequence[int]) -> int:
-    """Drafts that are right before the first wrong one."""
+    """Return the number of right drafts before the first wrong one."""
     return next(
         (at for at, pair in enumerate(zip(drafts, right)) if pair[0] != pair[1]),
         len(drafts),
@@ -317,7 +320,7 @@ def _draw_places(
     *,
     width: int = 3,
 ) -> None:
-    """By source and place the likeliest candidates, given that the drafts before them are right."""
+    """Draw the likeliest candidates by source and place, after right drafts before them."""
     figure = Figure(figsize=(10.0, 4.0), layout="constrained")
     axes = figure.subplots(3, len(right), sharex=True)
     both, node = Places(context, answers, ngrams, 16), 0
@@ -369,7 +372,7 @@ def _draw_candidates(
     colour: str,
     width: int,
 ) -> None:
-    """Bars of shares, the likeliest on top; the token that the text went on with is bold."""
+    """Draw candidates as bars, the likeliest on top, with the text's actual token in bold."""
     axis.barh(
         range(len(candidates)),
         [share for _, share in candidates],

@@ -1,9 +1,9 @@
-"""Write settings.md: every setting of every command, as tables that read on GitHub too.
+"""Write settings.md: every setting of every command, as Markdown tables that GitHub renders.
 
     python -m docs.settings
 
-A setting's default is its dataclass's, its meaning the `#:` comment above the field, its limits
-those of conf.settings.schema. `tests/test_docs.py` compares the page with what this module would write.
+Defaults come from the dataclasses, meanings from the `#:` comments above the fields, and limits from
+conf.settings.schema. `tests/test_docs.py` checks that the page is up to date.
 """
 
 import importlib
@@ -28,7 +28,7 @@ COMMENT = re.compile(r"((?:^ *#:.*\n)+) *(\w+):", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Entry:
-    """A command: its title, its folder below conf/, and the module and name of its dataclass."""
+    """A command: its title, its folder in conf/, and the module and name of its dataclass."""
 
     title: str
     folder: str
@@ -67,23 +67,23 @@ ENTRIES = (
 
 
 def main() -> None:
-    """Write the tables below the page's introduction."""
+    """Rewrite the tables below the page's introduction."""
     write_bytes(PAGE, page(PAGE.read_text(encoding="utf-8")).encode())
 
 
 def page(text: str) -> str:
-    """Return the page with its introduction kept and its tables made again."""
+    """Return the page with its introduction unchanged and new tables."""
     introduction = text.partition(BEGIN)[0]
     sections = (section(entry) for entry in ENTRIES)
     return "\n".join([introduction + BEGIN, "", *sections])
 
 
 def section(entry: Entry) -> str:
-    """Return a command's tables: its choices, its settings, a table for each group."""
+    """Return a command's tables: its choices, then its settings, one table per group."""
     lines = [f"## `{entry.title}`", ""]
     choices = list(list_choices(FOLDER / entry.folder))
     if choices:
-        lines += ["| choice | it is |", "|---|---|"]
+        lines += ["| choice | meaning |", "|---|---|"]
         lines += [f"| `{choice}` | {cell(meaning)} |" for choice, meaning in choices]
         lines.append("")
     for group, schema in groups(entry.load()):
@@ -96,7 +96,7 @@ def section(entry: Entry) -> str:
 
 
 def list_choices(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield `group=choice` with the comment at the top of its YAML file."""
+    """Yield `group=choice` and the comment at the top of its YAML file."""
     for path in sorted(folder.rglob("*.yaml")):
         group = path.parent.relative_to(folder).as_posix()
         if group == ".":
@@ -110,7 +110,7 @@ def list_choices(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def groups(schema: type, prefix: str = "") -> Iterator[tuple[str, type]]:
-    """Yield the dataclass and those nested in it, by the prefix of their settings' names."""
+    """Yield the dataclass and its nested dataclasses, each with the prefix of its settings."""
     yield prefix, schema
     for name, kind in field_types(schema).items():
         for nested in union_members(kind):
@@ -119,7 +119,7 @@ def groups(schema: type, prefix: str = "") -> Iterator[tuple[str, type]]:
 
 
 def rows(schema: type, group: str) -> Iterator[str]:
-    """Yield a table's row for each setting that is no group."""
+    """Yield a table row for each setting that is not a group."""
     meanings = read_meanings(schema)
     for item in fields(schema):
         kind = field_types(schema)[item.name]
@@ -131,7 +131,7 @@ def rows(schema: type, group: str) -> Iterator[str]:
 
 
 def read_meanings(schema: type) -> dict[str, str]:
-    """Return the `#:` comments of a dataclass's fields, those of its bases too."""
+    """Return the `#:` comment of each field of a dataclass and its bases, by name."""
     result = {}
     for base in reversed(schema.__mro__):
         if is_dataclass(base):
@@ -141,7 +141,7 @@ def read_meanings(schema: type) -> dict[str, str]:
 
 
 def default(item: Field[Any]) -> str:
-    """Return a setting's default as it is typed, or "required"."""
+    """Return a setting's default as typed on the command line, or "required"."""
     value = item.default
     if item.default_factory is not MISSING:
         value = item.default_factory()
@@ -151,7 +151,7 @@ def default(item: Field[Any]) -> str:
 
 
 def as_typed(value: object) -> str:
-    """Return a value in the grammar of the command line."""
+    """Return a value in the syntax of the command line."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -165,7 +165,10 @@ def as_typed(value: object) -> str:
 
 
 def limits(item: Field[Any], kind: Any, meaning: str) -> str:
-    """Return a setting's limits for the end of its meaning, "" if it has none or says its choices."""
+    """Return a setting's limits in parentheses, to append to its meaning.
+
+    Return "" for a setting without limits, or with a meaning that names all choices.
+    """
     choices = [str(choice) for choice in item.metadata.get("choices", ())]
     if any(choice not in meaning for choice in choices):
         return f" ({any_of(choices)})"
@@ -176,7 +179,7 @@ def limits(item: Field[Any], kind: Any, meaning: str) -> str:
 
 
 def cell(text: str) -> str:
-    """Return text as the cell of a table, where a pipe, * and < mean more than themselves."""
+    """Return text as a Markdown table cell: escape pipes, and * and < outside code."""
     parts = re.split(r"(`[^`]*`)", text)
     parts[::2] = [re.sub(r"([<*])", r"\\\1", part) for part in parts[::2]]
     return "".join(parts).replace("|", "\\|")

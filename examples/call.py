@@ -1,4 +1,4 @@
-"""Ask a server that examples/serve.sh started, and print the answer as it comes.
+"""Send a prompt to the server of examples/serve.sh and stream the answer.
 
 python examples/call.py MODEL "def fib(n):" [http://localhost:8000/v1]
 """
@@ -9,7 +9,7 @@ from openai import OpenAI
 
 
 def main(model: str, prompt: str, url: str = "http://localhost:8000/v1") -> None:
-    """Print a streamed completion; `model` is spelled as for the server."""
+    """Print a streamed completion; `model` is the name that serve.sh was started with."""
     client = OpenAI(base_url=url, api_key="none")
     chunks = client.completions.create(
         model=model, prompt=prompt, max_tokens=24, temperature=0, stream=True

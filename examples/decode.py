@@ -1,4 +1,4 @@
-"""Continue a prompt with a model directory, and count the tokens per forward.
+"""Continue a prompt and count the tokens per forward.
 
 python examples/decode.py smollm2 "def fib(n):"
 """
@@ -9,7 +9,7 @@ from infer import DecodeConfig, generate, load
 
 
 def main(name: str, prompt: str) -> None:
-    """Print the text as it is made, then how many tokens a forward gave."""
+    """Stream the text, then print the number of tokens and forwards."""
     model = load(name, "float32")  # a model directory, a hub name, or smollm2
     tokens = forwards = 0
     for step in generate(model, prompt, DecodeConfig(max_new_tokens=64)):

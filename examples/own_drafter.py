@@ -1,8 +1,9 @@
-"""Decode with a drafter of your own: here the words after the last token's earlier place.
+"""Decode with your own drafter: here, propose the tokens that followed the last token before.
 
 python examples/own_drafter.py smollm2 "def fib(n):"
 
-The loop verifies each draft by the model's own choice, so a bad drafter costs time, never text.
+The loop accepts a draft only if the model chooses the same token: a bad drafter costs time, but
+cannot change the text.
 """
 
 import sys
@@ -18,14 +19,14 @@ NEW = 64
 
 
 class Repeat(Drafters):
-    """Propose the tokens that followed the last token the time before."""
+    """Propose the tokens that followed the previous occurrence of the last token."""
 
-    max_rows = 9  # of a tree: the last token and eight drafts
+    max_rows = 9  # rows of a tree: the last token and eight drafts
 
     def propose(
         self, contexts: Sequence[Sequence[int]], left: Sequence[int]
     ) -> list[Tree]:
-        """Return a chain for each text; no drafts if its last token is new."""
+        """Return a chain for each text, without drafts if its last token is new."""
         return [self._chain(list(text), most) for text, most in zip(contexts, left)]
 
     def _chain(self, text: list[int], left: int) -> Tree:
@@ -36,7 +37,7 @@ class Repeat(Drafters):
 
 
 def main(name: str, prompt: str) -> None:
-    """Print the text, and how many drafts were accepted."""
+    """Print the text and the number of accepted drafts."""
     model = load(name, "float32")
     ids = model.text.encode(prompt)
     runner = Runner(model.lm, capacity=len(ids) + NEW, max_rows=Repeat.max_rows)

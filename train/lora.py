@@ -187,8 +187,8 @@ def _check_layers(lm: PreTrainedModel, config: LoraSettings) -> None:
         base = module.get_base_layer()
         if not isinstance(base, nn.Linear):
             raise UserError(
-                f"lora.rank must be 0 for {lm.config.model_type}: its layers are "
-                f"{type(base).__name__}, not linear layers; got {config.rank}. "
+                f"lora.rank must be 0 for {lm.config.model_type}, since its layers are "
+                f"{type(base).__name__} instead of linear layers, got {config.rank}. "
                 "Train all weights."
             )
 

@@ -72,7 +72,7 @@ from train.texts import append_texts, read_texts, table
 from train.validation import Validation
 
 TEXTS_TABLE = "validation/texts"
-# A step's loss is compared with the mean loss of this many steps before it.
+# A step's loss is compared with the mean of this many steps before it.
 RECENT_STEPS = 50
 MIN_RECENT = 10  # fewest steps to compare with
 

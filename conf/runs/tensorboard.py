@@ -1,6 +1,6 @@
-"""TensorBoard as a tracker: what W&B's run is told, as event files below `OUT/tensorboard/`.
+"""TensorBoard as a tracker: write the data of a W&B run as event files to `OUT/tensorboard/`.
 
-Needs the package tensorboard (pip install tensorboard), which nothing else here does.
+Only this module needs the package tensorboard (pip install tensorboard).
 """
 
 import shutil
@@ -14,12 +14,12 @@ FOLDER = "tensorboard"
 
 
 class TensorboardRun:
-    """The run that actions of train.metrics and infer.bench are called with.
+    """A run with the interface that train.metrics and infer.bench use of W&B's runs.
 
-    Earlier event files are removed: a resumed training logs its earlier steps again.
+    Earlier event files are removed, because a resumed training logs its earlier steps again.
     """
 
-    step = 0  # of the first row that is not logged yet, as of W&B's runs
+    step = 0  # the first step that is not logged yet, as in W&B's runs
     id = None
 
     def __init__(self, folder: Path) -> None:
@@ -48,16 +48,16 @@ class TensorboardRun:
                 self._writer.add_text(name, value.markdown(), step)
 
     def update(self, values: Mapping[str, Any]) -> None:
-        """Write a report's figures."""
+        """Write a report's figures at step 0."""
         self.log(values, 0)
 
     def define_metric(self, *_: object, **__: object) -> None:
-        """No-op: TensorBoard draws over the step."""
+        """No-op: TensorBoard always plots over the step."""
 
     def alert(self, title: str, text: str) -> None:
         """Write a warning as text."""
         self._writer.add_text("warnings", f"{title}: {text}")
 
     def finish(self) -> None:
-        """Write what is left."""
+        """Write pending events and close the file."""
         self._writer.close()

@@ -18,23 +18,23 @@ from conf.runs.files import read_json, write_json
 from conf.runs.tensorboard import TensorboardRun
 from conf.settings.schema import any_of, check_settings, setting
 
-ONLINE_SECONDS = 30.0  # to reach W&B before the run continues offline
-UPLOAD_SECONDS = 30.0  # to upload the rest at the end of a run
-GRACE_SECONDS = 10.0  # more, for W&B's process to end
+ONLINE_SECONDS = 30.0  # time limit to reach W&B; then the run continues offline
+UPLOAD_SECONDS = 30.0  # time limit of the last upload at the end of a run
+GRACE_SECONDS = 10.0  # additional time for W&B's process to end
 
 
 MODES = ("offline", "online", "disabled")  # of W&B
 TENSORBOARD = "tensorboard"
 # Former names, which W&B still accepts.
 OLD_MODES = {"dryrun": "offline", "run": "online"}
-# The folder for offline runs that a later run of the same id replaces.
+# The folder for offline runs that were replaced by a later run with the same id.
 EARLIER = "earlier"
 
 
 @dataclass
 class TrackerConfig:
-    """Weights & Biases. W&B's environment variables (WANDB_MODE, WANDB_DIR, WANDB_TAGS) apply
-    to all that is not set here.
+    """Weights & Biases, or TensorBoard. W&B's environment variables (WANDB_MODE, WANDB_DIR,
+    WANDB_TAGS) apply where no setting is given.
     """
 
     #: mode of W&B: offline (only local files), online (needs a login) or disabled; or
@@ -60,20 +60,20 @@ class TrackerConfig:
 
 @dataclass(frozen=True)
 class HtmlTable:
-    """A table whose last column is HTML."""
+    """A table with HTML in its last column."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
 
     def for_wandb(self) -> Any:
-        """Return W&B's table."""
+        """Return the table as a wandb.Table."""
         import wandb
 
         rows = [[*values, wandb.Html(text)] for *values, text in self.rows]
         return wandb.Table(columns=list(self.columns), data=rows)
 
     def markdown(self) -> str:
-        """Return the table as Markdown, in which HTML stands as it is."""
+        """Return the table as Markdown, with the HTML unchanged."""
         lines = [self.columns, ["---"] * len(self.columns), *self.rows]
         cells = ([str(cell).replace("\n", "<br>") for cell in line] for line in lines)
         return "\n".join(f"| {' | '.join(line)} |" for line in cells)
@@ -82,9 +82,10 @@ class HtmlTable:
 def start_run(
     config: TrackerConfig, folder: Path, **facts: Any
 ) -> "WandbRun | TensorboardRun | None":
-    """Return the run of the settings, with `facts` as WandbRun takes them; None if disabled.
+    """Start a run and return it, None if tracking is disabled.
 
-    Raises UserError for tracker.mode=tensorboard without its package.
+    `facts` are WandbRun's keyword arguments. Raises UserError for tracker.mode=tensorboard
+    without the package tensorboard.
     """
     if config.mode == TENSORBOARD:
         return TensorboardRun(folder)
@@ -92,7 +93,7 @@ def start_run(
 
 
 def log_row(run: Any, row: Mapping[str, Any], step: int) -> None:
-    """Log figures and tables of a step."""
+    """Log the figures and tables of a step."""
     if not isinstance(run, TensorboardRun):
         row = {
             name: value.for_wandb() if isinstance(value, HtmlTable) else value
@@ -109,9 +110,10 @@ def log_files(
     facts: Mapping[str, Any],
     files: Collection[str] = (),
 ) -> None:
-    """Log the files of a folder, or the named ones, as an artifact, which W&B alone has.
+    """Log the files of a folder, or only the named `files`, as a W&B artifact.
 
-    Files are not copied: an offline run sends them from where they are.
+    No-op with TensorBoard, which has no artifacts. Files are not copied: `wandb sync` of an
+    offline run uploads them from their place.
     """
     if isinstance(run, TensorboardRun):
         return
@@ -129,15 +131,15 @@ def log_files(
 
 
 class WandbRun:
-    """A W&B run, started and written by a separate thread; only `finish` waits for it, for a limited time.
+    """A W&B run in a separate thread, so that only `finish` waits for W&B, for a limited time.
 
     The thread resumes the run named in `folder`/wandb/`file`, or starts a new one, in WANDB_DIR or `folder`.
     If an online run cannot start, it starts an offline run; on any other error W&B is switched off. In both
     cases `tell` is called with one line for the user.
 
     Resuming an offline run creates another folder with the same id, and `wandb sync` replaces the run on the
-    server by that folder. So the caller logs earlier rows again (`log_missing`), and `finish` moves the earlier
-    folders away.
+    server by that folder. The caller therefore logs earlier rows again (`log_missing`), and the thread moves
+    the earlier folders to wandb/earlier/ when the run finishes.
     """
 
     def __init__(
@@ -240,7 +242,7 @@ class WandbRun:
                 f"tracker.mode=online: {describe_error(error)}; the run continues offline. Upload it later: "
                 f"wandb sync {self._files}/offline-run-*"
             )
-        # With another id, because W&B's process still uses the first one, which a later online run resumes.
+        # Another id, because W&B's process still uses the first one; a later online run resumes that one.
         return self._init("offline", secrets.token_hex(4))
 
     def _init(self, mode: Any, run_id: str) -> Any:
@@ -266,7 +268,7 @@ class WandbRun:
 
 
 def log_missing(run: Any, rows: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
-    """Log the rows (step, values) from the W&B run's next step on; an offline run gets all of them."""
+    """Log the rows (step, values) from the run's next step on; an offline run gets all rows."""
     first = run.step
     for step, row in rows:
         if step >= first:

@@ -1,1 +1,1 @@
-"""Drafters: each hangs a tree under the last emitted token, and learns what came of it."""
+"""Drafters: each attaches a tree to the last emitted token and learns from its result."""

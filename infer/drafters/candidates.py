@@ -1,15 +1,16 @@
-"""The source of adaptive tokens (SDSAT §2.1) and of n-grams of text and training data.
+"""Draft from adaptive tokens (SDSAT §2.1) and n-grams of the text and the training data.
 
-k adaptive tokens as probes under y_n answer for the places n+2 .. n+k+1. The candidates
-for a place combine these answers with what usually follows the tokens before it:
+k adaptive tokens, fed as probes under y_n, predict the tokens at places n+2 .. n+k+1.
+Their predictions are called answers. The candidates for a place combine the answers with
+the usual successors of the tokens before it:
 
     p(c) = (1 - λ) p_adaptive(c) + λ p_ngram(c),  λ = λ_j / (1 + temperature)  for place j
 
-N-grams know less of text that is sampled at a higher temperature. Behind the last place
-with an answer of an adaptive token p_ngram (ngrams.py) alone decides. The noise of a
-place of sampled text is known (pick.py) and is part of both distributions.
+N-grams predict text worse when it is sampled at a higher temperature. After the last place
+with an answer, p_ngram (ngrams.py) alone decides. The sampling noise of each place is known
+in advance (pick.py) and is part of both distributions.
 
-The candidates for a place depend on the tokens before it: a draft is a tree that grows
+The candidates for a place depend on the tokens before it, so a draft is a tree that grows
 node by node.
 """
 
@@ -27,25 +28,25 @@ from infer.trees.mask_tokens import MaskTokens
 from infer.trees.token_graph import Drafts, TokenGraph
 from infer.trees.tree import Tree
 
-#: Chances by n-grams, and the text's counts by n-gram length.
+#: N-gram probabilities by token, then the text's own counts, one mapping per n-gram length.
 Known = Sequence[Mapping[int, float]]
-#: Scores by token, their total, and what n-grams know.
+#: Scores by token, their total, and the n-gram statistics.
 Scores = tuple[dict[int, float], float, Known]
-#: Weights by id, falling.
+#: Weights by token id, in descending order.
 Answer = dict[int, float]
-#: Likeliest tokens of an adaptive token that are read: n-grams choose among them.
+#: Likeliest tokens read from each adaptive token's distribution; n-grams choose among them.
 ANSWERS = 16
-#: Largest power of a chance: near a temperature of 0 greater ones underflow.
+#: Largest exponent of a probability; larger ones underflow at temperatures near 0.
 MAX_POWER = 24.0
-#: Likeliest successors whose noise is computed: it seldom lifts others above them.
+#: Compute the noise of this many likeliest successors; it seldom lifts a less likely one.
 NOISY = 6
 
 
 class Places(DraftGraph):
-    """Candidates that follow a text; its last token is the root of the next draft.
+    """The candidates that follow a text; its last token is the root of the next draft.
 
-    A place has at most `width` candidates, from the adaptive tokens' `answers` and from
-    n-grams. `graph` holds the candidates that were computed so far.
+    Each place has at most `width` candidates, from the adaptive tokens' `answers` and
+    from n-grams. `graph` holds the candidates computed so far.
     """
 
     def __init__(
@@ -67,10 +68,10 @@ class Places(DraftGraph):
         self._width = width
         self._sampling = sampling
         self._seed = seed
-        # By node: the place of its children, and what n-grams know of its siblings.
+        # By node: the place of its children, and the n-gram statistics of its siblings.
         self._places = [0]
         self._known: list[Known] = [()]
-        # By node: the answers for its children, as the node's token corrects them.
+        # By node: the answers for its children, corrected by the node's token.
         self._corrected: dict[int, Answer] = {}
 
     def unanswered(self) -> "Places":
@@ -89,7 +90,7 @@ class Places(DraftGraph):
             known: Known = ({},)
         else:
             if not node:
-                # A plain step needs no n-grams: they are updated here.
+                # Updated here, not in every step: a plain step needs no n-grams.
                 self._ngrams.extend(self._text)
             else:
                 tail = self._tails[self.graph.parents[node]]
@@ -110,8 +111,8 @@ class Places(DraftGraph):
     def source(self, node: int) -> str:
         """Return the source of a node, "" for the root.
 
-        It is "adaptive" for the likeliest answer and for answers that no n-gram has,
-        "text" for other tokens that the text has counts of, "ngrams" for the rest.
+        It is "adaptive" for the likeliest answer and for answers that no n-gram predicts,
+        "text" for other tokens that the text's n-grams have counted, "ngrams" for the rest.
         """
         token = self.graph.tokens[node]
         place = self._places[node] - 1
@@ -127,7 +128,7 @@ class Places(DraftGraph):
         return "text" if any(token in counts for counts in counted) else "ngrams"
 
     def _answer(self, node: int) -> Answer:
-        """Return the answer for the place under a node, by falling weight."""
+        """Return the answer for the place under a node, by descending weight."""
         answers = self._answers
         assert answers is not None
         place = self._places[node]
@@ -177,7 +178,7 @@ class Places(DraftGraph):
 
 @dataclass(slots=True)
 class Drafted:
-    """What a sequence's next step is drafted from."""
+    """The inputs of a sequence's next draft."""
 
     seed: int
     ngrams: TextNgrams | None
@@ -185,9 +186,10 @@ class Drafted:
 
 
 class CandidateSource(Source):
-    """Adaptive tokens and n-grams; without `mask` n-grams alone, without `ngrams` none.
+    """Draft from adaptive tokens and n-grams.
 
-    Up to `k` probes hang under a node. A place has at most `width` candidates.
+    An empty `mask` turns the adaptive tokens off, `ngrams=None` the n-grams. A node has up
+    to `k` probes under it, a place at most `width` candidates.
     """
 
     def __init__(
@@ -208,7 +210,7 @@ class CandidateSource(Source):
         self._sequences: list[Drafted] = []
 
     def start(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        """See Source. The noise of the requests' draws is known."""
+        """See Source. The requests' seeds determine the noise of their draws."""
         self._sampling = sampling
         self._sequences = [
             Drafted(request.seed, TextNgrams(self._ngrams) if self._ngrams else None)
@@ -225,7 +227,7 @@ class CandidateSource(Source):
         ]
 
     def dry_run(self, b: int, context: Sequence[int]) -> Places | None:
-        """See Source: by n-grams, which take no forward."""
+        """See Source: drafts by n-grams, which need no forward."""
         return self._places(b, context, None) if self._ngrams else None
 
     def probes(self, b: int, count: int, length: int) -> tuple[int, ...]:

@@ -1,14 +1,14 @@
-"""What decoding costs and gains on this device, estimated from the steps so far.
+"""Estimate the costs and gains of decoding on this device from the steps so far.
 
-Time is counted in plain steps, steps of one row.
+The unit of time is a plain step, a step of one row.
 
-    StepCosts       L(q), the time of a step of q rows, and what probes take beyond their rows
-    DraftForwards   c, the time of a draft model's forward, and how often its drafts go on
+    StepCosts       L(q), the time of a step of q rows, and the overhead of probes
+    DraftForwards   c, the time of a draft model's forward, and how often its drafts continue
     Calibration     how often a candidate with a given weight is right
     Throughput      λ, tokens per plain step, and the allowance that bounds losses
     ProbeGain       h(k), the tokens that the answers of k adaptive tokens add to a draft
 
-planner.py decides by them.
+planner.py decides with these estimates.
 """
 
 from collections.abc import Sequence
@@ -21,68 +21,70 @@ from infer.loop import Verified
 from infer.trees.token_graph import Drafts
 
 Array = NDArray[np.float64]
-#: Numbers of rows for which L is estimated; between them it is linear.
+#: Numbers of rows at which L is estimated, with linear interpolation between them.
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 128)
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Constants of the planner. tests/benchmarks/planners.py times other values."""
+    """Constants of the planner. tests/benchmarks/planners.py compares other values."""
 
-    #: Rows of the largest tree, and drafts in a row.
+    #: Rows of the largest tree, and its depth in drafts.
     max_rows: int = 64
     max_depth: int = 16
     #: Candidates for a place.
     width: int = 2
-    #: Steps over which rates are averaged.
+    #: Number of recent steps over which rates are averaged.
     window: float = 100.0
-    #: Bins of the calibration, trials that its prior counts as, and trials after which
-    #: counts are halved.
+    #: Bins of the calibration, the weight of its prior in trials, and the number of trials
+    #: at which counts are halved.
     bins: int = 12
     prior_trials: float = 3.0
     max_trials: float = 400.0
-    #: Steps that the prior of L counts as at each of its points.
+    #: Weight of the prior of L at each point, in steps.
     prior_steps: float = 2.0
-    #: Least share of one step in an estimate of L, and the pace of steps with probes,
-    #: whose time is also that of the adapter.
+    #: Smallest weight of a step in an estimate of L, and the factor on the weight of steps
+    #: with probes: their time includes the adapter.
     min_pace: float = 1 / 32
     probed_pace: float = 0.3
-    #: A step counts as at most so many times its expected time, and in the estimate of
-    #: L as at least the inverse: new shapes and other processes take time of their own.
+    #: A step counts as at most this many times its expected time, and in the estimate of L
+    #: as at least the inverse: new shapes and other processes add time.
     outlier_cap: float = 4.0
-    #: Steps between two updates of the prices that follow from L.
+    #: Steps between two updates of the row prices derived from L.
     update_every: int = 16
-    #: Steps between two runs of plain steps, their number, and the share of each in the
-    #: time of a plain step. The first of a run meets cold caches and is not counted.
+    #: Steps between two runs of plain steps, the length of a run, and the weight of each in
+    #: the time of a plain step. The first step of a run has cold caches and is not counted.
     plain_every: int = 256
     plain_run: int = 4
     plain_pace: float = 1 / 4
-    #: Plain steps that drafting may lose: at first, at most, and after it has stopped,
-    #: when it starts again at `retry_allowance`, saved from `saved_share` of each step
-    #: and from what unverified drafts, one every `dry_run_every` steps, would have gained.
+    #: The allowance, in plain steps that drafting may lose: its first and its largest
+    #: value. Drafting stops at 0 and restarts above `retry_allowance`. Meanwhile each step
+    #: adds `saved_share`, and each dry run (a draft that is not verified, one every
+    #: `dry_run_every` steps) adds its estimated gain, which may be negative.
     first_allowance: float = 10.0
     max_allowance: float = 24.0
     retry_allowance: float = 2.0
     saved_share: float = 0.01
     dry_run_every: int = 8
-    #: Steps with answers between two that are drafted without them too.
+    #: Every this many steps with answers, also draft without them, to measure their gain.
     compare_every: int = 8
-    #: Steps without the most probes after which these are tried, the answers that are
-    #: collected first, and the tokens that trials may cost: at first and per token.
+    #: A trial is a step with the most probes. Steps without one before a trial, the
+    #: comparisons to collect before trials become rare, and the tokens that trials may
+    #: cost: at the start, and per emitted token.
     trial_every: int = 48
     first_answers: int = 4
     trial_tokens: float = 6.0
     trial_share: float = 0.02
-    #: The chance that a text goes on through a child of a draft model's node, and the
-    #: trials that this prior counts as. It begins high: a planner that drafts a single
-    #: level never learns what further levels are worth.
+    #: Prior of the probability that a text continues through a child of a draft model's
+    #: node, and its weight in trials. It is high, because a planner that drafts a single
+    #: level never learns the value of deeper ones.
     first_followed: float = 0.8
     prior_followed: int = 5
 
 
 CONSTANTS = Constants()
-# Points of L(q) in plain steps, by type of device. Measured tables of 0.1M to 110M
-# parameters on CPUs lie around the first: L(8) is 1.2 in bfloat16 and up to 3.5 in
+# Points of L(q) in plain steps, by type of device. Measurements of models of 0.1M to 110M
+# parameters on CPUs scatter around the first: L(8) is 1.2 in bfloat16 and up to 3.5 in
 # float32. A GPU reads the weights for 64 rows as fast as for one.
 _CPU = ((1, 2, 8, 16, 32, 64, 128), (1.0, 1.2, 1.5, 2.0, 2.8, 4.0, 6.4))
 _GPU = ((1, 2, 64, 128), (1.0, 1.02, 1.2, 1.4))
@@ -96,7 +98,7 @@ def prior_costs(device: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """The seconds of a step; a draft model's `forwards` took `drafting` of them."""
+    """The seconds of a step, including the `drafting` seconds of a draft model's `forwards`."""
 
     seconds: float
     forwards: int = 0
@@ -104,12 +106,13 @@ class StepTime:
 
 
 class StepCosts:
-    """L(q), q rows' time in plain steps: a prior, corrected by the time of every step.
+    """L(q), the time of a step of q rows in plain steps: a prior, corrected by every step.
 
-    `probing` is what probes take beyond their rows: the adapter, and their answers. The
-    part of the prior above a plain step is scaled to all measurements, so that rows
-    that no step had yet move along. Each point is shrunk towards this curve. `curve[q]`
-    is L(q), which never falls; `prices[q]` is the price of the next row behind q rows.
+    `probing` is the overhead of probes in addition to their rows: the adapter, and reading
+    their answers. The part of the prior above one plain step is scaled to fit all
+    measurements, so that the estimate also moves at row counts that no step has had. Each
+    point is shrunk towards this scaled prior. `curve[q]` is L(q) and never decreases;
+    `prices[q]` is the price of one more row after the first q.
     """
 
     def __init__(
@@ -130,7 +133,7 @@ class StepCosts:
 
     @property
     def plain_due(self) -> bool:
-        """Whether the next step has to be plain; the same for all of a batch."""
+        """Whether the next step must be plain; the same for the whole batch."""
         return self._since_plain >= self._constants.plain_every
 
     def __call__(self, q: int) -> float:
@@ -140,7 +143,7 @@ class StepCosts:
         return float(np.interp(q, ROWS, self._values))
 
     def in_plain_steps(self, seconds: float) -> float | None:
-        """Convert seconds to plain steps; None before a plain step was timed."""
+        """Convert seconds to plain steps; return None until a plain step was timed."""
         return seconds / self._plain_seconds if self._plain_seconds else None
 
     def of(self, result: Verified) -> float:
@@ -148,10 +151,10 @@ class StepCosts:
         return self(result.rows) + result.probed * self.probing
 
     def observe(self, result: Verified, seconds: float) -> float:
-        """Learn from a step. Return its time in plain steps."""
+        """Learn from a step and return its time in plain steps."""
         q = result.rows
         constants = self._constants
-        seconds = max(seconds, 1e-5)  # some clocks tick seldom
+        seconds = max(seconds, 1e-5)  # some clocks are coarse
         if q == 1:
             self._observe_plain(seconds)
             return 1.0
@@ -203,8 +206,8 @@ class StepCosts:
         self._values = np.maximum.accumulate(values)
         rows = np.arange(self._constants.max_rows + 1)
         curve = np.interp(rows, ROWS, self._values)
-        # The least slope on the way to any more rows: where the second row costs as
-        # much as a forward and the next six nothing, no row pays by itself.
+        # The smallest slope from here to any larger number of rows. If the second row
+        # costs a whole step and the next six are free, the rows pay only together.
         ahead = np.array(ROWS) - rows[:-1, None]
         slopes = (self._values - curve[:-1, None]) / np.where(ahead > 0, ahead, np.nan)
         self.prices: list[float] = np.nanmin(slopes, 1).tolist()
@@ -212,9 +215,9 @@ class StepCosts:
 
 
 class DraftForwards:
-    """A draft model's forwards: the `time` of one in plain steps, expected at first.
+    """The time of a draft model's forward in plain steps; `time` starts as an estimate.
 
-    `followed` is the chance that a text goes on through a child of a node.
+    `followed` is the probability that a text continues through a child of a node.
     """
 
     def __init__(self, time: float, constants: Constants = CONSTANTS) -> None:
@@ -226,9 +229,9 @@ class DraftForwards:
         self._seen = constants.prior_followed
 
     def observe(self, forwards: int, steps: float | None) -> float:
-        """Learn from forwards that took `steps` in all. Return their time in plain steps.
+        """Learn from forwards and return their total time in plain steps.
 
-        `steps` is None before a plain step was timed.
+        `steps` is their measured total, or None until a plain step was timed.
         """
         if not forwards or steps is None:
             return forwards * self.time
@@ -239,16 +242,16 @@ class DraftForwards:
         return forwards * each
 
     def record(self, followed: bool) -> None:
-        """Record whether a text went on through a child of a node."""
+        """Record whether a text continued through a child of a node."""
         self._seen += 1
         pace = max(self._min_pace, 1 / self._seen)
         self.followed += pace * (followed - self.followed)
 
 
 class Calibration:
-    """How often a candidate with a given weight is right, if all before it are.
+    """The rate at which candidates of a given weight are right, if all before them are.
 
-    A bin of weights that has few trials is as much too sure as all bins together.
+    Weights are binned. Bins with few trials use the overall ratio of right to expected.
     """
 
     def __init__(self, constants: Constants = CONSTANTS) -> None:
@@ -256,11 +259,11 @@ class Calibration:
         self._prior_trials = constants.prior_trials
         self._trials = [0.0] * constants.bins
         self._right = [0.0] * constants.bins
-        # Of all bins: right ones, and those expected to be right by their weights.
+        # Over all bins: the right candidates, and the number expected from their weights.
         self._all_right = self._expected = constants.prior_trials
 
     def chance(self, weight: float) -> float:
-        """Return the estimate, between 0 and 1."""
+        """Return the probability that a candidate of this weight is right."""
         bin_, middle = self._bin(weight)
         prior = min(1.0, middle * self._all_right / self._expected)
         known = self._right[bin_] + self._prior_trials * prior
@@ -281,18 +284,18 @@ class Calibration:
         self._all_right += right
 
     def _bin(self, weight: float) -> tuple[int, float]:
-        """Return the bin of a weight, and the bin's middle."""
+        """Return the bin of a weight and the middle of the bin."""
         bins = len(self._trials)
         bin_ = min(bins - 1, int(weight * bins))
         return bin_, (bin_ + 0.5) / bins
 
 
 class Throughput:
-    """Tokens per plain step, and the allowance that bounds the loss by drafting.
+    """Tokens per plain step, and the allowance that bounds what drafting may lose.
 
-    Losses against plain decoding are taken from the allowance, gains are added. When it
-    is used up decoding is plain, and a small share of that time is saved for another
-    attempt, with the gains of drafts that were not verified.
+    Gains over plain decoding are added to the allowance, losses subtracted. When it is used
+    up, decoding is plain until the allowance has grown again: by a small share of each plain
+    step, and by the gains that unverified drafts would have had.
     """
 
     def __init__(self, constants: Constants = CONSTANTS) -> None:
@@ -304,11 +307,11 @@ class Throughput:
 
     @property
     def rate(self) -> float:
-        """Tokens per plain step over the recent steps, at least 1."""
+        """Return the tokens per plain step over the recent steps, at least 1."""
         return max(1.0, self._tokens / self._steps) if self._steps else 1.0
 
     def record(self, tokens: int, expected: float, spent: float) -> None:
-        """Record a step: its tokens, its expected and its own time in plain steps."""
+        """Record a step: its tokens, its expected and its measured time in plain steps."""
         constants = self._constants
         gain = tokens - spent
         if not self.drafting:
@@ -319,12 +322,12 @@ class Throughput:
         self._tokens = fade * self._tokens + tokens
         self._steps = fade * self._steps + expected
         allowance = min(self._allowance + gain, constants.max_allowance)
-        # One slow step is not paid off for ever.
+        # Bounded below, so that one slow step does not stop drafting for long.
         self._allowance = max(allowance, -constants.retry_allowance)
         self.drafting = self._allowance > 0
 
     def record_dry_run(self, gain: float) -> None:
-        """Record what an unverified draft would have gained, in plain steps."""
+        """Record the gain that an unverified draft would have had, in plain steps."""
         # A cumulative sum (Page 1954): the losses before a change do not count.
         self._allowance = max(0.0, self._allowance + gain)
 
@@ -334,14 +337,15 @@ class ProbeGain:
 
     def __init__(self, constants: Constants = CONSTANTS) -> None:
         self._window = constants.window
-        # By depth: the chance of all drafts so far, and this less the price of the row.
+        # By depth: the probability that the draft and all before it are right, and the
+        # same minus the price of its row.
         self._with = np.zeros((2, constants.max_depth))
         self._without = np.zeros((2, constants.max_depth))
         self.comparisons = 0
         self.gains = np.zeros(constants.max_depth)  # h(1), h(2), ...
 
     def record(self, drafts: Drafts, without: Drafts, prices: Sequence[float]) -> None:
-        """Record two drafts for one step, and the price of each row in tokens."""
+        """Record a step's drafts with and without answers; `prices` are tokens per row."""
         self.comparisons += 1
         pace = max(1 / self._window, 1 / self.comparisons)
         for mean, drawn in ((self._with, drafts), (self._without, without)):
@@ -352,7 +356,7 @@ class ProbeGain:
                 reached[:, depth - 1] += chance, chance - price
             mean += pace * (reached - mean)
         A, answered = self._with
-        B, others = self._without
-        behind = others.sum() - others.cumsum()
+        B, unanswered = self._without
+        deeper = unanswered.sum() - unanswered.cumsum()
         share = np.divide(A, B, out=np.zeros_like(A), where=B > 1e-3)
-        self.gains = answered.cumsum() + share * behind - others.sum()
+        self.gains = answered.cumsum() + share * deeper - unanswered.sum()

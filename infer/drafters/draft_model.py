@@ -1,13 +1,13 @@
-"""A smaller model drafts: its cache, and the rows of it that are kept (GSD §3).
+"""Draft with a smaller model, and keep the cache rows of accepted drafts (GSD §3).
 
-The draft model has a cache of its own, for all sequences side by side. The rows of a
-step wait behind the committed ones; of these it keeps the accepted path's. Nothing is
-computed twice but tokens that stood elsewhere in the graph:
+The draft model has its own cache, shared by all sequences of the batch. The rows of a step
+follow the committed rows; after verification the rows of the accepted path are committed.
+Only tokens that had another parent in the graph, or no row, are computed again:
 
     text so far    ... y_{n-1} y_n        y_n: the root, not fed yet
     draft's rows   y_n | a  b | c  d      level by level, the nodes that have children
-    verified       y_n a c z, then w      z was a leaf, or stood behind another node
-    kept           y_n a c                next comes the chain z w, then its frontier
+    verified       y_n a c z, then w      z was a leaf, or had another parent
+    kept           y_n a c                the next step feeds z w, then its frontier
 
 The graph grows level by level (`LevelSource`), in one forward of probes
 (`ProbeSource`), or by draws for verification by ratio (`RatioSource`).
@@ -35,9 +35,9 @@ from infer.trees.lattice import lattice
 from infer.trees.token_graph import Drafts, TokenGraph
 from infer.trees.tree import Tree
 
-#: A text with more unread tokens is read before the first level, not with it.
+#: A text with more unread tokens is read before the first level, not in the same forward.
 MAX_UNREAD = 32
-#: Rows of graphs in a step; with the text's a power of two, as fixed shapes are
+#: Graph rows in a step. With the text's rows they are a power of two, as fixed shapes are.
 ROWS = 1024 - MAX_UNREAD
 
 
@@ -45,9 +45,10 @@ ROWS = 1024 - MAX_UNREAD
 class Pending(DraftGraph):
     """One sequence between `begin` and `keep`: the draft model's rows and a graph.
 
-    The first rows are those of the text that it had not read; the last of these is the
-    graph's root. `rows` are by node of the graph, of the nodes in `tokens`; the first
-    `fed` of these were fed. `drawn` are distributions by node whose children are draws.
+    `tokens` and `parents` have one entry per row. The first rows are the text's unread
+    tokens; the last of them is the graph's root. `rows` maps a node of the graph to its
+    row. The first `fed` rows were fed. `drawn` maps a node to the distribution that its
+    children were drawn from, None without draws.
     """
 
     tokens: list[int]
@@ -59,12 +60,15 @@ class Pending(DraftGraph):
 
     @classmethod
     def after(cls, unread: list[int], root: int) -> "Pending":
-        """Return a graph without drafts, behind a text's unread tokens."""
+        """Return a graph without drafts after a text's unread tokens."""
         last = len(unread) - 1
         return cls(unread, list(range(-1, last)), TokenGraph([root]), {0: last})
 
     def feed(self, nodes: Sequence[int]) -> range:
-        """Queue nodes for the next forward; their parents have rows, the root has one."""
+        """Queue nodes for the next forward and return the range of their rows.
+
+        The root has a row from the start; the parent of every other node must have one.
+        """
         for node in nodes:
             if node not in self.rows:
                 self.rows[node] = len(self.tokens)
@@ -75,13 +79,13 @@ class Pending(DraftGraph):
     @property
     def queued(self) -> Tree:
         """Return all rows so far, for a forward of the draft model."""
-        # Not None: the forward is to return distributions for draws.
+        # An empty mapping makes the forward return distributions to draw from.
         drawn: Mapping[int, Tensor] | None = None if self.drawn is None else {}
         size = len(self.tokens)
         return Tree(tuple(self.tokens), tuple(self.parents), size, drawn=drawn)
 
     def tree(self, drafts: Drafts) -> Tree:
-        """See DraftGraph: with the nodes after merged ones, and the draws if there are any."""
+        """See DraftGraph. Includes the nodes after merged ones and any draws."""
         tree = replace(super().tree(drafts), shared=drafts.shared(self.graph))
         if self.drawn is None:
             return tree
@@ -128,7 +132,7 @@ class DraftSetup:
 
 
 class DraftModelSource(Source, ABC):
-    """The graphs of a batch, with a runner between `start` and the last `drop`."""
+    """Fill the graphs of a batch; hold a runner from `start` to the last `drop`."""
 
     def __init__(self, setup: DraftSetup, depth: int) -> None:
         self._setup = setup
@@ -142,16 +146,16 @@ class DraftModelSource(Source, ABC):
 
     @property
     def runner(self) -> Runner:
-        """The draft model's runner."""
+        """Return the draft model's runner."""
         assert self._runner is not None
         return self._runner
 
     @abstractmethod
     def _grow(self, planner: LevelPlanner) -> None:
-        """Grow the pending graphs, which are roots, down to this step's depths."""
+        """Grow the pending graphs from their roots down to this step's depths."""
 
     def start(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        """See Source. Texts beyond the draft model's context have no drafts."""
+        """See Source. Texts longer than the draft model's context get no drafts."""
         self._sequences = [Drafting(request) for request in requests]
         self._sampling = sampling
         self._runner = self._setup.runners.take(
@@ -200,7 +204,7 @@ class DraftModelSource(Source, ABC):
             self._runner = None
 
     def _read(self, contexts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Return each text's unread tokens, at most `MAX_UNREAD`; none at depth 0."""
+        """Return each text's unread tokens, at most `MAX_UNREAD`; empty lists at depth 0."""
         depths = self._depths
 
         def unread() -> list[list[int]]:
@@ -217,9 +221,9 @@ class DraftModelSource(Source, ABC):
         return unread()
 
     def _forward(self, probes: Sequence[Sequence[int]] = ()) -> ForwardOutput:
-        """Run one forward of all queued rows, and of probes under the last ones.
+        """Run one forward of all queued rows, with probes under each sequence's last row.
 
-        A sequence without queued rows has its last one again.
+        A sequence without queued rows feeds its last row again.
         """
         pending = [sequence.pending for sequence in self._sequences]
         trees = [item.queued if item else Tree.chain(0) for item in pending]
@@ -243,9 +247,9 @@ class DraftModelSource(Source, ABC):
 
 
 class LevelSource(DraftModelSource):
-    """SSD, TSD and GSD: a chain, a tree or a graph grows level by level (GSD §3-§5).
+    """SSD, TSD and GSD: grow a chain, a tree or a graph level by level (GSD §3-§5).
 
-    Each level is one forward of the new frontier.
+    Each level takes one forward of the new frontier.
     """
 
     draws = False  # see Growth
@@ -274,7 +278,7 @@ class LevelSource(DraftModelSource):
                 for b, (pending, growth) in growing.items()
                 if level < depths[b] and growth.frontier
             }
-            # Of all sequences together: a forward for one is a forward for all.
+            # Averaged over all sequences: a forward for one is a forward for all.
             reach = sum(growth.reach for _, growth in growing.values()) / len(depths)
             if not growing or not planner.deepens(level, reach):
                 break
@@ -294,14 +298,14 @@ class LevelSource(DraftModelSource):
 
 
 class ProbeSource(DraftModelSource):
-    """A draft model with adaptive tokens draws its graph in one forward (PARD, 2025).
+    """Draft with a model that has adaptive tokens, in one forward (PARD, 2025).
 
-    `k` candidates for the next place and, by one probe each, for all of `depth` places
-    are a lattice.
+    The graph is a lattice of `k` candidates for each of `depth` places. The model itself
+    predicts the first place, one probe each of the later ones.
     """
 
     def __init__(self, setup: DraftSetup, *, k: int, depth: int) -> None:
-        """Raise ValueError for more places than the draft model's diverse tokens."""
+        """Raise ValueError for more places than the draft model's diverse tokens serve."""
         super().__init__(setup, depth)
         adaptive = setup.draft.adaptive
         assert adaptive is not None
@@ -333,17 +337,17 @@ class ProbeSource(DraftModelSource):
             chances = list(first.weights)
             if depths[b] > 1:
                 probed = range(root + 1, root + depths[b])
-                others = output.next_candidates(b, probed, self._k)
-                ids += others.ids
-                chances += others.weights
+                later = output.next_candidates(b, probed, self._k)
+                ids += later.ids
+                chances += later.weights
             pending.graph = lattice(pending.graph.tokens[0], ids, chances)
 
 
 class RatioSource(LevelSource):
     """SSD, TSD and GSD by ratio: candidates are draws without replacement (GSD §3).
 
-    Each sequence has a generator of its own with its request's seed: runs repeat,
-    whatever other sequences there are. A merged node's children were drawn behind the
+    Each sequence has its own generator, seeded by its request, so that its drafts do not
+    depend on the other sequences of the batch. A merged node shares the children of the
     node that it was merged into. The planner must verify whole families (see pick.py).
     """
 
@@ -376,14 +380,15 @@ class RatioSource(LevelSource):
 
 
 class DraftModelSources:
-    """The sources of a target's draft model, by the settings of a text."""
+    """Make sources for a target's draft model, by the settings of each text."""
 
     def __init__(
         self, target: PreTrainedModel, draft: Draft, *, compile: bool = False
     ) -> None:
         self._draft = draft
         self._runners = Runners(draft.lm, compile=compile, target=target)
-        # A small model's step is launches, by the layer; a large one's is weights.
+        # A small model's step time grows with its layers (kernel launches), a large
+        # model's with its weights (memory bandwidth).
         layers = [
             lm.config.get_text_config().num_hidden_layers for lm in (draft.lm, target)
         ]
@@ -391,7 +396,7 @@ class DraftModelSources:
         self.forward = min(1.0, max(weights, layers[0] / layers[1]))
 
     def source(self, decode: DecodeConfig, *, capacity: int) -> DraftModelSource:
-        """Return the source of a method. Raises UserError for settings that do not fit."""
+        """Return the source for the settings. Raise UserError where they do not fit."""
         rules = decode.rules
         if rules.k > WIDTH:
             raise UserError(f"decode.children must be at most {WIDTH}, got {rules.k}")

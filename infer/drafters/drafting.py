@@ -1,7 +1,7 @@
-"""The drafters of a batch: a source fills graphs, a planner chooses what is verified.
+"""Draft for a batch: a source fills graphs, a planner chooses the nodes to verify.
 
-Every method with drafts is this class. With probes under nodes of the tree, the next
-draft's answers come from the forward that verifies this one (SDSAT §2.1): k adaptive
+SourceDrafters serves every method that drafts. With probes under nodes of the tree, the
+next draft's answers come from the forward that verifies this one (SDSAT §2.1): k adaptive
 tokens under y_n predict the tokens n+2 .. n+k+1, while the model itself predicts y_{n+1}.
 """
 
@@ -21,11 +21,11 @@ from infer.trees.tree import Tree
 
 
 class Stopwatch:
-    """Times the steps of one batch, from the proposal to the first result.
+    """Time the steps of one batch, from the proposal to the first result.
 
-    Observing results is part of the loop's time too: it counts to the next step.
-    `agree` returns rank 0's value to each rank of a divided model: ranks that decided
-    differently would wait for each other.
+    The time of observing results counts towards the next step. `agree` returns rank 0's
+    value on each rank of a model that is split over ranks: ranks that decide differently
+    would wait for each other.
     """
 
     def __init__(self, agree: Callable[[float], float] = float) -> None:
@@ -33,7 +33,7 @@ class Stopwatch:
         self.reset()
 
     def reset(self) -> None:
-        """Forget a step without a result."""
+        """Discard a step that had no result."""
         self._running = False
         self._began = 0.0
         self._observing = 0.0
@@ -46,12 +46,12 @@ class Stopwatch:
 
     @property
     def elapsed(self) -> float:
-        """The seconds since the start of the step, by this rank's clock."""
+        """Return the seconds since the start of the step, by this rank's clock."""
         return time.perf_counter() - self._began
 
     @contextmanager
     def observing(self) -> Iterator[float]:
-        """Yield the seconds of the step. The context's own time is the next step's."""
+        """Yield the seconds of the step. Count the context's own time to the next step."""
         began = time.perf_counter()
         if self._running:
             self._running = False
@@ -63,7 +63,7 @@ class Stopwatch:
 
 @dataclass(slots=True)
 class Proposal:
-    """The graph of a sequence in one step, and the drafts that are verified."""
+    """A sequence's graph in one step, and the drafts to verify."""
 
     graph: DraftGraph
     drafts: Drafts
@@ -71,7 +71,7 @@ class Proposal:
 
 @dataclass(slots=True)
 class DryRun:
-    """Drafts that are not verified, and the text's length where they begin."""
+    """Drafts that are not verified, and the length of the text when they were made."""
 
     graph: DraftGraph
     drafts: Drafts
@@ -79,9 +79,9 @@ class DryRun:
 
 
 class SourceDrafters(Drafters):
-    """Drafts of a source for a batch, as many as a planner decides.
+    """Draft for a batch from a source, as much as a planner decides.
 
-    A planner that measures learns from the `stopwatch`; several batches may share it.
+    A planner that measures learns from the `stopwatch`. Batches may share a planner.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class SourceDrafters(Drafters):
         self._dry_runs.pop()
 
     def _grow(self) -> None:
-        """Let a draft model grow the graphs, and time its forwards."""
+        """Let a draft model grow the graphs and time its forwards."""
         began = self._stopwatch.elapsed
         self._forwards = self._source.grow(self._planner)
         self._drafting = 0.0
@@ -168,18 +168,18 @@ class SourceDrafters(Drafters):
     def _plan(self, b: int, graph: DraftGraph, left: int, length: int) -> Tree:
         """Return the tree to verify, with probes under the nodes that the planner chose.
 
-        The text has `length` tokens so far, and `left` may follow.
+        The text has `length` tokens so far; at most `left` more may follow.
         """
         drafts, sites, k = self._planner.plan(graph, left)
         self._proposals[b] = Proposal(graph, drafts)
         tree = graph.tree(drafts)
-        # No row is deeper than the last token that may be fed: positions end somewhere.
+        # No row may be deeper than the last token that can be fed: positions are limited.
         probes = self._source.probes(b, max(0, min(k, left - 2)), length)
         sites = [node for node in sites if drafts.depths[node] + len(probes) < left]
         return tree.probe(sites, probes) if probes and sites else tree
 
     def _dry_run(self, b: int, context: Sequence[int], left: int) -> None:
-        """Draft without verification, or compare such a draft with the text since then."""
+        """Compare the last unverified draft with the text since then, and make a new one."""
         if run := self._dry_runs[b]:
             tokens = context[run.start :]
             if not self._planner.learn_dry_run(run.graph, run.drafts, tokens):
@@ -193,7 +193,7 @@ class SourceDrafters(Drafters):
     def _report(
         self, b: int, path: list[int], tokens: list[int], verifying: float
     ) -> None:
-        """Show a proposal and its result to the `watch`, once."""
+        """Pass a proposal and its result to the `watch`."""
         proposal = self._proposals[b]
         if self._watch and proposal:
             outcome = Outcome(

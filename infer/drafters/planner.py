@@ -1,27 +1,27 @@
-"""Planners: how much is drafted, how much of it is verified, and where probes hang.
+"""Decide how much to draft, how much of it to verify, and where to attach probes.
 
 A planner serves every source of drafts (source.py). FixedPlanner takes a fixed number of
 nodes. MeasuredPlanner drafts as much as pays on this device, by the estimates of costs.py:
 L(q), the time of a step of q rows in plain steps, and how often a candidate is right.
 With λ tokens per plain step over the recent steps,
 
-- a draft that is right with chance p is verified if p > λ (L(q+1) - L(q));
-- k probes hang under a node at which the accepted path ends with chance e if
+- a draft that is right with probability p is verified if p > λ (L(q+1) - L(q));
+- k probes are attached to a node at which the accepted path ends with probability e if
   e h(k) > λ (L(q+k) - L(q));
-- a draft model drafts a further level if a > λ c, with c the time of one of its forwards
-  and a the chance that the text goes on through the level before it and then through
-  one of the level's nodes.
+- a draft model drafts another level if a > λ c. Here c is the time of one of its forwards
+  and a the probability that the text continues through the previous level and then
+  through one of the new level's nodes.
 
 This is Dinkelbach's method for the ratio tokens / time, one iteration per step. h(k) is
-the number of tokens that the answers of k adaptive tokens add to the next draft. Now
-and then a step that has answers is drafted without them too. With A_m and B_m the
-chances that the first m drafts are right, with and without answers,
+the number of tokens that the answers of k adaptive tokens add to the next draft. To
+measure it, some steps with answers are also drafted without them. With A_m and B_m the
+probabilities that the first m drafts are right, with and without answers,
 
     h(k) = E_k - E_0,    E_k = sum_{m <= k} A_m + A_k / B_k sum_{m > k} B_m
 
-where the price of the drafts' rows is deducted from the terms of the sums. An allowance
-bounds what drafting may lose against plain decoding. When it is used up steps are plain,
-and drafts that are made but not verified show whether drafting pays again.
+and the price of the drafts' rows is subtracted from the terms of the sums. An allowance
+bounds how much drafting may lose against plain decoding. When it is used up, steps are
+plain, and drafts that are made but not verified show whether drafting pays again.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -50,54 +50,54 @@ from infer.trees.token_graph import Drafts, unroll, unroll_levels
 
 #: Drafts, the nodes to probe in ascending order, and the probes under each.
 Plan = tuple[Drafts, Sequence[int], int]
-#: Forms of a fixed tree: the likeliest nodes; whole families, as verification by ratio
-#: requires (pick.py); the published shape (SDSAT §3.4.2).
+#: Forms of a fixed tree: the likeliest nodes; all children of a node or no child, as
+#: verification by ratio requires (pick.py); the published shape (SDSAT §3.4.2).
 LIKELIEST = "likeliest"
 FAMILIES = "families"
 PAPER = "paper"
 
 
 class Planner(LevelPlanner, Protocol):
-    """Decides for every source how much is drafted and verified."""
+    """Decide how much a source drafts and how much of it is verified."""
 
     @property
     def max_rows(self) -> int:
-        """Rows of the largest tree."""
+        """Return the number of rows of the largest tree."""
 
     @property
     def max_probes(self) -> int:
-        """The most probes under a node."""
+        """Return the largest number of probes under a node."""
 
     @property
     def width(self) -> int:
-        """Candidates for each place of a graph that grows on demand."""
+        """Return the number of candidates per place of a graph that grows on demand."""
 
     @property
     def drafting(self) -> bool:
-        """Whether the next step has drafts; False for a plain step."""
+        """Return True if the next step has drafts, False for a plain step."""
 
     def plan(self, graph: DraftGraph, left: int) -> Plan:
-        """Return the drafts, at most `left` - 1 deep, and where probes hang."""
+        """Return the drafts, at most `left` - 1 deep, and the nodes to probe."""
 
     def learn(self, graph: DraftGraph | None, result: Verified, time: StepTime) -> None:
-        """Learn from a step, its candidates (None in a plain step), and its time."""
+        """Learn from a step, its graph (None in a plain step), and its time."""
 
     def dry_run(self, graph: DraftGraph, left: int) -> Drafts | None:
-        """Return drafts that show in a plain step what they would gain, or None."""
+        """Return drafts that are not verified, to estimate their gain; None to skip."""
 
     def learn_dry_run(
         self, graph: DraftGraph, drafts: Drafts, tokens: Sequence[int]
     ) -> bool:
-        """Learn from such drafts and the tokens after them; False if too few."""
+        """Learn from these drafts and the tokens since then; return False if too few."""
 
 
 @dataclass(frozen=True)
 class FixedPlanner:
-    """A fixed tree: up to `nodes` drafts (by default k), all levels of a draft model.
+    """Verify a fixed tree of up to `nodes` drafts (default k); draft all levels.
 
-    Up to `k` probes hang at the `probes`: "root" (the paper's two forwards), "all", or
-    the number of nodes to probe, those likeliest to end the path. `form` is that of the
-    tree.
+    `probes` selects the nodes with up to `k` probes each: "root" (the paper's two forwards),
+    "all", or a number of nodes, taken by their probability to end the accepted path. `form`
+    is the tree's form, one of the constants above.
     """
 
     k: int = 0
@@ -115,7 +115,7 @@ class FixedPlanner:
 
     @property
     def drafted(self) -> int:
-        """Drafts in a tree, at most."""
+        """Return the largest number of drafts in a tree."""
         if self.form == PAPER:
             return len(nucleus_shape(self.k))
         return self.nodes or self.k
@@ -128,15 +128,15 @@ class FixedPlanner:
         return max(1 + self.k, 1 + self.drafted + self.k * sites)
 
     def chance(self, weight: float) -> float:
-        """See LevelPlanner: the draft model's own chance."""
+        """See LevelPlanner: returns the draft model's own probability."""
         return weight
 
     def deepens(self, level: int, reach: float) -> bool:
-        """See LevelPlanner: always."""
+        """See LevelPlanner: always True."""
         return True
 
     def plan(self, graph: DraftGraph, left: int) -> Plan:
-        """See Planner. With probes at the root, drafts without answers are probed."""
+        """See Planner. With probes="root", probe only if the graph has no answers."""
         drafts = self._drafts(graph, left - 1)
         if not self.k:
             return drafts, [], 0
@@ -168,10 +168,10 @@ class FixedPlanner:
 
 
 class MeasuredPlanner:
-    """Serves all sequences of a process, in any thread, and learns from text to text.
+    """Serve all sequences of a process, in any thread, and keep learning across texts.
 
-    Up to `k` probes hang under a node, 0 without adaptive tokens. `forward` is the
-    expected time of a draft model's forward in plain steps, None without such a model.
+    A node has up to `k` probes; k is 0 without adaptive tokens. `forward` is the expected
+    time of a draft model's forward in plain steps, None without a draft model.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class MeasuredPlanner:
         self._forwards = None if forward is None else DraftForwards(forward, constants)
         self._throughput = Throughput(constants)
         self._gain = ProbeGain(constants)
-        # Of places without and with answers of adaptive tokens.
+        # For places without and with answers of adaptive tokens.
         self._calibrations = (Calibration(constants), Calibration(constants))
         self._answered = 0
         self._since_trial = 0
@@ -201,15 +201,15 @@ class MeasuredPlanner:
 
     @property
     def drafting(self) -> bool:
-        """See Planner: no if the allowance is used up, or a plain step is due."""
+        """See Planner: False if the allowance is used up or a plain step is due."""
         return self._throughput.drafting and not self.costs.plain_due
 
     def chance(self, weight: float) -> float:
-        """See LevelPlanner: the recent share of right drafts."""
+        """See LevelPlanner: the recent rate of right drafts."""
         return self._calibrations[False].chance(weight)
 
     def deepens(self, level: int, reach: float) -> bool:
-        """See LevelPlanner. The first level is always drafted: the allowance pays."""
+        """See LevelPlanner. Always draft the first level, at the allowance's cost."""
         forwards = self._forwards
         assert forwards is not None
         cost = self._throughput.rate * forwards.time
@@ -248,7 +248,7 @@ class MeasuredPlanner:
         with self._lock:
             self._emitted += len(tokens)
             spent = self.costs.observe(result, time.seconds - time.drafting)
-            # Trials have a budget of their own: they must not end other drafts.
+            # Trials have their own budget, so they must not use up the allowance.
             trial = self._trial_steps
             self._trial_steps = 0.0
             expected = self.costs.of(result)
@@ -261,7 +261,7 @@ class MeasuredPlanner:
                 self._calibrate(graph, tokens)
 
     def dry_run(self, graph: DraftGraph, left: int) -> Drafts | None:
-        """See Planner: what would be drafted now; None unless the allowance is used up."""
+        """See Planner: None unless the allowance is used up."""
         if self._throughput.drafting:
             return None
         with self._lock:
@@ -270,7 +270,7 @@ class MeasuredPlanner:
     def learn_dry_run(
         self, graph: DraftGraph, drafts: Drafts, tokens: Sequence[int]
     ) -> bool:
-        """See Planner: learn once all places have their token."""
+        """See Planner: learns once all places have their token."""
         if len(tokens) < self._constants.dry_run_every:
             return False
         with self._lock:
@@ -281,7 +281,7 @@ class MeasuredPlanner:
         return True
 
     def _calibrate(self, graph: DraftGraph, tokens: Sequence[int]) -> list[int | None]:
-        """Record which candidates the tokens are. Return each place's, None for none."""
+        """Record which candidates were right; return each token's node or None."""
         followed = []
         chances = graph.graph.chances
         for place, (children, right) in enumerate(graph.graph.follow(tokens)):
@@ -295,7 +295,7 @@ class MeasuredPlanner:
 
     def _drafts(self, graph: DraftGraph, left: int) -> Drafts:
         constants = self._constants
-        # Probes get the other half of the rows.
+        # With probes, drafts get half of the rows and probes the other half.
         rows = constants.max_rows // 2 if self.max_probes else constants.max_rows
         rate = self._throughput.rate
         prices = [rate * price for price in self.costs.prices[1:rows]]
@@ -305,7 +305,7 @@ class MeasuredPlanner:
         def chance(weight: float, place: int) -> float:
             return calibrations[place < answered].chance(weight)
 
-        # A graph that grows on demand has no end of its own; a draft model's has.
+        # A graph that grows on demand has no depth limit; a draft model's graph has one.
         depth = left - 1
         if self._forwards is None:
             depth = min(depth, constants.max_depth)
@@ -314,13 +314,13 @@ class MeasuredPlanner:
         )
 
     def _row_prices(self) -> list[float]:
-        """Return the price of each row but the first in tokens."""
+        """Return the price in tokens of each row but the first."""
         rate = self._throughput.rate
         curve = self.costs.curve
         return [rate * (more - fewer) for fewer, more in zip(curve[1:], curve[2:])]
 
     def _price(self, rows: int, added: int, *, probing: bool = False) -> float:
-        """Return the price in tokens of rows beyond those that a step has."""
+        """Return the price in tokens of adding rows to a step that has `rows`."""
         cost = self.costs(rows + added) - self.costs(rows)
         return self._throughput.rate * (cost + probing * self.costs.probing)
 
@@ -335,7 +335,7 @@ class MeasuredPlanner:
             for k in range(1, self.max_probes + 1)
         ]
         k = 1 + int(np.argmax(profits))
-        # One site alone may not be worth the adapter: all of them share it.
+        # The sites share the cost of the adapter: several may pay where one does not.
         profit = -self._throughput.rate * self.costs.probing
         best = 0.0
         sites = 0
@@ -358,15 +358,15 @@ class MeasuredPlanner:
 
 
 def likely_ends(drafts: Drafts, count: int) -> list[int]:
-    """Return the likeliest ends of the accepted path, the likeliest first."""
+    """Return the `count` likeliest ends of the accepted path, the likeliest first."""
     endings = drafts.endings()
     return sorted(range(len(endings)), key=endings.__getitem__, reverse=True)[:count]
 
 
 def remember_planners() -> Callable[..., MeasuredPlanner]:
-    """Return a function that finds the planner of one kind of texts, a new one at first.
+    """Return a cached `_new_planner`: the same arguments return the same planner.
 
-    Its arguments are those of `_new_planner`. Planners learn from text to text.
+    A planner keeps learning from text to text.
     """
     return lru_cache(64)(_new_planner)
 
@@ -374,13 +374,16 @@ def remember_planners() -> Callable[..., MeasuredPlanner]:
 def _new_planner(
     device: str, k: int, forward: float | None, *texts: Hashable
 ) -> MeasuredPlanner:
-    """Return a planner for a device's type; `k` and `forward` as in MeasuredPlanner.
+    """Return a planner for a type of device; `k` and `forward` as in MeasuredPlanner.
 
-    `texts` tell apart texts whose rows cost differently, or whose drafts do.
+    `texts` is only a cache key: it separates texts with different costs of rows or drafts.
     """
     return MeasuredPlanner(prior_costs(device), k, forward=forward)
 
 
 def length_class(capacity: int) -> int:
-    """Return the class of texts of up to `capacity` tokens whose rows cost alike."""
+    """Return the length class of texts of up to `capacity` tokens.
+
+    The rows of texts of one class cost about the same.
+    """
     return min(4096, max(512, 1 << (capacity - 1).bit_length()))

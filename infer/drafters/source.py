@@ -1,7 +1,7 @@
-"""What drafts: a source fills a graph of candidates for each sequence of a batch.
+"""A source of drafts fills a graph of candidates for each sequence of a batch.
 
-candidates.py is the source of adaptive tokens and n-grams, draft_model.py that of a
-smaller model. How much of a graph is verified is the planner's decision (planner.py).
+candidates.py drafts from adaptive tokens and n-grams, draft_model.py from a smaller model.
+The planner (planner.py) decides how much of a graph is verified.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ from infer.trees.tree import Tree
 
 
 class DraftGraph:
-    """The candidates that follow one sequence's text, in one step.
+    """The candidates that follow one sequence's text in one step.
 
-    The first `answered` places have answers of adaptive tokens. `fed` counts the rows of
-    a draft model.
+    The first `answered` places have answers of adaptive tokens. `fed` counts the rows that
+    a draft model was fed.
     """
 
     graph: TokenGraph
@@ -29,7 +29,7 @@ class DraftGraph:
         """Add the children of a node, if this graph grows on demand."""
 
     def unanswered(self) -> "DraftGraph":
-        """Return the candidates without the answers of adaptive tokens."""
+        """Return the same graph without the answers of adaptive tokens."""
         return self
 
     def tree(self, drafts: Drafts) -> Tree:
@@ -38,32 +38,32 @@ class DraftGraph:
 
 
 class LevelPlanner(Protocol):
-    """How deep a draft model drafts; a part of Planner."""
+    """The part of Planner that decides how deep a draft model drafts."""
 
     def chance(self, weight: float) -> float:
-        """Return how often a draft with this chance by the draft model is right."""
+        """Return how often drafts are right that the draft model gives probability `weight`."""
 
     def deepens(self, level: int, reach: float) -> bool:
-        """Return True to draft a level that a text gets to with chance `reach`."""
+        """Return True to draft a level that the text reaches with probability `reach`."""
 
 
 class Source:
-    """Fills the graphs of a batch.
+    """Fill the graphs of a batch.
 
-    Of the answer of each adaptive token the `width` likeliest tokens are read.
+    The engine reads the `width` likeliest tokens of each adaptive token's answer.
     """
 
     width = 1
 
     def start(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        """Begin new texts; forget all others."""
+        """Begin new texts and discard the previous ones."""
 
     def begin(
         self, contexts: Sequence[Sequence[int]], depths: Sequence[int]
     ) -> Sequence[DraftGraph | None]:
-        """Return a graph of each sequence, at most so deep; None for a plain step.
+        """Return each sequence's graph, at most `depths[b]` deep; None for a plain step.
 
-        `contexts` are the whole texts so far; the last tokens are the graphs' roots.
+        `contexts` are the whole texts so far; their last tokens are the graphs' roots.
         """
         raise NotImplementedError
 
@@ -72,18 +72,18 @@ class Source:
         return 0
 
     def probes(self, b: int, count: int, length: int) -> tuple[int, ...]:
-        """Return `count` adaptive tokens, or none, to hang under a node of sequence b.
+        """Return `count` adaptive tokens to attach to a node of sequence b.
 
-        Its text has `length` tokens so far.
+        Its text has `length` tokens so far. A source without adaptive tokens returns ().
         """
         return ()
 
     def dry_run(self, b: int, context: Sequence[int]) -> DraftGraph | None:
-        """Return a graph that takes no forward, for drafts that are not verified."""
+        """Return a graph for drafts that are not verified; it must need no forward."""
         return None
 
     def keep(self, b: int, drafts: Drafts | None, result: Verified) -> None:
-        """Keep from sequence b's result what drafts its next step."""
+        """Store the part of sequence b's result that its next draft needs."""
 
     def drop(self, b: int) -> None:
-        """Forget a sequence; the last one takes its place."""
+        """Remove sequence b; the batch's last sequence takes its index."""

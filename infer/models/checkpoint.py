@@ -58,27 +58,32 @@ class Adaptive:
 
     #: One id: identical tokens, any k; several ids: diverse tokens; () with noise.
     ids: tuple[int, ...]
-    L: int  # the largest window of training
-    noise: bool = False  # windows have tokens drawn uniformly in place of adaptive ones
-    trained: bool = True  # no text has the ids; False for an existing token, and noise
+    L: int  # the largest window in training
+    noise: bool = (
+        False  # windows have uniformly drawn tokens instead of adaptive tokens
+    )
+    #: The ids were added for training and never occur in text; False for an existing token
+    #: and for noise.
+    trained: bool = True
     gated: bool = False  # the directory's adapter acts on probes only
     infilling: Infilling | None = None
     bos: int | None = None  # the first id of every document in training
-    #: Ids that text was never encoded as in training.
+    #: Ids that encoding text never produced in training.
     control: frozenset[int] | None = None
     ngrams: NgramWeights = NgramWeights()
     has_table: bool = False  # the export had an n-gram table
     has_head: bool = False  # the export had a previous-token head
 
     def mask(self, vocabulary: int) -> MaskTokens:
-        """Return the mask tokens of the model, whose embedding has `vocabulary` rows."""
+        """Return the mask tokens of the model, with `vocabulary` rows in its embedding."""
         return mask_tokens(self.ids, noise=self.noise, vocabulary=vocabulary)
 
 
 def read_adaptive(path: Path, rows: int | None) -> Adaptive:
-    """Read adaptive.json of a model with `rows` rows in its embedding; None if unknown.
+    """Read the adaptive.json of a model with `rows` rows in its embedding.
 
-    Raises UserError for invalid content, and for ids without a row.
+    rows=None, for an unknown number, skips the check of the ids against it. Raises UserError
+    for invalid content and for ids without a row.
     """
     values = read_json(path, "JSON with adaptive_ids and L")
     with as_user_error(f"{path} must have the adaptive_ids and L of training, got"):
@@ -132,8 +137,7 @@ def read_adaptive(path: Path, rows: int | None) -> Adaptive:
 class ModelDirectory:
     """A Transformers model directory, possibly an export. Each file is read on first use.
 
-    `setting` is the name of the directory's setting in errors. Raises UserError for a folder
-    that is not a model.
+    `setting` is the setting's name in errors. Raises UserError for a folder that is not a model.
     """
 
     def __init__(self, folder: str | Path, *, setting: str = "model") -> None:
@@ -142,13 +146,13 @@ class ModelDirectory:
 
     @cached_property
     def rows(self) -> int | None:
-        """The number of rows of the embedding; None if config.json does not have it."""
+        """Return the number of embedding rows; None if config.json does not have it."""
         config = read_json(self.path / "config.json", "a model's JSON")
         return config.get("vocab_size")
 
     @cached_property
     def adaptive(self) -> Adaptive | None:
-        """The content of adaptive.json; None for a model without adaptive tokens."""
+        """Return the content of adaptive.json; None for a model without adaptive tokens."""
         path = self.path / ADAPTIVE
         return read_adaptive(path, self.rows) if path.is_file() else None
 
@@ -163,12 +167,12 @@ class ModelDirectory:
 
     @property
     def gated(self) -> bool:
-        """Whether the model's adapter acts on adaptive tokens only."""
+        """Return True if the model's adapter acts on adaptive tokens only."""
         return self.adaptive is not None and self.adaptive.gated
 
     @cached_property
     def text(self) -> Text:
-        """The tokenizer, with the control ids of training if they are known."""
+        """Return the tokenizer, with training's control ids if adaptive.json has them."""
         adaptive = self.adaptive or Adaptive((), 1)
         tokenizer = self._tokenizer
         infilling = of_tokenizer = find_infilling(tokenizer, self.rows)
@@ -211,10 +215,10 @@ class ModelDirectory:
 
     @cached_property
     def ngrams(self) -> NgramTable | None:
-        """The n-gram table of the training data; None for a directory without it.
+        """Return the n-gram table of the training data; None for a directory without it.
 
-        Logs a warning if the export had a table. Raises UserError for a damaged table, and for
-        a table of a larger vocabulary.
+        Logs a warning if the table is missing but the export had one. Raises UserError for a
+        damaged table and for a table of a larger vocabulary.
         """
         path = self.path / FILE
         if not path.is_file():
@@ -231,11 +235,11 @@ class ModelDirectory:
     ) -> PreTrainedModel:
         """Load the Transformers model with its adapter, ready to decode.
 
-        Under torchrun the model is divided over the processes, each on its own GPU or all on
-        CPUs; with `whole` every process loads the whole model. Raises UserError for a
-        directory that is not a model, for a model that does not support trees, for a number of
-        processes that cannot divide it, for too little memory, and for an adapter that would
-        have to be merged into divided weights.
+        Under torchrun the model is split over the processes (tensor parallelism), each on its
+        own GPU or all on CPUs; with whole=True each process loads the whole model. Raises
+        UserError for a directory that is not a model, for a model that does not support trees,
+        for a number of processes that cannot divide it, for too little memory, and for an
+        adapter that would have to be merged into split weights.
         """
         ranks = 1 if whole else parallel.processes()
         adapter = self.path / FOLDER
@@ -276,7 +280,8 @@ class ModelDirectory:
                 default = "cuda" if torch.cuda.is_available() else "cpu"
                 lm.to(device or default)  # type: ignore[arg-type]
             lm.eval()
-            if int8:  # before rounding, which differs between the two compared forwards
+            # check_tree compares two forwards, which round differently in int8.
+            if int8:
                 check_tree(lm, self.name)
                 to_int8(lm)
             elif ranks == 1 and lm.device.type == "cpu":
@@ -287,7 +292,7 @@ class ModelDirectory:
         return lm
 
     def _keeps_adapter(self) -> bool:
-        """Return True for an export with the adapter in its own folder (lora=kept)."""
+        """Return True for an export that keeps the adapter in its own folder (lora=kept)."""
         settings = (export_manifest(self.path) or {}).get("settings") or {}
         return settings.get("lora") == "kept"
 
@@ -319,10 +324,11 @@ def check_weights(
 ) -> None:
     """Raise UserError if a model's weights need more than the free memory.
 
-    Otherwise Linux would kill the process without a message. `device` is None for the first
-    GPU, or for the CPU on a machine without a GPU. With several `ranks` each rank has its
-    share. On a CPU, weights in the dtype of their files are memory-mapped: too little memory
-    makes them slow, so there the function only warns. Quantized weights are not checked.
+    Otherwise Linux would kill the process without a message. Without a `device` it checks the
+    first GPU, or the CPU on a machine without a GPU. With several `ranks` each rank holds a share of
+    the weights. On a CPU, weights in the dtype of their files are memory-mapped and too
+    little memory only makes them slow, so the function only warns. Quantized weights are
+    not checked.
     """
     if getattr(config, "quantization_config", None):
         return
@@ -340,7 +346,9 @@ def check_weights(
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if ranks > 1 else 1
     machine = (needed * local / ranks, machine_memory(swap=True), "machine")
     if config.dtype != getattr(torch, dtype):
-        if not gpu or ranks == 1:  # also on the way to one GPU
+        if (
+            not gpu or ranks == 1
+        ):  # to one GPU, weights also pass through the CPU's memory
             check_fits(purpose, *machine, cure)
     elif not gpu and (sentence := describe_shortage(purpose, *machine, cure)):
         print_once(
@@ -350,7 +358,7 @@ def check_weights(
 
 
 def dtype_of(lm: PreTrainedModel) -> str:
-    """Return the dtype of a loaded model as a value of the setting `dtype`."""
+    """Return a loaded model's dtype as a value of the setting `dtype`."""
     return INT8 if is_int8(lm) else str(lm.dtype).removeprefix("torch.")
 
 

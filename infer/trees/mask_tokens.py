@@ -1,8 +1,7 @@
-"""The tokens in the rows of probes: adaptive ones, one existing token, or noise. Pure.
+"""Mask tokens, the inputs of probe rows: adaptive tokens, one existing token, or noise. Pure.
 
-The model directory's adaptive.json says which (train/export/sidecars.py). Losslessness needs
-no rule here: probes are never accepted, so they change how many drafts are right, never a
-text.
+The model directory's adaptive.json selects the kind (train/export/sidecars.py). Any choice is
+lossless: probes are never accepted, so they change only how many drafts are right.
 """
 
 from collections.abc import Sequence
@@ -13,11 +12,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class MaskTokens:
-    """The mask tokens of a model; empty for a model without any.
+    """The mask tokens of a model; empty for a model without mask tokens.
 
-    One of `ids` serves every place, several are those of the places in order (diverse
-    tokens). With `noise` they are drawn uniformly from the ids below it, anew at every
-    length of a text, as the servers of Uno do (arXiv 2609.04010).
+    A single id in `ids` serves every probe; with several (diverse tokens) the n-th probe
+    gets the n-th id. With `noise` the ids are drawn uniformly from 0 .. noise - 1, anew at
+    each length of the text, as Uno's servers do (arXiv 2609.04010).
     """
 
     ids: tuple[int, ...] = ()
@@ -28,21 +27,21 @@ class MaskTokens:
 
     @property
     def most(self) -> int | None:
-        """The most mask tokens in a row; None if there is no limit."""
+        """Return the largest number of consecutive probes; None if there is no limit."""
         return None if self.noise or len(self.ids) == 1 else len(self.ids)
 
     def check(self, k: int) -> None:
-        """Raise ValueError for a k that is not positive, or beyond the diverse ids."""
+        """Raise ValueError if k is not positive or exceeds the number of diverse ids."""
         if k < 1 or (self.most is not None and k > self.most):
             bounds = "at least 1" if self.most is None else f"1 to {self.most}"
             raise ValueError(f"k must be {bounds} adaptive tokens, got {k}")
 
     def row(self, k: int, *, seed: int = 0, length: int = 0) -> tuple[int, ...]:
-        """Return the ids of k probes in a row; those of fewer probes are the first ones.
+        """Return the ids of k consecutive probes; a smaller k returns a prefix of them.
 
-        Noise depends on the `seed` of a sequence and the `length` of its text alone, so
-        ranks agree, and neither a batch nor a tree's shape changes a draft. Raises
-        ValueError as `check` does.
+        Noise depends only on the sequence's `seed` and the `length` of its text, so ranks
+        agree, and neither the batch nor the tree's shape changes a draft. Raises ValueError
+        for an invalid k (see `check`).
         """
         if k == 0:
             return ()
@@ -57,5 +56,5 @@ NO_MASK = MaskTokens()
 
 
 def mask_tokens(ids: Sequence[int], *, noise: bool, vocabulary: int) -> MaskTokens:
-    """Return the mask tokens of a model whose embedding has `vocabulary` rows."""
+    """Return the mask tokens of a model with `vocabulary` rows in its embedding."""
     return MaskTokens(noise=vocabulary) if noise else MaskTokens(tuple(ids))

@@ -1,4 +1,4 @@
-"""Sweeps: what a job returns, and jobs that are commands, as torchrun's."""
+"""Sweeps: the results of jobs, and jobs that run as commands, for example under torchrun."""
 
 import sys
 from pathlib import Path
@@ -36,12 +36,12 @@ run("inspect", InspectConfig, main)
     ],
 )
 def test_a_sweepers_override_is_a_word_of_a_command(override: str, word: str) -> None:
-    """Optuna's escaped braces made `out` a folder of that name."""
+    """Regression: Optuna's escaped braces became part of the folder's name."""
     assert as_word(override) == word
 
 
 def test_the_jobs_of_a_sweep_are_commands(tmp_path: Path) -> None:
-    """-m and torchrun were refused together: jobs of several processes took a shell loop."""
+    """Regression: -m and torchrun were refused together, so torchrun sweeps needed a shell loop."""
     program = tmp_path / "job.py"
     program.write_text(JOB)
     words = [
@@ -51,8 +51,8 @@ def test_the_jobs_of_a_sweep_are_commands(tmp_path: Path) -> None:
     ]
     started = f"hydra.launcher.command='env LOCAL_RANK=0 {sys.executable} {program}'"
     end = command(str(program), "-m", *words, started, cwd=tmp_path)
-    said = [line for line in end.stdout.splitlines() if not line.startswith("sweep: ")]
-    assert said == ["3 r/3 0", "4 r/4 0", "5 r/5 0"]
+    lines = [line for line in end.stdout.splitlines() if not line.startswith("sweep: ")]
+    assert lines == ["3 r/3 0", "4 r/4 0", "5 r/5 0"]
     assert end.returncode == 2 and error(end.stderr) == "seed must not be 5"
 
 

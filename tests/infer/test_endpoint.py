@@ -1,4 +1,4 @@
-"""infer.regenerate endpoint=URL: answers of a server, of one that fails at random, and after a kill."""
+"""infer.regenerate endpoint=URL: a server that answers, one that fails at random, and a kill."""
 
 import json
 import os
@@ -38,14 +38,14 @@ Reply = tuple[int, dict[str, Any]]
 
 
 def answered(body: dict[str, Any]) -> Reply:
-    """Answer with a text that the request decides."""
+    """Return an answer that is a function of the request."""
     text = f"Answer {sum(map(ord, str(body['messages'])))} to {len(body)} settings."
     message = {"role": "assistant", "content": text}
     return 200, {"choices": [{"message": message, "finish_reason": "stop"}]}
 
 
 class Stub(ThreadingHTTPServer):
-    """An OpenAI server on a free port; a share `failing` of its responses are broken in some way."""
+    """An OpenAI server on a free port; a share `failing` of its responses is broken."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -59,7 +59,7 @@ class Stub(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print nothing: the client of a killed run has gone."""
+        """Print nothing: the client of a killed run is gone."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -84,7 +84,7 @@ class Handler(BaseHTTPRequestHandler):
         match self.server.chance.choice(("closed", "half", "cut", 429, 500, 503)):
             case "closed":
                 self.close_connection = True
-            case "half":  # a whole response of half a JSON
+            case "half":  # a complete response with half of the JSON
                 self.send(200, content[: len(content) // 2])
             case "cut":  # half a response
                 self.send_response(200)
@@ -117,19 +117,19 @@ def serving(
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No pauses between attempts, and no proxy before this machine."""
+    """Remove the pauses between attempts, and use no proxy for this machine."""
     monkeypatch.setattr(endpoint, "PAUSE", 0.001)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> Path:
+def prompts(tmp_path: Path) -> Path:
     rows = [{"prompt": f"def f{n}(x):"} for n in range(PROMPTS)]
-    return write_rows(tmp_path / "asked.jsonl", rows)
+    return write_rows(tmp_path / "prompts.jsonl", rows)
 
 
-def config(url: str, asked: Path, out: str, *overrides: str) -> RegenerateConfig:
-    given = [f"endpoint={url}", f"prompts=[{asked}]", f"out={asked.parent / out}"]
+def config(url: str, prompts: Path, out: str, *overrides: str) -> RegenerateConfig:
+    given = [f"endpoint={url}", f"prompts=[{prompts}]", f"out={prompts.parent / out}"]
     given += ["model=tiny", "batch=16", *overrides]
     return settings("regenerate", RegenerateConfig, given)
 
@@ -144,7 +144,7 @@ def rows(config: RegenerateConfig) -> list[dict[str, Any]]:
 
 
 def _killed(config: RegenerateConfig) -> None:
-    """A run that is killed when it has saved KILLED_AFTER answers."""
+    """Run infer.regenerate and kill it after KILLED_AFTER saved answers."""
     endpoint.PAUSE = 0.001
     save = Records.save
     saved = []
@@ -160,20 +160,20 @@ def _killed(config: RegenerateConfig) -> None:
 
 
 def test_a_failing_server_and_a_kill_lose_no_answer(
-    asked: Path, capsys: pytest.CaptureFixture[str]
+    prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """200 prompts: the same bytes as from a server that never fails."""
+    """The output of 200 prompts is byte-identical to a run with a server that never fails."""
     with serving() as stub:
-        steady = config(stub.url, asked, "steady", "temperature=0.7")
+        steady = config(stub.url, prompts, "steady", "temperature=0.7")
         stage.main(steady)
         seeds = {body["seed"] for body in stub.bodies[1:]}
     assert len(rows(steady)) == PROMPTS == len(seeds)
     with serving(failing=0.3) as stub:
-        broken = config(stub.url, asked, "broken", "temperature=0.7")
+        broken = config(stub.url, prompts, "broken", "temperature=0.7")
         assert warm.call_ranks(_killed, broken) == -signal.SIGKILL
         assert not Path(broken.out).exists()
     with serving(failing=0.3) as stub:  # another address
-        again = config(stub.url, asked, "broken", "temperature=0.7", "batch=7")
+        again = config(stub.url, prompts, "broken", "temperature=0.7", "batch=7")
         stage.main(again)
         distinct = {str(body["messages"]) for body in stub.bodies[1:]}
         assert PROMPTS - KILLED_AFTER <= len(distinct) <= PROMPTS - KILLED_AFTER + 1
@@ -195,10 +195,10 @@ def refusing(status: int, words: str) -> Callable[[dict[str, Any]], Reply]:
     return lambda body: (status, {"error": {"message": words}})
 
 
-def test_what_keeps_all_prompts_from_an_answer_is_one_sentence(asked: Path) -> None:
+def test_what_keeps_all_prompts_from_an_answer_is_one_sentence(prompts: Path) -> None:
     down = f"http://127.0.0.1:{free_port()}/v1"
     with pytest.raises(UserError, match=r"did not answer: .*\. Start the server, or"):
-        stage.main(config(down, asked, "out"))
+        stage.main(config(down, prompts, "out"))
     cases = [
         (404, "The model `tiny` does not exist.", r"model=tiny: HTTP 404: The model"),
         (400, "Server is pinned to 'm'", r"the server spells it \(tiny, large\)"),
@@ -210,16 +210,16 @@ def test_what_keeps_all_prompts_from_an_answer_is_one_sentence(asked: Path) -> N
             serving(refusing(status, words)) as stub,
             pytest.raises(UserError, match=message),
         ):
-            stage.main(config(stub.url, asked, "out"))
+            stage.main(config(stub.url, prompts, "out"))
     with (
         serving() as stub,
         pytest.raises(UserError, match="HTTP 404: not found. Give the server's .* /v1"),
     ):
-        stage.main(config(stub.url.removesuffix("/v1"), asked, "out"))
+        stage.main(config(stub.url.removesuffix("/v1"), prompts, "out"))
 
 
 def test_a_server_without_seeds_and_prompts_without_answers(
-    asked: Path, capsys: pytest.CaptureFixture[str]
+    prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def reply(body: dict[str, Any]) -> Reply:
         content = body["messages"][0]["content"]
@@ -239,20 +239,20 @@ def test_a_server_without_seeds_and_prompts_without_answers(
         return status, value
 
     with serving(reply) as stub:
-        run = config(stub.url, asked, "out", "temperature=1", "max_new_tokens=50")
+        run = config(stub.url, prompts, "out", "temperature=1", "max_new_tokens=50")
         stage.main(run)
         assert all("seed" not in body for body in stub.bodies[1:])
     answers = {row["id"].rpartition(":")[2]: row for row in rows(run)}
     assert sorted(map(int, answers)) == [2, *range(4, PROMPTS)]
-    # A word has the space before it, so the loop begins with the second one.
+    # A word includes the space before it, so the loop begins with the second word.
     assert answers["2"]["messages"][-1]["content"] == "return return"
     assert not answers["2"]["ends"] and answers["4"]["ends"]
-    said = capsys.readouterr().err
-    assert "takes no seed" in said
-    assert "asked.jsonl:0 is left out: HTTP 400: the prompt exceeds" in said
-    assert "asked.jsonl:1 is left out: HTTP 500: this prompt breaks" in said
-    assert "3 of 200 prompts have no answer" in said
-    assert "1 of 200 answers were cut off at max_new_tokens=50. Raise it" in said
+    stderr = capsys.readouterr().err
+    assert "takes no seed" in stderr
+    assert "prompts.jsonl:0 is left out: HTTP 400: the prompt exceeds" in stderr
+    assert "prompts.jsonl:1 is left out: HTTP 500: this prompt breaks" in stderr
+    assert "3 of 200 prompts have no answer" in stderr
+    assert "1 of 200 answers were cut off at max_new_tokens=50. Raise it" in stderr
 
 
 def test_an_answer_keeps_its_calls_and_its_spaces() -> None:
@@ -274,25 +274,25 @@ def test_an_answer_keeps_its_calls_and_its_spaces() -> None:
         (["timeout=0"], "timeout must be above 0, got 0"),
     ],
 )
-def test_mistakes(asked: Path, overrides: list[str], message: str) -> None:
+def test_mistakes(prompts: Path, overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        config("http://h/v1", asked, "out", *overrides)
+        config("http://h/v1", prompts, "out", *overrides)
 
 
 @pytest.mark.skipif(
     not is_serve_available(), reason="transformers[serving] is not installed"
 )
-def test_200_prompts_through_transformers_serve(base_dir: Path, asked: Path) -> None:
-    """Directly, and through a proxy that breaks three of ten responses: the same answers."""
+def test_200_prompts_through_transformers_serve(base_dir: Path, prompts: Path) -> None:
+    """A proxy that breaks three of ten responses changes no answer."""
     from tests.served_openai import served
 
-    folder = asked.parent / "chat"
+    folder = prompts.parent / "chat"
     shutil.copytree(base_dir, folder)
     (folder / "chat_template.jinja").write_text(TURNS)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    turn = threading.Lock()  # the server decodes one request after another
+    turn = threading.Lock()  # the server decodes one request at a time
 
-    with served(folder, asked.parent / "server", "--dtype", "float32") as api:
+    with served(folder, prompts.parent / "server", "--dtype", "float32") as api:
         url = str(api.base_url).rstrip("/")
 
         def forward(body: dict[str, Any]) -> Reply:
@@ -305,11 +305,11 @@ def test_200_prompts_through_transformers_serve(base_dir: Path, asked: Path) -> 
                 return response.status, json.load(response)
 
         overrides = [f"model={folder}", "max_new_tokens=6"]
-        direct = config(url, asked, "direct", *overrides)
+        direct = config(url, prompts, "direct", *overrides)
         stage.main(direct)
         with serving(forward, failing=0.3) as stub:
-            broken = config(stub.url, asked, "broken", *overrides)
+            broken = config(stub.url, prompts, "broken", *overrides)
             stage.main(broken)
         with pytest.raises(UserError, match="refused .*model=other: HTTP 400: Server"):
-            stage.main(config(url, asked, "other", "model=other"))
+            stage.main(config(url, prompts, "other", "model=other"))
     assert len(rows(direct)) == PROMPTS and text(direct) == text(broken)

@@ -292,7 +292,7 @@ def test_a_server_that_fails_leaves_an_offline_run(
     url = addresses[server]
     (line,) = track(tmp_path, url, WANDB_API_KEY=key, HOME=str(tmp_path))
     assert line.startswith("tracker.mode=online: ") and reason in line
-    later = f"Send it later: wandb sync {tmp_path}/wandb/offline-run-*"
+    later = f"Upload it later: wandb sync {tmp_path}/wandb/offline-run-*"
     assert f"the run continues offline. {later}" in line
     ((run_id, run),) = read_runs(tmp_path).items()
     rows = [row["item"] for row in run["history"]]

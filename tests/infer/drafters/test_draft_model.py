@@ -1,4 +1,4 @@
-"""Draft models: the text is plain decoding's, the drafts are the paper's."""
+"""Draft models: the text equals plain decoding's, and the drafts equal the paper's."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -38,7 +38,7 @@ RULES = {
 def a_draft_of(
     lm: PreTrainedModel, noise: float | str, *, probes: bool = False, context: int = 512
 ) -> Draft:
-    """Its weights a little off; its first layer; or a model of 50 ids."""
+    """Return `lm` with noisy weights, its first layer, or a model with 50 ids, as a draft."""
     adaptive = Adaptive((45,), 3) if probes else None
     if noise == "first layer":
         return Draft(first_layers(lm, 1), lm.config.vocab_size, context, adaptive)
@@ -67,7 +67,7 @@ def texts(
     limits: Limits,
     sampling: Sampling = GREEDY,
 ) -> tuple[list[list[int]], int]:
-    """The tokens of each, and how many were accepted drafts."""
+    """Return the tokens of each request and the number of accepted drafts."""
     runner = Runner(lm, capacity=80, max_rows=drafters.max_rows, batch=len(requests))
     decoded = decode(runner, requests, drafters, limits, sampling)
     tokens, steps = collect(decoded, len(requests))
@@ -90,8 +90,8 @@ def texts(
 def test_drafting_changes_no_token(
     prompts, method, planner, sampling, noise, n, seed, context
 ) -> None:
-    """In float64, whether the draft model is right always, often or never, lacks ids,
-    or has a shorter context.
+    """Holds in float64 for draft models that are always, often or never right, that have
+    fewer ids, or that have a shorter context.
     """
     lm = tiny_llama(seed=seed).double()
     draft = a_draft_of(lm, noise, probes=method == "probes", context=context)
@@ -107,7 +107,7 @@ def test_drafting_changes_no_token(
 
 @pytest.mark.parametrize("method", ["tsd", "gsd"])
 def test_drafts_are_those_of_the_paper_word_for_word(method: str) -> None:
-    """From the draft model's cache, what a model without a cache makes of §4 and §5."""
+    """Drafting with a cache gives the graph of a literal §4 and §5 without a cache."""
     lm = tiny_llama(seed=1).double()
     draft = a_draft_of(lm, 0.1)
     drafters = drafters_of(draft, method, FixedPlanner(nodes=12))
@@ -126,15 +126,15 @@ def test_drafts_are_those_of_the_paper_word_for_word(method: str) -> None:
     _, accepted = texts(lm, requests, drafters, Limits(30, [1]))
     assert accepted > 10 and len(graphs) > 10
     for context, graph in graphs[::4]:
-        behind = model_behind(draft.lm, context[:-1])
-        nodes = literal.draw(context[-1], behind, **vars(RULES[method]))
+        reference = model_after(draft.lm, context[:-1])
+        nodes = literal.draw(context[-1], reference, **vars(RULES[method]))
         assert graph.tokens == [node.token for node in nodes]
         assert len(graph.merged) == sum(node.into is not None for node in nodes)
     if method == "gsd":
         assert any(graph.merged for _, graph in graphs)
 
 
-def model_behind(lm: PreTrainedModel, context: list[int], k: int = 5) -> literal.Model:
+def model_after(lm: PreTrainedModel, context: list[int], k: int = 5) -> literal.Model:
     def likeliest(path: tuple[int, ...]) -> list[tuple[int, float]]:
         chances, ids = by_library(lm, [*context, *path]).softmax(-1).topk(k)
         return [(int(id), float(chance)) for id, chance in zip(ids, chances)]
@@ -143,7 +143,7 @@ def model_behind(lm: PreTrainedModel, context: list[int], k: int = 5) -> literal
 
 
 def test_the_probes_of_a_draft_model_draw_its_candidates_for_each_place() -> None:
-    """In one forward: its own next token, and its probes' for the places behind."""
+    """One forward gives the model's candidates for the next place and its probes' for later ones."""
     lm = tiny_llama(seed=1).double()
     draft = Draft(lm, 97, 512, Adaptive((90,), 3))
     drafters = drafters_of(draft, "probes", FixedPlanner(nodes=40))
@@ -166,8 +166,11 @@ def test_the_probes_of_a_draft_model_draw_its_candidates_for_each_place() -> Non
 def test_no_learned_position_beyond_the_context_is_asked_for(
     probes: bool, static: bool
 ) -> None:
-    """Rows for a short text stood behind a text at the context's end: an IndexError."""
-    from tests.infer.engine.test_families import tiny  # which imports this module
+    """Regression: in a batch, the rows of a short text followed a text at the context's end,
+    so their positions were beyond the context: an IndexError.
+    """
+    # Imported here, because test_families imports this module.
+    from tests.infer.engine.test_families import tiny
 
     lm = tiny("opt").double()
     short = deepcopy(lm)

@@ -1,4 +1,4 @@
-"""Planners that measure, on simulated devices and texts."""
+"""MeasuredPlanner on simulated devices and texts."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ from tests.infer.library import by_tokens
 
 
 class Costs:
-    """A device: milliseconds of a step by its rows, linear between points."""
+    """A simulated device: milliseconds of a step by its rows, linear between points."""
 
     def __init__(self, *ms: float) -> None:
         self._ms = [*ms, 2 * ms[-1] - ms[-2]]
@@ -36,7 +36,7 @@ class Costs:
 
 
 FLAT = Costs(10, 10, 10, 10, 10, 10, 10)  # a GPU: rows cost nothing
-STEEP = Costs(10, 20, 40, 80, 160, 320, 640)  # rows cost as much as forwards
+STEEP = Costs(10, 20, 40, 80, 160, 320, 640)  # a row costs as much as a forward
 CPU = Costs(10, 10, 10.5, 11.5, 14, 19, 30)
 RISING = Costs(10, 11.5, 13, 17, 25, 41, 73)  # float32 on a CPU
 JUMP = Costs(10, 20, 20.5, 22, 25, 35, 60)  # a model of 1.1B in float32
@@ -46,17 +46,17 @@ TEXT = Ngrams(None, 10**6)
 
 
 def distinct(position: int) -> int:
-    """A text that never repeats: its n-grams say nothing."""
+    """Return the token of a text that never repeats, so that n-grams predict no token."""
     return 10 + position
 
 
 def periodic(position: int) -> int:
-    """A text that repeats itself: its n-grams say all."""
+    """Return the token of a text that repeats itself, so that n-grams predict every token."""
     return 10 + position % 30
 
 
 class FakeStopwatch(Stopwatch):
-    """Reads the simulated time of a step."""
+    """A stopwatch that returns the simulated time of a step."""
 
     seconds = 0.0
 
@@ -66,7 +66,7 @@ class FakeStopwatch(Stopwatch):
 
 
 class Text:
-    """A text that is drafted; its adaptive tokens answer right by chance."""
+    """A text decoded with drafts; its adaptive tokens are right with a given probability."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Text:
         seed: int = 1,
         probing: float = 0.0,
     ) -> None:
-        self._probing = probing  # plain steps that probes take beyond their rows
+        self._probing = probing  # overhead of probes beyond their rows, in plain steps
         self._rng = random.Random(seed)
         self._token = token
         self._stopwatch = FakeStopwatch()
@@ -90,17 +90,17 @@ class Text:
         return self.tree
 
     def observe(self, rows: int, ms: float, accepted: float) -> None:
-        """The forward of the tree: its path and choice are the text's."""
+        """Simulate the forward of the tree: accept the drafts that match the text."""
         following = map(self._token, range(len(self.tokens), 10**9))
         path, choice = self.tree.walk(lambda node: next(following))
         self.tokens += [*(self.tree.tokens[node] for node in path[1:]), choice]
         self.ms += ms
-        behind = len(self.tokens)
+        length = len(self.tokens)
         answers = None
         if k := len(self.tree.probes_of(path[-1])):
             right = [self._rng.random() < accepted for _ in range(k)]
             ids = [
-                [self._token(behind + j) if right[j] else WRONG, 4] for j in range(k)
+                [self._token(length + j) if right[j] else WRONG, 4] for j in range(k)
             ]
             answers = Candidates(ids, [[0.7, 0.1]] * k)
         self._stopwatch.seconds = ms / 1e3
@@ -112,14 +112,14 @@ class Text:
         return self.tree.probes_from < len(self.tree.tokens)
 
     def write(self, n: int, costs: Costs, accepted: float) -> float:
-        """Return the speedup over plain decoding of the next n tokens."""
-        begun = self.ms
+        """Decode n more tokens and return the speedup over plain decoding."""
+        start = self.ms
         goal = len(self.tokens) + n
         while (left := goal - len(self.tokens)) > 0:
             rows = len(self.propose(left).tokens)
             ms = costs(rows) + self.probed * self._probing * costs(1)
             self.observe(rows, ms, accepted)
-        return n * costs(1) / (self.ms - begun)
+        return n * costs(1) / (self.ms - start)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ class Text:
 def test_drafting_that_does_not_pay_costs_little(
     prior: Sequence[float], costs: Costs, accepted: float
 ) -> None:
-    """Also where the prior says that rows are free, and the clock that they are dear."""
+    """Holds also if rows are free by the prior but expensive by measurement."""
     text = Text(MeasuredPlanner(prior, 5))
     assert text.write(2000, costs, accepted) > 0.9
 
@@ -151,9 +151,9 @@ def test_no_fixed_planner_is_much_better(
         for k in (1, 2, 3, 5)
         for probes in ("root", "all")
     ]
-    # The best of eight runs is itself some hundredths above its own mean.
+    # The maximum of eight noisy runs exceeds the best planner's mean by a few hundredths.
     measured = Text(MeasuredPlanner(costs.prior, 5), probing=probing)
-    # The price of probing is learned with few trials where the rows are dear too.
+    # Few trials measure the price of probing where rows are expensive too.
     least = 0.88 if probing else 0.91
     assert measured.write(4000, costs, accepted) > least * max(*fixed, 1.0)
 
@@ -161,10 +161,10 @@ def test_no_fixed_planner_is_much_better(
 @pytest.mark.parametrize("costs", [FLAT, CPU, JUMP], ids=["flat", "cpu", "jump"])
 @pytest.mark.parametrize("accepted", [0.0, 0.8])
 def test_a_wrong_prior_costs_little(costs: Costs, accepted: float) -> None:
-    """In the first text, and next to nothing in later ones; the mean of four texts.
+    """A wrong prior costs little in the first text and almost no time in later ones.
 
-    One text's ratio is from 0.8 to 0.95 by chance. Where no answer is right nothing is by
-    chance: the texts of all seeds would be the same one.
+    The test compares sums over four texts, because one text's ratio varies between 0.8 and
+    0.95. If no answer is right, all seeds give the same text, so one is enough.
     """
     seeds = range(1, 5) if accepted else [1]
     learned, known = (
@@ -178,14 +178,14 @@ def test_a_wrong_prior_costs_little(costs: Costs, accepted: float) -> None:
 
 @pytest.mark.parametrize("k", [0, 5])
 def test_a_text_that_repeats_itself_is_drafted_in_long_chains(k: int) -> None:
-    """17 tokens a forward at most, with adaptive tokens and without."""
+    """Up to 17 tokens per forward, with and without adaptive tokens."""
     text = Text(MeasuredPlanner(FLAT.prior, k), periodic)
     text.write(600, FLAT, 0.5)
     assert text.write(1200, FLAT, 0.5) > 15
 
 
 def test_a_bad_start_does_not_end_drafting() -> None:
-    """Wrong answers, and first steps of new shapes that take thirty times as long."""
+    """The start has wrong answers, and steps of new shapes that take 30 times as long."""
     planner = MeasuredPlanner(CPU.prior, 5)
     text = Text(planner)
     for _ in range(6):
@@ -195,7 +195,7 @@ def test_a_bad_start_does_not_end_drafting() -> None:
 
 
 def misleading(position: int) -> int:
-    """Its n-grams are wrong at first; then it repeats itself."""
+    """Return the token of a text with wrong n-grams at first, which then repeats itself."""
     if position >= 60:
         return periodic(position)
     return 1000 + position if position % 4 == 3 else 7 + position % 4
@@ -205,7 +205,9 @@ def misleading(position: int) -> int:
 def test_bad_drafts_at_the_beginning_do_not_end_good_ones(
     token: Callable[[int], int],
 ) -> None:
-    """Trials of adaptive tokens and n-grams used up the allowance of SmolLM2's drafts."""
+    """Regression: trials of adaptive tokens and wrong n-grams used up the allowance at
+    SmolLM2's costs.
+    """
 
     def then_periodic(position: int) -> int:
         return token(position) if position < 60 else periodic(position)
@@ -218,14 +220,14 @@ def test_bad_drafts_at_the_beginning_do_not_end_good_ones(
 
 
 def test_drafts_that_are_not_verified_end_a_rest() -> None:
-    """It took 200 plain steps: a short text was over before anything was drafted."""
+    """Regression: the pause took 200 plain steps, so a short text ended without drafts."""
     resting = replace(CONSTANTS, first_allowance=0.0)
     text = Text(MeasuredPlanner(SMOLLM2.prior, 0, constants=resting), periodic)
     assert text.write(200, SMOLLM2, 0.0) > 2
 
 
 def test_in_a_batch_every_sequence_pays_for_the_rows_of_all() -> None:
-    """One's drafts and another's probes add up."""
+    """The rows of all sequences' drafts and probes count towards the time of a step."""
     planner = MeasuredPlanner(RISING.prior, 5)
     texts = [Text(planner, seed=seed) for seed in range(8)]
     ms = 0.0
@@ -246,7 +248,9 @@ OTHER = 2
 STEPS = 1500
 
 
-def simulated(said: float, right: float, ms: float) -> tuple[list[int], list[float]]:
+def simulated(
+    confidence: float, right: float, ms: float
+) -> tuple[list[int], list[float]]:
     """Return the tokens and milliseconds of each step."""
     rng = random.Random(0)
     planner = MeasuredPlanner(TARGET.prior, forward=0.1)
@@ -260,7 +264,7 @@ def simulated(said: float, right: float, ms: float) -> tuple[list[int], list[flo
         drafted.graph = growth.graph
         if planner.drafting:
             while levels < DEPTH and planner.deepens(levels, growth.reach):
-                growth.grow([[DRAFTED]], [[said]])
+                growth.grow([[DRAFTED]], [[confidence]])
                 levels += 1
             rows = len(planner.plan(drafted, DEPTH + 1)[0].tokens)
         accepted = 0
@@ -280,19 +284,19 @@ def simulated(said: float, right: float, ms: float) -> tuple[list[int], list[flo
 
 
 @pytest.mark.parametrize(
-    ("said", "right"), [(0.5, 0.9), (0.95, 0.5), (0.9, 0.9), (0.99, 0.02)]
+    ("confidence", "right"), [(0.5, 0.9), (0.95, 0.5), (0.9, 0.9), (0.99, 0.02)]
 )
 @pytest.mark.parametrize("ms", [1.0, 12.0])
 def test_a_draft_model_drafts_as_deep_as_pays(
-    said: float, right: float, ms: float
+    confidence: float, right: float, ms: float
 ) -> None:
-    """Whatever chances it gives; its loss against plain decoding is bounded."""
+    """Holds for over- and underconfident draft models. The loss to plain decoding is bounded."""
 
     def fixed_rate(depth: int) -> float:
         tokens = sum(right**n for n in range(depth + 1))
         return tokens / (TARGET(1 + depth) + depth * ms)
 
-    emitted, spent = simulated(said, right, ms)
+    emitted, spent = simulated(confidence, right, ms)
     later = sum(emitted[STEPS // 2 :]) / sum(spent[STEPS // 2 :])
     assert later > 0.94 * max(map(fixed_rate, range(DEPTH + 1)))
     allowed = CONSTANTS.first_allowance * TARGET(1) + 2 * (TARGET(11) + DEPTH * ms)

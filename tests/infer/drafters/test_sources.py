@@ -1,4 +1,4 @@
-"""Drafts from any sources change no token."""
+"""No combination of draft sources changes a token."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -46,7 +46,7 @@ PROMPTS = st.lists(
 
 @cache
 def model_of(seed: int) -> PreTrainedModel:
-    """A random model; that of seed 1 repeats a few tokens, for n-grams to be right."""
+    """Return a random model; with seed 1 it repeats few tokens, so that n-grams are right."""
     lm = tiny_llama(seed=seed).double()
     with torch.no_grad():
         lm.lm_head.weight[torch.arange(V) % 20 > 0] *= 0.2 if seed == 1 else 1.0
@@ -71,7 +71,7 @@ def texts_of(
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, NgramTable]:
-    """Of a model's own texts, and a random one."""
+    """Return an n-gram table of a model's own texts and a random one."""
     folder = tmp_path_factory.mktemp("tables")
     requests = [Request([first]) for first in range(2, 40)]
     texts, _ = texts_of(model_of(1), requests, Drafters(), Sampling())
@@ -108,7 +108,10 @@ def test_no_source_of_drafts_changes_a_token(
     new: int,
     diverse: int,
 ) -> None:
-    """In float64, greedy and sampled, in dynamic and in fixed shapes; 0 `diverse`: noise."""
+    """Holds in float64, greedy and sampled, with dynamic and fixed shapes.
+
+    `diverse` is the number of diverse tokens; 0 uses noise.
+    """
     given: dict[str, Any] = {"method": method, "temperature": sampling.temperature}
     given |= {"top_k": sampling.top_k, "top_p": sampling.top_p}
     if method == "hybrid":
