@@ -425,7 +425,8 @@ class Trainer:
         if self.rank == 0 and texts:
             append_texts(self.out / TEXTS, self.step, texts)
             self.tracker.log(self.step, {TEXTS_TABLE: table(texts)})
-        if self.log:
+        # Not before minutes= has planned the steps: plots take time that the plan would count.
+        if self.log and self.schedule.steps is not None:
             write_page(self.out, self._page(self.log))
         line = describe_validation(self.validation)
         self.tracker.tell(f"step {self.step} held-out: {line}")
