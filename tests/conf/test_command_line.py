@@ -114,7 +114,7 @@ print(*{{"torch", "transformers", "wandb", "datasets"}} & sys.modules.keys())
         ),
         (["optimizer.beta1=1"], "optimizer.beta1 must be from 0 to below 1, got 1.0"),
         (["--config-dir=/absent"], "Additional config directory '/absent' not found"),
-        (["tracker.mode=a\nb\x1b[m"], r"disabled, got a b\x1b[m"),
+        (["tracker.mode=a\nb\x1b[m"], r"disabled or tensorboard, got a b\x1b[m"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
