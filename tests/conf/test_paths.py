@@ -52,7 +52,7 @@ TEXTS = {
         "decode.stop",
         "device",
     ),
-    *("load.endpoint", "load.model", "names", "question"),
+    *("load.endpoint", "load.model", "names", "question", "endpoint", "objective.mask"),
 }
 
 

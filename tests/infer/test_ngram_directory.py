@@ -87,7 +87,9 @@ def test_a_table_that_does_not_suit_the_model_is_refused(
     with pytest.raises(UserError, match=f"at most the model's {ROWS} ids, got"):
         load(folder, "float32")
     (folder / FILE).write_bytes((folder / FILE).read_bytes()[:-8])
-    with pytest.raises(UserError, match="intact table .*Copy it again from the export"):
+    with pytest.raises(
+        UserError, match="must be an n-gram table .*Copy it again from the export"
+    ):
         load(folder, "float32")
 
 

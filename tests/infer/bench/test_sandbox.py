@@ -167,7 +167,7 @@ def test_without_bwrap_the_reason_is_a_sentence(
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     unavailable.cache_clear()
-    assert "without bwrap. Install bubblewrap" in unavailable()
+    assert "needs bwrap. Install bubblewrap" in unavailable()
     unavailable.cache_clear()
 
 

@@ -66,7 +66,7 @@ def test_a_busy_machine_has_no_speed_to_tell() -> None:
     marked = {"marks": [BUSY]}
     report = speed(row("ngrams", 1.5, 2.5, **marked), row("hybrid", 9.0, 2.4, **marked))
     summary = summary_of(report)
-    assert "busy" in summary.sentence and "ngrams makes 2.50" in summary.sentence
+    assert "busy" in summary.sentence and "ngrams has 2.50" in summary.sentence
     assert not any(
         "9.0" in text for cell in summary.cells for text in vars(cell).values()
     )

@@ -75,7 +75,10 @@ DAMAGES: list[tuple[Damage, str]] = [
         written("generation_config.json", '{"eos_token_id": "</s>"}'),
         "generation_config.json must have integers as eos_token_id, got '</s>'",
     ),
-    (lambda folder: os.mkfifo(folder / "adapter.json"), "adapter.json, no regular"),
+    (
+        lambda folder: os.mkfifo(folder / "adapter.json"),
+        "adapter.json, a FIFO or device",
+    ),
     (adaptive(infilling={"pre": 1, "suf": 2, "mid": 3}), f"{NO_IDS}.*eot"),
     (adaptive(ngrams={"table": 2, "text": 1}), f"{NO_IDS}ngrams must be numbers"),
     (
