@@ -46,6 +46,16 @@ def speed(rate: float) -> str:
     return f"{rate:,.0f} tokens/s" if rate >= 10 else f"{rate:.2g} tokens/s"
 
 
+def format_duration(seconds: float) -> str:
+    """Format a duration: 42 s, 12 min, 3 h 5 min."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return (
+        f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+    )
+
+
 def torchrun_rank() -> tuple[int, int, int]:
     """Return the rank, world size and local rank under torchrun; (0, 1, 0) without it."""
     # Schedulers set WORLD_SIZE and RANK for other jobs too.

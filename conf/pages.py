@@ -6,6 +6,7 @@ Plots take the colour of the page's text, so that they fit a light and a dark pa
 import io
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,15 @@ STYLE: dict[Any, Any] = dict.fromkeys(INKED, INK) | {
 NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 NUMBERED = re.compile(r' id="[A-Za-z0-9.]+_\d+"')  # ids that no element refers to
 Draw = Callable[[Axes], None]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure with its name and a note; parts.html.j2 shows it as a card."""
+
+    name: str
+    figure: str
+    note: str
 
 
 def svg(draw: Draw, title: str, *, height: float = HEIGHT) -> str:

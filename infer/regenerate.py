@@ -273,14 +273,20 @@ def answers(
         kept = before_loop(tokens)
         answer = {"role": "assistant", "content": model.text.decode(kept)}
         if answer["content"].strip():
-            row = {
-                "id": id,
-                "language": "chat",
-                "messages": [*given[id], answer],
-                "ends": kept == tokens and tokens[-1] in model.eos,
-            }
-            rows.append(row | ({"tools": tools[id]} if tools.get(id) else {}))
+            ends = kept == tokens and tokens[-1] in model.eos
+            rows.append(chat_row(id, [*given[id], answer], ends, tools.get(id, [])))
     return rows
+
+
+def chat_row(
+    id: str,
+    messages: Sequence[Mapping[str, Any]],
+    ends: bool,
+    tools: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Return the row of an answered prompt; the last message is the answer."""
+    row = {"id": id, "language": "chat", "messages": [*messages], "ends": ends}
+    return row | ({"tools": [*tools]} if tools else {})
 
 
 def whole_lines(text: "Text", prompt: list[int], least: int) -> list[int]:
@@ -374,9 +380,7 @@ def write_own_text(
         written = 0
         if workers.first:  # only this rank reads the batches, because it removes them
             rows = (units.load(name)["rows"] for name in batches)
-            written = write_shards(partial, rows)
-            write_manifest(partial, KIND, origin, documents=written)
-            shutil.rmtree(partial / UNITS)
+            written = finish(partial, origin, rows)
     return written
 
 
@@ -417,10 +421,9 @@ def write_answers(
         written = 0
         if workers.first:
             records = units.read().values()
-            written = write_shards(partial, (record["rows"] for record in records))
             finishes = dict(Counter(record["finish"] for record in records))
-            write_manifest(partial, KIND, origin, documents=written, finishes=finishes)
-            shutil.rmtree(partial / UNITS)
+            rows = (record["rows"] for record in records)
+            written = finish(partial, origin, rows, finishes=finishes)
             report_answers(config, len(prompts), written, finishes)
     return written
 
@@ -455,16 +458,9 @@ def answer_rows(prompt: ChatPrompt, answer: "Answer") -> list[dict[str, Any]]:
     kept = {name: v for name in MESSAGE_KEYS if (v := answer.message.get(name))}
     if not text.strip() and "tool_calls" not in kept:
         return []
-    row = {
-        "id": prompt.id,
-        "language": "chat",
-        "messages": [
-            *prompt.messages,
-            {"role": "assistant", "content": text, **kept},
-        ],
-        "ends": text == given and answer.finish != "length",
-    }
-    return [row | ({"tools": list(prompt.tools)} if prompt.tools else {})]
+    message = {"role": "assistant", "content": text, **kept}
+    ends = text == given and answer.finish != "length"
+    return [chat_row(prompt.id, [*prompt.messages, message], ends, prompt.tools)]
 
 
 def report_answers(
@@ -516,6 +512,19 @@ def content(
     stream = text.stream(opens=True)
     prefix = "".join(map(stream, prompt))
     return {"content": prefix + "".join(map(stream, new)), "prefix": len(prefix)}
+
+
+def finish(
+    partial: Path,
+    origin: Mapping[str, Any],
+    batches: Iterable[list[dict[str, Any]]],
+    **facts: Any,
+) -> int:
+    """Write the shards and the manifest, and remove the records; return the number of rows."""
+    written = write_shards(partial, batches)
+    write_manifest(partial, KIND, origin, documents=written, **facts)
+    shutil.rmtree(partial / UNITS)
+    return written
 
 
 def write_shards(folder: Path, batches: Iterable[list[dict[str, Any]]]) -> int:

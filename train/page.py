@@ -10,10 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 
-from conf.console import speed
-from conf.pages import COLOURS, Draw, render, svg
+from conf.console import format_duration, speed
+from conf.pages import COLOURS, Cell, Draw, render, svg
 from conf.runs.files import write_bytes
 from conf.runs.stage import commit, processor, versions
 from train.config import TrainConfig
@@ -44,15 +45,6 @@ class Run:
     data: Mapping[str, str]
     #: facts of the machine by name, such as device, ranks and versions
     machine: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A figure with its name and a note that explains it."""
-
-    name: str
-    figure: str
-    note: str
 
 
 def write_page(out: Path, run: Run) -> None:
@@ -129,16 +121,6 @@ def training_seconds(run: Run) -> float:
     """Return the total seconds of the logged steps, without validations and checkpoints."""
     tokens = run.config.global_batch * run.seq_len
     return float(sum(tokens / row["tokens_per_second"] for row in run.steps))
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration as text in suitable units: 42 s, 12 min, 3 h 5 min."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 100:
-        return f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def time_facts(run: Run) -> dict[str, str]:
@@ -312,8 +294,9 @@ def _accuracies(run: Run) -> Draw | None:
 
 def running_mean(values: Sequence[float], half: int) -> list[float]:
     """Return the mean of each value and up to `half` neighbours on each side."""
-    result = []
-    for index in range(len(values)):
-        part = values[max(0, index - half) : index + half + 1]
-        result.append(sum(part) / len(part))
-    return result
+    index = np.arange(len(values))
+    first = np.maximum(index - half, 0)
+    end = np.minimum(index + half + 1, len(values))
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    means: list[float] = ((total[end] - total[first]) / (end - first)).tolist()
+    return means

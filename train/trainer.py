@@ -59,7 +59,6 @@ from train.metrics import (
     describe_validation,
 )
 from train.model import build_module, write_architecture
-from train.page import Run, data_facts, machine_facts, model_facts, write_page
 from train.pretrained import base_model
 from train.schedule import (
     Schedule,
@@ -427,7 +426,7 @@ class Trainer:
             self.tracker.log(self.step, {TEXTS_TABLE: table(texts)})
         # Not before minutes= has planned the steps: plots take time that the plan would count.
         if self.log and self.schedule.steps is not None:
-            write_page(self.out, self._page(self.log))
+            self._write_page(self.log)
         line = describe_validation(self.validation)
         self.tracker.tell(f"step {self.step} held-out: {line}")
         rise = metrics["standard_loss"] / baseline(self.validation)["standard_loss"] - 1
@@ -437,10 +436,13 @@ class Trainer:
                 f"(max_loss_rise={self.config.max_loss_rise:g}): see {DOCS}/{QUALITY}"
             )
 
-    def _page(self, log: StepLog) -> Run:
-        """Return the content of the run's page."""
+    def _write_page(self, log: StepLog) -> None:
+        """Write the run's page."""
+        # Imported late: only rank 0 needs matplotlib, after the first validation.
+        from train.page import Run, data_facts, machine_facts, model_facts, write_page
+
         model = self.config.model
-        return Run(
+        run = Run(
             name=self.out.resolve().name,
             config=self.config,
             steps=[{"step": step, **metrics} for step, metrics in log.rows(self.step)],
@@ -455,6 +457,7 @@ class Trainer:
             data=data_facts(self.trained_on),
             machine=machine_facts(self.engine.device_name(), ranks=self.ranks),
         )
+        write_page(self.out, run)
 
     def _tracked(
         self, log: StepLog, until: int

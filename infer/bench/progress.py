@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from rich.progress import Progress
 
-from conf.console import PlainConsole
+from conf.console import PlainConsole, format_duration
 
 LINE_SECONDS = 30.0  # time between two lines of a log file
 
@@ -61,17 +61,7 @@ def describe(title: str, done: int, total: int, seconds: float) -> str:
     """Return a line: "speed: 12 of 40 in 3 min, about 7 min left"."""
     line = f"{title}: {done} of {total}"
     if seconds >= 1:
-        line += f" in {duration(seconds)}"
+        line += f" in {format_duration(seconds)}"
     if 0 < done < total:
-        line += f", about {duration(seconds / done * (total - done))} left"
+        line += f", about {format_duration(seconds / done * (total - done))} left"
     return line
-
-
-def duration(seconds: float) -> str:
-    """Format a duration: 40 s, 7 min, 2 h 5 min."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return (
-        f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
-    )

@@ -4,21 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from conf.pages import Cell
 from infer.bench.marks import BUSY
 from infer.bench.names import BASE, PEER, PLAIN
 from infer.bench.statistics import Report, Row, grouped
 
 FIGURES = {"tokens_per_forward": "number of tokens per forward", "speedup": "speedup"}
 NARROW = ("bfloat16", "float16")  # types with possible differences at near-ties
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A figure with its name and a note."""
-
-    name: str
-    figure: str
-    note: str
 
 
 @dataclass(frozen=True)

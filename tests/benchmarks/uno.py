@@ -39,10 +39,9 @@ from infer.models.gated import gate_model
 from infer.trees.mask_tokens import MaskTokens
 from tests.infer.library import by_tokens
 from tests.uno_server import UnoServer
+from train.export.uno import CANDIDATES, NODES
 
 PROMPT_TOKENS = 256
-CANDIDATES = 4
-NODES = 16
 
 
 def by_project(

@@ -4,13 +4,13 @@ import re
 
 import pytest
 
+from conf.console import format_duration
 from conf.settings.compose import settings
 from train.config import TrainConfig
 from train.page import (
     Run,
     changed_settings,
     data_facts,
-    format_duration,
     machine_facts,
     model_facts,
     page,

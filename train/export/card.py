@@ -38,16 +38,9 @@ def write_card(
     adaptive = [mask] if isinstance(mask, int) else manifest["adaptive"]
     gated = trained_lora(manifest).gated
     adapter = (out / "adapter").is_dir()
-    metadata = ModelCardData(
-        base_model=base.get("hub"),
-        library_name="transformers",
-        license=base.get("license"),
-        license_name=base.get("license_name"),
-        license_link=base.get("license_link"),
-        pipeline_tag="text-generation",
-        tags=TAGS if mask is not None else None,
+    metadata = card_metadata(
+        base, library="transformers", tags=TAGS if mask is not None else None
     )
-    validation = manifest["validation"]
     card = ModelCard.from_template(
         metadata,
         template_path=str(TEMPLATE),
@@ -64,12 +57,32 @@ def write_card(
         custom_generate=(out / "custom_generate").is_dir(),
         table=(out / TABLE).is_file(),
         step=step,
-        before=validation[0],
-        after=next((row for row in validation if row["step"] == step), {}),
+        before=manifest["validation"][0],
+        after=validation_at(manifest, step),
         verified=verified,
         report=read_report(report, out) if report else {},
     )
     card.save(out / CARD)
+
+
+def card_metadata(
+    base: Mapping[str, Any], *, library: str, tags: list[str] | None
+) -> ModelCardData:
+    """Return the front matter of a card; `base` is that of the training's manifest."""
+    return ModelCardData(
+        base_model=base.get("hub"),
+        library_name=library,
+        license=base.get("license"),
+        license_name=base.get("license_name"),
+        license_link=base.get("license_link"),
+        pipeline_tag="text-generation",
+        tags=tags,
+    )
+
+
+def validation_at(manifest: Mapping[str, Any], step: int) -> dict[str, Any]:
+    """Return the held-out metrics of a step; {} if the step has no validation."""
+    return next((row for row in manifest["validation"] if row["step"] == step), {})
 
 
 def read_report(folder: str, model: Path) -> dict[str, Any]:

@@ -12,10 +12,9 @@ folder, so it must not contain the head and the n-grams, which servers cannot us
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub import ModelCard
 from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
 from safetensors.torch import load_file
 from torch import Tensor
@@ -24,6 +23,7 @@ from conf.errors import UserError
 from conf.runs.files import read_json, write_json
 from train.config import NOISE
 from train.export import trained_mask
+from train.export.card import CARD, card_metadata, validation_at
 from train.export.trained import Trained
 from train.lora import PlainWeights
 
@@ -85,19 +85,9 @@ def _write_card(trained: Trained, folder: Path) -> None:
     manifest = trained.manifest
     base = manifest["base"] or {}
     step = trained.checkpoint.step
-    after: dict[str, Any] = next(
-        (row for row in manifest["validation"] if row["step"] == step), {}
-    )
+    after = validation_at(manifest, step)
     mask = trained_mask(manifest)
-    metadata = ModelCardData(
-        base_model=base.get("hub"),
-        library_name="peft",
-        license=base.get("license"),
-        license_name=base.get("license_name"),
-        license_link=base.get("license_link"),
-        pipeline_tag="text-generation",
-        tags=TAGS,
-    )
+    metadata = card_metadata(base, library="peft", tags=TAGS)
     vocabulary: int = trained.config.get_text_config().vocab_size
     card = ModelCard.from_template(
         metadata,
@@ -118,7 +108,7 @@ def _write_card(trained: Trained, folder: Path) -> None:
         step=step,
         manifest=manifest,
     )
-    card.save(folder / "README.md")
+    card.save(folder / CARD)
 
 
 def tree_flags(L: int) -> str | None:
