@@ -2,14 +2,13 @@
 
 from typing import TYPE_CHECKING, Any
 
-from infer.config import DecodeConfig, DraftConfig, Infill
+from infer.config import DecodeConfig, Infill
 
 if TYPE_CHECKING:
     from infer.api import Model, TextStep, generate, load
 
 __all__ = [
     "DecodeConfig",
-    "DraftConfig",
     "Infill",
     "Model",
     "TextStep",

@@ -6,7 +6,7 @@ from pathlib import Path
 from conf.console import print_once, torchrun_rank
 from conf.errors import UserError
 from conf.settings.cli import run
-from infer.config import DraftConfig, InferConfig, Infill, check_directory
+from infer.config import InferConfig, Infill, check_directory
 
 # Printed on a terminal, because the first tokens may take long.
 WARM_UP = "the first tokens warm up and measure what drafts cost"
@@ -46,7 +46,7 @@ def main(config: InferConfig) -> None:
         directory,
         config.dtype,
         config.device,
-        draft=DraftConfig(config.draft, config.draft_adaptive),
+        draft=config.draft,
         compile=config.compile,
     )
     if sys.stderr.isatty():

@@ -6,7 +6,7 @@ for step in generate(model, "def fib(n):", DecodeConfig(k=5)):
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cache
 from itertools import chain
 from logging import getLogger
@@ -20,7 +20,7 @@ from conf.devices.dtype import AUTO, choose_dtype
 from conf.errors import UserError
 from conf.hub import find_folder
 from infer import loop
-from infer.config import DecodeConfig, DraftConfig, Infill
+from infer.config import DecodeConfig, Infill, draft_layers
 from infer.drafters.draft_model import DraftModelSources
 from infer.engine.forward import context_length
 from infer.engine.memory import enough_memory
@@ -78,7 +78,7 @@ def load(
     dtype: str = AUTO,
     device: str | None = None,
     *,
-    draft: DraftConfig | str | None = None,
+    draft: str | None = None,
     compile: bool = False,
 ) -> Model:
     """Load a model directory, or a model of the hub by its name, by default on a GPU.
@@ -96,12 +96,10 @@ def load(
         if isinstance(model_dir, ModelDirectory)
         else ModelDirectory(find_folder(model_dir))
     )
-    if not isinstance(draft, DraftConfig):
-        draft = DraftConfig(draft)
     source = None
-    if draft.model:
-        draft = replace(draft, model=str(find_folder(draft.model, setting="draft")))
-        source = DraftSource(draft, directory.text)
+    if draft is not None:
+        model = draft_layers(draft) or find_folder(draft, setting="draft")
+        source = DraftSource(model, directory.text)
     if dtype == AUTO and processes() > 1 and not torch.cuda.is_available():
         dtype = "float32"  # ranks that share a model must not choose different types
     dtype = choose_dtype(dtype, device)
@@ -122,7 +120,7 @@ def load(
         )
     drafting = None
     if source:
-        drafting = source.load(lm, adaptive)
+        drafting = source.load(lm)
         methods.draft = DraftModelSources(lm, drafting, compile=compile)
     return Model(
         lm,

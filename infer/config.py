@@ -218,36 +218,19 @@ class Infill:
         check_settings(self, "infill")
 
 
-@dataclass
-class DraftConfig:
-    """The draft model: a model directory, or self:N for the target's own first N layers.
+def draft_layers(draft: str) -> int | None:
+    """Return the number of layers N of a draft model self:N; None for a model directory.
 
-    With `adaptive` the draft model drafts by its own adaptive tokens in one forward. Raises
-    ValueError for a `model` of neither form, and for `adaptive` without a model.
+    Raises ValueError for a draft model of neither form.
     """
-
-    model: str | None = None
-    adaptive: bool = False
-
-    def __post_init__(self) -> None:
-        if self.model is None and self.adaptive:
-            raise ValueError(
-                "draft_adaptive=true needs a draft model, got none. Give draft=DIR."
-            )
-        if self.model == "":
-            raise ValueError(
-                "draft must be a model directory or self:N, got an empty name"
-            )
-        if (self.model or "").startswith(SELF) and not self.layers:
-            raise ValueError(
-                f"draft must be self:N with N of at least 1, got {self.model}"
-            )
-
-    @property
-    def layers(self) -> int | None:
-        """The number of layers N of self:N; None for a directory."""
-        match = re.fullmatch(f"{SELF}0*([1-9][0-9]*)", self.model or "")
-        return int(match[1]) if match else None
+    if not draft:
+        raise ValueError("draft must be a model directory or self:N, got an empty name")
+    if not draft.startswith(SELF):
+        return None
+    match = re.fullmatch(f"{SELF}0*([1-9][0-9]*)", draft)
+    if not match:
+        raise ValueError(f"draft must be self:N with N of at least 1, got {draft}")
+    return int(match[1])
 
 
 @dataclass
@@ -274,8 +257,6 @@ class InferConfig:
     #: draft model: a model directory or hub name with the same token ids, or self:N for the
     #: model's own first N layers; null: no draft model
     draft: str | None = setting(None, hub="model")
-    #: draft with the draft model's own adaptive tokens, in one forward
-    draft_adaptive: bool = False
     #: type of the weights; auto: bfloat16 if the device has instructions for it, else float32;
     #: int8 (on a CPU): faster, with rounded weights, so texts differ from float32's, but every
     #: method gives the same text
@@ -289,11 +270,12 @@ class InferConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        draft = DraftConfig(self.draft, self.draft_adaptive)
-        if draft.model and self.decode.method not in (None, *BY_DRAFT_MODEL):
-            raise ValueError(
-                f"draft={draft.model} needs decode={'|'.join(BY_DRAFT_MODEL)}, got {self.decode.method}"
-            )
+        if self.draft is not None:
+            draft_layers(self.draft)  # raises ValueError for a wrong setting
+            if self.decode.method not in (None, *BY_DRAFT_MODEL):
+                raise ValueError(
+                    f"draft={self.draft} needs decode={'|'.join(BY_DRAFT_MODEL)}, got {self.decode.method}"
+                )
         texts = {
             "prompt": self.prompt,
             "prompt_file": self.prompt_file,

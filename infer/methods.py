@@ -29,8 +29,8 @@ from infer.drafters.source import Source
 from infer.engine.forward import agreed_value
 from infer.loop import Drafters
 from infer.ngrams import FILE, Ngrams, NgramTable, NgramWeights
-from infer.trees.lattice import DEEPEST, RANKS
 from infer.trees.mask_tokens import NO_MASK, MaskTokens
+from infer.trees.nucleus import DEEPEST, RANKS
 from infer.trees.token_graph import Watch
 
 #: The number of drafts for verification by ratio, which does not measure costs.

@@ -13,7 +13,7 @@ from infer.config import (
     BY_DRAFT_MODEL,
     DTYPES,
     DecodeConfig,
-    DraftConfig,
+    draft_layers,
 )
 from infer.engine.sampling import Sampling
 from infer.trees.growth import Rules
@@ -97,8 +97,8 @@ class SpeedConfig:
         """Return the settings of the decoders by name, plain decoding first.
 
         Decoders that the model does not support are left out. `max_k` is the maximum number of
-        adaptive tokens in a row. `draft` is True with a draft model. It drafts level by level
-        with the settings `gsd`, or by its own adaptive tokens if `gsd` is None.
+        adaptive tokens in a row. `draft` is True with a draft model, which drafts with the
+        settings `gsd`.
         """
         plain = DecodeConfig(
             "plain", temperature=temperature, max_new_tokens=self.max_new_tokens
@@ -179,8 +179,7 @@ class QualityConfig:
 class GsdConfig:
     """Settings of a draft model in part=gsd, and of ssd, tsd and gsd in part=speed.
 
-    The defaults are the GSD paper's (Appendix A). The settings do not apply to
-    draft_adaptive=true.
+    The defaults are the GSD paper's (Appendix A).
     """
 
     #: the GSD paper's tables that part=gsd measures: methods (Tables 1, 3, 6 to 8), sampling
@@ -296,8 +295,6 @@ class BenchConfig:
     #: draft model: a model directory or hub name with the same token ids, or self:N for the
     #: model's own first N layers; null: no draft model
     draft: str | None = setting(None, hub="model")
-    #: draft with the draft model's own adaptive tokens, in one forward
-    draft_adaptive: bool = False
     #: part to measure: speed, quality, gsd or load; null: speed and quality
     part: str | None = setting(None, choices=PARTS)
     #: divide the model over the processes of torchrun, for a model that is larger than a GPU; a
@@ -341,9 +338,8 @@ class BenchConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        DraftConfig(
-            self.draft, self.draft_adaptive
-        )  # raises ValueError for a wrong setting
+        if self.draft is not None:
+            draft_layers(self.draft)  # raises ValueError for a wrong setting
         if not self.prompts:
             raise ValueError("prompts must not be empty. Give prompts=[humaneval].")
         if len(set(self.prompt_lengths)) < len(self.prompt_lengths):
@@ -353,11 +349,6 @@ class BenchConfig:
         if self.part == "gsd" and not self.draft:
             raise ValueError(
                 "part=gsd needs a draft model, got none. Give draft=DIR or draft=self:N."
-            )
-        if self.part == "gsd" and self.draft_adaptive:
-            raise ValueError(
-                "draft_adaptive must be false with part=gsd, got true. The paper drafts level "
-                "by level: omit draft_adaptive, or measure it with part=speed."
             )
         if self.part == "gsd" and self.gsd.nodes is None:
             raise ValueError(

@@ -37,7 +37,6 @@ from conf.runs.stage import commit, partial_of, processor, publish, start_run, v
 from infer.api import Model, load
 from infer.bench.config import BenchConfig
 from infer.bench.progress import progress
-from infer.config import DraftConfig
 from infer.models import parallel
 from infer.models.checkpoint import ModelDirectory
 
@@ -237,8 +236,7 @@ class Part(ABC):
             device=workers.device(),
             compile=self.config.compile,
         )
-        draft = DraftConfig(self.config.draft, self.config.draft_adaptive)
-        self.model = load_on_device(self.directory, draft=draft)
+        self.model = load_on_device(self.directory, draft=self.config.draft)
         if self.config.base:
             base = ModelDirectory(self.config.base, setting="base")
             self.base = load_on_device(base)

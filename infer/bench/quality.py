@@ -46,7 +46,7 @@ class QualityPart(Part):
     title = "answers"
 
     def __init__(self, config: BenchConfig, directory: ModelDirectory) -> None:
-        config = replace(config, draft=None, draft_adaptive=False)
+        config = replace(config, draft=None)
         super().__init__(config, directory, {})
         self._benchmarks, self.warnings = read_benchmarks(config, directory)
         self._judged = [

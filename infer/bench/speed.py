@@ -116,7 +116,7 @@ def decoders_of(
             temperature,
             max_k=max_k(model),
             draft=model.draft is not None,
-            gsd=None if config.draft_adaptive else config.gsd,
+            gsd=config.gsd,
         )
         named = {
             name: decoder(model, decode, seed=config.seed)

@@ -9,11 +9,10 @@ Only tokens that had another parent in the graph, or no row, are computed again:
     verified       y_n a c z, then w      z was a leaf, or had another parent
     kept           y_n a c                the next step feeds z w, then its frontier
 
-The graph grows level by level (`LevelSource`), in one forward of probes
-(`ProbeSource`), or by draws for verification by ratio (`RatioSource`).
+The graph grows level by level, by the likeliest tokens (`LevelSource`) or by draws for
+verification by ratio (`RatioSource`).
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -31,7 +30,6 @@ from infer.engine.static import WIDTH
 from infer.loop import Verified
 from infer.models.draft import Draft
 from infer.trees.growth import Growth, Rules
-from infer.trees.lattice import lattice
 from infer.trees.token_graph import Drafts, TokenGraph
 from infer.trees.tree import Tree
 
@@ -131,13 +129,19 @@ class DraftSetup:
     max_rows: int
 
 
-class DraftModelSource(Source, ABC):
-    """Fill the graphs of a batch; hold a runner from `start` to the last `drop`."""
+class LevelSource(Source):
+    """SSD, TSD and GSD: grow a chain, a tree or a graph level by level (GSD §3-§5).
 
-    def __init__(self, setup: DraftSetup, depth: int) -> None:
+    Each level takes one forward of the new frontier. A runner is held from `start` to the last
+    `drop`.
+    """
+
+    draws = False  # see Growth
+
+    def __init__(self, setup: DraftSetup, rules: Rules) -> None:
         self._setup = setup
         self._draft = setup.draft
-        self._depth = depth
+        self._rules = rules
         self._runner: Runner | None = None
         self._sequences: list[Drafting] = []
         self._sampling = GREEDY
@@ -149,10 +153,6 @@ class DraftModelSource(Source, ABC):
         """Return the draft model's runner."""
         assert self._runner is not None
         return self._runner
-
-    @abstractmethod
-    def _grow(self, planner: LevelPlanner) -> None:
-        """Grow the pending graphs from their roots down to this step's depths."""
 
     def start(self, requests: Sequence[Request], sampling: Sampling) -> None:
         """See Source. Texts longer than the draft model's context get no drafts."""
@@ -172,7 +172,7 @@ class DraftModelSource(Source, ABC):
         """See Source."""
         self._commit()
         self._depths = [
-            max(0, min(depth, self._depth, self._draft.context - len(context)))
+            max(0, min(depth, self._rules.depth, self._draft.context - len(context)))
             for depth, context in zip(depths, contexts)
         ]
         unread = self._read(contexts)
@@ -203,62 +203,8 @@ class DraftModelSource(Source, ABC):
             self._setup.runners.give(self.runner)
             self._runner = None
 
-    def _read(self, contexts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Return each text's unread tokens, at most `MAX_UNREAD`; empty lists at depth 0."""
-        depths = self._depths
-
-        def unread() -> list[list[int]]:
-            return [
-                self._draft.read(context[length:]) if depth else []
-                for context, length, depth in zip(contexts, self.runner.lengths, depths)
-            ]
-
-        tokens = unread()
-        if max(map(len, tokens)) <= MAX_UNREAD:
-            return tokens
-        # A prompt, or the tokens of steps without drafts.
-        self.runner.read([text[:-1] for text in tokens])
-        return unread()
-
-    def _forward(self, probes: Sequence[Sequence[int]] = ()) -> ForwardOutput:
-        """Run one forward of all queued rows, with probes under each sequence's last row.
-
-        A sequence without queued rows feeds its last row again.
-        """
-        pending = [sequence.pending for sequence in self._sequences]
-        trees = [item.queued if item else Tree.chain(0) for item in pending]
-        for b, tokens in enumerate(probes):
-            if tokens:
-                trees[b] = trees[b].probe([trees[b].drafted], tokens)
-        fed = [min(item.fed, len(item.tokens) - 1) if item else 0 for item in pending]
-        requests = [sequence.request for sequence in self._sequences]
-        self._forwards += 1
-        output = self.runner.forward(trees, requests, self._sampling, fed)
-        for item in pending:
-            if item:
-                item.fed = len(item.tokens)
-        return output
-
-    def _commit(self) -> None:
-        if any(sequence.kept for sequence in self._sequences):
-            self.runner.commit([sequence.kept for sequence in self._sequences])
-            for sequence in self._sequences:
-                sequence.kept = []
-
-
-class LevelSource(DraftModelSource):
-    """SSD, TSD and GSD: grow a chain, a tree or a graph level by level (GSD §3-§5).
-
-    Each level takes one forward of the new frontier.
-    """
-
-    draws = False  # see Growth
-
-    def __init__(self, setup: DraftSetup, rules: Rules) -> None:
-        super().__init__(setup, rules.depth)
-        self._rules = rules
-
     def _grow(self, planner: LevelPlanner) -> None:
+        """Grow the pending graphs from their roots down to this step's depths."""
         depths = self._depths
         growing: dict[int, tuple[Pending, Growth]] = {}
         for b, sequence in enumerate(self._sequences):
@@ -296,51 +242,44 @@ class LevelSource(DraftModelSource):
     ) -> Candidates:
         return output.next_candidates(b, rows, self._rules.k)
 
-
-class ProbeSource(DraftModelSource):
-    """Draft with a model that has adaptive tokens, in one forward (PARD, 2025).
-
-    The graph is a lattice of `k` candidates for each of `depth` places. The model itself
-    predicts the first place, one probe each of the later ones.
-    """
-
-    def __init__(self, setup: DraftSetup, *, k: int, depth: int) -> None:
-        """Raise ValueError for more places than the draft model's diverse tokens serve."""
-        super().__init__(setup, depth)
-        adaptive = setup.draft.adaptive
-        assert adaptive is not None
-        self._k = k
-        vocabulary = setup.draft.lm.config.get_text_config().vocab_size
-        self._mask = adaptive.mask(vocabulary)
-        if depth > 1:
-            self._mask.check(depth - 1)
-
-    def _grow(self, planner: LevelPlanner) -> None:
+    def _read(self, contexts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Return each text's unread tokens, at most `MAX_UNREAD`; empty lists at depth 0."""
         depths = self._depths
-        output = self._forward(
-            [
-                self._mask.row(
-                    max(0, depth - 1),
-                    seed=sequence.request.seed,
-                    length=self.runner.lengths[b],
-                )
-                for b, (sequence, depth) in enumerate(zip(self._sequences, depths))
+
+        def unread() -> list[list[int]]:
+            return [
+                self._draft.read(context[length:]) if depth else []
+                for context, length, depth in zip(contexts, self.runner.lengths, depths)
             ]
-        )
-        for b, sequence in enumerate(self._sequences):
-            pending = sequence.pending
-            if pending is None:
-                continue
-            root = len(pending.tokens) - 1
-            first = output.next_candidates(b, [root], self._k)
-            ids = list(first.ids)
-            chances = list(first.weights)
-            if depths[b] > 1:
-                probed = range(root + 1, root + depths[b])
-                later = output.next_candidates(b, probed, self._k)
-                ids += later.ids
-                chances += later.weights
-            pending.graph = lattice(pending.graph.tokens[0], ids, chances)
+
+        tokens = unread()
+        if max(map(len, tokens)) <= MAX_UNREAD:
+            return tokens
+        # A prompt, or the tokens of steps without drafts.
+        self.runner.read([text[:-1] for text in tokens])
+        return unread()
+
+    def _forward(self) -> ForwardOutput:
+        """Run one forward of all queued rows.
+
+        A sequence without queued rows feeds its last row again.
+        """
+        pending = [sequence.pending for sequence in self._sequences]
+        trees = [item.queued if item else Tree.chain(0) for item in pending]
+        fed = [min(item.fed, len(item.tokens) - 1) if item else 0 for item in pending]
+        requests = [sequence.request for sequence in self._sequences]
+        self._forwards += 1
+        output = self.runner.forward(trees, requests, self._sampling, fed)
+        for item in pending:
+            if item:
+                item.fed = len(item.tokens)
+        return output
+
+    def _commit(self) -> None:
+        if any(sequence.kept for sequence in self._sequences):
+            self.runner.commit([sequence.kept for sequence in self._sequences])
+            for sequence in self._sequences:
+                sequence.kept = []
 
 
 class RatioSource(LevelSource):
@@ -395,25 +334,11 @@ class DraftModelSources:
         weights = draft.lm.num_parameters() / target.num_parameters()
         self.forward = min(1.0, max(weights, layers[0] / layers[1]))
 
-    def source(self, decode: DecodeConfig, *, capacity: int) -> DraftModelSource:
+    def source(self, decode: DecodeConfig, *, capacity: int) -> LevelSource:
         """Return the source for the settings. Raise UserError where they do not fit."""
         rules = decode.rules
         if rules.k > WIDTH:
             raise UserError(f"decode.children must be at most {WIDTH}, got {rules.k}")
-        draft = self._draft
-        setup = DraftSetup(draft, self._runners, capacity, ROWS)
-        if draft.adaptive is None:
-            by_levels = RatioSource if decode.verify == "ratio" else LevelSource
-            return by_levels(setup, rules)
-        for name in ("theta_prob", "theta_sib", "tau", "verify"):
-            value = getattr(decode, name)
-            if value != getattr(DecodeConfig, name):
-                raise UserError(
-                    f"decode.{name} must be left out with draft_adaptive=true, got {value}. "
-                    "Adaptive tokens draft in one forward, without levels."
-                )
-        depth = decode.depth or draft.adaptive.L + 1
-        try:
-            return ProbeSource(setup, k=rules.k, depth=depth)
-        except ValueError as error:
-            raise UserError(f"decode.depth={depth}: {error}") from error
+        setup = DraftSetup(self._draft, self._runners, capacity, ROWS)
+        kind = RatioSource if decode.verify == "ratio" else LevelSource
+        return kind(setup, rules)

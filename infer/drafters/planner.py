@@ -45,7 +45,7 @@ from infer.drafters.costs import (
 )
 from infer.drafters.source import DraftGraph, LevelPlanner
 from infer.loop import Verified
-from infer.trees.lattice import nucleus_shape, nucleus_tree
+from infer.trees.nucleus import nucleus_shape, nucleus_tree
 from infer.trees.token_graph import Drafts, unroll, unroll_levels
 
 #: Drafts, the nodes to probe in ascending order, and the probes under each.

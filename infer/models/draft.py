@@ -12,15 +12,15 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from conf.errors import UserError
-from infer.config import DraftConfig
 from infer.engine.forward import context_length
-from infer.models.checkpoint import Adaptive, ModelDirectory, dtype_of
+from infer.models.checkpoint import ModelDirectory, dtype_of
 from infer.text import Text
 
 #: The id that a draft model reads in place of an id that it does not have; any id would work.
@@ -38,7 +38,6 @@ class Draft:
     lm: PreTrainedModel = field(repr=False)
     rows: int  # one more than the last id that both models have
     context: int  # the context length in tokens, possibly shorter than the target's
-    adaptive: Adaptive | None = None  # drafts with these tokens; None: token by token
 
     def read(self, ids: Sequence[int]) -> list[int]:
         """Return the target's ids, with STAND_IN for ids that this model does not have."""
@@ -46,53 +45,42 @@ class Draft:
 
 
 class DraftSource:
-    """A draft model before its weights are read; `text` is the target's tokenizer.
+    """A draft model before its weights are read: a directory, or a number of the target's layers.
 
-    Raises UserError for a directory without a tokenizer or with different token ids, and for
-    `adaptive` without adaptive.json.
+    `text` is the target's tokenizer. Raises UserError for a directory without a tokenizer or
+    with different token ids.
     """
 
-    def __init__(self, config: DraftConfig, text: Text) -> None:
-        self._config = config
-        self._directory: ModelDirectory | None = None
+    def __init__(self, model: str | Path | int, text: Text) -> None:
+        self._model = (
+            model if isinstance(model, int) else ModelDirectory(model, setting="draft")
+        )
         pieces = text.pieces
         name = "the model"
-        if config.layers is None:
-            directory = ModelDirectory(str(config.model), setting="draft")
-            pieces = directory.text.pieces
-            name = directory.name
-            self._directory = directory
-            if config.adaptive:
-                directory.need_adaptive()
+        if isinstance(self._model, ModelDirectory):
+            pieces = self._model.text.pieces
+            name = self._model.name
         self._rows = shared_rows(text.pieces, pieces, name)
 
-    def load(self, target: PreTrainedModel, adaptive: Adaptive | None) -> Draft:
-        """Load the draft model of `target`, which has the adaptive tokens `adaptive`.
+    def load(self, target: PreTrainedModel) -> Draft:
+        """Load the draft model of `target`.
 
         Raises UserError for a directory that `ModelDirectory.load` refuses, and for at least as
         many layers as the target has.
         """
-        config = self._config
-        if self._directory:
+        if isinstance(self._model, ModelDirectory):
             device = str(target.device)
-            lm = self._directory.load(dtype=dtype_of(target), device=device, whole=True)
-            adaptive = self._directory.adaptive
+            lm = self._model.load(dtype=dtype_of(target), device=device, whole=True)
         else:
             layers = target.config.num_hidden_layers
-            if not config.layers or config.layers >= layers:
+            if self._model >= layers:
                 raise UserError(
                     f"draft must have fewer layers than the model's {layers}, "
-                    f"got {config.model}. Lower N."
+                    f"got self:{self._model}. Lower N."
                 )
-            lm = first_layers(target, config.layers)
-        if config.adaptive and adaptive is None:
-            raise UserError(
-                "draft_adaptive=true needs a model fine-tuned with adaptive tokens, "
-                "got no adaptive.json"
-            )
+            lm = first_layers(target, self._model)
         _narrow_head(lm, self._rows)
-        drafted_by = adaptive if config.adaptive else None
-        return Draft(lm, self._rows, context_length(lm.config), drafted_by)
+        return Draft(lm, self._rows, context_length(lm.config))
 
 
 def shared_rows(target: Mapping[int, str], draft: Mapping[int, str], name: str) -> int:

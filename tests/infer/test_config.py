@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from infer import DecodeConfig, DraftConfig, Infill
+from infer import DecodeConfig, Infill
+from infer.config import InferConfig
 
 DECODE = [
     ({"temperature": float("nan")}, "decode.temperature must be at least 0, got nan"),
@@ -65,18 +66,15 @@ DECODE = [
     ({"stop": ["x", ""]}, "decode.stop must not contain an empty string"),
 ]
 DRAFT = [
-    ({"model": ""}, "draft must be a model directory or self:N, got an empty name"),
-    (
-        {"adaptive": True},
-        "draft_adaptive=true needs a draft model, got none",
-    ),
+    ("", "draft must be a model directory or self:N, got an empty name"),
     *(
-        ({"model": f"self:{n}"}, f"draft must be self:N .* got self:{n}")
+        (f"self:{n}", f"draft must be self:N .* got self:{n}")
         for n in ("", "0", "half")
     ),
 ]
 CASES = [(DecodeConfig, *case) for case in DECODE] + [
-    (DraftConfig, *case) for case in DRAFT
+    (InferConfig, {"model": "DIR", "draft": draft}, sentence)
+    for draft, sentence in DRAFT
 ]
 CASES += [
     (Infill, {"prefix": 5}, "infill.prefix must be a text, got 5"),

@@ -249,7 +249,6 @@ def test_speed_measures_the_papers_decoders_by_their_settings(
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("draft_adaptive=true", "draft_adaptive must be false with part=gsd, got true"),
         ("gsd.nodes=null", "gsd.nodes must be a number with part=gsd, got null"),
         ("tensor_parallel=true", "tensor_parallel=true must run in at least 2 pro"),
     ],

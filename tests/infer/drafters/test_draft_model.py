@@ -11,14 +11,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from infer.drafters.costs import prior_costs
-from infer.drafters.draft_model import DraftSetup, LevelSource, ProbeSource
+from infer.drafters.draft_model import DraftSetup, LevelSource
 from infer.drafters.drafting import SourceDrafters
 from infer.drafters.planner import FixedPlanner, MeasuredPlanner, Planner
 from infer.engine.output import Request
 from infer.engine.runner import Runner, Runners
 from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Drafters, Limits, decode
-from infer.models.checkpoint import Adaptive
 from infer.models.draft import Draft, first_layers
 from infer.trees.growth import Rules
 from infer.trees.token_graph import TokenGraph
@@ -26,7 +25,6 @@ from infer.trees.tree import Tree
 from tests.conftest import tiny_llama
 from tests.infer.library import by_library, collect
 from tests.infer.trees import literal
-from tests.infer.trees.test_growth import path_to
 
 RULES = {
     "ssd": Rules(k=1, depth=4, theta_prob=0.05, tau=None),
@@ -35,28 +33,23 @@ RULES = {
 }
 
 
-def a_draft_of(
-    lm: PreTrainedModel, noise: float | str, *, probes: bool = False, context: int = 512
-) -> Draft:
+def a_draft_of(lm: PreTrainedModel, noise: float | str, *, context: int = 512) -> Draft:
     """Return `lm` with noisy weights, its first layer, or a model with 50 ids, as a draft."""
-    adaptive = Adaptive((45,), 3) if probes else None
     if noise == "first layer":
-        return Draft(first_layers(lm, 1), lm.config.vocab_size, context, adaptive)
+        return Draft(first_layers(lm, 1), lm.config.vocab_size, context)
     if noise == "fewer ids":
-        return Draft(tiny_llama(vocab=50, seed=1).double(), 50, context, adaptive)
+        return Draft(tiny_llama(vocab=50, seed=1).double(), 50, context)
     torch.manual_seed(1)
     off = deepcopy(lm)
     for parameter in off.parameters():
         parameter.data += noise * parameter.std() * torch.randn_like(parameter)
-    return Draft(off, lm.config.vocab_size, context, adaptive)
+    return Draft(off, lm.config.vocab_size, context)
 
 
 def drafters_of(
     draft: Draft, method: str, planner: Planner, static: bool | None = None
 ) -> SourceDrafters:
     setup = DraftSetup(draft, Runners(draft.lm, static=static), 80, 64)
-    if draft.adaptive:
-        return SourceDrafters(ProbeSource(setup, k=3, depth=4), planner)
     return SourceDrafters(LevelSource(setup, RULES[method]), planner)
 
 
@@ -79,7 +72,7 @@ def texts(
     st.lists(
         st.lists(st.integers(2, 96), min_size=1, max_size=12), min_size=1, max_size=3
     ),
-    st.sampled_from([*RULES, "probes"]),
+    st.sampled_from([*RULES]),
     st.sampled_from([FixedPlanner(nodes=12), None]),
     st.sampled_from([GREEDY, Sampling(1.0), Sampling(0.7, 10, 0.95)]),
     st.sampled_from([0.0, 0.1, 3.0, "first layer", "fewer ids"]),
@@ -94,7 +87,7 @@ def test_drafting_changes_no_token(
     fewer ids, or that have a shorter context.
     """
     lm = tiny_llama(seed=seed).double()
-    draft = a_draft_of(lm, noise, probes=method == "probes", context=context)
+    draft = a_draft_of(lm, noise, context=context)
     planner = planner or MeasuredPlanner(prior_costs("cuda"), forward=1.0)
     requests = [Request(prompt, seed + b) for b, prompt in enumerate(prompts)]
     limits = Limits(n, [1])
@@ -142,30 +135,8 @@ def model_after(lm: PreTrainedModel, context: list[int], k: int = 5) -> literal.
     return likeliest
 
 
-def test_the_probes_of_a_draft_model_draw_its_candidates_for_each_place() -> None:
-    """One forward gives the model's candidates for the next place and its probes' for later ones."""
-    lm = tiny_llama(seed=1).double()
-    draft = Draft(lm, 97, 512, Adaptive((90,), 3))
-    drafters = drafters_of(draft, "probes", FixedPlanner(nodes=40))
-    context = [5, 17, 3, 60]
-    drafters.start([Request(context)], GREEDY)
-    drafters.propose([context], [9])
-    proposal = drafters._proposals[0]
-    assert proposal
-    graph = proposal.graph.graph
-    places: list[list[int]] = [[] for _ in range(5)]
-    for node in range(1, len(graph.tokens)):
-        places[len(path_to(graph, node)) - 1].append(graph.tokens[node])
-    for place in range(1, 5):
-        expected = by_library(lm, [*context, *[90] * (place - 1)]).topk(3).indices
-        assert places[place] == expected.tolist()
-
-
-@pytest.mark.parametrize("probes", [False, True])
 @pytest.mark.parametrize("static", [False, True])
-def test_no_learned_position_beyond_the_context_is_asked_for(
-    probes: bool, static: bool
-) -> None:
+def test_no_learned_position_beyond_the_context_is_asked_for(static: bool) -> None:
     """Regression: in a batch, the rows of a short text followed a text at the context's end,
     so their positions were beyond the context: an IndexError.
     """
@@ -178,7 +149,7 @@ def test_no_learned_position_beyond_the_context_is_asked_for(
     # Two rows for padding come first.
     positions.weight = nn.Parameter(positions.weight[: 2 + 40].detach())
     short.config.max_position_embeddings = 40
-    draft = Draft(short, 97, 40, Adaptive((90,), 3) if probes else None)
+    draft = Draft(short, 97, 40)
     requests = [Request([5, 17, 3]), Request(list(range(2, 36)))]
     drafters = drafters_of(draft, "gsd", FixedPlanner(nodes=12), static=static)
     result, accepted = texts(lm, requests, drafters, Limits(45, []))

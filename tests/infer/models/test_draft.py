@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from conf.errors import UserError
-from infer import DraftConfig, load
+from infer import load
 from infer.engine.attention import ProbeGate
 from infer.engine.families import check_tree
 from infer.engine.runner import Runner
@@ -77,17 +77,16 @@ def test_ids_of_one_model_only_are_neither_read_nor_drafted(
 
 
 @pytest.mark.parametrize(
-    ("draft", "adaptive", "sentence"),
+    ("draft", "sentence"),
     [
-        ("base", True, "be fine-tuned with adaptive tokens, got no adaptive.json"),
-        ("empty", False, "be a causal model with weights, got"),
-        ("unsuited", False, "be a causal model .* follow a tree, got gemma2"),
-        ("absent", False, "be a Transformers model directory, got no such"),
-        ("self:2", False, "have fewer layers than the model's 2, got self:2"),
+        ("empty", "be a causal model with weights, got"),
+        ("unsuited", "be a causal model .* follow a tree, got gemma2"),
+        ("absent", "be a Transformers model directory, got no such"),
+        ("self:2", "have fewer layers than the model's 2, got self:2"),
     ],
 )
 def test_what_cannot_draft_is_refused(
-    base_dir: Path, tmp_path: Path, draft: str, adaptive: bool, sentence: str
+    base_dir: Path, tmp_path: Path, draft: str, sentence: str
 ) -> None:
     name = "draft"
     if not draft.startswith("self"):
@@ -101,7 +100,7 @@ def test_what_cannot_draft_is_refused(
         draft = str(folder)
         name = f"draft={folder}"
     with pytest.raises(UserError, match=f"^{name} must {sentence}"):
-        load(base_dir, "float32", draft=DraftConfig(draft, adaptive=adaptive))
+        load(base_dir, "float32", draft=draft)
 
 
 def tree_logits(lm: PreTrainedModel) -> torch.Tensor:

@@ -1,20 +1,9 @@
-"""The drafts of one window as a graph: a lattice.
+"""The published trees of drafts (SDSAT §3.4.2): a fixed shape, the same at every step.
 
-The candidates for place j do not depend on the candidates for the other places, so each
-candidate may follow each candidate of the place before. In the graph the first candidate
-for a place has the next place's candidates as children, and its rivals are merged into it.
-
-    place 1   place 2        chances 0.6, 0.3 and 0.7, 0.2      root
-    a .6      c .7           unrolled in order of the joint     |-- a .6
-    b .3      d .2           probability: a .6, ac .42, b .3,   |   |-- c .42
-                             bc .21, ad .12, bd .06             |   `-- d .12
-                                                                `-- b .3 ...
-
-The published trees (SDSAT §3.4.2) have a fixed shape, the same at every step:
-`nucleus_tree`.
+The candidates for a place of a window are ranked, and the shape says which ranks follow which.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 
 from infer.trees.token_graph import Drafts, TokenGraph
@@ -32,24 +21,6 @@ LEVELS = {
 CHILDREN = {8: (3, 2, 2, 1), 6: (3, 2, 1), 5: (3, 2), 4: (3, 1), 3: (3,), 2: (2,)}
 DEEPEST = max(LEVELS)  # the number of places of the deepest tree
 RANKS = 4  # the maximum number of candidates for a place
-
-
-def lattice(
-    root: int, ids: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]
-) -> TokenGraph:
-    """Return the graph of the candidates `ids[j][r]` for place j after the root.
-
-    `chances[j]` are their probabilities in decreasing order, given that all tokens before
-    place j are right.
-    """
-    graph = TokenGraph([root])
-    first = 0
-    for place, row in zip(ids, chances):
-        nodes = [graph.add(first, token, chance) for token, chance in zip(place, row)]
-        for rival in nodes[1:]:
-            graph.merge(rival, nodes[0])
-        first = nodes[0]
-    return graph
 
 
 @lru_cache

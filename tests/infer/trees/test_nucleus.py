@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from infer.drafters.candidates import Places
 from infer.engine.output import Candidates
-from infer.trees.lattice import lattice, nucleus_tree
-from infer.trees.token_graph import Drafts, unroll
+from infer.trees.nucleus import nucleus_tree
+from infer.trees.token_graph import Drafts, TokenGraph, unroll
 from tests.infer.trees.test_growth import check_likeliest
 
 Ids = list[list[int]]
@@ -39,8 +39,18 @@ def all_paths(ids: Ids, chances: Chances) -> dict[tuple[int, ...], float]:
 
 
 def merged(ids: Ids, chances: Chances, prices: list[float]) -> Drafts:
-    """Unroll a lattice that exists beforehand, as a draft model's graph does."""
-    return unroll(lattice(7, ids, chances), prices, depth=len(ids))
+    """Unroll a graph that exists beforehand, as a draft model's does.
+
+    All candidates for a place are merged into the first one, so each may follow each.
+    """
+    graph = TokenGraph([7])
+    first = 0
+    for place, row in zip(ids, chances):
+        nodes = [graph.add(first, token, chance) for token, chance in zip(place, row)]
+        for rival in nodes[1:]:
+            graph.merge(rival, nodes[0])
+        first = nodes[0]
+    return unroll(graph, prices, depth=len(ids))
 
 
 def grown(ids: Ids, chances: Chances, prices: list[float]) -> Drafts:
