@@ -63,7 +63,9 @@ PLAIN = 0  # data_prep.encode.Mode.PLAIN: a span that is not laid out for infill
 UNITS = "units"  # the folder of finished batches; removed at the end
 SHARD_DOCUMENTS = 4096
 LOOP_TOKENS = 20  # the smallest number of repeated tokens that counts as a loop
-OWN_PROMPT_TOKENS = 64  # longer user turns by the model are skipped
+OWN_PROMPT_TOKENS = 64  # longer user turns by the model are cut
+#: The end of a sentence or line of a user turn, with the spaces after it.
+SENTENCE_END = re.compile(r"[.!?](?=\s)|[。！？]|\n")
 SEEDS = 2**31  # 31 bits, because servers accept seeds of different widths
 #: Splits a server's answer, which comes without its tokens, into words of about their length.
 WORDS = re.compile(r"\s*(?:\w+|[^\w\s])|\s+")
@@ -211,7 +213,8 @@ class ChatPrompts:
     ) -> dict[str, list[dict[str, str]]]:
         """Return user turns sampled from the model, by id.
 
-        A turn that is empty, loops or does not end becomes [].
+        A turn that does not end is cut after its last sentence or line. A turn that is then
+        empty, and one that loops, becomes [].
         """
         from infer.chat import user_header
 
@@ -228,10 +231,19 @@ class ChatPrompts:
         turns = complete(model, [header] * len(ids), names, sampling)
         prompts: dict[str, list[dict[str, str]]] = {}
         for id, turn in zip(ids, turns, strict=True):
-            content = model.text.decode(turn).strip()
-            useful = content and turn[-1] in model.eos and before_loop(turn) == turn
+            content = model.text.decode(turn)
+            if turn[-1] not in model.eos:
+                content = whole_sentences(content)
+            content = content.strip()
+            useful = content and before_loop(turn) == turn
             prompts[id] = [{"role": "user", "content": content}] if useful else []
         return prompts
+
+
+def whole_sentences(text: str) -> str:
+    """Return the text up to the end of its last whole sentence or line; "" if it has none."""
+    ends = [match.end() for match in SENTENCE_END.finditer(text)]
+    return text[: ends[-1]] if ends else ""
 
 
 def ask(question: str, code: str, language: str) -> dict[str, str]:
@@ -335,11 +347,11 @@ def main(config: RegenerateConfig) -> None:
     if is_finished(config.out, KIND, origin):
         line = f"{config.out} is finished: nothing to do"
     elif config.endpoint:
-        line = f"{write_answers(config, config.endpoint, origin)} texts"
+        line = write_answers(config, config.endpoint, origin)
     elif config.data.path:
-        line = f"{write_own_text(config, TrainingDocuments(config), origin)} texts"
+        line = write_own_text(config, TrainingDocuments(config), origin)
     else:
-        line = f"{write_own_text(config, ChatPrompts(config), origin)} texts"
+        line = write_own_text(config, ChatPrompts(config), origin)
     print_once(f"regenerate: {line}")
 
 
@@ -347,8 +359,8 @@ def write_own_text(
     config: RegenerateConfig,
     source: "TrainingDocuments | ChatPrompts",
     origin: dict[str, Any],
-) -> int:
-    """Write `out` together with the other ranks; return the number of texts on rank 0."""
+) -> str:
+    """Write `out` together with the other ranks; return what was written, for rank 0."""
     # Imported late, so that an error in the settings or a finished run loads no PyTorch.
     from conf.devices.dtype import choose_dtype
     from infer.api import load
@@ -381,13 +393,14 @@ def write_own_text(
         if workers.first:  # only this rank reads the batches, because it removes them
             rows = (units.load(name)["rows"] for name in batches)
             written = finish(partial, origin, rows)
-    return written
+    drawn = "documents" if config.data.path else "prompts"
+    return f"{written} texts from {len(documents)} {drawn}"
 
 
 def write_answers(
     config: RegenerateConfig, endpoint: str, origin: dict[str, Any]
-) -> int:
-    """Write `out` from the answers of a server; return the number of texts on rank 0.
+) -> str:
+    """Write `out` from the answers of a server; return what was written, for rank 0.
 
     Under torchrun the prompts are divided over the ranks.
     """
@@ -425,7 +438,7 @@ def write_answers(
             rows = (record["rows"] for record in records)
             written = finish(partial, origin, rows, finishes=finishes)
             report_answers(config, len(prompts), written, finishes)
-    return written
+    return f"{written} texts from {len(prompts)} prompts"
 
 
 def request_body(prompt: ChatPrompt, config: RegenerateConfig) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from infer.regenerate import (
     TrainingDocuments,
     before_loop,
     whole_lines,
+    whole_sentences,
 )
 from tests import warm
 from tests.conftest import write_rows
@@ -236,6 +237,20 @@ def test_prompts_are_answered_in_any_batches(chat_dir: Path, tmp_path: Path) -> 
     file.write_text(file.read_text() + '{"prompt": "y"}\n')
     with pytest.raises(UserError, match="already contains a result with inputs"):
         stage.main(configs[0])
+
+
+@pytest.mark.parametrize(
+    ("turn", "cut"),
+    [
+        ("How do I do it? I have", "How do I do it?"),
+        ("import x\nprint(", "import x\n"),
+        ("请问。我", "请问。"),
+        ("pi is 3.14 and", ""),
+    ],
+)
+def test_a_user_turn_without_an_end_is_cut(turn: str, cut: str) -> None:
+    """Bug: such turns were skipped silently: 545 of 640 prompts of Qwen2.5-Coder-0.5B."""
+    assert whole_sentences(turn) == cut
 
 
 @pytest.mark.parametrize(
