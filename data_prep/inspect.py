@@ -1,12 +1,13 @@
 """python -m data_prep.inspect: show a finished data folder in the terminal.
 
-Print the manifest as tables, then a few sequences with windows of adaptive tokens, drawn by
-the function that training uses. It changes no files.
+Print the manifest as tables, then a few sequences as text. It changes no files. train.inspect
+shows sequences with the windows of a recipe.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,14 +22,10 @@ from data_prep.document import generator
 from data_prep.encode import Encoder, Mode
 from data_prep.shards import SPLITS, PackedSequence, Shards
 from data_prep.vocab import SENTINELS, TOKENIZER, Vocab, load_tokenizer
-from data_prep.windows import replaceable, sample_windows, window_offsets
 
 LEAST_SEQUENCES = 4  # fewer sequences in a split cause a warning
-START_RATE = 0.1  # default of objective.start_rate in training
 STYLES = {
     "control": "bold white on dark_blue",
-    "adaptive": "bold white on dark_magenta",
-    "replaced": "strike grey50",
     "heading": "bold dark_green",
 }
 
@@ -47,9 +44,7 @@ class ShowConfig:
     sequences: int = setting(2, least=0)
     #: number of tokens to show of each sequence
     tokens: int = setting(300, least=1)
-    #: largest width of a window of adaptive tokens, as objective.L of training
-    L: int = setting(5, least=1)
-    #: seed for drawing sequences and windows
+    #: seed for drawing sequences
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -85,69 +80,48 @@ def main(config: InspectConfig) -> None:
         sequence = shards[index]
         title = f"{show.split} sequence {index} of {len(shards)}: "
         console.rule(f"{title}{sequence.used:,} tokens", align="left")
-        offsets = draw_offsets(sequence, show, vocab, random)
-        for line in sequence_lines(sequence, offsets, manifest["languages"], encoder):
+        decode = partial(plain_text, sequence.tokens, encoder)
+        lines = sequence_lines(sequence, show.tokens, manifest["languages"], decode)
+        for line in lines:
             console.print(line)
-
-
-def draw_offsets(
-    sequence: PackedSequence,
-    show: ShowConfig,
-    vocab: Vocab,
-    random: np.random.Generator,
-) -> np.ndarray:
-    """Draw windows over the sequence's first tokens; return the (n,) offsets of the tokens."""
-    tokens = sequence.tokens[: min(sequence.used, show.tokens)]
-    documents = sequence.documents[: len(tokens)]
-    starts, widths = sample_windows(
-        len(tokens), L=show.L, start_rate=START_RATE, generator=random
-    )
-    free = replaceable(tokens[None], documents[None], sorted(vocab.control))[0]
-    return window_offsets(starts, widths, free)
 
 
 def sequence_lines(
     sequence: PackedSequence,
-    offsets: np.ndarray,
+    tokens: int,
     languages: list[str],
-    encoder: Encoder,
+    decode: Callable[[int, int], Text],
 ) -> Iterator[Text]:
-    """Yield each document's heading, and its text with marked windows.
+    """Yield each document's heading and text, within the first `tokens` tokens of a sequence.
 
-    Only the first n tokens are shown, for (n,) offsets.
+    `decode` returns the text of tokens start:stop.
     """
     for id, span in zip(sequence.ids, sequence.spans, strict=True):
         start = int(span["start"])
-        stop = min(int(span["stop"]), len(offsets))
+        stop = min(int(span["stop"]), tokens)
         if start >= stop:
             return
         name = visible(f"{id} ({languages[span['language']]}")
         heading = f"\n{name}, {Mode(span['mode']).name}), tokens {start:,} to {stop:,}"
         yield Text(heading, style=STYLES["heading"])
-        yield marked_text(sequence.tokens[start:stop], offsets[start:stop], encoder)
+        yield decode(start, stop)
 
 
-def marked_text(ids: np.ndarray, offsets: np.ndarray, encoder: Encoder) -> Text:
-    """Decode ids; write control pieces as <NAME>, and a1, a2, ... before the tokens of a window.
+def plain_text(tokens: np.ndarray, encoder: Encoder, start: int, stop: int) -> Text:
+    """Return the text of tokens start:stop."""
+    return append_tokens(Text(), tokens[start:stop], encoder)
 
-    The tokens of a window are struck through.
-    """
-    text = Text()
+
+def append_tokens(text: Text, ids: np.ndarray, encoder: Encoder) -> Text:
+    """Append decoded ids to a text, control pieces as <NAME>; return the text."""
     names = {getattr(encoder.vocab, name): name.upper() for name in SENTINELS}
     controls = np.isin(ids, sorted(encoder.vocab.control))
-    kinds = np.where(controls, -1, offsets)
-    for part in np.split(np.arange(len(ids)), np.flatnonzero(np.diff(kinds)) + 1):
-        kind = kinds[part[0]] if len(part) else -1
-        if kind < 0:
+    for part in np.split(np.arange(len(ids)), np.flatnonzero(np.diff(controls)) + 1):
+        if len(part) and controls[part[0]]:
             for id in ids[part].tolist():
                 text.append(f"<{names.get(id, 'a')}>", STYLES["control"])
-            continue
-        decoded = pictures(encoder.decode(ids[part]))
-        if kind:
-            text.append(f"a{kind}", STYLES["adaptive"])
-            text.append(decoded.replace("\n", "⏎"), STYLES["replaced"])
         else:
-            text.append(decoded)
+            text.append(pictures(encoder.decode(ids[part])))
     return text
 
 

@@ -11,8 +11,7 @@ in decoding:
     offsets   0  0  1  2  0  0  1  0
     M        y1 y2 a1 a2 y5 y6 a1 y8
 
-Windows that overlap or touch form one longer run, as in the paper. Training draws windows;
-data_prep.inspect shows examples.
+Windows that overlap or touch form one longer run, as in the paper. train.inspect shows examples.
 """
 
 from collections.abc import Sequence

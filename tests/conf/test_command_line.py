@@ -25,6 +25,7 @@ MODULES = (
     "train",
     "train.convert",
     "train.export",
+    "train.inspect",
     "infer",
     "infer.bench",
     "infer.bench.compare",

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.text import Text
 
 from conf.errors import UserError
 from conf.settings.compose import settings
 from data_prep.config import DataPrepConfig
 from data_prep.encode import Encoder
-from data_prep.inspect import InspectConfig, main, marked_text
+from data_prep.inspect import InspectConfig, append_tokens, main
 from data_prep.pipeline import prepare
 from data_prep.vocab import load_tokenizer
 from tests import bpe
@@ -43,10 +44,8 @@ def test_escape_sequences_of_documents_are_not_printed(
         inspect(out, "inspect.sequences=100000")
 
 
-def test_control_pieces_and_windows_are_marked(data_folder: Path) -> None:
+def test_control_pieces_are_named(data_folder: Path) -> None:
     vocab = vocab_of(data_folder)
     encoder = Encoder(load_tokenizer(data_folder / "tokenizer"), vocab)
     ids = np.array([vocab.bos, vocab.pre, *encoder.encode(["def f(x):"])[0]])
-    marked = marked_text(ids, (np.arange(len(ids)) == 2).astype(int), encoder).plain
-    first, rest = encoder.decode(ids[2:3]), encoder.decode(ids[3:])
-    assert marked == f"<BOS><PRE>a1{first}{rest}"
+    assert append_tokens(Text(), ids, encoder).plain == "<BOS><PRE>def f(x):"
