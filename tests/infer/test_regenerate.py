@@ -23,16 +23,15 @@ from infer.api import Model, generate, load
 from infer.bench.harness import Records
 from infer.chat import chat_ids, user_header
 from infer.engine.sampling import seed_from
-from infer.prompts import messages_of
-from infer.regenerate import (
-    KIND,
+from infer.own_text import (
     PLAIN,
-    RegenerateConfig,
     TrainingDocuments,
     before_loop,
     whole_lines,
     whole_sentences,
 )
+from infer.prompts import messages_of
+from infer.regenerate import KIND, RegenerateConfig
 from tests import warm
 from tests.conftest import write_rows
 from tests.infer.library import tokens_of
