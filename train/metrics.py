@@ -1,9 +1,11 @@
 """Log the metrics of a run to log.jsonl, the console, Weights & Biases or TensorBoard."""
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -101,38 +103,47 @@ def describe_change(validation: Sequence[Mapping[str, float]]) -> str:
 
 
 class StepLog:
-    """The log of a run. Opening it removes damaged lines and lines after `step`."""
+    """The log of a run, in a file and in memory, so that a page need not parse the file again.
+
+    Opening it removes damaged lines and lines after `step`.
+    """
 
     def __init__(self, path: Path, *, step: int) -> None:
         self._path = path
+        self._rows: list[tuple[int, Mapping[str, Any]]] = []
         if path.is_file():
             text = path.read_text(encoding="utf-8", errors="replace")
-            lines = [line for line in text.splitlines(True) if _step_of(line) <= step]
+            lines = []
+            for line in text.splitlines(True):
+                row = _row_of(line)
+                if row and row[0] <= step:
+                    lines.append(line)
+                    self._remember(*row)
             write_bytes(path, "".join(lines).encode())
 
-    def rows(self, until: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    def rows(self, until: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """Yield each step up to `until` with its metrics."""
-        if self._path.is_file():
-            with open(self._path, encoding="utf-8") as file:
-                for line in file:
-                    row = json.loads(line)
-                    step = row.pop("step")
-                    if step > until:
-                        break
-                    yield step, row
+        return takewhile(lambda row: row[0] <= until, self._rows)
 
-    def append(self, step: int, metrics: dict[str, Any]) -> None:
+    def append(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Append the metrics of a step; the first step is 1."""
         with open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **metrics}) + "\n")
+        self._remember(step, metrics)
+
+    def _remember(self, step: int, metrics: Mapping[str, Any]) -> None:
+        # One copy of each name instead of one for each step.
+        row = {sys.intern(name): value for name, value in metrics.items()}
+        self._rows.append((step, row))
 
 
-def _step_of(line: str) -> float:
-    """Return the step of a log line; infinity if the line is damaged, as after a kill."""
+def _row_of(line: str) -> tuple[int, dict[str, Any]] | None:
+    """Return the step and the metrics of a log line; None if it is damaged, as after a kill."""
     try:
-        return float(json.loads(line)["step"])
-    except (ValueError, TypeError, KeyError):
-        return float("inf")
+        row = json.loads(line)
+        return int(row.pop("step")), row
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
 
 
 class Tracker:

@@ -51,9 +51,12 @@ def test_the_log_is_cut_to_the_step_of_the_checkpoint(
     for step in range(1, 4):
         log.append(step, {"loss": step / 3})
     path.write_text(path.read_text() + damaged)
-    StepLog(path, step=2).append(3, {"loss": 1.0})
+    log = StepLog(path, step=2)
+    log.append(3, {"loss": 1.0})
     rows = read_rows(path)
     assert [row["loss"] for row in rows] == [1 / 3, 2 / 3, 1.0]
+    assert list(log.rows(2)) == [(1, {"loss": 1 / 3}), (2, {"loss": 2 / 3})]
+    assert list(log.rows(9))[2] == (3, {"loss": 1.0})
 
 
 @pytest.mark.parametrize(
