@@ -47,6 +47,7 @@ ENTRIES = (
         "python -m data_prep.inspect", "inspect", "data_prep.inspect", "InspectConfig"
     ),
     Entry("torchrun -m train", "train", "train.config", "TrainConfig"),
+    Entry("python -m train.inspect", "train", "train.inspect", "TrainInspectConfig"),
     Entry("python -m train.export", "export", "train.export", "ExportConfig"),
     Entry("python -m train.convert", "convert", "train.convert", "ConvertConfig"),
     Entry("python -m infer", "infer", "infer.config", "InferConfig"),
@@ -79,19 +80,37 @@ def page(text: str) -> str:
 
 
 def section(entry: Entry) -> str:
-    """Return a command's tables: its choices, then its settings, one table per group."""
+    """Return a command's tables: its choices, then its settings, one table per group.
+
+    A command that extends another one has only its own settings.
+    """
     lines = [f"## `{entry.title}`", ""]
-    choices = list(list_choices(FOLDER / entry.folder))
+    extended = [
+        other
+        for other in ENTRIES
+        if other != entry and issubclass(entry.load(), other.load())
+    ]
+    known = set[str]()
+    for other in extended:
+        lines += [
+            f"It has the choices and settings of `{other.title}`, and its own:",
+            "",
+        ]
+        known |= {
+            row for group, schema in groups(other.load()) for row in rows(schema, group)
+        }
+    choices = [] if extended else list(list_choices(FOLDER / entry.folder))
     if choices:
         lines += ["| choice | meaning |", "|---|---|"]
         lines += [f"| `{choice}` | {cell(meaning)} |" for choice, meaning in choices]
         lines.append("")
     for group, schema in groups(entry.load()):
+        own = [row for row in rows(schema, group) if row not in known]
+        if extended and not own:
+            continue
         if group:
             lines += [f"### `{group}` of `{entry.title}`", ""]
-        lines += ["| setting | default | meaning |", "|---|---|---|"]
-        lines += rows(schema, group)
-        lines.append("")
+        lines += ["| setting | default | meaning |", "|---|---|---|", *own, ""]
     return "\n".join(lines)
 
 

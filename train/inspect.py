@@ -2,8 +2,8 @@
 
     python -m train.inspect experiment=sdsat_7b_best data.path=DATA
 
-The settings are those of `python -m train`. The sequences and their windows are the step's own:
-the same functions choose and lay them out. It changes no files and reads no weights.
+It has the settings of `python -m train`, and the trainer's functions choose the sequences and
+draw the windows. It changes no files and reads no weights.
 
 With objective=dual or basic a window replaces tokens. With branch it is an additional branch,
 written between angle brackets before the token that it begins at. The input of a window is a1,
@@ -31,7 +31,6 @@ from data_prep.inspect import append_tokens, sequence_lines
 from data_prep.shards import PackedSequence
 from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
 from train.config import NOISE, ObjectiveConfig, TrainConfig
-from train.data import TRAINING, TrainingData, lay_out
 from train.objective import Layout
 
 STYLES = {"input": "bold white on dark_magenta", "replaced": "strike grey50"}
@@ -84,6 +83,9 @@ def layouts(
     config: TrainInspectConfig, vocab: Vocab
 ) -> Iterator[tuple[int, PackedSequence, Layout]]:
     """Yield the index, the tokens and the layout of the step's first sequences."""
+    # Imported late, so that errors in the settings are reported before PyTorch is loaded.
+    from train.data import TRAINING, TrainingData, lay_out
+
     data = TrainingData(config)
     step = config.inspect.step
     vocabulary = noise_vocabulary(config, vocab)
