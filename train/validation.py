@@ -63,12 +63,14 @@ class Validation:
         self._vocabulary = vocabulary
         self._seed = (config.seed, HELD_OUT)
         self._tokenizer = Path(config.data.path) / TOKENIZER
+        # Every rank must validate its sequences, but only rank 0 logs texts and decodes them.
+        self._shown = SHOWN if rank == 0 else 0
 
     @torch.no_grad()
     def run(
         self, forward: Forward, *, stop: Callable[[], bool], show: Callable[[str], None]
     ) -> tuple[dict[str, float], list[ReplayedText]]:
-        """Return metrics over all ranks by name, and the first few texts of this rank.
+        """Return metrics over all ranks by name, and the first few texts of rank 0.
 
         `show` is called with a progress line before each batch. Raises Abandoned if
         `stop` returns True; it is called before each batch and must return the same value
@@ -101,7 +103,7 @@ class Validation:
             for index, *row in zip(part, batch["offsets"], batch["positions"], hits):
                 replayed = replay_loops(*(tensor.cpu().numpy() for tensor in row))
                 loops += [accepted for _, accepted in replayed]
-                if replayed and len(texts) < SHOWN:
+                if replayed and len(texts) < self._shown:
                     tokens = self._shards[int(index)].tokens
                     text = replayed_text(int(index), tokens, replayed, self._tokenizer)
                     texts.append(text)

@@ -4,10 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from conf.runs.tensorboard import FOLDER, TensorboardRun
 from conf.runs.tracker import HtmlTable, log_files, log_row
+from conf.settings.compose import settings
 from tests import bpe
+from tests.conftest import vocab_of
+from train import validation
+from train.config import TrainConfig
 from train.texts import (
     ACCEPTED,
     ReplayedText,
@@ -16,7 +21,7 @@ from train.texts import (
     replayed_text,
     to_html,
 )
-from train.validation import replay_loops
+from train.validation import Validation, replay_loops
 
 
 def test_a_loop_has_its_place_and_its_accepted_drafts() -> None:
@@ -34,6 +39,29 @@ def test_a_text_says_which_tokens_are_accepted_drafts() -> None:
     # own, draft, own; own, draft, draft, own.
     assert [accepted for _, accepted in text.spans] == [False, True, False, True, False]
     assert (text.sequence, text.acceptance_length) == (3, 2.5)
+
+
+def test_only_the_first_rank_decodes_texts(
+    data_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every rank decoded the texts of its sequences, and only the first rank's were logged."""
+    overrides = ["model=tiny", "objective=branch", "micro_batch=1"]
+    config = settings("train", TrainConfig, [*overrides, f"data.path={data_folder}"])
+    monkeypatch.setattr(validation.dist, "all_reduce", lambda tensor: None)
+    device = torch.device("cpu")
+
+    def forward(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        tally = torch.ones(config.objective.L + 1, 4, dtype=torch.float64)
+        return tally.sum(), tally, batch["labels"]
+
+    vocab = vocab_of(data_folder)
+    texts = []
+    for rank in (0, 1):
+        share = Validation(config, vocab, rank=rank, ranks=2, device=device)
+        metrics, shown = share.run(forward, stop=lambda: False, show=print)  # type: ignore[arg-type]
+        assert metrics["tau_real"] > 1
+        texts.append(shown)
+    assert texts[0] and not texts[1]
 
 
 def test_html_has_accepted_drafts_on_a_colour() -> None:
