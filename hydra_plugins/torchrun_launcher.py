@@ -9,7 +9,6 @@ Hydra only finds launchers in the namespace package hydra_plugins, so this folde
 
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig
 
 from conf.settings.cli import RESULT_FILE
+from conf.settings.compose import in_quotes
 
 
 @dataclass
@@ -87,10 +87,7 @@ def as_word(override: str) -> str:
     value = OverridesParser.create().parse_override(override).value()
     if not isinstance(value, str):  # a number, a list, a quoted text
         return override
-    # Within quotes, backslashes before a quote and at the end must be doubled.
-    quoted = re.sub(r"(\\*)'", r"\1\1\\'", value)
-    quoted = re.sub(r"(\\+)\Z", r"\1\1", quoted)
-    return f"{override.partition('=')[0]}='{quoted}'"
+    return f"{override.partition('=')[0]}={in_quotes(value, interpolates=True)}"
 
 
 ConfigStore.instance().store(

@@ -140,7 +140,8 @@ def quote_text(override: str, schema: type, *, multirun: bool = False) -> str:
     name, equals, value = override.partition("=")
     types = union_members(_type_of(name.lstrip("+"), schema))
     if equals and list[str] in types and value.startswith("["):
-        return f"{name}={_HOME_IN_LIST.sub(_quoted, value)}"
+        value = _HOME_IN_LIST.sub(lambda match: in_quotes(match[0].strip()), value)
+        return f"{name}={value}"
     if not equals or str not in types:
         return override
     try:
@@ -152,18 +153,18 @@ def quote_text(override: str, schema: type, *, multirun: bool = False) -> str:
             return override
     except HydraException:
         pass
-    return f"{name}={_quoted(value)}"
+    return f"{name}={in_quotes(value)}"
 
 
 # An unquoted member of a list that begins with ~, which Hydra's grammar does not allow.
 _HOME_IN_LIST = re.compile(r"(?<=[\[,])\s*~[^\[\],'\"$]*(?=[,\]])")
 
 
-def _quoted(value: str | re.Match[str]) -> str:
-    """Return a text in Hydra's quotes; a match is stripped of outer spaces first."""
-    value = value if isinstance(value, str) else value[0].strip()
+def in_quotes(value: str, *, interpolates: bool = False) -> str:
+    """Return a text in Hydra's quotes. With `interpolates`, ${NAME} in it is not escaped."""
     # Within quotes, backslashes before a quote, before ${ and at the end must be doubled.
-    value = re.sub(r"(\\*)('|\$\{)", r"\1\1\\\2", value)
+    escaped = "'" if interpolates else r"'|\$\{"
+    value = re.sub(rf"(\\*)({escaped})", r"\1\1\\\2", value)
     value = re.sub(r"(\\+)\Z", r"\1\1", value)
     return f"'{value}'"
 
@@ -178,7 +179,7 @@ def replace_file_choices(overrides: Sequence[str], entry: str) -> list[str]:
         name, _, value = override.partition("=")
         choice = FOLDER / entry / name / "file.yaml"
         if value.endswith(".json") and name.isidentifier() and choice.is_file():
-            result += [f"{name}=file", f"{name}.file={_quoted(value)}"]
+            result += [f"{name}=file", f"{name}.file={in_quotes(value)}"]
         else:
             result.append(override)
     return result
