@@ -35,6 +35,7 @@ from infer.engine.sampling import Sampling
 from infer.loop import Drafters, Limits
 from infer.models.checkpoint import ModelDirectory, eos_ids
 from infer.ngrams import Ngrams
+from infer.trees.mask_tokens import NO_MASK
 from tests.benchmarks.runs import clock, loop_decoder
 from tests.benchmarks.shapes import SIZES, held_out_prompts, random_llama
 from tests.infer.library import by_tokens
@@ -73,15 +74,15 @@ def drafters_of(
         kind = type(getattr(CONSTANTS, name))
         every[f"measured, {item}"] = measured(8, **{name: kind(value)})
     table = Ngrams(folder.ngrams, lm.config.vocab_size)
-    ids = folder.need_adaptive().ids
+    mask = folder.need_adaptive().mask(lm.config.get_text_config().vocab_size)
     result = {"plain": Drafters()}
-    for planners, adaptive_ids, source in (
-        (adaptive, ids, None),
-        (ngrams, (), table),
-        (every, ids, table),
+    for planners, tokens, source in (
+        (adaptive, mask, None),
+        (ngrams, NO_MASK, table),
+        (every, mask, table),
     ):
         for name, planner in planners.items():
-            result[name] = by_tokens(adaptive_ids, planner, source)
+            result[name] = by_tokens(tokens, planner, source)
     return result
 
 

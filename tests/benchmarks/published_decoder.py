@@ -42,6 +42,7 @@ from infer.engine.runner import Runner
 from infer.loop import Drafters, Limits
 from infer.models.checkpoint import ModelDirectory
 from infer.ngrams import Ngrams
+from infer.trees.mask_tokens import NO_MASK
 from tests.benchmarks.runs import clock, loop_decoder
 from tests.benchmarks.shapes import held_out_prompts
 from tests.infer.library import by_tokens
@@ -107,14 +108,15 @@ def project_decoders(
     directory = ModelDirectory(model)
     lm = directory.load(dtype=dtype)
     adaptive = directory.need_adaptive()
+    mask = adaptive.mask(lm.config.get_text_config().vocab_size)
     costs = prior_costs(lm.device.type)
     table = Ngrams(directory.ngrams, lm.config.vocab_size, weights=adaptive.ngrams)
     planner = MeasuredPlanner(costs, adaptive.L)
     decoders = {
         "plain": Drafters(),
-        "adaptive": by_tokens(adaptive.ids, planner),
-        "ngrams": by_tokens((), MeasuredPlanner(costs), table),
-        "hybrid": by_tokens(adaptive.ids, planner, table),
+        "adaptive": by_tokens(mask, planner),
+        "ngrams": by_tokens(NO_MASK, MeasuredPlanner(costs), table),
+        "hybrid": by_tokens(mask, planner, table),
     }
     runner = Runner(lm, capacity=longest + new, max_rows=64)
     timer = time.thread_time if DEVICE == "cpu" else clock
@@ -176,10 +178,14 @@ def main() -> None:
     args.model = f"{folder.name}/model"
     prompts = held_out_prompts(args.model, args.prompts, args.count)
     longest = max(len(prompt.ids) for prompt in prompts)
-    id = ModelDirectory(args.model).need_adaptive().ids[0]
+    ids = ModelDirectory(args.model).need_adaptive().ids
+    if not ids:
+        parser.error(
+            "the published decoder needs a model with adaptive ids, got objective.mask=noise"
+        )
     results = {}
     for dtype in args.dtypes:
-        peer = Peer(args.checkout.absolute(), args.model, dtype, DEVICE, id)
+        peer = Peer(args.checkout.absolute(), args.model, dtype, DEVICE, ids[0])
         decoders = {PLAIN: peer.decoder(0, args.new)}
         decoders |= {f"published k={k}": peer.decoder(k, args.new) for k in args.k}
         decoders |= project_decoders(args.model, dtype, args.new, longest)

@@ -49,10 +49,10 @@ def in_turns(tasks: dict[str, Callable[[], Any]], rounds: int, calls: int = 1) -
     return times
 
 
-def tree_of(rows: int, probes: int, adaptive: int) -> Tree:
+def tree_of(rows: int, probes: int, probe: int) -> Tree:
     """Return a chain of drafts with probes after its last node, with `rows` nodes in all."""
     drafts = rows - probes
-    tokens = (5, *range(20, 19 + drafts), *[adaptive] * probes)
+    tokens = (5, *range(20, 19 + drafts), *[probe] * probes)
     parents = tuple(range(-1, rows - 1))
     return Tree(tokens, parents, drafts, (drafts - 1,) if probes else ())
 
@@ -152,9 +152,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     directory = ModelDirectory(args.model)
-    adaptive = directory.need_adaptive().ids[0]
-    trees = {str(q): tree_of(q, 0, adaptive) for q in args.rows}
-    trees |= {f"{q - 4}+4": tree_of(q, 4, adaptive) for q in args.rows if q > 8}
+    probe = directory.need_adaptive().mask(directory.rows or 1).row(1)[0]
+    trees = {str(q): tree_of(q, 0, probe) for q in args.rows}
+    trees |= {f"{q - 4}+4": tree_of(q, 4, probe) for q in args.rows if q > 8}
     times = forwards(directory, args.dtypes, trees, args.rounds)
     results: dict[str, Any] = {"forwards": times}
     for name, by_rows in times.items():
