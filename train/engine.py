@@ -92,7 +92,7 @@ def check_deepspeed_settings(settings: Mapping[str, Any]) -> None:
     """Raise UserError for the first of the user's settings that DeepSpeed refuses."""
     for name, value in settings.items():
         try:
-            DeepSpeedConfig({"train_batch_size": 1, name: value})
+            DeepSpeedConfig({"train_micro_batch_size_per_gpu": 1, name: value})
         except Exception as error:  # pydantic's, DeepSpeed's or Python's
             raise UserError(
                 f"deepspeed.{name} must be valid for DeepSpeed, got {value}: "
