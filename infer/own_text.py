@@ -210,7 +210,7 @@ class ChatPrompts:
 
 
 def whole_sentences(text: str) -> str:
-    """Return the text up to the end of its last whole sentence or line; "" without such an end."""
+    """Return the text up to the end of its last whole sentence or line, or "" without one."""
     ends = [match.end() for match in SENTENCE_END.finditer(text)]
     return text[: ends[-1]] if ends else ""
 

@@ -9,14 +9,10 @@ from pathlib import Path
 
 from conf.console import print_once, torchrun_rank
 from conf.errors import UserError
-from conf.runs.stage import (
-    collect_provenance,
-    is_finished,
-    model_directories,
-    read_manifest,
-)
+from conf.runs.stage import collect_provenance, read_finished
 from conf.settings.cli import run
 from train.config import TrainConfig
+from train.inputs import RunInputs, read_inputs
 from train.schedule import read_planned
 
 # Settings that may change when a run continues. They change the weights by rounding at most, except
@@ -49,54 +45,50 @@ def main(config: TrainConfig) -> float | None:
 
     Returns the last held-out acceptance length, which a sweep can maximize.
     """
+    inputs = read_inputs(config) if config.data.path else None
     if config.plan:
-        from train.plan import print_plan
-
-        print_plan(config)
-        return None
-    for name, value in {"out": config.out, "data.path": config.data.path}.items():
-        if not value:
-            raise UserError(f"setting '{name}' is required: give it as {name}=VALUE")
-    data = read_manifest(config.data.path, "shards", "data.path")
-    inputs = {
-        "data.path": config.data.path,
-        **model_directories({"model.path": config.model.path}),
-    }
-    if config.data.own:
-        read_manifest(config.data.own, "shards", "data.own")
-        inputs["data.own"] = config.data.own
-    if folder := config.model.adapter_folder:
-        inputs["model.adapter"] = str(folder)
-    provenance = collect_provenance(config, inputs, ignore=CHANGEABLE)
-    done = 0
-    steps: int | None = config.steps
-    if config.minutes is not None:
-        planned = read_planned(config.out)
-        steps = planned.steps if planned else None
-    if is_finished(config.out, "checkpoint", provenance):
-        manifest = read_manifest(config.out, "checkpoint", "out")
-        validation = manifest["validation"]
-        done = manifest["step"]
-        config.check_steps(done)
-    if steps is not None and done >= steps:
-        print_once(f"train: {config.out} is finished: nothing to do")
-    else:
         # Imported late, so that errors in the settings are reported before PyTorch and
         # DeepSpeed are loaded.
-        from train.checks import check_start
+        from train.plan import print_plan
+        from train.spec import read_spec
 
-        check_start(config, data)
-        from train.trainer import Stopped, train
-
-        try:
-            validation = train(config, provenance, data)
-        except Stopped as stop:
-            print_once(f"train: {stop}")
-            sys.exit(EXIT_STOPPED)
+        print_plan(config, inputs, read_spec(config, inputs))
+        return None
+    if not config.out:
+        raise UserError("setting 'out' is required: give it as out=VALUE")
+    if inputs is None:
+        raise UserError("setting 'data.path' is required: give it as data.path=VALUE")
+    validation = train(config, inputs)
     from train.metrics import acceptance_lengths, describe_change
 
     print_once(f"train: {describe_change(validation)}")
     return next(reversed(acceptance_lengths(validation)), None)
+
+
+def train(config: TrainConfig, inputs: RunInputs) -> list[dict[str, float]]:
+    """Train unless the folder already contains the result; return the validations."""
+    provenance = collect_provenance(config, inputs.folders, ignore=CHANGEABLE)
+    steps: int | None = config.steps
+    if config.minutes is not None:
+        planned = read_planned(config.out)
+        steps = planned.steps if planned else None
+    if manifest := read_finished(config.out, "checkpoint", provenance):
+        config.check_steps(manifest["step"])
+        if steps is not None and manifest["step"] >= steps:
+            print_once(f"train: {config.out} is finished: nothing to do")
+            validation: list[dict[str, float]] = manifest["validation"]
+            return validation
+    from train.checks import check_start
+    from train.spec import read_spec
+    from train.trainer import Stopped, run_rank
+
+    spec = read_spec(config, inputs)
+    check_start(config, inputs, spec)
+    try:
+        return run_rank(config, provenance, inputs, spec)
+    except Stopped as stop:
+        print_once(f"train: {stop}")
+        sys.exit(EXIT_STOPPED)
 
 
 if __name__ == "__main__":

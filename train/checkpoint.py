@@ -6,10 +6,9 @@
 
 To load on another number of ranks, DeepSpeed's converter writes a universal checkpoint in a
 process of its own. DeepSpeed finds files by patterns, so a folder must contain only the files
-that checkpoint.json lists. Reading a checkpoint for an export does not import DeepSpeed.
+that checkpoint.json lists. This module does not import DeepSpeed: the export uses it too.
 """
 
-import math
 import os
 import re
 import shutil
@@ -17,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -25,9 +24,6 @@ from typing import IO, Any, Protocol
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor
 
 from conf.console import print_line
 from conf.errors import UNFINISHED, UserError, describe_error, in_one_line
@@ -41,6 +37,7 @@ from conf.runs.files import (
 from conf.runs.stage import ROOT, check_same, create_folder, lock, remove_empty
 from train.config import CHECKPOINTS, RUN
 from train.distributed import broadcast, gather
+from train.tensor_files import load_mapped
 
 CHECKPOINT_FILE = "checkpoint.json"
 SHARD = "optim_states.pt"  # suffix of the files with one rank's share of the optimizer
@@ -198,105 +195,6 @@ def check_file(path: Path, written: Mapping[str, int]) -> None:
         raise BrokenFile(f"{path.name}: {error.strerror}") from error
     if {"size": size, "crc32": crc} != written:
         raise BrokenFile(f"{path.name} has a checksum mismatch: the file is corrupt")
-
-
-def write_safetensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write tensors as a safetensors file that Transformers and peft read. Raises OSError."""
-    try:
-        contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        save_file(contiguous, path, metadata={"format": "pt"})
-    except SafetensorError as error:
-        raise OSError(None, in_one_line(error), str(path)) from error
-    make_readable(path)
-
-
-def make_readable(path: Path) -> None:
-    """Give a file the read and write permissions of its folder; safetensors writes mode 600."""
-    path.chmod(path.parent.stat().st_mode & 0o666)
-
-
-class _Placeholder:
-    """Replaces a DeepSpeed object without weights, so that loading does not import DeepSpeed."""
-
-
-def zero_stage(kind: Any, name: str) -> int:
-    """Return the number of a stage of ZeRO from its name.
-
-    Python 3.11.2 pickles the enum's member by name, later versions by number.
-    """
-    return ("disabled", "optimizer_states", "gradients", "weights").index(name)
-
-
-# All classes in our checkpoints besides tensors and plain values. torch.load refuses a
-# pickle with any other class and does not run it.
-KNOWN: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
-    (int, "deepspeed.runtime.zero.config.ZeroStageEnum"),
-    (zero_stage, "builtins.getattr"),
-    (_Placeholder, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
-    (_Placeholder, "deepspeed.utils.tensor_fragment.fragment_address"),
-]
-
-
-def load_mapped(path: Path) -> Any:
-    """Load a file of `torch.save` with its tensors mapped into memory.
-
-    The system reads a page on first use and may drop it again. Raises UserError for a
-    file with objects other than tensors, plain values and the classes of KNOWN.
-    """
-    try:
-        with torch.serialization.safe_globals(KNOWN):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # torch.load has many error types for a foreign file
-        raise UserError(
-            f"{path} must be a checkpoint file of DeepSpeed 0.19, got {refusal(error)}."
-        ) from error
-
-
-def refusal(error: Exception) -> str:
-    """Return why `torch.load` refused a file, without its advice to trust the file."""
-    foreign = re.search(r"GLOBAL (\w[\w.]*\w)", str(error))
-    return f"a pickle of {foreign[1]}" if foreign else in_one_line(error)
-
-
-def slice_vector(parts: Sequence[Tensor], start: int, count: int) -> list[Tensor]:
-    """Return views of the elements `start` to `start + count` of concatenated vectors.
-
-    `parts` are the (n,) vectors in order. Raises ValueError if they have fewer elements.
-    """
-    views = []
-    begin = 0
-    for part in parts:
-        view = part[max(start - begin, 0) : max(start + count - begin, 0)]
-        if len(view):
-            views.append(view)
-        begin += len(part)
-    if start + count > begin:
-        raise ValueError(
-            f"the vectors must have at least {start + count} elements, got {begin}"
-        )
-    return views
-
-
-def join(parts: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Copy concatenated vectors into one tensor of the given shape and dtype."""
-    whole = torch.empty(math.prod(shape), dtype=dtype)
-    begin = 0
-    for part in parts:
-        whole[begin : begin + len(part)] = part.detach()
-        begin += len(part)
-    return whole.view(*shape)
-
-
-class LazyWeights(Mapping[str, Tensor]):
-    """A mapping from names to tensors that reads each tensor on access."""
-
-    _names: Collection[str]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 class TrainingEngine(Protocol):

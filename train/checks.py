@@ -14,13 +14,13 @@ from conf.devices.dtype import AUTO, cpu_has_bfloat16
 from conf.devices.memory import check_fits, machine_memory
 from conf.errors import RankLocalError, UserError
 from conf.runs.fingerprint import fingerprint_file
-from conf.runs.stage import read_manifest
 from data_prep.ngrams import find_table
 from data_prep.shards import Shards
 from data_prep.vocab import TOKENIZER, Vocab
 from train.config import ObjectiveConfig, TrainConfig
-from train.plan import RESERVED, Memory, check_model, estimate_memory
-from train.pretrained import check_tokenizer, model_config
+from train.inputs import RunInputs
+from train.pretrained import check_tokenizer
+from train.spec import RESERVED, Memory, ModelSpec, estimate_memory
 
 SAMPLE = 64  # sequences searched for adaptive ids; training checks every batch
 CURE = (
@@ -29,48 +29,37 @@ CURE = (
 )
 
 
-def check_start(config: TrainConfig, data: dict[str, Any]) -> None:
-    """Run all checks of a new or continued run; raise UserError for the first that fails.
-
-    `data` is the manifest of the shards.
-    """
-    vocab = Vocab.from_json(data["vocab"])
+def check_start(config: TrainConfig, inputs: RunInputs, spec: ModelSpec) -> None:
+    """Check data, ranks and machine; raise UserError for the first check that fails."""
+    vocab = inputs.vocab
     folder = Path(config.data.path)
     tokenizer = folder / TOKENIZER / "tokenizer.json"
-    architecture = model_config(config.model, vocab=vocab)
-    check_model(config, architecture, seq_len=data["seq_len"])
     check_tokenizer(config.model, config.data.path)
     find_table(folder, vocabulary=vocab.text_size, tokenizer=tokenizer)
     check_adaptive(config.data.path, vocab, config.objective)
-    if not data["held_out"]["sequences"]:
+    if not inputs.data["held_out"]["sequences"]:
         raise UserError(
             f"data.path={folder} must have held-out sequences for validation, got none. "
             "Prepare it with a larger held_out."
         )
-    if config.data.own:
-        check_own_text(config.data.own, config.data.path, data)
+    if inputs.own:
+        check_own_text(inputs)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))  # the engine reads it too
     config.accumulations(ranks)
     check_devices()
     if config.memory_check:
-        architecture.vocab_size = max(architecture.vocab_size, vocab.size)
         if config.dtype == AUTO and not torch.cuda.is_available():
             dtype = "bfloat16" if cpu_has_bfloat16() else "float32"
             config = replace(config, dtype=dtype)
-        memory = estimate_memory(
-            architecture, config, ranks=ranks, seq_len=data["seq_len"]
-        )
-        check_memory(memory)
+        check_memory(estimate_memory(spec, config, ranks=ranks))
 
 
-def check_own_text(own: str, path: str, data: Mapping[str, Any]) -> None:
-    """Raise UserError unless the shards `own` have the same token ids as the shards `path`.
-
-    `own` is the folder of the model's own text; `data` is the manifest of `path`.
-    """
-    manifest = read_manifest(own, "shards", "data.own")
-    expected = _id_facts(data, path)
-    values = _id_facts(manifest, own)
+def check_own_text(inputs: RunInputs) -> None:
+    """Raise UserError unless the shards of data.own have the same token ids as data.path's."""
+    assert inputs.own is not None
+    own = inputs.folders["data.own"]
+    expected = _id_facts(inputs.data, inputs.folders["data.path"])
+    values = _id_facts(inputs.own, own)
     for name, value in expected.items():
         if values.get(name) != value:
             raise UserError(

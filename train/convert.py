@@ -114,7 +114,7 @@ def main(config: ConvertConfig) -> None:
         if adapter and adaptive:
             add_adapter(lm, adapter, adaptive, out)
         else:
-            from train.checkpoint import make_readable
+            from train.tensor_files import make_readable
 
             lm.save_pretrained(out)
             for path in out.glob("*.safetensors"):

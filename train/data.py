@@ -4,18 +4,18 @@ The order is a pure function of the seed and the step. It does not depend on the
 of ranks, and a resumed run needs only its step.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 
-from conf.runs.stage import read_manifest
 from data_prep.shards import PackedSequence, Shards
 from data_prep.vocab import Vocab
 from data_prep.windows import replaceable, sample_windows, window_offsets
 from train.config import NOISE, ObjectiveConfig, TrainConfig
+from train.inputs import RunInputs
 from train.objective import COLUMNS, Layout, basic, branch, causal, dual, with_noise
 
 # Random streams of the windows; part of their key.
@@ -67,6 +67,11 @@ class TrainingData(Sequence[PackedSequence]):
         self._own_sequences = config.data.own_sequences(config.global_batch)
         # sequences of data.path in a step
         self.human_sequences = config.global_batch - self._own_sequences
+
+    @property
+    def own_share(self) -> float:
+        """The share of a step's sequences that come from data.own."""
+        return self._own_sequences / self._config.global_batch
 
     def __len__(self) -> int:
         return len(self.human) + len(self._own)
@@ -260,28 +265,25 @@ def load_batch(
     return to_tensors(layout, device)
 
 
-def trained_on(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a data manifest that the model card shows.
+def trained_on(inputs: RunInputs, own_share: float) -> dict[str, Any]:
+    """Return the facts of the data that the model card shows.
 
     It has the number of documents and tokens, documents by layout (plain, chat and the
     orders of infilling), languages by descending tokens, and the benchmarks that the data
-    is decontaminated against (None if unknown).
+    is decontaminated against (None if unknown). `own` has documents and tokens of data.own,
+    and `own_share`, its share of a step's sequences.
     """
-    train = data["train"]
+    train = inputs.data["train"]
     languages = sorted(
         train["languages"], key=lambda name: -train["languages"][name]["tokens"]
     )
     totals = {name: train[name] for name in ("documents", "tokens", "modes")}
-    return {
+    facts = {
         **totals,
         "languages": languages,
-        "decontaminated": data.get("decontaminated"),
+        "decontaminated": inputs.data.get("decontaminated"),
     }
-
-
-def own_text(config: TrainConfig) -> dict[str, Any]:
-    """Return the documents and tokens of data.own and its share of a step's sequences."""
-    assert config.data.own is not None
-    train = read_manifest(config.data.own, "shards", "data.own")["train"]
-    share = config.data.own_sequences(config.global_batch) / config.global_batch
-    return {"documents": train["documents"], "tokens": train["tokens"], "share": share}
+    if inputs.own:
+        own = {name: inputs.own["train"][name] for name in ("documents", "tokens")}
+        facts["own"] = {**own, "share": own_share}
+    return facts

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from transformers.integrations import HfDeepSpeedConfig
 
 from conf.errors import UserError, in_one_line
-from train.checkpoint import refusal, write_file, zero_stage
+from train.checkpoint import write_file
 from train.config import TrainConfig
 from train.distributed import COLLECTIVE_TIMEOUT, Abandoned
 from train.optimizer import build_optimizer, parameter_groups
+from train.tensor_files import refusal, zero_stage
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when deepspeed is imported
@@ -51,7 +52,7 @@ from deepspeed.utils.tensor_fragment import fragment_address
 RANKS_PER_MACHINE = 8
 
 # All classes in our checkpoints besides tensors and plain values. `partial` makes a function
-# object of its own: the end of a `safe_globals` block in train.checkpoint removes the objects
+# object of its own: the end of a `safe_globals` block in train.tensor_files removes the objects
 # of KNOWN from PyTorch's list.
 named_stage = partial(zero_stage), "builtins.getattr"
 torch.serialization.add_safe_globals(
@@ -91,7 +92,7 @@ def check_deepspeed_settings(settings: Mapping[str, Any]) -> None:
     """Raise UserError for the first of the user's settings that DeepSpeed refuses."""
     for name, value in settings.items():
         try:
-            DeepSpeedConfig({"train_batch_size": 1, name: value})
+            DeepSpeedConfig({"train_micro_batch_size_per_gpu": 1, name: value})
         except Exception as error:  # pydantic's, DeepSpeed's or Python's
             raise UserError(
                 f"deepspeed.{name} must be valid for DeepSpeed, got {value}: "

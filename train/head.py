@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from conf.errors import UserError
-from train.checkpoint import write_safetensors
+from train.tensor_files import write_safetensors
 
 FILE = "head.safetensors"  # in the folder of an adapter
 PREFIX = "head."  # of the head's parameter names in train.model.AdaptiveLM

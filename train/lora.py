@@ -32,8 +32,8 @@ from transformers import PreTrainedModel
 from conf.architecture import expert_blocks, is_latent
 from conf.errors import UserError, in_one_line
 from train.adapter_layers import use_fewer_operations
-from train.checkpoint import LazyWeights, write_safetensors
 from train.config import LoraSettings
+from train.tensor_files import LazyWeights, write_safetensors
 
 ADAPTER = "default"  # peft's default name for an adapter
 ROUTERS = ("gate", "router")

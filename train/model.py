@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from conf.architecture import attention_dropout, logit_scale, windows
 from conf.runs.stage import partial_of
@@ -167,7 +167,9 @@ class AdaptiveLM(nn.Module):
         return branch_masks(positions, offsets, trunk, kinds, kernel)
 
 
-def build_module(config: TrainConfig, vocab: Vocab) -> tuple[AdaptiveLM, int]:
+def build_module(
+    config: TrainConfig, architecture: PretrainedConfig, vocab: Vocab
+) -> tuple[AdaptiveLM, int]:
     """Return the module for the engine, and the number of parameters of the base model.
 
     Every rank must call this.
@@ -180,6 +182,7 @@ def build_module(config: TrainConfig, vocab: Vocab) -> tuple[AdaptiveLM, int]:
         dtype = torch.bfloat16 if config.bf16 else torch.float32
         lm = load_trainable(
             config.model,
+            architecture,
             vocab=vocab,
             dtype=dtype,
             seed=config.seed,

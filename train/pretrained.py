@@ -1,5 +1,6 @@
 """Check, load or randomly initialize a Transformers model; read the origin of a base model."""
 
+import copy
 import dataclasses
 import json
 import re
@@ -35,14 +36,15 @@ LICENSE = ("license", "license_name", "license_link")  # fields of a model card
 
 
 def model_config(
-    config: ModelConfig, *, vocab: Vocab | None = None
+    config: ModelConfig, *, vocab: Vocab | None = None, needed: bool = True
 ) -> PretrainedConfig:
     """Return the configuration in the model directory, or `shape` for random weights.
 
-    Random weights take the vocabulary of the data. A plan has no vocabulary: it uses `shape`
-    if model.path is not set. Raises UserError if model.path is not a model directory.
+    Random weights take the vocabulary of the data. If weights are not `needed`, as in a plan,
+    `shape` also replaces a model.path that is not set. Raises UserError if model.path is not a
+    model directory.
     """
-    if config.random_init or (config.path is None and vocab is None):
+    if config.random_init or (config.path is None and not needed):
         shape = dict(config.shape)
         if vocab is not None:
             shape["vocab_size"] = vocab.size
@@ -83,6 +85,13 @@ def _config_of_shape(shape: dict[str, Any]) -> PretrainedConfig:
     return config
 
 
+def with_rows(architecture: PretrainedConfig, rows: int) -> PretrainedConfig:
+    """Return a copy of a configuration with at least this many embedding rows."""
+    grown = copy.deepcopy(architecture)
+    grown.vocab_size = max(grown.vocab_size, rows)
+    return grown
+
+
 def check_architecture(config: PretrainedConfig, *, seq_len: int) -> None:
     """Raise UserError unless the model can train on sequences of `seq_len` tokens and decode."""
     if reason := why_unsupported(config):
@@ -100,6 +109,7 @@ def check_architecture(config: PretrainedConfig, *, seq_len: int) -> None:
 
 def load_trainable(
     config: ModelConfig,
+    architecture: PretrainedConfig,
     *,
     vocab: Vocab,
     dtype: torch.dtype,
@@ -108,10 +118,10 @@ def load_trainable(
 ) -> PreTrainedModel:
     """Return the model with its weights, ready for training. Every rank must call this.
 
-    Adaptive ids get their first rows, unless `grows` is False: then all rows stay the base
-    model's. Raises the errors of `model_config`, and UserError for missing or damaged weights.
+    `architecture` is the result of `model_config`. Adaptive ids get their first rows, unless
+    `grows` is False: then all rows stay the base model's. Raises UserError for missing or
+    damaged weights.
     """
-    architecture = model_config(config, vocab=vocab)
     logging.disable_progress_bar()
     attention = register(config.attention)
     torch.manual_seed(seed)
@@ -123,7 +133,9 @@ def load_trainable(
         for parameter in lm.parameters():
             parameter.data = parameter.data.to(dtype)
     else:
-        lm, failure = _read_model(config.path, dtype=dtype, attention=attention)
+        lm, failure = _read_model(
+            config.path, architecture, dtype=dtype, attention=attention
+        )
         # Under ZeRO 3 only rank 0 compares sizes, so all ranks must get its error.
         for reason in filter(None, gather(failure)):
             raise UserError(
@@ -151,13 +163,16 @@ def load_trainable(
     return model
 
 
-def _read_model(path: str, *, dtype: torch.dtype, attention: str) -> tuple[Any, str]:
+def _read_model(
+    path: str, architecture: PretrainedConfig, *, dtype: torch.dtype, attention: str
+) -> tuple[Any, str]:
     """Return the Transformers model, and the reason why it cannot be trained, or ""."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # hide the table of missing weights
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
+            config=architecture,
             dtype=dtype,
             attn_implementation=attention,
             local_files_only=True,

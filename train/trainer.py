@@ -34,7 +34,6 @@ from conf.runs.files import write_json
 from conf.runs.fingerprint import MANIFEST, fingerprint_file
 from conf.runs.stage import write_manifest
 from data_prep.ngrams import TABLE, link_table
-from data_prep.vocab import Vocab
 from train.checkpoint import Checkpoints
 from train.checks import check_ranks
 from train.config import DESCRIBED, DIAGNOSTICS, LOG, TEXTS, TrainConfig
@@ -42,13 +41,13 @@ from train.data import (
     TRAINING,
     TrainingData,
     load_batch,
-    own_text,
     rank_batches,
     trained_on,
 )
 from train.distributed import Abandoned, StopSignals, broadcast, gather, is_lost_rank
 from train.engine import Engine, start
-from train.flops import peak_flops, step_flops
+from train.flops import peak_flops
+from train.inputs import RunInputs
 from train.loss import summarise
 from train.metrics import (
     Show,
@@ -67,6 +66,7 @@ from train.schedule import (
     read_planned,
     write_planned,
 )
+from train.spec import ModelSpec
 from train.texts import append_texts, read_texts, table
 from train.validation import Validation
 
@@ -80,15 +80,18 @@ class Stopped(Exception):
     """A signal stopped the run; its last complete step is saved."""
 
 
-def train(
-    config: TrainConfig, provenance: dict[str, Any], data: dict[str, Any]
+def run_rank(
+    config: TrainConfig,
+    provenance: dict[str, Any],
+    inputs: RunInputs,
+    spec: ModelSpec,
 ) -> list[dict[str, float]]:
     """Run one rank, from the start or the newest checkpoint; return the validations.
 
     Raises the errors of `Trainer.run`, and RankLocalError if memory runs out.
     """
     try:
-        return Trainer(config, provenance, data).run()
+        return Trainer(config, provenance, inputs, spec).run()
     except torch.OutOfMemoryError as error:
         raise RankLocalError(
             f"out of memory with micro_batch={config.micro_batch}: {in_one_line(error)}. "
@@ -158,26 +161,29 @@ class Trainer:
     """One rank of a run."""
 
     def __init__(
-        self, config: TrainConfig, provenance: dict[str, Any], data: dict[str, Any]
+        self,
+        config: TrainConfig,
+        provenance: dict[str, Any],
+        inputs: RunInputs,
+        spec: ModelSpec,
     ) -> None:
         self.provenance = provenance
         self.rank, self.ranks = start()
         check_ranks(gather(asdict(config)))
         self.out = Path(config.out)
-        self.vocab = Vocab.from_json(data["vocab"])
-        self.trained_on = trained_on(data)
-        if config.data.own:
-            self.trained_on["own"] = own_text(config)
+        self.vocab = inputs.vocab
+        self.seq_len = inputs.seq_len
         self.data = TrainingData(config)
+        self.trained_on = trained_on(inputs, self.data.own_share)
         self.stop = StopSignals()
         self.checkpoints = Checkpoints(self.out, provenance, keep_last=config.keep_last)
         try:
-            self._prepare(config, data)
+            self._prepare(config, spec)
         except BaseException:
             self.checkpoints.release()
             raise
 
-    def _prepare(self, config: TrainConfig, data: dict[str, Any]) -> None:
+    def _prepare(self, config: TrainConfig, spec: ModelSpec) -> None:
         """Load the newest checkpoint, or the base model; write a new run's first files."""
         checkpoint = self.checkpoints.newest()
         if checkpoint is not None:
@@ -185,13 +191,14 @@ class Trainer:
         # A continued run keeps its first dtype, also on another machine.
         dtype = checkpoint.state["dtype"] if checkpoint else choose_dtype(config.dtype)
         self.config = config = replace(config, dtype=broadcast(dtype))
-        self.module, self.parameters = build_module(config, self.vocab)
+        self.module, self.parameters = build_module(
+            config, spec.architecture, self.vocab
+        )
         self.module.soft = config.objective.soft
         universal = checkpoint is not None and not checkpoint.fits(self.ranks)
         self.engine = Engine(self.module, config, universal=universal)
         self.peak = peak_flops(self.engine.device_name())
-        self.seq_len: int = data["seq_len"]
-        self.flops = step_flops(self.module.lm.config, config, seq_len=self.seq_len)
+        self.flops = spec.flops
         # Servers draw noise from the rows of config.json.
         self.vocabulary: int = self.module.lm.config.get_text_config().vocab_size
         self.held_out = Validation(

@@ -96,20 +96,28 @@ def model_directories(named: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def is_finished(out: str | Path, kind: str, facts: Mapping[str, Any]) -> bool:
-    """Return whether `out` already contains the result for these facts.
+    """Return whether `out` already contains the result for these facts. Raises as `read_finished`."""
+    return read_finished(out, kind, facts) is not None
+
+
+def read_finished(
+    out: str | Path, kind: str, facts: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Return the manifest of `out` if it already contains the result for these facts, else None.
 
     Raises UserError if it contains a finished result for other facts, or cannot be a folder.
     """
     check_path(out)
     path = Path(out) / MANIFEST
     if not path.is_file():
-        return False
-    check_same(read_result(path), {"kind": kind, **facts}, out)
+        return None
+    manifest = read_result(path)
+    check_same(manifest, {"kind": kind, **facts}, out)
     with suppress(
         OSError
     ):  # left by a run that was killed while it published the folder
         path.with_name(RUN_RECORD).unlink(missing_ok=True)
-    return True
+    return manifest
 
 
 def check_same(

@@ -33,7 +33,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from conf.architecture import skeleton
-from conf.runs.stage import read_manifest
 from conf.settings.compose import settings
 from infer.bench.prompts import name_of, read_prompts
 from infer.drafters.planner import FixedPlanner
@@ -46,8 +45,10 @@ from infer.trees.mask_tokens import mask_tokens
 from tests.infer.library import by_tokens
 from train.config import NOISE, TrainConfig
 from train.head import write_head
+from train.inputs import read_inputs
 from train.lora import PlainWeights
 from train.model import AdaptiveLM
+from train.spec import read_spec
 from train.trainer import Trainer
 
 NO_HEAD = ["objective.previous_token=false"]
@@ -112,7 +113,8 @@ def run(args: argparse.Namespace, rung: str, seed: int, steps: int) -> dict[str,
     ]
     with TemporaryDirectory() as folder:
         config = settings("train", TrainConfig, [*overrides, f"out={folder}"])
-        trainer = Trainer(config, {}, read_manifest(args.chat, "shards", "CHAT"))
+        inputs = read_inputs(config)
+        trainer = Trainer(config, {}, inputs, read_spec(config, inputs))
         if rung.endswith("latent"):
             add_latent_consistency(trainer.module)
         if not steps:

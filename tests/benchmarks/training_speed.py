@@ -30,19 +30,21 @@ def work(settings_: list[str]) -> None:
 
     import torch
 
-    from conf.runs.stage import collect_provenance, read_manifest
+    from conf.runs.stage import collect_provenance
     from conf.settings.compose import settings
     from train.__main__ import CHANGEABLE
     from train.config import TrainConfig
+    from train.inputs import read_inputs
+    from train.spec import read_spec
     from train.trainer import Trainer
 
     torch.set_num_threads(1)
     out = sys.stdout
     sys.stdout = sys.stderr
     config = settings("train", TrainConfig, settings_)
-    inputs = {"data.path": config.data.path}
-    data = read_manifest(config.data.path, "shards", "data.path")
-    trainer = Trainer(config, collect_provenance(config, inputs, CHANGEABLE), data)
+    inputs = read_inputs(config)
+    provenance = collect_provenance(config, inputs.folders, CHANGEABLE)
+    trainer = Trainer(config, provenance, inputs, read_spec(config, inputs))
     take = trainer.engine.step
     windows = 0
 

@@ -181,9 +181,8 @@ def measure_rows(model: Path, out: Path) -> None:
 def measure_step(recipe: list[str]) -> dict[str, Any]:
     """Return the figures of a recipe's training step, with as many layers as fit by the plan."""
     from tests.gpu.training_worker import Steps
-    from train.flops import peak_flops, step_flops
-    from train.plan import estimate_memory
-    from train.pretrained import model_config
+    from train.flops import peak_flops
+    from train.spec import estimate_memory, read_spec
 
     common = ["dtype=bfloat16", "model.random_init=true", "global_batch=1"]
     common += ["deepspeed=zero1", "micro_batch=1", "tracker.mode=disabled"]
@@ -192,8 +191,8 @@ def measure_step(recipe: list[str]) -> dict[str, Any]:
     for layers in (32, 24, 16, 8, 4) if ON_GPU else (2,):
         overrides = [*recipe, *common, f"model.shape.num_hidden_layers={layers}"]
         config = Steps.config_of(TOKENS, overrides)
-        architecture = model_config(config.model)
-        plan = estimate_memory(architecture, config, ranks=1, seq_len=TOKENS)
+        spec = read_spec(config, None)
+        plan = estimate_memory(spec, config, ranks=1)
         if plan.total < MEMORY_SHARE * capacity:
             break
     with torch.device(DEVICE):  # drawing 7B weights on a CPU would take minutes
@@ -213,8 +212,7 @@ def measure_step(recipe: list[str]) -> dict[str, Any]:
     }
     peak = peak_flops(torch.cuda.get_device_name()) if ON_GPU else None
     if peak:
-        flops = step_flops(architecture, config, seq_len=TOKENS)
-        figures["mfu"] = flops / figures["seconds"] / peak
+        figures["mfu"] = spec.flops / figures["seconds"] / peak
     return figures
 
 

@@ -59,9 +59,12 @@ class Steps:
         self.settings = self.config_of(tokens, [f"global_batch={ranks}", *overrides])
         self.rank = rank
         self.tokens = tokens
-        self.size = model_config(self.settings.model).vocab_size
+        architecture = model_config(self.settings.model)
+        self.size = architecture.vocab_size
         self.engine = Engine(
-            build_module(self.settings, text_vocab(self.size, *ADAPTIVE))[0],
+            build_module(self.settings, architecture, text_vocab(self.size, *ADAPTIVE))[
+                0
+            ],
             self.settings,
         )
 

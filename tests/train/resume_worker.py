@@ -19,12 +19,14 @@ from unittest import mock
 import torch
 
 from conf.errors import UserError
-from conf.runs.stage import collect_provenance, read_manifest
+from conf.runs.stage import collect_provenance
 from conf.settings.compose import settings
 from tests.recipes import BRANCH
 from train import engine as engines
 from train.__main__ import CHANGEABLE
 from train.config import TrainConfig
+from train.inputs import read_inputs
+from train.spec import read_spec
 from train.trainer import Stopped, Trainer
 
 STEPS, SAVE_EVERY = 12, 4
@@ -71,12 +73,11 @@ class Run:
         config = settings(
             "train", TrainConfig, [*RECIPE, *variant_settings, *paths, *overrides]
         )
-        provenance = collect_provenance(
-            config, {"data.path": str(self.data)}, CHANGEABLE
-        )
-        data = read_manifest(self.data, "shards", "data.path")
+        inputs = read_inputs(config)
+        provenance = collect_provenance(config, inputs.folders, CHANGEABLE)
+        spec = read_spec(config, inputs)
         try:
-            Trainer(config, provenance, data).run()
+            Trainer(config, provenance, inputs, spec).run()
         except (UserError, Stopped) as message:
             (self.folder / f"{name}.reported.{self.rank}").write_text(str(message))
         torch.distributed.barrier()

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from conf.errors import RankLocalError, UserError
-from conf.runs.stage import read_manifest
 from conf.settings.compose import settings
 from data_prep.shards import Shards
 from tests.conftest import vocab_of
 from train import checks
+from train.__main__ import main
 from train.checks import (
     check_adaptive,
     check_devices,
@@ -22,7 +22,8 @@ from train.checks import (
 )
 from train.config import ObjectiveConfig, TrainConfig
 from train.engine import check_deepspeed_settings
-from train.plan import GIB, Memory, plan
+from train.inputs import RunInputs, read_inputs
+from train.spec import GIB, Memory, read_spec
 
 GATED = ["lora.rank=8", "lora.gated=true"]
 REFUSED = [
@@ -57,7 +58,7 @@ REFUSED = [
 @pytest.mark.parametrize(("overrides", "message"), REFUSED)
 def test_refused_settings(overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
-        plan(settings("train", TrainConfig, ["plan=true", *overrides]))
+        main(settings("train", TrainConfig, ["plan=true", *overrides]))
     assert "\n" not in str(caught.value)
 
 
@@ -69,23 +70,26 @@ def test_ranks_with_different_settings() -> None:
 def test_own_text_must_have_the_datas_tokenizer(
     data_folder: Path, tmp_path: Path
 ) -> None:
-    path = str(data_folder)
-    data = read_manifest(data_folder, "shards", "data.path")
-    check_own_text(path, path, data)
+    common = ["model=tiny", f"data.path={data_folder}", "objective=branch"]
+
+    def inputs(own: Path) -> RunInputs:
+        return read_inputs(settings("train", TrainConfig, [*common, f"data.own={own}"]))
+
+    check_own_text(inputs(data_folder))
     other = tmp_path / "own"
     shutil.copytree(data_folder, other)
     (other / "tokenizer" / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match="must have tokenizer.json="):
-        check_own_text(str(other), path, data)
+        check_own_text(inputs(other))
 
 
 def test_data_without_held_out_sequences(data_folder: Path) -> None:
     """Bug: such data was refused after the model had loaded, with useless advice."""
     config = settings("train", TrainConfig, ["model=tiny", f"data.path={data_folder}"])
-    data = read_manifest(data_folder, "shards", "data.path")
-    data["held_out"]["sequences"] = 0
+    inputs = read_inputs(config)
+    inputs.data["held_out"]["sequences"] = 0
     with pytest.raises(UserError, match="must have held-out sequences"):
-        check_start(config, data)
+        check_start(config, inputs, read_spec(config, inputs))
 
 
 @pytest.mark.parametrize(
@@ -93,14 +97,15 @@ def test_data_without_held_out_sequences(data_folder: Path) -> None:
     [["lora.rank=4", "lora.targets=[wq]"], ["+deepspeed.communication_data_type=fp8"]],
 )
 def test_a_run_is_checked_like_its_plan(
-    data_folder: Path, overrides: list[str]
+    data_folder: Path, tmp_path: Path, overrides: list[str]
 ) -> None:
     """Bug: with memory_check=false these errors came after the weights had loaded."""
+    out = tmp_path / "out"
     arguments = ["model=tiny", f"data.path={data_folder}", "memory_check=false"]
+    arguments.append(f"out={out}")
     config = settings("train", TrainConfig, [*arguments, *overrides])
-    data = read_manifest(data_folder, "shards", "data.path")
     with pytest.raises(UserError, match="lora.targets=wq|must be valid for DeepSpeed"):
-        check_start(config, data)
+        main(config)
 
 
 def test_text_must_not_contain_adaptive_ids(data_folder: Path) -> None:

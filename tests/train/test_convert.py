@@ -27,7 +27,7 @@ from train.convert import ConvertConfig, find_gguf, gguf_metadata, main, save_to
 from train.export.sidecars import write_custom_generate, write_sidecars
 from train.export.weights import write_weights
 from train.lora import PlainWeights, adapt, adapter_weights
-from train.pretrained import load_trainable
+from train.pretrained import load_trainable, model_config
 
 PIECES = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *"abx 12=", "Ġ", "ĠĠ", "Ġ1"]
 TEMPLATE = "{% for m in messages %}{{ '<|im_start|>' + m['content'] + '<|im_end|>' }}{% endfor %}"
@@ -215,7 +215,8 @@ def gated_export(base: Path, tuned: Path, out: Path) -> None:
     _, manifest = training(tuned)
     manifest |= {"vocab": asdict(vocab), "adaptive": ids, "settings": settings}
     dtype = torch.bfloat16
-    lm = load_trainable(ModelConfig(str(base)), vocab=vocab, dtype=dtype, seed=0)
+    model = ModelConfig(str(base))
+    lm = load_trainable(model, model_config(model), vocab=vocab, dtype=dtype, seed=0)
     adapt(lm, lora, adaptive=ids)
     weights = lm.state_dict()
     for weight in adapter_weights(weights).values():

@@ -19,7 +19,6 @@ from data_prep.shards import Shards
 from tests.conftest import vocab_of
 from tests.train.resume_worker import RECIPE
 from tests.train.test_deepspeed_settings import PUBLISHED
-from train.checkpoint import load_mapped
 from train.config import TrainConfig
 from train.data import load_batch
 from train.engine import (
@@ -29,6 +28,8 @@ from train.engine import (
 )
 from train.model import AdaptiveLM, build_module
 from train.optimizer import parameter_groups
+from train.pretrained import model_config
+from train.tensor_files import load_mapped
 
 LR = 1e-2
 
@@ -52,7 +53,8 @@ class Setup:
         self._shards = Shards(data, "train")
 
     def module(self) -> AdaptiveLM:
-        return build_module(self.config, self.vocab)[0]
+        architecture = model_config(self.config.model, vocab=self.vocab)
+        return build_module(self.config, architecture, self.vocab)[0]
 
     def batches(self, step: int) -> list[dict[str, Any]]:
         """Return the batches of one step, one sequence each."""

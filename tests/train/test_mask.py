@@ -12,8 +12,8 @@ from tests.conftest import vocab_of
 from train.config import LoraSettings, ObjectiveConfig, TrainConfig
 from train.data import HELD_OUT, TRAINING, lay_out
 from train.objective import Layout, branch, with_noise
-from train.plan import check_model
 from train.pretrained import load_trainable, model_config
+from train.spec import read_spec
 from train.validation import stretch
 
 V = 400
@@ -126,8 +126,10 @@ def test_only_adaptive_ids_add_rows(
     base = tiny_llama(vocab=V)
     base.save_pretrained(tmp_path / "base")
     vocab = replace(vocab_of(data_folder), size=V + 1, adaptive=(V,))
+    model = ModelConfig(str(tmp_path / "base"))
     lm = load_trainable(
-        ModelConfig(str(tmp_path / "base")),
+        model,
+        model_config(model),
         vocab=vocab,
         dtype=torch.float32,
         seed=0,
@@ -156,8 +158,9 @@ def test_invalid_masks_are_refused() -> None:
     config = TrainConfig(
         objective=ObjectiveConfig("branch", mask="40000"),
         lora=LoraSettings(rank=2, gated=True),
+        plan=True,
     )
     with pytest.raises(
         UserError, match="an id below the model's 32,000 rows, got 40000"
     ):
-        check_model(config, model_config(config.model), seq_len=128)
+        read_spec(config, None)

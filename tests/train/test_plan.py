@@ -15,9 +15,10 @@ from tests.conftest import text_vocab, tiny_llama
 from train.config import ObjectiveConfig, TrainConfig
 from train.data import lay_out
 from train.flops import expected_work, peak_flops, step_flops
+from train.inputs import read_inputs
 from train.objective import IGNORE
-from train.plan import DEVICES, Memory, estimate_memory, plan
-from train.pretrained import model_config
+from train.plan import DEVICES, plan
+from train.spec import Memory, estimate_memory, read_spec
 
 VOCAB = text_vocab(100, 7)
 TINY = tiny_llama().config
@@ -29,6 +30,12 @@ RECIPES = sorted(
 )
 
 
+def planned(*overrides: str) -> dict[str, str]:
+    config = settings("train", TrainConfig, ["plan=true", *overrides])
+    inputs = read_inputs(config) if config.data.path else None
+    return plan(config, inputs, read_spec(config, inputs))
+
+
 @pytest.mark.parametrize(
     ("overrides", "verdict"),
     [
@@ -38,16 +45,15 @@ RECIPES = sorted(
     ],
 )
 def test_every_recipe_fits_its_device(overrides: list[str], verdict: str) -> None:
-    lines = plan(settings("train", TrainConfig, overrides))
+    lines = planned(*overrides)
     assert lines["memory per GPU"].startswith(verdict), lines["memory per GPU"]
 
 
 def test_settings_that_save_memory() -> None:
     def memory(*overrides: str) -> Memory:
-        arguments = ["experiment=sdsat_7b_l5", "objective=branch", *overrides]
-        config = settings("train", TrainConfig, arguments)
-        architecture = model_config(config.model)
-        return estimate_memory(architecture, config, ranks=8, seq_len=16384)
+        arguments = ["experiment=sdsat_7b_l5", "objective=branch", "plan=true"]
+        config = settings("train", TrainConfig, [*arguments, *overrides])
+        return estimate_memory(read_spec(config, None), config, ranks=8)
 
     zero2, offloaded = memory(), memory("deepspeed=zero2_offload")
     assert memory("deepspeed=zero3").states < zero2.states
@@ -63,7 +69,7 @@ def test_settings_that_save_memory() -> None:
 
 def test_a_plan_reads_the_data(data_folder: Path) -> None:
     base = ["model=tiny", "plan_ranks=1", "steps=10", "global_batch=4"]
-    lines = plan(settings("train", TrainConfig, [*base, f"data.path={data_folder}"]))
+    lines = planned(*base, f"data.path={data_folder}")
     sequences = read_manifest(data_folder, "shards", "data.path")["train"]["sequences"]
     assert lines["data"].endswith(f"read {40 / sequences:.2f} times")
 

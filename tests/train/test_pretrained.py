@@ -52,7 +52,10 @@ def tiny(kind: str, **fields: object) -> TrainConfig:
 
 
 def load(config: TrainConfig, vocab: Vocab = VOCAB) -> torch.nn.Module:
-    return load_trainable(config.model, vocab=vocab, dtype=torch.float32, seed=0)
+    architecture = model_config(config.model, vocab=vocab)
+    return load_trainable(
+        config.model, architecture, vocab=vocab, dtype=torch.float32, seed=0
+    )
 
 
 @pytest.mark.parametrize(

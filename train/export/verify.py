@@ -23,9 +23,9 @@ from transformers.utils import logging
 
 from conf.errors import UserError
 from train.attention import register
-from train.checkpoint import LazyWeights
 from train.export.trained import Trained
 from train.lora import adapt, adapter_weights, read_adapter
+from train.tensor_files import LazyWeights
 
 POSITIONS = 128  # number of positions in the comparison of logits
 # Allowed difference of logits after a merge, relative to the largest logit: a multiple of

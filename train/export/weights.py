@@ -34,14 +34,8 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 from conf.architecture import skeleton
 from conf.errors import as_user_error
 from conf.runs.files import write_json
-from train.checkpoint import (
-    SHARD,
-    LazyWeights,
-    join,
-    load_mapped,
-    slice_vector,
-    write_safetensors,
-)
+from train.checkpoint import SHARD
+from train.tensor_files import LazyWeights, load_mapped, write_safetensors
 
 # Suffix of the files with the model's weights, or a rank's share of them.
 MODEL = "model_states.pt"
@@ -208,3 +202,32 @@ def write_weights(
         write_json(
             out / SAFE_WEIGHTS_INDEX_NAME, {"metadata": metadata, "weight_map": files}
         )
+
+
+def slice_vector(parts: Sequence[Tensor], start: int, count: int) -> list[Tensor]:
+    """Return views of the elements `start` to `start + count` of concatenated vectors.
+
+    `parts` are the (n,) vectors in order. Raises ValueError if they have fewer elements.
+    """
+    views = []
+    begin = 0
+    for part in parts:
+        view = part[max(start - begin, 0) : max(start + count - begin, 0)]
+        if len(view):
+            views.append(view)
+        begin += len(part)
+    if start + count > begin:
+        raise ValueError(
+            f"the vectors must have at least {start + count} elements, got {begin}"
+        )
+    return views
+
+
+def join(parts: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Copy concatenated vectors into one tensor of the given shape and dtype."""
+    whole = torch.empty(math.prod(shape), dtype=dtype)
+    begin = 0
+    for part in parts:
+        whole[begin : begin + len(part)] = part.detach()
+        begin += len(part)
+    return whole.view(*shape)

@@ -17,12 +17,14 @@ import torch
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.utils import safe_get_full_fp32_param
 
-from conf.runs.stage import collect_provenance, read_manifest
+from conf.runs.stage import collect_provenance
 from conf.settings.compose import settings
 from tests.train.resume_worker import RECIPE
 from train import engine as engines
 from train.__main__ import CHANGEABLE
 from train.config import TrainConfig
+from train.inputs import read_inputs
+from train.spec import read_spec
 from train.trainer import Trainer
 
 SHORT = [
@@ -43,14 +45,9 @@ def train(out: Path, data: Path, overrides: list[str]) -> Trainer:
         TrainConfig,
         [*RECIPE, *SHORT, f"data.path={data}", f"out={out}", *overrides],
     )
-    inputs = {"data.path": str(data)}
-    if config.model.path is not None:
-        inputs["model.path"] = config.model.path
-    trainer = Trainer(
-        config,
-        collect_provenance(config, inputs, CHANGEABLE),
-        read_manifest(data, "shards", "data.path"),
-    )
+    inputs = read_inputs(config)
+    provenance = collect_provenance(config, inputs.folders, CHANGEABLE)
+    trainer = Trainer(config, provenance, inputs, read_spec(config, inputs))
     trainer.run()
     return trainer
 

@@ -10,8 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 
 from conf.runs.files import read_json
 from tests.full_disk import largest_file
-from train.checkpoint import join, slice_vector
-from train.export.weights import write_weights
+from train.export.weights import join, slice_vector, write_weights
 
 SMALL = {
     "vocab_size": 64,

@@ -1,0 +1,41 @@
+"""Read what a run needs to know about its inputs, once, before any weights are loaded."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from conf.runs.stage import model_directories, read_manifest
+from data_prep.vocab import Vocab
+from train.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """The manifests of a run's shards, their vocabulary, and the folders of all inputs."""
+
+    data: dict[str, Any]  # manifest of data.path
+    own: dict[str, Any] | None  # manifest of data.own
+    vocab: Vocab
+    folders: dict[str, str]  # by setting; their fingerprints are in the provenance
+
+    @property
+    def seq_len(self) -> int:
+        """The number of tokens of a sequence."""
+        return int(self.data["seq_len"])
+
+
+def read_inputs(config: TrainConfig) -> RunInputs:
+    """Read the manifests of the settings' folders. This does not import PyTorch.
+
+    Raises UserError if a folder is not a finished folder of shards, or model.adapter has no
+    adapter.
+    """
+    data = read_manifest(config.data.path, "shards", "data.path")
+    folders = {"data.path": config.data.path}
+    folders |= model_directories({"model.path": config.model.path})
+    own = None
+    if config.data.own:
+        own = read_manifest(config.data.own, "shards", "data.own")
+        folders["data.own"] = config.data.own
+    if adapter := config.model.adapter_folder:
+        folders["model.adapter"] = str(adapter)
+    return RunInputs(data, own, Vocab.from_json(data["vocab"]), folders)
