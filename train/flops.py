@@ -1,9 +1,9 @@
 """Count the floating-point operations of a training step, for model FLOPs utilization (MFU).
 
 A product with a matrix of p parameters costs 2 p operations per row. Attention costs
-4 d per layer and per pair of query and key that the causal mask allows: scores and values,
-each over d = heads x head width. The backward pass costs twice the forward pass (Kaplan
-et al. 2020, §2.1; Chowdhery et al. 2022, App. B).
+4 d per layer and per pair of query and key that the layer's mask allows: scores and values,
+each over d = heads x head width. A sliding window of W allows W keys at most. The backward
+pass costs twice the forward pass (Kaplan et al. 2020, §2.1; Chowdhery et al. 2022, App. B).
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from transformers import PretrainedConfig
 
-from conf.architecture import skeleton
+from conf.architecture import skeleton, windows
 from train.config import ObjectiveConfig, TrainConfig
 
 # Dense bfloat16 FLOP/s from the makers' datasheets, by a pattern of torch.cuda.get_device_name.
@@ -53,15 +53,16 @@ def step_flops(
     """
     layers, head = matrix_parameters(architecture)
     work = expected_work(config.objective, seq_len)
-    width = architecture.num_attention_heads * head_width(architecture)
     row_cost = 2 * layers
-    pair_cost = 4 * width * architecture.num_hidden_layers
+    pair_cost = 4 * architecture.num_attention_heads * head_width(architecture)
     products = row_cost * work.rows + 2 * head * work.predicted
-    scores = pair_cost * work.pairs
-    needed = (2 if config.lora.rank else 3) * products + 3 * scores
+    needed = (2 if config.lora.rank else 3) * products
+    for window in layer_windows(architecture):
+        needed += 3 * pair_cost * expected_pairs(config.objective, seq_len, window)
+        if config.lora.gated:
+            needed -= 2 * pair_cost * causal_pairs(seq_len, window)
     if config.lora.gated:
-        trunk_scores = pair_cost * seq_len * (seq_len + 1) / 2
-        needed -= row_cost * seq_len + 2 * trunk_scores + 2 * 2 * head * seq_len
+        needed -= row_cost * seq_len + 2 * 2 * head * seq_len
     return float(config.global_batch * needed)
 
 
@@ -69,7 +70,6 @@ class ExpectedRows(NamedTuple):
     """Average counts of the layout of one sequence."""
 
     rows: float  # rows that pass through the layers
-    pairs: float  # pairs of query and key in the attention of each layer
     predicted: float  # rows with logits
 
 
@@ -78,28 +78,57 @@ def expected_work(objective: ObjectiveConfig, n: int) -> ExpectedRows:
 
     Document borders and control tokens, which shorten windows, are ignored.
     """
-    causal = n * (n + 1) / 2
     if objective.name == "dual":
         # A position is not covered if, at each distance j, no window with a j-th token starts.
         missed = math.prod(
             1 - objective.start_rate * share for share in retained(objective)
         )
-        return ExpectedRows(
-            rows=2 * n, pairs=2 * causal, predicted=n + n * (1 - missed)
-        )
+        return ExpectedRows(rows=2 * n, predicted=n + n * (1 - missed))
     if objective.name == "branch":
-        widths = retained(objective)
-        starts = n * objective.start_rate
-        branches = starts * sum(widths)
-        # A window starts at a uniform position; its j-th token attends to the prefix and to
-        # j tokens of the window.
-        within = starts * sum(j * share for j, share in enumerate(widths, start=1))
-        return ExpectedRows(
-            rows=n + branches,
-            pairs=causal + branches * (n - 1) / 2 + within,
-            predicted=n + branches,
+        branches = n * objective.start_rate * sum(retained(objective))
+        return ExpectedRows(rows=n + branches, predicted=n + branches)
+    return ExpectedRows(rows=n, predicted=n)
+
+
+def expected_pairs(objective: ObjectiveConfig, n: int, window: int | None) -> float:
+    """Return the average pairs of query and key in a layer, over a sequence of n tokens.
+
+    `window` is the layer's sliding window; None for full attention.
+    """
+    causal = causal_pairs(n, window)
+    if objective.name == "dual":
+        return 2 * causal
+    if objective.name == "branch":
+        # A window starts at each position with the same probability. Its j-th token attends to
+        # as many keys as the j-th token of the trunk from there.
+        return causal + objective.start_rate * sum(
+            share * (causal_pairs(n + j - 1, window) - causal_pairs(j - 1, window))
+            for j, share in enumerate(retained(objective), start=1)
         )
-    return ExpectedRows(rows=n, pairs=causal, predicted=n)
+    return causal
+
+
+def causal_pairs(n: int, window: int | None) -> float:
+    """Return the pairs of a causal mask over n tokens, with at most `window` keys each.
+
+    With a window of 3:
+
+        1 · · · ·
+        1 1 · · ·
+        1 1 1 · ·
+        · 1 1 1 ·
+        · · 1 1 1      12 pairs, without the window 15
+    """
+    w = n if window is None else min(n, window)
+    return w * (w + 1) / 2 + (n - w) * w
+
+
+def layer_windows(config: PretrainedConfig) -> list[int | None]:
+    """Return the sliding window of each layer; None for full attention."""
+    by_type = windows(config)
+    count = config.num_hidden_layers
+    types = getattr(config, "layer_types", None) or [*by_type] * count
+    return [by_type[kind] for kind in types]
 
 
 def retained(objective: ObjectiveConfig) -> list[float]:

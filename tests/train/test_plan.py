@@ -1,5 +1,7 @@
 """Compare the plan's formulas with counted operations and drawn layouts."""
 
+import copy
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,9 +14,17 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from conf.runs.stage import read_manifest
 from conf.settings.compose import settings
 from tests.conftest import text_vocab, tiny_llama
-from train.config import ObjectiveConfig, TrainConfig
+from tests.infer.engine.test_families import MIXED, tiny
+from train.attention import dense_mask
+from train.config import LoraSettings, ObjectiveConfig, TrainConfig
 from train.data import lay_out
-from train.flops import expected_work, peak_flops, step_flops
+from train.flops import (
+    causal_pairs,
+    expected_pairs,
+    expected_work,
+    peak_flops,
+    step_flops,
+)
 from train.inputs import read_inputs
 from train.objective import IGNORE
 from train.plan import DEVICES, plan
@@ -87,8 +97,9 @@ def test_operations_equal_torchs_count(tied: bool) -> None:
     assert counter.get_total_flops() == expected
 
 
+@pytest.mark.parametrize("window", [None, 300])
 @pytest.mark.parametrize("name", ["causal", "dual", "branch"])
-def test_expected_work_matches_drawn_layouts(name: str) -> None:
+def test_expected_work_matches_drawn_layouts(name: str, window: int | None) -> None:
     objective = ObjectiveConfig(name=name, L=4)
     n, draws = 4000, 8
     sequence = SimpleNamespace(documents=np.zeros(n, int), tokens=np.full(n, 50))
@@ -97,15 +108,59 @@ def test_expected_work_matches_drawn_layouts(name: str) -> None:
         layout = lay_out([sequence], [index], VOCAB, objective, seed=(0,))
         drafts = layout.offsets[:, n:] > 0
         # A branch column attends to its prefix and to as many columns of its window as its offset.
-        seen = ((layout.positions[:, n:] + 1) * drafts).sum()
+        seen = (keys(layout.positions[:, n:], window) * drafts).sum()
         drawn += (
             layout.ids[:, :n].size + drafts.sum(),
             (layout.labels != IGNORE).sum(),
-            len(layout.ids) * n * (n + 1) / 2 + seen,
+            keys(layout.positions[:, :n], window).sum() + seen,
         )
     work = expected_work(objective, n)
-    expected = (work.rows, work.predicted, work.pairs)
+    expected = (work.rows, work.predicted, expected_pairs(objective, n, window))
     assert drawn / draws == pytest.approx(np.array(expected), rel=0.01)
+
+
+def keys(positions: np.ndarray, window: int | None) -> np.ndarray:
+    """Return the number of keys that the token at each position attends to."""
+    return np.minimum(positions + 1, window or np.inf)
+
+
+def test_the_masks_of_training_have_the_counted_pairs() -> None:
+    sequence = SimpleNamespace(documents=np.zeros(60, int), tokens=np.full(60, 50))
+    objective = ObjectiveConfig(name="branch", L=4, start_rate=0.3)
+    layout = lay_out([sequence], [0], VOCAB, objective, seed=(0,))
+    positions, offsets = torch.tensor(layout.positions), torch.tensor(layout.offsets)
+    drafts = layout.offsets[0, 60:] > 0
+    for window in (None, 2, 7):
+        mask = dense_mask(positions, offsets, 60, window)[0, 0].sum(-1).numpy()
+        expected = keys(layout.positions[0, 60:], window)
+        assert np.array_equal(mask[drafts], expected[drafts])
+
+
+def test_layers_with_a_sliding_window_count_its_pairs() -> None:
+    """Regression: each layer counted full attention, so MFU was too high."""
+    assert causal_pairs(5, 3) == 1 + 2 + 3 + 3 + 3
+    assert causal_pairs(2, 3) == causal_pairs(2, None) == 1 + 2
+    config = tiny("gemma3_text", **MIXED).config  # of two layers one has a window of 6
+    full = copy.deepcopy(config)
+    full.layer_types = ["full_attention"] * 2
+    run = TrainConfig(objective=ObjectiveConfig(name="causal"), global_batch=3)
+    # Ten tokens: 55 pairs, within the window 1 + 2 + 3 + 4 + 5 + 5 x 6 = 45. A pair takes 4
+    # operations for each element of a query, and the backward pass twice as many.
+    width = config.num_attention_heads * config.head_dim
+    saved = 3 * 3 * 4 * width * (55 - 45)
+    assert step_flops(full, run, seq_len=10) == step_flops(config, run, seq_len=10) + (
+        saved
+    )
+    # A gated adapter's trunk has no backward pass.
+    gated = replace(
+        run,
+        objective=ObjectiveConfig(name="branch", start_rate=1e-9),
+        lora=LoraSettings(rank=1, gated=True),
+    )
+    difference = step_flops(full, gated, seq_len=10) - step_flops(
+        config, gated, seq_len=10
+    )
+    assert difference == pytest.approx(saved / 3, rel=1e-6)
 
 
 def test_peak_flops_by_device_name() -> None:
