@@ -3,6 +3,11 @@
     <out>/checkpoints/step-000123/                the engine's files
     <out>/checkpoints/step-000123/checkpoint.json step, ranks, state, size and CRC-32 of every file
     <out>/checkpoints/.step-000123.partial/       being written; renamed to the above when complete
+    <out>/frozen/                                 frozen weights, written once for all checkpoints
+    <out>/frozen/frozen.json                      size and CRC-32 of every file
+
+Resumed runs and exports read the frozen weights there: computed again from model.path, the
+rows of adaptive ids could be rounded differently, and an export need not find model.path.
 
 To load on another number of ranks, DeepSpeed's converter writes a universal checkpoint in a
 process of its own. DeepSpeed finds files by patterns, so a folder must contain only the files
@@ -35,11 +40,12 @@ from conf.runs.files import (
     write_json,
 )
 from conf.runs.stage import ROOT, check_same, create_folder, lock, remove_empty
-from train.config import CHECKPOINTS, RUN
+from train.config import CHECKPOINTS, FROZEN, RUN
 from train.distributed import broadcast, gather
 from train.tensor_files import load_mapped
 
 CHECKPOINT_FILE = "checkpoint.json"
+FROZEN_FILE = "frozen.json"
 SHARD = "optim_states.pt"  # suffix of the files with one rank's share of the optimizer
 POLL_SECONDS = 5  # interval between checks whether the converter has ended
 
@@ -57,6 +63,7 @@ class Checkpoint:
     stage: int  # ZeRO stage
     state: dict[str, Any]  # the trainer's state; the engine has its own files
     files: dict[str, dict[str, int]]  # size and crc32 by file name
+    frozen: bool = False  # the frozen weights are in FROZEN instead of `files`
 
     def check(self) -> None:
         """Raise ValueError for a value of a wrong type, or a file name with a folder in it."""
@@ -67,6 +74,10 @@ class Checkpoint:
             )
         if not isinstance(self.state, dict) or not isinstance(self.files, dict):
             raise ValueError("must have JSON objects as state and files")
+        if type(self.frozen) is not bool:
+            raise ValueError(
+                f"must have true or false as frozen, got {self.frozen!r:.60}"
+            )
         if elsewhere := [name for name in self.files if Path(name).name != name]:
             raise ValueError(f"lists {elsewhere[0]!r:.60}, which is in another folder")
 
@@ -197,8 +208,36 @@ def check_file(path: Path, written: Mapping[str, int]) -> None:
         raise BrokenFile(f"{path.name} has a checksum mismatch: the file is corrupt")
 
 
+def check_frozen(folder: Path) -> None:
+    """Verify the files of frozen weights that a run's checkpoints share.
+
+    Raises UserError if one is missing or damaged.
+    """
+    try:
+        files = read_checksummed(folder / FROZEN_FILE)["files"]
+        for name, written in files.items():
+            check_file(folder / name, written)
+    except (Corrupt, BrokenFile, OSError) as error:
+        raise UserError(
+            f"{folder} must have the frozen weights of the training, got {error}. "
+            "Restore the folder."
+        ) from error
+
+
 class TrainingEngine(Protocol):
     """The methods of `train.engine.Engine` that save and load checkpoints."""
+
+    @property
+    def has_frozen(self) -> bool:
+        """Whether some weights are frozen; `save` leaves them out."""
+
+    def save_frozen(
+        self, folder: Path
+    ) -> tuple[dict[str, dict[str, int]], OSError | None]:
+        """Write the frozen weights; return rank 0's files and the error of a failed write."""
+
+    def load_frozen(self, folder: Path) -> None:
+        """Load the frozen weights from `folder`."""
 
     @property
     def stage(self) -> int:
@@ -273,8 +312,13 @@ class Checkpoints:
     def load(self, checkpoint: Checkpoint, engine: TrainingEngine) -> None:
         """Load a checkpoint into the engine, converted if it has another number of ranks.
 
-        An engine that loads a converted checkpoint must be built with universal=True.
+        An engine that loads a converted checkpoint must be built with universal=True. Raises
+        UserError for damaged frozen weights.
         """
+        if checkpoint.frozen:
+            frozen = self.out / FROZEN
+            self._on_rank_0(partial(check_frozen, frozen))
+            engine.load_frozen(frozen)
         if checkpoint.fits(self._ranks):
             engine.load(self.folder, checkpoint.name)
             return
@@ -289,9 +333,13 @@ class Checkpoints:
 
         Raises UserError if a file cannot be written; earlier checkpoints stay.
         """
-        checkpoint = Checkpoint(step, self._ranks, engine.stage, state, {})
+        checkpoint = Checkpoint(
+            step, self._ranks, engine.stage, state, {}, engine.has_frozen
+        )
         target = self.folder / f".{checkpoint.name}.partial"
         try:
+            if engine.has_frozen and not broadcast((self.out / FROZEN).is_dir()):
+                self._save_frozen(engine)
             self._on_rank_0(partial(shutil.rmtree, target, ignore_errors=True))
             for files, failure in gather(engine.save(self.folder, target.name)):
                 if failure is not None:
@@ -306,6 +354,22 @@ class Checkpoints:
                 f"out={self.out}: the checkpoint of step {step} cannot be written: "
                 f"{describe_error(error)}. Earlier checkpoints stay: {earlier}."
             ) from error
+
+    def _save_frozen(self, engine: TrainingEngine) -> None:
+        target = self.out / f".{FROZEN}.partial"
+        self._on_rank_0(partial(shutil.rmtree, target, ignore_errors=True))
+        self._on_rank_0(target.mkdir)
+        files, failure = gather(engine.save_frozen(target))[0]
+        if failure is not None:
+            raise failure
+
+        def publish() -> None:
+            write_json(target / FROZEN_FILE, with_checksum({"files": files}))
+            _sync(target)
+            os.replace(target, self.out / FROZEN)
+            _sync(self.out)
+
+        self._on_rank_0(publish)
 
     def _publish(self, folder: Path, checkpoint: Checkpoint) -> None:
         write_checkpoint(folder, checkpoint)

@@ -14,6 +14,7 @@ from train.deepspeed_settings import normalize
 RUN = "run.json"  # settings and inputs of the run, written before the first step
 DESCRIBED = "model"  # the architecture and the tokenizer, which the export reads
 CHECKPOINTS = "checkpoints"  # see train/checkpoint.py
+FROZEN = "frozen"  # weights that LoRA freezes, in one copy for all checkpoints
 LOG = "log.jsonl"  # one line per step
 TEXTS = "texts.jsonl"  # held-out texts of each validation, with their accepted drafts
 PLANNED = "planned.json"  # the number of steps that minutes= planned

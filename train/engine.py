@@ -9,7 +9,7 @@ import random
 import resource
 import socket
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
@@ -25,7 +25,7 @@ from train.checkpoint import write_file
 from train.config import TrainConfig
 from train.distributed import COLLECTIVE_TIMEOUT, Abandoned
 from train.optimizer import build_optimizer, parameter_groups
-from train.tensor_files import refusal, zero_stage
+from train.tensor_files import load_mapped, refusal, zero_stage
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when deepspeed is imported
@@ -50,6 +50,7 @@ from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem
 from deepspeed.utils.tensor_fragment import fragment_address
 
 RANKS_PER_MACHINE = 8
+FROZEN_BYTES = 2**32  # size of a file of frozen weights
 
 # All classes in our checkpoints besides tensors and plain values. `partial` makes a function
 # object of its own: the end of a `safe_globals` block in train.tensor_files removes the objects
@@ -211,6 +212,12 @@ class Engine:
         self._trained = [
             [names[id(parameter)] for parameter in group["params"]] for group in groups
         ]
+        # A frozen weight and its names; tied weights have several.
+        self._frozen: dict[int, tuple[nn.Parameter, list[str]]] = {}
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            if not parameter.requires_grad:
+                own = self._frozen.setdefault(id(parameter), (parameter, []))
+                own[1].append(name)
         optimizer = build_optimizer(groups, config.optimizer)
         settings = deepspeed_config(config, ranks=dist.get_world_size())
         if universal:
@@ -228,7 +235,7 @@ class Engine:
         for name, buffer in module.named_buffers():
             buffer.data = exact[name].to(buffer.device)
         self._forget_first_step()
-        self._files = _Files()
+        self._files = _Files(name for _, own in self._frozen.values() for name in own)
         self._engine.checkpoint_engine = self._files
         # DeepSpeed copies a script next to the weights; if that fails on a full disk, the
         # other ranks would wait.
@@ -308,10 +315,55 @@ class Engine:
             return torch.cuda.max_memory_allocated()
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
+    @property
+    def has_frozen(self) -> bool:
+        """Whether some weights are frozen, as with LoRA; `save` leaves them out."""
+        return bool(self._frozen)
+
+    def save_frozen(
+        self, folder: Path
+    ) -> tuple[dict[str, dict[str, int]], OSError | None]:
+        """Write the frozen weights by name into `folder`. Every rank must call this.
+
+        Returns size and CRC-32 of rank 0's files by name, and the error of a failed write.
+        """
+        self._files.written = {}
+        self._files.failure = None
+        part: dict[str, Tensor] = {}
+        size = 0
+        last = len(self._frozen)
+        for number, (parameter, names) in enumerate(self._frozen.values(), start=1):
+            with deepspeed.zero.GatheredParameters(
+                [parameter], enabled=hasattr(parameter, "ds_id")
+            ):
+                if dist.get_rank():
+                    continue
+                weight = parameter.detach().to("cpu", copy=True)
+            part |= dict.fromkeys(names, weight)
+            size += weight.nbytes
+            if size >= FROZEN_BYTES or number == last:
+                name = f"frozen-{len(self._files.written):05}.pt"
+                self._files.save(part, str(folder / name))
+                part, size = {}, 0
+        return self._files.written, self._files.failure
+
+    def load_frozen(self, folder: Path) -> None:
+        """Load the frozen weights from `folder`. Every rank must call this."""
+        weights: dict[str, Tensor] = {}
+        for path in folder.glob("*.pt"):
+            weights |= load_mapped(path)
+        for parameter, names in self._frozen.values():
+            with deepspeed.zero.GatheredParameters(
+                [parameter], modifier_rank=0, enabled=hasattr(parameter, "ds_id")
+            ):
+                parameter.data.copy_(weights[names[0]])
+
     def save(
         self, folder: Path, tag: str
     ) -> tuple[dict[str, dict[str, int]], OSError | None]:
         """Write weights and optimizer into `folder`/`tag`. Every rank must call this.
+
+        Frozen weights are left out.
 
         Returns size and CRC-32 of this rank's files by name, and the error of a failed write.
         """
@@ -320,7 +372,11 @@ class Engine:
         # Stage 0 stores float32 copies of bfloat16 weights in this order of names.
         state = {"trained": self._trained}
         self._engine.save_checkpoint(
-            str(folder), tag=tag, client_state=state, save_latest=False
+            str(folder),
+            tag=tag,
+            client_state=state,
+            save_latest=False,
+            exclude_frozen_parameters=self.has_frozen,
         )
         return self._files.written, self._files.failure
 
@@ -331,9 +387,16 @@ class Engine:
             {k: v for k, v in group.items() if k != "params"}
             for group in optimizer.param_groups
         ]
-        path, _ = self._engine.load_checkpoint(str(folder), tag=tag)
+        path, _ = self._engine.load_checkpoint(
+            str(folder), tag=tag, load_module_strict=not self.has_frozen
+        )
         if path is None:
             raise FileNotFoundError(f"{folder / tag}: no checkpoint of this engine")
+        trained = {name for names in self._trained for name in names}
+        if missing := sorted(trained - self._files.read):
+            raise UserError(
+                f"{folder / tag} must have all trained weights, got no {missing[0]}."
+            )
         # From a universal checkpoint, ZeRO 3 gives every group the first group's settings.
         # All parameters share one step tensor, which each of them then increments.
         for group, setting in zip(optimizer.param_groups, settings, strict=True):
@@ -363,10 +426,13 @@ class _Files(CheckpointEngine):
     """DeepSpeed's checkpoint I/O by torch.save and torch.load, with checksums.
 
     A failed write is stored, not raised: the other ranks wait at DeepSpeed's barrier after it.
+    `read` has the names of the weights in the last file that was loaded.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, frozen: Iterable[str]) -> None:
         super().__init__()
+        self._frozen = frozenset(frozen)
+        self.read: set[str] = set()
         self.written: dict[str, dict[str, int]] = {}
         self.failure: OSError | None = None
 
@@ -377,6 +443,11 @@ class _Files(CheckpointEngine):
             self.failure = error
 
     def save(self, state_dict: Any, path: str) -> None:
+        if "module" in state_dict:
+            # DeepSpeed leaves out frozen weights by the first of their names only.
+            weights = state_dict["module"].items()
+            own = {name: weight for name, weight in weights if name not in self._frozen}
+            state_dict = {**state_dict, "module": own}
         if self.failure is None:
             try:
                 self.written[Path(path).name] = write_file(state_dict, Path(path))
@@ -385,7 +456,10 @@ class _Files(CheckpointEngine):
 
     def load(self, path: str, map_location: Any = None) -> Any:
         try:
-            return torch.load(path, map_location=map_location, weights_only=True)
+            state = torch.load(path, map_location=map_location, weights_only=True)
+            if "module" in state:
+                self.read = set(state["module"])
+            return state
         except UnpicklingError as error:
             raise UserError(
                 f"{path} must contain only tensors and plain values, got {refusal(error)}."

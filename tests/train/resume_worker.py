@@ -54,7 +54,11 @@ VARIANTS = {
     **{f"zero{stage}": [f"deepspeed=zero{stage}"] for stage in range(4)},
     "bf16": ["deepspeed=zero2", "dtype=bfloat16", "+model.shape.attention_dropout=0.3"],
     "muon": ["deepspeed=zero0", "dtype=bfloat16", "optimizer.name=muon"],
-    "gated": ["deepspeed=zero0", "lora.rank=4", "lora.gated=true"],
+    "gated": [
+        *("deepspeed=zero0", "lora.rank=4", "lora.gated=true"),
+        "+model.shape.tie_word_embeddings=true",
+    ],
+    "gated3": ["deepspeed=zero3", "dtype=bfloat16", "lora.rank=4", "lora.gated=true"],
     "own": ["deepspeed=zero1", "data.own={data}", "data.own_share=0.4"],
 }
 
@@ -187,7 +191,7 @@ def planned(run: Run) -> None:
 
 def other_ranks(run: Run) -> None:
     """Continue runs that began on two ranks with this number of ranks."""
-    for variant in ("zero0", "zero1", "zero3", "own"):
+    for variant in ("zero0", "zero1", "zero3", "own", "gated"):
         run.interrupted(variant, f"{variant}-other")
         run.train(f"{variant}-other", variant)
 

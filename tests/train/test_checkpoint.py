@@ -14,8 +14,10 @@ from conf.runs.files import with_checksum, write_json
 from tests.conftest import tiny_llama
 from train.checkpoint import (
     CHECKPOINT_FILE,
+    FROZEN_FILE,
     BrokenFile,
     Checkpoint,
+    check_frozen,
     find_intact,
     list_checkpoints,
     read_checkpoint,
@@ -51,6 +53,7 @@ WRONG_TYPES: dict[str, Any] = {
     "stage": True,
     "state": [],
     "files": {"../a.pt": {"size": 0, "crc32": 0}},
+    "frozen": 1,
 }
 
 
@@ -95,6 +98,19 @@ def test_damaged_missing_and_unlisted_files_are_detected(tmp_path: Path) -> None
     (path / "more.pt").touch()
     with pytest.raises(UserError, match="must contain only the files .*, got more.pt"):
         read_checkpoint(path)
+
+
+def test_damaged_or_missing_frozen_weights_are_refused(tmp_path: Path) -> None:
+    reason = f"{tmp_path} must have the frozen weights of the training, got"
+    with pytest.raises(UserError, match=f"^{reason} cannot be read"):
+        check_frozen(tmp_path)
+    path = tmp_path / "frozen-00000.pt"
+    files = {path.name: write_file({"weight": torch.arange(1000.0)}, path)}
+    write_json(tmp_path / FROZEN_FILE, with_checksum({"files": files}))
+    check_frozen(tmp_path)
+    flip(path, 50)
+    with pytest.raises(UserError, match=f"^{reason} {path.name} has a checksum"):
+        check_frozen(tmp_path)
 
 
 def test_find_intact_returns_the_newest_intact_checkpoint(tmp_path: Path) -> None:

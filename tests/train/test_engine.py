@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import deepspeed
 import numpy as np
 import pytest
 import torch
@@ -19,6 +20,7 @@ from data_prep.shards import Shards
 from tests.conftest import vocab_of
 from tests.train.resume_worker import RECIPE
 from tests.train.test_deepspeed_settings import PUBLISHED
+from train import engine as engine_module
 from train.config import TrainConfig
 from train.data import load_batch
 from train.engine import (
@@ -239,3 +241,42 @@ def test_an_interrupted_step_changes_no_weights(
     resumed = Engine(setup.module(), setup.config)
     resumed.load(tmp_path, "step-000001")
     assert float(resumed.step(setup.batches(1), LR, key=(0, 1))[0].mean()) == second
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_frozen_weights_are_saved_once_and_loaded(
+    data_folder: Path, tmp_path: Path, stage: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frozen weights come back bit for bit, in files of limited size, also tied ones.
+
+    A checkpoint has only the trained weights; one that lacks a trained weight is refused.
+    """
+    monkeypatch.setattr(engine_module, "FROZEN_BYTES", 50_000)
+    setup = Setup(
+        data_folder,
+        *(f"deepspeed=zero{stage}", "lora.rank=2", "lora.gated=true"),
+        "+model.shape.tie_word_embeddings=true",
+    )
+    engine = Engine(setup.module(), setup.config)
+    files, failure = engine.save_frozen(tmp_path)
+    assert failure is None and len(files) > 1
+    assert {path.name for path in tmp_path.iterdir()} == files.keys()
+    saved = {k: v for name in files for k, v in load_mapped(tmp_path / name).items()}
+    changed = Engine(setup.module(), setup.config)
+    for parameter, _ in changed._frozen.values():
+        getattr(parameter, "ds_tensor", parameter).data.zero_()
+    changed.load_frozen(tmp_path)
+    for parameter, names in changed._frozen.values():
+        with deepspeed.zero.GatheredParameters(
+            [parameter], enabled=hasattr(parameter, "ds_id")
+        ):
+            for name in names:
+                assert torch.equal(saved[name], parameter) and saved[name].any()
+    assert any(len(names) > 1 for _, names in changed._frozen.values())
+    engine.save(tmp_path, "step")
+    (model,) = (load_mapped(p) for p in (tmp_path / "step").glob("*model_states.pt"))
+    assert not saved.keys() & model["module"].keys()
+    changed.load(tmp_path, "step")
+    changed._trained = [["lm.missing"]]
+    with pytest.raises(UserError, match="all trained weights, got no lm.missing"):
+        changed.load(tmp_path, "step")

@@ -17,6 +17,7 @@ from tests import warm
 from tests.train.resume_worker import RECIPE, SAVE_EVERY, STEPS, VARIANTS
 from train.config import TrainConfig
 from train.schedule import Schedule, learning_rate
+from train.tensor_files import load_mapped
 
 ROOT = Path(__file__).parents[2]
 CASES = "whole_and_resumed,broken,full,diverged,stopped,longer,planned"
@@ -67,6 +68,26 @@ def test_a_resumed_run_has_the_same_losses_bit_for_bit(
     assert first == second
 
 
+@pytest.mark.parametrize("variant", ["gated", "gated3"])
+def test_checkpoints_share_one_copy_of_the_frozen_weights(
+    runs: Path, variant: str
+) -> None:
+    """Each checkpoint of an adapter had the whole base model: 2.5 GB for 0.5B parameters."""
+    run = runs / variant
+    assert sorted(path.name for path in (run / "frozen").iterdir()) == [
+        "frozen-00000.pt",
+        "frozen.json",
+    ]
+    frozen = load_mapped(run / "frozen" / "frozen-00000.pt")
+    assert any(".q_proj.base_layer." in name for name in frozen)
+    assert not any("lora_" in name for name in frozen)
+    for folder in (run / "checkpoints").iterdir():
+        for path in folder.glob("*model_states.pt"):
+            state = load_mapped(path)
+            assert not frozen.keys() & state["module"].keys()
+            assert state["frozen_param_fragments"] is None
+
+
 def test_a_run_of_minutes_is_planned_once(runs: Path) -> None:
     """A run that resumes before its last checkpoint takes the number of steps planned before."""
     whole, resumed = runs / "planned", runs / "planned-resumed"
@@ -95,7 +116,7 @@ def test_one_rank_continues_runs_of_two_ranks(runs: Path, data_folder: Path) -> 
     step count.
     """
     worker("other_ranks", runs, data_folder, ranks=1)
-    for variant in ("zero0", "zero1", "zero3", "own"):
+    for variant in ("zero0", "zero1", "zero3", "own", "gated"):
         other = runs / f"{variant}-other"
         expected = pytest.approx(values(runs / variant), rel=0, abs=1e-6)
         assert values(other) == expected

@@ -16,8 +16,13 @@ from conf.runs.fingerprint import fingerprint_file
 from conf.runs.stage import read_manifest
 from data_prep.ngrams import TABLE, find_table
 from data_prep.vocab import Vocab, tokenizer_file
-from train.checkpoint import Checkpoint, find_intact, list_checkpoints
-from train.config import CHECKPOINTS, DESCRIBED, LoraSettings
+from train.checkpoint import (
+    Checkpoint,
+    check_frozen,
+    find_intact,
+    list_checkpoints,
+)
+from train.config import CHECKPOINTS, DESCRIBED, FROZEN, LoraSettings
 from train.export import trained_lora
 from train.export.weights import CheckpointWeights
 from train.lora import PlainWeights
@@ -57,8 +62,9 @@ class Trained:
 
     def weights(self, dtype: torch.dtype) -> CheckpointWeights:
         """Return the checkpoint's weights, including LoRA weights."""
+        frozen = self.folder / FROZEN if self.checkpoint.frozen else None
         return CheckpointWeights(
-            self.folder / CHECKPOINTS / self.checkpoint.name, dtype
+            self.folder / CHECKPOINTS / self.checkpoint.name, dtype, frozen
         )
 
     def plain_weights(
@@ -94,6 +100,8 @@ def open_trained(folder: str, *, keep_adapter: bool = False) -> Trained:
         raise UserError(f"checkpoint={folder} must contain checkpoints, got none.")
     for path, reason in broken.items():
         print_line(f"export: {path} is broken ({reason}); using {checkpoint.name}")
+    if checkpoint.frozen:
+        check_frozen(Path(folder) / FROZEN)
     trained = Trained(
         Path(folder),
         manifest,

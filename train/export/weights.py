@@ -2,7 +2,8 @@
 
 DeepSpeed's zero_to_fp32 loads the whole model into memory (with ZeRO 2 twice, in float32)
 and does not support stage 0. Here trained weights are read from the optimizer's float32
-copies and frozen weights from the model's file:
+copies, and frozen weights from the files that a run writes once (train/checkpoint.py), or
+from the model's file in older runs:
 
     stage 0      by name from the model's file; for a bfloat16 model the optimizer's float32
                  copies, by group
@@ -53,16 +54,22 @@ class Stored(NamedTuple):
 class CheckpointWeights(LazyWeights):
     """The tensors of a checkpoint folder in `dtype`, named as in the Transformers model.
 
-    Raise UserError for files that are not in the format of training.
+    `frozen` is the folder with the run's frozen weights; None if the checkpoint has them, or
+    there are none. Raise UserError for files that are not in the format of training.
     """
 
-    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        dtype: torch.dtype = torch.float32,
+        frozen: Path | None = None,
+    ) -> None:
         self._dtype = dtype
         with as_user_error(
             f"{folder} must hold files as train writes them, got",
             ". Use another checkpoint.",
         ):
-            stored = _find_stored(folder)
+            stored = _find_stored(folder, frozen)
         self._names: dict[str, Stored] = {
             name.removeprefix(PREFIX): weight for name, weight in stored.items()
         }
@@ -72,7 +79,7 @@ class CheckpointWeights(LazyWeights):
         return join(weight.parts, weight.shape, self._dtype)
 
 
-def _find_stored(folder: Path) -> dict[str, Stored]:
+def _find_stored(folder: Path, frozen: Path | None) -> dict[str, Stored]:
     models = _by_rank(folder, MODEL)
     optimizers = [rank["optimizer_state_dict"] for rank in _by_rank(folder, SHARD)]
     if not models:
@@ -84,6 +91,8 @@ def _find_stored(folder: Path) -> dict[str, Stored]:
         for name, tensor in model["module"].items()
         if tensor.numel()
     }
+    for path in sorted(frozen.glob("*.pt")) if frozen else ():
+        stored |= {name: _whole(tensor) for name, tensor in load_mapped(path).items()}
     if not optimizers:
         trained = _stage_0(model)
     elif "fp32_flat_groups" in optimizers[0]:
