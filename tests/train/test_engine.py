@@ -184,8 +184,8 @@ def test_a_published_file_trains_like_the_preset(
     file = tmp_path / "ds_config.json"
     file.write_text(json.dumps(PUBLISHED))
     losses = []
-    for deepspeed in (file, "zero3"):
-        setup = Setup(data_folder, f"deepspeed={deepspeed}")
+    for choice in (file, "zero3"):
+        setup = Setup(data_folder, f"deepspeed={choice}")
         losses.append(setup.train(Engine(setup.module(), setup.config)))
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
