@@ -315,7 +315,8 @@ def begin_with(lm: nn.Module, folder: Path) -> None:
     """Initialize the adapter of `lm`, in place, with the one that `save_adapter` wrote.
 
     If the rank of `lm` is larger, B is padded with zeros, so that B A stays the same, and
-    A keeps its random rows, so that the new columns of B learn. Raises UserError unless
+    A keeps its random rows, so that the new columns of B learn. If `lm` has no trained
+    rows (objective.mask), those of the saved adapter are left out. Raises UserError unless
     the adapter has the model's layers and adaptive ids and at most its rank.
     """
     saved = LoraConfig.from_pretrained(str(folder))
@@ -327,6 +328,13 @@ def begin_with(lm: nn.Module, folder: Path) -> None:
             f"lora.rank must be at least {saved.r} with model.adapter={folder}, "
             f"got {rank}."
         )
+    ids = [
+        module.token_indices[ADAPTER]
+        for module in lm.modules()
+        if isinstance(module, TrainableTokensLayer)
+    ]
+    if not ids:
+        tensors = {n: t for n, t in tensors.items() if "trainable_tokens" not in n}
     weights = adapter_weights(lm.state_dict())
     names = {f"{PEFT}{name.replace(f'.{ADAPTER}', '')}": name for name in weights}
     if different := names.keys() ^ tensors.keys():
@@ -334,11 +342,6 @@ def begin_with(lm: nn.Module, folder: Path) -> None:
             f"model.adapter={folder} must have the layers of lora.targets and trained "
             f"rows like this run, got a difference in {min(different)}."
         )
-    ids = [
-        module.token_indices[ADAPTER]
-        for module in lm.modules()
-        if isinstance(module, TrainableTokensLayer)
-    ]
     if ids and ids[0] != saved.trainable_token_indices:
         raise UserError(
             f"model.adapter={folder} must have the adaptive ids {ids[0]} of the data, "

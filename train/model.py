@@ -205,7 +205,7 @@ def build_module(
         torch.manual_seed(config.seed)
         width = lm.get_output_embeddings().in_features
         head = PreviousTokenHead(width, lm.dtype)
-    if folder:
+    if folder and (head or objective.mask is None):
         read_head(head, folder)
     module = AdaptiveLM(
         lm,

@@ -16,7 +16,14 @@ from tests.train.test_attention import L, model, random_layout
 from train.config import LoraSettings, ModelConfig, OptimizerConfig
 from train.data import to_tensors
 from train.head import PreviousTokenHead, read_head, write_head
-from train.lora import Gate, PlainWeights, adapt, begin_with, default_targets
+from train.lora import (
+    Gate,
+    PlainWeights,
+    adapt,
+    adapter_weights,
+    begin_with,
+    default_targets,
+)
 from train.model import AdaptiveLM
 from train.objective import IGNORE, Layout, branch, causal
 from train.optimizer import build_optimizer, parameter_groups
@@ -270,6 +277,19 @@ def test_training_continues_an_adapter_at_a_larger_rank(
     assert not added.any()
     train(module)
     assert added.any()
+
+
+def test_an_adapter_with_rows_starts_a_training_without_rows(
+    trained: tuple[AdaptiveLM, Path],
+) -> None:
+    """Bug: objective.mask=noise refused every adapter with adaptive tokens."""
+    before, folder = trained
+    lm = base_model()
+    adapt(lm, RANK_4, adaptive=())
+    begin_with(lm, folder / "adapter")
+    pairs = adapter_weights(lm.state_dict())
+    saved = before.lm.state_dict()
+    assert pairs and all(torch.equal(saved[name], pairs[name]) for name in pairs)
 
 
 @pytest.mark.parametrize(
