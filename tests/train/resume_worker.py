@@ -54,11 +54,11 @@ VARIANTS = {
     **{f"zero{stage}": [f"deepspeed=zero{stage}"] for stage in range(4)},
     "bf16": ["deepspeed=zero2", "dtype=bfloat16", "+model.shape.attention_dropout=0.3"],
     "muon": ["deepspeed=zero0", "dtype=bfloat16", "optimizer.name=muon"],
-    "gated": [
-        *("deepspeed=zero0", "lora.rank=4", "lora.gated=true"),
-        "+model.shape.tie_word_embeddings=true",
+    "gated": ["deepspeed=zero0", "lora.rank=4", "lora.gated=true"],
+    "tied": [
+        *("deepspeed=zero3", "dtype=bfloat16", "lora.rank=4", "lora.gated=true"),
+        *("objective.mask=noise", "+model.shape.tie_word_embeddings=true"),
     ],
-    "gated3": ["deepspeed=zero3", "dtype=bfloat16", "lora.rank=4", "lora.gated=true"],
     "own": ["deepspeed=zero1", "data.own={data}", "data.own_share=0.4"],
 }
 

@@ -68,7 +68,7 @@ def test_a_resumed_run_has_the_same_losses_bit_for_bit(
     assert first == second
 
 
-@pytest.mark.parametrize("variant", ["gated", "gated3"])
+@pytest.mark.parametrize("variant", ["gated", "tied"])
 def test_checkpoints_share_one_copy_of_the_frozen_weights(
     runs: Path, variant: str
 ) -> None:
