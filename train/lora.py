@@ -316,7 +316,7 @@ def begin_with(lm: nn.Module, folder: Path) -> None:
 
     If the rank of `lm` is larger, B is padded with zeros, so that B A stays the same, and
     A keeps its random rows, so that the new columns of B learn. If `lm` has no trained
-    rows (objective.mask), those of the saved adapter are left out. Raises UserError unless
+    rows (objective.mask), the saved rows are left out. Raises UserError unless
     the adapter has the model's layers and adaptive ids and at most its rank.
     """
     saved = LoraConfig.from_pretrained(str(folder))

@@ -54,8 +54,8 @@ class Stored(NamedTuple):
 class CheckpointWeights(LazyWeights):
     """The tensors of a checkpoint folder in `dtype`, named as in the Transformers model.
 
-    `frozen` is the folder with the run's frozen weights; None if the checkpoint has them, or
-    there are none. Raise UserError for files that are not in the format of training.
+    `frozen` is the folder with the run's frozen weights; None if the checkpoint has all weights.
+    Raise UserError for files that are not in the format of training.
     """
 
     def __init__(
