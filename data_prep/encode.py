@@ -36,7 +36,7 @@ Ragged = tuple[np.ndarray, np.ndarray]
 
 
 class Mode(IntEnum):
-    """The layout of a document. Shards store the value."""
+    """How a document is laid out: plain, for infilling, or as a chat. Shards store the value."""
 
     PLAIN = 0
     PSM = 1

@@ -194,6 +194,6 @@ def _fixed_planner(decode: DecodeConfig, method: Method, k: int) -> FixedPlanner
         return FixedPlanner(k, probes)
     if k > DEEPEST:
         raise UserError(
-            f"decode.k must be 1 to {DEEPEST} with decode.tree=paper, got {k}"
+            f"decode.k must be 1 to {DEEPEST} with decode.tree=paper, got {k}. Lower it."
         )
     return FixedPlanner(k, probes, width=RANKS, form=PAPER)

@@ -66,7 +66,7 @@ def step_flops(
 
 
 class ExpectedRows(NamedTuple):
-    """Average counts of the layout of one sequence."""
+    """Average counts of the rows and attention pairs of one sequence, for its operations."""
 
     rows: float  # rows that pass through the layers
     pairs: float  # pairs of query and key in the attention of each layer

@@ -70,7 +70,7 @@ def gain(rows: Sequence[Row], busy: bool) -> Cell:
 
 
 def times(rows: Sequence[Row]) -> str:
-    """Return the speedup in words; for a single prompt set with its interval."""
+    """Format the speedup, such as "1.50 times as fast"; for a single prompt set with its interval."""
     text = f"{span([row['speedup'] for row in rows])} times as fast"
     if len(rows) == 1 and (ends := rows[0]["speedup_interval"]):
         text += f" (95 %: {ends[0]:.2f}–{ends[1]:.2f})"

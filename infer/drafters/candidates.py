@@ -178,7 +178,7 @@ class Places(DraftGraph):
 
 @dataclass(slots=True)
 class Drafted:
-    """The inputs of a sequence's next draft."""
+    """The state from which the next drafts of one sequence are made: n-grams, adaptive tokens' answers."""
 
     seed: int
     ngrams: TextNgrams | None

@@ -249,9 +249,9 @@ class DraftForwards:
 
 
 class Calibration:
-    """The rate at which candidates of a given weight are right, if all before them are.
+    """Estimates the probability that a draft is right, given its weight and that all drafts before it are.
 
-    Weights are binned. Bins with few trials use the overall ratio of right to expected.
+    Weights are binned. Bins with few trials use the overall ratio of right to expected drafts.
     """
 
     def __init__(self, constants: Constants = CONSTANTS) -> None:

@@ -399,7 +399,9 @@ class DraftModelSources:
         """Return the source for the settings. Raise UserError where they do not fit."""
         rules = decode.rules
         if rules.k > WIDTH:
-            raise UserError(f"decode.children must be at most {WIDTH}, got {rules.k}")
+            raise UserError(
+                f"decode.children must be at most {WIDTH}, got {rules.k}. Lower it."
+            )
         draft = self._draft
         setup = DraftSetup(draft, self._runners, capacity, ROWS)
         if draft.adaptive is None:
@@ -410,7 +412,7 @@ class DraftModelSources:
             if value != getattr(DecodeConfig, name):
                 raise UserError(
                     f"decode.{name} must be left out with draft_adaptive=true, got {value}. "
-                    "Adaptive tokens draft in one forward, without levels."
+                    "Remove it: adaptive tokens draft in one forward, without levels."
                 )
         depth = decode.depth or draft.adaptive.L + 1
         try:

@@ -41,7 +41,7 @@ class Draft:
     adaptive: Adaptive | None = None  # drafts with these tokens; None: token by token
 
     def read(self, ids: Sequence[int]) -> list[int]:
-        """Return the target's ids, with STAND_IN for ids that this model does not have."""
+        """Return the target's token ids with STAND_IN in place of ids that the draft model does not have."""
         return [id if id < self.rows else STAND_IN for id in ids]
 
 
@@ -88,7 +88,7 @@ class DraftSource:
         if config.adaptive and adaptive is None:
             raise UserError(
                 "draft_adaptive=true needs a model fine-tuned with adaptive tokens, "
-                "got no adaptive.json"
+                "got no adaptive.json. Use draft_adaptive=false."
             )
         _narrow_head(lm, self._rows)
         drafted_by = adaptive if config.adaptive else None
@@ -108,7 +108,10 @@ def shared_rows(target: Mapping[int, str], draft: Mapping[int, str], name: str) 
         if target[id] != draft[id]
     )
     if reason := next(different, "" if shared else "no shared id"):
-        raise UserError(f"{name} must have the model's token ids, got {reason}")
+        raise UserError(
+            f"{name} must have the model's token ids, got {reason}. Use "
+            "a model with the same tokenizer."
+        )
     return shared[-1] + 1
 
 

@@ -74,7 +74,10 @@ def test_the_card_has_metadata_figures_and_commands(tmp_path: Path) -> None:
     }
     card = card_of(out)
     assert "| mean loss per token, nats | 1.500 | 1.400 |" in card
-    assert "accepted drafts per verification, of 2 by adaptive tokens | 0.100 | 0.900 |" in card
+    assert (
+        "accepted drafts per verification, of 2 by adaptive tokens | 0.100 | 0.900 |"
+        in card
+    )
     assert "someone" not in card  # no path of this machine
     assert "transformers serve MODEL" in card
     (drafting,) = re.findall(r"--speculative-config '(.*)'", card)
