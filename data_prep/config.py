@@ -130,7 +130,7 @@ class VocabConfig:
     #: token after the middle of an infilling document; null: EOS if vocab.pre is set, else from the
     #: tokenizer's family of models
     eot: str | None = None
-    #: adaptive tokens: tokens or ids that no text produces; []: the paper's for CodeLlama, else
+    #: adaptive tokens, as tokens or ids that no text produces; []: the paper's for CodeLlama, else
     #: unused rows of the embedding, else one new row, which training adds
     adaptive: list[Any] = setting([])
     #: number of embedding rows of the model; null: vocab_size in the tokenizer's config.json

@@ -150,7 +150,7 @@ class Methods:
             try:
                 mask.check(k)
             except ValueError as error:
-                raise UserError(f"decode.{error}") from error
+                raise UserError(f"decode.{error}. Change decode.k.") from error
         planner: Planner
         if method.measured and not decode.nodes and decode.probes == "auto":
             planner = self.planners(self.lm.device.type, k, None, sources, *texts)

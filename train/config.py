@@ -61,7 +61,8 @@ class TrainDataConfig(ShardsConfig):
 class ModelConfig:
     """The model to train: a Transformers directory, or random weights of a given shape."""
 
-    #: a Transformers directory with weights, or a hub name; required unless random_init
+    #: base model: a Transformers directory with weights, or a hub name; required unless
+    #: random_init
     path: str | None = setting(None, hub="model")
     #: start from random weights of model.shape instead of model.path
     random_init: bool = False
