@@ -102,7 +102,7 @@ class Packing:
         return result
 
     def contexts(self, words: np.ndarray) -> np.ndarray:
-        """Return the words without the successors, as keys of the contexts."""
+        """Return the packed contexts: the n-grams without their last token, the successor."""
         return np.concatenate([words[:-1], words[-1:] >> np.uint64(self.bits)])
 
     def bound(self, latest: int, before: int = 0) -> int:

@@ -118,7 +118,7 @@ def head_width(config: PretrainedConfig) -> int:
 
 
 def matrix_parameters(config: PretrainedConfig) -> tuple[int, int]:
-    """Return the parameters of the matrices that multiply a row: in all layers, and in the head.
+    """Return the number of parameters that a token is multiplied by, in all layers and the head.
 
     The embedding does not count, since it is a lookup. Only the experts that a token is
     routed to count.
