@@ -106,7 +106,7 @@ def held_out_share(ids: Iterable[str], *, seed: int, share: float, least: int) -
 
 
 def order(id: str, *, seed: int) -> int:
-    """Return the key by which documents are sorted: a hash, so that their order is random."""
+    """Return a document's sort key: a hash, so that the order of documents is random."""
     return hash64(seed, "order", id)
 
 

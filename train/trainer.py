@@ -148,7 +148,7 @@ class Clock:
 
     @contextmanager
     def timing(self, part: str) -> Iterator[None]:
-        """Measure the time of the `with` block and add it to a part of the run."""
+        """Measure the time of the enclosed block and add it to a part of the run."""
         start = time.monotonic()
         yield
         self.seconds[part].append(time.monotonic() - start)

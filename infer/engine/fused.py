@@ -210,7 +210,7 @@ def fused_layer(module: Any, kind: str) -> Layer | None:
 
 
 def joint_product(*modules: nn.Module) -> Product | None:
-    """Return the packed product that computes exactly these layers at once; None if there is none.
+    """Return the packed product that computes exactly these layers at once; None if it does not exist.
 
     It is packed again if a weight has changed. The layers may have a gated adapter.
     """

@@ -64,7 +64,7 @@ def write_sidecars(
 ) -> None:
     """Write all files of an export except the weights: configuration, tokenizer, adaptive.json, code.
 
-    `step` and `dtype` are those of the exported weights.
+    `step` and `dtype` describe the exported weights.
     """
     described = checkpoint / DESCRIBED
     for name in (*FILES, CONFIG, GENERATION):
