@@ -114,20 +114,23 @@ class VocabConfig:
     must exist.
     """
 
-    #: piece before a document; null: BOS if the tokenizer adds it to a text
+    #: token that begins a document; null: BOS if the tokenizer adds it to a text
     bos: str | None = None
-    #: piece after a document; null: EOS of the model, unless it ends a chat's turn
+    #: token that ends a document; null: EOS of the model, unless it ends a chat's turn
     eos: str | None = None
-    #: infilling piece before the prefix; null: from the tokenizer's family of models
+    #: token before the prefix of an infilling document, such as CodeLlama's ▁<PRE>; null: from
+    #: the tokenizer's family of models
     pre: str | None = None
-    #: infilling piece before the suffix; null: from the tokenizer's family of models
+    #: token before the suffix of an infilling document, such as CodeLlama's ▁<SUF>; null: from
+    #: the tokenizer's family of models
     suf: str | None = None
-    #: infilling piece before the middle; null: from the tokenizer's family of models
+    #: token before the middle of an infilling document, such as CodeLlama's ▁<MID>; null: from
+    #: the tokenizer's family of models
     mid: str | None = None
-    #: infilling piece after the middle; null: EOS if vocab.pre is set, else from the
+    #: token after the middle of an infilling document; null: EOS if vocab.pre is set, else from the
     #: tokenizer's family of models
     eot: str | None = None
-    #: adaptive tokens: pieces or ids that no text produces; []: the paper's for CodeLlama, else
+    #: adaptive tokens, as tokens or ids that no text produces; []: the paper's for CodeLlama, else
     #: unused rows of the embedding, else one new row, which training adds
     adaptive: list[Any] = setting([])
     #: number of embedding rows of the model; null: vocab_size in the tokenizer's config.json

@@ -49,7 +49,7 @@ class Document:
     turns: tuple[Turn, ...] = ()
 
     def drop(self, reason: str, detail: str = "") -> "Drop":
-        """Return a Drop of this document with a reason."""
+        """Return a Drop that says why this document is left out."""
         return Drop(reason, self.file, self.row, self.id, detail)
 
 
@@ -106,7 +106,7 @@ def held_out_share(ids: Iterable[str], *, seed: int, share: float, least: int) -
 
 
 def order(id: str, *, seed: int) -> int:
-    """Return the sort key that shuffles documents."""
+    """Return a document's sort key: a hash, so that the order of documents is random."""
     return hash64(seed, "order", id)
 
 

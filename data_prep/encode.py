@@ -36,7 +36,7 @@ Ragged = tuple[np.ndarray, np.ndarray]
 
 
 class Mode(IntEnum):
-    """The layout of a document. Shards store the value."""
+    """How a document is laid out: plain, for infilling, or as a chat. Shards store the value."""
 
     PLAIN = 0
     PSM = 1
@@ -174,7 +174,7 @@ class Encoder(TextEncoder):
 
     @TOKENIZER_ERRORS
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return inf(text), (n,) int32, of each text."""
+        """Return the ids of each text, (n,) int32, without an implicit leading space or BOS."""
         ids, lengths = self._encode_all(texts)
         return np.split(ids, np.cumsum(lengths)[:-1]) if len(texts) else []
 

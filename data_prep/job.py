@@ -58,7 +58,7 @@ class Job:
 
     @cached_property
     def parts(self) -> list[InputPart]:
-        """The parts of the input."""
+        """The parts into which the input's files are divided, one for each task of reading."""
         return [
             InputPart(tuple(part["files"]), part["size"], tuple(part["special"]))
             for part in self.plan["parts"]
@@ -66,7 +66,7 @@ class Job:
 
     @cached_property
     def vocab(self) -> Vocab:
-        """The ids of the control pieces."""
+        """The ids of the tokenizer's control and adaptive pieces."""
         return Vocab.from_json(self.plan["vocab"])
 
     @cached_property
@@ -81,7 +81,7 @@ class Job:
 
     @cached_property
     def index(self) -> Index:
-        """The index of the benchmarks."""
+        """The index of the benchmarks' texts, for decontamination."""
         return Index(json.loads((self.folder / INDEX).read_bytes()))
 
     def rows(self, part: int) -> Iterator[Document | Drop]:

@@ -71,12 +71,12 @@ class Packing:
 
     @property
     def bits(self) -> int:
-        """The number of bits of a token."""
+        """The number of bits that hold one token."""
         return self.vocabulary.bit_length()
 
     @property
     def words(self) -> int:
-        """The number of words of an n-gram."""
+        """The number of 64-bit words that hold one n-gram."""
         return -(-self.order // (64 // self.bits))
 
     def pack(self, tokens: Sequence[np.ndarray]) -> np.ndarray:
@@ -102,7 +102,7 @@ class Packing:
         return result
 
     def contexts(self, words: np.ndarray) -> np.ndarray:
-        """Return the words without the successors, as keys of the contexts."""
+        """Return the packed contexts: the n-grams without their last token, the successor."""
         return np.concatenate([words[:-1], words[-1:] >> np.uint64(self.bits)])
 
     def bound(self, latest: int, before: int = 0) -> int:
@@ -283,9 +283,10 @@ def score_levels(
     bigrams: NgramCounts,
     probabilities: np.ndarray,
 ) -> Iterator[Contexts]:
-    """Yield the contexts of order 3 and above with positive gain, order by order.
+    """Yield the contexts of order 3 and above that improve the prediction of their successors.
 
-    `levels` is the result of `descend`. `bigrams` are all bigrams of the levels' latest tokens,
+    The gain of a context is relative to the next lower order. Each item has one order, in ascending
+    order. `levels` is the result of `descend`, `bigrams` all bigrams of the levels' latest tokens,
     and `probabilities` (n,) the bigrams' probabilities by `interpolate`.
     """
     index = np.searchsorted(bigrams.words[0], levels[-1][0].words[0])
@@ -360,7 +361,7 @@ def score_contexts(
 
 
 def no_contexts() -> Contexts:
-    """Return empty Contexts."""
+    """Return a Contexts object without contexts."""
     dtypes = (np.uint8, np.uint64, np.int64, np.float32, np.uint8, np.uint32, np.int64)
     return Contexts(*(np.empty(0, dtype) for dtype in dtypes))
 

@@ -16,7 +16,7 @@ from data_prep.encode import Mode
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A document as token ids."""
+    """A document as token ids, with its id, language and layout."""
 
     id: str
     language: int  # index into a list of languages

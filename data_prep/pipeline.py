@@ -47,8 +47,9 @@ LEAST_HELD_OUT = (
 
 
 def prepare(config: DataPrepConfig) -> str | None:
-    """Write the data folder `config.out`; return a remark for the user if it is not written now.
+    """Write the data folder `config.out`.
 
+    Return None, or a remark for the user if the folder was finished before or Slurm will finish it.
     An interrupted preparation is continued. Raises UserError, without publishing a folder, if
     the data cannot be prepared, or if the interrupted preparation had other settings, other
     input files or another commit of this project.

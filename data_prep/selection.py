@@ -143,7 +143,7 @@ SIZE_COLUMNS = {"bytes": ("bytes", "characters"), "files": ("files", "documents"
 
 
 def bin_of(seed: int, id: str) -> int:
-    """Return a document's bin, 0 <= bin < BINS, uniform over ids."""
+    """Return the bin of a document, 0 <= bin < BINS: a uniform hash of its id and the seed."""
     return hash64(seed, "choose", id) >> 50
 
 
@@ -166,7 +166,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class LanguageBudget:
-    """The part of the budget that a language gets."""
+    """The number of tokens to choose from one language."""
 
     threshold: int  # bins below the threshold are chosen
     share: float  # of the budget, by the settings

@@ -138,7 +138,7 @@ def checksum(tokens: np.ndarray, spans: np.ndarray, names: Any) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PackedSequence:
-    """A sequence as training reads it."""
+    """A packed sequence of documents, read from a shard: its tokens, and where each document is."""
 
     tokens: np.ndarray  # (seq_len,) memory-mapped
     spans: np.ndarray  # (documents,) SPAN records

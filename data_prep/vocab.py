@@ -80,7 +80,7 @@ class Vocab:
 
     @cached_property
     def sentinels(self) -> frozenset[int]:
-        """The ids of `bos`, `eos` and the infilling pieces."""
+        """The ids of `bos`, `eos` and the infilling pieces, which no text may produce."""
         return frozenset(getattr(self, name) for name in SENTINELS) - {None}
 
     @cached_property
@@ -90,7 +90,7 @@ class Vocab:
 
     @cached_property
     def text_size(self) -> int:
-        """One more than the largest id that is not adaptive."""
+        """One more than the largest token id that is not adaptive."""
         return max(set(range(self.size)).difference(self.adaptive)) + 1
 
     def to_json(self) -> dict[str, Any]:

@@ -69,62 +69,62 @@ class DecodeConfig:
     have. Without a method `Methods.resolve` chooses one by the models.
     """
 
-    #: Decoding method: plain, prompt_lookup, ngrams, hybrid (all sources of drafts), sdsat
+    #: decoding method: plain, prompt_lookup, ngrams, hybrid (all sources of drafts), sdsat
     #: (as in the paper: adaptive tokens alone, two forwards), ssd, tsd or gsd; null: gsd with
     #: a draft model, else hybrid with adaptive tokens, else ngrams with a table of n-grams,
     #: else plain
     method: str | None = setting(None, choices=tuple(METHODS))
-    #: Sources of drafts: adaptive (adaptive tokens), text (n-grams of the text so far),
+    #: sources of drafts: adaptive (adaptive tokens), text (n-grams of the text so far),
     #: ngrams (n-grams of the training data); null: all sources that the method and the
     #: model have
     sources: list[str] | None = setting(None, choices=SOURCES)
-    #: Maximum number of adaptive tokens in a row for hybrid and sdsat (k of SDSAT); null: the
+    #: maximum number of adaptive tokens in a row for hybrid and sdsat (k of SDSAT); null: the
     #: model's training window L
     k: int | None = setting(None, least=1)
-    #: Drafts that get adaptive tokens for the next step: auto (by measured costs; for sdsat
+    #: drafts that get adaptive tokens for the next step: auto (by measured costs; for sdsat
     #: root), root (the paper's two forwards in turn), all, or a number of drafts
     probes: str = "auto"
-    #: Shape of the drafts of sdsat: chain, or paper (the trees of SDSAT 3.4.2)
+    #: shape of the drafts of sdsat: chain, or paper (the trees of SDSAT 3.4.2)
     tree: str = setting("chain", choices=("chain", "paper"))
-    #: Number of drafts in a forward, the likeliest ones; null: chosen by measured costs, but k
+    #: number of drafts in a forward, the likeliest ones; null: chosen by measured costs, but k
     #: in a row for hybrid if probes is not auto
     nodes: int | None = setting(None, least=1)
-    #: Children of a node in the draft model's graph for tsd and gsd (k of GSD); null: 4
+    #: children of a node in the draft model's graph for tsd and gsd (k of GSD); null: 4
     children: int | None = setting(None, least=1)
-    #: Number of levels that a draft model drafts; null: 10
+    #: number of levels that a draft model drafts; null: 10
     depth: int | None = setting(None, least=1)
-    #: Minimum probability of a draft model's node to get children; null: 0.2
+    #: minimum probability of a draft model's node to get children; null: 0.2
     theta_prob: float | None = setting(None, least=0, most=1)
-    #: Minimum probability of a draft model's node, as a share of its likeliest sibling's;
+    #: minimum probability of a draft model's node, as a share of its likeliest sibling's;
     #: null: 0.3
     theta_sib: float | None = setting(None, least=0, most=1)
-    #: Length in tokens of an n-gram that must recur for gsd to merge two nodes, including the
+    #: length in tokens of an n-gram that must recur for gsd to merge two nodes, including the
     #: merged node's token (GSD 5.2; the paper's tables do not count it: 2 there is 3 here);
     #: null: 3
     tau: int | None = setting(None, least=1)
-    #: Verification: pick (the same text as without drafts) or ratio (another text from the same
+    #: verification: pick (the same text as without drafts) or ratio (another text from the same
     #: distribution, GSD 3)
     verify: str = setting("pick", choices=("pick", "ratio"))
-    #: Sampling temperature; 0: always the likeliest token
+    #: sampling temperature; 0: always the likeliest token
     temperature: float = setting(0.0, least=0)
-    #: Sample from the likeliest tokens with this total probability; 1: from all tokens
+    #: sample from the likeliest tokens with this total probability; 1: from all tokens
     top_p: float = setting(1.0, above=0, most=1)
-    #: Sample from this number of likeliest tokens; 0: from all tokens
+    #: sample from this number of likeliest tokens; 0: from all tokens
     top_k: int = setting(0, least=0)
-    #: Seed of sampling; the same seed gives the same text
+    #: seed of sampling; the same seed gives the same text
     seed: int = setting(0, least=0, below=SEEDS)
-    #: Maximum number of new tokens
+    #: maximum number of new tokens
     max_new_tokens: int = setting(256, least=1)
-    #: Minimum number of new tokens before the text may end; null: from the model's
+    #: minimum number of new tokens before the text may end; null: from the model's
     #: generation_config.json, else 0
     min_new_tokens: int | None = setting(None, least=0)
-    #: Penalty for tokens that are already in the text; 1: no penalty, above 1: they become less
+    #: penalty for tokens that are already in the text; 1: no penalty, above 1: they become less
     #: likely; null: from the model's generation_config.json, else 1
     repetition_penalty: float | None = setting(None, above=0)
-    #: Size in tokens of n-grams that may not occur twice; 0: no limit; null: from the model's
+    #: size in tokens of n-grams that may not occur twice; 0: no limit; null: from the model's
     #: generation_config.json, else 0
     no_repeat_ngram_size: int | None = setting(None, least=0)
-    #: Strings that end the output; the output includes the string; []: stop_strings of the
+    #: strings that end the output; the output includes the string; []: stop_strings of the
     #: model's generation_config.json, if any
     stop: list[str] = setting([])
 
@@ -138,7 +138,7 @@ class DecodeConfig:
                 f"decode.probes must be auto, root, all or a number of at least 1, got {self.probes}"
             )
         if not all(self.stop):
-            raise ValueError("decode.stop must not contain an empty string")
+            raise ValueError("decode.stop must not contain an empty string. Remove it.")
         if not self.temperature and (self.top_k or self.top_p < 1):
             raise ValueError(
                 "decode.temperature must be above 0 with decode.top_k or decode.top_p, got 0"
@@ -298,7 +298,8 @@ def check_directory(folder: str | Path, setting: str = "model") -> Path:
     if not (path / "config.json").is_file():
         reason = "no config.json in it" if path.is_dir() else "no such directory"
         raise UserError(
-            f"{setting}={folder} must be a Transformers model directory, got {reason}"
+            f"{setting}={folder} must be a Transformers model directory, got {reason}. "
+            "Check the path."
         )
     return path
 

@@ -150,7 +150,7 @@ class Methods:
             try:
                 mask.check(k)
             except ValueError as error:
-                raise UserError(f"decode.{error}") from error
+                raise UserError(f"decode.{error}. Change decode.k.") from error
         planner: Planner
         if method.measured and not decode.nodes and decode.probes == "auto":
             planner = self.planners(self.lm.device.type, k, None, sources, *texts)
@@ -194,6 +194,6 @@ def _fixed_planner(decode: DecodeConfig, method: Method, k: int) -> FixedPlanner
         return FixedPlanner(k, probes)
     if k > DEEPEST:
         raise UserError(
-            f"decode.k must be 1 to {DEEPEST} with decode.tree=paper, got {k}"
+            f"decode.k must be 1 to {DEEPEST} with decode.tree=paper, got {k}. Lower it."
         )
     return FixedPlanner(k, probes, width=RANKS, form=PAPER)

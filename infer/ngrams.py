@@ -85,7 +85,7 @@ class NgramWeights:
             ) from error
 
     def place(self, j: int) -> float:
-        """Return λ_j, the weight at place j."""
+        """Return λ_j, the weight of n-grams for the token at place j of a draft."""
         return self.places[min(j, len(self.places) - 1)]
 
 

@@ -164,7 +164,10 @@ class ChatPrompts:
         random.Random(self._config.seed).shuffle(given)
         own = [ChatPrompt(f"own:{n}") for n in range(self._config.own_prompts)]
         if not given and not own:
-            raise UserError(f"prompts={self._config.prompts} must have rows, got none")
+            raise UserError(
+                f"prompts={self._config.prompts} must have rows with prompts, got none. "
+                "Check the files."
+            )
         return given[: self._config.documents] + own
 
     def write(
@@ -239,7 +242,7 @@ def answers(
     if longest < 1:
         raise UserError(
             f"max_new_tokens must be below the model's context of {model.context} "
-            f"tokens, got {config.max_new_tokens}"
+            f"tokens, got {config.max_new_tokens}. Lower it."
         )
     ids: dict[str, list[int]] = {}
     for id, messages in given.items():

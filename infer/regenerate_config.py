@@ -62,7 +62,7 @@ class RegenerateConfig:
     prefix_max: int = setting(64, least=1)
     #: number of texts to decode and save together; with endpoint: concurrent requests
     batch: int = setting(64, least=1)
-    #: dtype of the weights; auto: bfloat16 where the device has instructions for it; int8:
+    #: type of the weights; auto: bfloat16 if the device has instructions for it, else float32; int8:
     #: rounded weights, faster, only on a CPU
     dtype: str = setting("auto", choices=DTYPES)
 

@@ -51,7 +51,9 @@ def ids_of(prompt: Prompt, name: str, *, text: Text, rows: int) -> list[int]:
     if prompt:
         ids = text.encode(prompt) if isinstance(prompt, str) else prompt
     if not ids:
-        raise UserError(f"{name} must have at least one token, got {prompt!r}")
+        raise UserError(
+            f"{name} must have at least one token, got {prompt!r}. Add text."
+        )
     invalid = [id for id in ids if not _is_below(rows, id)]
     if invalid:
         raise UserError(
@@ -77,7 +79,7 @@ def seeds_of(seeds: Any, default: int, count: int) -> list[int]:
     if len(values) != count or not all(_is_below(SEEDS, seed) for seed in values):
         raise UserError(
             f"seeds must be {count} integers from 0 to 2**63 - 1, one for each prompt, "
-            f"got {values}"
+            f"got {values}. Omit seeds to use decode.seed."
         )
     return [int(seed) for seed in values]
 

@@ -59,7 +59,7 @@ class Text:
 
     @TOKENIZER_ERRORS
     def encode(self, text: str) -> list[int]:
-        """Return BOS enc(text)."""
+        """Return the ids of a text as it begins a document: BOS, then the text."""
         return [*self._bos, *self._enc(text)]
 
     @TOKENIZER_ERRORS

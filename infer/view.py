@@ -70,7 +70,7 @@ class Summary:
     sources: Counter[str] = field(default_factory=Counter)  # accepted drafts by source
 
     def add(self, step: Step) -> None:
-        """Add a step at the time when it is finished."""
+        """Add a step and the time at which it was finished."""
         self.last = time.perf_counter()
         if not self.forwards:
             self.first = self.last

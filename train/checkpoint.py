@@ -276,7 +276,7 @@ class Checkpoints:
         self._lock = lock(self.out, self.out)
 
     def record(self) -> None:
-        """Write the settings and inputs of a new run."""
+        """Write the settings and inputs of a new run, which a resumed run is compared with."""
         content = with_checksum(self._provenance)
         if not broadcast((self.out / RUN).is_file()):
             self._on_rank_0(partial(write_json, self.out / RUN, content))

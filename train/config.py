@@ -36,7 +36,7 @@ def _require(valid: bool, sentence: str) -> None:
 class ShardsConfig:
     """The shards to train on."""
 
-    #: a finished folder of data_prep
+    #: training data: a finished folder of data_prep
     path: str = setting("", path=True)
 
 
@@ -54,7 +54,7 @@ class TrainDataConfig(ShardsConfig):
         check_settings(self, "data")
 
     def own_sequences(self, global_batch: int) -> int:
-        """Return how many sequences of a step come from data.own."""
+        """Return how many of a step's sequences come from data.own, the model's own text."""
         return round(self.own_share * global_batch) if self.own else 0
 
 
@@ -62,7 +62,8 @@ class TrainDataConfig(ShardsConfig):
 class ModelConfig:
     """The model to train: a Transformers directory, or random weights of a given shape."""
 
-    #: a Transformers directory with weights, or a hub name; required unless random_init
+    #: base model: a Transformers directory with weights, or a hub name; required unless
+    #: random_init
     path: str | None = setting(None, hub="model")
     #: start from random weights of model.shape instead of model.path
     random_init: bool = False
@@ -275,7 +276,8 @@ class TrainConfig:
     plan: bool = False
     #: ranks (GPUs) that plan=true assumes
     plan_ranks: int = setting(8, least=1)
-    #: device that plan=true assumes: a name from its list, or memory in GiB
+    #: device that plan=true assumes: a name such as a100_80gb or h200_141gb, or the memory of
+    #: one device in GiB
     plan_device: str = "a100_80gb"
     #: refuse to train if the estimated memory does not fit
     memory_check: bool = True
@@ -329,17 +331,17 @@ class TrainConfig:
 
     @property
     def zero(self) -> dict[str, Any]:
-        """DeepSpeed's zero_optimization settings."""
+        """The entry zero_optimization of DeepSpeed's settings."""
         zero: dict[str, Any] = self.deepspeed.get("zero_optimization", {})
         return zero
 
     @property
     def stage(self) -> int:
-        """The ZeRO stage."""
+        """The stage of ZeRO: 0 (no partitioning) to 3."""
         return int(self.zero.get("stage", 0))
 
     def check_steps(self, done: int) -> None:
-        """Raise UserError if a run has taken more than `steps` steps."""
+        """Raise UserError if a run that is to be continued has already taken more than `steps` steps."""
         if self.minutes is None and done > self.steps:
             raise UserError(
                 f"steps must be at least the {done} steps that out={self.out} has taken, "
@@ -354,6 +356,6 @@ class TrainConfig:
         if self.global_batch % (self.micro_batch * ranks):
             raise UserError(
                 f"global_batch must be a multiple of micro_batch={self.micro_batch} x "
-                f"{ranks} ranks, got {self.global_batch}."
+                f"{ranks} ranks, got {self.global_batch}. Change one of them."
             )
         return self.global_batch // (self.micro_batch * ranks)

@@ -84,7 +84,7 @@ class TrainingData(Sequence[PackedSequence]):
         )
 
     def standard(self, indices: np.ndarray) -> np.ndarray | None:
-        """Return (n,) factors of the sequences' standard terms; None without data.own.
+        """Return factors (n,) of the sequences' losses of standard tokens; None without data.own.
 
         The factor is 0 for a sequence of data.own. The loss is divided by the tokens of
         all sequences of a step, so the factor of a sequence of data.path is above 1: the

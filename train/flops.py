@@ -67,7 +67,7 @@ def step_flops(
 
 
 class ExpectedRows(NamedTuple):
-    """Average counts of the layout of one sequence."""
+    """Average counts of the rows and attention pairs of one sequence, for its operations."""
 
     rows: float  # rows that pass through the layers
     predicted: float  # rows with logits
@@ -147,7 +147,7 @@ def head_width(config: PretrainedConfig) -> int:
 
 
 def matrix_parameters(config: PretrainedConfig) -> tuple[int, int]:
-    """Return the parameters of the matrices that multiply a row: in all layers, and in the head.
+    """Return the number of parameters that a token is multiplied by, in all layers and the head.
 
     The embedding does not count, since it is a lookup. Only the experts that a token is
     routed to count.

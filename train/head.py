@@ -67,7 +67,7 @@ def read_head(head: PreviousTokenHead | None, folder: Path) -> None:
     if head is None:
         raise UserError(
             f"objective.previous_token must be true, got false: model.adapter={folder} "
-            "has a previous-token head."
+            "has a previous-token head. Add objective.previous_token=true."
         )
     weights = load_file(path)
     shapes = {name: weight.shape for name, weight in weights.items()}

@@ -326,7 +326,7 @@ def begin_with(lm: nn.Module, folder: Path) -> None:
     if saved.r > rank:
         raise UserError(
             f"lora.rank must be at least {saved.r} with model.adapter={folder}, "
-            f"got {rank}."
+            f"got {rank}. Raise it."
         )
     ids = [
         module.token_indices[ADAPTER]
@@ -340,12 +340,14 @@ def begin_with(lm: nn.Module, folder: Path) -> None:
     if different := names.keys() ^ tensors.keys():
         raise UserError(
             f"model.adapter={folder} must have the layers of lora.targets and trained "
-            f"rows like this run, got a difference in {min(different)}."
+            f"rows like this run, got a difference in {min(different)}. Use the settings "
+            "of the adapter's training."
         )
     if ids and ids[0] != saved.trainable_token_indices:
         raise UserError(
             f"model.adapter={folder} must have the adaptive ids {ids[0]} of the data, "
-            f"got {saved.trainable_token_indices}."
+            f"got {saved.trainable_token_indices}. Prepare the data with the adapter's tokenizer "
+            "and vocab."
         )
     for name, tensor in tensors.items():
         weight, shape = weights[names[name]], list(tensor.shape)
@@ -355,7 +357,7 @@ def begin_with(lm: nn.Module, folder: Path) -> None:
         if shape != expected:
             raise UserError(
                 f"model.adapter={folder} must be an adapter of model.path, with the "
-                f"shape {expected} of {name}, got {shape}."
+                f"shape {expected} of {name}, got {shape}. Use the adapter's base model."
             )
         if ".lora_B." in name:
             tensor = tensor.float() * (saved.lora_alpha / saved.r / scaling)
@@ -364,7 +366,7 @@ def begin_with(lm: nn.Module, folder: Path) -> None:
 
 
 def adapter_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the adapter's weights only, loaded into memory."""
+    """Return the weights of a saved adapter, without its configuration, in memory."""
     return {name: weights[name] for name in weights if _of_adapter(name)}
 
 

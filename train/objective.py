@@ -91,8 +91,10 @@ def basic(
     offsets: np.ndarray,
     adaptive: Sequence[int],
 ) -> Layout:
-    """Return the layout of f(M̂, Y_M), eq. 8: every token of M predicts the next token
-    of Y. It is the paper's baseline (App. A).
+    """Return the layout of the paper's baseline, f(M̂, Y_M) of eq. 8 (SDSAT App. A).
+
+    M is the sequence Y with the tokens in windows replaced by adaptive ids. Every token of M
+    predicts the next token of Y.
     """
     return _trunk(
         replace(tokens, offsets, adaptive), next_tokens(tokens, documents), offsets

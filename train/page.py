@@ -5,7 +5,7 @@ machine. All functions except `write_page` are pure.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -140,24 +140,22 @@ def recipe(config: TrainConfig) -> dict[str, str]:
     """Return the settings that differ from their defaults and have a value, as text by name."""
     return {
         name: str(value)
-        for name, value in changed_settings(config)
+        for name, value in changed_settings(config, TrainConfig())
         if value not in (None, "")
     }
 
 
-def changed_settings(settings: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    """Return the names and values of a dataclass's settings that differ from their defaults."""
+def changed_settings(
+    settings: Any, defaults: Any, prefix: str = ""
+) -> list[tuple[str, Any]]:
+    """Return the names and values of the settings that differ from `defaults`, of the same type."""
     result: list[tuple[str, Any]] = []
     for field in fields(settings):
-        value = getattr(settings, field.name)
+        value, default = getattr(settings, field.name), getattr(defaults, field.name)
         name = f"{prefix}{field.name}"
         if is_dataclass(value):
-            result += changed_settings(value, f"{name}.")
-            continue
-        default = field.default
-        if field.default_factory is not MISSING:
-            default = field.default_factory()
-        if value != default:
+            result += changed_settings(value, default, f"{name}.")
+        elif value != default:
             result.append((name, value))
     return result
 

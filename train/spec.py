@@ -98,7 +98,7 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """Peak bytes on the device."""
+        """Peak memory of the device in bytes."""
         return self.states + self.activations + self.loss
 
 

@@ -151,7 +151,7 @@ class Clock:
 
     @contextmanager
     def timing(self, part: str) -> Iterator[None]:
-        """Time the block as one run of a part."""
+        """Measure the time of the enclosed block and add it to a part of the run."""
         start = time.monotonic()
         yield
         self.seconds[part].append(time.monotonic() - start)

@@ -36,7 +36,7 @@ class TrunkCache:
     def get(
         self, ids: Tensor, positions: Tensor, compute: Callable[[Tensor, Tensor], Trunk]
     ) -> Trunk:
-        """Return the trunk of (r, n) ids at positions 0 to n - 1; `compute` makes a missing one."""
+        """Return the trunk of (r, n) ids at positions 0 to n - 1; `compute` is called for uncached ones."""
         trunks = [
             self._get(ids[row : row + 1], positions[row : row + 1], compute)
             for row in range(len(ids))

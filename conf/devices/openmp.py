@@ -75,7 +75,7 @@ class Watch:
         self._held: threading.Event | None = None
 
     def run(self) -> None:
-        """Measure and decide every INTERVAL seconds until the process ends."""
+        """Measure the load of the cores every INTERVAL seconds, and hold or release the extra threads."""
         cores = os.sched_getaffinity(0)
         before = (busy_seconds(cores), time.process_time(), time.monotonic())
         while True:

@@ -19,7 +19,10 @@ PARTS = (".json", ".jinja", ".model", ".safetensors")  # suffixes of a model's f
 
 
 class Corrupt(Exception):
-    """A checksummed file is missing or damaged; the message ends a sentence."""
+    """Raised if a checksummed file is missing or damaged.
+
+    Its message is the end of a sentence that the caller begins with the file's name.
+    """
 
 
 def allow_many_files() -> None:

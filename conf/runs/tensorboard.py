@@ -36,7 +36,7 @@ class TensorboardRun:
         self.summary = self
 
     def send(self, action: Callable[[Any], object]) -> None:
-        """Call an action with this run."""
+        """Call `action` with this run, in this thread."""
         action(self)
 
     def log(self, row: Mapping[str, Any], step: int) -> None:

@@ -87,7 +87,7 @@ class TextEncoder:
         )
 
     def lead(self, text: str) -> str:
-        """Return the text t with inf(t) = enc(text)."""
+        """Return the text with the implicit leading space of SentencePiece, if the tokenizer adds it."""
         return " " + text if self.implicit_space and text else text
 
     def inf(self, text: str) -> list[int]:

@@ -15,7 +15,7 @@ from conf.settings.schema import check_settings, setting
 class CompareConfig:
     """python -m infer.bench.compare: compare finished reports in shared tables."""
 
-    #: folders of finished reports, each the setting out of a run of infer.bench
+    #: folders of finished reports, `out` of infer.bench
     reports: list[str] = setting(path=True)
     #: names of the models, one for each report; []: the names of the folders
     names: list[str] = setting([])
@@ -27,7 +27,8 @@ class CompareConfig:
         names = self.names or [Path(folder).resolve().name for folder in self.reports]
         if len(names) != len(self.reports):
             raise ValueError(
-                f"names must have one name for each of {len(self.reports)} reports, got {len(names)}"
+                f"names must have one name for each of {len(self.reports)} reports, got "
+                f"{len(names)}. Omit names to use the names of the folders."
             )
         if len(set(names)) < len(names):
             raise ValueError(

@@ -61,12 +61,12 @@ class WorkerGroup:
         return self.rank == 0
 
     def wait(self) -> None:
-        """Wait for all ranks."""
+        """Wait until all ranks have reached this call."""
         if self.world > 1:
             dist.barrier()
 
     def agreed(self, value: T) -> T:
-        """Return rank 0's value on every rank."""
+        """Return rank 0's value on every rank of torchrun."""
         values = [value]
         if self.world > 1:
             dist.broadcast_object_list(values, src=0)
@@ -222,7 +222,7 @@ class Part(ABC):
 
     @abstractmethod
     def measure(self, task: Any) -> Any:
-        """Measure a task and return its record."""
+        """Run one task of the part and return its record."""
 
     @abstractmethod
     def result(self, records: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def is_steady(row: Row) -> bool:
 
 
 def exceeds_limit(row: Row, base_scale: float) -> bool:
-    """Return True for an impossible speedup."""
+    """Return True if a speedup is impossible for the row's tokens per forward."""
     limit = speedup_limit(row, base_scale=base_scale)
     return row["decoder"] != PLAIN and limit is not None and row["speedup"] > limit
 
@@ -99,7 +99,7 @@ def busy_warnings(rows: Sequence[Row]) -> list[str]:
 
 
 def spread(row: Row) -> str:
-    """Format a speedup and its interval."""
+    """Format a speedup and its interval for a warning."""
     ends = row["speedup_interval"]
     interval = f" ({ends[0]:.2f} to {ends[1]:.2f})" if ends else ""
     return f"{row['speedup']:.2f}{interval}, must be {STEADY[0]} to {STEADY[1]}"

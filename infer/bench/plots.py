@@ -65,12 +65,11 @@ def draw_speedups(rows: Sequence[Row], axes: Axes) -> None:
     """Draw speedups with intervals, and rows with marks in pale colours."""
     for row in reversed(rows):
         peer = row["decoder"].startswith((PEER, BASE))
-        ends = row["speedup_interval"] or (row["speedup"], row["speedup"])
-        low, high = (abs(end - row["speedup"]) for end in ends)
+        ends = row["speedup_interval"] or ()
         axes.barh(
             label(row["decoder"]),
             row["speedup"],
-            xerr=[[low], [high]],
+            xerr=[[abs(end - row["speedup"])] for end in ends] or None,
             color=PEER_COLOUR if peer else COLOURS[0],
             alpha=0.4 if row["marks"] else 1,
             ecolor=INK,

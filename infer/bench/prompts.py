@@ -218,7 +218,8 @@ def set_rows(
         return known.rows(source, published, bad)
     if source.startswith(f"{SPEC_BENCH}:"):
         raise UserError(
-            f"prompts={source} must be a task of Spec-Bench, {any_of([*SPEC_BENCH_TASKS])}."
+            f"prompts={source} must be a task of Spec-Bench, {any_of([*SPEC_BENCH_TASKS])}, "
+            f"got {source.removeprefix(SPEC_BENCH + ':')}. Use {SPEC_BENCH} for all tasks."
         )
     return rows_of(source, bad)
 

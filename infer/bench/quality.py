@@ -160,7 +160,7 @@ def read_benchmarks(
 
 
 def kind_of(name: str) -> str:
-    """Return the benchmark of a name such as multipl_e-java."""
+    """Return the benchmark of a report's name: multipl_e for multipl_e-java."""
     return name.partition("-")[0]
 
 

@@ -132,7 +132,7 @@ def page(report: Report) -> str:
     first = report[finished[0]]
     return render(
         TEMPLATE,
-        title=Path(first["settings"]["model"]).resolve().name,
+        title="/".join(Path(first["settings"]["model"]).resolve().parts[-2:]),
         kicker=f"decoding report, {first['date'][:10]}",
         report=report,
         summary=summarize(report),

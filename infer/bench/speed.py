@@ -101,7 +101,7 @@ class SpeedPart(Part):
         }
 
     def measure_model(self) -> Record:
-        """Return the roofline."""
+        """Return the roofline: measured and smallest possible times of a forward by its number of rows."""
         print_once("bench: measuring the time of a forward by its rows ...")
         return {"roofline": measure_roofline(self.model.lm)}
 
@@ -132,7 +132,7 @@ def decoders_of(
 
 
 def max_k(model: Model) -> int:
-    """Return the maximum number of adaptive tokens in a row."""
+    """Return the largest number of consecutive adaptive tokens that the model supports."""
     mask = model.methods.mask
     return sys.maxsize if mask.most is None else mask.most
 

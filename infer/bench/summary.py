@@ -9,7 +9,10 @@ from infer.bench.marks import BUSY
 from infer.bench.names import BASE, PEER, PLAIN
 from infer.bench.statistics import Report, Row, grouped
 
-FIGURES = {"tokens_per_forward": "number of tokens per forward", "speedup": "speedup"}
+FIGURES = {
+    "tokens_per_forward": "the most tokens per forward",
+    "speedup": "the highest speedup",
+}
 NARROW = ("bfloat16", "float16")  # types with possible differences at near-ties
 
 
@@ -48,7 +51,7 @@ def summarize(report: Report) -> Summary | None:
     )
     text = same_text(best, report["speed"]["settings"]["dtype"])
     cells = (
-        Cell("faster", name, f"the highest {FIGURES[figure]} of the decoders"),
+        Cell("best decoder", name, f"{FIGURES[figure]} of the drafting decoders"),
         gain(best, busy),
         text,
         same_quality(report, name),
@@ -63,11 +66,11 @@ def gain(rows: Sequence[Row], busy: bool) -> Cell:
     facts = [f"mean acceptance length {span(known)}"] if known else []
     facts.append(f"{BUSY}: speeds are not reliable" if busy else times(rows))
     forward = span([row["tokens_per_forward"] for row in rows])
-    return Cell("by", f"{forward} tokens per forward", "; ".join(facts))
+    return Cell("tokens per forward", forward, "; ".join(facts))
 
 
 def times(rows: Sequence[Row]) -> str:
-    """Return the speedup in words; for a single prompt set with its interval."""
+    """Format the speedup, such as "1.50 times as fast"; for a single prompt set with its interval."""
     text = f"{span([row['speedup'] for row in rows])} times as fast"
     if len(rows) == 1 and (ends := rows[0]["speedup_interval"]):
         text += f" (95 %: {ends[0]:.2f}–{ends[1]:.2f})"
@@ -77,10 +80,10 @@ def times(rows: Sequence[Row]) -> str:
 def same_text(rows: Sequence[Row], dtype: str) -> Cell:
     """Return the cell with the number of texts that equal plain decoding's."""
     same, compared = (sum(row[name] for row in rows) for name in ("same", "compared"))
-    note = "texts equal plain decoding's, token for token"
+    note = "texts that equal plain decoding's, token for token"
     if same < compared and dtype in NARROW:
         note += f"; in {dtype} near-ties may differ"
-    return Cell("same text", f"{same} of {compared}", note)
+    return Cell("equal texts", f"{same} of {compared}", note)
 
 
 def same_quality(report: Report, decoder: str) -> Cell:
@@ -101,10 +104,10 @@ def same_quality(report: Report, decoder: str) -> Cell:
             if before and before["value"] is not None:
                 score += f", before fine-tuning {100 * before['value']:.1f} %"
             scores.append(score)
-    note = "; ".join(scores) or "no benchmark was run: part=quality"
+    note = "; ".join(scores) or "no benchmark was run: add part=quality"
     if report["speed"]["gated"]:
-        return Cell("same quality", "the base's weights", note)
-    return Cell("same quality", "measured" if scores else "not measured", note)
+        return Cell("quality", "unchanged base model", note)
+    return Cell("quality", "measured" if scores else "not measured", note)
 
 
 def sentence(name: str, rows: Sequence[Row], busy: bool, text: Cell) -> str:

@@ -81,12 +81,16 @@ SOURCE_HEADS = dict(zip(SOURCES, _SOURCE_HEADS, strict=True))
 
 @dataclass
 class Table:
-    """A table of strings for the terminal and the page. Its first `names` columns are names."""
+    """A table of strings for the terminal and the page. Its first `names` columns are names.
+
+    The page shows tables with `detail` beside each other below the table before them.
+    """
 
     title: str
     heads: Sequence[str]
     rows: list[list[str]]
     names: int = 1
+    detail: bool = False
 
 
 def tables_of(report: Report, part: str) -> list[Table]:
@@ -149,7 +153,7 @@ def position_table(rows: Sequence[Row]) -> Table:
         texts = [number(rate, 0, 100) for rate in row["survival"][:deepest]]
         cells.append([row["decoder"], *texts, *[""] * (deepest - len(texts))])
     heads = ["decoder", *map(str, range(1, deepest + 1))]
-    return Table("acceptance rate per position (%)", heads, cells)
+    return Table("acceptance rate per position (%)", heads, cells, detail=True)
 
 
 def source_table(rows: Sequence[Row]) -> Table:
@@ -161,7 +165,7 @@ def source_table(rows: Sequence[Row]) -> Table:
         length = number(row["mean_acceptance_length"])
         cells.append([row["decoder"], speedup(row), length, *shares])
     heads = ["decoder", "speed-\nup", "length", *SOURCE_HEADS.values()]
-    return Table("accepted drafts by source (%)", heads, cells)
+    return Table("accepted drafts by source (%)", heads, cells, detail=True)
 
 
 def length_tables(
@@ -278,7 +282,7 @@ def step_table(rows: Sequence[Row]) -> Table:
     cells = [
         [row["setting"], *(number(row[name], 1) for name in TIMES)] for row in rows
     ]
-    return Table("milliseconds of the median step", STEP_HEADS, cells)
+    return Table("milliseconds of the median step", STEP_HEADS, cells, detail=True)
 
 
 def rank_table(rows: Sequence[Row]) -> Table:
@@ -288,7 +292,8 @@ def rank_table(rows: Sequence[Row]) -> Table:
         for row in rows
     ]
     heads = ["setting", *map(str, range(1, 1 + RANKS))]
-    return Table("accepted drafts by rank among siblings (%)", heads, cells)
+    title = "accepted drafts by rank among siblings (%)"
+    return Table(title, heads, cells, detail=True)
 
 
 def number(value: float | None, places: int = 2, scale: float = 1) -> str:

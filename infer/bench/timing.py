@@ -65,7 +65,7 @@ class StepTimes:
 
     @classmethod
     def parse(cls, record: dict[str, str]) -> "StepTimes":
-        """Return the steps of a record."""
+        """Return the steps of a stored record, with their shapes and times."""
         return cls(
             **{
                 each.name: list(map(int, record[each.name].split()))
@@ -116,7 +116,7 @@ class StepClock:
 
     @property
     def first_seconds(self) -> float:
-        """Seconds of the first step."""
+        """Seconds of the first step, which reads the prompt."""
         return self._stamps[1][0] - self._stamps[0][0]
 
     def times(self, shapes: Sequence[Shape]) -> StepTimes:

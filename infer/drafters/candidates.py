@@ -178,7 +178,7 @@ class Places(DraftGraph):
 
 @dataclass(slots=True)
 class Drafted:
-    """The inputs of a sequence's next draft."""
+    """The inputs of the next drafts of one sequence: its n-grams, and the answers of adaptive tokens."""
 
     seed: int
     ngrams: TextNgrams | None

@@ -147,11 +147,11 @@ class StepCosts:
         return seconds / self._plain_seconds if self._plain_seconds else None
 
     def of(self, result: Verified) -> float:
-        """Return the expected time of a step."""
+        """Return the expected time of a step, in units of a plain step's time."""
         return self(result.rows) + result.probed * self.probing
 
     def observe(self, result: Verified, seconds: float) -> float:
-        """Learn from a step and return its time in plain steps."""
+        """Update the estimates by a measured step; return its time in units of a plain step's time."""
         q = result.rows
         constants = self._constants
         seconds = max(seconds, 1e-5)  # some clocks are coarse
@@ -249,9 +249,9 @@ class DraftForwards:
 
 
 class Calibration:
-    """The rate at which candidates of a given weight are right, if all before them are.
+    """Estimates the probability that a draft is right, given its weight and that all drafts before it are.
 
-    Weights are binned. Bins with few trials use the overall ratio of right to expected.
+    Weights are binned. Bins with few trials use the overall ratio of right to expected drafts.
     """
 
     def __init__(self, constants: Constants = CONSTANTS) -> None:

@@ -338,7 +338,9 @@ class DraftModelSources:
         """Return the source for the settings. Raise UserError where they do not fit."""
         rules = decode.rules
         if rules.k > WIDTH:
-            raise UserError(f"decode.children must be at most {WIDTH}, got {rules.k}")
+            raise UserError(
+                f"decode.children must be at most {WIDTH}, got {rules.k}. Lower it."
+            )
         setup = DraftSetup(self._draft, self._runners, capacity, ROWS)
         kind = RatioSource if decode.verify == "ratio" else LevelSource
         return kind(setup, rules)

@@ -33,7 +33,7 @@ class Stopwatch:
         self.reset()
 
     def reset(self) -> None:
-        """Discard a step that had no result."""
+        """Discard the measured time of a step that had no result."""
         self._running = False
         self._began = 0.0
         self._observing = 0.0

@@ -65,7 +65,7 @@ class TreeCacheLayer(CacheLayerMixin):
         """No-op: storage is preallocated."""
 
     def get_seq_length(self) -> int:
-        """Return the number of columns before the slots."""
+        """Return the number of cached columns before the columns that the next forward writes."""
         return self.slots.start
 
     def get_max_length(self) -> int:

@@ -22,7 +22,7 @@ TOLERANCE = {2: 0.05, 4: 1e-3, 8: 1e-6}
 
 
 def check_family(config: PretrainedConfig, name: str | None = None) -> None:
-    """Raise UserError if the architecture does not support trees, whatever its weights."""
+    """Raise UserError if the architecture cannot verify trees of drafts, whatever its weights."""
     if reason := why_unsupported(config):
         raise _refused(config, reason, name)
 
@@ -70,5 +70,5 @@ def _refused(config: PretrainedConfig, reason: str, name: str | None) -> UserErr
     name = name or f"model={config.name_or_path}"
     return UserError(
         f"{name} must be a causal model with attention that can follow a tree, "
-        f"got {config.model_type}, {reason}"
+        f"got {config.model_type}, {reason}. Use another model."
     )

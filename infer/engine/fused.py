@@ -210,7 +210,10 @@ def fused_layer(module: Any, kind: str) -> Layer | None:
 
 
 def joint_product(*modules: nn.Module) -> Product | None:
-    """Return the up-to-date product of exactly these layers, gated or not; None without it."""
+    """Return the packed product that computes exactly these layers at once; None if it does not exist.
+
+    It is packed again if a weight has changed. The layers may have a gated adapter.
+    """
     layers: list[Any] = [getattr(module, "base", module) for module in modules]
     product: Product | None = getattr(layers[0], "product", None)
     if product is None or list(product.layers) != layers or not product.usable:

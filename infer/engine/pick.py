@@ -143,9 +143,10 @@ UINT64_MASK = 2**64 - 1
 def pick(
     logits: Logits, sampling: Sampling, positions: Tensor, seeds: Tensor
 ) -> Tensor:
-    """Return the picked token of each row (n,).
+    """Return the token that each of n rows emits, (n,): the likeliest, or one sampled with keyed noise.
 
-    `positions` (n,) are the positions of the picked tokens, one after the rows' positions.
+    `positions` (n,) are the positions of the picked tokens, one after the rows' positions. `seeds` (n,)
+    and the positions key the noise, so the same seed gives the same text.
     """
     if not sampling.temperature:
         return logits.top(1)[1][:, 0]

@@ -163,7 +163,7 @@ class Runners:
         self._lock = Lock()
 
     def take(self, *, batch: int, capacity: int, max_rows: int) -> Runner:
-        """Return an idle runner that fits, or a new one."""
+        """Return an idle runner with enough room in its cache for the batch, or a new runner."""
         with self._lock:  # so that two threads do not take the same runner
             runner = self._idle
             self._idle = None

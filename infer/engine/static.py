@@ -56,7 +56,10 @@ class Shape:
 
 
 def fixed_shapes(lm: PreTrainedModel) -> bool:
-    """Return True if the control flow does not depend on data and the model is not divided."""
+    """Return True if CUDA graphs can replay the model's forward.
+
+    Its control flow must not depend on data, and it must not be divided over several GPUs.
+    """
     return lm._can_compile_fullgraph and shares(lm) == 1
 
 

@@ -54,7 +54,7 @@ SLOW_TOKENIZERS = ("vocab.json", "vocab.txt", "*.model")
 
 @dataclass(frozen=True)
 class Adaptive:
-    """The content of adaptive.json."""
+    """The content of adaptive.json: how a model drafts with adaptive tokens."""
 
     #: One id: identical tokens, any k; several ids: diverse tokens; () with noise.
     ids: tuple[int, ...]

@@ -40,7 +40,7 @@ class Draft:
     context: int  # the context length in tokens, possibly shorter than the target's
 
     def read(self, ids: Sequence[int]) -> list[int]:
-        """Return the target's ids, with STAND_IN for ids that this model does not have."""
+        """Return the target's token ids with STAND_IN in place of ids that the draft model does not have."""
         return [id if id < self.rows else STAND_IN for id in ids]
 
 
@@ -96,7 +96,10 @@ def shared_rows(target: Mapping[int, str], draft: Mapping[int, str], name: str) 
         if target[id] != draft[id]
     )
     if reason := next(different, "" if shared else "no shared id"):
-        raise UserError(f"{name} must have the model's token ids, got {reason}")
+        raise UserError(
+            f"{name} must have the model's token ids, got {reason}. Use "
+            "a model with the same tokenizer."
+        )
     return shared[-1] + 1
 
 

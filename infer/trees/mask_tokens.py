@@ -34,7 +34,7 @@ class MaskTokens:
         """Raise ValueError if k is not positive or exceeds the number of diverse ids."""
         if k < 1 or (self.most is not None and k > self.most):
             bounds = "at least 1" if self.most is None else f"1 to {self.most}"
-            raise ValueError(f"k must be {bounds} adaptive tokens, got {k}")
+            raise ValueError(f"k must be {bounds} adaptive tokens in a row, got {k}")
 
     def row(self, k: int, *, seed: int = 0, length: int = 0) -> tuple[int, ...]:
         """Return the ids of k consecutive probes; a smaller k returns a prefix of them.

@@ -96,7 +96,7 @@ class Drafts:
 
     @classmethod
     def root(cls, graph: TokenGraph) -> "Drafts":
-        """Return the tree that contains only the graph's root."""
+        """Return a tree of the last emitted token alone, without drafts."""
         return cls([graph.tokens[0]], [-1], [0], [1.0], [0])
 
     def first(self, count: int) -> "Drafts":

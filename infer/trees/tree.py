@@ -87,7 +87,7 @@ class Tree:
         )
 
     def unprobed(self) -> "Tree":
-        """Return the same drafts without probes."""
+        """Return the same drafts without probes (adaptive tokens)."""
         end = self.probes_from
         return replace(
             self, tokens=self.tokens[:end], parents=self.parents[:end], probed=()
@@ -95,7 +95,7 @@ class Tree:
 
     @property
     def drafted(self) -> int:
-        """The number of nodes that may be accepted."""
+        """The number of drafts: nodes other than the root and the probes."""
         return self.probes_from - 1
 
     @property
@@ -104,7 +104,7 @@ class Tree:
         return int(lineage(self.parents)[1][: self.probes_from].max())
 
     def children(self, node: int) -> list[int]:
-        """Return the drafts under a node."""
+        """Return the drafts that directly follow a node."""
         return [
             child
             for child in range(node + 1, self.probes_from)
@@ -169,7 +169,7 @@ _cached = lru_cache(maxsize=256)(_lineage)
 
 @dataclass(frozen=True, slots=True)
 class FlatTrees:
-    """The rows of a forward."""
+    """The rows of a forward: the nodes of all trees of a batch, one after the other."""
 
     ids: IntArray  # (B, q)
     positions: IntArray  # (B, q)

@@ -76,10 +76,11 @@ def test_a_page_shows_curves_settings_data_and_time() -> None:
 
 def test_the_recipe_contains_only_changed_settings() -> None:
     config = settings("train", TrainConfig, ["objective.L=7", "seed=3"])
-    names = dict(changed_settings(config))
+    names = dict(changed_settings(config, TrainConfig()))
     assert names["objective.L"] == 7
     assert names["seed"] == 3
     assert "optimizer.beta1" not in names
+    assert "tracker.project" not in names  # a default from the environment
 
 
 def test_the_training_time_is_the_sum_of_steps() -> None:

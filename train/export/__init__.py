@@ -38,7 +38,9 @@ class ExportConfig:
     def __post_init__(self) -> None:
         check_settings(self)
         if not re.fullmatch(r"[1-9]\d*[KMGT]B", self.shard_size):
-            raise ValueError(f"shard_size must be like 5GB, got {self.shard_size}")
+            raise ValueError(
+                f"shard_size must be a size such as 5GB or 500MB, got {self.shard_size}"
+            )
 
 
 def trained_lora(manifest: Mapping[str, Any]) -> LoraSettings:

@@ -181,6 +181,7 @@ def write_adapter(config: ExportConfig, origin: Mapping[str, Any]) -> None:
     if count is not None:
         sentence = f"read back: all {count} weights equal the training's"
     print_line(f"export: {sentence}")
+    track(config, trained.manifest)
 
 
 def write_model(

@@ -93,6 +93,7 @@ def read_report(folder: str, model: Path) -> dict[str, Any]:
             measured = read_manifest(Path(folder) / kind, kind, "report")
             if measured["inputs"].get("model") != fingerprint(model):
                 raise UserError(
-                    f"report={folder} must be of {model}, got a report of another model."
+                    f"report={folder} must be of {model}, got a report of another model. "
+                    "Rerun infer.bench with this model."
                 )
     return report

@@ -62,7 +62,10 @@ def write_sidecars(
     step: int,
     dtype: torch.dtype,
 ) -> None:
-    """Write all files other than the weights. `step` and `dtype` describe the weights."""
+    """Write all files of an export except the weights: configuration, tokenizer, adaptive.json, code.
+
+    `step` and `dtype` describe the exported weights.
+    """
     described = checkpoint / DESCRIBED
     for name in (*FILES, CONFIG, GENERATION):
         if (described / name).is_file():

@@ -97,7 +97,10 @@ def open_trained(folder: str, *, keep_adapter: bool = False) -> Trained:
     manifest = read_manifest(folder, "checkpoint", "checkpoint")
     checkpoint, broken = find_intact(list_checkpoints(Path(folder) / CHECKPOINTS))
     if checkpoint is None:
-        raise UserError(f"checkpoint={folder} must contain checkpoints, got none.")
+        raise UserError(
+            f"checkpoint={folder} must contain an intact checkpoint, got none. "
+            "Rerun the training command."
+        )
     for path, reason in broken.items():
         print_line(f"export: {path} is broken ({reason}); using {checkpoint.name}")
     if checkpoint.frozen:

@@ -72,7 +72,9 @@ def test_ids_of_one_model_only_are_neither_read_nor_drafted(
     torch.testing.assert_close(tree_logits(result.lm)[0], expected[:ROWS])
     add_pieces(draft, "<mine>")
     reason = "got '<mine>' instead of '<adaptive>' for id 400"
-    with pytest.raises(UserError, match=f"^draft={draft} must have .*, {reason}$"):
+    with pytest.raises(
+        UserError, match=rf"^draft={draft} must have .*, {reason}\. Use"
+    ):
         load(target, "float32", draft=str(draft))
 
 

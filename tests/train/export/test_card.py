@@ -53,7 +53,8 @@ def report_of(out: Path, folder: Path) -> Path:
     common["settings"] = {"dtype": "bfloat16"}
     speed = {"prompt_set": "humaneval", "temperature": 0.0, "decoder": "hybrid"}
     speed |= {"output_tokens_per_second": 200, "speedup": 2.0, "same": 6, "compared": 6}
-    speed["mean_acceptance_length"] = 2.5
+    speed |= {"mean_acceptance_length": 2.5, "speedup_interval": [1.5, 2.5]}
+    speed["marks"] = ["machine busy"]
     report = {"speed": {**common, "rows": [speed]}, "quality": None}
     (folder / "speed").mkdir(parents=True)
     manifest = {"kind": "speed", "inputs": {"model": fingerprint(out)}}
@@ -72,8 +73,11 @@ def test_the_card_has_metadata_figures_and_commands(tmp_path: Path) -> None:
         "tags": ["sdsat", "adaptive-tokens", "speculative-decoding"],
     }
     card = card_of(out)
-    assert "| loss of a token, nats | 1.500 | 1.400 |" in card
-    assert "| drafts accepted, of 2 by adaptive tokens | 0.100 | 0.900 |" in card
+    assert "| mean loss per token, nats | 1.500 | 1.400 |" in card
+    assert (
+        "accepted drafts per verification, of 2 by adaptive tokens | 0.100 | 0.900 |"
+        in card
+    )
     assert "someone" not in card  # no path of this machine
     assert "transformers serve MODEL" in card
     (drafting,) = re.findall(r"--speculative-config '(.*)'", card)
@@ -91,7 +95,8 @@ def test_a_report_goes_into_the_card(tmp_path: Path) -> None:
     before = (out / "manifest.json").read_bytes()
     export_again(out, f"report={report}")
     card = card_of(out)
-    assert "| humaneval | 0 | hybrid | 200 | 2.00 | 2.50 | 6/6 |" in card
+    assert "| humaneval | 0 | hybrid | 200? | 2.00? (1.50–2.50) | 2.50 | 6/6 |" in card
+    assert "the machine was busy" in card
     assert "H200, 2026-11-21" in card
     assert (out / "manifest.json").read_bytes() == before
     (out / "config.json").write_text("{}")

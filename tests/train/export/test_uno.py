@@ -254,9 +254,19 @@ def test_a_training_without_adaptive_rows_is_exported_and_decoded(
     assert portable[0, 2:].tolist() == plain[1]
 
 
-def test_lora_uno_exports_only_the_adapter(trained: Path, tmp_path: Path) -> None:
-    """The card has commands for SGLang, vLLM and this project, limits, and a figure to reach."""
+def test_lora_uno_exports_only_the_adapter(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The card has commands for SGLang, vLLM and this project, limits, and a figure to reach.
+
+    Bug: the adapter alone was no artifact in W&B, unlike a model directory.
+    """
+    sent = list[Path]()
+    monkeypatch.setattr(
+        "train.export.__main__.track", lambda config, _: sent.append(Path(config.out))
+    )
     folder = export(trained / "noise", tmp_path / "uno", FLOAT32, "lora=uno")
+    assert sent == [folder]
     assert {file.name for file in folder.iterdir()} == {
         "README.md",
         "adapter_config.json",
