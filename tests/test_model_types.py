@@ -159,4 +159,5 @@ def test_every_type_passes_or_is_refused_in_a_sentence(kind: str) -> None:
     assert re.match("(which|whose) ", reason) and "\n" not in reason
     with pytest.raises(UserError) as refusal:
         check_family(config, "model=DIR")
-    assert str(refusal.value).endswith(f", got {config.model_type}, {reason}")
+    sentence = f", got {config.model_type}, {reason}. Use another model."
+    assert str(refusal.value).endswith(sentence)

@@ -97,7 +97,7 @@ def check_architecture(config: PretrainedConfig, *, seq_len: int) -> None:
     if reason := why_unsupported(config):
         raise UserError(
             "model must be a causal model with attention that can follow a tree, "
-            f"got {config.model_type}, {reason}."
+            f"got {config.model_type}, {reason}. Use another model."
         )
     if seq_len > config.max_position_embeddings:
         raise UserError(
