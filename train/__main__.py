@@ -45,20 +45,18 @@ def main(config: TrainConfig) -> float | None:
 
     Returns the last held-out acceptance length, which a sweep can maximize.
     """
-    inputs = read_inputs(config) if config.data.path else None
     if config.plan:
         # Imported late, so that errors in the settings are reported before PyTorch and
         # DeepSpeed are loaded.
         from train.plan import print_plan
         from train.spec import read_spec
 
-        print_plan(config, inputs, read_spec(config, inputs))
+        planned = read_inputs(config) if config.data.path else None
+        print_plan(config, planned, read_spec(config, planned))
         return None
     if not config.out:
         raise UserError("setting 'out' is required: give it as out=VALUE")
-    if inputs is None:
-        raise UserError("setting 'data.path' is required: give it as data.path=VALUE")
-    validation = train(config, inputs)
+    validation = train(config, read_inputs(config))
     from train.metrics import acceptance_lengths, describe_change
 
     print_once(f"train: {describe_change(validation)}")

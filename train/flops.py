@@ -67,7 +67,7 @@ def step_flops(
 
 
 class ExpectedRows(NamedTuple):
-    """Average counts of the rows and attention pairs of one sequence, for its operations."""
+    """Average counts of the rows of one sequence's layout."""
 
     rows: float  # rows that pass through the layers
     predicted: float  # rows with logits

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from conf.errors import UserError
 from conf.runs.stage import model_directories, read_manifest
 from data_prep.vocab import Vocab
 from train.config import TrainConfig
@@ -26,9 +27,11 @@ class RunInputs:
 def read_inputs(config: TrainConfig) -> RunInputs:
     """Read the manifests of the settings' folders. This does not import PyTorch.
 
-    Raises UserError if a folder is not a finished folder of shards, or model.adapter has no
-    adapter.
+    Raises UserError if data.path is not set, if a folder is not a finished folder of shards,
+    or if model.adapter has no adapter.
     """
+    if not config.data.path:
+        raise UserError("setting 'data.path' is required: give it as data.path=VALUE")
     data = read_manifest(config.data.path, "shards", "data.path")
     folders = {"data.path": config.data.path}
     folders |= model_directories({"model.path": config.model.path})

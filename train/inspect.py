@@ -22,8 +22,6 @@ import numpy as np
 from rich.text import Text
 
 from conf.console import PlainConsole, pictures
-from conf.errors import UserError
-from conf.runs.stage import read_manifest
 from conf.settings.cli import run
 from conf.settings.schema import check_settings, setting
 from data_prep.encode import Encoder
@@ -31,6 +29,7 @@ from data_prep.inspect import append_tokens, sequence_lines
 from data_prep.shards import PackedSequence
 from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
 from train.config import NOISE, ObjectiveConfig, TrainConfig
+from train.inputs import read_inputs
 from train.objective import Layout
 
 STYLES = {"input": "bold white on dark_magenta", "replaced": "strike grey50"}
@@ -60,13 +59,11 @@ class TrainInspectConfig(TrainConfig):
 
 def main(config: TrainInspectConfig) -> None:
     """Print sequences of a step with their windows."""
-    if not config.data.path:
-        raise UserError("setting 'data.path' is required: give it as data.path=VALUE")
-    manifest = read_manifest(config.data.path, "shards", "data.path")
-    vocab = Vocab.from_json(manifest["vocab"])
-    encoder = Encoder(load_tokenizer(f"{config.data.path}/{TOKENIZER}"), vocab)
+    inputs = read_inputs(config)
+    languages = inputs.data["languages"]
+    encoder = Encoder(load_tokenizer(f"{config.data.path}/{TOKENIZER}"), inputs.vocab)
     console = PlainConsole()
-    for index, sequence, layout in layouts(config, vocab):
+    for index, sequence, layout in layouts(config, inputs.vocab):
         title = (
             f"step {config.inspect.step}, sequence {index}: {sequence.used:,} tokens"
         )
@@ -74,8 +71,8 @@ def main(config: TrainInspectConfig) -> None:
         decode = partial(
             windowed_text, sequence.tokens, layout, encoder, config.objective
         )
-        shown = config.inspect.tokens
-        for line in sequence_lines(sequence, shown, manifest["languages"], decode):
+        tokens = config.inspect.tokens
+        for line in sequence_lines(sequence, tokens, languages, decode):
             console.print(line)
 
 

@@ -36,6 +36,7 @@ from train.config import LoraSettings
 from train.tensor_files import LazyWeights, write_safetensors
 
 ADAPTER = "default"  # peft's default name for an adapter
+TRAINED_ROWS = "trainable_tokens"  # in the names of the embedding rows that peft trains
 ROUTERS = ("gate", "router")
 # The layer of latent attention that computes keys and values from the cached latents of
 # all tokens. A gate cannot tell there which tokens are adaptive.
@@ -334,7 +335,7 @@ def begin_with(lm: nn.Module, folder: Path) -> None:
         if isinstance(module, TrainableTokensLayer)
     ]
     if not ids:
-        tensors = {n: t for n, t in tensors.items() if "trainable_tokens" not in n}
+        tensors = {n: t for n, t in tensors.items() if TRAINED_ROWS not in n}
     weights = adapter_weights(lm.state_dict())
     names = {f"{PEFT}{name.replace(f'.{ADAPTER}', '')}": name for name in weights}
     if different := names.keys() ^ tensors.keys():
@@ -371,7 +372,7 @@ def adapter_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _of_adapter(name: str) -> bool:
-    return "lora_" in name or "trainable_tokens" in name
+    return "lora_" in name or TRAINED_ROWS in name
 
 
 def _plain(name: str) -> str:

@@ -205,6 +205,7 @@ def build_module(
         torch.manual_seed(config.seed)
         width = lm.get_output_embeddings().in_features
         head = PreviousTokenHead(width, lm.dtype)
+    # objective.mask may train without a head what began with one.
     if folder and (head or objective.mask is None):
         read_head(head, folder)
     module = AdaptiveLM(

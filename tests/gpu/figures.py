@@ -186,6 +186,8 @@ def measure_step(recipe: list[str]) -> dict[str, Any]:
 
     common = ["dtype=bfloat16", "model.random_init=true", "global_batch=1"]
     common += ["deepspeed=zero1", "micro_batch=1", "tracker.mode=disabled"]
+    # Without data, the estimates are for the context.
+    common += [f"model.shape.max_position_embeddings={TOKENS}"]
     common += ["objective.L=5", "data.path=x", "out=x"]
     capacity = torch.cuda.get_device_properties(0).total_memory if ON_GPU else 64 * GIB
     for layers in (32, 24, 16, 8, 4) if ON_GPU else (2,):
