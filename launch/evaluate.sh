@@ -22,7 +22,12 @@ bash "$project/launch/setup.sh"
 source "$project/.venv/bin/activate"
 # Paths are relative to the caller's folder. PYTHONSAFEPATH keeps Python from importing modules from there.
 export PYTHONPATH="$project${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1
-ranks=${RANKS:-$(python -c 'import torch; print(max(1, torch.cuda.device_count()))')}
+source "$project/launch/stages.sh"
+ranks=${RANKS:-}
+if [[ -z $ranks ]]; then
+    gpus=$(count_gpus)
+    ranks=$((gpus > 0 ? gpus : 1))
+fi
 start=(python) # without torchrun, which would add its own lines to an error message
 [[ $ranks -eq 1 ]] || start=(torchrun --standalone --nproc_per_node "$ranks")
 "${start[@]}" -m infer.bench "${settings[@]}" "$@"

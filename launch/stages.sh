@@ -1,4 +1,12 @@
-# Functions shared by the recipes. pipeline.sh and qwen.sh source this file in the project's root.
+# Functions shared by the recipes. pipeline.sh and qwen.sh source this file in the project's root, evaluate.sh in any folder.
+
+count_gpus() { # print their number; PyTorch takes seconds to import, so it counts only if a driver is installed
+    if [[ -n $(type -P nvidia-smi rocm-smi) ]]; then
+        python -c 'import torch; print(torch.cuda.device_count())'
+    else
+        echo 0
+    fi
+}
 
 begin() { # OUT: set up the environment and the variables out, gpus and ranks
     out=$1
@@ -8,10 +16,7 @@ begin() { # OUT: set up the environment and the variables out, gpus and ranks
     fi
     bash launch/setup.sh
     source .venv/bin/activate
-    gpus=0 # PyTorch takes seconds to import: it counts only if a driver is installed
-    if [[ -n $(type -P nvidia-smi rocm-smi) ]]; then
-        gpus=$(python -c 'import torch; print(torch.cuda.device_count())')
-    fi
+    gpus=$(count_gpus)
     ranks=$((gpus > 0 ? gpus : $(nproc)))
     ranks=$((ranks < 2 ? ranks : 2))
     export OMP_NUM_THREADS=1 # one thread per rank: threads that share a core waste it by spinning

@@ -1,4 +1,4 @@
-"""Write the page of a run, OUT/index.html, at each validation.
+"""Write the page of a run, OUT/index.html.
 
 The page shows the curves of log.jsonl and of the validations, the recipe, the data and the
 machine. All functions except `write_page` are pure.
@@ -72,8 +72,9 @@ def page(run: Run) -> str:
 
 
 def steps_done(run: Run) -> int:
-    """Return the number of steps up to the last validation."""
-    return int(run.validation[-1]["step"])
+    """Return the number of the last step that is logged or validated."""
+    logged = run.steps[-1]["step"] if run.steps else 0
+    return int(max(logged, run.validation[-1]["step"]))
 
 
 def cells(run: Run) -> list[Cell]:

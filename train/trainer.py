@@ -10,8 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from heapq import merge
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +34,7 @@ from conf.runs.stage import write_manifest
 from data_prep.ngrams import TABLE, link_table
 from train.checkpoint import Checkpoints
 from train.checks import check_ranks
-from train.config import DESCRIBED, DIAGNOSTICS, LOG, TEXTS, TrainConfig
+from train.config import DESCRIBED, DIAGNOSTICS, TrainConfig
 from train.data import (
     TRAINING,
     TrainingData,
@@ -48,15 +46,9 @@ from train.distributed import Abandoned, StopSignals, broadcast, gather, is_lost
 from train.engine import Engine, start
 from train.flops import peak_flops
 from train.inputs import RunInputs
+from train.journal import Journal, RunFacts
 from train.loss import summarise
-from train.metrics import (
-    Show,
-    StepLog,
-    Tracker,
-    baseline,
-    describe_step,
-    describe_validation,
-)
+from train.metrics import Show, baseline
 from train.model import build_module, write_architecture
 from train.pretrained import base_model
 from train.schedule import (
@@ -67,10 +59,8 @@ from train.schedule import (
     write_planned,
 )
 from train.spec import ModelSpec
-from train.texts import append_texts, read_texts, table
 from train.validation import Validation
 
-TEXTS_TABLE = "validation/texts"
 # A step's loss is compared with the mean of this many steps before it.
 RECENT_STEPS = 50
 MIN_RECENT = 10  # fewest steps to compare with
@@ -195,6 +185,7 @@ class Trainer:
             config, spec.architecture, self.vocab
         )
         self.module.soft = config.objective.soft
+        self.base = base_model(None if config.model.random_init else config.model.path)
         universal = checkpoint is not None and not checkpoint.fits(self.ranks)
         self.engine = Engine(self.module, config, universal=universal)
         self.peak = peak_flops(self.engine.device_name())
@@ -229,18 +220,21 @@ class Trainer:
             )
             if (table := Path(config.data.path) / TABLE).is_file():
                 link_table(table, self.out / TABLE)
-        self.log = StepLog(self.out / LOG, step=self.step) if self.rank == 0 else None
-        self.tracker = Tracker(
-            config.tracker,
-            out=self.out,
-            name=f"{self.out.name}-{config.objective.name}",
-            settings=asdict(config),
-            speaks=self.rank == 0,
+        self.journal = Journal(
+            config,
+            RunFacts(
+                base=self.base,
+                parameters=self.parameters,
+                trained_on=self.trained_on,
+                device=self.engine.device_name(),
+                ranks=self.ranks,
+            ),
+            self.validation,
+            seq_len=self.seq_len,
+            step=self.step,
             run_id=state["run_id"],
+            writes=self.rank == 0,
         )
-        self.tracker.define_axis("tokens_seen")
-        if self.log:
-            self.tracker.restore(self._tracked(self.log, self.step))
 
     def run(self) -> list[dict[str, float]]:
         """Train to the last step and finish the folder; return the validations.
@@ -264,17 +258,16 @@ class Trainer:
         if self.rank == 0 and not self._at_the_end():
             # A finished run continues with more steps.
             (self.out / MANIFEST).unlink(missing_ok=True)
-        progress = self.tracker.progress(
-            self.config.objective.name, done=self.step, total=self.schedule.steps
-        )
+        progress = self.journal.progress(self.step, self.schedule.steps)
         with suppress(Abandoned), progress as show:
             self._train(show)
         if self.step > self.saved:
             self._save()
+        self.journal.write_page(self.step, self.schedule.steps)
         finished = self._at_the_end() and not self._validation_is_due()
         if self.rank == 0 and finished:
             self._finish()
-        self.tracker.finish()
+        self.journal.finish()
         dist.barrier()
         if not finished:
             raise Stopped(
@@ -295,12 +288,8 @@ class Trainer:
                 metrics = self.train_step()
             if self.schedule.steps is None:
                 self._plan_steps(clock)
-            self._track("train", metrics)
-            if self.log:
-                self.log.append(self.step, metrics)
-            show(
-                self.step, describe_step(metrics, self.validation), self.schedule.steps
-            )
+            line = self.journal.add_step(self.step, metrics)
+            show(self.step, line, self.schedule.steps)
             if self._validation_is_due():
                 with clock.timing("validation"):
                     self._validate(show)
@@ -409,6 +398,7 @@ class Trainer:
         }
         if self.rank == 0:
             write_json(self.out / DIAGNOSTICS, diagnostics)
+        self.journal.write_page(self.step, self.schedule.steps)
         raise UserError(
             f"step {self.step + 1}: {why}. See {self.out / DIAGNOSTICS}; "
             f"the last checkpoint is from step {self.saved}.",
@@ -427,82 +417,20 @@ class Trainer:
                 "answer, got only prompts. Raise validate_sequences."
             )
         self.validation.append({"step": self.step, **metrics})
-        self._track("validation", metrics)
-        if self.rank == 0 and texts:
-            append_texts(self.out / TEXTS, self.step, texts)
-            self.tracker.log(self.step, {TEXTS_TABLE: table(texts)})
-        # Not before minutes= has planned the steps: plots take time that the plan would count.
-        if self.log and self.schedule.steps is not None:
-            self._write_page(self.log)
-        line = describe_validation(self.validation)
-        self.tracker.tell(f"step {self.step} held-out: {line}")
+        self.journal.add_validation(metrics, texts, planned=self.schedule.steps)
         rise = metrics["standard_loss"] / baseline(self.validation)["standard_loss"] - 1
         if rise > self.config.max_loss_rise:
-            self.tracker.alarm(
+            self.journal.alarm(
                 f"held-out standard-token loss {100 * rise:+.1f} % above the base model's "
                 f"(max_loss_rise={self.config.max_loss_rise:g}): see {DOCS}/{QUALITY}"
             )
-
-    def _write_page(self, log: StepLog) -> None:
-        """Write the run's page."""
-        # Imported late: only rank 0 needs matplotlib, after the first validation.
-        from train.page import Run, data_facts, machine_facts, model_facts, write_page
-
-        model = self.config.model
-        run = Run(
-            name=self.out.resolve().name,
-            config=self.config,
-            steps=[{"step": step, **metrics} for step, metrics in log.rows(self.step)],
-            validation=self.validation,
-            seq_len=self.seq_len,
-            planned=self.schedule.steps,
-            model=model_facts(
-                base_model(None if model.random_init else model.path),
-                parameters=self.parameters,
-                dtype=self.config.dtype,
-            ),
-            data=data_facts(self.trained_on),
-            machine=machine_facts(self.engine.device_name(), ranks=self.ranks),
-        )
-        write_page(self.out, run)
-
-    def _tracked(
-        self, log: StepLog, until: int
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Return the rows that `_track` has logged up to a step, in order, with their steps.
-
-        The tracker's thread reads them during the run, so later validations are left out.
-        """
-        validations = [(int(row["step"]), "validation", row) for row in self.validation]
-        texts = dict(read_texts(self.out / TEXTS))
-        steps = ((step, "train", metrics) for step, metrics in log.rows(until))
-
-        def rows() -> Iterator[tuple[int, dict[str, Any]]]:
-            for step, prefix, row in merge(steps, validations, key=itemgetter(0)):
-                metrics = {name: value for name, value in row.items() if name != "step"}
-                yield step, self._named(prefix, step, metrics)
-                if prefix == "validation" and step in texts:
-                    yield step, {TEXTS_TABLE: table(texts[step])}
-
-        return rows()
-
-    def _track(self, prefix: str, metrics: dict[str, float]) -> None:
-        """Log metrics of this step to the tracker."""
-        self.tracker.log(self.step, self._named(prefix, self.step, metrics))
-
-    def _named(
-        self, prefix: str, step: float, metrics: dict[str, float]
-    ) -> dict[str, float]:
-        seen = step * self.config.global_batch * self.seq_len
-        named = {f"{prefix}/{name}": value for name, value in metrics.items()}
-        return {"tokens_seen": seen} | named
 
     def _save(self) -> None:
         state = {
             "validation": self.validation,
             "recent": self.recent,
             "dtype": self.config.dtype,
-            "run_id": self.tracker.run_id,
+            "run_id": self.journal.run_id,
             # Position in the order of the data.
             "sequences": self.step * self.config.global_batch,
         }
@@ -511,7 +439,6 @@ class Trainer:
 
     def _finish(self) -> None:
         objective = self.config.objective
-        model = self.config.model
         write_manifest(
             self.out,
             "checkpoint",
@@ -526,7 +453,7 @@ class Trainer:
             mask=objective.described_mask,
             L=objective.L,
             validation=self.validation,
-            base=base_model(None if model.random_init else model.path),
+            base=self.base,
             data=self.trained_on,
             tokenizer=fingerprint_file(self.out / DESCRIBED / "tokenizer.json"),
             architecture=fingerprint_file(self.out / DESCRIBED / "config.json"),

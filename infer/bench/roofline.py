@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.benchmark import Timer
 from transformers import PreTrainedModel
 
 from infer.engine.int8 import Int8Linear, Int8Product
@@ -98,5 +97,8 @@ def measure_bandwidth(device: torch.device, *, size: int) -> float:
 @torch.inference_mode()
 def seconds_of(task: Callable[[], Any]) -> float:
     """Return the seconds of a call in the fastest of several blocks of calls."""
+    # Imported late: it loads setuptools for half a second.
+    from torch.utils.benchmark import Timer
+
     timer = Timer("task()", globals={"task": task}, num_threads=torch.get_num_threads())
     return min(timer.blocked_autorange(min_run_time=MIN_SECONDS).times)

@@ -29,7 +29,7 @@ from train.inputs import read_inputs
 from train.spec import read_spec
 from train.trainer import Stopped, Trainer
 
-STEPS, SAVE_EVERY = 12, 4
+STEPS, SAVE_EVERY = 6, 2
 RECIPE = [
     "model=tiny",
     *BRANCH,
@@ -41,7 +41,7 @@ RECIPE = [
     f"steps={STEPS}",
     f"save_every={SAVE_EVERY}",
     "keep_last=3",
-    "validate_every=6",
+    "validate_every=3",
     "validate_sequences=4",
     "global_batch=8",
     "micro_batch=2",
@@ -110,7 +110,7 @@ def broken(run: Run) -> None:
     """Continue a run with a flipped bit in its newest checkpoint."""
     out = run.interrupted("zero2", "flipped")
     if run.rank == 0:
-        path = out / "checkpoints/step-000008/zero_pp_rank_1_mp_rank_00_optim_states.pt"
+        path = out / "checkpoints/step-000004/zero_pp_rank_1_mp_rank_00_optim_states.pt"
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
@@ -123,7 +123,7 @@ def full(run: Run) -> None:
     write = engines.write_file
 
     def fail(value: object, path: Path) -> dict[str, int]:
-        if run.rank == 1 and "000008" in str(path):
+        if run.rank == 1 and "000004" in str(path):
             path.write_bytes(b"half")
             raise OSError(ENOSPC, os.strerror(ENOSPC))
         return write(value, path)
@@ -151,19 +151,19 @@ def failing_forward(micro_batch: int, fail: Callable[[], float]) -> Any:
 
 
 def diverged(run: Run) -> None:
-    """Make the loss NaN in the last micro-batch of one rank's sixth step."""
-    with failing_forward(12, lambda: float("nan")):
+    """Make the loss NaN in the last micro-batch of one rank's third step."""
+    with failing_forward(6, lambda: float("nan")):
         run.train("nan", "zero2")
 
 
 def stopped(run: Run) -> None:
-    """Send a signal to one rank in the first micro-batch of its sixth step; then continue."""
+    """Send a signal to one rank in the first micro-batch of its fourth step; then continue."""
 
     def stop() -> float:
         os.kill(os.getpid(), signal.SIGUSR1)
         return 1.0
 
-    with failing_forward(11, stop):
+    with failing_forward(7, stop):
         run.train("stopped", "zero2")
     run.train("stopped", "zero2")
 
@@ -179,14 +179,14 @@ def longer(run: Run) -> None:
 
 def planned(run: Run) -> None:
     """Train for about a second, and again from before the last checkpoint."""
-    run.train("planned", "zero1", "minutes=0.02")
+    run.train("planned", "zero1", "minutes=0.02", "save_every=4")
     out = run.folder / "planned-resumed"
     if run.rank == 0:
         shutil.copytree(run.folder / "planned", out)
         (out / "manifest.json").unlink()
         shutil.rmtree(max((out / "checkpoints").iterdir()))
     torch.distributed.barrier()
-    run.train("planned-resumed", "zero1", "minutes=0.02")
+    run.train("planned-resumed", "zero1", "minutes=0.02", "save_every=4")
 
 
 def other_ranks(run: Run) -> None:

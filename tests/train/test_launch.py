@@ -14,7 +14,7 @@ from tests.test_docs import check
 
 ROOT = Path(__file__).parents[2]
 
-RECORD = """[[ $1 != -c ]] || { [[ $2 == *", min("* ]] && echo 2 2 || echo 2; exit; }  # GPUs, ranks
+RECORD = """[[ $1 != -c ]] || { echo 2; exit; }  # GPUs
 { printf "%q " "$@"; echo; } >>"$CALLS"
 """
 
@@ -136,12 +136,17 @@ def test_the_long_recipe_also_makes_a_draft_model(project: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "start"), [("1", ""), ("2", "--standalone --nproc_per_node 2 ")]
+    ("ranks", "start"),
+    [
+        ("1", ""),
+        ("3", "--standalone --nproc_per_node 3 "),
+        ("", "--standalone --nproc_per_node 2 "),  # one per GPU
+    ],
 )
 def test_an_evaluation_starts_torchrun_only_for_several_ranks(
     ranks: str, start: str, project: Path
 ) -> None:
-    stub(project.parent, python=RECORD, torchrun=RECORD)
+    stub(project.parent, python=RECORD, torchrun=RECORD, **{"nvidia-smi": ""})
     calls = project.parent / "calls"
     arguments = ("a/model/", "base", "out=b c", "count=2")
     run = launch(project, "evaluate.sh", *arguments, RANKS=ranks, CALLS=str(calls))

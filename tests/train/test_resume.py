@@ -128,24 +128,24 @@ def test_a_broken_checkpoint_is_reported_and_the_previous_one_loaded(
 ) -> None:
     printed = (runs / "printed").read_text().splitlines()
     (line,) = (line for line in printed if "/flipped/" in line)
-    assert "step-000008 is broken (zero_pp_rank_1" in line
-    assert "checksum mismatch" in line and line.endswith("continuing from step-000004")
+    assert "step-000004 is broken (zero_pp_rank_1" in line
+    assert "checksum mismatch" in line and line.endswith("continuing from step-000002")
     assert values(runs / "flipped") == values(runs / "zero2")
 
 
 def test_a_full_disk_leaves_the_earlier_checkpoints(runs: Path) -> None:
     """Bug: if one rank failed to write, the other waited forever at DeepSpeed's barrier."""
     assert message(runs, "full").endswith(
-        "the checkpoint of step 8 cannot be written: disk full (No space left on device). "
-        "Earlier checkpoints stay: ['step-000004']."
+        "the checkpoint of step 4 cannot be written: disk full (No space left on device). "
+        "Earlier checkpoints stay: ['step-000002']."
     )
     assert values(runs / "full") == values(runs / "zero2")
 
 
 def test_a_diverged_run_stops_with_diagnostics(runs: Path) -> None:
-    assert "step 6: the loss is nan. See" in message(runs, "nan")
-    assert checkpoints(runs / "nan") == ["step-000004"]
-    assert "step 0 of" in (runs / "nan" / "index.html").read_text()
+    assert "step 3: the loss is nan. See" in message(runs, "nan")
+    assert checkpoints(runs / "nan") == ["step-000002"]
+    assert "step 2 of" in (runs / "nan" / "index.html").read_text()
     result = read_json(runs / "nan" / "diagnostics.json")
     ranks = result["micro_batches_by_rank"]
     finite = [[math.isfinite(row["loss"]) for row in rows] for rows in ranks]
@@ -153,8 +153,8 @@ def test_a_diverged_run_stops_with_diagnostics(runs: Path) -> None:
 
 
 def test_a_signal_to_one_rank_saves_and_stops_all(runs: Path) -> None:
-    """The sixth step is interrupted, and the fifth is saved."""
-    assert "stopped by a signal; step 5 is saved" in message(runs, "stopped")
+    """The fourth step is interrupted, and the third is saved."""
+    assert "stopped by a signal; step 3 is saved" in message(runs, "stopped")
     assert values(runs / "stopped") == values(runs / "zero2")
 
 

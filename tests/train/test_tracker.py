@@ -11,11 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,8 +23,8 @@ from conf.runs.tracker import TrackerConfig
 from infer.bench.report import scalars
 from tests import warm
 from tests.train.resume_worker import RECIPE
+from train.journal import tracked_rows
 from train.metrics import StepLog
-from train.trainer import Trainer
 
 
 def records(file: Path) -> list[dict[str, Any]]:
@@ -102,13 +100,12 @@ def test_rows_to_restore_are_those_before_the_run(tmp_path: Path) -> None:
     """The tracker's thread read them late, with validations of the run's own: W&B then
     dropped all steps before these, "less than the current step".
     """
-    trainer = SimpleNamespace(validation=[{"step": 0, "tau_real": 1.0}], out=tmp_path)
-    trainer._named = partial(Trainer._named, trainer)
-    trainer.config = SimpleNamespace(global_batch=8)
-    trainer.seq_len = 128
-    rows = Trainer._tracked(trainer, StepLog(tmp_path / "log.jsonl", step=0), 0)
-    trainer.validation.append({"step": 20, "tau_real": 1.5})
-    assert [step for step, _ in rows] == [0]
+    validation = [{"step": 0, "tau_real": 1.0}]
+    rows = tracked_rows(
+        validation, StepLog(tmp_path / "log.jsonl", step=0), {}, until=0, tokens=1024
+    )
+    validation.append({"step": 20, "tau_real": 1.5})
+    assert list(rows) == [(0, {"tokens_seen": 0, "validation/tau_real": 1.0})]
 
 
 def of(runs: dict[str, dict[str, Any]], job: str) -> dict[str, Any]:
