@@ -3,14 +3,13 @@
 import subprocess
 import sys
 
-import pytest
+LIBRARIES = ["hydra", "omegaconf", "deepspeed", "wandb"]
 
 
-@pytest.mark.parametrize("library", ["hydra", "omegaconf", "deepspeed", "wandb"])
-def test_the_library_loads_no_command_line(library: str) -> None:
+def test_the_library_loads_no_command_line() -> None:
     """`from infer import load` loaded Hydra for an exception class."""
-    code = f"import sys; from infer import load; print({library!r} in sys.modules)"
+    code = f"import sys; from infer import load; print({{*{LIBRARIES}}} & {{*sys.modules}})"
     answer = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    assert answer.stdout.strip() == "False"
+    assert answer.stdout.strip() == "set()"

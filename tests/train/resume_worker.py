@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from errno import ENOSPC
 from pathlib import Path
 from typing import Any
@@ -196,8 +197,14 @@ def other_ranks(run: Run) -> None:
         run.train(f"{variant}-other", variant)
 
 
+def without_page() -> Any:
+    """Leave out the page of each run: its plots take longer than the training."""
+    return mock.patch("train.page.write_page")
+
+
 if __name__ == "__main__":
     cases, folder, data = sys.argv[1:]
     run = Run(Path(folder), Path(data))
     for case in cases.split(","):
-        globals()[case](run)
+        with nullcontext() if case == "diverged" else without_page():
+            globals()[case](run)

@@ -19,7 +19,7 @@ from deepspeed.utils import safe_get_full_fp32_param
 
 from conf.runs.stage import collect_provenance
 from conf.settings.compose import settings
-from tests.train.resume_worker import RECIPE
+from tests.train.resume_worker import RECIPE, without_page
 from train import engine as engines
 from train.__main__ import CHANGEABLE
 from train.config import TrainConfig
@@ -48,7 +48,8 @@ def train(out: Path, data: Path, overrides: list[str]) -> Trainer:
     inputs = read_inputs(config)
     provenance = collect_provenance(config, inputs.folders, CHANGEABLE)
     trainer = Trainer(config, provenance, inputs, read_spec(config, inputs))
-    trainer.run()
+    with without_page():
+        trainer.run()
     return trainer
 
 
