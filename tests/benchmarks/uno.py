@@ -18,7 +18,7 @@ head. The command prints a line of JSON for each prompt set and shape:
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from statistics import mean
@@ -28,7 +28,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from conf.hub import find_folder
-from infer.bench.prompts import Prompt, name_of, read_prompts
+from infer.bench.prompts import name_of, read_prompts
 from infer.drafters.planner import FixedPlanner
 from infer.engine.output import Request
 from infer.engine.pick import LEADERS
@@ -55,15 +55,20 @@ def by_project(
     return text, [step.accepted for step in steps if step.drafted]
 
 
+@dataclass(frozen=True)
+class Decoded:
+    """A prompt's text by plain decoding, by this project, and the latter's accepted drafts."""
+
+    prompt: Sequence[int]
+    plain: list[int]
+    text: list[int]
+    accepted: list[int]
+
+
 def compare(
-    server: UnoServer,
-    runner: Runner,
-    mask: MaskTokens,
-    planner: FixedPlanner,
-    prompts: Sequence[Prompt],
-    new: int,
+    server: UnoServer, mask: MaskTokens, decoded: Sequence[Decoded], k: int, new: int
 ) -> dict[str, float]:
-    """Return the figures of a prompt set.
+    """Return the figures of a prompt set; this project drafted with `k` rows.
 
     Cycles near the end of a text are not compared, since this project drafts less there.
     """
@@ -75,14 +80,12 @@ def compare(
     def noise(length: int, count: int) -> tuple[int, ...]:
         return mask.row(count, length=length)
 
-    for prompt in prompts:
-        plain, _ = by_project(runner, Drafters(), prompt.ids, new)
-        text, accepted = by_project(runner, by_tokens(mask, planner), prompt.ids, new)
-        served, cycles = server.generate(prompt.ids, noise, tokens=new)
-        same.append(served[:new] == plain == text)
+    for item in decoded:
+        served, cycles = server.generate(item.prompt, noise, tokens=new)
+        same.append(served[:new] == item.plain == item.text)
         # Cycles correspond if the text has the same length at their start.
-        project, peer = by_length(accepted), by_length(cycles)
-        shared = [length for length in peer if length + 2 * (2 + planner.k) <= new]
+        project, peer = by_length(item.accepted), by_length(cycles)
+        shared = [length for length in peer if length + 2 * (2 + k) <= new]
         equal += [peer[length] == project.get(length) for length in shared]
         of_project += project.values()
         of_server += peer.values()
@@ -124,11 +127,14 @@ def main() -> None:
     runner = Runner(lm, capacity=capacity, max_rows=1 + NODES + L)
     chain = UnoServer.load(base_of(directory.path), directory.path / "uno", rows=L + 1)
     wide = replace(chain, candidates=CANDIDATES, nodes=NODES)
-    tree = FixedPlanner(L, "root", nodes=NODES - 1, width=CANDIDATES)
-    shapes = {
-        "chain": (chain, FixedPlanner(L, "root")),
-        "tree, 8 best": (replace(wide, leaders=LEADERS), tree),
-        "tree": (wide, tree),
+    planners = {
+        "chain": FixedPlanner(L, "root"),
+        "tree": FixedPlanner(L, "root", nodes=NODES - 1, width=CANDIDATES),
+    }
+    servers = {
+        "chain": ("chain", chain),
+        "tree, 8 best": ("tree", replace(wide, leaders=LEADERS)),
+        "tree": ("tree", wide),
     }
     for source in args.prompts:
         prompts = read_prompts(
@@ -139,8 +145,23 @@ def main() -> None:
             max_tokens=PROMPT_TOKENS,
             seed=0,
         )
-        for shape, (server, planner) in shapes.items():
-            row = compare(server, runner, mask, planner, prompts, args.new)
+        plain = [
+            by_project(runner, Drafters(), prompt.ids, args.new)[0]
+            for prompt in prompts
+        ]
+        decoded = {
+            kind: [
+                Decoded(
+                    prompt.ids,
+                    text,
+                    *by_project(runner, by_tokens(mask, planner), prompt.ids, args.new),
+                )
+                for prompt, text in zip(prompts, plain)
+            ]
+            for kind, planner in planners.items()
+        }
+        for shape, (kind, server) in servers.items():
+            row = compare(server, mask, decoded[kind], planners[kind].k, args.new)
             name = {"prompts": name_of(source), "drafts": shape}
             print(json.dumps(name | row), flush=True)
 
