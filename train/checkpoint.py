@@ -145,7 +145,8 @@ def find_intact(
     if broken:
         reasons = "; ".join(f"{folder.name}: {why}" for folder, why in broken.items())
         raise UserError(
-            f"{next(iter(broken)).parent} must have an intact checkpoint, got {reasons}.",
+            f"{next(iter(broken)).parent} must have an intact checkpoint, got {reasons}. "
+            "Check the disk, and start again with another out.",
             page=UNFINISHED,
         )
     return None, broken
@@ -269,6 +270,11 @@ class Checkpoints:
         self._on_rank_0(self._acquire)
         if broadcast((out / RUN).is_file()):
             check_same(read_result(out / RUN), provenance, out, finished=False)
+        elif broadcast(list_checkpoints(self.folder)):
+            raise UserError(
+                f"out={out} must have {RUN} beside its checkpoints, got none: the settings "
+                "of the run are not known. Restore it, or use another out."
+            )
 
     def _acquire(self) -> None:
         # If `out` is a link, create its target.

@@ -395,7 +395,8 @@ class Engine:
         trained = {name for names in self._trained for name in names}
         if missing := sorted(trained - self._files.read):
             raise UserError(
-                f"{folder / tag} must have all trained weights, got no {missing[0]}."
+                f"{folder / tag} must have all trained weights, got no {missing[0]}. "
+                "Delete it to continue from the checkpoint before."
             )
         # From a universal checkpoint, ZeRO 3 gives every group the first group's settings.
         # All parameters share one step tensor, which each of them then increments.
@@ -462,7 +463,8 @@ class _Files(CheckpointEngine):
             return state
         except UnpicklingError as error:
             raise UserError(
-                f"{path} must contain only tensors and plain values, got {refusal(error)}."
+                f"{path} must contain only tensors and plain values, got {refusal(error)}. "
+                "Delete its folder to continue from the checkpoint before."
             ) from error
 
     def create(self, info: Any) -> None:

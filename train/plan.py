@@ -115,5 +115,6 @@ def plan_device(device: str) -> tuple[str, float]:
         return name, float(gib) * GIB
     except ValueError as error:
         raise UserError(
-            f"plan_device must be {', '.join(DEVICES)} or a number of GiB, got {device}."
+            f"plan_device must be {', '.join(DEVICES)} or a number of GiB, got {device}. "
+            f"Set plan_device={next(iter(DEVICES))}."
         ) from error

@@ -65,7 +65,7 @@ def model_config(
     except (OSError, ValueError, StrictDataclassError) as error:
         raise UserError(
             f"model.path={config.path} must have a model's config.json, "
-            f"got {in_one_line(error)}."
+            f"got {in_one_line(error)}. Download a model by hf download NAME --local-dir DIR."
         ) from error
 
 
@@ -77,11 +77,14 @@ def _config_of_shape(shape: dict[str, Any]) -> PretrainedConfig:
         config = AutoConfig.for_model(kind, **fields)
     except (TypeError, ValueError, StrictDataclassError) as error:
         raise UserError(
-            f"model.shape must be valid for {kind}, got {in_one_line(error)}."
+            f"model.shape must be valid for {kind}, got {in_one_line(error)}. Correct it."
         ) from error
     known = {field.name for field in dataclasses.fields(config)}
     if unknown := sorted(fields.keys() - known):
-        raise UserError(f"model.shape must have fields of {kind}, got {unknown[0]}.")
+        raise UserError(
+            f"model.shape must have fields of {kind}, got {unknown[0]}. "
+            "Remove it, or correct its name."
+        )
     return config
 
 

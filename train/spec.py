@@ -58,7 +58,7 @@ def read_spec(config: TrainConfig, inputs: RunInputs | None) -> ModelSpec:
     if mask_id is not None and mask_id >= architecture.vocab_size:
         raise UserError(
             f"objective.mask must be an id below the model's {architecture.vocab_size:,} "
-            f"rows, got {mask_id}."
+            f"rows, got {mask_id}. Lower objective.mask."
         )
     if config.lora.gated and not passes_argument(architecture, "trunk_keys"):
         raise UserError(

@@ -76,7 +76,8 @@ def load_mapped(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch.load has many error types for a foreign file
         raise UserError(
-            f"{path} must be a checkpoint file of DeepSpeed 0.19, got {refusal(error)}."
+            f"{path} must be a checkpoint file of DeepSpeed 0.19, got {refusal(error)}. "
+            "Restore it, or delete its checkpoint."
         ) from error
 
 

@@ -169,6 +169,15 @@ def stopped(run: Run) -> None:
     run.train("stopped", "zero2")
 
 
+def unrecorded(run: Run) -> None:
+    """Continue a run without the record of its settings."""
+    out = run.interrupted("zero2", "unrecorded")
+    if run.rank == 0:
+        (out / "run.json").unlink()
+    torch.distributed.barrier()
+    run.train("unrecorded", "zero2")
+
+
 def longer(run: Run) -> None:
     """Continue a finished run with more steps, then with fewer."""
     if run.rank == 0:

@@ -126,7 +126,8 @@ def open_trained(folder: str, *, keep_adapter: bool = False) -> Trained:
     if reason := why_unsupported(trained.config):
         raise UserError(
             f"checkpoint={folder} must be of a model that can be decoded, "
-            f"got {trained.config.model_type}, {reason}."
+            f"got {trained.config.model_type}, {reason}. "
+            "Train another model."
         )
     find_table(trained.folder, vocabulary=trained.vocab.text_size, tokenizer=tokenizer)
     return trained
