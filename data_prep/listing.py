@@ -178,7 +178,10 @@ def _local_files(root: str, accepts: Callable[[str], bool]) -> Listing:
             if os.path.isdir(entry.path) if linked else entry.is_dir():
                 inner = os.path.realpath(target) if linked else target
                 visit(entry.path, f"{name}/", inner, parents | {real})
-            elif target not in listed and accepts(name):
+                continue
+            if linked:
+                target = os.path.realpath(target)
+            if target not in listed and accepts(name):
                 listed.add(target)
                 if os.path.isfile(entry.path):
                     sizes[name] = os.stat(entry.path).st_size

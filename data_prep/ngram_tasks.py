@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from conf.errors import UserError
 from conf.runs.fingerprint import fingerprint_file
+from data_prep.config import NgramsConfig
 from data_prep.job import Job
 from data_prep.ngrams import (
     FORMAT,
@@ -37,7 +39,7 @@ from data_prep.ngrams import (
     write_table,
 )
 from data_prep.shards import save_array
-from data_prep.vocab import TOKENIZER
+from data_prep.vocab import TOKENIZER, Vocab
 
 CONTEXTS = "contexts.npz"
 SLICE = 2**22  # largest number of tokens that a task counts
@@ -239,6 +241,17 @@ def range_count(job: Job) -> int:
 def needs_table(job: Job) -> bool:
     """Return True if the settings ask for an n-gram table."""
     return job.config.ngrams.megabytes > 0
+
+
+def check_size(config: NgramsConfig, vocab: Vocab) -> None:
+    """Raise UserError if the n-gram table cannot hold the unigrams of the vocabulary."""
+    size = table_size(Packing(config.order, vocab.text_size))
+    least = -(-size // 10**6)
+    if 0 < config.megabytes < least:
+        raise UserError(
+            f"ngrams.megabytes must be at least {least} for {vocab.text_size:,} ids, got "
+            f"{config.megabytes}. Raise it, or set ngrams.megabytes=0 for no table."
+        )
 
 
 def _packing(job: Job) -> Packing:

@@ -26,6 +26,7 @@ from data_prep.executors import refuse_while_queued, run_local, submit_slurm
 from data_prep.filters import benchmark_texts, benchmarks_hash, index_entries
 from data_prep.job import INDEX, PLAN, WORK, Job
 from data_prep.listing import REMOTE, InputPart, list_parts
+from data_prep.ngram_tasks import check_size
 from data_prep.phases import finish
 from data_prep.selection import read_table
 from data_prep.vocab import (
@@ -127,6 +128,7 @@ def _write_plan(job: Job, parts: list[InputPart], root: str) -> None:
         )
     tokenizer = load_tokenizer(config.tokenizer)
     vocab = find_vocab(tokenizer, config.vocab, model=config.tokenizer)
+    check_size(config.ngrams, vocab)
     encoder = Encoder(tokenizer, vocab)
     encoder.check()
     if config.data.messages:

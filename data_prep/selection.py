@@ -49,6 +49,7 @@ def sign(job: Job, part: int, folder: Path) -> dict[str, Any]:
     from datatrove.data import Document as Text
     from datatrove.pipeline.dedup import MinhashDedupSignature
     from datatrove.pipeline.dedup.minhash import HashConfig, MinhashConfig
+    from datatrove.utils.text import TextNormConfig
     from datatrove.utils.word_tokenizers import WordTokenizer
 
     class CodeWords(WordTokenizer):
@@ -71,8 +72,11 @@ def sign(job: Job, part: int, folder: Path) -> dict[str, Any]:
             rows.append((document.file, document.row))
             yield Text(text=document.text[:SIGNED_CHARS], id=document.id)
 
-    # datatrove's default hash fails on text with xxhash 4.
-    config = MinhashConfig(hash_config=HashConfig(hash_fc="sha1"))
+    config = MinhashConfig(
+        hash_config=HashConfig(hash_fc="sha1"),  # the default fails with xxhash 4
+        # By default all numbers are equal, and so are questions that differ in them.
+        norm_config=TextNormConfig(norm_numbers=False),
+    )
     step = MinhashDedupSignature(str(folder), config, language=CodeWords())
     step.run(texts(), rank=part, world_size=len(job.parts))
     _move(folder, job.work / "signatures")

@@ -8,6 +8,7 @@ other filters on content are in data_prep.filters.
 """
 
 import csv
+import glob
 import gzip
 import io
 import json
@@ -31,6 +32,7 @@ from conf.text.conversations import (
     conversation,
     text_of,
     tools_of,
+    without_null,
 )
 from conf.text.rows import (
     DECOMPRESSORS,
@@ -144,7 +146,7 @@ def _read_parquet(path: str, file: str, data: DataConfig) -> Iterator[Document |
         names += [name for name in present if name in optional and name not in names]
     rows = datasets.load_dataset(
         "parquet",
-        data_files=[path],
+        data_files=[glob.escape(path)],  # a path with brackets is no pattern
         split="train",
         streaming=True,
         columns=names,
@@ -166,6 +168,8 @@ def _read_parquet(path: str, file: str, data: DataConfig) -> Iterator[Document |
             ) as error:  # for example a date out of range
                 yield _drop_for(error, file, row)
             else:
+                if data.messages:  # a column has the keys of all rows' calls
+                    row_columns = without_null(row_columns)
                 yield _row(row_columns, file, row, data)
             row += 1
 
@@ -236,17 +240,24 @@ def _json_values(
 def _csv_rows(
     stream: Any, file: str, data: DataConfig, limit: int
 ) -> Iterator[Document | Drop]:
+    """Read CSV or TSV. A wrong quote makes one cell of many lines, which are dropped as one row."""
     text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
     csv.field_size_limit(limit)
-    rows = iter(read_csv(text, file))
+    lines = _Lines(text)
+    rows = read_csv(lines, file)
     row = 0
     while True:
+        first = lines.number + 1
+        lines.quotes = 0
         try:
             columns = next(rows)
         except StopIteration:
             return
         except csv.Error as error:
-            yield _drop_for(ValueError(error), file, row)
+            if "field larger" in str(error):
+                lines.skip_quoted()
+            where = f"lines {first} to {lines.number}: {error}"
+            yield Drop("malformed row", file, row, detail=where[:200])
         else:
             if None in columns:
                 detail = "more fields than the header"
@@ -254,6 +265,29 @@ def _csv_rows(
             else:
                 yield _row(columns, file, row, data)
         row += 1
+
+
+class _Lines:
+    """The lines of a CSV file; `number` counts them, and `quotes` their quotes."""
+
+    def __init__(self, text: io.TextIOBase) -> None:
+        self._text = text
+        self.number = 0
+        self.quotes = 0
+
+    def __iter__(self) -> Iterator[str]:
+        while line := self._text.readline():
+            self._count(line)
+            yield line
+
+    def skip_quoted(self) -> None:
+        """Skip lines up to the end of a quoted cell: without it they would be read as rows."""
+        while self.quotes % 2 and (line := self._text.readline()):
+            self._count(line)
+
+    def _count(self, line: str) -> None:
+        self.number += 1
+        self.quotes += line.count('"')
 
 
 # Readers of files of rows, by suffix.

@@ -69,6 +69,7 @@ class ChatTemplate:
             )
         # A dict if the tokenizer has several templates.
         self._source = str(self._library.chat_template)
+        self._lost: dict[str, str | None] = {}
         # A copy without the implicit space. Unlike the encoder's own, it encodes special pieces.
         self._tokenizer = Tokenizer.from_str(encoder.tokenizer.to_str())
         added = self._tokenizer.get_added_tokens_decoder().values()
@@ -82,7 +83,7 @@ class ChatTemplate:
     ) -> Conversation:
         """Return the conversation with marks, in the form that the template expects.
 
-        Raises ValueError for tools or tool calls if the template does not render them.
+        Raises ValueError for tools, tool calls or messages that the template does not render.
         """
         known = [dict(message) for message in messages]
         for message in known:
@@ -92,12 +93,39 @@ class ChatTemplate:
             raise ValueError("the chat template does not support tool_calls")
         if tools and "tools" not in self._source:
             raise ValueError("the chat template does not support tools")
+        if lost := self._find_lost(known):
+            raise ValueError(f"the chat template does not render {lost}")
         text = json.dumps([known, *tools], ensure_ascii=False, default=str)
         mark, stop = [mark for mark in MARKS if mark not in text][:2]
         for message in known:
             role = message.pop("role")
             message |= {"role": role, **self._cut(message, mark)}
         return Conversation(known, self._cut(list(tools), mark), mark, stop)
+
+    def _find_lost(self, messages: Sequence[Message]) -> str | None:
+        """Return the first message or call that the template leaves out, None if it renders all.
+
+        Templates without a role leave out its messages, and some leave out calls whose message has no content.
+        The messages are rendered with names in place of contents, once for each form of a conversation.
+        """
+        probes = [_probe(index, message) for index, message in enumerate(messages)]
+        key = json.dumps(probes, sort_keys=True)
+        if key not in self._lost:
+            self._lost[key] = self._first_lost(probes)
+        return self._lost[key]
+
+    def _first_lost(self, probes: list[Message]) -> str | None:
+        try:
+            text = self._library.apply_chat_template(probes, tokenize=False)
+        except REFUSALS:  # the caller's rendering says why
+            return None
+        for probe in probes:
+            calls = probe.get("tool_calls", [])
+            if any(call["function"]["name"] not in text for call in calls):
+                return "the tool calls of a message without content"
+            if not calls and probe["content"] not in text:
+                return f"messages of the role {probe['role']}"
+        return None
 
     def prompt_ids(
         self,
@@ -205,6 +233,27 @@ class ChatTemplate:
         if isinstance(value, dict):
             return {self._cut(k, mark): self._cut(v, mark) for k, v in value.items()}
         return value
+
+
+def _probe(index: int, message: Message) -> Message:
+    """Return a message of the same form, with names in place of its content and its calls' functions."""
+    probe: Message = {
+        "role": message["role"],
+        "content": f"content{index}x" if message["content"] else "",
+    }
+    if calls := message.get("tool_calls"):
+        names = [f"call{index}x{number}x" for number in range(len(calls))]
+        probe["tool_calls"] = [
+            {
+                "type": "function",
+                "id": "a" * 9,
+                "function": {"name": name, "arguments": {}},
+            }
+            for name in names
+        ]
+    if message["role"] == "tool":
+        probe["tool_call_id"] = "a" * 9
+    return probe
 
 
 def load_tokenizer(folder: Path, problem: str) -> Any:

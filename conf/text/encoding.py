@@ -156,12 +156,22 @@ def prefix_ids(tokenizer: Tokenizer, config: Mapping[str, Any]) -> list[int]:
     `config` is tokenizer_config.json. It is read because DeepSeek-Coder's tokenizer.json adds no BOS, but
     `add_bos_token` makes its tokenizer class add it.
     """
-    ids: list[int] = tokenizer.encode("").ids
+    ids = _before(tokenizer, "a")
     bos = config.get("bos_token") if config.get("add_bos_token") else None
     if ids or not bos:
         return ids
     id = tokenizer.token_to_id(bos if isinstance(bos, str) else bos["content"])
     return [] if id is None else [id]
+
+
+def _before(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the ids that the tokenizer puts before a text; others, such as EOS, follow it."""
+    whole = tokenizer.encode(text).ids
+    plain = tokenizer.encode(text, add_special_tokens=False).ids
+    for start in range(len(whole) - len(plain) + 1):
+        if whole[start : start + len(plain)] == plain:
+            return list(whole[:start])
+    return list(tokenizer.encode("").ids)
 
 
 def splits_into_words(pieces: Iterable[str]) -> bool:

@@ -7,7 +7,7 @@ import io
 import json
 import lzma
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -91,7 +91,11 @@ def read_rows(path: Path, bad: list[str] | None = None) -> list[dict[str, Any]]:
         content = (decompress(raw) if decompress else raw).read()
     text = content.decode("utf-8-sig")
     if form_of(path.name) in (".csv", ".tsv"):
-        return list(read_csv(io.StringIO(text, newline=""), path.name))
+        rows_of_csv = read_csv(io.StringIO(text, newline=""), path.name)
+        try:
+            return list(rows_of_csv)
+        except csv.Error as error:
+            raise ValueError(f"line {rows_of_csv.line_num}: {error}") from error
     if spans_lines(content.partition(b"\n")[0]):
         return list(map(dict, json_values(io.StringIO(text), len(text))))
     rows = []
@@ -106,7 +110,10 @@ def read_rows(path: Path, bad: list[str] | None = None) -> list[dict[str, Any]]:
     return rows
 
 
-def read_csv(stream: TextIO, name: str) -> "csv.DictReader[str]":
-    """Return a reader that yields each row of a CSV or TSV file as a dict, keyed by the first line."""
+def read_csv(lines: Iterable[str], name: str) -> "csv.DictReader[str]":
+    """Return a reader that yields each row of a CSV or TSV file as a dict, keyed by the first line.
+
+    It raises csv.Error for wrong quotes, which would otherwise make one row of many lines.
+    """
     delimiter = "\t" if form_of(name) == ".tsv" else ","
-    return csv.DictReader(stream, delimiter=delimiter)
+    return csv.DictReader(lines, delimiter=delimiter, strict=True)

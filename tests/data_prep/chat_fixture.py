@@ -23,7 +23,14 @@ INST = """{{ bos_token }}{% for message in messages %}\
 {% else %}{{ ' ' + message.content | trim + ' ' + eos_token }}{% endif %}{% endfor %}"""
 # This template renders only the last message.
 FORGETFUL = "{{ messages[-1].role }}: {{ messages[-1].content }}"
-TEMPLATES = {"chatml": CHATML, "inst": INST, "forgetful": FORGETFUL}
+# This template renders the prompt differently once an answer follows.
+COUNTING = "{{ messages | length }}{% for m in messages %} {{ m.role }}: {{ m.content }}{% endfor %}"
+TEMPLATES = {
+    "chatml": CHATML,
+    "inst": INST,
+    "forgetful": FORGETFUL,
+    "counting": COUNTING,
+}
 
 
 def say(*contents: str, system: str | None = None) -> list[dict[str, str]]:

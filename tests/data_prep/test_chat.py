@@ -161,13 +161,39 @@ def test_a_conversation_that_the_template_refuses_is_a_drop(
 ) -> None:
     for name, messages, detail in (
         ("inst", [*say("a"), *say("b", "c")], "alternate"),
-        ("forgetful", say("a", "b"), "renders the prompt differently"),
+        ("forgetful", say("a", "b"), "does not render messages of the role user"),
+        ("counting", say("a", "b"), "renders the prompt differently"),
     ):
         row = load(templates[name]).encode(document(messages))
         assert isinstance(row, Drop) and row.reason == "chat template"
         assert detail in row.detail
     drop = Drop("empty", "f")
     assert load(templates["inst"]).encode(drop) is drop
+
+
+# Renders system, user and assistant, and calls only of a message without content, as published templates do.
+LOSSY = (
+    "{% for m in messages %}{% if m.role in ['system', 'user', 'assistant'] %}<|im_start|>{{ m.role }}\n"
+    "{% if m.tool_calls and m.content is none %}{{ m.tool_calls[0].function.name }}"
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_messages_that_the_template_leaves_out_are_a_drop(tmp_path: Path) -> None:
+    """Bug: a model was trained on answers to a tool's result, or on empty answers, that it never saw."""
+    template = load(chat_tokenizer(tmp_path / "lossy", LOSSY))
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    calling = {"role": "assistant", "content": "", "tool_calls": [call]}
+    result = {"role": "tool", "content": "4 C"}
+    for messages, lost in (
+        ([*say("a"), calling], "the tool calls of a message without content"),
+        ([*say("a"), result, *say("a", "b")[1:]], "messages of the role tool"),
+    ):
+        row = template.encode(document(messages))
+        assert isinstance(row, Drop) and row.reason == "chat template"
+        assert row.detail.endswith(f"does not render {lost}")
+    assert isinstance(template.encode(document(say("a", "b"))), Document)
 
 
 def test_each_answer_is_a_piece(templates: dict[str, Path]) -> None:

@@ -19,6 +19,7 @@ from data_prep.filters import (
     benchmark_texts,
     index_entries,
 )
+from tests.conftest import write_rows
 
 WORDS = st.lists(st.sampled_from(["a", "b", "return", "x1", "12", "_y"]), max_size=40)
 GAPS = st.sampled_from([" ", "\n\t", " + ", "-", "\x01", "é", "().\n#  "])
@@ -100,6 +101,17 @@ def test_fields_and_names_of_ones_own_benchmark(tmp_path: Path) -> None:
     config = DecontaminateConfig(others=[str(tmp_path / "mine.jsonl")])
     tasks = ["others[0]/0", "others[0]/0", "others[0]/n"]
     assert list(benchmark_texts(config)) == list(zip(tasks, "psq", strict=True))
+
+
+def test_the_question_of_published_benchmarks_is_searched(tmp_path: Path) -> None:
+    """Bug: of MATH's tasks only the solution was searched, of BigCodeBench's only the program."""
+    rows = [
+        {"problem": "a", "solution": "b", "answer": "1"},
+        {"instruct_prompt": "c", "complete_prompt": "d", "canonical_solution": "e"},
+    ]
+    file = write_rows(tmp_path / "mine.jsonl", rows)
+    config = DecontaminateConfig(others=[str(file)])
+    assert sorted(text for _, text in benchmark_texts(config)) == list("abcde")
 
 
 def test_an_infilling_tasks_program_is_caught_but_not_its_single_line(

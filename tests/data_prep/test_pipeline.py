@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,12 +20,13 @@ from conf.runs.stage import ROOT, partial_of, read_manifest
 from conf.settings.cli import run as run_command
 from conf.text.rows import read_rows
 from data_prep.__main__ import main
-from data_prep.config import DataPrepConfig
+from data_prep.config import DataPrepConfig, NgramsConfig
 from data_prep.inspect import warnings
+from data_prep.ngram_tasks import check_size
 from data_prep.shards import Shards
 from data_prep.sources import METADATA
 from tests import bpe
-from tests.conftest import data_arguments
+from tests.conftest import data_arguments, text_vocab
 from tests.data_prep.conftest import Args, arguments, content, run, texts_of
 from tests.full_disk import largest_file
 
@@ -192,6 +194,27 @@ def test_all_near_duplicates_but_one_are_removed(args: Args, tmp_path: Path) -> 
     manifest = read_manifest(tmp_path / "out", "shards", "out")
     assert manifest["drops"] == {"near-duplicate": len(texts)}
     assert manifest["counts"]["documents"] == len(texts)
+
+
+def test_questions_with_other_numbers_are_no_near_duplicates(
+    args: Args, tmp_path: Path
+) -> None:
+    """Bug: all numbers were equal, so 199 of 200 questions of arithmetic were removed."""
+    pytest.importorskip("datatrove")
+    texts = [f"What is {n} plus {n * 7}?\nIt is {n * 8}." for n in range(20, 40)]
+    run(args("near_duplicates=true", texts=texts))
+    manifest = read_manifest(tmp_path / "out", "shards", "out")
+    assert manifest["drops"] == {}
+
+
+def test_a_table_too_small_for_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    """Bug: it ended in a traceback after all text had been encoded and packed."""
+    sentence = (
+        "ngrams.megabytes must be at least 2 for 256,000 ids, got 1. Raise it, or set "
+        "ngrams.megabytes=0 for no table."
+    )
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        check_size(NgramsConfig(megabytes=1), text_vocab(256_000))
 
 
 def test_a_document_larger_than_a_shard_stays_plain(args: Args, tmp_path: Path) -> None:

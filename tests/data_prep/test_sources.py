@@ -257,6 +257,63 @@ def test_damage_in_a_list_or_csv_drops_only_unreadable_rows(tmp_path: Path) -> N
     assert seen(tmp_path, "jsonl", max_bytes=9) == ["too large"]
 
 
+def test_a_cell_that_is_too_large_loses_only_its_row(tmp_path: Path) -> None:
+    """Bug: the lines of the cell were read as thousands of rows, and the rows after it were lost."""
+    cell = "\n".join(f"{n},line" for n in range(20_000))
+    text = f'content,n\nx,1\n"{cell}",2\n' + "".join(f"row {n},3\n" for n in range(9))
+    (tmp_path / "a.csv").write_text(text)
+    expected = ["x", "malformed row", *(f"row {n}" for n in range(9))]
+    assert seen(tmp_path, "jsonl", max_bytes=90) == expected
+
+
+def test_a_wrong_quote_is_reported_with_its_lines(tmp_path: Path) -> None:
+    """Bug: rows from one stray quote to the next became one cell of a document, without a message."""
+    rows = [f"row {n}\t{n}\n" for n in range(30)]
+    rows[10] = '"row 10\t10\n'
+    rows[20] = '"row 20"\t20\n'
+    (tmp_path / "a.tsv").write_text("content\tn\n" + "".join(rows))
+    read = read_all(tmp_path, "jsonl")
+    (drop,) = (row for row in read if isinstance(row, Drop))
+    assert drop.detail.startswith("lines 12 to 22: ")
+    assert len(read) == 1 + 10 + 9
+    (tmp_path / "a.tsv").write_text('content\tn\nx\t1\n"cut in its last cell')
+    assert seen(tmp_path, "jsonl") == ["x", "malformed row"]
+
+
+def test_a_path_with_brackets_is_not_a_pattern(tmp_path: Path) -> None:
+    """Bug: the rows of part1.parquet were read in place of those of part[1].parquet."""
+    for name in ("part1", "part[1]", "code [v2]/a"):
+        write_parquet(tmp_path / f"{name}.parquet", content=[name])
+    names = ["code [v2]/a", "part1", "part[1]"]
+    assert sorted(seen(tmp_path, "jsonl")) == names
+
+
+def test_calls_in_parquet_get_no_keys_of_other_rows(tmp_path: Path) -> None:
+    """Bug: arguments had null for each key of other rows' calls, and the model was trained on them."""
+    arguments = [{"city": "Oslo"}, {"a": 1}]
+    rows = [
+        [
+            {"role": "user", "content": "Go."},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"function": {"name": "f", "arguments": given}}],
+            },
+        ]
+        for given in arguments
+    ]
+    pq.write_table(pa.table({"messages": rows}), tmp_path / "a.parquet")
+    documents = read_all(tmp_path, "parquet", messages="messages")
+    calls = [row.messages[1]["tool_calls"][0] for row in documents]  # type: ignore[union-attr]
+    assert [call["function"]["arguments"] for call in calls] == arguments
+
+
+def test_a_file_and_a_link_to_it_are_read_once(tmp_path: Path) -> None:
+    write(tmp_path, "2024.py")
+    (tmp_path / "latest.py").symlink_to("2024.py")
+    assert seen(tmp_path) == ["2024.py"]
+
+
 def test_a_test_split_is_read_only_if_it_is_named(tmp_path: Path) -> None:
     names = ["train-0.jsonl", "test-0.jsonl", "data/validation.jsonl", "latest.jsonl"]
     (tmp_path / "data").mkdir()

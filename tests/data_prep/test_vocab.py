@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
 
 from conf.errors import UserError
 from conf.runs.files import write_json
+from conf.text.encoding import prefix_ids
 from data_prep.config import VocabConfig
 from data_prep.encode import Encoder, WordCache
 from data_prep.vocab import find_vocab, load_tokenizer
@@ -142,3 +143,19 @@ def test_codellamas_ids_are_the_librarys(codellama: Encoder, shared_data: Path) 
     texts = [t for t in texts if not codellama.spells_control(t) and "▁" not in t]
     for text, ids in zip(texts, codellama.encode(texts), strict=True):
         assert ids.tolist() == reference.encode(text, add_special_tokens=False).ids
+
+
+def test_a_piece_after_a_text_is_not_put_before_it() -> None:
+    """Bug: a tokenizer that adds only EOS made each document begin with EOS."""
+    tokenizer = train_bpe()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", tokenizer.token_to_id("</s>"))]
+    )
+    assert prefix_ids(tokenizer, {}) == []
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>",
+        special_tokens=[
+            (name, tokenizer.token_to_id(name)) for name in ("<s>", "</s>")
+        ],
+    )
+    assert prefix_ids(tokenizer, {}) == [tokenizer.token_to_id("<s>")]
