@@ -222,6 +222,11 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         check_settings(self, "optimizer")
+        _require(
+            self.min_lr <= self.lr,
+            f"optimizer.min_lr must be at most optimizer.lr={self.lr:g}, got "
+            f"{self.min_lr:g}. Lower optimizer.min_lr",
+        )
 
 
 @dataclass

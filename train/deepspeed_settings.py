@@ -61,6 +61,13 @@ SUPPORTED = {
     "zero_optimization.offload_optimizer": OFFLOAD | {"fast_init"},
     "data_types": {"grad_accum_dtype"},
 }
+#: The dtypes that gradients are added up in, by DeepSpeed's names.
+ACCUMULATION = {
+    "bf16": "bfloat16",
+    "bfloat16": "bfloat16",
+    "fp32": "float32",
+    "float32": "float32",
+}
 #: The alternative to each unsupported setting, for the error message.
 ALTERNATIVES = {
     "optimizer": "Use optimizer.name, optimizer.lr and the other settings of optimizer",
@@ -129,6 +136,7 @@ def normalize(
             settings[name] = params if not _is_off(params) else None
     supported = _supported("", settings)
     _check_stage(supported)
+    _check_accumulation(supported, dtype)
     return supported
 
 
@@ -147,6 +155,19 @@ def _check_stage(settings: Mapping[str, Any]) -> None:
                 f"deepspeed.{name} needs stage {needed} of ZeRO, got stage {stage}. "
                 "Leave it out, or set deepspeed.zero_optimization.stage"
             )
+
+
+def _check_accumulation(settings: Mapping[str, Any], dtype: str) -> None:
+    """Raise ValueError for a dtype of gradients that stage 0 does not support."""
+    given = settings.get("data_types", {}).get("grad_accum_dtype")
+    needed = ACCUMULATION.get(given, dtype)
+    stage = settings.get("zero_optimization", {}).get("stage", 0)
+    if stage == 0 and needed != dtype:
+        raise ValueError(
+            f"deepspeed.data_types.grad_accum_dtype={given} needs dtype={needed} in stage 0 "
+            f"of ZeRO, got dtype={dtype}. Leave it out, or set "
+            "deepspeed.zero_optimization.stage"
+        )
 
 
 def _load(user_settings: Mapping[str, Any]) -> dict[str, Any]:

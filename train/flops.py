@@ -54,7 +54,7 @@ def step_flops(
     layers, head = matrix_parameters(architecture)
     work = expected_work(config.objective, seq_len)
     row_cost = 2 * layers
-    pair_cost = 4 * architecture.num_attention_heads * head_width(architecture)
+    pair_cost = 2 * architecture.num_attention_heads * pair_width(architecture)
     products = row_cost * work.rows + 2 * head * work.predicted
     needed = (2 if config.lora.rank else 3) * products
     for window in layer_windows(architecture):
@@ -64,6 +64,15 @@ def step_flops(
     if config.lora.gated:
         needed -= row_cost * seq_len + 2 * 2 * head * seq_len
     return float(config.global_batch * needed)
+
+
+def pair_width(architecture: PretrainedConfig) -> int:
+    """Return the width of a head's key plus the width of its value."""
+    if not hasattr(architecture, "qk_nope_head_dim"):
+        return 2 * head_width(architecture)
+    # Latent attention: the key's part without positions, its part with positions, the value.
+    names = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    return sum(getattr(architecture, name) for name in names)
 
 
 class ExpectedRows(NamedTuple):

@@ -60,10 +60,11 @@ class TrainInspectConfig(TrainConfig):
 def main(config: TrainInspectConfig) -> None:
     """Print sequences of a step with their windows."""
     inputs = read_inputs(config)
-    languages = inputs.data["languages"]
     encoder = Encoder(load_tokenizer(f"{config.data.path}/{TOKENIZER}"), inputs.vocab)
     console = PlainConsole()
-    for index, sequence, layout in layouts(config, inputs.vocab):
+    own = inputs.own or inputs.data
+    for index, sequence, layout, is_own in layouts(config, inputs.vocab):
+        languages = (own if is_own else inputs.data)["languages"]
         title = (
             f"step {config.inspect.step}, sequence {index}: {sequence.used:,} tokens"
         )
@@ -78,8 +79,8 @@ def main(config: TrainInspectConfig) -> None:
 
 def layouts(
     config: TrainInspectConfig, vocab: Vocab
-) -> Iterator[tuple[int, PackedSequence, Layout]]:
-    """Yield the index, the tokens and the layout of the step's first sequences."""
+) -> Iterator[tuple[int, PackedSequence, Layout, bool]]:
+    """Yield the index, tokens and layout of the step's first sequences, and if they are data.own's."""
     # Imported late, so that errors in the settings are reported before PyTorch is loaded.
     from train.data import TRAINING, TrainingData, lay_out
 
@@ -98,7 +99,7 @@ def layouts(
             standard=data.standard(indices),
             vocabulary=vocabulary,
         )
-        yield int(index), sequence, layout
+        yield int(index), sequence, layout, bool(index >= len(data.human))
 
 
 def noise_vocabulary(config: TrainConfig, vocab: Vocab) -> int:

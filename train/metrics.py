@@ -30,9 +30,18 @@ Show = Callable[[int, str, int | None], None]
 
 
 def baseline(validation: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
-    """Return the first validation that has as many sequences as the last one."""
+    """Return the validation before the first step, or the first with as many sequences as the last.
+
+    A run may continue with another validate_sequences. Its first validation is then of
+    other sequences, and no metric of it may be compared with the last one's.
+    """
     count = validation[-1]["sequences"]
     return next(row for row in validation if row["sequences"] == count)
+
+
+def since(first: Mapping[str, float]) -> str:
+    """Return when a baseline was measured, in words."""
+    return f"at step {first['step']:.0f}" if first.get("step") else "before"
 
 
 def describe_step(
@@ -90,13 +99,14 @@ def describe_change(validation: Sequence[Mapping[str, float]]) -> str:
     before = baseline(validation)
     after = validation[-1]
     rise = after["standard_loss"] / before["standard_loss"] - 1
+    then = since(before)
     sentence = (
-        f"held-out standard-token loss {before['standard_loss']:.3f} before, "
+        f"held-out standard-token loss {before['standard_loss']:.3f} {then}, "
         f"{after['standard_loss']:.3f} after ({100 * rise:+.1f} %)"
     )
     if "accepted" in after:
         sentence += (
-            f"; expected accepted drafts {before['accepted']:.2f} before, "
+            f"; expected accepted drafts {before['accepted']:.2f} {then}, "
             f"{after['accepted']:.2f} after"
         )
     return sentence

@@ -29,7 +29,8 @@ def parameter_groups(
     """Return the trained parameters in groups with their weight decay, rate and optimizer.
 
     Norms, biases and embeddings have no weight decay. `rate` multiplies the schedule's
-    learning rate. Only matrices use Muon.
+    learning rate. Only matrices use Muon; the weights of all experts of a layer, which
+    are one tensor of three dimensions, use AdamW.
     """
     embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
     # peft's name for the trained rows of an embedding.
@@ -41,10 +42,12 @@ def parameter_groups(
     matrices = {id(p) for p in trained if len(getattr(p, "ds_shape", p.shape)) >= 2}
     matrices -= embeddings | rows
     decayed = [p for p in trained if id(p) in matrices]
+    muon = {id(p) for p in decayed if config.name == "muon" and p.dim() == 2}
     adaptive = [p for p in trained if id(p) in rows]
     plain = [p for p in trained if id(p) not in matrices | rows]
     groups = [
-        (decayed, config.weight_decay, 1.0, config.name == "muon"),
+        ([p for p in decayed if id(p) in muon], config.weight_decay, 1.0, True),
+        ([p for p in decayed if id(p) not in muon], config.weight_decay, 1.0, False),
         (plain, 0.0, 1.0, False),
         (adaptive, 0.0, config.rows_rate, False),
     ]

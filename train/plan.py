@@ -56,7 +56,8 @@ def plan(
     }
     if inputs:
         train = inputs.data["train"]
-        epochs = config.steps * config.global_batch / train["sequences"]
+        human = config.global_batch - config.data.own_sequences(config.global_batch)
+        epochs = config.steps * human / train["sequences"]
         tokens = _count(train["tokens"])
         lines["data"] = f"{config.data.path}: {tokens} tokens, read {epochs:.2f} times"
     memory = estimate_memory(spec, config, ranks=config.plan_ranks)

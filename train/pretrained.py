@@ -239,6 +239,9 @@ def add_adaptive_rows(lm: Any, size: int, *, spare: Sequence[int] = ()) -> None:
     with gathered(head):
         weight: Tensor = head.weight.data
         weight[rows:] = weight[:rows].float().mean(0).to(weight.dtype)
+        if head.bias is not None:
+            bias: Tensor = head.bias.data
+            bias[rows:] = bias[:rows].float().mean().to(bias.dtype)
     with gathered(embeddings):
         weight = embeddings.weight.data
         for id, pair in typical_pairs(weight[:rows], first).items():

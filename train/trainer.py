@@ -48,7 +48,7 @@ from train.flops import peak_flops
 from train.inputs import RunInputs
 from train.journal import Journal, RunFacts
 from train.loss import summarise
-from train.metrics import Show, baseline
+from train.metrics import Show, baseline, since
 from train.model import build_module, write_architecture
 from train.pretrained import base_model
 from train.schedule import (
@@ -125,14 +125,17 @@ def why_diverged(
 
 
 class Clock:
-    """Measures the time of the parts of a run, by name."""
+    """Measures the time of the parts of a run, by name.
 
-    def __init__(self) -> None:
-        self._start = time.monotonic()
+    `before` is the time in seconds that earlier processes of the run took.
+    """
+
+    def __init__(self, before: float = 0.0) -> None:
+        self._start = time.monotonic() - before
         self.seconds: dict[str, list[float]] = defaultdict(list)
 
     def elapsed(self) -> float:
-        """Return the seconds since the clock was created."""
+        """Return the seconds that the run has taken, in all its processes."""
         return time.monotonic() - self._start
 
     def last(self, part: str) -> float:
@@ -201,16 +204,18 @@ class Trainer:
             vocabulary=self.vocabulary,
         )
         state: dict[str, Any] = {"validation": [], "recent": [], "run_id": None}
+        state["elapsed"] = 0.0
         self.step = 0
         if checkpoint is not None:
             self.checkpoints.load(checkpoint, self.engine)
-            state = checkpoint.state
+            state |= checkpoint.state
             self.step = checkpoint.step
         self.saved = self.step
         self.schedule = Schedule(config.steps)
         if config.minutes is not None:
             planned = read_planned(self.out) if self.rank == 0 else None
             self.schedule = Schedule(*broadcast(planned or Schedule(None)))
+        self.clock = Clock(state["elapsed"])
         self.validation: list[dict[str, float]] = state["validation"]
         self.recent: list[float] = state["recent"]  # token_loss of the last steps
         self.checkpoints.record()
@@ -277,7 +282,7 @@ class Trainer:
 
     def _train(self, show: Show) -> None:
         """Take the remaining steps, validate and save. Raises Abandoned after a signal."""
-        clock = Clock()
+        clock = self.clock
         if self._validation_is_due():  # the first, or one that a signal interrupted
             with clock.timing("validation"):
                 self._validate(show)
@@ -418,10 +423,12 @@ class Trainer:
             )
         self.validation.append({"step": self.step, **metrics})
         self.journal.add_validation(metrics, texts, planned=self.schedule.steps)
-        rise = metrics["standard_loss"] / baseline(self.validation)["standard_loss"] - 1
+        first = baseline(self.validation)
+        rise = metrics["standard_loss"] / first["standard_loss"] - 1
         if rise > self.config.max_loss_rise:
+            than = f"the loss {since(first)}" if first["step"] else "the base model's"
             self.journal.alarm(
-                f"held-out standard-token loss {100 * rise:+.1f} % above the base model's "
+                f"held-out standard-token loss {100 * rise:+.1f} % above {than} "
                 f"(max_loss_rise={self.config.max_loss_rise:g}): see {DOCS}/{QUALITY}"
             )
 
@@ -430,6 +437,7 @@ class Trainer:
             "validation": self.validation,
             "recent": self.recent,
             "dtype": self.config.dtype,
+            "elapsed": self.clock.elapsed(),  # of minutes=
             "run_id": self.journal.run_id,
             # Position in the order of the data.
             "sequences": self.step * self.config.global_batch,

@@ -22,6 +22,7 @@ from train.config import ObjectiveConfig, TrainConfig
 from train.data import HELD_OUT, load_batch
 from train.distributed import Abandoned
 from train.loss import summarise
+from train.objective import IGNORE
 from train.texts import SHOWN, ReplayedText, replayed_text
 
 REPLAYED = 256  # positions with windows in each sequence
@@ -47,11 +48,8 @@ class Validation:
         vocabulary: int = 0,
     ) -> None:
         shards = Shards(config.data.path, "held_out")
-        per_round = config.micro_batch * ranks
-        parts = in_rounds(
-            config.validate_sequences, available=len(shards), per_round=per_round
-        )
-        self._count = min(len(shards), parts.size)
+        self._count = min(config.validate_sequences, len(shards))
+        parts = in_rounds(self._count, per_round=config.micro_batch * ranks)
         self._parts = parts.reshape(-1, ranks, config.micro_batch)[:, rank]
         # Windows are laid out as branches for every objective; causal has no windows.
         self._objective = config.objective
@@ -89,7 +87,7 @@ class Validation:
             )
             batch = load_batch(
                 self._shards,
-                part,
+                np.maximum(part, 0),
                 self._vocab,
                 self._objective,
                 seed=self._seed,
@@ -97,10 +95,13 @@ class Validation:
                 draw=stretch,
                 vocabulary=self._vocabulary,
             )
+            batch["labels"][torch.from_numpy(part < 0).to(self._device)] = IGNORE
             _, tally, predicted = forward(batch)
             total += tally
             hits = predicted == batch["labels"]
             for index, *row in zip(part, batch["offsets"], batch["positions"], hits):
+                if index < 0:
+                    continue
                 replayed = replay_loops(*(tensor.cpu().numpy() for tensor in row))
                 loops += [accepted for _, accepted in replayed]
                 if replayed and len(texts) < self._shown:
@@ -148,10 +149,12 @@ def replay_loops(
     return accepted
 
 
-def in_rounds(sequences: int, *, available: int, per_round: int) -> np.ndarray:
-    """Return (rounds, per_round) indices of sequences, at least one round.
+def in_rounds(sequences: int, *, per_round: int) -> np.ndarray:
+    """Return (rounds, per_round) indices of sequences; -1 fills the last round.
 
-    If a round needs more sequences than are available, some are repeated.
+    Each rank must take part in each forward, so it computes a sequence that is not counted.
     """
-    rounds = max(1, min(sequences, available) // per_round)
-    return np.arange(rounds * per_round).reshape(rounds, per_round) % available
+    rounds = -(-sequences // per_round)
+    indices = np.arange(rounds * per_round)
+    indices[sequences:] = -1
+    return indices.reshape(rounds, per_round)

@@ -105,7 +105,7 @@ class ChatTemplate:
     def _find_lost(self, messages: Sequence[Message]) -> str | None:
         """Return the first message or call that the template leaves out, None if it renders all.
 
-        Templates without a role leave out its messages, and some leave out calls whose message has no content.
+        A template leaves out messages of a role that it does not know. Some leave out a call without content.
         The messages are rendered with names in place of contents, once for each form of a conversation.
         """
         probes = [_probe(index, message) for index, message in enumerate(messages)]

@@ -165,7 +165,7 @@ def prefix_ids(tokenizer: Tokenizer, config: Mapping[str, Any]) -> list[int]:
 
 
 def _before(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the ids that the tokenizer puts before a text; others, such as EOS, follow it."""
+    """Return the ids that the tokenizer puts before a text. Other ids, such as EOS, follow it."""
     whole = tokenizer.encode(text).ids
     plain = tokenizer.encode(text, add_special_tokens=False).ids
     for start in range(len(whole) - len(plain) + 1):

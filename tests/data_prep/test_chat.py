@@ -174,7 +174,7 @@ def test_a_conversation_that_the_template_refuses_is_a_drop(
 # Renders system, user and assistant, and calls only of a message without content, as published templates do.
 LOSSY = (
     "{% for m in messages %}{% if m.role in ['system', 'user', 'assistant'] %}<|im_start|>{{ m.role }}\n"
-    "{% if m.tool_calls and m.content is none %}{{ m.tool_calls[0].function.name }}"
+    "{% if m.tool_calls and m.content is not string %}{{ m.tool_calls[0].function.name }}"
     "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )

@@ -281,7 +281,7 @@ def test_a_wrong_quote_is_reported_with_its_lines(tmp_path: Path) -> None:
 
 
 def test_a_path_with_brackets_is_not_a_pattern(tmp_path: Path) -> None:
-    """Bug: the rows of part1.parquet were read in place of those of part[1].parquet."""
+    """Bug: the rows of part1.parquet were read as the rows of part[1].parquet."""
     for name in ("part1", "part[1]", "code [v2]/a"):
         write_parquet(tmp_path / f"{name}.parquet", content=[name])
     names = ["code [v2]/a", "part1", "part[1]"]

@@ -27,6 +27,7 @@ from train.spec import GIB, Memory, read_spec
 
 GATED = ["lora.rank=8", "lora.gated=true"]
 REFUSED = [
+    (["optimizer.lr=5e-6"], "min_lr must be at most optimizer.lr=5e-06, got 1e-05"),
     (["optimizer.beta2=95"], "optimizer.beta2 must be from 0 to below 1, got 95"),
     (["+deepspeed.optimizer.type=Lion"], "deepspeed.optimizer must be left out"),
     (["lora.gated=true", "objective=branch"], "lora.rank must be at least 1"),

@@ -150,6 +150,11 @@ REFUSED = [
         "offload_param needs stage 3 of ZeRO, got stage 2",
     ),
     ({"zero_force_ds_cpu_optimizer": True}, "optimizer must be left out"),
+    # Bug: DeepSpeed's NotImplementedError, after the model was loaded.
+    (
+        {"data_types": {"grad_accum_dtype": "fp32"}},
+        "grad_accum_dtype=fp32 needs dtype=float32 in stage 0 of ZeRO, got dtype=auto",
+    ),
 ]
 
 

@@ -1,5 +1,6 @@
 """train.inspect shows the sequences and windows that a step trains."""
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from conf.runs.files import CHECKSUM, read_json, with_checksum, write_json
 from conf.settings.compose import settings
 from data_prep.encode import Encoder
 from data_prep.vocab import load_tokenizer
@@ -96,7 +98,7 @@ def test_the_shown_windows_are_those_that_the_trainer_trains(
         for layout in sequences_of(batch)
     ]
     assert len(shown) == len(layout_of) == 4
-    for (_, sequence, actual), expected in zip(shown, layout_of):
+    for (_, sequence, actual, _), expected in zip(shown, layout_of):
         trunk = expected.trunk
         assert np.array_equal(actual.ids[0, :trunk], expected.ids[0, :trunk])
         pairs = list(zip(windows(actual), windows(expected), strict=True))
@@ -141,3 +143,20 @@ def test_sequences_are_printed(
     printed = capsys.readouterr().out
     assert printed.count(f"step {STEP}, sequence") == 4
     assert "⟨a1" in printed and "<BOS>" in printed and ", PLAIN), tokens " in printed
+
+
+def test_own_text_is_named_by_its_own_languages(
+    data_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bug: it had the languages of data.path, or ended in an IndexError."""
+    own = shutil.copytree(data_folder, tmp_path / "own")
+    manifest = read_json(own / "manifest.json")
+    manifest.pop(CHECKSUM)
+    languages = [f"own {name}" for name in manifest["languages"]]
+    write_json(
+        own / "manifest.json", with_checksum({**manifest, "languages": languages})
+    )
+    options = ["objective=branch", f"data.own={own}", "data.own_share=0.5"]
+    main(config_of(data_folder, *options))
+    printed = capsys.readouterr().out
+    assert "(own py, " in printed and "(py, " in printed

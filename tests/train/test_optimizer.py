@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from train import optimizer
-from train.optimizer import MuonByShape, orthogonalize
+from train.config import OptimizerConfig
+from train.optimizer import (
+    MuonByShape,
+    build_optimizer,
+    orthogonalize,
+    parameter_groups,
+)
 
 SHAPES = [(8, 40), (40, 8), (8, 40), (16, 16), (8, 40), (40, 8)]
 
@@ -43,3 +49,21 @@ def test_singular_values_are_near_one() -> None:
     result = orthogonalize(matrices, muon["ns_coefficients"], 5, muon["eps"])
     values = torch.linalg.svdvals(result)
     assert values.min() > 0.6 and values.max() < 1.3
+
+
+def test_the_weights_of_all_experts_are_trained_by_adamw() -> None:
+    """Bug: PyTorch's Muon refused the tensor of three dimensions in a traceback."""
+    module = torch.nn.Linear(4, 8)
+    module.experts = torch.nn.Parameter(torch.ones(3, 4, 8))
+    config = OptimizerConfig("muon")
+    groups = parameter_groups(module, config)
+    assert [(len(group["params"]), group["muon"]) for group in groups] == [
+        (1, True),
+        (1, False),
+        (1, False),
+    ]
+    assert groups[1]["weight_decay"] == config.weight_decay
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    build_optimizer(groups, config).step()
+    assert (module.experts < 1).all()

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from conf.runs.stage import read_manifest
 from conf.settings.compose import settings
 from tests.conftest import text_vocab, tiny_llama
-from tests.infer.engine.test_families import MIXED, tiny
+from tests.infer.engine.test_families import LATENT, MIXED, tiny
 from train.attention import dense_mask
 from train.config import LoraSettings, ObjectiveConfig, TrainConfig
 from train.data import lay_out
@@ -22,6 +22,7 @@ from train.flops import (
     causal_pairs,
     expected_pairs,
     expected_work,
+    pair_width,
     peak_flops,
     step_flops,
 )
@@ -95,6 +96,21 @@ def test_operations_equal_torchs_count(tied: bool) -> None:
     forbidden = 3 * config.num_hidden_layers * (50 * 49 / 2) * 4 * config.hidden_size
     expected = step_flops(config, run, seq_len=50) + 3 * forbidden
     assert counter.get_total_flops() == expected
+
+
+def test_latent_attention_counts_its_own_widths() -> None:
+    """Bug: products of keys had the width of hidden_size / heads, 2.5 times too few for DeepSeek's."""
+    sizes = {"qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 16}
+    config = tiny("deepseek_v2", **LATENT | sizes).config
+    lm = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    counts = []
+    for length in (32, 64):
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            lm(input_ids=torch.zeros(1, length, dtype=torch.long), use_cache=False)
+        counts.append(counter.get_total_flops())
+    pairs = config.num_hidden_layers * 2 * 32**2
+    heads = config.num_attention_heads
+    assert 2 * heads * pair_width(config) == (counts[1] - 2 * counts[0]) / pairs
 
 
 @pytest.mark.parametrize("window", [None, 300])

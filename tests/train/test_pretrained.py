@@ -177,6 +177,21 @@ def test_a_missing_adaptive_row_is_added(kind: str, tmp_path: Path) -> None:
         load(config, replace(GROWN, size=102))
 
 
+def test_a_new_row_of_a_head_with_biases_is_never_the_likeliest(tmp_path: Path) -> None:
+    """Bug: its bias was 0, the largest bias of a head with negative biases."""
+    old = load(tiny("phi"))
+    with torch.no_grad():
+        old.lm_head.bias[:] = torch.linspace(-4, -2, 100)
+    old.save_pretrained(tmp_path)
+    config = settings(
+        "train", TrainConfig, [f"model.path={tmp_path}", "model.attention=sdpa"]
+    )
+    head = load(config, GROWN).get_output_embeddings()
+    torch.testing.assert_close(head.bias[100], head.bias[:100].mean())
+    hidden = torch.randn(1000, head.weight.shape[1])
+    assert head(hidden).argmax(1).max() < 100
+
+
 def test_a_spare_row_starts_near_trained_rows(tmp_path: Path) -> None:
     """Bug: spare rows kept their untrained values, or became the mean of all rows.
 

@@ -18,6 +18,7 @@ from tests.train.resume_worker import RECIPE, SAVE_EVERY, STEPS, VARIANTS
 from train.config import TrainConfig
 from train.schedule import Schedule, learning_rate
 from train.tensor_files import load_mapped
+from train.trainer import Clock
 
 ROOT = Path(__file__).parents[2]
 CASES = "whole_and_resumed,broken,full,diverged,stopped,longer,planned,unrecorded"
@@ -99,6 +100,17 @@ def test_a_run_of_minutes_is_planned_once(runs: Path) -> None:
     rates = [learning_rate(step, schedule, optimizer) for step in range(plan["steps"])]
     assert values(whole, "lr") == pytest.approx(rates)
     assert read_json(resumed / "planned.json") == plan
+
+
+def test_the_time_of_earlier_jobs_counts(runs: Path) -> None:
+    """Bug: jobs shorter than a fifth of minutes= never planned the steps, and the run never ended."""
+
+    def elapsed(run: str, step: int) -> float:
+        folder = runs / run / "checkpoints" / f"step-{step:06d}"
+        return read_json(folder / "checkpoint.json")["state"]["elapsed"]
+
+    assert elapsed("zero1-resumed", STEPS) > elapsed("zero1", STEPS - SAVE_EVERY)
+    assert Clock(before=60).elapsed() >= 60
 
 
 def test_zero_stages_agree(runs: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from conf.text.rows import read_rows
-from train.metrics import StepLog, describe_step, describe_validation
+from train.metrics import StepLog, describe_change, describe_step, describe_validation
 from train.trainer import MIN_RECENT, RECENT_STEPS, token_loss, why_diverged
 from train.validation import in_rounds
 
@@ -60,18 +60,26 @@ def test_the_log_is_cut_to_the_step_of_the_checkpoint(
 
 
 @pytest.mark.parametrize(
-    ("requested", "available", "rounds"),
-    [(5, 9, [[0, 1], [2, 3]]), (1, 9, [[0, 1]]), (4, 1, [[0, 0]])],
+    ("sequences", "rounds"),
+    [(5, [[0, 1], [2, 3], [4, -1]]), (4, [[0, 1], [2, 3]]), (1, [[0, -1]])],
 )
-def test_every_rank_validates(
-    requested: int, available: int, rounds: list[list[int]]
-) -> None:
+def test_every_rank_validates(sequences: int, rounds: list[list[int]]) -> None:
     """Bug: a run with one held-out sequence and two ranks was refused.
 
-    The demo had only one on a CPU where bfloat16 gave other answers.
+    The demo had only one on a CPU where bfloat16 gave other answers. Later, sequences were
+    repeated and counted twice, so metrics depended on the number of ranks.
     """
-    result = in_rounds(requested, available=available, per_round=2)
-    assert result.tolist() == rounds
+    assert in_rounds(sequences, per_round=2).tolist() == rounds
+
+
+def test_metrics_of_other_held_out_sequences_are_not_called_before() -> None:
+    """Bug: with another validate_sequences the last validation was compared with itself."""
+    rows = [
+        {"step": step, "sequences": count, "standard_loss": 2.0, "accepted": 0.5}
+        for step, count in ((0, 16), (2, 4), (4, 4))
+    ]
+    assert "2.000 before, 2.000 after" in describe_change(rows[:1])
+    assert "2.000 at step 2, 2.000 after" in describe_change(rows)
 
 
 def test_console_lines_show_the_acceptance_lengths() -> None:

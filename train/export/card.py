@@ -13,6 +13,7 @@ from conf.runs.stage import read_manifest
 from data_prep.ngrams import TABLE
 from train.config import ADAPTIVE
 from train.export import UNO, trained_lora, trained_mask
+from train.metrics import baseline, since
 
 CARD = "README.md"
 TEMPLATE = Path(__file__).with_name("card.md.j2")
@@ -41,6 +42,9 @@ def write_card(
     metadata = card_metadata(
         base, library="transformers", tags=TAGS if mask is not None else None
     )
+    after = validation_at(manifest, step)
+    rows = [row for row in manifest["validation"] if row["step"] <= step]
+    before = baseline(rows) if after else rows[0]
     card = ModelCard.from_template(
         metadata,
         template_path=str(TEMPLATE),
@@ -57,8 +61,9 @@ def write_card(
         custom_generate=(out / "custom_generate").is_dir(),
         table=(out / TABLE).is_file(),
         step=step,
-        before=manifest["validation"][0],
-        after=validation_at(manifest, step),
+        before=before,
+        since=since(before),
+        after=after,
         verified=verified,
         report=read_report(report, out) if report else {},
     )

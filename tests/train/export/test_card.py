@@ -89,6 +89,31 @@ def test_the_card_has_metadata_figures_and_commands(tmp_path: Path) -> None:
     }
 
 
+def test_the_card_names_the_share_of_own_text(tmp_path: Path) -> None:
+    """Bug: a model that was trained on its base's text seemed to be trained on documents alone."""
+    data = {"documents": 9, "tokens": 1234, "languages": ["py"], "decontaminated": None}
+    own = {"documents": 5, "tokens": 600, "share": 0.25}
+    out, _ = export(tmp_path, data={**data, "own": own})
+    sentence = (
+        "Trained on 9 documents, 1,234 tokens: py. 25 % of each step were text of the base "
+        "model: 5 documents, 600 tokens.\n"
+    )
+    assert sentence in card_of(out)
+
+
+def test_a_later_first_validation_is_not_called_before(tmp_path: Path) -> None:
+    """Bug: the loss of 16 held-out sequences was "before", the loss of two others "after"."""
+    row = {"standard_loss": 1.5, "accepted": 0.1, "sequences": 2}
+    validation = [
+        {**row, "step": 0, "sequences": 16, "standard_loss": 6.0},
+        {**row, "step": 4},
+        {**row, "step": 9, "standard_loss": 1.4},
+    ]
+    card = card_of(export(tmp_path, validation=validation)[0])
+    assert "| | at step 4 | after |" in card
+    assert "| mean loss per token, nats | 1.500 | 1.400 |" in card
+
+
 def test_a_report_goes_into_the_card(tmp_path: Path) -> None:
     out, _ = export(tmp_path)
     report = report_of(out, tmp_path / "report")
