@@ -145,6 +145,19 @@ def test_batches_in_this_process(
     assert "is finished: nothing to do" in capsys.readouterr().out
 
 
+def test_prompts_of_one_name_are_compared_with_their_own_texts(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """Regression: a text was compared with another prompt's, so the command called it lossy."""
+    texts = ("def add(x):\n", "class A:\n    def", "import os\n")
+    rows = ({"name": "mbpp", "prompt": text} for text in texts)
+    file = write_rows(tmp_path / "rows.jsonl", rows)
+    overrides = ["load.concurrency=[1]", "load.max_new_tokens=6"]
+    bench(configured(model_dir, file, tmp_path / "out", *overrides))
+    rows = read_json(tmp_path / "out" / "report.json")["load"]["rows"]
+    assert [(row["same"], row["compared"]) for row in rows] == [(3, 3), (3, 3)]
+
+
 def test_an_endpoint_is_asked_by_concurrent_clients(
     model_dir: Path, prompts: Path, tmp_path: Path, server: tuple[str, type[Stub]]
 ) -> None:
