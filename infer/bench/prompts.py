@@ -252,7 +252,7 @@ def encode(
         return text.encode(prompt), False
     question = not any(row.get(name) for name in (*LISTS, "body", "prompt"))
     if question and not has_template(folder):
-        return text.encode(prompt[0]["content"]), False
+        return text.encode(prompt[-1]["content"]), False
     return chat_ids(folder, prompt, tools=tools_in(row)), True
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from conf.errors import UserError
+from conf.text.conversations import conversation
 from conf.text.rows import read_rows
 from infer.bench.names import distinct
 from infer.bench.problems import read_languages, read_problems
@@ -95,6 +96,35 @@ def test_questions_are_asked_whole(folders: dict[str, Path], form: str) -> None:
             encode(row, text, base, max_tokens=999)
     else:
         assert encode(row, text, base, max_tokens=999) == (text.encode(question), False)
+
+
+ASKED = [
+    {"question": "Q?", "answer": "A."},
+    {"instruction": "Q?", "input": "", "output": "A."},
+    {"prompt": [{"role": "user", "content": "Q?"}], "completion": [RED]},
+    {"prompt": "Q?", "response": "A."},
+    {
+        "conversations": [
+            {"from": "human", "value": "Q?"},
+            {"from": "gpt", "value": "A"},
+        ]
+    },
+    {"messages": [{"role": "developer", "content": "Be kind."}, *ASK, RED]},
+]
+
+
+@pytest.mark.parametrize("row", ASKED, ids=lambda row: next(iter(row)))
+def test_a_rows_system_text_is_asked_as_it_is_trained(
+    folders: dict[str, Path], row: dict[str, Any]
+) -> None:
+    """Regression: `system` was used in training and dropped from prompts, or put before a developer's."""
+    row = row | {"system": "You are terse."}
+    *trained, _ = conversation(row)
+    assert list(messages_of(row)) == trained and len(trained) == 2
+    if "question" in row:  # a model without a template continues the question alone
+        text = ModelDirectory(folders["base"]).text
+        ids, _ = encode(row, text, folders["base"], max_tokens=99)
+        assert ids == text.encode("Q?")
 
 
 TEXTS: dict[str, tuple[dict[str, Any], Any]] = {
