@@ -263,5 +263,7 @@ def _output(
     return Output(
         model.text.stream(opens=opens),
         stop=stop,
-        ends=model.text.ends(ids) | model.text.special_stops(stop),
+        ends=model.text.ends(ids),
+        before=model.text.with_special(ids) if stop else "",
+        special=model.text.special_pieces() if stop else {},
     )

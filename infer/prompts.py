@@ -18,6 +18,7 @@ from conf.text.conversations import (
     as_messages,
     instruction,
     tools_of,
+    with_system,
 )
 from conf.text.rows import ROW_FILES, form_of, read_rows
 from infer.config import Infill
@@ -116,7 +117,7 @@ def _prompt_of(row: DataRow) -> str | Infill | Document | list[Message]:
                 return _to_answer(as_messages(holder[name]), holder.get("system"))
     prompt = row.get("prompt")
     if isinstance(prompt, list):
-        return _to_answer(as_messages(prompt))
+        return _to_answer(as_messages(prompt), row.get("system"))
     if is_infilling(row):
         return Infill(row["prompt"], row["suffix"])
     if row.get("test_list") is not None and row.get("entry_point") is None:
@@ -126,7 +127,8 @@ def _prompt_of(row: DataRow) -> str | Infill | Document | list[Message]:
             raise ValueError("prompt must be text")
         return prompt
     if (question := _question(row)) is not None:
-        return _to_answer([{"role": "user", "content": question}])
+        messages = [{"role": "user", "content": question}]
+        return _to_answer(messages, row.get("system"))
     text = row.get("content") or row.get("text")
     if not isinstance(text, str):
         raise ValueError("the row has no such column")
@@ -153,8 +155,8 @@ def _question(row: DataRow) -> str | None:
     return None
 
 
-def _to_answer(messages: list[Message], system: Any = None) -> list[Message]:
-    """Return messages without trailing answers, after the text `system` if it is given.
+def _to_answer(messages: list[Message], system: Any) -> list[Message]:
+    """Return messages without trailing answers, after the text of the row's column `system`.
 
     Raises ValueError if there is nothing to answer.
     """
@@ -162,9 +164,7 @@ def _to_answer(messages: list[Message], system: Any = None) -> list[Message]:
         messages = messages[:-1]
     if not messages or not messages[-1]["content"]:
         raise ValueError("no text to answer")
-    if isinstance(system, str) and system and messages[0]["role"] != "system":
-        messages = [{"role": "system", "content": system}, *messages]
-    return messages
+    return with_system(messages, system)
 
 
 def is_infilling(row: DataRow) -> bool:
@@ -202,7 +202,7 @@ def messages_of(row: DataRow) -> tuple[Message, ...]:
             "document or an infilling"
         )
     if isinstance(prompt, str):
-        return ({"role": "user", "content": prompt},)
+        prompt = _to_answer([{"role": "user", "content": prompt}], row.get("system"))
     return tuple(prompt)
 
 

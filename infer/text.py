@@ -9,9 +9,10 @@ Code Llama §2.3). conf/text/infilling.py has the differences between families o
 model writes the last column.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from types import MappingProxyType
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
@@ -152,17 +153,15 @@ class Text:
         infills = infilling is not None and infilling.opener in prompt
         return infilling.ends if infilling and infills else frozenset()
 
-    def special_stops(self, stop: Sequence[str]) -> frozenset[int]:
-        """Return the ids of special pieces that contain a stop string.
-
-        The decoded text does not show these pieces.
-        """
+    def special_pieces(self) -> dict[int, str]:
+        """Return the special pieces by id. Decoded text does not show them."""
         pieces = self._tokenizer.get_added_tokens_decoder().items()
-        return frozenset(
-            id
-            for id, piece in pieces
-            if piece.special and any(string in piece.content for string in stop)
-        )
+        return {id: piece.content for id, piece in pieces if piece.special}
+
+    @TOKENIZER_ERRORS
+    def with_special(self, ids: Sequence[int]) -> str:
+        """Return the text of ids with special pieces, as stop strings see a prompt."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def is_empty(self, ids: Sequence[int]) -> bool:
         """Return True if these ids encode an empty text."""
@@ -225,10 +224,15 @@ class TextStream:
 
 
 class Output:
-    """Decodes the tokens of a text one by one, and returns whether a token ends the text.
+    r"""Decodes the tokens of a text one by one, and returns whether a token ends the text.
 
     A token ends the text if it completes a string of `stop`, as Transformers' `stop_strings`
-    do, or if it is an id of `ends`. A stop string in the prompt does not end the text.
+    do, or if it is an id of `ends`. A stop string may begin in `before`, the text of the prompt,
+    and in `special` pieces, which the text does not show. One that ends in the prompt does not
+    end the text:
+
+        before "x = 1\n"   token "def"   stop "\ndef"   the end
+                                         stop "1\n"     not the end
     """
 
     def __init__(
@@ -237,22 +241,33 @@ class Output:
         *,
         stop: Sequence[str] = (),
         ends: Collection[int] = (),
+        before: str = "",
+        special: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         self._stream = stream
         self._stop = stop
         self._ends = ends
+        self._special = special
         # A stop string may begin up to this many characters before a token.
         self._reach = max(map(len, stop), default=1) - 1
-        self._tail = ""
+        self._tail = self._end_of(before)
         self._pieces: list[str] = []
 
     def __call__(self, token: int) -> bool:
         """Return True if the text ends with this token."""
         piece = self._stream(token)
         self._pieces.append(piece)
-        text = self._tail + piece
-        self._tail = text[max(0, len(text) - self._reach) :]
-        return token in self._ends or any(string in text for string in self._stop)
+        seen = len(self._tail)
+        text = self._tail + self._special.get(token, piece)
+        self._tail = self._end_of(text)
+        return token in self._ends or any(
+            # The string must end after the text that was seen before.
+            text.find(string, max(0, seen - len(string) + 1)) >= 0
+            for string in self._stop
+        )
+
+    def _end_of(self, text: str) -> str:
+        return text[max(0, len(text) - self._reach) :]
 
     def take(self, *, finished: bool) -> list[str]:
         """Return the text that each token since the last call completes, possibly "".

@@ -67,10 +67,14 @@ def conversation(row: Mapping[str, Any], column: str = "messages") -> list[Messa
         raise NoConversation(f"no {column}, got {', '.join(map(str, row))}")
     else:
         messages = _pair(row)
-    system = row.get("system")
+    return with_system(messages, row.get("system"))
+
+
+def with_system(messages: list[Message], system: Any) -> list[Message]:
+    """Return messages after the text of a column `system`, unless they begin with their own."""
     first = messages[0]["role"] if messages else "system"
     if isinstance(system, str) and system and first not in ("system", "developer"):
-        messages.insert(0, {"role": "system", "content": system})
+        return [{"role": "system", "content": system}, *messages]
     return messages
 
 

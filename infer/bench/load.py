@@ -40,6 +40,7 @@ from infer.engine.runner import duration
 from infer.text import Text
 
 ENDPOINT = "endpoint"  # the name of the decoder in the rows of a server
+REASONING = ("reasoning_content", "reasoning")  # names of the reasoning in a chunk
 RETRIES = 2  # the client library's retries of a request
 
 
@@ -274,14 +275,22 @@ class Endpoint:
 
 
 def text_of(chunk: Any, *, chat: bool) -> str:
-    """Return the text of a chunk of a stream, including reasoning."""
+    """Return the text of a chunk of a stream, including reasoning and calls of functions.
+
+    Servers name the reasoning `reasoning_content`, or `reasoning` (vLLM); some send both names.
+    """
     if not chunk.choices:
         return ""
     choice = chunk.choices[0]
     if not chat:
         return choice.text or ""
     delta = choice.delta
-    return (delta.content or "") + (getattr(delta, "reasoning_content", None) or "")
+    reasoning = (getattr(delta, name, None) for name in REASONING)
+    pieces = [delta.content, next(filter(None, reasoning), None)]
+    functions = [call.function for call in delta.tool_calls or ()]
+    for function in filter(None, [*functions, getattr(delta, "function_call", None)]):
+        pieces += [function.name, function.arguments]
+    return "".join(filter(None, pieces))
 
 
 def rows_of(records: Sequence[Record]) -> list[Record]:

@@ -1,5 +1,7 @@
 """Names that results and reports share. Nothing here imports PyTorch."""
 
+from collections.abc import Sequence
+
 # Decoders in the rows of a result
 PLAIN = "plain"
 PLAIN_AGAIN = "plain, again"  # plain decoding measured as if it was another decoder
@@ -15,3 +17,20 @@ RANKS = 4
 def k_of(name: str) -> int | None:
     """Return the k of a decoder named "sdsat k=5"; None for another decoder."""
     return int(name.removeprefix(SDSAT)) if name.startswith(SDSAT) else None
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """Return the names in order, with #2, #3, ... after a name that came before.
+
+    Results find a row by its name, and rows of files may share one: a, b, a -> a, b, a#2.
+    """
+    taken = set(names)
+    counts: dict[str, int] = {}
+    result = []
+    for name in names:
+        count = counts.get(name, 0) + 1
+        while count > 1 and f"{name}#{count}" in taken:
+            count += 1
+        counts[name] = count
+        result.append(f"{name}#{count}" if count > 1 else name)
+    return result

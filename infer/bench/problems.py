@@ -11,6 +11,7 @@ from typing import Any
 from conf.errors import UserError, as_user_error, in_one_line
 from conf.text.rows import ROW_FILES, form_of, read_rows
 from infer.bench.extraction import extract_program, parse
+from infer.bench.names import distinct
 from infer.chat import chat_ids
 from infer.config import Infill
 from infer.prompts import DataRow, humaneval_file, mbpp_prompt
@@ -259,7 +260,8 @@ def read_problems(kind: str, file: str) -> Sequence[Problem]:
 def read_languages(kind: str, files: Sequence[str]) -> dict[str, list[Problem]]:
     """Return the problems of a benchmark by name: KIND, or KIND-LANGUAGE.
 
-    A folder is replaced by its files of rows. Raises UserError for two files of one language.
+    A folder is replaced by its files of rows. Problems that share an id get distinct ones.
+    Raises UserError for two files of one language.
     """
     benchmarks: dict[str, list[Problem]] = {}
     for file in files:
@@ -274,7 +276,16 @@ def read_languages(kind: str, files: Sequence[str]) -> dict[str, list[Problem]]:
                 f"{twice[0]}. Leave out {file} or the other file."
             )
         benchmarks |= names
-    return benchmarks
+    return {name: with_own_ids(problems) for name, problems in benchmarks.items()}
+
+
+def with_own_ids(problems: Sequence[Problem]) -> list[Problem]:
+    """Return the problems of a benchmark, with distinct ids in place of repeated ones.
+
+    Answers find their problem by its id. Other harnesses read the ids, so unique ids stay.
+    """
+    ids = distinct([problem.id for problem in problems])
+    return [replace(problem, id=id) for problem, id in zip(problems, ids)]
 
 
 def files_in(kind: str, file: str) -> list[str]:

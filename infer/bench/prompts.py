@@ -13,6 +13,7 @@ from conf.errors import UserError
 from conf.settings.schema import any_of
 from conf.text.conversations import LISTS
 from conf.text.rows import DECOMPRESSORS, ROW_FILES, form_of, read_rows
+from infer.bench.names import distinct
 from infer.chat import UnfitMessages, chat_ids, has_template
 from infer.config import Infill
 from infer.prompts import (
@@ -161,6 +162,7 @@ def read_prompts(
 ) -> list[Prompt]:
     """Return `count` prompts of at most `max_tokens` tokens, drawn without replacement.
 
+    Rows that share a name get distinct ones, because results find a prompt by its name.
     `folder` is the model directory; its chat template encodes messages. `published` is the
     folder of the published files. Rows without a prompt are counted on standard error. With a
     `window` (length, end) a prompt is the `length` tokens of a document before place `end`
@@ -188,8 +190,8 @@ def read_prompts(
             bad.append(str(error))
             continue
         if 0 < len(ids) <= max_tokens:
-            names = filter(None, map(row.get, NAMES))
-            name = next(names, f"{name_of(source)}/{index}")
+            own = filter(None, map(row.get, NAMES))
+            name = next(own, f"{name_of(source)}/{index}")
             limit = infilling.max_new_tokens if is_infilling(row) else None
             prompts.append(Prompt(str(name), tuple(ids), chat, limit, row))
     report_bad(source, bad)
@@ -203,7 +205,8 @@ def read_prompts(
             f"count must be at most {len(prompts)}, the number of prompts in prompts={source} with at most "
             f"{max_tokens} tokens, got {count}. Lower count, or raise prompt_tokens."
         )
-    return prompts
+    names = distinct([prompt.id for prompt in prompts])
+    return [replace(prompt, id=name) for prompt, name in zip(prompts, names)]
 
 
 def set_rows(
@@ -249,7 +252,7 @@ def encode(
         return text.encode(prompt), False
     question = not any(row.get(name) for name in (*LISTS, "body", "prompt"))
     if question and not has_template(folder):
-        return text.encode(prompt[0]["content"]), False
+        return text.encode(prompt[-1]["content"]), False
     return chat_ids(folder, prompt, tools=tools_in(row)), True
 
 

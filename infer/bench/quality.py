@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from conf.errors import UserError
 from conf.runs.files import write_bytes
 from infer.api import Model, generate
 from infer.bench import sandbox, statistics
@@ -80,6 +81,23 @@ class QualityPart(Part):
             for problem in self._problems.values()
         ]
 
+    def load(self, workers: WorkerGroup) -> None:
+        """Load the model and its base. Raises UserError if no prompt fits the model's context."""
+        super().load(workers)
+        prompts = (
+            prompt_ids(self.model.text, problem)
+            for problems in self._benchmarks.values()
+            for problem in problems
+        )
+        new, context = self.config.quality.max_new_tokens, self.model.context
+        shortest = min(map(len, prompts))
+        if shortest + new > context:
+            raise UserError(
+                "quality.max_new_tokens must leave room for a prompt in the model's context "
+                f"of {context} tokens, got {new}, and the shortest prompt has {shortest} "
+                "tokens. Lower quality.max_new_tokens, or answer shorter problems."
+            )
+
     def measure(self, batch: Batch) -> Record:
         """Return the answers to a batch of problems."""
         model = self.model
@@ -96,7 +114,7 @@ class QualityPart(Part):
             item["key"]: (self._problems[item["benchmark"], item["id"]], item["text"])
             for record in answers.values()
             for item in record["answers"]
-            if item["benchmark"] in self._judged
+            if item["benchmark"] in self._judged and item["fits"]
         }
         records = Records(folder / "verdicts", list(cases))
         cores = max(1, len(os.sched_getaffinity(0)) // workers.world)
@@ -106,15 +124,26 @@ class QualityPart(Part):
             records.make(workers, "verdicts", lambda key: verdicts[key].result())
         judged = records.read()
         return {
-            name: [item | judged.get(item["key"], {}) for item in record["answers"]]
+            name: [item | self._verdict(item, judged) for item in record["answers"]]
             for name, record in answers.items()
         }
+
+    def _verdict(self, item: Record, judged: Mapping[str, Record]) -> Record:
+        """Return the verdict of an answer: not passed without one, {} for one not judged."""
+        if item["benchmark"] not in self._judged:
+            return {}
+        if item["fits"]:
+            return judged[item["key"]]
+        problem = self._problems[item["benchmark"], item["id"]]
+        verdict: Record = {"passed": False, "reason": "the prompt does not fit"}
+        return verdict | ({"uncut": False} if problem.one_line else {})
 
     def result(self, records: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         """Write the answers for the benchmarks' harnesses; return the rows of the report."""
         answers = [item for record in records.values() for item in record]
         write_answers(folder / "solutions", answers, self._problems)
-        return {"rows": rows_of(answers), "warnings": self.warnings}
+        rows = rows_of(answers)
+        return {"rows": rows, "warnings": [*self.warnings, *unfit_warnings(rows)]}
 
 
 def read_benchmarks(
@@ -189,8 +218,8 @@ def prompt_ids(text: Text, problem: Problem) -> Sequence[int]:
 def answer(model: Model, batch: Batch, max_new_tokens: int) -> Record:
     """Decode the answers to a batch, and return the parts that are judged.
 
-    A prompt that is too long for the model's context has an empty answer. `key` is a hash of the
-    problem and the answer.
+    A prompt that is too long for the model's context has an empty answer, and `fits` is False.
+    `key` is a hash of the problem and the answer.
     """
     plain = DecodeConfig(
         "plain", max_new_tokens=max_new_tokens, stop=list(batch.problems[0].stop)
@@ -212,9 +241,7 @@ def answer(model: Model, batch: Batch, max_new_tokens: int) -> Record:
                 tokens[at][-1] in ends or any(s in texts[at] for s in plain.stop)
             )
     answers = []
-    for problem, text, text_tokens, limited in zip(
-        batch.problems, texts, tokens, cut_off
-    ):
+    for at, (problem, text) in enumerate(zip(batch.problems, texts)):
         answer = problem.answer(text)
         key = json.dumps([batch.benchmark, problem.id, answer])
         answers.append(
@@ -224,8 +251,9 @@ def answer(model: Model, batch: Batch, max_new_tokens: int) -> Record:
                 "decoder": batch.decoder,
                 "id": problem.id,
                 "text": answer,
-                "tokens": text_tokens,
-                "cut_off": limited,
+                "tokens": tokens[at],
+                "fits": at in fitting,
+                "cut_off": cut_off[at],
                 "key": hashlib.sha256(key.encode()).hexdigest()[:16],
             }
         )
@@ -251,7 +279,8 @@ def judge(problem: Problem, text: str) -> Record:
 def rows_of(answers: Sequence[Record]) -> list[Record]:
     """Return a row for each benchmark, model and decoder.
 
-    `same` counts answers that equal plain decoding's token for token. `cut_off` counts answers
+    `same` counts answers that equal plain decoding's token for token. `unfit` counts prompts that
+    do not fit the context: they count as not passed and are not compared. `cut_off` counts answers
     that reached the limit of tokens without an end. If `value` is the share of first lines that
     match, `uncut` is the share of whole answers that match.
     """
@@ -259,7 +288,8 @@ def rows_of(answers: Sequence[Record]) -> list[Record]:
     rows = []
     for (benchmark, who, decoder), group in groups.items():
         plain = groups.get((benchmark, who, "plain"), [])
-        compared = list(zip(group, plain)) if decoder != "plain" else []
+        pairs = zip(group, plain) if decoder != "plain" else ()
+        compared = [(own, other) for own, other in pairs if own["fits"]]
         passed = [item["passed"] for item in group if "passed" in item]
         uncut = [item["uncut"] for item in group if "uncut" in item]
         metric = "exact match" if kind_of(benchmark) in EXACT else "pass@1"
@@ -274,12 +304,25 @@ def rows_of(answers: Sequence[Record]) -> list[Record]:
                 "interval": statistics.share(sum(passed), len(passed)),
                 "uncut": sum(uncut) / len(uncut) if uncut else None,
                 "cut_off": sum(item["cut_off"] for item in group),
+                "unfit": sum(not item["fits"] for item in group),
                 "problems": len(group),
                 "same": sum(a["tokens"] == b["tokens"] for a, b in compared),
                 "compared": len(compared),
             }
         )
     return rows
+
+
+def unfit_warnings(rows: Sequence[Record]) -> list[str]:
+    """Return a warning for each benchmark and model with prompts that do not fit the context."""
+    sentences = (
+        f"{row['unfit']} of {row['problems']} prompts of {row['benchmark']} do not fit the context "
+        f"of the {row['who']} with quality.max_new_tokens. They count as not passed, and their "
+        "texts are not compared. Lower quality.max_new_tokens."
+        for row in rows
+        if row["unfit"]
+    )
+    return list(dict.fromkeys(sentences))
 
 
 def write_answers(

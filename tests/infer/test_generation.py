@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from conf.errors import UserError
-from infer import DecodeConfig, Model, load
+from infer import DecodeConfig, Model, generate, load
 from infer.api import _log_once
 from infer.bench.peers import peer_decoders
 from infer.bench.prompts import Prompt
@@ -95,6 +95,40 @@ def test_stop_strings_end_a_text(directory: Callable[..., Path], model: Model) -
     short = greedy(model, stop=[stop])
     assert greedy(own) == greedy(own, "hybrid") == short != whole
     assert greedy(own, stop=["never"]) == whole
+
+
+def test_a_stop_string_may_begin_in_the_prompt(model: Model, model_dir: Path) -> None:
+    """Regression: the library ended such a text and infer did not."""
+    lm: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    file = str(model_dir / "tokenizer.json")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=file)
+    special = max(model.text.special_pieces())
+    asked = ("def f(x):\n", "class A:\n    def")
+    prompts = [model.text.encode(text) for text in asked]
+    prompts.append([*prompts[0], special])
+    plain = DecodeConfig("plain", max_new_tokens=NEW)
+    news = tokens_of(model, prompts, plain)
+    for prompt, tokens in zip(prompts, news):
+        old = tokenizer.decode(prompt)
+        new = model.text.decode(tokens).partition("\ufffd")[0]
+        cuts = {(1, 1), (4, 1), (3, 3), (1, len(new)), (4, 0)}
+        for before, after in sorted(cuts):
+            stop = [old[-before:] + new[:after], "never"]
+            if after > len(new):
+                continue
+            args = {"stop_strings": stop, "tokenizer": tokenizer}
+            args |= {"max_new_tokens": NEW, "do_sample": False}
+            expected = [lm.generate(torch.tensor([p]), **args)[0] for p in prompts]
+            texts = [t[len(p) :].tolist() for t, p in zip(expected, prompts)]
+            for method in ("plain", "hybrid"):
+                decode = DecodeConfig(method, max_new_tokens=NEW, stop=stop)
+                steps = list(generate(model, prompts, decode))
+                for index, text in enumerate(texts):
+                    own = [step for step in steps if step.sequence == index]
+                    assert [t for step in own for t in step.tokens] == text, stop
+                    stream = model.text.stream(opens=False)
+                    shown = "".join(map(stream, text)) + stream.rest()
+                    assert "".join(step.text for step in own) == shown
 
 
 def test_what_is_not_applied_is_said_once(

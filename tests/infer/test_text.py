@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -69,25 +70,31 @@ def test_a_stream_gives_the_text_of_decode(text: Text, ids: list[int]) -> None:
         assert expected == by_library
 
 
-def output(pieces: list[str], *stop: str) -> int | None:
+def output(pieces: list[str], *stop: str, before: str = "") -> int | None:
     """Return the index of the piece that ends the text."""
-    ends = Output(lambda id: pieces[id], stop=stop)  # type: ignore[arg-type]
+    stream: Any = lambda id: pieces[id]  # noqa: E731
+    ends = Output(stream, stop=stop, before=before)
     return next((index for index in range(len(pieces)) if ends(index)), None)
 
 
 @given(
     st.lists(st.text("abc", max_size=4), max_size=12),
     st.lists(st.text("abc", min_size=1, max_size=5)),
+    st.text("abc", max_size=6),
 )
 def test_a_text_ends_where_a_stop_string_is_first_whole(
-    pieces: list[str], stop: list[str]
+    pieces: list[str], stop: list[str], before: str
 ) -> None:
-    joined = ("".join(pieces[: index + 1]) for index in range(len(pieces)))
-    result = next(
-        (index for index, text in enumerate(joined) if any(s in text for s in stop)),
-        None,
-    )
-    assert output(pieces, *stop) == result
+    """A stop string may begin in the text before, and must end in the pieces."""
+    texts = [before + "".join(pieces[:count]) for count in range(len(pieces) + 1)]
+    wholes = [sum(_count(text, s) for s in stop) for text in texts]
+    result = (index for index in range(len(pieces)) if wholes[index + 1] > wholes[0])
+    assert output(pieces, *stop, before=before) == next(result, None)
+
+
+def _count(text: str, part: str) -> int:
+    """Return how often a part occurs in a text, overlaps included."""
+    return sum(text.startswith(part, at) for at in range(len(text)))
 
 
 def test_a_tokenizer_beyond_the_models_rows_spells_with_bytes(

@@ -265,6 +265,41 @@ def test_messages_need_a_chat_template(model_dir: Path, tmp_path: Path) -> None:
     assert read_report(tmp_path / "out")["speed"]["chat"]
 
 
+def test_prompts_that_do_not_fit_the_context_are_counted(
+    model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: they were equal texts without a warning, even if no prompt was answered."""
+    long = "".join(f"value_{n} = {n}\n" for n in range(300))
+    texts = {"long": long, "short": "x = 1\ny = 2\nz = 3\n"}
+    rows = [{"id": id, "content": text} for id, text in texts.items()]
+    file = write_rows(tmp_path / "rows.jsonl", rows)
+    asked = ["part=quality", "quality.humaneval=false"]
+    bench(configured(model_dir, file, tmp_path / "out", *asked))
+    report = read_report(tmp_path / "out")["quality"]
+    counts = [(row["unfit"], row["same"], row["compared"]) for row in report["rows"]]
+    assert counts == [(1, 0, 0), (1, 1, 1)]
+    assert all(row["value"] is not None for row in report["rows"])
+    (warning,) = report["warnings"]
+    begin = "1 of 2 prompts of lines do not fit the context of the model with"
+    assert warning.startswith(begin) and f"warning: {begin}" in capsys.readouterr().out
+    asked.append("quality.max_new_tokens=510")
+    with pytest.raises(UserError, match=r"must leave room .* 512 tokens, got 510, and"):
+        bench(configured(model_dir, file, tmp_path / "none", *asked))
+    assert not (tmp_path / "none").exists()
+
+
+def test_an_answer_to_no_prompt_is_not_passed() -> None:
+    """Regression: an empty answer could pass where the expected one was blank."""
+    shared = {"benchmark": "lines", "who": "model", "decoder": "plain"}
+    item = {**shared, "id": "a", "fits": False, "key": "k"}
+    problem = Problem("a", "", expected="x", one_line=True)
+    part = mock.Mock(_judged=["lines"], _problems={("lines", "a"): problem})
+    verdict = QualityPart._verdict(part, item, {"k": {"passed": True}})
+    assert verdict["passed"] is verdict["uncut"] is False
+    assert QualityPart._verdict(part, item | {"fits": True}, {"k": {}}) == {}
+    assert not QualityPart._verdict(part, item | {"benchmark": "mbpp"}, {})
+
+
 def test_answers_are_written_as_each_harness_reads_them(
     model_dir: Path, tmp_path: Path
 ) -> None:

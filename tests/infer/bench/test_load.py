@@ -16,7 +16,7 @@ from conf.runs.files import read_json
 from conf.settings.compose import settings
 from infer.bench.acceptance import acceptance_csv
 from infer.bench.config import BenchConfig
-from infer.bench.load import batches, figures
+from infer.bench.load import batches, figures, text_of
 from infer.bench.prompts import Prompt
 from infer.bench.run import bench
 from tests.conftest import write_rows
@@ -145,6 +145,19 @@ def test_batches_in_this_process(
     assert "is finished: nothing to do" in capsys.readouterr().out
 
 
+def test_prompts_of_one_name_are_compared_with_their_own_texts(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """Regression: a text was compared with another prompt's, so the command called it lossy."""
+    texts = ("def add(x):\n", "class A:\n    def", "import os\n")
+    rows = ({"name": "mbpp", "prompt": text} for text in texts)
+    file = write_rows(tmp_path / "rows.jsonl", rows)
+    overrides = ["load.concurrency=[1]", "load.max_new_tokens=6"]
+    bench(configured(model_dir, file, tmp_path / "out", *overrides))
+    rows = read_json(tmp_path / "out" / "report.json")["load"]["rows"]
+    assert [(row["same"], row["compared"]) for row in rows] == [(3, 3), (3, 3)]
+
+
 def test_an_endpoint_is_asked_by_concurrent_clients(
     model_dir: Path, prompts: Path, tmp_path: Path, server: tuple[str, type[Stub]]
 ) -> None:
@@ -162,6 +175,33 @@ def test_an_endpoint_is_asked_by_concurrent_clients(
         f"def f{n}(x):\n" for n in range(1, 4)
     }
     assert all(r["stream"] and r["model"] == "stub" for r in stub.seen)
+
+
+FUNCTION = {"name": "add", "arguments": '{"a": 2}'}
+
+
+@pytest.mark.parametrize(
+    ("delta", "text"),
+    [
+        ({"role": "assistant", "content": ""}, ""),
+        ({"content": "4"}, "4"),
+        ({"reasoning_content": "2 + 2", "reasoning": "2 + 2"}, "2 + 2"),
+        ({"reasoning": "2 + 2"}, "2 + 2"),
+        ({"tool_calls": [{"index": 0, "function": FUNCTION}]}, 'add{"a": 2}'),
+        ({"tool_calls": [{"index": 0, "function": {"arguments": "}"}}]}, "}"),
+        ({"tool_calls": [{"index": 0}]}, ""),
+        ({"function_call": FUNCTION}, 'add{"a": 2}'),
+    ],
+)
+def test_reasoning_and_calls_of_a_chunk_are_output(
+    delta: dict[str, Any], text: str
+) -> None:
+    """Regression: an answer of calls or of vLLM's reasoning was "a text without tokens"."""
+    types = pytest.importorskip("openai.types.chat")
+    choice = {"index": 0, "delta": delta, "finish_reason": None}
+    shared = {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "m"}
+    chunk = types.ChatCompletionChunk.model_validate({**shared, "choices": [choice]})
+    assert text_of(chunk, chat=True) == text
 
 
 def test_an_endpoint_that_fails_is_one_sentence(

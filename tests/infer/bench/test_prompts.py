@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from conf.errors import UserError
+from conf.text.conversations import conversation
 from conf.text.rows import read_rows
-from infer.bench.problems import read_problems
+from infer.bench.names import distinct
+from infer.bench.problems import read_languages, read_problems
 from infer.bench.prompts import (
     encode,
     expand_names,
@@ -96,6 +98,35 @@ def test_questions_are_asked_whole(folders: dict[str, Path], form: str) -> None:
         assert encode(row, text, base, max_tokens=999) == (text.encode(question), False)
 
 
+ASKED = [
+    {"question": "Q?", "answer": "A."},
+    {"instruction": "Q?", "input": "", "output": "A."},
+    {"prompt": [{"role": "user", "content": "Q?"}], "completion": [RED]},
+    {"prompt": "Q?", "response": "A."},
+    {
+        "conversations": [
+            {"from": "human", "value": "Q?"},
+            {"from": "gpt", "value": "A"},
+        ]
+    },
+    {"messages": [{"role": "developer", "content": "Be kind."}, *ASK, RED]},
+]
+
+
+@pytest.mark.parametrize("row", ASKED, ids=lambda row: next(iter(row)))
+def test_a_rows_system_text_is_asked_as_it_is_trained(
+    folders: dict[str, Path], row: dict[str, Any]
+) -> None:
+    """Regression: `system` was used in training and dropped from prompts, or put before a developer's."""
+    row = row | {"system": "You are terse."}
+    *trained, _ = conversation(row)
+    assert list(messages_of(row)) == trained and len(trained) == 2
+    if "question" in row:  # a model without a template continues the question alone
+        text = ModelDirectory(folders["base"]).text
+        ids, _ = encode(row, text, folders["base"], max_tokens=99)
+        assert ids == text.encode("Q?")
+
+
 TEXTS: dict[str, tuple[dict[str, Any], Any]] = {
     "HumanEval": ({"task_id": "HumanEval/0", "prompt": "def f():\n"}, "def f():\n"),
     "MBPP": ({"task_id": 11, **MBPP}, '"""\nAdd one.\nassert f(1) == 2\n"""\n'),
@@ -137,6 +168,31 @@ def test_rows_without_a_prompt_are_counted(
     assert "2 rows are left out, first: line 4" in capsys.readouterr().err
     with pytest.raises(UserError, match="count must be at most 2"):
         read_prompts(str(file), text, chat, count=3, max_tokens=99, seed=1)
+
+
+def test_rows_that_share_an_id_get_distinct_names(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Regression: results were found by name, so prompts of one name were pooled or mixed up."""
+    assert distinct(["a", "b", "a", "a#2", "a"]) == ["a", "b", "a#3", "a#2", "a#4"]
+    rows = [{"name": "mbpp", "prompt": text} for text in "xyz"]
+    file = write_rows(tmp_path / "rows.jsonl", rows)
+    base = folders["base"]
+    text = ModelDirectory(base).text
+    drawn = read_prompts(str(file), text, base, count=3, max_tokens=99, seed=1)
+    assert [prompt.id for prompt in drawn] == ["mbpp", "mbpp#2", "mbpp#3"]
+    assert len({prompt.ids for prompt in drawn}) == 3
+
+
+def test_problems_that_share_an_id_get_distinct_ids(tmp_path: Path) -> None:
+    """Regression: an answer was judged against the last problem with its id."""
+    names = {"utils.py": "a\nb\nc\n", "main.py": "d\ne\nf\n"}
+    rows = [{"id": id, "content": text} for id, text in names.items()]
+    rows += [{"id": "utils.py", "content": "g\nh\ni\n"}]
+    file = write_rows(tmp_path / "rows.jsonl", rows)
+    (problems,) = read_languages("lines", [str(file)]).values()
+    expected = [("utils.py", "b\n"), ("main.py", "e\n"), ("utils.py#2", "h\n")]
+    assert [(problem.id, problem.expected) for problem in problems] == expected
 
 
 def test_sources_of_prompts(tmp_path: Path) -> None:
