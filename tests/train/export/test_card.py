@@ -102,7 +102,7 @@ def test_the_card_names_the_share_of_own_text(tmp_path: Path) -> None:
 
 
 def test_a_later_first_validation_is_not_called_before(tmp_path: Path) -> None:
-    """Bug: the loss of 16 held-out sequences was "before", the loss of two others "after"."""
+    """Bug: the loss of 16 held-out sequences was "before", the loss of two different sequences "after"."""
     row = {"standard_loss": 1.5, "accepted": 0.1, "sequences": 2}
     validation = [
         {**row, "step": 0, "sequences": 16, "standard_loss": 6.0},
