@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from transformers import PretrainedConfig
 
-from conf.architecture import skeleton, windows
+from conf.architecture import is_latent, skeleton, windows
 from train.config import ObjectiveConfig, TrainConfig
 
 # Dense bfloat16 FLOP/s from the makers' datasheets, by a pattern of torch.cuda.get_device_name.
@@ -68,7 +68,7 @@ def step_flops(
 
 def pair_width(architecture: PretrainedConfig) -> int:
     """Return the width of a head's key plus the width of its value."""
-    if not hasattr(architecture, "qk_nope_head_dim"):
+    if not is_latent(architecture):
         return 2 * head_width(architecture)
     # Latent attention: the key's part without positions, its part with positions, the value.
     names = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")

@@ -203,8 +203,12 @@ class Trainer:
             device=self.engine.device,
             vocabulary=self.vocabulary,
         )
-        state: dict[str, Any] = {"validation": [], "recent": [], "run_id": None}
-        state["elapsed"] = 0.0
+        state: dict[str, Any] = {
+            "validation": [],
+            "recent": [],
+            "run_id": None,
+            "elapsed": 0.0,
+        }
         self.step = 0
         if checkpoint is not None:
             self.checkpoints.load(checkpoint, self.engine)
@@ -282,36 +286,35 @@ class Trainer:
 
     def _train(self, show: Show) -> None:
         """Take the remaining steps, validate and save. Raises Abandoned after a signal."""
-        clock = self.clock
         if self._validation_is_due():  # the first, or one that a signal interrupted
-            with clock.timing("validation"):
+            with self.clock.timing("validation"):
                 self._validate(show)
         while not self._at_the_end():
             if self.stop.agreed(self.engine.device):
                 raise Abandoned
-            with clock.timing("step"):
+            with self.clock.timing("step"):
                 metrics = self.train_step()
             if self.schedule.steps is None:
-                self._plan_steps(clock)
+                self._plan_steps()
             line = self.journal.add_step(self.step, metrics)
             show(self.step, line, self.schedule.steps)
             if self._validation_is_due():
-                with clock.timing("validation"):
+                with self.clock.timing("validation"):
                     self._validate(show)
             if self.step % self.config.save_every == 0 or self._at_the_end():
-                with clock.timing("checkpoint"):
+                with self.clock.timing("checkpoint"):
                     self._save()
 
-    def _plan_steps(self, clock: Clock) -> None:
+    def _plan_steps(self) -> None:
         """Plan the number of steps from the times of the steps so far, if it is time to."""
         config = self.config
         assert config.minutes is not None
-        between = clock.last("validation") / config.validate_every
-        between += clock.last("checkpoint") / config.save_every
+        between = self.clock.last("validation") / config.validate_every
+        between += self.clock.last("checkpoint") / config.save_every
         schedule = plan_steps(
             self.step,
-            clock.seconds["step"],
-            elapsed=clock.elapsed(),
+            self.clock.seconds["step"],
+            elapsed=self.clock.elapsed(),
             total=60 * config.minutes,
             between=between,
         )

@@ -276,10 +276,10 @@ def read_languages(kind: str, files: Sequence[str]) -> dict[str, list[Problem]]:
                 f"{twice[0]}. Leave out {file} or the other file."
             )
         benchmarks |= names
-    return {name: with_own_ids(problems) for name, problems in benchmarks.items()}
+    return {name: with_distinct_ids(problems) for name, problems in benchmarks.items()}
 
 
-def with_own_ids(problems: Sequence[Problem]) -> list[Problem]:
+def with_distinct_ids(problems: Sequence[Problem]) -> list[Problem]:
     """Return the problems of a benchmark, with distinct ids in place of repeated ones.
 
     Answers find their problem by its id. Other harnesses read the ids, so unique ids stay.

@@ -99,6 +99,9 @@ def test_a_run_of_minutes_is_planned_once(runs: Path) -> None:
     schedule = Schedule(plan["steps"], plan["planned_at"])
     rates = [learning_rate(step, schedule, optimizer) for step in range(plan["steps"])]
     assert values(whole, "lr") == pytest.approx(rates)
+    assert rates[plan["planned_at"]] == pytest.approx(1e-2)
+    # On a busy machine the plan may have a single step, which has both the peak and the last rate.
+    assert rates[-1] < 1e-3 or plan["steps"] == plan["planned_at"] + 1
     assert read_json(resumed / "planned.json") == plan
 
 
