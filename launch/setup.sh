@@ -25,8 +25,9 @@ if ! cmp -s requirements.lock .venv/installed.lock; then
         fi
         "$python" -m venv .venv
     fi
-    # The lock lists all dependencies. compileall uses all cores, pip would use one.
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile -r requirements.lock
+    # Not --no-deps: PyTorch's builds for GPUs, the usual ones on Linux, need packages that other builds do not.
+    # compileall uses all cores, pip would use one.
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.lock
     .venv/bin/python -m compileall -q -j 0 .venv/lib >/dev/null || true # some files are templates, not Python
     cp requirements.lock .venv/installed.lock
     command -v bwrap >/dev/null ||

@@ -5,6 +5,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -210,22 +211,40 @@ def test_a_recipe_without_arguments_prints_one_line(project: Path, script: str) 
     assert launch(project, script, "--help").stdout.count("\n") > 4
 
 
+def write_wheel(folder: Path, name: str, requires: str = "") -> None:
+    """Write version 1 of an empty package."""
+    info = f"{name}-1.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n{requires}"
+    tags = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    with zipfile.ZipFile(folder / f"{name}-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{info}/METADATA", metadata)
+        wheel.writestr(f"{info}/WHEEL", tags)
+        wheel.writestr(f"{info}/RECORD", "")
+
+
 def test_setup_skips_a_python_that_does_not_start(tmp_path: Path) -> None:
     """pyenv's python3.11 may only print that this version is not selected.
 
     Setup must also complete a .venv without pip, and only warn if the package that
     model=smollm2 needs cannot be installed.
+
+    Bug: PyTorch's usual build for Linux could not be imported, because setup left out
+    its libraries for GPUs: the lock, made with the build for CPUs, does not have them.
     """
     for folder in ("launch", "programs", ".venv/bin"):
         (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "requirements.lock").touch()
+    write_wheel(tmp_path, "framework", "Requires-Dist: gpu-libraries\n")
+    write_wheel(tmp_path, "gpu_libraries")
+    (tmp_path / "requirements.lock").write_text("framework==1\n")
     (tmp_path / ".venv/bin/python").symlink_to(sys.executable)
     script = shutil.copy(ROOT / "launch" / "setup.sh", tmp_path / "launch")
     python = f'exec "{sys.executable}" "$@"'
     stub(tmp_path / "programs", **{"python3.11": "exit 127", "python3.12": python})
     path = f"{tmp_path / 'programs'}:{os.environ['PATH']}"
-    env = os.environ | {"PATH": path, "PIP_NO_INDEX": "1"}
+    packages = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
+    env = os.environ | packages | {"PATH": path}
     run = subprocess.run(["bash", script], env=env, check=True, stderr=subprocess.PIPE)
     assert b"warning: model=smollm2" in run.stderr
     for name in ("bin/pip", "installed.lock"):
         assert (tmp_path / ".venv" / name).exists()
+    assert list((tmp_path / ".venv").glob("lib/*/site-packages/gpu_libraries-1*"))
