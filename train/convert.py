@@ -104,6 +104,11 @@ def main(config: ConvertConfig) -> None:
         print_line(f"convert: {config.out} is finished: nothing to do")
         return
     adaptive = read_json(adapter / "adaptive.json") if adapter else None
+    if adapter and not (adapter / "adapter" / "adapter_config.json").is_file():
+        raise UserError(
+            f"adapter={adapter} must have the folder adapter/ of a model directory, got none. "
+            "Export the training without lora=uno."
+        )
     with atomic_folder(config.out) as out:
         with refusing:
             metadata = gguf_metadata(file)

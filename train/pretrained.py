@@ -136,6 +136,7 @@ def load_trainable(
         for parameter in lm.parameters():
             parameter.data = parameter.data.to(dtype)
     else:
+        _check_kept_adapter(Path(config.path))
         lm, failure = _read_model(
             config.path, architecture, dtype=dtype, attention=attention
         )
@@ -164,6 +165,20 @@ def load_trainable(
             layer.compile(dynamic=True)
     model: PreTrainedModel = lm.train()
     return model
+
+
+def _check_kept_adapter(folder: Path) -> None:
+    """Raise UserError for a model directory whose weights lack its adapter (lora=kept).
+
+    With a gated adapter the weights alone are the model.
+    """
+    path = folder / ADAPTIVE
+    gated = path.is_file() and read_json(path).get("gated", False)
+    if (folder / "adapter" / "adapter_config.json").is_file() and not gated:
+        raise UserError(
+            f"model.path={folder} must have all of the model in its weights, got an adapter "
+            "in its folder adapter/. Export the model with lora=merged."
+        )
 
 
 def _read_model(

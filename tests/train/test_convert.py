@@ -16,6 +16,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from conf import hub
 from conf.architecture import skeleton
 from conf.errors import UserError
+from conf.runs.files import write_json
 from conf.settings.compose import settings
 from data_prep.config import VocabConfig
 from data_prep.encode import Encoder
@@ -250,6 +251,18 @@ def test_converting_with_an_adapter_restores_its_export(
     for path in filter(Path.is_file, export.rglob("*")):
         written = out / path.relative_to(export)
         assert written.read_bytes() == path.read_bytes(), path
+
+
+def test_an_adapter_in_unos_format_is_refused(
+    lm: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    """Bug: adapter= with the folder of lora=uno ended in a traceback (KeyError)."""
+    write_gguf(tmp_path / "tiny.gguf", lm, "smollm")
+    for name in ("adaptive.json", "adapter_config.json"):
+        write_json(tmp_path / "uno" / name, {})
+    files = [str(tmp_path / name) for name in ("tiny.gguf", "model")]
+    with pytest.raises(UserError, match="adapter=.* must have the folder adapter/"):
+        main(ConvertConfig(*files, adapter=str(tmp_path / "uno")))
 
 
 def test_a_shipped_adapter_decodes_with_the_users_gguf_file(

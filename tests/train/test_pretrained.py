@@ -237,3 +237,17 @@ def test_a_folder_in_the_hubs_cache_gives_name_and_commit(tmp_path: Path) -> Non
         "license": "llama2",
         "license_link": "LICENSE",
     }
+
+
+def test_a_model_that_keeps_its_adapter_is_refused(tmp_path: Path) -> None:
+    """Bug: a training from an export with lora=kept began with the weights of its base."""
+    lm = load(tiny("llama"))
+    lm.save_pretrained(tmp_path)  # type: ignore[operator]
+    write_json(tmp_path / "adapter" / "adapter_config.json", {"peft_type": "LORA"})
+    config = settings("train", TrainConfig, [f"model.path={tmp_path}"])
+    with pytest.raises(
+        UserError, match="in its folder adapter/. Export .* lora=merged"
+    ):
+        load(config)
+    write_json(tmp_path / "adaptive.json", {"adaptive_ids": [7], "gated": True})
+    load(config)
