@@ -204,6 +204,10 @@ def _read_model(
     finally:
         logging.set_verbosity(verbosity)
     lm, info = loaded
+    # Transformers ties no head that differs from the embedding, but keeps the setting, by
+    # which resizing and the export would tie it.
+    if lm.get_output_embeddings().weight is not lm.get_input_embeddings().weight:
+        lm.config.tie_word_embeddings = False
     # Transformers also loads an adapter if there is an adapter_config.json.
     if getattr(lm, "peft_config", None):
         return lm, "adapter_config.json in the same folder as config.json"
