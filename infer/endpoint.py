@@ -249,7 +249,9 @@ class Endpoint:
             raise Refusal(status, words_of(response))
         try:
             choice = response.json()["choices"][0]
-            return Answer(dict(choice["message"]), str(choice["finish_reason"]))
+            message = dict(choice["message"])
+            message["content"] = _text(message.get("content"))
+            return Answer(message, str(choice["finish_reason"]))
         except (ValueError, LookupError, TypeError) as error:
             reason = f"no answer in the response {response.text!r:.200}"
             raise AttemptError(reason, status) from error
@@ -285,6 +287,13 @@ def words_of(response: httpx2.Response) -> str:
         error = response.text
     words = " ".join(str(error).split()).rstrip(".")
     return f"{words:.300}" or response.reason_phrase
+
+
+def _text(content: Any) -> str:
+    """Return a message's content as one text; some servers divide it into typed parts."""
+    parts = content if isinstance(content, list) else [content or ""]
+    texts = (p.get("text", "") if isinstance(p, Mapping) else p for p in parts)
+    return "".join(texts)
 
 
 def _retry_after(response: httpx2.Response) -> float | None:

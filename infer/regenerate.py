@@ -55,6 +55,8 @@ SHARD_DOCUMENTS = 4096
 SEEDS = 2**31  # 31 bits, because servers accept seeds of different widths
 #: Splits a server's answer, which comes without its tokens, into words of about their length.
 WORDS = re.compile(r"\s*(?:\w+|[^\w\s])|\s+")
+#: Finish reasons of an answer that the model ended. A server may also abort an answer.
+ENDED = ("stop", "tool_calls", "function_call")
 MESSAGE_KEYS = ("tool_calls", "reasoning_content", "reasoning")  # kept in the output
 
 
@@ -201,7 +203,7 @@ def answer_rows(prompt: ChatPrompt, answer: "Answer") -> list[dict[str, Any]]:
     if not text.strip() and "tool_calls" not in kept:
         return []
     message = {"role": "assistant", "content": text, **kept}
-    ends = text == given and answer.finish != "length"
+    ends = text == given and answer.finish in ENDED
     return [chat_row(prompt.id, [*prompt.messages, message], ends, prompt.tools)]
 
 

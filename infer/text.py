@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from conf.errors import TOKENIZER_ERRORS, UserError
-from conf.text.encoding import SPACE, TextEncoder
+from conf.text.encoding import SPACE, TextEncoder, prefix_ids
 from conf.text.infilling import SPM, Infilling
 from infer.config import Infill
 
@@ -34,7 +34,7 @@ class Text:
 
     Text is never encoded as an id of `control`, or as an id of at least `rows`, which has no
     embedding in the model. `pieces` maps all other ids to their pieces. Every prompt begins
-    with `bos`; None: with the ids that the tokenizer itself adds.
+    with `bos`; None: with the ids that the tokenizer itself adds before a text.
     """
 
     @TOKENIZER_ERRORS
@@ -49,7 +49,7 @@ class Text:
     ) -> None:
         self._encoder = TextEncoder(tokenizer, control=control, rows=rows)
         self._tokenizer = tokenizer
-        self._bos = tokenizer.encode("").ids if bos is None else [bos]
+        self._bos = prefix_ids(tokenizer, {}) if bos is None else [bos]
         self._infilling = infilling
         self.pieces = self._encoder.pieces
 

@@ -104,6 +104,11 @@ def main(config: ConvertConfig) -> None:
         print_line(f"convert: {config.out} is finished: nothing to do")
         return
     adaptive = read_json(adapter / "adaptive.json") if adapter else None
+    if adapter and not (adapter / "adapter" / "adapter_config.json").is_file():
+        raise UserError(
+            f"adapter={adapter} must have the folder adapter/ of a model directory, got none. "
+            "Export the training without lora=uno."
+        )
     with atomic_folder(config.out) as out:
         with refusing:
             metadata = gguf_metadata(file)
@@ -256,21 +261,36 @@ def load_gguf(file: Path, settings: ConvertConfig) -> "PreTrainedModel":
     """Return a Transformers model with the file's dequantized weights.
 
     Transformers refuses to save a model that it read from a GGUF file, so the weights move
-    to a new model with the same configuration.
+    to a new model with the same configuration. Raises ValueError for a file without some of
+    the weights, such as a part of a split model, and for one with scaled rotary frequencies
+    that Transformers does not read.
     """
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    read = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         file.parent,
         gguf_file=file.name,
         dtype=getattr(torch, settings.dtype),
         local_files_only=True,
         trust_remote_code=False,
+        output_loading_info=True,
     )
+    read, info = loaded
+    # Transformers initializes missing weights at random.
+    if missing := sorted(info["missing_keys"]):
+        raise ValueError(
+            f"no weight {missing[0]}. Merge the files of a split model: "
+            "llama-gguf-split --merge FIRST OUT"
+        )
     config = read.config
+    if scaling := unread_scaling(file, config):
+        raise ValueError(
+            f"{scaling}, which Transformers does not read. Download the model as a "
+            "Transformers directory"
+        )
     del config.quantization_config
     if settings.layers:
         count = min(settings.layers, config.num_hidden_layers)
@@ -286,6 +306,24 @@ def load_gguf(file: Path, settings: ConvertConfig) -> "PreTrainedModel":
     lm.tie_weights()
     lm.generation_config = read.generation_config
     return lm
+
+
+def unread_scaling(file: Path, config: Any) -> str:
+    """Return what scales a GGUF file's rotary frequencies if `config` has no scaling, else "".
+
+    llama.cpp stores Llama 3.1's scaling as a tensor of factors, and other kinds as metadata.
+    """
+    from transformers.integrations.gguf import read_gguf_metadata
+
+    metadata, tensors = read_gguf_metadata(str(file))
+    key = f"{metadata['general.architecture']}.rope.scaling.type"
+    scaling = [name for name in tensors if name.startswith(("rope_freqs", "rope_fact"))]
+    if metadata.get(key, "none") != "none":
+        scaling.append(f"{key}={metadata[key]}")
+    rope = getattr(config, "rope_parameters", None) or {}
+    ropes = [value for value in (rope, *rope.values()) if isinstance(value, dict)]
+    read = any(value.get("rope_type", "default") != "default" for value in ropes)
+    return "" if read or not scaling else scaling[0]
 
 
 def add_adapter(lm: Any, folder: Path, adaptive: dict[str, Any], out: Path) -> None:

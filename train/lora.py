@@ -318,12 +318,19 @@ def begin_with(lm: nn.Module, folder: Path) -> None:
     If the rank of `lm` is larger, B is padded with zeros, so that B A stays the same, and
     A keeps its random rows, so that the new columns of B learn. If `lm` has no trained
     rows (objective.mask), the saved rows are left out. Raises UserError unless
-    the adapter has the model's layers and adaptive ids and at most its rank.
+    the adapter has the model's layers and adaptive ids, at most its rank and peft's default
+    scaling.
     """
     saved = LoraConfig.from_pretrained(str(folder))
     tensors = load_file(folder / SAFETENSORS_WEIGHTS_NAME)
     layers = [module for module in lm.modules() if isinstance(module, LoraLayer)]
     rank, scaling = layers[0].r[ADAPTER], layers[0].scaling[ADAPTER]
+    for name in ("use_rslora", "alpha_pattern"):  # scaled otherwise than by alpha / r
+        if value := getattr(saved, name):
+            raise UserError(
+                f"model.adapter={folder} must be scaled by lora_alpha / r, got "
+                f"{name}={value}. Use an adapter that an export wrote."
+            )
     if saved.r > rank:
         raise UserError(
             f"lora.rank must be at least {saved.r} with model.adapter={folder}, "

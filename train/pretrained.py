@@ -136,6 +136,7 @@ def load_trainable(
         for parameter in lm.parameters():
             parameter.data = parameter.data.to(dtype)
     else:
+        _check_kept_adapter(Path(config.path))
         lm, failure = _read_model(
             config.path, architecture, dtype=dtype, attention=attention
         )
@@ -166,6 +167,20 @@ def load_trainable(
     return model
 
 
+def _check_kept_adapter(folder: Path) -> None:
+    """Raise UserError for a model directory whose weights lack its adapter (lora=kept).
+
+    With a gated adapter the weights alone are the model.
+    """
+    path = folder / ADAPTIVE
+    gated = path.is_file() and read_json(path).get("gated", False)
+    if (folder / "adapter" / "adapter_config.json").is_file() and not gated:
+        raise UserError(
+            f"model.path={folder} must have all of the model in its weights, got an adapter "
+            "in its folder adapter/. Export the model with lora=merged."
+        )
+
+
 def _read_model(
     path: str, architecture: PretrainedConfig, *, dtype: torch.dtype, attention: str
 ) -> tuple[Any, str]:
@@ -189,6 +204,10 @@ def _read_model(
     finally:
         logging.set_verbosity(verbosity)
     lm, info = loaded
+    # Transformers ties no head that differs from the embedding, but keeps the setting, by
+    # which resizing and the export would tie it.
+    if lm.get_output_embeddings().weight is not lm.get_input_embeddings().weight:
+        lm.config.tie_word_embeddings = False
     # Transformers also loads an adapter if there is an adapter_config.json.
     if getattr(lm, "peft_config", None):
         return lm, "adapter_config.json in the same folder as config.json"

@@ -1,6 +1,7 @@
 """Read a model directory: the Transformers model, the tokenizer, and adaptive.json."""
 
 import os
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -189,7 +190,7 @@ class ModelDirectory:
         file = self.path / "tokenizer_config.json"
         described = read_json(file, "a tokenizer's JSON") if file.is_file() else {}
         bos = adaptive.bos
-        if bos is None and (opened := prefix_ids(tokenizer, described)):
+        if bos is None and len(opened := prefix_ids(tokenizer, described)) == 1:
             bos = opened[0]
         return Text(
             tokenizer, control=control, rows=self.rows, bos=bos, infilling=infilling
@@ -368,9 +369,12 @@ def merge_adapter(lm: PreTrainedModel, folder: Path) -> PreTrainedModel:
     Raises UserError for a folder without an adapter of this model.
     """
     with as_user_error(f"{folder} must be a LoRA adapter of this model, got"):
-        adapted = PeftModel.from_pretrained(
-            lm, str(folder), autocast_adapter_dtype=False
-        )
+        # For weights that the model lacks, or the file, peft only warns.
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "Found missing adapter keys", UserWarning)
+            adapted = PeftModel.from_pretrained(
+                lm, str(folder), autocast_adapter_dtype=False
+            )
         # safe_merge refuses values that are not finite.
         merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
     return merged

@@ -79,9 +79,12 @@ def implies_sampling(
 ) -> bool:
     """Return True if a call's config sets temperature or top_p but not do_sample.
 
-    `transformers serve` makes such configs. Transformers' own generate is greedy then.
+    `transformers serve` makes such configs. Transformers' own generate is greedy then. A
+    temperature of 0 is greedy.
     """
     if config is None or config is default or config.do_sample is not None:
+        return False
+    if config.temperature == 0:
         return False
     return any(
         (value := getattr(config, name)) is not None

@@ -266,6 +266,26 @@ def test_an_answer_keeps_its_calls_and_its_spaces() -> None:
     assert row["messages"][-1]["tool_calls"] == calls
 
 
+def test_an_aborted_answer_has_no_end_and_parts_are_joined(prompts: Path) -> None:
+    """Bug: an answer that the server aborted ended; content in parts was a traceback."""
+
+    def reply(body: dict[str, Any]) -> Reply:
+        status, value = answered(body)
+        choice = value["choices"][0]
+        if body["messages"][0]["content"] == "def f0(x):":
+            choice["finish_reason"] = "abort"
+        parts = [{"type": "thinking", "thinking": []}, {"type": "text", "text": "A "}]
+        choice["message"]["content"] = [*parts, {"type": "text", "text": "heap."}]
+        return status, value
+
+    with serving(reply) as stub:
+        run = config(stub.url, prompts, "out")
+        stage.main(run)
+    answers = {row["id"].rpartition(":")[2]: row for row in rows(run)}
+    assert answers["1"]["messages"][-1]["content"] == "A heap."
+    assert answers["1"]["ends"] and not answers["0"]["ends"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tokenizers import processors
 
 from conf.runs.files import write_json
 from infer.models.checkpoint import ModelDirectory
 from infer.text import Output, Text
+from tests.bpe import save, train_bpe
 
 
 @pytest.fixture(scope="module", params=["demo", "codellama"])
@@ -106,3 +108,20 @@ def test_a_tokenizer_beyond_the_models_rows_spells_with_bytes(
     for rows, text in ((32000, "a <PRE> b"), (31000, "ो 한국")):
         write_json(tmp_path / "config.json", {"vocab_size": rows})
         assert max(ModelDirectory(tmp_path).text.encode(text)) < rows
+
+
+@pytest.mark.parametrize(
+    ("single", "opening"), [("$A </s>", []), ("<s> ▁<PRE> $A", [0, 2])]
+)
+def test_prompts_begin_with_the_ids_that_the_tokenizer_adds_before_a_text(
+    single: str, opening: list[int], tmp_path: Path
+) -> None:
+    """Bug: prompts began with the EOS that a tokenizer appends, or with one of two ids."""
+    tokenizer = train_bpe()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=single, special_tokens=[("<s>", 0), ("</s>", 1), ("▁<PRE>", 2)]
+    )
+    plain = tokenizer.encode("def f", add_special_tokens=False).ids
+    save(tokenizer, tmp_path)
+    write_json(tmp_path / "config.json", {"vocab_size": tokenizer.get_vocab_size()})
+    assert ModelDirectory(tmp_path).text.encode("def f") == [*opening, *plain]

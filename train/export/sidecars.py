@@ -221,12 +221,13 @@ def write_tokenizer(folder: Path, vocab: Vocab, adaptive: Collection[int]) -> No
     content["added_tokens"] = mark_special(content["added_tokens"], pieces)
     with TOKENIZER_ERRORS:
         opening = tokenizer.encode("").ids
-    if vocab.bos is not None and opening != [vocab.bos]:
-        bos = pieces[vocab.bos]
+    if opening != ([] if vocab.bos is None else [vocab.bos]):
+        special = [] if vocab.bos is None else [(pieces[vocab.bos], vocab.bos)]
+        bos = [piece for piece, _ in special]
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=[bos, "$A"],
-            pair=[bos, "$A", bos, "$B"],
-            special_tokens=[(bos, vocab.bos)],
+            single=[*bos, "$A"],
+            pair=[*bos, "$A", *bos, "$B"],
+            special_tokens=special,
         )
         content["post_processor"] = json.loads(tokenizer.to_str())["post_processor"]
     # Without indentation: there are many merges.

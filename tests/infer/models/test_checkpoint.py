@@ -152,6 +152,22 @@ def test_an_ungated_adapter_is_merged(model_dir: Path, tmp_path: Path) -> None:
     assert all(torch.equal(merged[name], weight) for name, weight in base.items())
 
 
+def test_an_adapter_without_some_of_its_weights_is_refused(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """Bug: layers whose weights have other names in the adapter's file stayed unchanged."""
+    folder = adapted_copy(model_dir, tmp_path / "model", gated=False, **LORA)
+    file = folder / "adapter" / "adapter_model.safetensors"
+    weights = load_file(file)
+    renamed = {
+        name.replace("model.layers.1", "language_model.layers.1"): weight
+        for name, weight in weights.items()
+    }
+    save_file(renamed, file)
+    with pytest.raises(UserError, match="must be a LoRA adapter of this model, got"):
+        ModelDirectory(folder).load(dtype="float32")
+
+
 def test_weights_that_do_not_fit_the_free_memory_are_not_read(
     model_dir: Path,
     tmp_path: Path,

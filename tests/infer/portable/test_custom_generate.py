@@ -149,7 +149,10 @@ def test_a_length_beyond_the_context_is_cut(
 
 
 def test_a_requests_temperature_samples(ours: Generate, lm: PreTrainedModel) -> None:
-    """`transformers serve` puts temperature into a config without do_sample."""
+    """`transformers serve` puts temperature into a config without do_sample.
+
+    Bug: a temperature of 0 in such a config was an error instead of greedy decoding.
+    """
     args = {"max_new_tokens": 20, "top_k": 0}
     expected = ours(ONE, **args, do_sample=True, temperature=1.4, seed=5)
     request = GenerationConfig(temperature=1.4, **args)
@@ -157,6 +160,7 @@ def test_a_requests_temperature_samples(ours: Generate, lm: PreTrainedModel) -> 
     greedy = ours(ONE, max_new_tokens=20, do_sample=False)
     for config in (
         GenerationConfig(temperature=1.4, do_sample=False, **args),
+        GenerationConfig(temperature=0.0, **args),
         lm.generation_config,
     ):
         assert torch.equal(ours(ONE, config, max_new_tokens=20, seed=5), greedy)

@@ -63,6 +63,17 @@ def report_of(out: Path, folder: Path) -> Path:
     return folder
 
 
+def test_a_training_without_held_out_windows_is_exported(tmp_path: Path) -> None:
+    """Bug: held-out answers too short for a window ended the export in a traceback."""
+    validation = [
+        {"step": step, "sequences": 1, "standard_loss": 1.5} for step in (0, 9)
+    ]
+    out, _ = export(tmp_path, validation=validation)
+    card = card_of(out)
+    assert "| mean loss per token, nats | 1.500 | 1.500 |" in card
+    assert "expected accepted drafts" not in card
+
+
 def test_the_card_has_metadata_figures_and_commands(tmp_path: Path) -> None:
     out, _ = export(tmp_path)
     assert ModelCard.load(out / "README.md").data.to_dict() == {

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import processors
 from transformers import AutoTokenizer
 
 from conf.runs.files import read_json, write_json
@@ -135,3 +136,18 @@ def test_every_text_begins_with_bos_like_documents(demo: Path, tmp_path: Path) -
     messages = [{"role": "user", "content": text} for text in ("x", "y\n", "z")]
     chat = tokenizer.apply_chat_template(messages, tokenize=False)
     assert chat == "x!"  # the base model's template
+
+
+def test_a_tokenizer_that_appends_eos_does_not_after_an_export(tmp_path: Path) -> None:
+    """Bug: servers of an export appended EOS to every prompt, which ended the text there."""
+    tokenizer = train_bpe()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=["$A", "</s>"], special_tokens=[("</s>", 1)]
+    )
+    save(tokenizer, tmp_path / "source")
+    config = VocabConfig(adaptive=["<adaptive_1>"])
+    folder, vocab, _, after = export(tmp_path / "source", tmp_path / "to", config, 1)
+    write_json(folder / "config.json", {"model_type": "llama"})
+    assert vocab.bos is None
+    assert library(folder)("def f").input_ids == after.encode("def f")
+    assert vocab.eos not in after.encode("def f")
