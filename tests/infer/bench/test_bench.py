@@ -130,6 +130,9 @@ def test_quality_compares_model_and_base(out: Path) -> None:
     assert {(row["benchmark"], row["who"], row["decoder"]) for row in rows} == {
         (name, *pair) for name in ("humaneval", "lines") for pair in answering
     }
+    content = read_report(out)["quality"]["content"]
+    assert content.keys() == {"humaneval", "lines"}
+    assert len(read_report(out)["speed"]["content"]) == 1
     for row in rows:
         assert row["problems"] == 2
         assert row["same"] == row["compared"] == 2 * (row["decoder"] == "hybrid")
@@ -178,6 +181,47 @@ def test_a_finished_part_without_its_result_is_a_sentence(
     config = configured(model_dir, prompts, copy, f"base={base_dir}", "draft=self:1")
     with pytest.raises(UserError, match=f"speed has no {RESULT}. Delete {copy}/speed"):
         bench(config)
+
+
+def test_the_parts_of_a_report_are_of_one_model(
+    out: Path, base_dir: Path, prompts: Path
+) -> None:
+    """Bug: part=quality of another model was added to a report, whose summary showed its score as the model's."""
+    config = configured(base_dir, prompts, out, "part=load")
+    with pytest.raises(UserError, match="the finished part speed is of another model"):
+        bench(config)
+
+
+def test_a_corrected_answer_of_a_benchmark_is_another_benchmark(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """Bug: after a correction of expected texts, or of MultiPL-E's tests, the old scores were reused."""
+    fields = {"prompt": "f", "language": "lua", "stop_tokens": ["\nend"]}
+    hole = {"task_id": "a", "prompt": "a = ", "suffix": "\nb"}
+    contents = []
+    for answer in ("1", "2"):
+        one = write_rows(tmp_path / "one", [hole | {"canonical_solution": answer}])
+        lua = write_rows(tmp_path / "lua", [fields | {"name": "m", "tests": answer}])
+        files = [f"quality.infilling={one}", f"quality.multipl_e=[{lua}]"]
+        config = configured(model_dir, one, tmp_path, *files, "quality.lines=null")
+        config.quality.humaneval = False
+        content = QualityPart(config, ModelDirectory(model_dir)).content
+        assert len(content) == 2
+        contents += content
+    assert len({str(item) for item in contents}) == 4
+
+
+def test_a_draft_model_answers_benchmarks(
+    model_dir: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """Bug: after all plain answers the command ended with "needs a draft model, got none" in spite of draft=."""
+    decoders = ["part=quality", "quality.humaneval=false", "quality.decoders=[plain,gsd]"]
+    for draft, expected in (([], ["plain"]), (["draft=self:1"], ["plain", "gsd"])):
+        folder = tmp_path / str(len(draft))
+        bench(configured(model_dir, prompts, folder, *decoders, *draft))
+        rows = read_report(folder)["quality"]["rows"]
+        assert [row["decoder"] for row in rows] == expected
+    assert rows[1]["same"] == rows[1]["compared"] == 2
 
 
 def test_an_interrupted_run_continues(
