@@ -16,16 +16,26 @@ if [[ $# -eq 0 || $1 == *=* || $1 == -* ]]; then
     echo "error: the arguments must be GGUF [OUT] [NAME=VALUE ...], got: $*. Run launch/qwen.sh --help" >&2
     exit 2
 fi
+project=$(cd "$(dirname "$0")/.." && pwd)
+source "$project/launch/stages.sh"
 given=$1
 [[ ! -e $1 ]] || given=$(realpath "$1")
 shift
+for name in MBPP INFILLING; do
+    if [[ -n ${!name:-} ]]; then
+        if [[ ! -f ${!name} ]]; then
+            echo "error: $name must be a file, got ${!name}. Check the path" >&2
+            exit 2
+        fi
+        printf -v "$name" %s "$(realpath "${!name}")"
+    fi
+done
 folder=runs/qwen
 if [[ $# -gt 0 && $1 != *=* ]]; then
-    folder=$1
+    folder=$(in_project "$1")
     shift
 fi
-cd "$(dirname "$0")/.."
-source launch/stages.sh
+cd "$project"
 begin "$folder"
 code=(experiment=qwen "$@")
 [[ $# -gt 0 ]] || code=(experiment=demo held_out=0.1)
