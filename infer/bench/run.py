@@ -115,6 +115,7 @@ def measure_part(
             reasons = " ".join(part.warnings)
             print_line(f"bench: part {name} is left out: {reasons}")
         return
+    known = decontaminated(config.model)
     if workers.first:
         print_line(f"bench: loading the models for part {name} ...")
     part.load(workers)
@@ -124,7 +125,7 @@ def measure_part(
         if workers.first:
             result = measured | part.result(records, partial)
             warnings = result.get("warnings", [])
-            warnings += contamination(config.model, result["rows"])
+            warnings += contamination(known, result["rows"])
             shared = {"kind": name, "gated": directory.gated, "warnings": warnings}
             shared["ranks"] = ranks
             result = {**shared, **circumstances(config), **result}
@@ -187,9 +188,13 @@ def read_prompt_sets(
     return sets
 
 
-def contamination(model: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a warning for each benchmark that the training data may contain."""
-    known = decontaminated(model)
+def contamination(
+    known: Sequence[str] | None, rows: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """Return a warning for each benchmark that the training data may contain.
+
+    `known` are the benchmarks that the data were decontaminated against; None: not known.
+    """
     if known is None:
         return []
     names = dict.fromkeys(row.get("prompt_set", row.get("benchmark")) for row in rows)

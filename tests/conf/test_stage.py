@@ -59,7 +59,7 @@ def test_provenance_depends_on_the_content_of_inputs_not_their_paths(
 def test_a_result_is_not_reused_without_one_of_its_inputs(
     finished: bool, out: Path
 ) -> None:
-    """Bug: a report with draft=DIR, or a training with data.own=DIR, was taken as the result of the same command
+    """Bug: a report with draft=DIR, or a training with data.own=DIR, was taken as the result of the command
     without that setting. An unfinished run was continued without it, so its records were of both kinds.
     """
     facts = {"settings": {"path": None}, "inputs": {"draft": "f00d"}}

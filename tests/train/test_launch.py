@@ -236,7 +236,9 @@ def test_a_recipe_takes_paths_relative_to_the_callers_folder(
     written = [words[-1] for words in outs if words]
     assert all(word.startswith(f"out={folder}/my out/") for word in written)
     read = {word for line in lines for word in line if "mbpp" in word}
-    assert read == ({f"quality.mbpp={folder}/mbpp.jsonl"} if "qwen" in script else set())
+    assert read == (
+        {f"quality.mbpp={folder}/mbpp.jsonl"} if "qwen" in script else set()
+    )
     run = launch(project, "demo.sh", "--out", folder=folder)
     assert run.returncode == 2 and "OUT must be a folder" in run.stderr
     run = launch(project, "qwen.sh", "owner/name", MBPP="absent")
