@@ -14,12 +14,14 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, JustifyMethod
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from conf.errors import visible
 
 REPLACEMENT = 0xFFFD
+WIDEST = 10_000  # columns of the widest table
 # Only tab and newline reach the terminal as control characters. Lone surrogates cannot be printed at all.
 _PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
 _PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), REPLACEMENT)
@@ -91,7 +93,10 @@ class PlainConsole(Console):
         *,
         names: int = 1,
     ) -> None:
-        """Print a table: the first `names` columns are left-aligned names, the rest right-aligned figures."""
+        """Print a table: the first `names` columns are left-aligned names, the rest right-aligned figures.
+
+        A table that is wider than the terminal, or than the 80 columns of a pipe, is printed in full.
+        """
         self.print(f"\n{title}", soft_wrap=True, style="bold")
         table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         for index, head in enumerate(heads):
@@ -99,4 +104,6 @@ class PlainConsole(Console):
             table.add_column(head, justify=justify, no_wrap=True)
         for row in rows:
             table.add_row(*row)
-        self.print(table)
+        unlimited = self.options.update_width(WIDEST)
+        table.width = Measurement.get(self, unlimited, table).maximum
+        self.print(table, soft_wrap=True)

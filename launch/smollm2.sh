@@ -8,8 +8,11 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
     exit
 fi
-cd "$(dirname "$0")/.."
-out=${1:-runs/smollm2}
+project=$(cd "$(dirname "$0")/.." && pwd)
+source "$project/launch/stages.sh"
+out=${1:+$(in_project "$1")}
+cd "$project"
+out=${out:-runs/smollm2}
 bash launch/pipeline.sh smollm2 "$out" 4096 2048 0.05
 RANKS=1 bash launch/evaluate.sh "$out/model" "$out/base" out="$out/report" experiment=smollm2 draft="$out/draft" \
     prompts="[humaneval,'$out/documents/held_out.jsonl','$out/chat/held_out.jsonl']"

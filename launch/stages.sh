@@ -1,4 +1,4 @@
-# Functions shared by the recipes. pipeline.sh and qwen.sh source this file in the project's root, evaluate.sh in any folder.
+# Functions shared by the recipes, which source this file in the caller's folder and set `project` to the project's root.
 
 count_gpus() { # print their number; PyTorch takes seconds to import, so it counts only if a driver is installed
     if [[ -n $(type -P nvidia-smi rocm-smi) ]]; then
@@ -6,6 +6,10 @@ count_gpus() { # print their number; PyTorch takes seconds to import, so it coun
     else
         echo 0
     fi
+}
+
+in_project() { # PATH: print a path of the caller's folder for use in the project's root
+    if [[ $1 == -* ]]; then echo "$1"; else realpath -m --relative-base="$project" "$1"; fi # begin refuses options
 }
 
 begin() { # OUT: set up the environment and the variables out, gpus and ranks

@@ -22,6 +22,11 @@ while [[ $# -gt 0 && $1 != *=* ]]; do
     models+=("${1%/}")
     shift
 done
+if [[ -n $(printf '%s\n' "${models[@]##*/}" | sort | uniq -d) ]]; then
+    echo "error: BASE and each MODEL must have different folder names, because each report has the name of its model," \
+        "got: ${models[*]}. Rename a folder, or give a link to it" >&2
+    exit 2
+fi
 settings=("$@")
 [[ "$*" == *experiment=* ]] || settings+=(experiment=qwen)
 [[ -z ${INFILLING:-} || "$*" == *prompts=* ]] || settings+=(prompts="[humaneval,'$INFILLING']")

@@ -12,6 +12,11 @@ ignored=0x$(awk '/^SigIgn/ { print $2 }' "/proc/$$/status")
 # Threads for work on CPUs, such as the step of an offloaded optimizer. torchrun's default is one thread per rank.
 ranks=${RANKS:-$(nvidia-smi -L 2>/dev/null | wc -l || true)}
 cores=$(nproc)
+if [[ -z ${RANKS:-} && $ranks == 0 ]] && ! python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+    echo "error: RANKS must be the number of processes on a machine without GPUs, got none." \
+        "Run RANKS=1 launch/train.sh ..." >&2
+    exit 2
+fi
 [[ $ranks =~ ^[1-9][0-9]*$ ]] || ranks=$cores # no GPU, or a word such as RANKS=auto
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > ranks ? cores / ranks : 1))}
 read -ra rendezvous <<<"${RENDEZVOUS:---standalone}"

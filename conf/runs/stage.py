@@ -127,8 +127,17 @@ def check_same(
     *,
     finished: bool = True,
 ) -> None:
-    """Raise UserError, naming the first difference, if `out` was made or begun with other facts."""
-    for name, value, other in _differences(requested, recorded):
+    """Raise UserError, naming the first difference, if `out` was made or begun with other facts.
+
+    A setting that only the record has is of an earlier version, and is allowed. An input that only the record
+    has was left out of the request, and is a difference.
+    """
+    inputs = recorded.get("inputs", {})
+    left_out = dict.fromkeys(inputs.keys() - requested.get("inputs", {}).keys())
+    for name, value, other in [
+        *_differences(requested, recorded),
+        *_differences(left_out, inputs, "inputs"),
+    ]:
         contents = "a result" if finished else "an unfinished run"
         raise UserError(
             f"out={out}: already contains {contents} with {name}={other}; requested {name}={value}. "

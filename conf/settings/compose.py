@@ -255,10 +255,10 @@ def explain(error: Exception, entry: str, schema: type) -> str:
     """
     if isinstance(error, OverrideParseException):
         reason = str(error).partition("\n")[0]
-        return (
-            f"settings must be NAME=VALUE in Hydra's grammar, got {error.override}: {reason}. Quote the value "
-            "as 'NAME=\"VALUE\"'"
-        )
+        quoted = "each member as \"NAME=['MEMBER']\""
+        if "=[" not in str(error.override):
+            quoted = "the value as 'NAME=\"VALUE\"'"
+        return f"settings must be NAME=VALUE in Hydra's grammar, got {error.override}: {reason}. Quote {quoted}"
     if isinstance(error, MissingConfigException) and error.options:
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
         return f"{group} must be {any_of(error.options)}, got {choice or 'nothing'}"

@@ -41,7 +41,7 @@ def main(config: CompareConfig) -> None:
     """Print the settings of each report, and the rows of all reports in shared tables."""
     # Imported here, so that a wrong setting is reported without waiting for PyTorch.
     from conf.console import PlainConsole
-    from infer.bench.comparison import score_tables, speed_tables
+    from infer.bench.comparison import prompt_warnings, score_tables, speed_tables
     from infer.bench.report import header, read_parts
 
     reports = {
@@ -60,6 +60,8 @@ def main(config: CompareConfig) -> None:
             if report[part]:
                 text = f"{name}: {part}, {header(report[part])}"
                 console.print(text, soft_wrap=True)
+    for warning in prompt_warnings(reports):
+        console.print(warning, soft_wrap=True)
     for table in tables:
         console.table(table.title, table.heads, table.rows, names=table.names)
 

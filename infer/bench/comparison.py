@@ -28,6 +28,26 @@ SPEED_HEADS = (
 SCORE_HEADS = ("benchmark", "metric", "decoder")
 
 
+def prompt_warnings(reports: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a warning for each prompt set and benchmark with other prompts in another report.
+
+    Reports of earlier versions do not record their prompts and are left out.
+    """
+    for part in ("speed", "quality"):
+        contents: dict[str, dict[str, list[str]]] = {}
+        for name, report in reports.items():
+            for prompt_set, digest in (report[part] or {}).get("content", {}).items():
+                names = contents.setdefault(prompt_set, {}).setdefault(digest, [])
+                names.append(name)
+        for prompt_set, by_digest in contents.items():
+            if len(by_digest) > 1:
+                groups = " / ".join(map(", ".join, by_digest.values()))
+                yield (
+                    f"warning: {prompt_set} has different prompts in these reports, so do not compare "
+                    f"their figures: {groups}. Measure them with the same files, count and seed."
+                )
+
+
 def speed_tables(reports: Mapping[str, Any]) -> Iterator[Table]:
     """Yield a table for each prompt set and temperature, with the decoders of each report."""
     rows = rows_of(reports, "speed")

@@ -12,6 +12,8 @@ it is measured. A run that was killed continues with the missing records, on any
 """
 
 import atexit
+import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -258,6 +260,12 @@ class Part(ABC):
         Called after the records, on the first rank, or on all ranks if they share the model.
         """
         return {}
+
+
+def digest(value: Any) -> str:
+    """Return 16 digits of a hash of a JSON value, such as prompts or problems."""
+    text = json.dumps(value, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def hardware() -> dict[str, Any]:

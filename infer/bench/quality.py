@@ -19,10 +19,10 @@ from conf.runs.files import write_bytes
 from infer.api import Model, generate
 from infer.bench import sandbox, statistics
 from infer.bench.config import NEED_ADAPTIVE, BenchConfig, decoder_config
-from infer.bench.harness import Part, Record, Records, WorkerGroup
+from infer.bench.harness import Part, Record, Records, WorkerGroup, digest
 from infer.bench.problems import ORDER, Problem, read_languages
 from infer.chat import has_template
-from infer.config import DecodeConfig, Infill
+from infer.config import BY_DRAFT_MODEL, DecodeConfig, Infill
 from infer.models.checkpoint import ModelDirectory
 from infer.text import NoInfilling, Text
 
@@ -47,7 +47,8 @@ class QualityPart(Part):
     title = "answers"
 
     def __init__(self, config: BenchConfig, directory: ModelDirectory) -> None:
-        config = replace(config, draft=None)
+        if not set(BY_DRAFT_MODEL) & set(config.quality.decoders):
+            config = replace(config, draft=None)
         super().__init__(config, directory, {})
         self._benchmarks, self.warnings = read_benchmarks(config, directory)
         self._judged = [
@@ -59,7 +60,8 @@ class QualityPart(Part):
         answering = [
             ("model", name)
             for name in config.quality.decoders
-            if directory.adaptive or name not in NEED_ADAPTIVE
+            if (directory.adaptive or name not in NEED_ADAPTIVE)
+            and (config.draft or name not in BY_DRAFT_MODEL)
         ]
         if config.base:
             answering.append(("base", "plain"))
@@ -77,7 +79,7 @@ class QualityPart(Part):
             for problem in problems
         }
         self.content = [
-            [problem.id, str(problem.prompt), problem.tests]
+            [problem.id, str(problem.prompt), judged_by(problem)]
             for problem in self._problems.values()
         ]
 
@@ -141,7 +143,12 @@ class QualityPart(Part):
         answers = [item for record in records.values() for item in record]
         write_answers(folder / "solutions", answers, self._problems)
         rows = rows_of(answers)
-        return {"rows": rows, "warnings": [*self.warnings, *unfit_warnings(rows)]}
+        content = {
+            name: digest([[problem.id, judged_by(problem)] for problem in problems])
+            for name, problems in self._benchmarks.items()
+        }
+        warnings = [*self.warnings, *unfit_warnings(rows)]
+        return {"rows": rows, "warnings": warnings, "content": content}
 
 
 def read_benchmarks(
@@ -184,6 +191,11 @@ def read_benchmarks(
             )
         benchmarks[name] = problems
     return benchmarks, warnings
+
+
+def judged_by(problem: Problem) -> Any:
+    """Return the JSON that an answer is judged by: tests, an expected text, or a row of MultiPL-E."""
+    return problem.tests or problem.expected or problem.row or ""
 
 
 def kind_of(name: str) -> str:

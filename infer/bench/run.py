@@ -1,7 +1,5 @@
 """python -m infer.bench: measure each part into its own folder, then write the report."""
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,8 +10,9 @@ import torch
 
 from conf.console import print_line
 from conf.devices.dtype import choose_dtype
-from conf.errors import NOT_IDENTICAL, UserError
-from conf.runs.files import with_checksum, write_json
+from conf.errors import ANOTHER, NOT_IDENTICAL, UserError
+from conf.runs.files import read_result, with_checksum, write_json
+from conf.runs.fingerprint import MANIFEST
 from conf.runs.stage import (
     collect_provenance,
     is_finished,
@@ -26,6 +25,7 @@ from infer.bench.harness import (
     Part,
     WorkerGroup,
     circumstances,
+    digest,
     hardware,
     init_workers,
     result_folder,
@@ -94,13 +94,13 @@ def measure_part(
     unused = (group for group in PARTS if group not in config.groups(name))
     # `content` identifies the prompts, so the paths of their files are ignored.
     ignored = ("tracker", "part", "prompts_folder", "gguf", *unused)
-    content = hashlib.sha256(json.dumps(part.content).encode()).hexdigest()[:16]
     facts = collect_provenance(config, model_directories(inputs), ignore=ignored)
-    facts |= {"content": content, "hardware": hardware()}
+    facts |= {"content": digest(part.content), "hardware": hardware()}
     ranks = workers.world if workers.divided else 1  # the number of ranks of one model
     if ranks > 1:
         facts["ranks"] = ranks
     out = Path(config.out) / name
+    check_other_parts(config, name, facts["inputs"]["model"])
     if is_finished(out, name, facts):
         if not (out / RESULT).is_file():
             raise UserError(
@@ -115,6 +115,7 @@ def measure_part(
             reasons = " ".join(part.warnings)
             print_line(f"bench: part {name} is left out: {reasons}")
         return
+    known = decontaminated(config.model)
     if workers.first:
         print_line(f"bench: loading the models for part {name} ...")
     part.load(workers)
@@ -124,12 +125,26 @@ def measure_part(
         if workers.first:
             result = measured | part.result(records, partial)
             warnings = result.get("warnings", [])
-            warnings += contamination(config.model, result["rows"])
+            warnings += contamination(known, result["rows"])
             shared = {"kind": name, "gated": directory.gated, "warnings": warnings}
             shared["ranks"] = ranks
             result = {**shared, **circumstances(config), **result}
             write_json(partial / RESULT, with_checksum(result))
             write_manifest(partial, name, facts)
+
+
+def check_other_parts(config: BenchConfig, name: str, model: str) -> None:
+    """Raise UserError if another finished part is of a model with another fingerprint than `model`."""
+    for other in PARTS:
+        folder = Path(config.out) / other
+        if other == name or not (folder / MANIFEST).is_file():
+            continue
+        if read_result(folder / MANIFEST)["inputs"]["model"] != model:
+            raise UserError(
+                f"out={config.out}: the finished part {other} is of another model than "
+                f"model={config.model}. Use another out=, or delete {folder}.",
+                page=ANOTHER,
+            )
 
 
 def read_prompt_sets(
@@ -173,9 +188,13 @@ def read_prompt_sets(
     return sets
 
 
-def contamination(model: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a warning for each benchmark that the training data may contain."""
-    known = decontaminated(model)
+def contamination(
+    known: Sequence[str] | None, rows: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """Return a warning for each benchmark that the training data may contain.
+
+    `known` are the benchmarks that the data were decontaminated against; None: not known.
+    """
     if known is None:
         return []
     names = dict.fromkeys(row.get("prompt_set", row.get("benchmark")) for row in rows)

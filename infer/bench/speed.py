@@ -19,7 +19,7 @@ from typing import Any
 from conf.console import print_once
 from infer.api import Model
 from infer.bench.config import BenchConfig
-from infer.bench.harness import Part, Record, WorkerGroup
+from infer.bench.harness import Part, Record, WorkerGroup, digest
 from infer.bench.marks import busy_warnings, mark_rows
 from infer.bench.names import BASE, PEER, PLAIN, PLAIN_AGAIN, k_of
 from infer.bench.peers import peer_decoders
@@ -87,6 +87,11 @@ class SpeedPart(Part):
         return {
             "rows": rows,
             "warnings": busy_warnings(rows),
+            # of the rows, so that models with different tokenizers can be compared
+            "content": {
+                name: digest([prompt.row for prompt in prompts])
+                for name, prompts in self.sets.items()
+            },
             "chat": [
                 name
                 for name, prompts in self.sets.items()

@@ -25,3 +25,11 @@ def test_a_console_prints_names_literally() -> None:
         out = printed(name) + printed(table)
         assert out.count(pictures(name).split("\n")[0]) >= 3
         assert ESCAPE not in out and out.encode()
+
+
+def test_a_table_wider_than_the_terminal_keeps_its_figures() -> None:
+    """Bug: in a pipe or a log, which have 80 columns, a comparison of four models had "1.…" for 1.23."""
+    file = io.StringIO()
+    heads, row = ["a long name"] * 9, [f"{at}.2345678" for at in range(9)]
+    PlainConsole(file=file, width=40).table("title", heads, [row])
+    assert file.getvalue().splitlines()[-2].split() == row

@@ -55,6 +55,26 @@ def test_provenance_depends_on_the_content_of_inputs_not_their_paths(
         is_finished(tmp_path / "out", "thing", built[1])
 
 
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_result_is_not_reused_without_one_of_its_inputs(
+    finished: bool, out: Path
+) -> None:
+    """Bug: a report with draft=DIR, or a training with data.own=DIR, was taken as the result of the command
+    without that setting. An unfinished run was continued without it, so its records were of both kinds.
+    """
+    facts = {"settings": {"path": None}, "inputs": {"draft": "f00d"}}
+    with start_run(out, facts) as partial:
+        (partial / "record.json").touch()
+        if finished:
+            write_manifest(partial, "thing", facts)
+            publish(partial)
+    facts["inputs"] = {}
+    with pytest.raises(UserError, match=r"inputs\.draft=f00d; requested inputs\.draft"):
+        if not is_finished(out, "thing", facts):
+            with start_run(out, facts):
+                pass
+
+
 @pytest.mark.parametrize(
     ("manifest", "message"),
     [

@@ -67,6 +67,10 @@ def test_every_group_continues_a_prompt(model_dir: Path, monkeypatch, capsys) ->
     ("arguments", "sentence"),
     [
         (
+            ["chat=true", "infill.suffix=y"],  # chat was ignored
+            "chat must be false with infill.prefix or infill.suffix, got true",
+        ),
+        (
             ["prompt=x", "infill.suffix=y"],
             "Give only one of prompt, prompt_file and infill; got prompt and infill.",
         ),

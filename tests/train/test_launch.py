@@ -39,15 +39,22 @@ def project(tmp_path: Path) -> Path:
 
 
 def launch(
-    project: Path, script: str, *arguments: str, **environment: str
+    project: Path,
+    script: str,
+    *arguments: str,
+    folder: Path | None = None,
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script with the stubs in the project's parent folder first in PATH."""
+    """Run a script with the stubs in the project's parent folder first in PATH.
+
+    The current folder is `folder`, by default the project.
+    """
     variables = ("NODES", "HEAD", "RUN", "RANKS", "OMP_NUM_THREADS")
     inherited = {name: os.environ[name] for name in os.environ if name not in variables}
     path = f"{project.parent}:{os.environ['PATH']}"
     return subprocess.run(
-        ["bash", f"launch/{script}", *arguments],
-        cwd=project,
+        ["bash", str(project / "launch" / script), *arguments],
+        cwd=folder or project,
         env=inherited | {"PATH": path} | environment,
         capture_output=True,
         text=True,
@@ -179,6 +186,8 @@ def test_qwens_recipe_runs_every_stage_with_settings_that_compose(
     file.touch()
     out = project.parent / "out"
     files = {"MBPP": "mbpp.jsonl", "INFILLING": "infilling.jsonl.gz"}
+    for name in files.values():
+        (project / name).touch()
     called = called_by(project, "qwen.sh", str(file), str(out), *code, **files)
     trained = ["train", "train.export"]
     tables = ["infer.bench", "infer.bench"]  # both orders of infilling
@@ -201,6 +210,57 @@ def test_qwens_recipe_runs_every_stage_with_settings_that_compose(
     compared = [line for line in lines if "infer.bench.compare" in line]
     for model in ("base", "dual", "gated"):
         assert f"'{out}/tables/{model}'" in shlex.split(compared[-1])[-1]
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments"),
+    [
+        ("demo.sh", ("my out",)),
+        ("pipeline.sh", ("demo", "my out", "1", "1", "0.1")),
+        ("qwen.sh", ("owner/name", "my out")),
+    ],
+)
+def test_a_recipe_takes_paths_relative_to_the_callers_folder(
+    script: str, arguments: tuple[str, ...], project: Path
+) -> None:
+    """Bug: started in another folder, they wrote to the project's folder, and read MBPP there after hours."""
+    folder = project.parent / "elsewhere"
+    folder.mkdir()
+    (folder / "mbpp.jsonl").touch()
+    stub(project.parent, python=RECORD, torchrun=RECORD)
+    calls = project.parent / "calls"
+    given = {"CALLS": str(calls), "MBPP": "mbpp.jsonl"}
+    run = launch(project, script, *arguments, folder=folder, **given)
+    assert run.returncode == 0, run.stderr
+    lines = [shlex.split(line) for line in calls.read_text().splitlines()]
+    outs = [[word for word in line if word.startswith("out=")] for line in lines]
+    written = [words[-1] for words in outs if words]
+    assert all(word.startswith(f"out={folder}/my out/") for word in written)
+    read = {word for line in lines for word in line if "mbpp" in word}
+    assert read == (
+        {f"quality.mbpp={folder}/mbpp.jsonl"} if "qwen" in script else set()
+    )
+    run = launch(project, "demo.sh", "--out", folder=folder)
+    assert run.returncode == 2 and "OUT must be a folder" in run.stderr
+    run = launch(project, "qwen.sh", "owner/name", MBPP="absent")
+    assert run.stderr == "error: MBPP must be a file, got absent. Check the path\n"
+
+
+def test_models_of_one_name_are_refused_before_the_first_is_measured(
+    project: Path,
+) -> None:
+    """Bug: the second report had the folder of the first, and was refused after hours."""
+    run = launch(project, "tables.sh", "out", "base", "a/model", "b/model/")
+    assert run.returncode == 2 and run.stderr.count("\n") == 1
+    assert "different folder names" in run.stderr and "a/model b/model" in run.stderr
+
+
+def test_a_training_without_a_gpu_needs_ranks(project: Path) -> None:
+    """Bug: torchrun ended in a traceback, "Cuda is not available"."""
+    stub(project.parent, python="exit 1", torchrun="", **{"nvidia-smi": "exit 9"})
+    run = launch(project, "train.sh", "out=x")
+    assert run.returncode == 2 and run.stderr.startswith("error: RANKS must be")
+    assert launch(project, "train.sh", "out=x", RANKS="1").returncode == 0
 
 
 @pytest.mark.parametrize("script", ["qwen.sh", "tables.sh"])

@@ -36,7 +36,7 @@ from infer.bench.speed import SpeedPart, figures
 from infer.bench.tables import length_tables, tables_of
 from infer.bench.timing import StepClock, StepTimes
 from infer.chat import has_template
-from infer.config import DecodeConfig, Infill
+from infer.config import DecodeConfig, Infill, decontaminated
 from infer.loop import Step
 from infer.models.checkpoint import ModelDirectory
 from infer.prompts import humaneval_file
@@ -130,6 +130,9 @@ def test_quality_compares_model_and_base(out: Path) -> None:
     assert {(row["benchmark"], row["who"], row["decoder"]) for row in rows} == {
         (name, *pair) for name in ("humaneval", "lines") for pair in answering
     }
+    content = read_report(out)["quality"]["content"]
+    assert content.keys() == {"humaneval", "lines"}
+    assert len(read_report(out)["speed"]["content"]) == 1
     for row in rows:
         assert row["problems"] == 2
         assert row["same"] == row["compared"] == 2 * (row["decoder"] == "hybrid")
@@ -178,6 +181,60 @@ def test_a_finished_part_without_its_result_is_a_sentence(
     config = configured(model_dir, prompts, copy, f"base={base_dir}", "draft=self:1")
     with pytest.raises(UserError, match=f"speed has no {RESULT}. Delete {copy}/speed"):
         bench(config)
+
+
+def test_the_parts_of_a_report_are_of_one_model(
+    out: Path, base_dir: Path, prompts: Path
+) -> None:
+    """Bug: a score of another model was added to a report, and shown as the score of the measured model."""
+    config = configured(base_dir, prompts, out, "part=load")
+    with pytest.raises(UserError, match="the finished part speed is of another model"):
+        bench(config)
+
+
+def test_a_manifest_of_another_program_does_not_end_a_report(tmp_path: Path) -> None:
+    """Bug: a manifest.json that is a list, or is damaged, ended in a traceback after all measurements."""
+    (tmp_path / "manifest.json").write_text("[1]")
+    assert decontaminated(tmp_path) is None
+    (tmp_path / "manifest.json").write_text('{"kind": "mod')
+    with pytest.raises(UserError, match="must be JSON, got .* Restore it"):
+        decontaminated(tmp_path)
+
+
+def test_a_corrected_answer_of_a_benchmark_is_another_benchmark(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """Bug: after a correction of expected texts, or of MultiPL-E's tests, the old scores were reused."""
+    fields = {"prompt": "f", "language": "lua", "stop_tokens": ["\nend"]}
+    hole = {"task_id": "a", "prompt": "a = ", "suffix": "\nb"}
+    contents = []
+    for answer in ("1", "2"):
+        one = write_rows(tmp_path / "one", [hole | {"canonical_solution": answer}])
+        lua = write_rows(tmp_path / "lua", [fields | {"name": "m", "tests": answer}])
+        files = [f"quality.infilling={one}", f"quality.multipl_e=[{lua}]"]
+        config = configured(model_dir, one, tmp_path, *files, "quality.lines=null")
+        config.quality.humaneval = False
+        content = QualityPart(config, ModelDirectory(model_dir)).content
+        assert len(content) == 2
+        contents += content
+    assert len({str(item) for item in contents}) == 4
+
+
+def test_a_draft_model_answers_benchmarks(
+    model_dir: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """Bug: after all plain answers it ended with "needs a draft model, got none" in spite of draft=."""
+    decoders = [
+        "part=quality",
+        "quality.humaneval=false",
+        "quality.decoders=[plain,gsd]",
+    ]
+    for draft, expected in (([], ["plain"]), (["draft=self:1"], ["plain", "gsd"])):
+        folder = tmp_path / str(len(draft))
+        bench(configured(model_dir, prompts, folder, *decoders, *draft))
+        rows = read_report(folder)["quality"]["rows"]
+        assert [row["decoder"] for row in rows] == expected
+    assert rows[1]["same"] == rows[1]["compared"] == 2
 
 
 def test_an_interrupted_run_continues(
@@ -234,6 +291,8 @@ def test_gsd_tables(model_dir: Path, prompts: Path, tmp_path: Path) -> None:
         ("prompts=[absent.jsonl]", "prompts=absent.jsonl must be humaneval, a JSON"),
         ("prompts=[{0},{0}]", "prompts must be prompt sets with different names, got"),
         ("prompts=[]", "prompts must not be empty"),
+        # The cure was NAME="VALUE", which is no list.
+        ("prompts=[a=b.jsonl]", r"Quote each member as \"NAME=\['MEMBER'\]\""),
         ("speed.temperatures=[1e-31]", "temperature must be 0 .* got 1e-31"),
         ("count=3", "count must be at most 2, .* got 3"),
         ("quality.mbpp=absent", "quality.mbpp=absent must be a file of this"),

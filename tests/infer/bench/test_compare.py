@@ -9,7 +9,7 @@ from conf.errors import UserError
 from conf.runs.files import with_checksum, write_json
 from conf.settings.compose import settings
 from infer.bench.compare import CompareConfig, main
-from infer.bench.comparison import score_tables, speed_tables
+from infer.bench.comparison import prompt_warnings, score_tables, speed_tables
 from tests.infer.bench.test_summary import row, speed
 
 Row = dict[str, Any]
@@ -60,6 +60,16 @@ def test_scores_have_a_column_for_each_model_and_base() -> None:
     assert table.rows == [
         ["humaneval", "pass@1", "plain", "20.0", "10.0", "12.5", "10.0"]
     ]
+
+
+def test_different_prompts_with_one_name_are_reported() -> None:
+    """Bug: two sets named "chat", of different files or seeds, shared a table without a message."""
+    compared = reports() | {"old": reports()["gated"]}
+    compared["gated"]["speed"]["content"] = {"chat": "1", "humaneval": "2"}
+    compared["dual"]["speed"]["content"] = {"chat": "3", "humaneval": "2"}
+    (warning,) = prompt_warnings(compared)
+    assert warning.startswith("warning: chat has different prompts in these reports")
+    assert "gated / dual." in warning
 
 
 def test_a_report_without_scores_has_no_table_of_them() -> None:
