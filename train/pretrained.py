@@ -168,7 +168,7 @@ def load_trainable(
 
 
 def _check_kept_adapter(folder: Path) -> None:
-    """Raise UserError for a model directory whose weights lack its adapter (lora=kept).
+    """Raise UserError for a model directory that keeps its adapter apart (lora=kept).
 
     With a gated adapter the weights alone are the model.
     """

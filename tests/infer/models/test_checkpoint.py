@@ -155,7 +155,7 @@ def test_an_ungated_adapter_is_merged(model_dir: Path, tmp_path: Path) -> None:
 def test_an_adapter_without_some_of_its_weights_is_refused(
     model_dir: Path, tmp_path: Path
 ) -> None:
-    """Bug: layers whose weights have other names in the adapter's file stayed unchanged."""
+    """Bug: layers with weights of other names in the adapter's file stayed unchanged."""
     folder = adapted_copy(model_dir, tmp_path / "model", gated=False, **LORA)
     file = folder / "adapter" / "adapter_model.safetensors"
     weights = load_file(file)
