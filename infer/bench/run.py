@@ -68,24 +68,32 @@ def bench(config: BenchConfig) -> None:
     workers = init_workers(divided=config.tensor_parallel)
     config = replace(config, dtype=workers.agreed(choose_dtype(config.dtype)))
     directory = ModelDirectory(config.model)
+    # All files are read before the first measurement, so that a wrong one ends the command at once.
+    parts = {name: read_part(name, config, directory) for name in config.parts}
     for name in config.parts:
-        measure_part(name, config, directory, workers)
+        # popped, so that the models of a part are freed before the next
+        measure_part(name, parts.pop(name), config, directory, workers)
     if workers.first:
         report = write_report(Path(config.out), config.tracker)
         print_report(report, [name for name in config.parts if report[name]])
         check_same(report)
 
 
+def read_part(name: str, config: BenchConfig, directory: ModelDirectory) -> Part:
+    """Return a part with its prompts or problems, without its models."""
+    if name == "quality":
+        return QualityPart(config, directory)
+    return SET_PARTS[name](config, directory, read_prompt_sets(config, directory))
+
+
 def measure_part(
-    name: str, config: BenchConfig, directory: ModelDirectory, workers: WorkerGroup
+    name: str,
+    part: Part,
+    config: BenchConfig,
+    directory: ModelDirectory,
+    workers: WorkerGroup,
 ) -> None:
     """Measure a part into its folder, unless it is finished."""
-    part: Part
-    if name == "quality":
-        part = QualityPart(config, directory)
-    else:
-        sets = read_prompt_sets(config, directory)
-        part = SET_PARTS[name](config, directory, sets)
     inputs = {
         "model": config.model,
         "base": config.base,

@@ -192,6 +192,17 @@ def test_the_parts_of_a_report_are_of_one_model(
         bench(config)
 
 
+def test_a_wrong_benchmark_file_ends_the_command_before_it_measures(
+    model_dir: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """Bug: part=quality read its files only after part=speed was measured, which can take hours."""
+    wrong = f"quality.mbpp={tmp_path / 'absent.jsonl'}"
+    config = configured(model_dir, prompts, tmp_path / "out", wrong)
+    with pytest.raises(UserError, match="quality.mbpp"):
+        bench(config)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_manifest_of_another_program_does_not_end_a_report(tmp_path: Path) -> None:
     """Bug: a manifest.json that is a list, or is damaged, ended in a traceback after all measurements."""
     (tmp_path / "manifest.json").write_text("[1]")
