@@ -80,7 +80,12 @@ def read_prompt(config: InferConfig) -> str:
     source = config.prompt_file or "standard input"
     try:
         file = Path(config.prompt_file) if config.prompt_file else None
-        content = file.read_bytes() if file else sys.stdin.buffer.read()
+        if file:
+            content = file.read_bytes()
+        elif sys.stdin:
+            content = sys.stdin.buffer.read()
+        else:  # closed by the shell: <&-
+            content = b""
         text = content.decode("utf-8-sig")
     except OSError as error:
         raise UserError(

@@ -10,13 +10,12 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
 fi
 project=$(cd "$(dirname "$0")/.." && pwd)
 source "$project/launch/stages.sh"
-out=${1:+$(in_project "$1")}
+out=$(in_project "${1:-$project/runs/demo}")
 cd "$project"
-out=${out:-runs/demo}
 bash launch/pipeline.sh demo "$out" 48 96 0.1 5 0
 source .venv/bin/activate
-report() { # MODEL OUT: unless a report is newer than the demo's model
-    [[ $2/report.json -nt $out/model/manifest.json ]] ||
+report() { # MODEL OUT: unless a report is newer than the demo's model and the adapter in adapters/
+    [[ $2/report.json -nt $out/model/manifest.json && $2/report.json -nt adapters/smollm2-135m/adaptive.json ]] ||
         python -m infer.bench experiment=demo prompts="[humaneval,'$out/chat/held_out.jsonl']" model="$1" out="$2"
 }
 report "$out/model" "$out/report"

@@ -10,9 +10,8 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
 fi
 project=$(cd "$(dirname "$0")/.." && pwd)
 source "$project/launch/stages.sh"
-out=${1:+$(in_project "$1")}
+out=$(in_project "${1:-$project/runs/smollm2}")
 cd "$project"
-out=${out:-runs/smollm2}
 bash launch/pipeline.sh smollm2 "$out" 4096 2048 0.05
 RANKS=1 bash launch/evaluate.sh "$out/model" "$out/base" out="$out/report" experiment=smollm2 draft="$out/draft" \
     prompts="[humaneval,'$out/documents/held_out.jsonl','$out/chat/held_out.jsonl']"

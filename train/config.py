@@ -21,6 +21,7 @@ PLANNED = "planned.json"  # the number of steps that minutes= planned
 DIAGNOSTICS = (
     "diagnostics.json"  # losses, norms and sequences of the step that diverged
 )
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 # Named values of objective.mask; any other value is the id of an existing token.
 ADAPTIVE = "adaptive"
 NOISE = "noise"
@@ -87,16 +88,16 @@ class ModelConfig:
     def adapter_folder(self) -> Path | None:
         """The folder with the adapter's files; None if `adapter` is null.
 
-        Raises UserError if `adapter` contains no adapter_config.json.
+        Raises UserError if `adapter` does not contain both files of an adapter.
         """
         if self.adapter is None:
             return None
         for folder in (Path(self.adapter) / "adapter", Path(self.adapter)):
-            if (folder / "adapter_config.json").is_file():
+            if all((folder / name).is_file() for name in ADAPTER_FILES):
                 return folder
         raise UserError(
             "model.adapter must be an export with a kept adapter, or its folder "
-            f"adapter/, got {self.adapter} without adapter_config.json. Export it with "
+            f"adapter/, got {self.adapter} without {' and '.join(ADAPTER_FILES)}. Export it with "
             "lora=kept."
         )
 

@@ -162,7 +162,7 @@ def quote_text(override: str, schema: type, *, multirun: bool = False) -> str:
         single = quoted or parsed.value() is None or "${" in value
         if single or (multirun and parsed.is_sweep_override()):
             return override
-    except HydraException:
+    except HydraException:  # only in quotes is the value in Hydra's grammar
         pass
     return f"{name}={in_quotes(value)}"
 

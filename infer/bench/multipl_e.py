@@ -32,7 +32,7 @@ def with_container_verdicts(rows: Sequence[JsonRow], solutions: Path) -> list[Js
         if len(group) > 1 and None not in values:
             totals = {
                 name: sum(row[name] for row in group)
-                for name in ("cut_off", "problems", "same", "compared")
+                for name in ("cut_off", "unfit", "problems", "same", "compared")
             }
             average = {
                 "benchmark": f"{KIND}-average",

@@ -8,9 +8,10 @@ import gzip
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +67,10 @@ class QualityPart(Part):
         if config.base:
             answering.append(("base", "plain"))
         self.tasks = {
-            f"{who}-{decoder}-{name}-{start:05}": Batch(
-                name, who, decoder, problems[start : start + BATCH_SIZE]
-            )
+            f"{who}-{decoder}-{name}-{start:05}": Batch(name, who, decoder, batch)
             for who, decoder in answering
             for name, problems in self._benchmarks.items()
-            for start in range(0, len(problems), BATCH_SIZE)
+            for start, batch in in_batches(problems)
         }
         self._problems = {
             (name, problem.id): problem
@@ -191,6 +190,16 @@ def read_benchmarks(
             )
         benchmarks[name] = problems
     return benchmarks, warnings
+
+
+def in_batches(problems: Sequence[Problem]) -> Iterator[tuple[int, Sequence[Problem]]]:
+    """Yield batches of problems that have the same stop strings, and the position of each batch."""
+    start = 0
+    for _, group in groupby(problems, key=lambda problem: problem.stop):
+        alike = list(group)
+        for at in range(0, len(alike), BATCH_SIZE):
+            yield start + at, alike[at : at + BATCH_SIZE]
+        start += len(alike)
 
 
 def judged_by(problem: Problem) -> Any:

@@ -137,6 +137,10 @@ def test_a_prompt_comes_from_standard_input_or_a_file(
     with pytest.raises(SystemExit):
         printed("prompt=-", text="")
     assert "got no text from standard input" in error(capsys.readouterr().err)
+    monkeypatch.setattr("sys.stdin", None)  # closed by the shell: <&-
+    with pytest.raises(SystemExit):
+        infer(monkeypatch, f"model={model_dir}", "prompt=-")
+    assert "got no text from standard input" in error(capsys.readouterr().err)
 
 
 STEPS = [

@@ -344,6 +344,13 @@ def test_an_adapter_of_another_model_is_refused(
         _ = ModelConfig(adapter=str(trained[1] / "nowhere")).adapter_folder
 
 
+def test_an_adapter_without_weights_is_refused(tmp_path: Path) -> None:
+    """Bug: a folder with an adapter's configuration alone ended in FileNotFoundError."""
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match="and adapter_model.safetensors"):
+        _ = ModelConfig(adapter=str(tmp_path)).adapter_folder
+
+
 def test_training_continues_a_head_with_its_adapter(tmp_path: Path) -> None:
     head = PreviousTokenHead(8, torch.float32)
     torch.nn.init.normal_(head.w2.weight)

@@ -20,6 +20,7 @@ def row(benchmark: str) -> dict[str, Any]:
         "value": None,
         "interval": None,
         "cut_off": 0,
+        "unfit": 0,
         "problems": 2,
         "same": 0,
         "compared": 0,
@@ -36,7 +37,7 @@ def judge_by_container(folder: Path, language: str, statuses: list[str]) -> None
 
 
 def test_languages_and_their_average_are_read_back(tmp_path: Path) -> None:
-    rows = [row("multipl_e-cpp"), row("multipl_e-sh"), row("infilling")]
+    rows = [row("multipl_e-cpp"), row("multipl_e-sh") | {"unfit": 1}, row("infilling")]
     judge_by_container(tmp_path, "cpp", ["OK", "Exception"])
     (cpp, sh, infilling) = with_container_verdicts(rows, tmp_path)
     assert cpp["value"] == 0.5 and cpp["metric"] == "pass@1" and cpp["interval"]
@@ -45,6 +46,8 @@ def test_languages_and_their_average_are_read_back(tmp_path: Path) -> None:
     *_, average = with_container_verdicts(rows, tmp_path)
     assert average["benchmark"] == "multipl_e-average" and average["value"] == 0.75
     assert average["problems"] == 4
+    # Regression: the average had the number of the first language alone.
+    assert average["unfit"] == 1
 
 
 def test_a_damaged_result_is_a_sentence(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from conf.errors import UserError
 from conf.text.rows import read_rows
 from infer.bench import sandbox
 from infer.bench.problems import Problem, read_languages, read_problems
-from infer.bench.quality import QualityPart, in_order, judge
+from infer.bench.quality import BATCH_SIZE, QualityPart, in_batches, in_order, judge
 from infer.bench.run import bench
 from infer.config import Infill
 from infer.models.checkpoint import ModelDirectory
@@ -32,6 +32,17 @@ def test_an_answer_to_no_prompt_is_not_passed() -> None:
     assert verdict["passed"] is verdict["uncut"] is False
     assert QualityPart._verdict(part, item | {"fits": True}, {"k": {}}) == {}
     assert not QualityPart._verdict(part, item | {"benchmark": "mbpp"}, {})
+
+
+def test_problems_of_a_batch_have_the_same_stop_strings() -> None:
+    """Bug: all answers of a batch ended at the stop strings of its first problem."""
+    stops = ["a"] * (BATCH_SIZE + 2) + ["b"] + ["a"] * 2
+    problems = [Problem(str(at), "", (stop,)) for at, stop in enumerate(stops)]
+    batches = list(in_batches(problems))
+    assert [problem for _, batch in batches for problem in batch] == problems
+    assert [int(batch[0].id) for _, batch in batches] == [at for at, _ in batches]
+    assert all(len({problem.stop for problem in batch}) == 1 for _, batch in batches)
+    assert [len(batch) for _, batch in batches] == [BATCH_SIZE, 2, 1, 2]
 
 
 def test_answers_are_written_as_each_harness_reads_them(
