@@ -10,9 +10,9 @@ import math
 import re
 from typing import NamedTuple
 
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
-from conf.architecture import is_latent, skeleton, windows
+from conf.architecture import is_latent, windows
 from train.config import ObjectiveConfig, TrainConfig
 
 # Dense bfloat16 FLOP/s from the makers' datasheets, by a pattern of torch.cuda.get_device_name.
@@ -42,16 +42,15 @@ def peak_flops(device: str) -> float | None:
     return None
 
 
-def step_flops(
-    architecture: PretrainedConfig, config: TrainConfig, *, seq_len: int
-) -> float:
+def step_flops(lm: PreTrainedModel, config: TrainConfig, *, seq_len: int) -> float:
     """Return the operations that one step needs over all ranks, as MFU counts them.
 
-    Recomputation by activation checkpointing does not count. With LoRA, gradients of the
-    frozen weights and the adapter's own operations do not count. With a gated adapter the
-    trunk has no backward pass and no logits.
+    `lm` is the base model without an adapter. Recomputation by activation checkpointing does
+    not count. With LoRA, gradients of the frozen weights and the adapter's own operations do
+    not count. With a gated adapter the trunk has no backward pass and no logits.
     """
-    layers, head = matrix_parameters(architecture)
+    architecture = lm.config
+    layers, head = matrix_parameters(lm)
     work = expected_work(config.objective, seq_len)
     row_cost = 2 * layers
     pair_cost = 2 * architecture.num_attention_heads * pair_width(architecture)
@@ -155,13 +154,13 @@ def head_width(config: PretrainedConfig) -> int:
     return int(width or config.hidden_size // config.num_attention_heads)
 
 
-def matrix_parameters(config: PretrainedConfig) -> tuple[int, int]:
+def matrix_parameters(lm: PreTrainedModel) -> tuple[int, int]:
     """Return the number of parameters that a token is multiplied by, in all layers and the head.
 
     The embedding does not count, since it is a lookup. Only the experts that a token is
     routed to count.
     """
-    lm = skeleton(config)
+    config = lm.config
     embeddings = (lm.get_input_embeddings(), lm.get_output_embeddings())
     excluded = {id(module.weight) for module in embeddings}
     experts = (

@@ -68,6 +68,7 @@ def read_spec(config: TrainConfig, inputs: RunInputs | None) -> ModelSpec:
     lm = skeleton(grown)
     modules = [list(module.parameters(recurse=False)) for module in lm.modules()]
     parameters = sum(p.numel() for p in lm.parameters())
+    flops = step_flops(lm, config, seq_len=seq_len)
     if config.lora.rank:
         objective = config.objective
         with torch.device("meta"):
@@ -82,7 +83,7 @@ def read_spec(config: TrainConfig, inputs: RunInputs | None) -> ModelSpec:
         adapted=sum(p.numel() for p in lm.parameters()),
         trained=sum(p.numel() for p in lm.parameters() if p.requires_grad),
         work=expected_work(config.objective, seq_len),
-        flops=step_flops(grown, config, seq_len=seq_len),
+        flops=flops,
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from conf.architecture import skeleton
 from conf.runs.stage import read_manifest
 from conf.settings.compose import settings
 from tests.conftest import text_vocab, tiny_llama
@@ -94,7 +95,7 @@ def test_operations_equal_torchs_count(tied: bool) -> None:
     run = TrainConfig(objective=ObjectiveConfig(name="causal"), global_batch=3)
     # torch also counts the pairs that the causal mask forbids: 2 products forward, 4 backward.
     forbidden = 3 * config.num_hidden_layers * (50 * 49 / 2) * 4 * config.hidden_size
-    expected = step_flops(config, run, seq_len=50) + 3 * forbidden
+    expected = step_flops(lm, run, seq_len=50) + 3 * forbidden
     assert counter.get_total_flops() == expected
 
 
@@ -164,8 +165,9 @@ def test_layers_with_a_sliding_window_count_its_pairs() -> None:
     # operations for each element of a query, and the backward pass twice as many.
     width = config.num_attention_heads * config.head_dim
     saved = 3 * 3 * 4 * width * (55 - 45)
-    assert step_flops(full, run, seq_len=10) == step_flops(config, run, seq_len=10) + (
-        saved
+    lm, full_lm = skeleton(config), skeleton(full)
+    assert step_flops(full_lm, run, seq_len=10) == saved + step_flops(
+        lm, run, seq_len=10
     )
     # A gated adapter's trunk has no backward pass.
     gated = replace(
@@ -173,8 +175,8 @@ def test_layers_with_a_sliding_window_count_its_pairs() -> None:
         objective=ObjectiveConfig(name="branch", start_rate=1e-9),
         lora=LoraSettings(rank=1, gated=True),
     )
-    difference = step_flops(full, gated, seq_len=10) - step_flops(
-        config, gated, seq_len=10
+    difference = step_flops(full_lm, gated, seq_len=10) - step_flops(
+        lm, gated, seq_len=10
     )
     assert difference == pytest.approx(saved / 3, rel=1e-6)
 
