@@ -33,6 +33,9 @@ RULES = {
     '"ours", "theirs"': r"\b(?:ours|theirs)\b",
     "archaic words": r"\b(?:[Oo]f late|thus|hence|thereof|therein|wherein|whereof|[Bb]e it)\b",
 }
+# From Python 3.12 an f-string is several tokens between these two.
+FSTRING_START = getattr(tokenize, "FSTRING_START", None)
+FSTRING_END = getattr(tokenize, "FSTRING_END", None)
 #: Files with such phrases as data.
 OWN_FILES = ("tests/language.py", "tests/test_language.py")
 #: (path, phrase): the reason why it stays.
@@ -50,14 +53,21 @@ class Hit(NamedTuple):
 
 def python_text(source: str) -> Iterator[tuple[int, str]]:
     """Yield the line and the text of each comment and each string of several words."""
-    kinds = (
-        tokenize.COMMENT,
-        tokenize.STRING,
-        getattr(tokenize, "FSTRING_MIDDLE", None),
-    )
+    lines = source.splitlines(keepends=True)
+    begins: list[tuple[int, int]] = []  # of the f-strings around a token
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type in kinds and re.search(r"[a-z] [a-z]", token.string):
-            yield token.start[0], token.string
+        text = ""
+        if token.type == FSTRING_START:
+            begins.append(token.start)
+        elif token.type == FSTRING_END:
+            line, column = begins.pop()
+            rows = lines[line - 1 : token.end[0]]
+            rows[-1] = rows[-1][: token.end[1]]
+            text = "" if begins else "".join(rows)[column:]
+        elif token.type in (tokenize.COMMENT, tokenize.STRING) and not begins:
+            (line, _), text = token.start, token.string
+        if re.search(r"[a-z] [a-z]", text):
+            yield line, text
 
 
 def page_text(source: str) -> Iterator[tuple[int, str]]:

@@ -22,6 +22,13 @@ def test_code_is_not_searched() -> None:
     assert [text for _, text in python_text(source)] == ["# a comment", '"a message"']
 
 
+def test_an_f_string_is_one_text() -> None:
+    """Regression: Python 3.12 has several tokens for an f-string, and a question was cut."""
+    source = 'x = "é", f"What is {n} plus {f(\'a b\')}?"\ny = f"""a b\n{c} d"""\n'
+    expected = [(1, "f\"What is {n} plus {f('a b')}?\""), (2, 'f"""a b\n{c} d"""')]
+    assert list(python_text(source)) == expected
+
+
 @pytest.mark.parametrize(
     ("text", "count"),
     [("# the rows, none of which fits", 2), ("# got none, which must be given", 0)],
