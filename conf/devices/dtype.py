@@ -6,14 +6,12 @@ as in float32. int8 is for decoding on CPUs with exact integer products, and aut
 """
 
 import os
-from functools import cache
 
 from conf.console import print_once
 from conf.errors import UserError
 
 AUTO = "auto"
 INT8 = "int8"
-LEVELS = 127  # largest absolute value of an int8 weight or input
 # Environment variables that limit the instructions of oneDNN, PyTorch's library for matrix products on a CPU,
 # in order of precedence, and their (case-insensitive) values that exclude bfloat16 instructions.
 ISA_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
@@ -70,51 +68,16 @@ def _choose_int8(*, on_cpu: bool) -> str:
             "dtype must be auto, float32, bfloat16 or float16 on a GPU, got int8. Choose one of these, or set "
             "device=cpu."
         )
-    if has_exact_int8():
+    from conf.devices.int8 import exact_kernel
+
+    if exact_kernel():
         return INT8
     print_once(
-        "warning: dtype=int8 needs exact integer products, that is a CPU with VNNI instructions, which this "
-        "CPU does not have: using float32",
+        "warning: dtype=int8 needs exact integer products by an x86 CPU with AVX2, which this CPU does not "
+        "have: using float32",
         error=True,
     )
     return "float32"
-
-
-@cache
-def has_exact_int8() -> bool:
-    """Return whether the CPU's matrix products of uint8 inputs and int8 weights are exact.
-
-    Products by oneDNN are compared with 64-bit integer products, extreme values included. CPUs without VNNI add
-    pairs of products in 16 bits, which overflow. Inputs of 7 bits would not overflow, but then a step takes 1.2
-    to 1.8 times as long as in float32 (measured with AVX2).
-    """
-    import torch
-
-    # On other CPUs oneDNN computes int8 products in plain loops, slower than float32.
-    x86 = torch.cpu.get_capabilities().get("avx2", False)
-    if not (x86 and torch.backends.mkldnn.is_available()):
-        return False
-    return all(_is_exact(rows) for rows in (1, 5, 16))
-
-
-def _is_exact(rows: int) -> bool:
-    """Return whether the int8 product of `rows` rows equals the 64-bit integer product."""
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-    signed = torch.randint(-LEVELS, LEVELS + 1, (rows, 576), generator=generator)
-    weight = torch.randint(-LEVELS, LEVELS + 1, (96, 576), generator=generator)
-    signed[0] = LEVELS  # the largest sums
-    weight[0], weight[1] = LEVELS, -LEVELS
-    packed = torch.ops.onednn.qlinear_prepack(weight.to(torch.int8), None)
-    ones, zeros = torch.ones(96), torch.zeros(96, dtype=torch.int32)
-    zero_point = LEVELS + 1
-    product = torch.ops.onednn.qlinear_pointwise(
-        *((signed + zero_point).to(torch.uint8), 1.0, zero_point),
-        *(packed, ones, zeros, None),
-        *(1.0, 0, torch.float32, "none", [], ""),
-    )
-    return bool((product.long() == signed @ weight.T).all())
 
 
 def cpu_has_bfloat16() -> bool:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from conf.devices.dtype import LEVELS, has_exact_int8
+from conf.devices.int8 import exact_kernel
 from conf.errors import UserError
 from infer.engine.gate import GatedEmbedding, GatedLinear
 from infer.engine.head import PreviousTokenHead
@@ -36,8 +36,6 @@ WITH_MATRICES = (
     GatedEmbedding,
     PreviousTokenHead,
 )
-ZERO_POINT = LEVELS + 1  # of the quantized inputs
-TINY = 1e-30  # the smallest scale, for an output row of zeros
 
 
 class Int8Linear(JointLinear):
@@ -82,7 +80,7 @@ class Int8Product(Product):
     """A Product in int8, quantized once. Raises ValueError on a CPU without exact int8 sums."""
 
     def __init__(self, layers: Mapping[Any, Adapter | None]) -> None:
-        if not has_exact_int8():
+        if exact_kernel() is None:
             raise ValueError("products in int8 are not exact on this CPU")
         super().__init__(layers)
 
@@ -101,49 +99,14 @@ class Int8Product(Product):
             super().refresh()
 
     def _pack(self, rows: Any) -> None:
-        weight = torch.cat(list(rows)).detach().float()
-        scale = weight.abs().amax(1).clamp_(min=TINY) / LEVELS
-        quantised = (weight / scale[:, None]).round_().to(torch.int8)
-        self._packed = torch.ops.onednn.qlinear_prepack(quantised, None)
-        self._scale = scale / LEVELS
-        self._zeros = torch.zeros(len(scale), dtype=torch.int32)
+        kernel = exact_kernel()
+        assert kernel is not None
+        self._kernel = kernel(torch.cat(list(rows)).detach().float())
         for layer in self.layers:
             layer.drop_weight()
 
     def _multiply(self, x: Tensor) -> Tensor:
-        quantised, largest = quantise_rows(x)
-        y: Tensor = torch.ops.onednn.qlinear_pointwise(
-            quantised,
-            1.0,
-            ZERO_POINT,
-            self._packed,
-            self._scale,
-            self._zeros,
-            None,
-            1.0,
-            0,
-            torch.float32,
-            "none",
-            [],
-            "",
-        )
-        return y.mul_(largest)
-
-
-# Tensors, because PyTorch would convert a Python number at each use.
-_LEVELS = torch.tensor(float(LEVELS))
-_OFFSET = torch.tensor(ZERO_POINT + 0.5)
-
-
-def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x (..., d) in unsigned integers, and the largest magnitude of each row (..., 1).
-
-    x is about (integers - ZERO_POINT) * largest / LEVELS. A row's integers do not depend on
-    other rows. The integers of a row of zeros are arbitrary, since they are multiplied by 0.
-    """
-    largest = x.abs().amax(-1, keepdim=True)
-    # The numbers are positive, so adding a half and truncating rounds them.
-    return (x * (_LEVELS / largest)).add_(_OFFSET).to(torch.uint8), largest
+        return self._kernel(x)
 
 
 def to_int8(lm: PreTrainedModel) -> None:

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from conf.devices import dtype
-from conf.devices.dtype import choose_dtype, cpu_has_bfloat16, has_exact_int8
+from conf.devices import int8
+from conf.devices.dtype import choose_dtype, cpu_has_bfloat16
 from conf.errors import UserError
 
 
@@ -87,9 +88,8 @@ def test_this_machine_always_gets_the_same_type() -> None:
 def test_without_exact_products_int8_becomes_float32_with_a_warning(
     exact: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With only AVX2, int8 used inputs of 7 bits, and a step took 1.2 to 1.8 times as long as in float32."""
-    monkeypatch.setattr(dtype, "_is_exact", lambda rows: exact)
-    monkeypatch.setattr(dtype, "has_exact_int8", has_exact_int8.__wrapped__)
+    monkeypatch.setattr(int8, "is_exact", lambda kernel, rows: exact)
+    monkeypatch.setattr(int8, "exact_kernel", int8.exact_kernel.__wrapped__)
     assert choose_dtype("int8", "cpu") == ("int8" if exact else "float32")
     printed = capsys.readouterr().err
     assert printed.startswith("warning: dtype=int8 needs exact") == (not exact)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from conf.devices.dtype import has_exact_int8
+from conf.devices.int8 import exact_kernel
 from conf.errors import UserError
 from infer import DecodeConfig, Model, generate, load
 from infer.engine.attention import ProbeGate
@@ -25,7 +25,7 @@ from tests.infer.engine.test_families import tiny_family
 from tests.infer.gated import adapted_copy
 
 pytestmark = pytest.mark.skipif(
-    not has_exact_int8(), reason="products in int8 are not exact on this CPU"
+    exact_kernel() is None, reason="products in int8 are not exact on this CPU"
 )
 
 
@@ -51,14 +51,17 @@ def int8_of(linear: nn.Linear) -> Int8Linear:
 
 
 def test_a_product_is_that_of_rounded_numbers() -> None:
-    """Worked example: 127 levels on each side of 0; a scale for each row of both factors."""
+    """Worked example: a scale for each row of both factors."""
+    kernel = exact_kernel()
+    assert kernel is not None
+    most = kernel.levels / 100
     linear = nn.Linear(4, 2)
     with torch.no_grad():
-        linear.weight[:] = torch.tensor([[1.27, -0.5, 0.004, 0], [0, 0, 2, -2]])
+        linear.weight[:] = torch.tensor([[most, -0.5, 0.004, 0], [0, 0, 2, -2]])
         linear.bias[:] = torch.tensor([1, 0])
     x = torch.tensor([[127.0, 1.4, -1.6, 0], [0, 0, 0, 0], [0, 0, 0.5, 0.5]])
     # The first row of weights has steps of 0.01, of x steps of 1: 127, 1, -2, 0.
-    expected = [[1.27 * 127 - 0.5, -2.0 * 2], [0, 0], [0, 0]]
+    expected = [[most * 127 - 0.5, -2.0 * 2], [0, 0], [0, 0]]
     with torch.inference_mode():
         y = int8_of(linear)(x) - torch.tensor([1, 0])
     torch.testing.assert_close(y, torch.tensor(expected), atol=1e-4, rtol=0)
