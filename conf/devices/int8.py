@@ -1,10 +1,10 @@
 """Products of unsigned inputs and signed weights on a CPU, with exact sums of integers.
 
     OneDNN   CPUs with VNNI instructions, which add products in 32 bits
-    Fbgemm   other x86 CPUs, which add pairs of products in 16 bits: inputs to 255 and weights
-             to 64 do not overflow, since 2 x 255 x 64 < 2^15
+    Fbgemm   other x86 CPUs, which add the products of two neighbouring columns in 16 bits
 
-A kernel rounds each row of its input to 127 levels on each side of zero, with a scale for each row.
+With inputs to 255, sixteen bits suffice if two neighbouring weights of the same sign add up to 128
+at most: 255 x 128 < 2^15. Fbgemm rounds each row of a weight so.
 """
 
 import warnings
@@ -13,32 +13,34 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-INPUT_LEVELS = 127  # largest absolute value of a rounded input
-ZERO_POINT = INPUT_LEVELS + 1  # added to the rounded inputs, which are unsigned
+MOST = 127  # largest absolute value of a rounded input or weight
+ZERO_POINT = MOST + 1  # added to the rounded inputs, which are unsigned
+PAIR = 128  # largest absolute sum of two neighbouring weights of the same sign
 TINY = 1e-30  # the smallest scale, for an output row of zeros
+BLOCK = 2**14  # rows of a weight that are rounded at once
 # Tensors, because PyTorch would convert a Python number at each use.
-_LEVELS = torch.tensor(float(INPUT_LEVELS))
+_MOST = torch.tensor(float(MOST))
 _OFFSET = torch.tensor(ZERO_POINT + 0.5)
 
 
 class OneDNN:
-    """A weight that oneDNN multiplies by, with 127 levels on each side of zero."""
+    """A rounded weight that oneDNN multiplies by."""
 
-    levels = 127
+    levels = (MOST,)  # on each side of zero
 
-    def __init__(self, weight: Tensor) -> None:
-        """Round and pack a float32 weight (d', d)."""
-        rounded, scale = round_weight(weight, self.levels)
+    def __init__(self, rounded: Tensor, scale: Tensor) -> None:
+        """Pack a weight (d', d) in int8 with a scale for each row (d',)."""
         self._packed = torch.ops.onednn.qlinear_prepack(rounded, None)
-        self._scale = scale / INPUT_LEVELS
+        self._scale = scale / MOST
         self._zeros = torch.zeros(len(scale), dtype=torch.int32)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the product (..., d') of the rounded x (..., d) and the rounded weight."""
+        """Return the product (..., d') of x (..., d), rounded with a scale for each row."""
         largest = x.abs().amax(-1, keepdim=True)
         # The numbers are positive, so adding a half and truncating rounds them.
-        rounded = (x * (_LEVELS / largest)).add_(_OFFSET).to(torch.uint8)
+        rounded = (x * (_MOST / largest)).add_(_OFFSET).to(torch.uint8)
         y: Tensor = torch.ops.onednn.qlinear_pointwise(
             *(rounded, 1.0, ZERO_POINT),
             *(self._packed, self._scale, self._zeros, None),
@@ -46,44 +48,78 @@ class OneDNN:
         )
         return y.mul_(largest)
 
+    @staticmethod
+    def limit(rounded: Tensor) -> Tensor:
+        """Return the weight itself: all values are allowed."""
+        return rounded
+
 
 class Fbgemm:
-    """A weight that FBGEMM multiplies by, with 64 levels on each side of zero."""
+    """A rounded weight that FBGEMM multiplies by."""
 
-    levels = 64
+    # On each side of zero. Each row has the number with the smallest error: more levels are finer,
+    # but then more pairs are limited.
+    levels = (127, 112, 96, 80, 64)
 
-    def __init__(self, weight: Tensor) -> None:
-        """Round and pack a float32 weight (d', d)."""
-        rounded, scale = round_weight(weight, self.levels)
+    def __init__(self, rounded: Tensor, scale: Tensor) -> None:
+        """Pack a weight (d', d) in int8 with a scale for each row (d',)."""
         zeros = torch.zeros(len(scale), dtype=torch.long)
         with warnings.catch_warnings():  # PyTorch will replace its quantized tensors
             warnings.simplefilter("ignore")
-            quantized = torch._make_per_channel_quantized_tensor(
-                rounded, (scale / INPUT_LEVELS).double(), zeros, 0
+            weight = torch._make_per_channel_quantized_tensor(
+                rounded, (scale / MOST).double(), zeros, 0
             )
         engine = torch.backends.quantized.engine
         torch.backends.quantized.engine = "fbgemm"
         try:
-            self._packed = torch.ops.quantized.linear_prepack(quantized, None)
+            self._packed = torch.ops.quantized.linear_prepack(weight, None)
         finally:
             torch.backends.quantized.engine = engine
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the product (..., d') of the rounded x (..., d) and the rounded weight."""
+        """Return the product (..., d') of x (..., d), rounded with a scale for each row."""
         largest = x.abs().amax(-1, keepdim=True)
         y: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
-            x * (_LEVELS / largest), 1.0, ZERO_POINT, self._packed
+            x * (_MOST / largest), 1.0, ZERO_POINT, self._packed
         )
         return y.mul_(largest)
 
-
-def round_weight(weight: Tensor, levels: int) -> tuple[Tensor, Tensor]:
-    """Return a weight (d', d) in int8, from -levels to levels, and the scale of each row (d',)."""
-    scale = weight.abs().amax(1).clamp_(min=TINY) / levels
-    return (weight / scale[:, None]).round_().to(torch.int8), scale
+    @staticmethod
+    def limit(rounded: Tensor) -> Tensor:
+        """Reduce the neighbours of the same sign that add up to more than PAIR, both equally."""
+        pairs = pad(rounded, (0, rounded.shape[1] % 2)).unflatten(1, (-1, 2)).short()
+        size = pairs.abs()
+        excess = (size.sum(-1) - PAIR).clamp_(min=0)
+        excess *= pairs.prod(-1, dtype=torch.short) > 0
+        half = excess // 2
+        size -= torch.stack((half, excess - half), -1)
+        limited = (pairs.sign() * size).flatten(1).to(torch.int8)
+        return limited[:, : rounded.shape[1]]
 
 
 Kernel: TypeAlias = OneDNN | Fbgemm
+
+
+def pack(weight: Tensor, kernel: type[Kernel]) -> Kernel:
+    """Round and pack a float32 weight (d', d)."""
+    parts = [round_weight(rows, kernel) for rows in weight.split(BLOCK)]
+    return kernel(*map(torch.cat, zip(*parts)))
+
+
+def round_weight(weight: Tensor, kernel: type[Kernel]) -> tuple[Tensor, Tensor]:
+    """Return a weight (d', d) in int8, and the scale of each row (d',)."""
+    largest = weight.abs().amax(1).clamp_(min=TINY)
+    trials = []
+    for levels in kernel.levels:
+        scale = largest / levels
+        rounded = (weight / scale[:, None]).round_().to(torch.int8)
+        rounded = kernel.limit(rounded)
+        error = (rounded * scale[:, None] - weight).square_().sum(1)
+        trials.append((error, rounded, scale))
+    errors, roundings, scales = map(torch.stack, zip(*trials))
+    best = errors.argmin(0)
+    row = torch.arange(len(weight))
+    return roundings[best, row].contiguous(), scales[best, row]
 
 
 @cache
@@ -109,14 +145,14 @@ def exact_kernel() -> type[Kernel] | None:
 def is_exact(kernel: type[Kernel], rows: int) -> bool:
     """Return whether the product of `rows` rows of integers is the 64-bit integer product."""
     generator = torch.Generator().manual_seed(0)
-
-    def integers(n: int, most: int) -> Tensor:
-        values = torch.randint(-most, most + 1, (n, 576), generator=generator)
-        values[:, 0] = most  # so that no row is scaled
-        return values
-
-    x, weight = integers(rows, INPUT_LEVELS), integers(96, kernel.levels)
-    x[0] = INPUT_LEVELS  # the largest sums
-    weight[0], weight[1, 1:] = kernel.levels, -kernel.levels
-    product = kernel(weight.float())(x.float())
-    return bool((product.double().round() == (x @ weight.T).double()).all())
+    x, weight = (
+        torch.randint(-MOST, MOST + 1, (n, 576), generator=generator)
+        for n in (rows, 96)
+    )
+    x[:, 0] = MOST  # so that no row is scaled
+    x[0], weight[0], weight[1] = MOST, MOST, -MOST  # the largest sums
+    weight[2, ::2], weight[2, 1::2] = MOST, -MOST
+    limited = kernel.limit(weight.to(torch.int8))
+    scale = torch.full((96,), float(MOST))
+    expected = (x @ limited.long().T).float() * MOST
+    return torch.equal(kernel(limited, scale)(x.float()), expected)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from conf.devices.int8 import exact_kernel
+from conf.devices.int8 import exact_kernel, pack
 from conf.errors import UserError
 from infer.engine.gate import GatedEmbedding, GatedLinear
 from infer.engine.head import PreviousTokenHead
@@ -101,7 +101,7 @@ class Int8Product(Product):
     def _pack(self, rows: Any) -> None:
         kernel = exact_kernel()
         assert kernel is not None
-        self._kernel = kernel(torch.cat(list(rows)).detach().float())
+        self._kernel = pack(torch.cat(list(rows)).detach().float(), kernel)
         for layer in self.layers:
             layer.drop_weight()
 

@@ -51,17 +51,14 @@ def int8_of(linear: nn.Linear) -> Int8Linear:
 
 
 def test_a_product_is_that_of_rounded_numbers() -> None:
-    """Worked example: a scale for each row of both factors."""
-    kernel = exact_kernel()
-    assert kernel is not None
-    most = kernel.levels / 100
+    """Worked example: 127 levels on each side of 0; a scale for each row of both factors."""
     linear = nn.Linear(4, 2)
     with torch.no_grad():
-        linear.weight[:] = torch.tensor([[most, -0.5, 0.004, 0], [0, 0, 2, -2]])
+        linear.weight[:] = torch.tensor([[1.27, -0.5, 0.004, 0], [0, 0, 2, -2]])
         linear.bias[:] = torch.tensor([1, 0])
     x = torch.tensor([[127.0, 1.4, -1.6, 0], [0, 0, 0, 0], [0, 0, 0.5, 0.5]])
     # The first row of weights has steps of 0.01, of x steps of 1: 127, 1, -2, 0.
-    expected = [[most * 127 - 0.5, -2.0 * 2], [0, 0], [0, 0]]
+    expected = [[1.27 * 127 - 0.5, -2.0 * 2], [0, 0], [0, 0]]
     with torch.inference_mode():
         y = int8_of(linear)(x) - torch.tensor([1, 0])
     torch.testing.assert_close(y, torch.tensor(expected), atol=1e-4, rtol=0)
