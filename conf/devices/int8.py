@@ -93,7 +93,7 @@ class Fbgemm:
         excess *= pairs.prod(-1, dtype=torch.short) > 0
         half = excess // 2
         size -= torch.stack((half, excess - half), -1)
-        limited = (pairs.sign() * size).flatten(1).to(torch.int8)
+        limited: Tensor = (pairs.sign() * size).flatten(1).to(torch.int8)
         return limited[:, : rounded.shape[1]]
 
 
@@ -124,7 +124,7 @@ def round_weight(weight: Tensor, kernel: type[Kernel]) -> tuple[Tensor, Tensor]:
 
 @cache
 def exact_kernel() -> type[Kernel] | None:
-    """Return the first kernel with exact sums on this CPU; None if there is none.
+    """Return the first kernel with exact sums on this CPU; None if no kernel is exact.
 
     Each kernel is compared with 64-bit integer products, extreme values included.
     """

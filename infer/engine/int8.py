@@ -7,7 +7,7 @@
 Sums of integers do not depend on their order, and a row's scale depends only on the row. So a
 row's product is the same bit for bit, whatever rows are computed beside it, and texts with
 drafts equal the texts of plain decoding. One scale for several rows would break this. Inputs
-are unsigned because oneDNN has no fast kernel for signed inputs on most CPUs.
+are unsigned because the kernels for signed inputs are slow on most CPUs (conf/devices/int8.py).
 
 Norms, rotary embeddings and attention compute in float32 or wider (attention.py). The A
 matrices of an adapter are part of the product; the products with B are added in float32. The

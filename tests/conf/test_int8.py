@@ -1,0 +1,78 @@
+"""Rounded weights and exact integer products on a CPU."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from conf.devices.int8 import (
+    MOST,
+    PAIR,
+    Fbgemm,
+    OneDNN,
+    exact_kernel,
+    is_exact,
+    pack,
+    round_weight,
+)
+
+BYTES = st.integers(-MOST, MOST)
+
+
+@given(st.lists(BYTES, min_size=1, max_size=9))
+def test_no_pair_of_limited_weights_overflows_in_sixteen_bits(row: list[int]) -> None:
+    limited = Fbgemm.limit(torch.tensor([row], dtype=torch.int8))[0].tolist()
+    assert len(limited) == len(row)
+    for at in range(0, len(row) - 1, 2):
+        before, after = row[at : at + 2], limited[at : at + 2]
+        for inputs in ((255, 255), (255, 0), (0, 255)):
+            total = sum(x * w for x, w in zip(inputs, after))
+            assert -(2**15) <= total < 2**15
+        excess = abs(sum(before)) - PAIR if before[0] * before[1] > 0 else 0
+        # Both lose the same, up to one, and no more than is needed.
+        lost = [abs(b) - abs(a) for b, a in zip(before, after)]
+        assert sum(lost) == max(excess, 0) and abs(lost[0] - lost[1]) <= 1
+
+
+def error(weight: Tensor, kernel: type[Fbgemm] | type[OneDNN]) -> float:
+    rounded, scale = round_weight(weight, kernel)
+    difference = rounded * scale[:, None] - weight
+    return float(difference.square().sum() / weight.square().sum())
+
+
+def test_most_of_the_eighth_bit_is_kept() -> None:
+    """Weights of 64 levels have four times the squared error of 127 levels."""
+    weight = torch.randn(200, 300, generator=torch.Generator().manual_seed(0))
+    exact = error(weight, OneDNN)
+    assert exact < error(weight, Fbgemm) < 2.2 * exact
+
+
+def test_an_output_row_of_zeros_stays_zero() -> None:
+    rounded, scale = round_weight(torch.zeros(2, 5), Fbgemm)
+    assert not rounded.any() and scale.isfinite().all()
+
+
+@pytest.mark.skipif(exact_kernel() is None, reason="no exact products on this CPU")
+def test_products_are_exact_for_every_number_of_rows() -> None:
+    kernel = exact_kernel()
+    assert kernel is not None
+    assert all(is_exact(kernel, rows) for rows in (1, 2, 7, 33))
+
+
+@pytest.mark.skipif(exact_kernel() is None, reason="no exact products on this CPU")
+def test_a_weight_is_rounded_in_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = exact_kernel()
+    assert kernel is not None
+    weight, x = torch.randn(10, 16), torch.randn(3, 16)
+    expected = pack(weight, kernel)(x)
+    monkeypatch.setattr("conf.devices.int8.BLOCK", 4)
+    assert torch.equal(pack(weight, kernel)(x), expected)
+
+
+def test_the_engine_of_quantized_products_stays_as_it_was() -> None:
+    if "fbgemm" not in torch.backends.quantized.supported_engines:
+        pytest.skip("no FBGEMM in this build of PyTorch")
+    before = torch.backends.quantized.engine
+    Fbgemm(torch.ones(2, 4, dtype=torch.int8), torch.ones(2))
+    assert torch.backends.quantized.engine == before
