@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 MOST = 127  # largest absolute value of a rounded input or weight
 ZERO_POINT = MOST + 1  # added to the rounded inputs, which are unsigned
 PAIR = 128  # largest absolute sum of two neighbouring weights of the same sign
+TRIED = (127, 112, 96, 80, 64)  # numbers of levels
 TINY = 1e-30  # the smallest scale, for an output row of zeros
 BLOCK = 2**14  # rows of a weight that are rounded at once
 # Tensors, because PyTorch would convert a Python number at each use.
@@ -27,8 +28,6 @@ _OFFSET = torch.tensor(ZERO_POINT + 0.5)
 
 class OneDNN:
     """A rounded weight that oneDNN multiplies by."""
-
-    levels = (MOST,)  # on each side of zero
 
     def __init__(self, rounded: Tensor, scale: Tensor) -> None:
         """Pack a weight (d', d) in int8 with a scale for each row (d',)."""
@@ -49,6 +48,11 @@ class OneDNN:
         return y.mul_(largest)
 
     @staticmethod
+    def levels(weight: Tensor, largest: Tensor) -> Tensor:
+        """Return the number of levels on each side of zero for each row of a weight (d',)."""
+        return largest.new_full((len(weight),), MOST)
+
+    @staticmethod
     def limit(rounded: Tensor) -> Tensor:
         """Return the weight itself: all values are allowed."""
         return rounded
@@ -56,10 +60,6 @@ class OneDNN:
 
 class Fbgemm:
     """A rounded weight that FBGEMM multiplies by."""
-
-    # On each side of zero. Each row has the number with the smallest error: more levels are finer,
-    # but then more pairs are limited.
-    levels = (127, 112, 96, 80, 64)
 
     def __init__(self, rounded: Tensor, scale: Tensor) -> None:
         """Pack a weight (d', d) in int8 with a scale for each row (d',)."""
@@ -85,16 +85,40 @@ class Fbgemm:
         return y.mul_(largest)
 
     @staticmethod
+    def levels(weight: Tensor, largest: Tensor) -> Tensor:
+        """Return the number of levels on each side of zero for each row of a weight (d',).
+
+        It is the number with the smallest squared error: more levels are finer, but then `limit`
+        changes more pairs. A rounding changes a number by 1/12 squared steps on average.
+        """
+        first, second = _pairs(weight).unbind(-1)
+        sums = (first + second).abs_().div_(largest[:, None])
+        errors = []
+        for levels in TRIED:
+            excess = (sums * levels - PAIR).clamp_(min=0)
+            squares = weight.shape[1] / 12 + excess.square_().sum(1) / 2
+            errors.append(squares / levels**2)
+        best: Tensor = largest.new_tensor(TRIED)[torch.stack(errors).argmin(0)]
+        return best
+
+    @staticmethod
     def limit(rounded: Tensor) -> Tensor:
         """Reduce the neighbours of the same sign that add up to more than PAIR, both equally."""
-        pairs = pad(rounded, (0, rounded.shape[1] % 2)).unflatten(1, (-1, 2)).short()
-        size = pairs.abs()
-        excess = (size.sum(-1) - PAIR).clamp_(min=0)
-        excess *= pairs.prod(-1, dtype=torch.short) > 0
+        pairs = _pairs(rounded).clone()
+        first, second = pairs.unbind(-1)
+        # Two weights of different signs never add up to more.
+        where = (first.short() + second).abs() > PAIR
+        over = pairs[where].short()
+        excess = over.sum(1).abs() - PAIR
         half = excess // 2
-        size -= torch.stack((half, excess - half), -1)
-        limited: Tensor = (pairs.sign() * size).flatten(1).to(torch.int8)
-        return limited[:, : rounded.shape[1]]
+        over -= over.sign() * torch.stack((half, excess - half), 1)
+        pairs[where] = over.to(torch.int8)
+        return pairs.flatten(1)[:, : rounded.shape[1]].contiguous()
+
+
+def _pairs(weight: Tensor) -> Tensor:
+    """Return the neighbouring columns (d', d / 2, 2), with zeros after an odd number of columns."""
+    return pad(weight, (0, weight.shape[1] % 2)).unflatten(1, (-1, 2))
 
 
 Kernel: TypeAlias = OneDNN | Fbgemm
@@ -109,17 +133,9 @@ def pack(weight: Tensor, kernel: type[Kernel]) -> Kernel:
 def round_weight(weight: Tensor, kernel: type[Kernel]) -> tuple[Tensor, Tensor]:
     """Return a weight (d', d) in int8, and the scale of each row (d',)."""
     largest = weight.abs().amax(1).clamp_(min=TINY)
-    trials = []
-    for levels in kernel.levels:
-        scale = largest / levels
-        rounded = (weight / scale[:, None]).round_().to(torch.int8)
-        rounded = kernel.limit(rounded)
-        error = (rounded * scale[:, None] - weight).square_().sum(1)
-        trials.append((error, rounded, scale))
-    errors, roundings, scales = map(torch.stack, zip(*trials))
-    best = errors.argmin(0)
-    row = torch.arange(len(weight))
-    return roundings[best, row].contiguous(), scales[best, row]
+    scale = largest / kernel.levels(weight, largest)
+    rounded = (weight / scale[:, None]).round_().to(torch.int8)
+    return kernel.limit(rounded), scale
 
 
 @cache
