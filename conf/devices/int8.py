@@ -118,7 +118,8 @@ class Fbgemm:
 
 def _pairs(weight: Tensor) -> Tensor:
     """Return the neighbouring columns (d', d / 2, 2), with zeros after an odd number of columns."""
-    return pad(weight, (0, weight.shape[1] % 2)).unflatten(1, (-1, 2))
+    columns = pad(weight, (0, weight.shape[1] % 2))
+    return columns.view(len(weight), -1, 2)
 
 
 Kernel: TypeAlias = OneDNN | Fbgemm
