@@ -145,7 +145,10 @@ def page(report: Report) -> str:
 
 
 def log(tracker: TrackerConfig, folder: Path, report: Report) -> None:
-    """Send the figures, as the summary, and the report's files to the folder's run."""
+    """Send the figures, as the summary, and the report's files to the folder's run.
+
+    The figures are not metadata of the files too: W&B allows 100 keys there.
+    """
     settings = {part: report[part]["settings"] for part in PARTS if report.get(part)}
     run = start_run(
         tracker,
@@ -160,7 +163,11 @@ def log(tracker: TrackerConfig, folder: Path, report: Report) -> None:
     values = scalars(report)
     run.send(lambda run: run.summary.update(values))
     name = f"report-{report['name']}"
-    run.send(lambda run: log_files(run, name, "report", folder, values, FILES))
+    facts = {
+        part: {key: report[part][key] for key in ("date", "commit")}
+        for part in settings
+    }
+    run.send(lambda run: log_files(run, name, "report", folder, facts, FILES))
     run.finish()
 
 
