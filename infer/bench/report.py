@@ -59,10 +59,10 @@ def write_report(folder: Path, tracker: TrackerConfig) -> dict[str, Any]:
     return report
 
 
-def read_parts(folder: Path) -> dict[str, Any]:
+def read_parts(folder: Path, setting: str = "out") -> dict[str, Any]:
     """Return the results of the parts by name, with None for unfinished parts.
 
-    Raises UserError without a finished part.
+    Raises UserError without a finished part, with the name of the setting of `folder`.
     """
     files = {part: folder / part / RESULT for part in PARTS}
     parts = {
@@ -71,7 +71,7 @@ def read_parts(folder: Path) -> dict[str, Any]:
     }
     if not any(parts.values()):
         raise UserError(
-            f"out={folder} must have a finished part. Run python -m infer.bench."
+            f"{setting}={folder} must have a finished part. Run python -m infer.bench."
         )
     if quality := parts["quality"]:
         solutions = folder / "quality" / "solutions"
