@@ -120,7 +120,7 @@ def measure_part(
         return
     if not part.tasks:
         if workers.first:
-            reasons = " ".join(part.warnings)
+            reasons = " ".join(part.warnings) or "no benchmark is set."
             print_line(f"bench: part {name} is left out: {reasons}")
         return
     known = decontaminated(config.model)

@@ -247,6 +247,16 @@ def test_a_draft_model_answers_benchmarks(
     assert rows[1]["same"] == rows[1]["compared"] == 2
 
 
+def test_a_part_without_benchmarks_has_a_reason(
+    model_dir: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line "part quality is left out:" ended without a reason."""
+    given = ["part=quality", "quality.humaneval=false", "quality.lines=null"]
+    with pytest.raises(UserError, match="must have a finished part"):
+        bench(configured(model_dir, prompts, tmp_path, *given))
+    assert "left out: no benchmark is set." in capsys.readouterr().out
+
+
 def test_an_interrupted_run_continues(
     model_dir: Path, prompts: Path, tmp_path: Path
 ) -> None:
