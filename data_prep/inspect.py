@@ -83,7 +83,7 @@ def main(config: InspectConfig) -> None:
         decode = partial(plain_text, sequence.tokens, encoder)
         lines = sequence_lines(sequence, show.tokens, manifest["languages"], decode)
         for line in lines:
-            console.print(line)
+            console.print(line, soft_wrap=True)
 
 
 def sequence_lines(
@@ -135,7 +135,8 @@ def print_summary(manifest: dict[str, Any], console: PlainConsole) -> None:
         )
         console.print(
             f"N-gram table: contexts {contexts or '0'}; counted over {ngrams['tokens']:,} "
-            f"tokens; {ngrams['bytes'] / 1e6:,.1f} MB"
+            f"tokens; {ngrams['bytes'] / 1e6:,.1f} MB",
+            soft_wrap=True,
         )
 
 

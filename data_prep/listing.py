@@ -77,9 +77,10 @@ def list_parts(data: DataConfig) -> tuple[list[InputPart], str]:
     sizes = listing.sizes if listing.split else _of_split(listing.sizes, data)
     if not sizes:
         counts = ", ".join(f"{count} {name}" for name, count in unfit.most_common(5))
+        split = f" and data.split={data.split}" if data.split else ""
         raise UserError(
             f"data.path={data.path} must have {data.kind} files that match data.include="
-            f"{data.include} and data.split={data.split} but not data.exclude, got "
+            f"[{','.join(data.include)}]{split} but not data.exclude, got "
             f"{counts or 'no files'}. Correct these settings, or convert the files to "
             f"{', '.join(filter(None, SUFFIXES[data.kind])) or 'text'}"
         )

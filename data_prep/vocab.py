@@ -110,6 +110,11 @@ class Vocab:
 
 def tokenizer_file(folder: str | Path) -> Path:
     """Return the path of a folder's tokenizer.json. Raises UserError if it is missing."""
+    if not Path(folder).is_dir():
+        raise UserError(
+            f"tokenizer={folder} must be a folder with tokenizer.json, got no such folder. "
+            "Check the path"
+        )
     check_regular(Path(folder), "tokenizer")
     path = Path(folder) / "tokenizer.json"
     if not path.is_file():

@@ -2,20 +2,24 @@
 
     python -m docs.settings
 
-Defaults come from the dataclasses, meanings from the `#:` comments above the fields, and limits from
-conf.settings.schema. `tests/test_docs.py` checks that the page is up to date.
+Defaults come from the dataclasses and the YAML files that are chosen by default, meanings from the `#:`
+comments above the fields, and limits from conf.settings.schema. `tests/test_docs.py` checks that the page
+is up to date.
 """
 
 import importlib
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
 from conf.runs.files import write_bytes
-from conf.settings.compose import FOLDER
+from conf.settings.compose import FOLDER, register
 from conf.settings.schema import MISSING as REQUIRED
 from conf.settings.schema import any_of, field_types, range_in_words, union_members
 
@@ -90,6 +94,7 @@ def section(entry: Entry) -> str:
         for other in ENTRIES
         if other != entry and issubclass(entry.load(), other.load())
     ]
+    chosen = chosen_defaults(entry)
     known = set[str]()
     for other in extended:
         lines += [
@@ -97,7 +102,9 @@ def section(entry: Entry) -> str:
             "",
         ]
         known |= {
-            row for group, schema in groups(other.load()) for row in rows(schema, group)
+            row
+            for group, schema in groups(other.load())
+            for row in rows(schema, group, chosen)
         }
     choices = [] if extended else list(list_choices(FOLDER / entry.folder))
     if choices:
@@ -105,7 +112,7 @@ def section(entry: Entry) -> str:
         lines += [f"| `{choice}` | {cell(meaning)} |" for choice, meaning in choices]
         lines.append("")
     for group, schema in groups(entry.load()):
-        own = [row for row in rows(schema, group) if row not in known]
+        own = [row for row in rows(schema, group, chosen) if row not in known]
         if extended and not own:
             continue
         if group:
@@ -137,8 +144,28 @@ def groups(schema: type, prefix: str = "") -> Iterator[tuple[str, type]]:
                 yield from groups(nested, f"{prefix}.{name}".lstrip("."))  # type: ignore[arg-type]
 
 
-def rows(schema: type, group: str) -> Iterator[str]:
-    """Yield a table row for each setting that is not a group."""
+def chosen_defaults(entry: Entry) -> dict[str, Any]:
+    """Return the settings that the YAML of a command without arguments sets, by their full names."""
+    register(entry.load(), command=False)
+    with initialize_config_dir(str(FOLDER / entry.folder), version_base=None):
+        composed = compose("config")
+    bare = OmegaConf.structured(entry.load())
+    names = [
+        f"{group}.{item.name}".lstrip(".")
+        for group, schema in groups(entry.load())
+        for item in fields(schema)
+        if not any(map(is_dataclass, union_members(field_types(schema)[item.name])))
+    ]
+    values = {name: OmegaConf.select(composed, name) for name in names}
+    return {
+        name: value
+        for name, value in values.items()
+        if value != OmegaConf.select(bare, name)
+    }
+
+
+def rows(schema: type, group: str, chosen: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a table row for each setting that is not a group; `chosen` replaces defaults of the dataclass."""
     meanings = read_meanings(schema)
     for item in fields(schema):
         kind = field_types(schema)[item.name]
@@ -146,7 +173,8 @@ def rows(schema: type, group: str) -> Iterator[str]:
             continue
         name = f"{group}.{item.name}".lstrip(".")
         meaning = meanings[item.name] + limits(item, kind, meanings[item.name])
-        yield f"| `{name}` | {default(item)} | {cell(meaning)} |"
+        value = f"`{as_typed(chosen[name])}`" if name in chosen else default(item)
+        yield f"| `{name}` | {value} | {cell(meaning)} |"
 
 
 def read_meanings(schema: type) -> dict[str, str]:
@@ -175,7 +203,7 @@ def as_typed(value: object) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, list | tuple):
+    if isinstance(value, Sequence) and not isinstance(value, str):
         return f"[{','.join(map(as_typed, value))}]"
     if isinstance(value, Mapping):
         pairs = (f"{name}: {as_typed(member)}" for name, member in value.items())

@@ -147,6 +147,10 @@ class DecodeConfig:
             raise ValueError(
                 "decode.temperature must be above 0 with decode.verify=ratio, got 0"
             )
+        if self.sources == []:
+            raise ValueError(
+                "decode.sources must not be empty, got []. Omit it for all sources, or set decode=plain."
+            )
         if self.method:
             self._check_method(METHODS[self.method])
         _ = self.sampling  # raises for a temperature that is too low
@@ -279,6 +283,11 @@ class InferConfig:
         if self.chat and (self.infill.prefix or self.infill.suffix):
             raise ValueError(
                 "chat must be false with infill.prefix or infill.suffix, got true. Omit it."
+            )
+        if self.infill.order and not (self.infill.prefix or self.infill.suffix):
+            raise ValueError(
+                f"infill.order={self.infill.order} needs infill.prefix or infill.suffix, got neither. "
+                "Give one, or omit infill.order."
             )
         texts = {
             "prompt": self.prompt,

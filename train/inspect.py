@@ -74,7 +74,7 @@ def main(config: TrainInspectConfig) -> None:
         )
         tokens = config.inspect.tokens
         for line in sequence_lines(sequence, tokens, languages, decode):
-            console.print(line)
+            console.print(line, soft_wrap=True)
 
 
 def layouts(

@@ -45,15 +45,15 @@ def main(config: CompareConfig) -> None:
     from infer.bench.report import header, read_parts
 
     reports = {
-        name: read_parts(Path(folder))
+        name: read_parts(Path(folder), "reports")
         for name, folder in zip(config.names, config.reports)
     }
+    for folder, report in zip(config.reports, reports.values()):
+        if not (report["speed"] or report["quality"]):
+            raise UserError(
+                f"reports={folder} must have the part speed or quality. Run python -m infer.bench"
+            )
     tables = [*speed_tables(reports), *score_tables(reports)]
-    if not tables:
-        raise UserError(
-            f"reports={','.join(config.reports)} must have the part speed or quality. "
-            "Run python -m infer.bench"
-        )
     console = PlainConsole()
     for name, report in reports.items():
         for part in ("speed", "quality"):

@@ -361,6 +361,11 @@ class BenchConfig:
         """The parts to measure."""
         return (self.part,) if self.part else ("speed", "quality")
 
+    def without_draft_model(self, part: str) -> list[str]:
+        """Return the decoders of a part that are left out, because they need `draft`."""
+        names = getattr(getattr(self, part), "decoders", [])
+        return [] if self.draft else [name for name in names if name in BY_DRAFT_MODEL]
+
     def groups(self, part: str) -> tuple[str, ...]:
         """Return the groups of settings that affect the result of a part."""
         drafting = self.draft and set(BY_DRAFT_MODEL) & set(self.speed.decoders)

@@ -201,9 +201,10 @@ def read_prompts(
             f"than {window[1]} tokens, got {count}. Lower prompt_lengths, or give longer documents."
         )
     if len(prompts) < count:
+        cure = "Lower count, or raise" if prompts else "Raise"
         raise UserError(
             f"count must be at most {len(prompts)}, the number of prompts in prompts={source} with at most "
-            f"{max_tokens} tokens, got {count}. Lower count, or raise prompt_tokens."
+            f"{max_tokens} tokens, got {count}. {cure} prompt_tokens."
         )
     names = distinct([prompt.id for prompt in prompts])
     return [replace(prompt, id=name) for prompt, name in zip(prompts, names)]

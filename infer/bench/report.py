@@ -59,10 +59,10 @@ def write_report(folder: Path, tracker: TrackerConfig) -> dict[str, Any]:
     return report
 
 
-def read_parts(folder: Path) -> dict[str, Any]:
+def read_parts(folder: Path, setting: str = "out") -> dict[str, Any]:
     """Return the results of the parts by name, with None for unfinished parts.
 
-    Raises UserError without a finished part.
+    Raises UserError without a finished part, with the name of the setting of `folder`.
     """
     files = {part: folder / part / RESULT for part in PARTS}
     parts = {
@@ -71,7 +71,7 @@ def read_parts(folder: Path) -> dict[str, Any]:
     }
     if not any(parts.values()):
         raise UserError(
-            f"out={folder} must have a finished part. Run python -m infer.bench."
+            f"{setting}={folder} must have a finished part. Run python -m infer.bench."
         )
     if quality := parts["quality"]:
         solutions = folder / "quality" / "solutions"
@@ -145,7 +145,10 @@ def page(report: Report) -> str:
 
 
 def log(tracker: TrackerConfig, folder: Path, report: Report) -> None:
-    """Send the figures, as the summary, and the report's files to the folder's run."""
+    """Send the figures, as the summary, and the report's files to the folder's run.
+
+    The figures are not metadata of the files too: W&B allows 100 keys there.
+    """
     settings = {part: report[part]["settings"] for part in PARTS if report.get(part)}
     run = start_run(
         tracker,
@@ -160,7 +163,11 @@ def log(tracker: TrackerConfig, folder: Path, report: Report) -> None:
     values = scalars(report)
     run.send(lambda run: run.summary.update(values))
     name = f"report-{report['name']}"
-    run.send(lambda run: log_files(run, name, "report", folder, values, FILES))
+    facts = {
+        part: {key: report[part][key] for key in ("date", "commit")}
+        for part in settings
+    }
+    run.send(lambda run: log_files(run, name, "report", folder, facts, FILES))
     run.finish()
 
 

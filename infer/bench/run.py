@@ -120,11 +120,16 @@ def measure_part(
         return
     if not part.tasks:
         if workers.first:
-            reasons = " ".join(part.warnings)
+            reasons = " ".join(part.warnings) or "no benchmark is set."
             print_line(f"bench: part {name} is left out: {reasons}")
         return
     known = decontaminated(config.model)
     if workers.first:
+        if names := config.without_draft_model(name):
+            print_line(
+                f"bench: {name}.decoders={','.join(names)} left out: give draft=DIR or draft=self:N",
+                error=True,
+            )
         print_line(f"bench: loading the models for part {name} ...")
     part.load(workers)
     with result_folder(out, facts, workers) as partial:

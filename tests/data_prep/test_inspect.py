@@ -8,6 +8,7 @@ from rich.text import Text
 
 from conf.errors import UserError
 from conf.settings.compose import settings
+from data_prep.__main__ import main as run_command
 from data_prep.config import DataPrepConfig
 from data_prep.encode import Encoder
 from data_prep.inspect import InspectConfig, append_tokens, main
@@ -42,6 +43,29 @@ def test_escape_sequences_of_documents_are_not_printed(
         assert part in printed
     with pytest.raises(UserError, match=r"at most \d+, the number .*, got 100000"):
         inspect(out, "inspect.sequences=100000")
+
+
+def test_lines_of_documents_are_not_wrapped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a pipe, lines of documents, their names and the messages were broken at 80 columns."""
+    source = tmp_path / ("folder_" * 12)
+    source.mkdir()
+    line = "value = first_name + second_name" + " + another_name" * 10
+    for number in range(8):
+        (source / f"{number}.py").write_text(f"{line}{number}\n" * 4)
+    out = tmp_path / ("data_" * 16)
+    given = [f"data.path={source}", f"out={out}", f"tokenizer={bpe.FOLDER}"]
+    given += [bpe.ADAPTIVE, "seq_len=1024", "workers=1", "fim_rate=0"]
+    run_command(
+        settings("data_prep", DataPrepConfig, [*given, "filters.mean_line=999"])
+    )
+    printed = capsys.readouterr().out.splitlines()
+    assert f"data_prep: wrote {out}" in printed
+    inspect(out, "inspect.sequences=1", "inspect.tokens=1024")
+    printed = capsys.readouterr().out.splitlines()
+    assert any(text.startswith(line) for text in printed)
+    assert any(text.startswith("N-gram table:") and "MB" in text for text in printed)
 
 
 def test_control_pieces_are_named(data_folder: Path) -> None:

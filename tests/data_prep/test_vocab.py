@@ -114,6 +114,14 @@ def test_a_tokenizer_that_loses_text_is_refused(tmp_path: Path) -> None:
         Encoder(load_tokenizer(tmp_path), VOCAB).check()
 
 
+def test_a_missing_folder_is_named_as_missing(tmp_path: Path) -> None:
+    """For a mistyped path the advice was to convert the tokenizer in it."""
+    with pytest.raises(UserError, match=r"got no such folder\. Check the path"):
+        load_tokenizer(tmp_path / "absent")
+    with pytest.raises(UserError, match="Convert another kind of tokenizer"):
+        load_tokenizer(tmp_path)
+
+
 @patch("data_prep.encode.CACHE_CHARS", 60)
 @given(st.lists(st.lists(st.text(alphabet=" \nab<>1_é"), max_size=4), max_size=3))
 def test_words_joined_are_the_texts(batches: list[list[str]]) -> None:

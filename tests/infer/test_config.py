@@ -19,6 +19,10 @@ DECODE = [
         "decode.sources must be adaptive, text or ngrams, got trie",
     ),
     (
+        {"sources": []},  # it drafted from all sources
+        "decode.sources must not be empty, got \\[\\]. Omit it for all sources",
+    ),
+    (
         {"method": "ngrams", "sources": ["adaptive"]},
         "decode.sources must be among text, ngrams with decode.method=ngrams",
     ),

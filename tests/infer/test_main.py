@@ -74,6 +74,10 @@ def test_every_group_continues_a_prompt(model_dir: Path, monkeypatch, capsys) ->
             ["prompt=x", "infill.suffix=y"],
             "Give only one of prompt, prompt_file and infill; got prompt and infill.",
         ),
+        (
+            ["prompt=x", "infill.order=spm"],  # the order was ignored
+            "infill.order=spm needs infill.prefix or infill.suffix, got neither",
+        ),
         (["prompt=x", "decode.temprature=1"], "did you mean 'decode.temperature'?"),
         (
             ["prompt=" + "x y " * 400],

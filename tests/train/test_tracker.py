@@ -20,7 +20,7 @@ import pytest
 
 from conf.runs.files import read_json
 from conf.runs.tracker import TrackerConfig
-from infer.bench.report import scalars
+from infer.bench.report import GSD_SCALARS, log, scalars
 from tests import warm
 from tests.train.resume_worker import RECIPE
 from train.journal import tracked_rows
@@ -143,6 +143,30 @@ def test_the_export_and_the_report_are_artifacts(
     assert {each["type"] for each in reports} == {"report"}
     files = {entry["path"] for entry in reports[0]["manifest"]["contents"]}
     assert {"report.json", "index.html"} <= files
+
+
+def test_a_report_with_many_figures_is_an_artifact(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bug: W&B failed, and had no files of a report with more than 100 figures, as of part=gsd.
+
+    The figures were the artifact's metadata, which has at most 100 keys.
+    """
+    rows = [
+        {"prompt_set": "code", "part": "ablation", "setting": f"gsd k={k}"}
+        | dict.fromkeys(GSD_SCALARS, 0.5)
+        for k in range(30)
+    ]
+    gsd = {"settings": {}, "rows": rows, "date": "2026-11-28", "commit": "ab"}
+    report = {"name": "many", "speed": None, "quality": None, "load": None, "gsd": gsd}
+    (tmp_path / "report.json").write_text("{}")
+    log(TrackerConfig(mode="offline"), tmp_path, report)
+    ((_, run),) = read_runs(tmp_path).items()
+    (artifact,) = run["artifact"]
+    assert [entry["path"] for entry in artifact["manifest"]["contents"]] == [
+        "report.json"
+    ]
+    assert len(scalars(report)) == 150 and "tracker:" not in capsys.readouterr().err
 
 
 def test_the_last_folder_has_all_rows_of_a_resumed_training(

@@ -224,9 +224,12 @@ def test_a_corrected_answer_of_a_benchmark_is_another_benchmark(
 
 
 def test_a_draft_model_answers_benchmarks(
-    model_dir: Path, prompts: Path, tmp_path: Path
+    model_dir: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bug: after all plain answers it ended with "needs a draft model, got none" in spite of draft=."""
+    """Bug: after all plain answers it ended with "needs a draft model, got none" in spite of draft=.
+
+    Without draft= these decoders were left out without a word.
+    """
     decoders = [
         "part=quality",
         "quality.humaneval=false",
@@ -237,7 +240,21 @@ def test_a_draft_model_answers_benchmarks(
         bench(configured(model_dir, prompts, folder, *decoders, *draft))
         rows = read_report(folder)["quality"]["rows"]
         assert [row["decoder"] for row in rows] == expected
+        warned = (
+            "quality.decoders=gsd left out: give draft=DIR" in capsys.readouterr().err
+        )
+        assert warned == (not draft)
     assert rows[1]["same"] == rows[1]["compared"] == 2
+
+
+def test_a_part_without_benchmarks_has_a_reason(
+    model_dir: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line "part quality is left out:" ended without a reason."""
+    given = ["part=quality", "quality.humaneval=false", "quality.lines=null"]
+    with pytest.raises(UserError, match="must have a finished part"):
+        bench(configured(model_dir, prompts, tmp_path, *given))
+    assert "left out: no benchmark is set." in capsys.readouterr().out
 
 
 def test_an_interrupted_run_continues(
@@ -297,7 +314,7 @@ def test_gsd_tables(model_dir: Path, prompts: Path, tmp_path: Path) -> None:
         # The cure was NAME="VALUE", which is no list.
         ("prompts=[a=b.jsonl]", r"Quote each member as \"NAME=\['MEMBER'\]\""),
         ("speed.temperatures=[1e-31]", "temperature must be 0 .* got 1e-31"),
-        ("count=3", "count must be at most 2, .* got 3"),
+        ("count=3", "count must be at most 2, .* got 3. Lower count, or raise prompt"),
         ("quality.mbpp=absent", "quality.mbpp=absent must be a file of this"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -10,6 +11,7 @@ from conf.runs.files import with_checksum, write_json
 from conf.settings.compose import settings
 from infer.bench.compare import CompareConfig, main
 from infer.bench.comparison import prompt_warnings, score_tables, speed_tables
+from infer.bench.report import read_parts
 from tests.infer.bench.test_summary import row, speed
 
 Row = dict[str, Any]
@@ -96,8 +98,24 @@ def test_reports_and_names_must_fit(given: list[str], message: str) -> None:
 
 
 def test_other_parts_alone_are_refused(tmp_path: Path) -> None:
+    """Beside a report of speed, a report of other parts was missing from the tables."""
     (tmp_path / "gsd").mkdir()
     write_json(tmp_path / "gsd" / "result.json", with_checksum({"rows": []}))
     config = settings("compare", CompareConfig, [f"reports=[{tmp_path}]"])
     with pytest.raises(UserError, match="must have the part speed or quality"):
+        main(config)
+    rows = {"speed": {"rows": []}, "quality": None}
+    config = settings("compare", CompareConfig, [f"reports=[a,{tmp_path}]"])
+    read = [{"name": "a", **rows}, read_parts(tmp_path)]
+    with (
+        patch("infer.bench.report.read_parts", side_effect=read),
+        pytest.raises(UserError, match=f"reports={tmp_path} must have the part"),
+    ):
+        main(config)
+
+
+def test_a_missing_report_is_named_by_its_setting(tmp_path: Path) -> None:
+    """The message was about out=, which this command does not have."""
+    config = settings("compare", CompareConfig, [f"reports=[{tmp_path}/absent]"])
+    with pytest.raises(UserError, match="reports=.*/absent must have a finished part"):
         main(config)

@@ -168,6 +168,9 @@ def test_rows_without_a_prompt_are_counted(
     assert "2 rows are left out, first: line 4" in capsys.readouterr().err
     with pytest.raises(UserError, match="count must be at most 2"):
         read_prompts(str(file), text, chat, count=3, max_tokens=99, seed=1)
+    # The advice was to lower count to 0.
+    with pytest.raises(UserError, match=r"at most 0, .* got 3\. Raise prompt_tokens"):
+        read_prompts(str(file), text, chat, count=3, max_tokens=1, seed=1)
 
 
 def test_rows_that_share_an_id_get_distinct_names(
