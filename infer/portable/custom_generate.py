@@ -301,7 +301,13 @@ def _decode(
     mask = prepared.pop("attention_mask", None)
     inputs = {name: value for name, value in prepared.items() if name in arguments}
     B = len(input_ids)
-    check_supported(generation_config, logits_processor, inputs, sequences=B)
+    check_supported(
+        generation_config,
+        logits_processor,
+        inputs,
+        sequences=B,
+        streams=streamer is not None,
+    )
     prompts = prompts_of(input_ids, mask)
     limits = limits_of(
         stopping_criteria,

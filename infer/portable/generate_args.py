@@ -49,13 +49,18 @@ def check_supported(
     inputs: Mapping[str, Any],
     *,
     sequences: int,
+    streams: bool,
 ) -> None:
     """Raise ValueError for arguments that only Transformers' own decoding supports.
 
-    `inputs` are the caller's inputs of the model, without the ids.
+    `inputs` are the caller's inputs of the model, without the ids. A call that `streams` must
+    have one sequence: a streamer gets a token of every sequence at once, but here each
+    sequence advances at its own pace.
     """
     mode = config.get_generation_mode()
     unsupported = [] if mode in MODES else [f"decoding by {mode.value}"]
+    if streams and sequences > 1:
+        unsupported.append("streamer for several sequences")
     unsupported += [name for name in OUTPUTS if getattr(config, name, False)]
     unsupported += [
         name

@@ -166,6 +166,14 @@ def test_a_requests_temperature_samples(ours: Generate, lm: PreTrainedModel) -> 
         assert torch.equal(ours(ONE, config, max_new_tokens=20, seed=5), greedy)
 
 
+def test_a_streamer_of_several_sequences_is_refused(ours: Generate) -> None:
+    """Bug: a streamer got the tokens of all sequences one by one, without their sequence."""
+    batch = left_padded([[20, 30, 40], [51]])
+    for args in ({**batch}, {"input_ids": ONE, "num_return_sequences": 2}):
+        with pytest.raises(ValueError, match="without streamer for several sequences"):
+            ours(**args, max_new_tokens=4, do_sample=True, streamer=Listener())
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
