@@ -54,6 +54,7 @@ from infer.models.gated import (
 from infer.ngrams import ABSENT, FILE, NgramTable, NgramWeights
 from infer.portable.generate_args import (
     RowProcessor,
+    check_arguments,
     check_supported,
     implies_sampling,
     limits_of,
@@ -245,6 +246,7 @@ def generate(
     weights = NgramWeights() if ngrams is None else NgramWeights.from_json(ngrams)
     drafting = Drafting(mask, L, settings, weights, seed)
     configs = (generation_config, model.generation_config)
+    check_arguments(args, configs)
     _convert_stop_strings(args, configs)
     if "do_sample" not in args and implies_sampling(*configs):
         args["do_sample"] = True

@@ -43,6 +43,26 @@ OUTPUTS = (
 HARMLESS = {"use_cache", "logits_to_keep"}
 
 
+def check_arguments(
+    args: Mapping[str, Any], configs: Sequence[GenerationConfig | None]
+) -> None:
+    """Raise ValueError for arguments that the library would not pass on to this decoder.
+
+    It drops an assistant model, decodes by itself with a paged cache, and heals tokens by a
+    tokenizer that it has dropped.
+    """
+    unsupported = []
+    if args.get("assistant_model") is not None:
+        unsupported.append("assistant_model")
+    if args.get("cache_implementation") == "paged":
+        unsupported.append("cache_implementation='paged'")
+    values = [args.get("token_healing")]
+    values += [config.token_healing for config in configs if config]
+    if next((value for value in values if value is not None), False):
+        unsupported.append("token_healing")
+    _refuse(unsupported)
+
+
 def check_supported(
     config: GenerationConfig,
     processors: LogitsProcessorList,
@@ -72,6 +92,10 @@ def check_supported(
             unsupported.append(f"{type(processor).__name__}, which has a state")
         if sequences > 1 and isinstance(processor, PrefixConstrainedLogitsProcessor):
             unsupported.append("prefix_allowed_tokens_fn for several sequences")
+    _refuse(unsupported)
+
+
+def _refuse(unsupported: Sequence[str]) -> None:
     if unsupported:
         raise ValueError(
             f"custom_generate must be called without {unsupported[0]}. Use the "

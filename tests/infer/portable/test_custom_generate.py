@@ -175,6 +175,26 @@ def test_a_streamer_of_several_sequences_is_refused(ours: Generate) -> None:
 
 
 @pytest.mark.parametrize(
+    ("args", "name"),
+    [
+        ({"assistant_model": "another model"}, "assistant_model"),
+        ({"cache_implementation": "paged"}, "cache_implementation='paged'"),
+        ({"token_healing": True, "tokenizer": "a tokenizer"}, "token_healing"),
+        ({"generation_config": GenerationConfig(token_healing=True)}, "token_healing"),
+    ],
+)
+def test_arguments_that_the_library_does_not_pass_on_are_refused(
+    ours: Generate, args: dict[str, Any], name: str
+) -> None:
+    """Bug: the library dropped the assistant model, and decoded by itself with a paged cache.
+
+    Token healing asked for the tokenizer that the caller had given.
+    """
+    with pytest.raises(ValueError, match=f"called without {name}. Use"):
+        ours(ONE, **args)
+
+
+@pytest.mark.parametrize(
     ("args", "message"),
     [
         ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, "at least one token"),
