@@ -125,8 +125,14 @@ def implies_sampling(
 def prompts_of(ids_BP: Tensor, mask_BP: Tensor | None) -> list[list[int]]:
     """Return each sequence's ids without padding.
 
-    Raises ValueError for an empty prompt, and for padding that is not on the left.
+    Raises ValueError for an empty prompt, for a mask of another shape, and for padding that
+    is not on the left.
     """
+    if mask_BP is not None and mask_BP.shape != ids_BP.shape:
+        raise ValueError(
+            f"attention_mask must have the shape of input_ids {tuple(ids_BP.shape)}, got "
+            f"{tuple(mask_BP.shape)}. Give the mask that the tokenizer returned with the ids."
+        )
     attended = torch.ones_like(ids_BP) if mask_BP is None else (mask_BP != 0).long()
     if (
         not ids_BP.numel()

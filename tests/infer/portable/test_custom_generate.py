@@ -199,6 +199,7 @@ def test_arguments_that_the_library_does_not_pass_on_are_refused(
     [
         ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, "at least one token"),
         ({"attention_mask": torch.tensor([[1, 1, 1, 0]])}, "padding_side='left'"),
+        ({"attention_mask": torch.tensor([[0, 1]])}, r"\(1, 4\), got \(1, 2\)"),
         (
             {"input_ids": torch.full((1, 512), 7), "max_new_tokens": 5},
             "context of 512 tokens, got 512",
@@ -217,5 +218,6 @@ def test_arguments_that_the_library_does_not_pass_on_are_refused(
 def test_what_it_does_not_support(
     ours: Generate, args: dict[str, Any], message: str
 ) -> None:
+    """Bug: with a mask of another length, the wrong part of a prompt was taken as padding."""
     with pytest.raises(ValueError, match=message):
         ours(**{"input_ids": ONE, "do_sample": "num_return_sequences" in args} | args)
