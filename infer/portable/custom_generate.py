@@ -241,6 +241,11 @@ def generate(
         seed=0 if seed is None else seed,
     )
     vocabulary = model.config.get_text_config().vocab_size
+    if any(id >= vocabulary for id in adaptive_ids):
+        raise ValueError(
+            f"model must have the adaptive token {max(adaptive_ids)}, got a model of "
+            f"{vocabulary} ids. Load the model from the directory of custom_generate."
+        )
     mask = mask_tokens(adaptive_ids, noise=noise, vocabulary=vocabulary)
     mask.check(settings.k or L)
     weights = NgramWeights() if ngrams is None else NgramWeights.from_json(ngrams)

@@ -174,6 +174,12 @@ def test_a_streamer_of_several_sequences_is_refused(ours: Generate) -> None:
             ours(**args, max_new_tokens=4, do_sample=True, streamer=Listener())
 
 
+def test_a_model_without_the_adaptive_tokens_is_refused(ours: Generate) -> None:
+    """Bug: the base model with its export's custom_generate ended in an IndexError."""
+    with pytest.raises(ValueError, match="adaptive token 401, got a model of 400 ids"):
+        ours(ONE, adaptive_ids=[7, 401])
+
+
 @pytest.mark.parametrize(
     ("args", "name"),
     [
