@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from conf.devices import dtype
-from conf.devices import int8
+from conf.devices import dtype, int8
 from conf.devices.dtype import choose_dtype, cpu_has_bfloat16
 from conf.errors import UserError
 
