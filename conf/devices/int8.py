@@ -88,7 +88,7 @@ Kernel: TypeAlias = OneDNN | Fbgemm
 
 @cache
 def exact_kernel() -> type[Kernel] | None:
-    """Return the first kernel with exact sums on this CPU; None if there is none.
+    """Return the first kernel with exact sums on this CPU; None without one.
 
     Each kernel is compared with 64-bit integer products, extreme values included.
     """
