@@ -213,6 +213,19 @@ class TextStream:
             self._tokenizer.decode(self._context, skip_special_tokens=True)
         )
 
+    @TOKENIZER_ERRORS
+    def unfinished(self) -> str:
+        """Return the complete characters of the pending ids.
+
+        A token may end a character, or be a space, and also begin the next character.
+        """
+        if not self._pending:
+            return ""
+        ids = [*self._context, *self._pending]
+        before = self._tokenizer.decode(self._context, skip_special_tokens=True)
+        text = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return text.removeprefix(before).rstrip(REPLACEMENT)
+
     def _step(self, id: int) -> str:
         self._pending.append(id)
         piece = self._stream.step(self._tokenizer, id)
@@ -260,6 +273,8 @@ class Output:
         seen = len(self._tail)
         text = self._tail + self._special.get(token, piece)
         self._tail = self._end_of(text)
+        if self._stop and not piece:
+            text += self._stream.unfinished()
         return token in self._ends or any(
             # The string must end after the text that was seen before.
             text.find(string, max(0, seen - len(string) + 1)) >= 0

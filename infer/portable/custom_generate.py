@@ -54,6 +54,7 @@ from infer.models.gated import (
 from infer.ngrams import ABSENT, FILE, NgramTable, NgramWeights
 from infer.portable.generate_args import (
     RowProcessor,
+    check_arguments,
     check_supported,
     implies_sampling,
     limits_of,
@@ -240,11 +241,17 @@ def generate(
         seed=0 if seed is None else seed,
     )
     vocabulary = model.config.get_text_config().vocab_size
+    if any(id >= vocabulary for id in adaptive_ids):
+        raise ValueError(
+            f"model must have the adaptive token {max(adaptive_ids)}, got a model of "
+            f"{vocabulary} ids. Load the model from the directory of custom_generate."
+        )
     mask = mask_tokens(adaptive_ids, noise=noise, vocabulary=vocabulary)
     mask.check(settings.k or L)
     weights = NgramWeights() if ngrams is None else NgramWeights.from_json(ngrams)
     drafting = Drafting(mask, L, settings, weights, seed)
     configs = (generation_config, model.generation_config)
+    check_arguments(args, configs)
     _convert_stop_strings(args, configs)
     if "do_sample" not in args and implies_sampling(*configs):
         args["do_sample"] = True
@@ -301,7 +308,13 @@ def _decode(
     mask = prepared.pop("attention_mask", None)
     inputs = {name: value for name, value in prepared.items() if name in arguments}
     B = len(input_ids)
-    check_supported(generation_config, logits_processor, inputs, sequences=B)
+    check_supported(
+        generation_config,
+        logits_processor,
+        inputs,
+        sequences=B,
+        streams=streamer is not None,
+    )
     prompts = prompts_of(input_ids, mask)
     limits = limits_of(
         stopping_criteria,

@@ -43,19 +43,44 @@ OUTPUTS = (
 HARMLESS = {"use_cache", "logits_to_keep"}
 
 
+def check_arguments(
+    args: Mapping[str, Any], configs: Sequence[GenerationConfig | None]
+) -> None:
+    """Raise ValueError for arguments that the library would not pass on to this decoder.
+
+    It drops an assistant model, decodes by itself with a paged cache, and heals tokens by a
+    tokenizer that it has dropped.
+    """
+    unsupported = []
+    if args.get("assistant_model") is not None:
+        unsupported.append("assistant_model")
+    if args.get("cache_implementation") == "paged":
+        unsupported.append("cache_implementation='paged'")
+    values = [args.get("token_healing")]
+    values += [config.token_healing for config in configs if config]
+    if next((value for value in values if value is not None), False):
+        unsupported.append("token_healing")
+    _refuse(unsupported)
+
+
 def check_supported(
     config: GenerationConfig,
     processors: LogitsProcessorList,
     inputs: Mapping[str, Any],
     *,
     sequences: int,
+    streams: bool,
 ) -> None:
     """Raise ValueError for arguments that only Transformers' own decoding supports.
 
-    `inputs` are the caller's inputs of the model, without the ids.
+    `inputs` are the caller's inputs of the model, without the ids. A call that `streams` must
+    have one sequence: a streamer gets a token of every sequence at once, but here each
+    sequence advances at its own pace.
     """
     mode = config.get_generation_mode()
     unsupported = [] if mode in MODES else [f"decoding by {mode.value}"]
+    if streams and sequences > 1:
+        unsupported.append("streamer for several sequences")
     unsupported += [name for name in OUTPUTS if getattr(config, name, False)]
     unsupported += [
         name
@@ -67,6 +92,10 @@ def check_supported(
             unsupported.append(f"{type(processor).__name__}, which has a state")
         if sequences > 1 and isinstance(processor, PrefixConstrainedLogitsProcessor):
             unsupported.append("prefix_allowed_tokens_fn for several sequences")
+    _refuse(unsupported)
+
+
+def _refuse(unsupported: Sequence[str]) -> None:
     if unsupported:
         raise ValueError(
             f"custom_generate must be called without {unsupported[0]}. Use the "
@@ -96,8 +125,14 @@ def implies_sampling(
 def prompts_of(ids_BP: Tensor, mask_BP: Tensor | None) -> list[list[int]]:
     """Return each sequence's ids without padding.
 
-    Raises ValueError for an empty prompt, and for padding that is not on the left.
+    Raises ValueError for an empty prompt, for a mask of another shape, and for padding that
+    is not on the left.
     """
+    if mask_BP is not None and mask_BP.shape != ids_BP.shape:
+        raise ValueError(
+            f"attention_mask must have the shape of input_ids {tuple(ids_BP.shape)}, got "
+            f"{tuple(mask_BP.shape)}. Give the mask that the tokenizer returned with the ids."
+        )
     attended = torch.ones_like(ids_BP) if mask_BP is None else (mask_BP != 0).long()
     if (
         not ids_BP.numel()

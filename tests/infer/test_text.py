@@ -3,11 +3,15 @@
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import processors
+from tokenizers import Tokenizer, decoders, processors
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast, StopStringCriteria
 
 from conf.runs.files import write_json
 from infer.models.checkpoint import ModelDirectory
@@ -74,7 +78,7 @@ def test_a_stream_gives_the_text_of_decode(text: Text, ids: list[int]) -> None:
 
 def output(pieces: list[str], *stop: str, before: str = "") -> int | None:
     """Return the index of the piece that ends the text."""
-    stream: Any = lambda id: pieces[id]  # noqa: E731
+    stream: Any = Mock(side_effect=pieces, **{"unfinished.return_value": ""})
     ends = Output(stream, stop=stop, before=before)
     return next((index for index in range(len(pieces)) if ends(index)), None)
 
@@ -97,6 +101,28 @@ def test_a_text_ends_where_a_stop_string_is_first_whole(
 def _count(text: str, part: str) -> int:
     """Return how often a part occurs in a text, overlaps included."""
     return sum(text.startswith(part, at) for at in range(len(text)))
+
+
+@pytest.mark.parametrize(
+    ("stop", "end"), [(": ", 2), ("é", 3), ("a: é", 3), (" é", 3), ("éa", 4)]
+)
+def test_a_stop_string_ends_in_a_token_that_begins_a_character(
+    stop: str, end: int
+) -> None:
+    """Bug: a text went on until the character was complete, and longer than the library's."""
+    tokenizer = Tokenizer(BPE({"a": 0, ":": 1, "ĠÃ": 2, "©": 3}, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    criterion = StopStringCriteria(fast, [stop])
+    output = Output(Text(tokenizer).stream(opens=False), stop=[stop])
+    ids = [0, 1, 2, 3, 0]
+    for place, id in enumerate(ids):
+        text: Any = torch.tensor([ids[: place + 1]])
+        assert output(id) == criterion(text, None).item() == (place == end)
+        if place == end:
+            break
+    shown = "".join(output.take(finished=True))
+    assert shown == tokenizer.decode(ids[: end + 1])
 
 
 def test_a_tokenizer_beyond_the_models_rows_spells_with_bytes(

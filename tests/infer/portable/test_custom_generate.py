@@ -166,11 +166,46 @@ def test_a_requests_temperature_samples(ours: Generate, lm: PreTrainedModel) -> 
         assert torch.equal(ours(ONE, config, max_new_tokens=20, seed=5), greedy)
 
 
+def test_a_streamer_of_several_sequences_is_refused(ours: Generate) -> None:
+    """Bug: a streamer got the tokens of all sequences one by one, without their sequence."""
+    batch = left_padded([[20, 30, 40], [51]])
+    for args in ({**batch}, {"input_ids": ONE, "num_return_sequences": 2}):
+        with pytest.raises(ValueError, match="without streamer for several sequences"):
+            ours(**args, max_new_tokens=4, do_sample=True, streamer=Listener())
+
+
+def test_a_model_without_the_adaptive_tokens_is_refused(ours: Generate) -> None:
+    """Bug: the base model with its export's custom_generate ended in an IndexError."""
+    with pytest.raises(ValueError, match="adaptive token 401, got a model of 400 ids"):
+        ours(ONE, adaptive_ids=[7, 401])
+
+
+@pytest.mark.parametrize(
+    ("args", "name"),
+    [
+        ({"assistant_model": "another model"}, "assistant_model"),
+        ({"cache_implementation": "paged"}, "cache_implementation='paged'"),
+        ({"token_healing": True, "tokenizer": "a tokenizer"}, "token_healing"),
+        ({"generation_config": GenerationConfig(token_healing=True)}, "token_healing"),
+    ],
+)
+def test_arguments_that_the_library_does_not_pass_on_are_refused(
+    ours: Generate, args: dict[str, Any], name: str
+) -> None:
+    """Bug: the library dropped the assistant model, and decoded by itself with a paged cache.
+
+    Token healing asked for the tokenizer that the caller had given.
+    """
+    with pytest.raises(ValueError, match=f"called without {name}. Use"):
+        ours(ONE, **args)
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, "at least one token"),
         ({"attention_mask": torch.tensor([[1, 1, 1, 0]])}, "padding_side='left'"),
+        ({"attention_mask": torch.tensor([[0, 1]])}, r"\(1, 4\), got \(1, 2\)"),
         (
             {"input_ids": torch.full((1, 512), 7), "max_new_tokens": 5},
             "context of 512 tokens, got 512",
@@ -189,5 +224,6 @@ def test_a_requests_temperature_samples(ours: Generate, lm: PreTrainedModel) -> 
 def test_what_it_does_not_support(
     ours: Generate, args: dict[str, Any], message: str
 ) -> None:
+    """Bug: with a mask of another length, the wrong part of a prompt was taken as padding."""
     with pytest.raises(ValueError, match=message):
         ours(**{"input_ids": ONE, "do_sample": "num_return_sequences" in args} | args)
