@@ -20,6 +20,7 @@ ZERO_POINT = MOST + 1  # added to the rounded inputs, which are unsigned
 PAIR = 128  # largest absolute sum of two neighbouring weights of the same sign
 TRIED = (127, 112, 96, 80, 64)  # numbers of levels
 TINY = 1e-30  # the smallest scale, for an output row of zeros
+FBGEMM_PRODUCT = "linear_with_input_q_dq_qweight_dq_output_fp32"
 BLOCK = 2**14  # rows of a weight that are rounded at once
 # Tensors, because PyTorch would convert a Python number at each use.
 _MOST = torch.tensor(float(MOST))
@@ -64,7 +65,7 @@ class Fbgemm:
     def __init__(self, rounded: Tensor, scale: Tensor) -> None:
         """Pack a weight (d', d) in int8 with a scale for each row (d',)."""
         zeros = torch.zeros(len(scale), dtype=torch.long)
-        with warnings.catch_warnings():  # PyTorch will replace its quantized tensors
+        with warnings.catch_warnings():  # quantized tensors are deprecated
             warnings.simplefilter("ignore")
             weight = torch._make_per_channel_quantized_tensor(
                 rounded, (scale / MOST).double(), zeros, 0
@@ -79,9 +80,8 @@ class Fbgemm:
     def __call__(self, x: Tensor) -> Tensor:
         """Return the product (..., d') of x (..., d), rounded with a scale for each row."""
         largest = x.abs().amax(-1, keepdim=True)
-        y: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
-            x * (_MOST / largest), 1.0, ZERO_POINT, self._packed
-        )
+        multiply = getattr(torch.ops.quantized, FBGEMM_PRODUCT)
+        y: Tensor = multiply(x * (_MOST / largest), 1.0, ZERO_POINT, self._packed)
         return y.mul_(largest)
 
     @staticmethod
@@ -151,7 +151,9 @@ def exact_kernel() -> type[Kernel] | None:
     kernels: list[type[Kernel]] = []
     if torch.backends.mkldnn.is_available():
         kernels.append(OneDNN)
-    if "fbgemm" in torch.backends.quantized.supported_engines:
+    # PyTorch has deprecated quantized tensors and may have removed them.
+    engines = torch.backends.quantized.supported_engines
+    if "fbgemm" in engines and hasattr(torch.ops.quantized, FBGEMM_PRODUCT):
         kernels.append(Fbgemm)
     for kernel in kernels:
         if all(is_exact(kernel, rows) for rows in (1, 5, 16)):

@@ -70,6 +70,13 @@ def test_a_weight_is_rounded_in_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) 
     assert torch.equal(pack(weight, kernel)(x), expected)
 
 
+def test_a_build_without_quantized_tensors_is_not_asked_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("conf.devices.int8.FBGEMM_PRODUCT", "removed")
+    assert exact_kernel.__wrapped__() is not Fbgemm
+
+
 def test_the_engine_of_quantized_products_stays_as_it_was() -> None:
     if "fbgemm" not in torch.backends.quantized.supported_engines:
         pytest.skip("no FBGEMM in this build of PyTorch")
