@@ -81,6 +81,11 @@ class RegenerateConfig:
                 "question must be about the documents of data.path, got data.path=null. "
                 "Give data.path, or leave question empty."
             )
+        if self.documents is not None and not (self.data.path or self.prompts):
+            raise ValueError(
+                "documents must be null with own_prompts alone, got "
+                f"{self.documents}. Set own_prompts to the number of texts."
+            )
         if self.prefix_max < self.prefix_min:
             raise ValueError(
                 f"prefix_max must be at least prefix_min={self.prefix_min}, "

@@ -289,6 +289,8 @@ def test_documents_become_questions(
         assert row["id"] == document.id and answer["role"] == "assistant"
     with pytest.raises(UserError, match="question must be about the documents"):
         composed(f"model={chat_dir}", "own_prompts=1", "question=Why?", "out=o")
+    with pytest.raises(UserError, match="documents must be null with own_prompts"):
+        composed(f"model={chat_dir}", "own_prompts=9", "documents=2", "out=o")
 
 
 @given(st.lists(st.integers(0, 2), max_size=40))
