@@ -8,8 +8,8 @@ at most: 255 x 128 < 2^15. Fbgemm rounds each row of a weight so.
 """
 
 import warnings
+from abc import ABC, abstractmethod
 from functools import cache
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -27,26 +27,21 @@ _MOST = torch.tensor(float(MOST))
 _OFFSET = torch.tensor(ZERO_POINT + 0.5)
 
 
-class OneDNN:
-    """A rounded weight that oneDNN multiplies by."""
+class Kernel(ABC):
+    """A rounded weight (d', d) that inputs are multiplied by."""
 
+    @abstractmethod
     def __init__(self, rounded: Tensor, scale: Tensor) -> None:
         """Pack a weight (d', d) in int8 with a scale for each row (d',)."""
-        self._packed = torch.ops.onednn.qlinear_prepack(rounded, None)
-        self._scale = scale / MOST
-        self._zeros = torch.zeros(len(scale), dtype=torch.int32)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the product (..., d') of x (..., d), rounded with a scale for each row."""
         largest = x.abs().amax(-1, keepdim=True)
-        # The numbers are positive, so adding a half and truncating rounds them.
-        rounded = (x * (_MOST / largest)).add_(_OFFSET).to(torch.uint8)
-        y: Tensor = torch.ops.onednn.qlinear_pointwise(
-            *(rounded, 1.0, ZERO_POINT),
-            *(self._packed, self._scale, self._zeros, None),
-            *(1.0, 0, torch.float32, "none", [], ""),
-        )
-        return y.mul_(largest)
+        return self._multiply(x * (_MOST / largest)).mul_(largest)
+
+    @abstractmethod
+    def _multiply(self, scaled: Tensor) -> Tensor:
+        """Round inputs from -MOST to MOST; return the product, divided by MOST."""
 
     @staticmethod
     def levels(weight: Tensor, largest: Tensor) -> Tensor:
@@ -55,15 +50,35 @@ class OneDNN:
 
     @staticmethod
     def limit(rounded: Tensor) -> Tensor:
-        """Return the weight itself: all values are allowed."""
+        """Return a weight in int8 without sums that would overflow; by default, the weight itself."""
         return rounded
 
 
-class Fbgemm:
+class OneDNN(Kernel):
+    """A rounded weight that oneDNN multiplies by."""
+
+    def __init__(self, rounded: Tensor, scale: Tensor) -> None:
+        """See Kernel."""
+        self._packed = torch.ops.onednn.qlinear_prepack(rounded, None)
+        self._scale = scale / MOST
+        self._zeros = torch.zeros(len(scale), dtype=torch.int32)
+
+    def _multiply(self, scaled: Tensor) -> Tensor:
+        # The numbers are positive, so adding a half and truncating rounds them.
+        rounded = scaled.add_(_OFFSET).to(torch.uint8)
+        y: Tensor = torch.ops.onednn.qlinear_pointwise(
+            *(rounded, 1.0, ZERO_POINT),
+            *(self._packed, self._scale, self._zeros, None),
+            *(1.0, 0, torch.float32, "none", [], ""),
+        )
+        return y
+
+
+class Fbgemm(Kernel):
     """A rounded weight that FBGEMM multiplies by."""
 
     def __init__(self, rounded: Tensor, scale: Tensor) -> None:
-        """Pack a weight (d', d) in int8 with a scale for each row (d',)."""
+        """See Kernel."""
         zeros = torch.zeros(len(scale), dtype=torch.long)
         with warnings.catch_warnings():  # quantized tensors are deprecated
             warnings.simplefilter("ignore")
@@ -77,12 +92,10 @@ class Fbgemm:
         finally:
             torch.backends.quantized.engine = engine
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the product (..., d') of x (..., d), rounded with a scale for each row."""
-        largest = x.abs().amax(-1, keepdim=True)
+    def _multiply(self, scaled: Tensor) -> Tensor:
         multiply = getattr(torch.ops.quantized, FBGEMM_PRODUCT)
-        y: Tensor = multiply(x * (_MOST / largest), 1.0, ZERO_POINT, self._packed)
-        return y.mul_(largest)
+        y: Tensor = multiply(scaled, 1.0, ZERO_POINT, self._packed)
+        return y
 
     @staticmethod
     def levels(weight: Tensor, largest: Tensor) -> Tensor:
@@ -120,9 +133,6 @@ def _pairs(weight: Tensor) -> Tensor:
     """Return the neighbouring columns (d', d / 2, 2), with zeros after an odd number of columns."""
     columns = pad(weight, (0, weight.shape[1] % 2))
     return columns.view(len(weight), -1, 2)
-
-
-Kernel: TypeAlias = OneDNN | Fbgemm
 
 
 def pack(weight: Tensor, kernel: type[Kernel]) -> Kernel:
