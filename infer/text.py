@@ -206,12 +206,9 @@ class TextStream:
     @TOKENIZER_ERRORS
     def rest(self) -> str:
         """Return the text of pending ids at the end: U+FFFD for an incomplete character."""
-        ids = [*self._context, *self._pending]
+        text = self._pending_text()
         self._pending = []
-        text = self._tokenizer.decode(ids, skip_special_tokens=True)
-        return text.removeprefix(
-            self._tokenizer.decode(self._context, skip_special_tokens=True)
-        )
+        return text
 
     @TOKENIZER_ERRORS
     def unfinished(self) -> str:
@@ -219,12 +216,15 @@ class TextStream:
 
         A token may end a character, or be a space, and also begin the next character.
         """
+        return self._pending_text().rstrip(REPLACEMENT)
+
+    def _pending_text(self) -> str:
         if not self._pending:
             return ""
         ids = [*self._context, *self._pending]
         before = self._tokenizer.decode(self._context, skip_special_tokens=True)
         text = self._tokenizer.decode(ids, skip_special_tokens=True)
-        return text.removeprefix(before).rstrip(REPLACEMENT)
+        return text.removeprefix(before)
 
     def _step(self, id: int) -> str:
         self._pending.append(id)
