@@ -58,11 +58,12 @@ class QualityPart(Part):
             if kind_of(name) in EXACT
             or (problems[0].tests and not sandbox.unavailable())
         ]
+        left_out = config.without_draft_model("quality")
         answering = [
             ("model", name)
             for name in config.quality.decoders
             if (directory.adaptive or name not in NEED_ADAPTIVE)
-            and (config.draft or name not in BY_DRAFT_MODEL)
+            and name not in left_out
         ]
         if config.base:
             answering.append(("base", "plain"))
