@@ -52,7 +52,9 @@ class TreeCacheLayer(CacheLayerMixin):
         slots = self.slots
         n = key_states.shape[0]
         rows = slots.end - slots.start
-        keys, values = (t.narrow(0, 0, n) for t in (self.keys, self.values))
+        keys, values = self.keys, self.values
+        if n < len(keys):
+            keys, values = keys[:n], values[:n]
         for cached, states in ((keys, key_states), (values, value_states)):
             if slots.columns is None:
                 cached.narrow(2, slots.start, rows).copy_(states)

@@ -7,7 +7,8 @@ has about 45 operations besides its matrix products. This layer has 20, on the s
     h = h + Wd( silu(g) * u ),   [g|u] = [Wg|Wu] norm(h)
 
 In float32 the result equals the library's bit for bit. With int8 (int8.py) a row does not
-depend on the rows beside it: rotation and attention compute in float64 and round once.
+depend on the rows beside it: rotation and attention compute in float64 and round once, and
+the norm is a faster one (`RowNorm`).
 
 Shapes: (B, q, ...) for q rows of B sequences, H query heads and K key heads of width w.
 """
@@ -62,12 +63,16 @@ class RotaryTables(nn.Module):
         return tables
 
 
+#: Maps hidden states (..., d) to normed ones.
+Norm = Callable[[Tensor], Tensor]
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """The parts of a decoder layer that a forward uses."""
 
     kind: str
-    norms: tuple[Any, Any]
+    norms: tuple[Norm, Norm]
     qkv: Product
     o: Product
     gate_up: Product
@@ -88,6 +93,7 @@ class FusedDecoder:
     ) -> None:
         self._decoder = decoder
         self._layers = layers
+        self._norm = norm_of(decoder.norm, wide=wide)
         self._gate = gate
         self._wide = wide
         config = decoder.config
@@ -104,7 +110,7 @@ class FusedDecoder:
         kinds = getattr(decoder.config, "layer_types", None)
         modules = decoder.layers[: decoder.config.num_hidden_layers]
         layers = [
-            fused_layer(module, kinds[index] if kinds else "")
+            fused_layer(module, kinds[index] if kinds else "", wide=wide)
             for index, module in enumerate(modules)
         ]
         complete = [layer for layer in layers if layer]
@@ -128,10 +134,11 @@ class FusedDecoder:
         (first, *rest) = masks.values()
         for index, layer in enumerate(self._layers):
             mask = masks[layer.kind] if rest else first
-            x = normed(layer.norms[0], h)
+            attention_norm, mlp_norm = layer.norms
+            x = attention_norm(h)
             h = h + self._attention(layer, x, rotation, mask, cache, index)
-            h = h + self._mlp(layer, normed(layer.norms[1], h))
-        return normed(self._decoder.norm, h)
+            h = h + self._mlp(layer, mlp_norm(h))
+        return self._norm(h)
 
     def _rotation(self, h: Tensor, positions_Bq: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and signed sines (B, q, 1, w) as `rotate` needs them."""
@@ -153,12 +160,14 @@ class FusedDecoder:
     ) -> Tensor:
         heads, key_heads, width = self._heads, self._key_heads, self._width
         y = layer.qkv.joint(x, self._gate)
-        qk_size, v_size = (heads + key_heads) * width, key_heads * width
-        rest = y.shape[-1] - qk_size - v_size
-        qk, v, _ = y.split([qk_size, v_size, rest], -1)
-        qk = rotate(qk.unflatten(-1, (-1, width)), *rotation)
-        query, key = qk.transpose(1, 2).split([heads, key_heads], 1)
-        value = v.unflatten(-1, (-1, width)).transpose(1, 2)
+        rotated = heads + key_heads
+        qk, v = (
+            y.narrow(-1, first * width, count * width).view(*y.shape[:2], count, width)
+            for first, count in ((0, rotated), (rotated, key_heads))
+        )
+        qk = rotate(qk, *rotation).transpose(1, 2)
+        query, key = qk.narrow(1, 0, heads), qk.narrow(1, heads, key_heads)
+        value = v.transpose(1, 2)
         key, value = cache.layers[index].update(key, value)
         compute = attend_wide if self._wide else attend
         output = compute(query, key, value, mask, layer.scaling).transpose(1, 2)
@@ -168,7 +177,7 @@ class FusedDecoder:
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
         y = layer.gate_up.joint(x, self._gate)
         width = layer.down.in_features
-        gates, up, _ = y.split([width, width, y.shape[-1] - 2 * width], -1)
+        gates, up = y.narrow(-1, 0, width), y.narrow(-1, width, width)
         inner = self._activated(layer.activation, gates) * up
         return layer.down.joint(inner, self._gate)[..., : x.shape[-1]]
 
@@ -187,12 +196,34 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x * cos).add_(x.roll(x.shape[-1] // 2, -1) * sin)
 
 
-def normed(norm: Any, h: Tensor) -> Tensor:
-    """Return the RMSNorm of h (..., d)."""
-    return F.rms_norm(h, h.shape[-1:], norm.weight, norm.variance_epsilon)
+class RowNorm:
+    """RMSNorm of float32 rows (..., d) in half of the time of PyTorch's, with other last bits.
+
+    It is h / sqrt(|h|² + d ε) times √d w. A row does not depend on the rows beside it.
+    """
+
+    def __init__(self, norm: Any) -> None:
+        d = len(norm.weight)
+        self._weight = norm.weight.detach() * d**0.5
+        # A tensor, because PyTorch would convert a Python number at each use.
+        self._epsilon = torch.tensor(d * norm.variance_epsilon)
+
+    def __call__(self, h: Tensor) -> Tensor:
+        """Return normed rows."""
+        length: Tensor = torch.linalg.vector_norm(h, 2, -1, True)
+        scale = (length * length).add_(self._epsilon).rsqrt_()
+        return (h * scale).mul_(self._weight)
 
 
-def fused_layer(module: Any, kind: str) -> Layer | None:
+def norm_of(norm: Any, *, wide: bool) -> Norm:
+    """Return a decoder's RMSNorm: PyTorch's, or with `wide` and float32 weights a `RowNorm`."""
+    if wide and norm.weight.dtype == torch.float32:
+        return RowNorm(norm)
+    shape = norm.weight.shape
+    return lambda h: F.rms_norm(h, shape, norm.weight, norm.variance_epsilon)
+
+
+def fused_layer(module: Any, kind: str, *, wide: bool) -> Layer | None:
     """Return the parts of a layer; None if its products are not packed as `Layer` needs them."""
     attention, mlp = module.self_attn, module.mlp
     products = [
@@ -204,7 +235,10 @@ def fused_layer(module: Any, kind: str) -> Layer | None:
     qkv, o, gate_up, down = products
     if qkv is None or o is None or gate_up is None or down is None:
         return None
-    norms = module.input_layernorm, module.post_attention_layernorm
+    norms = (
+        norm_of(module.input_layernorm, wide=wide),
+        norm_of(module.post_attention_layernorm, wide=wide),
+    )
     scaling, activation = attention.scaling, mlp.act_fn
     return Layer(kind, norms, qkv, o, gate_up, down, scaling, activation)
 

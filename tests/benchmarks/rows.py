@@ -15,6 +15,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -23,7 +24,7 @@ from torch import nn
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from infer.engine.attention import attend, attend_wide
-from infer.engine.fused import normed, rotate
+from infer.engine.fused import norm_of, rotate
 from infer.engine.output import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY
@@ -114,7 +115,7 @@ def parts(lm: Any, rows: int, rounds: int) -> dict[str, tuple[float, float]]:
         "RMSNorm": (
             2 * layers + 1,
             lambda: layer.input_layernorm(h),
-            lambda: normed(layer.input_layernorm, h),
+            partial(norm_of(layer.input_layernorm, wide=True), h),
         ),
         "rotary cosines and sines": (
             1,

@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import rotate_half
 
 from infer.engine import fused
 from infer.engine.forward import Target
-from infer.engine.fused import RotaryTables, fuse_rotary, rotate
+from infer.engine.fused import RotaryTables, RowNorm, fuse_rotary, rotate
 from infer.engine.output import Request
 from infer.engine.packed import TYPES, pack
 from infer.engine.runner import Runner
@@ -100,6 +100,19 @@ def test_a_rotation_is_the_librarys() -> None:
     first, second = sin.chunk(2, -1)
     signed = torch.cat([-first, second], -1)
     assert torch.equal(rotate(x, cos, signed), x * cos + rotate_half(x) * sin)
+
+
+@pytest.mark.parametrize("d", [48, 576, 899])
+def test_a_row_norm_is_pytorchs_and_independent_of_other_rows(d: int) -> None:
+    torch.manual_seed(d)
+    norm = nn.RMSNorm(d, eps=1e-5).requires_grad_(False)
+    norm.weight.normal_()
+    norm.variance_epsilon = norm.eps
+    h = torch.randn(1, 40, d) * torch.logspace(-4, 3, 40)[:, None]
+    ours = RowNorm(norm)(h)
+    torch.testing.assert_close(ours, norm(h), rtol=2e-6, atol=0)
+    for rows in (1, 2, 9):
+        assert torch.equal(RowNorm(norm)(h[:, 7 : 7 + rows]), ours[:, 7 : 7 + rows])
 
 
 def test_tables_hold_the_librarys_cosines_and_grow() -> None:
