@@ -1,10 +1,10 @@
 """Compute the number of steps of a run, and its learning rate.
 
 A run takes `steps` steps, or about `minutes` minutes. With minutes, the number of steps is
-planned once, after a fifth of the time, from the median time of the later half of the steps
-so far. It is written to planned.json and never changes. The learning rate before that does
-not depend on it, and a resumed run reads it. So a resumed run has the same result as an
-uninterrupted run.
+planned once, after two fifths of the time, from the median time of the later half of the
+steps so far: steps of the first epoch are slower, because they compute the trunks. The number
+is written to planned.json and never changes. The learning rate before that does not depend on
+it, and a resumed run reads it. So a resumed run has the same result as an uninterrupted run.
 """
 
 import math
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from conf.runs.files import read_result, with_checksum, write_json
 from train.config import PLANNED, OptimizerConfig
 
-PLAN_AT = 0.2  # share of the minutes after which the steps are planned
+PLAN_AT = 0.4  # share of the minutes after which the steps are planned
 MIN_STEPS = 3  # fewest steps to plan from, because the first step is slower
 
 

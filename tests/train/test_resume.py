@@ -106,7 +106,7 @@ def test_a_run_of_minutes_is_planned_once(runs: Path) -> None:
 
 
 def test_the_time_of_earlier_jobs_counts(runs: Path) -> None:
-    """Bug: jobs shorter than a fifth of minutes= never planned the steps, and the run never ended."""
+    """Bug: jobs shorter than the time of planning never planned the steps, and the run never ended."""
 
     def elapsed(run: str, step: int) -> float:
         folder = runs / run / "checkpoints" / f"step-{step:06d}"

@@ -18,13 +18,13 @@ from train.schedule import (
 CONFIG = OptimizerConfig(lr=1.0, min_lr=0.1, warmup_steps=2)
 
 
-def test_steps_are_planned_after_a_fifth_of_the_time() -> None:
+def test_steps_are_planned_after_two_fifths_of_the_time() -> None:
     """The first steps are slower, so only the later three of five count."""
     seconds = [9.0, 3.0, 2.0, 2.0, 2.0]
-    assert plan_steps(5, seconds, elapsed=19.0, total=100.0) == Schedule(None)
-    assert plan_steps(5, seconds, elapsed=20.0, total=100.0) == Schedule(5 + 40, 5)
-    validated = plan_steps(5, seconds, elapsed=20.0, total=100.0, between=2.0)
-    assert validated == Schedule(5 + 20, 5)
+    assert plan_steps(5, seconds, elapsed=39.0, total=100.0) == Schedule(None)
+    assert plan_steps(5, seconds, elapsed=40.0, total=100.0) == Schedule(5 + 30, 5)
+    validated = plan_steps(5, seconds, elapsed=40.0, total=100.0, between=2.0)
+    assert validated == Schedule(5 + 15, 5)
 
 
 def test_a_run_past_its_time_takes_one_more_step() -> None:
