@@ -18,7 +18,6 @@ from xml.sax.saxutils import escape
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from PIL import Image
 
 from conf.console import label
@@ -48,11 +47,15 @@ from infer.view import SOURCE_STYLES
 IMAGES = Path(__file__).parent / "images"
 COLOURS = 64  # per picture
 PROMPT = "class LlamaAttention(nn.Module):\n    def __init__(self, config"
-SVG_CELL, SVG_EDGE = (8.4, 18), 12  # a character's width and height, and the panel's margin
+SVG_CELL, SVG_EDGE = (
+    (8.4, 18),
+    12,
+)  # a character's width and height, and the panel's margin
 #: The panel of a coloured text: width, height, margin, boxes, words.
 SVG = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0:g} {1:g}" width="{0:g}" height="{1:g}">
 <style>
-.panel {{ fill: #ffffff; stroke: #d0d7de }} .own {{ fill: #1f2328 }} .given {{ fill: #656d76 }} .source {{ fill: #000000 }}
+.panel {{ fill: #ffffff; stroke: #d0d7de }} .own {{ fill: #1f2328 }} .given {{ fill: #656d76 }}
+.source {{ fill: #000000 }}
 @media (prefers-color-scheme: dark) {{
 .panel {{ fill: #0d1117; stroke: #30363d }} .own {{ fill: #e6edf3 }} .given {{ fill: #8d96a0 }}
 }}

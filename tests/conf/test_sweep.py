@@ -32,12 +32,17 @@ run("inspect", InspectConfig, main)
         ("out=runs/$\\{seed\\}", "out='runs/${seed}'"),
         ("dtype='float32'", "dtype='float32'"),
         ("steps=3", "steps=3"),
+        ("experiment=demo", "experiment=demo"),
+        ("out=runs/${seed}", "out=runs/${seed}"),
         ("lora.targets=[a,b]", "lora.targets=[a,b]"),
         ("out=null", "out=null"),
     ],
 )
 def test_a_sweepers_override_is_a_word_of_a_command(override: str, word: str) -> None:
-    """Regression: Optuna's escaped braces became part of the folder's name."""
+    """Regression: Optuna's escaped braces became part of the folder's name.
+
+    Then every text was quoted, so the printed command was experiment='"'"'demo'"'"'.
+    """
     assert as_word(override) == word
 
 
