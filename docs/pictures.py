@@ -1,7 +1,7 @@
 """Draw the pictures of the documentation from a model and the report on its speed.
 
     python -m docs.pictures MODEL_DIR REPORT_DIR
-    python -m docs.pictures MODEL_DIR               # only those of the model: texts and drafts
+    python -m docs.pictures MODEL_DIR               # without the plots of a report
 
 PNG pictures have at most 64 colours, so that their files stay small.
 (Run it as a module: as a file, it would import this folder's conf.py, which is Sphinx's, as `conf`.)
