@@ -1,8 +1,9 @@
 """Draw the pictures of the documentation from a model and the report on its speed.
 
     python -m docs.pictures MODEL_DIR REPORT_DIR
+    python -m docs.pictures MODEL_DIR               # without the plots of a report
 
-Pictures have at most 64 colours, so that their files stay small.
+PNG pictures have at most 64 colours, so that their files stay small.
 (Run it as a module: as a file, it would import this folder's conf.py, which is Sphinx's, as `conf`.)
 """
 
@@ -12,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
+from xml.sax.saxutils import escape
 
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from PIL import Image
 
 from conf.console import label
@@ -46,26 +47,47 @@ from infer.view import SOURCE_STYLES
 IMAGES = Path(__file__).parent / "images"
 COLOURS = 64  # per picture
 PROMPT = "class LlamaAttention(nn.Module):\n    def __init__(self, config"
-CELL = (0.0836, 0.17)  # width and height of a 10-point character in inches
+SVG_CELL, SVG_EDGE = (
+    (8.4, 18),
+    12,
+)  # a character's width and height, and the panel's margin
+#: The panel of a coloured text: width, height, margin, boxes, words.
+SVG = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0:g} {1:g}" width="{0:g}" height="{1:g}">
+<style>
+.panel {{ fill: #ffffff; stroke: #d0d7de }} .own {{ fill: #1f2328 }} .given {{ fill: #656d76 }}
+.source {{ fill: #000000 }}
+@media (prefers-color-scheme: dark) {{
+.panel {{ fill: #0d1117; stroke: #30363d }} .own {{ fill: #e6edf3 }} .given {{ fill: #8d96a0 }}
+}}
+text {{ font: 14px ui-monospace, "DejaVu Sans Mono", Consolas, monospace; white-space: pre }}
+</style>
+<rect class="panel" x="0.5" y="0.5" width="99.9%" height="99.7%" rx="6"/>
+<g transform="translate({2} {2})" shape-rendering="crispEdges">
+{3}
+{4}
+</g>
+</svg>
+"""
 EDGE, PROBE_EDGE = "#b3bac2", "#0969da"
 ACCEPTED, REJECTED, PROBE = "#cdeed3", "#fbdcd8", "#cfe3fb"
 REST = "#b3bac2"  # bars of the combined candidates
 
 
-def main(folder: Path, report: Path) -> None:
-    """Draw all pictures."""
+def main(folder: Path, report: Path | None = None) -> None:
+    """Draw the pictures of a report, if it is given, and of a model."""
     IMAGES.mkdir(exist_ok=True)
-    speed = read_parts(report)["speed"]
-    rows = speed["rows"]
-    tallest = max(bars_height(group) for group in speed_panels(rows).values())
-    panels(speedup_draws(rows), IMAGES / "speedup.png", height=tallest)
-    panels(survival_draws(rows), IMAGES / "acceptance.png")
-    cost = {"": partial(draw_roofline, speed["roofline"])}
-    panels(cost, IMAGES / "rows.png")
+    if report:
+        speed = read_parts(report)["speed"]
+        rows = speed["rows"]
+        tallest = max(bars_height(group) for group in speed_panels(rows).values())
+        panels(speedup_draws(rows), IMAGES / "speedup.png", height=tallest)
+        panels(survival_draws(rows), IMAGES / "acceptance.png")
+        cost = {"": partial(draw_roofline, speed["roofline"])}
+        panels(cost, IMAGES / "rows.png")
     model = load(folder, "float32")
     one_forward(model, IMAGES / "one_forward.png")
     combination(model, folder, IMAGES / "combination.png")
-    coloured_text(model, IMAGES / "text.png")
+    coloured_text(model, IMAGES / "text.svg")
 
 
 def panels(draws: Mapping[str, Draw], picture: Path, *, height: float = 3.0) -> None:
@@ -102,42 +124,50 @@ def shrink(image: Image.Image, picture: Path, *, width: int) -> None:
     )
 
 
-def coloured_text(model: Model, picture: Path, *, columns: int = 96) -> None:
+def coloured_text(model: Model, picture: Path, *, columns: int = 64) -> None:
     """Draw a decoded text as in a terminal: the background colour shows a token's source."""
-    steps = list(generate(model, PROMPT, DecodeConfig(max_new_tokens=150)))
+    # With fixed drafts: measured costs would change the picture with the machine's load.
+    steps = generate(model, PROMPT, DecodeConfig(probes="all", max_new_tokens=150))
     pieces = [(PROMPT, "given")]
     for step in steps:
         pieces += zip(step.texts, step.kinds, strict=True)
-    shown = [
-        kind for kind in SOURCE_STYLES if any(kind == other for _, other in pieces)
-    ]
+    picture.write_text(text_svg(pieces, columns), encoding="utf-8")
+
+
+def text_svg(pieces: Sequence[tuple[str, str]], columns: int) -> str:
+    """Return pieces of text with their kinds as an SVG image with a legend.
+
+    The image has its own panel, light or dark as the reader prefers, because pages show it on both.
+    Text on a source's colour is black in both.
+    """
+    kinds = {kind for _, kind in pieces}
     legend = [("given", "given"), ("the model's own", "")]
-    legend += [(SOURCE_STYLES[kind].meaning, kind) for kind in shown]
-    pieces.append(("\n\n", ""))
+    legend += [(SOURCE_STYLES[k].meaning, k) for k in SOURCE_STYLES if k in kinds]
+    shown = [*pieces, ("\n\n", "")]
     for name, kind in legend:
-        pieces += [(name, kind), ("  ", "")]
-    cells = list[tuple[int, int, str, str]]()  # column, row, text, kind
+        shown += [(name, kind), ("  ", "")]
+    width, height = SVG_CELL
+    boxes, words = list[str](), list[str]()
     column = row = 0
-    for text, kind in pieces:
+    for text, kind in shown:
         for line in re.split("(\n)", text):
             if line == "\n" or column + len(line) > columns:
                 column, row = 0, row + 1
-            if line and line != "\n":
-                cells.append((column, row, line, kind))
-                column += len(line)
-    figure = Figure(figsize=((columns + 2) * CELL[0], (row + 1) * CELL[1]))
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(-1, columns + 1), ylim=(row + 1, 0))
-    axes.set_axis_off()
-    style = {"va": "center", "fontsize": 10, "family": "monospace"}
-    for column, row, text, kind in cells:
-        if kind in SOURCE_STYLES:
-            colour = SOURCE_STYLES[kind].strong
-            axes.add_patch(Rectangle((column, row), len(text), 1, color=colour))
-        colour = "#6e7781" if kind == "given" else "black"
-        axes.text(column, row + 0.5, text.replace("$", r"\$"), color=colour, **style)
-    figure.savefig(picture, dpi=120)
-    shrink(Image.open(picture), picture, width=1200)
+            if not line or line == "\n":
+                continue
+            x, y, long = column * width, row * height, round(len(line) * width, 1)
+            style = SOURCE_STYLES.get(kind)
+            if style:
+                box = f'<rect x="{x:g}" y="{y}" width="{long:g}" height="{height}" fill="{style.strong}"/>'
+                boxes.append(box)
+            if line.strip():
+                role = "source" if style else kind or "own"
+                words.append(
+                    f'<text class="{role}" x="{x:g}" y="{y + 13}" textLength="{long:g}">{escape(line)}</text>'
+                )
+            column += len(line)
+    size = (columns * width + 2 * SVG_EDGE, (row + 1) * height + 2 * SVG_EDGE)
+    return SVG.format(*size, SVG_EDGE, "\n".join(boxes), "\n".join(words))
 
 
 def one_forward(model: Model, picture: Path, *, k: int = 3) -> None:

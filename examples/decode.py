@@ -1,6 +1,6 @@
 """Continue a prompt and count the tokens per forward.
 
-python examples/decode.py smollm2 "def fib(n):"
+python -m examples.decode smollm2 "def fib(n):"
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Decode with your own drafter: here, propose the tokens that followed the last token before.
 
-python examples/own_drafter.py smollm2 "def fib(n):"
+python -m examples.own_drafter smollm2 "def fib(n):"
 
 The loop accepts a draft only if the model chooses the same token: a bad drafter costs time, but
 cannot change the text.

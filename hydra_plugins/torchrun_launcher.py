@@ -85,7 +85,8 @@ def as_word(override: str) -> str:
     out=runs/$\{seed\} becomes out='runs/${seed}'.
     """
     value = OverridesParser.create().parse_override(override).value()
-    if not isinstance(value, str):  # a number, a list, a quoted text
+    # A number, a list, a quoted text, and a text without escapes, which stays readable.
+    if not isinstance(value, str) or "\\" not in override:
         return override
     return f"{override.partition('=')[0]}={in_quotes(value, interpolates=True)}"
 

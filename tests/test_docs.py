@@ -6,12 +6,14 @@ import os
 import re
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 
 from conf.errors import UserError
 from conf.settings.compose import settings
+from docs.pictures import text_svg
 from docs.settings import page as settings_page
 from tests.markdown import Command, anchors, commands, links, prose
 
@@ -135,3 +137,23 @@ def _of_entry(
     except UserError as error:
         return None if "is required" in str(error) else str(error)
     return None
+
+
+def test_the_coloured_text_is_readable_on_a_dark_page() -> None:
+    """Regression: README's first picture was white on GitHub's dark pages."""
+    pieces = [("if a", "given"), (" < b:\n", ""), ("    return", "adaptive")]
+    root = ET.fromstring(text_svg(pieces, 16))
+    names = {"s": "http://www.w3.org/2000/svg"}
+    style = root.findtext("s:style", namespaces=names)
+    assert style and "prefers-color-scheme: dark" in style
+    words = [
+        (word.get("class"), word.text) for word in root.findall(".//s:text", names)
+    ]
+    assert words[:3] == [
+        ("given", "if a"),
+        ("own", " < b:"),
+        ("source", "    return"),
+    ]
+    assert words[-1] == ("source", "adaptive tokens")
+    boxes = root.findall(".//s:g/s:rect", names)
+    assert [box.get("width") for box in boxes] == ["84", "126"]

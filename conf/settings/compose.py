@@ -38,6 +38,12 @@ from conf.settings.schema import any_of, field_types, union_members
 
 T = TypeVar("T")
 FOLDER = Path(__file__).parent.parent
+PLUGINS = {  # Hydra's launchers and sweepers, by their packages
+    "joblib": "hydra-joblib-launcher",
+    "submitit_local": "hydra-submitit-launcher",
+    "submitit_slurm": "hydra-submitit-launcher",
+    "optuna": "hydra-optuna-sweeper",
+}
 HELP = """${hydra.help.header}
 Groups of settings: GROUP=CHOICE
 $APP_CONFIG_GROUPS
@@ -261,6 +267,8 @@ def explain(error: Exception, entry: str, schema: type) -> str:
         return f"settings must be NAME=VALUE in Hydra's grammar, got {error.override}: {reason}. Quote {quoted}"
     if isinstance(error, MissingConfigException) and error.options:
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
+        if package := PLUGINS.get(choice) if group.startswith("hydra/") else None:
+            return f"{group}={choice} needs the package {package}, got none. Install it: pip install {package}"
         return f"{group} must be {any_of(error.options)}, got {choice or 'nothing'}"
     message = in_one_line(error, most=sys.maxsize)
     if isinstance(error.__cause__, OmegaConfBaseException):

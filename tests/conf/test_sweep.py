@@ -1,5 +1,6 @@
 """Sweeps: the results of jobs, and jobs that run as commands, for example under torchrun."""
 
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -31,13 +32,43 @@ run("inspect", InspectConfig, main)
         ("out=runs/$\\{seed\\}", "out='runs/${seed}'"),
         ("dtype='float32'", "dtype='float32'"),
         ("steps=3", "steps=3"),
+        ("experiment=demo", "experiment=demo"),
+        ("out=runs/${seed}", "out=runs/${seed}"),
         ("lora.targets=[a,b]", "lora.targets=[a,b]"),
         ("out=null", "out=null"),
     ],
 )
 def test_a_sweepers_override_is_a_word_of_a_command(override: str, word: str) -> None:
-    """Regression: Optuna's escaped braces became part of the folder's name."""
+    """Regression: Optuna's escaped braces became part of the folder's name.
+
+    Then every text was quoted, so the printed command was experiment='"'"'demo'"'"'.
+    """
     assert as_word(override) == word
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "override"),
+    [
+        ("hydra_joblib_launcher", "hydra-joblib-launcher", "hydra/launcher=joblib"),
+        (
+            "hydra_submitit_launcher",
+            "hydra-submitit-launcher",
+            "hydra/launcher=submitit_slurm",
+        ),
+        ("hydra_optuna_sweeper", "hydra-optuna-sweeper", "hydra/sweeper=optuna"),
+    ],
+)
+def test_a_missing_launcher_is_named_by_its_package(
+    name: str, package: str, override: str, tmp_path: Path
+) -> None:
+    """Regression: the message was "hydra/launcher must be basic or torchrun, got joblib"."""
+    if importlib.util.find_spec(f"hydra_plugins.{name}"):
+        pytest.skip(f"{package} is installed")
+    end = command("-c", JOB, "-m", override, "inspect.seed=3,4", "out=r", cwd=tmp_path)
+    assert end.returncode == 2
+    assert error(end.stderr) == (
+        f"{override} needs the package {package}, got none. Install it: pip install {package}"
+    )
 
 
 def test_the_jobs_of_a_sweep_are_commands(tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
 """examples/: each program runs. serve.sh and call.py are run by train/export/test_served.py."""
 
+import os
+import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,20 @@ def program(name: str) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def loaded(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(infer.api, "load", lambda *args: model)
+
+
+@pytest.mark.parametrize("name", ["decode", "own_drafter"])
+def test_the_documented_command_finds_the_project(name: str) -> None:
+    """Regression: python examples/decode.py ended in "No module named 'infer'"."""
+    (command,) = re.findall(r"^python .*", program(f"{name}.py")["__doc__"], re.M)
+    assert command == f'python -m examples.{name} smollm2 "def fib(n):"'
+    page = (EXAMPLES / "README.md").read_text()
+    assert command.replace("smollm2", "MODEL") in page
+    path = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    load = f"import runpy; runpy.run_module('examples.{name}')"
+    subprocess.run(
+        [sys.executable, "-c", load], cwd=EXAMPLES.parent, env=path, check=True
+    )
 
 
 def test_decode_prints_the_text_and_the_forwards(
