@@ -1,7 +1,9 @@
-"""Run torchrun, and end with the exit code of its processes: python launch/torchrun.py --nproc_per_node 2 -m train ...
+"""Run torchrun, and end with the exit code of its processes.
 
-torchrun ends with code 1 and prints a traceback with the rank that failed. After a sentence for the user this is noise,
-so it is left out. It is printed after other ends, such as a bug or a lack of memory.
+    python launch/torchrun.py --standalone --nproc_per_node 2 -m train ...
+
+torchrun ends with code 1 and prints a traceback with the rank that failed. After a message for the user this
+is left out. It is printed after other ends, such as a bug or a lack of memory.
 """
 
 import logging

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conf.errors import UserError
+from conf.errors import UserError, counted
 from conf.runs.tracker import TrackerConfig
 from conf.settings.schema import check_settings, setting
 from train.deepspeed_settings import normalize
@@ -350,7 +350,7 @@ class TrainConfig:
         """Raise UserError if a run that is to be continued has already taken more than `steps` steps."""
         if self.minutes is None and done > self.steps:
             raise UserError(
-                f"steps must be at least the {done} steps that out={self.out} has taken, "
+                f"steps must be at least the {counted(done, 'step')} that out={self.out} has taken, "
                 f"got {self.steps}. Use another out=, or more steps."
             )
 
@@ -362,6 +362,6 @@ class TrainConfig:
         if self.global_batch % (self.micro_batch * ranks):
             raise UserError(
                 f"global_batch must be a multiple of micro_batch={self.micro_batch} x "
-                f"{ranks} ranks, got {self.global_batch}. Change one of them."
+                f"{counted(ranks, 'rank')}, got {self.global_batch}. Change one of them."
             )
         return self.global_batch // (self.micro_batch * ranks)

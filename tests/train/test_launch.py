@@ -266,7 +266,9 @@ def test_a_training_without_a_gpu_needs_ranks(project: Path) -> None:
 
 def torchrun(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run launch/torchrun.py with two processes that execute this code."""
-    (folder / "worker.py").write_text(f"import os, sys\nrank = os.environ['RANK']\n{code}")
+    (folder / "worker.py").write_text(
+        f"import os, sys\nrank = os.environ['RANK']\n{code}"
+    )
     script = str(ROOT / "launch" / "torchrun.py")
     return subprocess.run(
         [sys.executable, script, "--standalone", "--nproc_per_node=2", "worker.py"],
