@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from conf import adapter
 from conf.errors import UserError, counted
 from conf.runs.tracker import TrackerConfig
 from conf.settings.schema import check_settings, setting
@@ -21,7 +22,6 @@ PLANNED = "planned.json"  # the number of steps that minutes= planned
 DIAGNOSTICS = (
     "diagnostics.json"  # losses, norms and sequences of the step that diverged
 )
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 # Named values of objective.mask; any other value is the id of an existing token.
 ADAPTIVE = "adaptive"
 NOISE = "noise"
@@ -92,12 +92,13 @@ class ModelConfig:
         """
         if self.adapter is None:
             return None
-        for folder in (Path(self.adapter) / "adapter", Path(self.adapter)):
-            if all((folder / name).is_file() for name in ADAPTER_FILES):
+        names = (adapter.CONFIG, adapter.WEIGHTS)
+        for folder in (Path(self.adapter) / adapter.FOLDER, Path(self.adapter)):
+            if all((folder / name).is_file() for name in names):
                 return folder
         raise UserError(
             "model.adapter must be an export with a kept adapter, or its folder "
-            f"adapter/, got {self.adapter} without {' and '.join(ADAPTER_FILES)}. Export it with "
+            f"adapter/, got {self.adapter} without {' and '.join(names)}. Export it with "
             "lora=kept."
         )
 
