@@ -24,6 +24,11 @@ def visible(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: 1 rank, 2 ranks, 1,024 ranks."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 class UserError(Exception):
     """A mistake that the user can correct. The message names the setting or file, the value, and the cure.
 

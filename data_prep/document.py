@@ -53,6 +53,10 @@ class Document:
         return Drop(reason, self.file, self.row, self.id, detail)
 
 
+DROPS = "drops.jsonl"  # the file of drops in a data folder
+NOT_READ = "rest of a file"  # the reason if invalid JSON hides the next row of a list
+
+
 @dataclass(frozen=True, slots=True)
 class Drop:
     """A row that is left out: the reason and the source."""

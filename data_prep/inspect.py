@@ -14,11 +14,11 @@ import numpy as np
 from rich.text import Text
 
 from conf.console import PlainConsole, pictures
-from conf.errors import UserError, visible
+from conf.errors import UserError, counted, visible
 from conf.runs.stage import read_manifest
 from conf.settings.cli import run
 from conf.settings.schema import check_settings, setting
-from data_prep.document import generator
+from data_prep.document import DROPS, NOT_READ, generator
 from data_prep.encode import Encoder, Mode
 from data_prep.shards import SPLITS, PackedSequence, Shards
 from data_prep.vocab import SENTINELS, TOKENIZER, Vocab, load_tokenizer
@@ -79,7 +79,7 @@ def main(config: InspectConfig) -> None:
     for index in sorted(indices.tolist()):
         sequence = shards[index]
         title = f"{show.split} sequence {index} of {len(shards)}: "
-        console.rule(f"{title}{sequence.used:,} tokens", align="left")
+        console.rule(f"{title}{counted(sequence.used, 'token')}", align="left")
         decode = partial(plain_text, sequence.tokens, encoder)
         lines = sequence_lines(sequence, show.tokens, manifest["languages"], decode)
         for line in lines:
@@ -141,7 +141,12 @@ def print_summary(manifest: dict[str, Any], console: PlainConsole) -> None:
 
 
 def warnings(manifest: dict[str, Any]) -> Iterator[str]:
-    """Yield a warning for each split with too few sequences for training."""
+    """Yield warnings: files that were not read to their end, splits with too few sequences for training."""
+    if files := manifest["drops"].get(NOT_READ):
+        yield (
+            f"the rest of {counted(files, 'file')} is not read, after invalid JSON or a row above "
+            f"data.max_bytes ({DROPS}). Write JSON lines, where only such a row is dropped."
+        )
     remedies = {
         "train": "Give more files, or a smaller seq_len",
         "held_out": "Raise held_out, or lower seq_len",

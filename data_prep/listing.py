@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from conf.errors import HUB, UserError, as_user_error, visible
+from conf.errors import HUB, UserError, as_user_error, counted, visible
 from conf.hub import hub_refusal
 from conf.text.rows import ROW_FILES, form_of
 from data_prep.config import DataConfig
@@ -147,9 +147,8 @@ def _of_split(sizes: dict[str, int], data: DataConfig) -> dict[str, int]:
     }
     if len(chosen) < len(sizes):
         logging.getLogger(__name__).warning(
-            "data.path: %d files of a test split are left out, the first is %s. Set "
-            "data.split to read them",
-            len(sizes) - len(chosen),
+            "data.path: left out %s of a test split, the first is %s. Set data.split to read them",
+            counted(len(sizes) - len(chosen), "file"),
             visible(min(set(sizes) - set(chosen))),
         )
     return chosen

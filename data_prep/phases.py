@@ -21,11 +21,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from conf.errors import UserError
+from conf.errors import UserError, counted
 from conf.runs.files import read_result
 from conf.runs.fingerprint import fingerprint_file
 from conf.runs.stage import RUN_RECORD, publish, write_manifest
 from data_prep.document import (
+    DROPS,
     Document,
     Drop,
     format_counts,
@@ -66,7 +67,6 @@ from data_prep.selection import (
 from data_prep.shards import SPLITS, ShardWriter
 from data_prep.sources import UNREADABLE
 
-DROPS = "drops.jsonl"
 # What the user can do if most rows are dropped, by reason.
 CURES = {
     "missing column": "Name the column: data.text=NAME for documents, data=chat "
@@ -174,7 +174,12 @@ def tally(job: Job, _: int, folder: Path) -> dict[str, Any]:
             total["modes"].update(facts[name]["modes"])
             for language, sums in facts[name]["languages"].items():
                 total["languages"][language].update(sums)
-    _check_readable(job, counts, drops)
+    encoded = sum(
+        sums["documents"]
+        for total in totals.values()
+        for sums in total["languages"].values()
+    )
+    _check_readable(job, counts, drops, encoded)
     for total in totals.values():
         total["languages"] = dict(sorted(total["languages"].items()))
         sizes = (
@@ -191,7 +196,9 @@ def tally(job: Job, _: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def _check_readable(job: Job, counts: Counter[str], drops: Counter[str]) -> None:
+def _check_readable(
+    job: Job, counts: Counter[str], drops: Counter[str], encoded: int
+) -> None:
     limit = job.config.max_unreadable
     files = sum(len(part.files) for part in job.parts)
     broken_files = counts["broken files"]
@@ -204,14 +211,14 @@ def _check_readable(job: Job, counts: Counter[str], drops: Counter[str]) -> None
         broken_rows > limit * counts["rows"]
         or broken_files > limit * files
         or refused
-        or not counts["documents"]
+        or not encoded
     ):
         reason = max(drops, key=lambda name: drops[name], default="")
         raise UserError(
             f"data.path={job.config.data.path} must have documents, with at most "
             f"{limit:.1%} of rows and of files unreadable (max_unreadable), got "
-            f"{broken_rows} of {counts['rows']} rows and {broken_files} of {files} files "
-            f"unreadable; drops: {format_counts(drops)}.{_example(job, reason)} "
+            f"{broken_rows} of {counted(counts['rows'], 'row')} and {broken_files} of "
+            f"{counted(files, 'file')} unreadable; drops: {format_counts(drops)}.{_example(job, reason)} "
             f"{CURES.get(reason, '')} See {job.work}/encode/*/{DROPS}"
         )
 

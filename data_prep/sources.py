@@ -43,7 +43,7 @@ from conf.text.rows import (
     spans_lines,
 )
 from data_prep.config import DataConfig
-from data_prep.document import Document, Drop
+from data_prep.document import NOT_READ, Document, Drop
 from data_prep.listing import REMOTE, InputPart
 
 METADATA = re.compile(r"\A<(?:reponame|filename|gh_stars)>[^\n]*\n")
@@ -233,8 +233,8 @@ def _json_values(
             yield _row(columns, file, row, data)
             row += 1
     except (ValueError, RecursionError) as error:
-        rest = f"{error}: the rest of the file is not read"
-        yield Drop("malformed row", file, row, detail=rest[:200])
+        yield Drop("malformed row", file, row, detail=str(error)[:200])
+        yield Drop(NOT_READ, file, detail=f"from row {row} on")
 
 
 def _csv_rows(

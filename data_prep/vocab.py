@@ -5,7 +5,7 @@ files; conf.text.infilling lists the infilling pieces of the families of models.
 """
 
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -155,7 +155,7 @@ def find_vocab(
         if (piece := getattr(config, name)) is not None
     }
     ends = end_ids(tokenizer, model, rows)
-    bos, *_ = [*prefix_ids(tokenizer, tokenizer_config), None]
+    bos = _opening_id(prefix_ids(tokenizer, tokenizer_config), tokenizer, given)
     eos = given.get("eos", _document_end(tokenizer, ends, rows))
     if eos is None:
         raise UserError(
@@ -180,6 +180,22 @@ def find_vocab(
         ends=ends,
         **control,  # type: ignore[arg-type]
     )
+
+
+def _opening_id(
+    opening: Sequence[int], tokenizer: Tokenizer, given: Mapping[str, int]
+) -> int | None:
+    """Return the id that the tokenizer puts before a text. Raises UserError for several without vocab.bos.
+
+    GLM-4's tokenizer puts two ids before a text, but documents begin with one, in an export too.
+    """
+    if len(opening) > 1 and "bos" not in given:
+        pieces = [str(tokenizer.id_to_token(id)) for id in opening]
+        raise UserError(
+            f"tokenizer must put at most one piece before a text, got {' and '.join(pieces)}. "
+            f"Choose the piece that documents begin with, such as vocab.bos={pieces[-1]}"
+        )
+    return next(iter(opening), None)
 
 
 def end_ids(tokenizer: Tokenizer, model: str | None, rows: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.console import print_once
-from conf.errors import UserError, as_user_error, in_one_line
+from conf.errors import UserError, as_user_error, counted, in_one_line
 from conf.text.conversations import (
     INSTRUCTION,
     LISTS,
@@ -176,7 +176,7 @@ def report_bad(source: str, bad: Sequence[str]) -> None:
     """Print the number of skipped rows and the first reason to standard error."""
     if bad:
         print_once(
-            f"prompts={source}: {len(bad)} rows are left out, first: {bad[0]}",
+            f"prompts={source}: left out {counted(len(bad), 'row')}, first: {bad[0]}",
             error=True,
         )
 

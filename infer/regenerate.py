@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conf.console import print_line, print_once
+from conf.errors import UserError, counted
 from conf.runs.files import write_bytes
 from conf.runs.fingerprint import fingerprint_file
 from conf.runs.stage import (
@@ -124,8 +125,8 @@ def write_own_text(
         if workers.first:  # only this rank reads the batches, because it removes them
             rows = (units.load(name)["rows"] for name in batches)
             written = finish(partial, origin, rows)
-    drawn = "documents" if config.data.path else "prompts"
-    return f"{written} texts from {len(documents)} {drawn}"
+    drawn = "document" if config.data.path else "prompt"
+    return f"{counted(written, 'text')} from {counted(len(documents), drawn)}"
 
 
 def write_answers(
@@ -166,10 +167,10 @@ def write_answers(
         if workers.first:
             records = units.read().values()
             finishes = dict(Counter(record["finish"] for record in records))
-            rows = (record["rows"] for record in records)
+            rows = [record["rows"] for record in records]
+            report_answers(config, len(prompts), sum(map(len, rows)), finishes)
             written = finish(partial, origin, rows, finishes=finishes)
-            report_answers(config, len(prompts), written, finishes)
-    return f"{written} texts from {len(prompts)} prompts"
+    return f"{counted(written, 'text')} from {counted(len(prompts), 'prompt')}"
 
 
 def request_body(prompt: ChatPrompt, config: RegenerateConfig) -> dict[str, Any]:
@@ -213,14 +214,14 @@ def report_answers(
     """Print the numbers of missing and of cut-off answers to standard error."""
     if written < prompts:
         print_line(
-            f"regenerate: {prompts - written} of {prompts} prompts have no answer: it was "
+            f"regenerate: no answer to {prompts - written} of {counted(prompts, 'prompt')}: it was "
             "empty, or the server refused the prompt.",
             error=True,
         )
     if cut := finishes.get("length"):
         print_line(
-            f"regenerate: {cut} of {prompts} answers were cut off at "
-            f"max_new_tokens={config.max_new_tokens}. Raise it for complete answers.",
+            f"regenerate: max_new_tokens={config.max_new_tokens} cut off {cut} of "
+            f"{counted(prompts, 'answer')}. Raise it for complete answers.",
             error=True,
         )
 
@@ -231,8 +232,16 @@ def finish(
     batches: Iterable[list[dict[str, Any]]],
     **facts: Any,
 ) -> int:
-    """Write the shards and the manifest, and remove the records; return the number of rows."""
+    """Write the shards and the manifest, and remove the records; return the number of rows.
+
+    Raises UserError without any row.
+    """
     written = write_shards(partial, batches)
+    if not written:
+        raise UserError(
+            f"no prompt got a text: all answers were empty, refused, or longer than the model's "
+            f"context. Use other prompts or another model, and delete {partial}."
+        )
     write_manifest(partial, KIND, origin, documents=written, **facts)
     shutil.rmtree(partial / UNITS)
     return written

@@ -19,6 +19,7 @@ from rich.style import Style
 from rich.text import Text
 
 from conf.console import pictures, speed
+from conf.errors import counted
 from infer.api import TextStep
 from infer.config import SOURCES
 from infer.loop import Step
@@ -83,14 +84,14 @@ class Summary:
 
     def __str__(self) -> str:
         """Format one line. The speed excludes the first step, which reads the prompt."""
-        parts = [f"{self.tokens} token{'s' * (self.tokens > 1)}"]
+        parts = [counted(self.tokens, "token")]
         if self.forwards > 1:
             seconds = max(self.last - self.first, 1e-6)
             parts.append(speed((self.tokens - self.first_tokens) / seconds))
         parts.append(f"{self.tokens / self.forwards:.2f} tokens per forward")
         if self.drafted:
             share = 100 * self.accepted / self.drafted
-            parts.append(f"{share:.0f} % of {self.drafted} drafts accepted")
+            parts.append(f"{share:.0f} % of {counted(self.drafted, 'draft')} accepted")
         if len(self.sources) > 1:
             shares = [
                 f"{kind.name} {100 * self.sources[source] / self.accepted:.0f} %"

@@ -28,6 +28,6 @@ if [[ -z $ranks ]]; then
     gpus=$(count_gpus)
     ranks=$((gpus > 0 ? gpus : 1))
 fi
-start=(python) # without torchrun, which would add its own lines to an error message
-[[ $ranks -eq 1 ]] || start=(torchrun --standalone --nproc_per_node "$ranks")
+start=(python)
+[[ $ranks -eq 1 ]] || start+=("$project/launch/torchrun.py" --standalone --nproc_per_node "$ranks")
 "${start[@]}" -m infer.bench "${settings[@]}" "$@"

@@ -30,7 +30,7 @@ begin() { # OUT: set up the environment and the variables out, gpus and ranks
 
 run() { # MODULE SETTING... out=DIR: run a stage on all ranks; a finished stage needs only one process
     local last=${*: -1}
-    if [[ -f ${last#out=}/manifest.json ]]; then python -m "$@"; else torchrun --standalone --nproc_per_node "$ranks" -m "$@"; fi
+    if [[ -f ${last#out=}/manifest.json ]]; then python -m "$@"; else python launch/torchrun.py --standalone --nproc_per_node "$ranks" -m "$@"; fi
 }
 
 own_text() { # DATA BASE DOCUMENTS QUESTIONS PROMPTS SHARE CODE ANSWER: write the base model's text to $out/code and $out/chat

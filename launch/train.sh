@@ -20,11 +20,11 @@ fi
 [[ $ranks =~ ^[1-9][0-9]*$ ]] || ranks=$cores # no GPU, or a word such as RANKS=auto
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > ranks ? cores / ranks : 1))}
 read -ra rendezvous <<<"${RENDEZVOUS:---standalone}"
-# torchrun replaces the exit code of the trainer, so the trainer writes its code to a file.
+# After a signal torchrun does not know the exit code of the trainer, so the trainer writes its code to a file.
 TRAIN_EXIT_FILE=$(mktemp)
 export TRAIN_EXIT_FILE
 trap 'rm -f "$TRAIN_EXIT_FILE"' EXIT
-torchrun "${rendezvous[@]}" --nproc_per_node "${RANKS:-gpu}" \
+python launch/torchrun.py "${rendezvous[@]}" --nproc_per_node "${RANKS:-gpu}" \
     --signals-to-handle "$handled" --shutdown-timeout "${SHUTDOWN_TIMEOUT:-600}" \
     -m train "$@" &
 torchrun=$!

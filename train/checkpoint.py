@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 
 from conf.console import print_line
-from conf.errors import UNFINISHED, UserError, describe_error, in_one_line
+from conf.errors import UNFINISHED, UserError, counted, describe_error, in_one_line
 from conf.runs.files import (
     Corrupt,
     read_checksummed,
@@ -470,9 +470,9 @@ def to_universal(folder: Path, checkpoint: Checkpoint, out: Path) -> None:
         (out.parent / "latest_universal").unlink(missing_ok=True)
     if code:
         raise UserError(
-            f"{folder} must be convertible for {dist.get_world_size()} ranks, "
+            f"{folder} must be convertible for {counted(dist.get_world_size(), 'rank')}, "
             f"got {in_one_line(RuntimeError(output[-300:]))}. "
-            f"Continue with {checkpoint.ranks} ranks."
+            f"Continue with {counted(checkpoint.ranks, 'rank')}."
         )
 
 

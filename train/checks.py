@@ -12,7 +12,7 @@ import torch
 from conf.console import torchrun_rank
 from conf.devices.dtype import AUTO, cpu_has_bfloat16
 from conf.devices.memory import check_fits, machine_memory
-from conf.errors import RankLocalError, UserError
+from conf.errors import RankLocalError, UserError, counted
 from conf.runs.fingerprint import fingerprint_file
 from data_prep.ngrams import find_table
 from data_prep.shards import Shards
@@ -81,7 +81,7 @@ def check_devices() -> None:
     gpus = torch.cuda.device_count()
     if gpus and torchrun_rank()[2] >= gpus:
         raise RankLocalError(
-            f"torchrun must start at most one process for each GPU, got {gpus} GPUs. "
+            f"torchrun must start at most one process for each GPU, got {counted(gpus, 'GPU')}. "
             "Lower --nproc_per_node."
         )
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conf.errors import UserError
+from conf import adapter
+from conf.errors import UserError, counted
 from conf.runs.tracker import TrackerConfig
 from conf.settings.schema import check_settings, setting
 from train.deepspeed_settings import normalize
@@ -21,7 +22,6 @@ PLANNED = "planned.json"  # the number of steps that minutes= planned
 DIAGNOSTICS = (
     "diagnostics.json"  # losses, norms and sequences of the step that diverged
 )
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 # Named values of objective.mask; any other value is the id of an existing token.
 ADAPTIVE = "adaptive"
 NOISE = "noise"
@@ -92,12 +92,13 @@ class ModelConfig:
         """
         if self.adapter is None:
             return None
-        for folder in (Path(self.adapter) / "adapter", Path(self.adapter)):
-            if all((folder / name).is_file() for name in ADAPTER_FILES):
+        names = (adapter.CONFIG, adapter.WEIGHTS)
+        for folder in (Path(self.adapter) / adapter.FOLDER, Path(self.adapter)):
+            if all((folder / name).is_file() for name in names):
                 return folder
         raise UserError(
             "model.adapter must be an export with a kept adapter, or its folder "
-            f"adapter/, got {self.adapter} without {' and '.join(ADAPTER_FILES)}. Export it with "
+            f"adapter/, got {self.adapter} without {' and '.join(names)}. Export it with "
             "lora=kept."
         )
 
@@ -350,7 +351,7 @@ class TrainConfig:
         """Raise UserError if a run that is to be continued has already taken more than `steps` steps."""
         if self.minutes is None and done > self.steps:
             raise UserError(
-                f"steps must be at least the {done} steps that out={self.out} has taken, "
+                f"steps must be at least the {counted(done, 'step')} that out={self.out} has taken, "
                 f"got {self.steps}. Use another out=, or more steps."
             )
 
@@ -362,6 +363,6 @@ class TrainConfig:
         if self.global_batch % (self.micro_batch * ranks):
             raise UserError(
                 f"global_batch must be a multiple of micro_batch={self.micro_batch} x "
-                f"{ranks} ranks, got {self.global_batch}. Change one of them."
+                f"{counted(ranks, 'rank')}, got {self.global_batch}. Change one of them."
             )
         return self.global_batch // (self.micro_batch * ranks)

@@ -25,6 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conf.adapter import CONFIG, FOLDER
 from conf.console import print_line
 from conf.errors import UserError, as_user_error
 from conf.runs.files import read_json, write_bytes, write_json
@@ -104,7 +105,7 @@ def main(config: ConvertConfig) -> None:
         print_line(f"convert: {config.out} is finished: nothing to do")
         return
     adaptive = read_json(adapter / "adaptive.json") if adapter else None
-    if adapter and not (adapter / "adapter" / "adapter_config.json").is_file():
+    if adapter and not (adapter / FOLDER / CONFIG).is_file():
         raise UserError(
             f"adapter={adapter} must have the folder adapter/ of a model directory, got none. "
             "Export the training without lora=uno."

@@ -22,6 +22,7 @@ import numpy as np
 from rich.text import Text
 
 from conf.console import PlainConsole, pictures
+from conf.errors import counted
 from conf.settings.cli import run
 from conf.settings.schema import check_settings, setting
 from data_prep.encode import Encoder
@@ -65,9 +66,7 @@ def main(config: TrainInspectConfig) -> None:
     own = inputs.own or inputs.data
     for index, sequence, layout, is_own in layouts(config, inputs.vocab):
         languages = (own if is_own else inputs.data)["languages"]
-        title = (
-            f"step {config.inspect.step}, sequence {index}: {sequence.used:,} tokens"
-        )
+        title = f"step {config.inspect.step}, sequence {index}: {counted(sequence.used, 'token')}"
         console.rule(title, align="left")
         decode = partial(
             windowed_text, sequence.tokens, layout, encoder, config.objective

@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from conf.console import format_duration, speed
+from conf.errors import counted
 from conf.pages import COLOURS, Cell, Draw, render, svg
 from conf.runs.files import write_bytes
 from conf.runs.stage import commit, processor, versions
@@ -188,7 +189,7 @@ def data_facts(trained_on: Mapping[str, Any]) -> dict[str, str]:
     }
     if own := trained_on.get("own"):
         facts["the model's own text"] = (
-            f"{own['documents']:,} documents, {own['tokens']:,} tokens, "
+            f"{counted(own['documents'], 'document')}, {counted(own['tokens'], 'token')}, "
             f"{100 * own['share']:.0f} % of each step"
         )
     return facts

@@ -4,7 +4,7 @@ from rich.table import Table
 
 from conf.console import PlainConsole
 from conf.devices.memory import GIB
-from conf.errors import UserError
+from conf.errors import UserError, counted
 from train.config import TrainConfig
 from train.engine import RANKS_PER_MACHINE
 from train.flops import peak_flops
@@ -49,9 +49,9 @@ def plan(
     computed = total * spec.work.rows / spec.seq_len
     lines = {
         "model": f"{kind}, {spec.parameters / 1e9:.2f}B parameters",
-        "batch": f"{config.global_batch} sequences of {spec.seq_len:,} = "
-        f"{config.plan_ranks} ranks x {config.micro_batch} x "
-        f"{config.accumulations(config.plan_ranks)} accumulations",
+        "batch": f"{counted(config.global_batch, 'sequence')} of {spec.seq_len:,} = "
+        f"{counted(config.plan_ranks, 'rank')} x {config.micro_batch} x "
+        f"{counted(config.accumulations(config.plan_ranks), 'accumulation')}",
         "tokens": f"{_count(total)} of data, {_count(computed)} computed",
     }
     if inputs:
@@ -87,7 +87,8 @@ def _memory(config: TrainConfig, memory: Memory, capacity: float) -> dict[str, s
     verdict = "fits" if memory.total <= capacity else "does not fit"
     local = min(config.plan_ranks, RANKS_PER_MACHINE)
     machine = (
-        f"{local * memory.loading / GIB:.1f} GiB while {local} ranks load the model"
+        f"{local * memory.loading / GIB:.1f} GiB while {counted(local, 'rank')} "
+        f"load{'s' * (local == 1)} the model"
     )
     if memory.host:
         machine += f", {local * memory.host / GIB:.1f} GiB of states offloaded"

@@ -21,6 +21,7 @@ from transformers import (
 from transformers.utils import logging
 from yaml import YAMLError
 
+from conf.adapter import CONFIG, FOLDER
 from conf.architecture import why_unsupported
 from conf.errors import UserError, in_one_line
 from conf.runs.files import check_regular, read_json
@@ -174,7 +175,7 @@ def _check_kept_adapter(folder: Path) -> None:
     """
     path = folder / ADAPTIVE
     gated = path.is_file() and read_json(path).get("gated", False)
-    if (folder / "adapter" / "adapter_config.json").is_file() and not gated:
+    if (folder / FOLDER / CONFIG).is_file() and not gated:
         raise UserError(
             f"model.path={folder} must have all of the model in its weights, got an adapter "
             "in its folder adapter/. Export the model with lora=merged."

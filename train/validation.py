@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from conf.errors import counted
 from data_prep.shards import Shards
 from data_prep.vocab import TOKENIZER, Vocab
 from train.config import ObjectiveConfig, TrainConfig
@@ -83,7 +84,8 @@ class Validation:
             if stop():
                 raise Abandoned
             show(
-                f"validating: {batch_index * self._count // len(self._parts)} of {self._count} sequences"
+                f"validating: {batch_index * self._count // len(self._parts)} of "
+                f"{counted(self._count, 'sequence')}"
             )
             batch = load_batch(
                 self._shards,

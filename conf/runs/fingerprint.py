@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
+from conf.adapter import CONFIG
 from conf.errors import UserError
 
 MANIFEST = "manifest.json"
@@ -33,7 +34,7 @@ MODEL_SUFFIXES = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja")
 def fingerprint(folder: str | Path) -> str:
     """Return the fingerprint of a model directory or of a finished output folder."""
     path = Path(folder)
-    if any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
+    if any((path / name).is_file() for name in ("config.json", CONFIG)):
         return fingerprint_model(path)
     return fingerprint_file(path / MANIFEST)
 

@@ -278,6 +278,14 @@ def partial_of(out: str | Path) -> Path:
     return final.with_name(f".{final.name}.partial")
 
 
+def reopen(out: str | Path, facts: Mapping[str, Any]) -> None:
+    """Make a finished folder unfinished, with its files, so that a run with the same `facts` continues it."""
+    final = Path(os.path.realpath(out))
+    write_json(final / RUN_RECORD, with_checksum(facts))
+    os.replace(final, partial_of(out))
+    (partial_of(out) / MANIFEST).unlink()
+
+
 def publish(partial: Path) -> Path:
     """Rename an unfinished folder to its final name; return the final path.
 

@@ -59,7 +59,7 @@ def run(entry: str, schema: type[T], main: Callable[[T], object]) -> None:
             Path(file).write_text(json.dumps(result), encoding="utf-8")
         return result
 
-    register(schema)
+    register(schema, groups=any(path.is_dir() for path in (FOLDER / entry).iterdir()))
     multirun = not MULTIRUN.isdisjoint(sys.argv)
     overrides = [CONFIG_DIR.sub(_expanded, text) for text in sys.argv[1:]]
     overrides = replace_file_choices(overrides, entry)

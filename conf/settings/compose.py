@@ -44,9 +44,11 @@ PLUGINS = {  # Hydra's launchers and sweepers, by their packages
     "submitit_slurm": "hydra-submitit-launcher",
     "optuna": "hydra-optuna-sweeper",
 }
-HELP = """${hydra.help.header}
+GROUPS = """
 Groups of settings: GROUP=CHOICE
 $APP_CONFIG_GROUPS
+"""
+HELP = """${hydra.help.header}{groups}
 Settings: NAME=VALUE, here with their defaults; ??? is required
 $CONFIG
 --cfg job prints the composed settings and exits; -m runs every combination of comma-separated values;
@@ -54,8 +56,10 @@ $CONFIG
 """
 
 
-def register(schema: type, *, command: bool = True) -> None:
+def register(schema: type, *, command: bool = True, groups: bool = True) -> None:
     """Register a stage's dataclass as `schema`, and settings of Hydra itself.
+
+    `groups` is False for a command without groups of settings, which its help then leaves out.
 
     Hydra writes no files and sets up no logging. Its sweeper needs a folder and gets a
     temporary one. Without `command` a composition does not read the settings of launchers,
@@ -72,12 +76,12 @@ def register(schema: type, *, command: bool = True) -> None:
         store.store(name="schema", node=schema)
     provider = "command" if command else "composition"
     if store.repo["hydra"]["config.yaml"].provider != provider:
-        node = _hydra_settings(command)
+        node = _hydra_settings(command, GROUPS if groups else "")
         store.store(group="hydra", name="config", node=node, provider=provider)
 
 
-def _hydra_settings(command: bool) -> HydraConf:
-    groups = [
+def _hydra_settings(command: bool, groups: str) -> HydraConf:
+    defaults = [
         {"launcher": "basic"},
         {"sweeper": "basic"},
         {"hydra_help": "default"},
@@ -87,11 +91,13 @@ def _hydra_settings(command: bool) -> HydraConf:
         {"env": "default"},
     ]
     return HydraConf(
-        defaults=groups if command else [],
+        defaults=defaults if command else [],
         run=RunDir("."),
         sweep=SweepDir("${temporary_folder:}", "."),
         output_subdir=None,
-        help=HelpConf(app_name="", header="", footer="", template=HELP),
+        help=HelpConf(
+            app_name="", header="", footer="", template=HELP.replace("{groups}", groups)
+        ),
     )
 
 

@@ -67,8 +67,12 @@ def json_values(stream: TextIO, limit: int) -> Iterator[Any]:
         try:
             value, at = decoder.raw_decode(buffer, at)
         except ValueError:
-            if ended or needed > limit:
+            if ended:
                 raise
+            if needed > limit:
+                raise ValueError(
+                    f"invalid JSON, or a value of more than {limit} characters"
+                ) from None
             needed *= 2  # the value may continue beyond the buffer
             continue
         needed = CHUNK

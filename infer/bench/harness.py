@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from conf.console import torchrun_rank
-from conf.errors import RankLocalError, UserError
+from conf.errors import RankLocalError, UserError, counted
 from conf.runs.files import (
     Corrupt,
     read_checksummed,
@@ -97,7 +97,7 @@ def init_workers(*, divided: bool = False) -> WorkerGroup:
         if workers.local >= torch.cuda.device_count():
             raise UserError(
                 "torchrun must start at most one process per GPU, got more processes than the "
-                f"{torch.cuda.device_count()} GPUs of this machine. Lower --nproc_per_node."
+                f"{counted(torch.cuda.device_count(), 'GPU')} of this machine. Lower --nproc_per_node."
             )
         torch.cuda.set_device(workers.local)
     if workers.world > 1 and not dist.is_initialized():
@@ -229,6 +229,14 @@ class Part(ABC):
     @abstractmethod
     def result(self, records: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         """Return the rows of the report. Called only on the first rank."""
+
+    def left_out(self) -> str:
+        """Return why a part without tasks is left out."""
+        return " ".join(self.warnings) or "no benchmark is set."
+
+    def is_complete(self, result: Mapping[str, Any]) -> bool:
+        """Return False if a finished part lacks figures that can be measured now."""
+        return True
 
     def load(self, workers: WorkerGroup) -> None:
         """Load the model, its draft model and its base."""

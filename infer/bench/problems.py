@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from conf.errors import UserError, as_user_error, in_one_line
+from conf.errors import UserError, as_user_error, counted, in_one_line
 from conf.text.rows import ROW_FILES, form_of, read_rows
 from infer.bench.extraction import extract_program, parse
 from infer.bench.names import distinct
@@ -251,7 +251,7 @@ def read_problems(kind: str, file: str) -> Sequence[Problem]:
             ) from error
     if not any(problems):
         raise UserError(
-            f"quality.{kind}={file} must have problems to answer, got {len(rows)} rows "
+            f"quality.{kind}={file} must have problems to answer, got {counted(len(rows), 'row')} "
             f"without one. Give {FILES[kind]}"
         )
     return with_one_line(list(filter(None, problems)))

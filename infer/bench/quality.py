@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from conf.errors import UserError
+from conf.errors import UserError, counted
 from conf.runs.files import write_bytes
 from infer.api import Model, generate
 from infer.bench import sandbox, statistics
@@ -83,6 +83,13 @@ class QualityPart(Part):
             for problem in self._problems.values()
         ]
 
+    def is_complete(self, result: Mapping[str, Any]) -> bool:
+        """Return False if answers were not judged, but can be: bubblewrap may have been installed."""
+        return not any(
+            row["benchmark"] in self._judged and row["value"] is None
+            for row in result["rows"]
+        )
+
     def load(self, workers: WorkerGroup) -> None:
         """Load the model and its base. Raises UserError if no prompt fits the model's context."""
         super().load(workers)
@@ -94,8 +101,8 @@ class QualityPart(Part):
                 return  # usually the first: the answers encode all prompts again
         raise UserError(
             "quality.max_new_tokens must leave room for a prompt in the model's context "
-            f"of {context} tokens, got {new}, and the shortest prompt has {min(lengths)} "
-            "tokens. Lower quality.max_new_tokens, or answer shorter problems."
+            f"of {context} tokens, got {new}, and the shortest prompt has "
+            f"{counted(min(lengths), 'token')}. Lower quality.max_new_tokens, or answer shorter problems."
         )
 
     def measure(self, batch: Batch) -> Record:
@@ -336,9 +343,9 @@ def rows_of(answers: Sequence[Record]) -> list[Record]:
 def unfit_warnings(rows: Sequence[Record]) -> list[str]:
     """Return a warning for each benchmark and model with prompts that do not fit the context."""
     sentences = (
-        f"{row['unfit']} of {row['problems']} prompts of {row['benchmark']} do not fit the context "
-        f"of the {row['who']} with quality.max_new_tokens. They count as not passed, and their "
-        "texts are not compared. Lower quality.max_new_tokens."
+        f"{row['benchmark']}: {row['unfit']} of {counted(row['problems'], 'prompt')} without room in the "
+        f"context of the {row['who']} for quality.max_new_tokens. Such prompts count as not passed, and "
+        "their texts are not compared. Lower quality.max_new_tokens."
         for row in rows
         if row["unfit"]
     )

@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from conf.console import PlainConsole, print_line
-from conf.errors import UserError
+from conf.errors import UserError, counted
 from conf.pages import render
 from conf.runs.files import read_result, with_checksum, write_bytes, write_json
 from conf.runs.tracker import TrackerConfig, log_files, start_run
@@ -87,7 +87,7 @@ def header(part: Mapping[str, Any]) -> str:
     facts = [
         f"{model} (gated)" if part["gated"] else model,
         settings["dtype"],
-        machine["gpu"] or f"{machine['cpu']}, {machine['threads']} thread(s)",
+        machine["gpu"] or f"{machine['cpu']}, {counted(machine['threads'], 'thread')}",
     ]
     if (ranks := part.get("ranks", 1)) > 1:
         facts.append(f"divided over {ranks} processes")
@@ -98,8 +98,8 @@ def header(part: Mapping[str, Any]) -> str:
             f"k={', '.join(map(str, speed['k']))}",
             f"T={temperatures} (top_k={speed['top_k']}, top_p={speed['top_p']:g})",
             f"chat template: {', '.join(part['chat']) or 'not used'}",
-            f"{settings['count']} prompts per set x {speed['rounds']} rounds",
-            f"up to {speed['max_new_tokens']} new tokens, texts stop at EOS",
+            f"{counted(settings['count'], 'prompt')} per set x {counted(speed['rounds'], 'round')}",
+            f"up to {counted(speed['max_new_tokens'], 'new token')}, texts stop at EOS",
         ]
     else:
         own = settings[part["kind"]]

@@ -10,13 +10,14 @@ import torch
 
 from conf.console import print_line
 from conf.devices.dtype import choose_dtype
-from conf.errors import ANOTHER, NOT_IDENTICAL, UserError
+from conf.errors import ANOTHER, NOT_IDENTICAL, UserError, counted
 from conf.runs.files import read_result, with_checksum, write_json
 from conf.runs.fingerprint import MANIFEST
 from conf.runs.stage import (
     collect_provenance,
     is_finished,
     model_directories,
+    reopen,
     write_manifest,
 )
 from infer.bench.config import BENCHMARKS, PARTS, BenchConfig
@@ -70,6 +71,9 @@ def bench(config: BenchConfig) -> None:
     directory = ModelDirectory(config.model)
     # All files are read before the first measurement, so that a wrong one ends the command at once.
     parts = {name: read_part(name, config, directory) for name in config.parts}
+    if not any(part.tasks for part in parts.values()):
+        reasons = (f"part {name}: {part.left_out()}" for name, part in parts.items())
+        raise UserError(f"nothing to measure. {' '.join(reasons)}")
     for name in config.parts:
         # popped, so that the models of a part are freed before the next
         measure_part(name, parts.pop(name), config, directory, workers)
@@ -115,13 +119,17 @@ def measure_part(
                 f"out={config.out}: the finished part {name} has no {RESULT}. "
                 f"Delete {out} to measure it again."
             )
+        if part.is_complete(read_result(out / RESULT)):
+            if workers.first:
+                print_line(f"bench: {out} is finished: nothing to do")
+            return
+        workers.wait()  # until all ranks have read the result
         if workers.first:
-            print_line(f"bench: {out} is finished: nothing to do")
-        return
+            print_line(f"bench: {out} is continued: more can be measured now")
+            reopen(out, facts)
     if not part.tasks:
         if workers.first:
-            reasons = " ".join(part.warnings) or "no benchmark is set."
-            print_line(f"bench: part {name} is left out: {reasons}")
+            print_line(f"bench: part {name} is left out: {part.left_out()}")
         return
     known = decontaminated(config.model)
     if workers.first:
@@ -232,7 +240,7 @@ def check_same(report: Mapping[str, Any]) -> None:
             if differing and not decoder.startswith(PEER):
                 name = row.get("prompt_set") or row["benchmark"]
                 raise UserError(
-                    f"{dtype} texts must equal plain decoding's, got {differing} different texts: "
+                    f"{dtype} texts must equal plain decoding's, got {counted(differing, 'different text')}: "
                     f"{decoder}, {name}.",
                     page=NOT_IDENTICAL,
                 )

@@ -49,11 +49,6 @@ class ProbeGate:
         gates = (getattr(module, "gate", None) for module in lm.modules())
         return next((gate for gate in gates if isinstance(gate, cls)), cls())
 
-    @classmethod
-    def adapts(cls, lm: nn.Module) -> bool:
-        """Return True if a model has an adapter."""
-        return any(isinstance(getattr(m, "gate", None), cls) for m in lm.modules())
-
     @contextmanager
     def open(self, first: int, rows: int) -> Iterator[None]:
         """Apply the adapter to the rows from `first` on while the block runs."""

@@ -59,7 +59,6 @@ class Target:
         self.device = lm.device
         self.gate = ProbeGate.of(lm)
         self.fused = FusedDecoder.of(lm, self.gate, wide=wide)
-        self.adapted = ProbeGate.adapts(lm)
         self.windows = windows(lm.config)
         self._scale = logit_scale(lm.config)
         self.groups = lm.config.num_attention_heads // key_heads(lm.config)

@@ -227,8 +227,8 @@ class PackedOutput:
     """Values on the host that were computed with the forward.
 
     A target has picks after all drafts and candidates for all probes. A draft model has
-    candidates after every row and no picks. With an adapter a pick is -1 if its row is not
-    finite.
+    candidates after every row and no picks. In a forward with probes a pick is -1 if its
+    row is not finite.
     """
 
     picks: npt.NDArray[np.int64]  # (B, D)

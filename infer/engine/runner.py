@@ -111,11 +111,11 @@ class Runner:
         already in the cache. The output then has the candidates after the remaining nodes
         (`ForwardOutput.next_candidates`) and no picks.
 
-        The values of an adapter may overflow. No draft attends to a probe, but 0 times NaN is
-        NaN. So after an overflow the rows are computed again without probes, and all later
-        forwards until the next prefill have no probes.
+        The values of probes may overflow, by an adapter or in float16. No draft attends to a
+        probe, but 0 times NaN is NaN. So after an overflow the rows are computed again
+        without probes, and all later forwards until the next prefill have no probes.
         """
-        probed = self._target.adapted and any(tree.probed for tree in trees)
+        probed = any(tree.probed for tree in trees)
         if probed and self._overflowed:
             trees = [tree.unprobed() for tree in trees]
         output = self._forward(trees, requests, sampling, fed)
@@ -138,9 +138,9 @@ class Runner:
 
 @cache
 def warn_of_overflow() -> None:
-    """Log once that the adapter overflows."""
+    """Log once that probes overflow."""
     getLogger(__name__).warning(
-        "The adapter's values overflow: adaptive tokens draft no more. Texts stay the same"
+        "The values of adaptive tokens overflow: they draft no more. Texts stay the same"
     )
 
 

@@ -219,7 +219,7 @@ class Graph:
             parts += likeliest(*rows(0, q), WIDTH)
         else:
             picks = pick(*rows(0, shape.drafts))
-            if shape.probes and target.adapted:
+            if shape.probes:
                 finite = hidden[:, : shape.drafts].isfinite().all(-1).flatten()
                 picks = picks.where(finite, -1)
             parts.append(picks)

@@ -21,6 +21,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from conf.adapter import FOLDER, HEAD
 from conf.console import print_once, torchrun_rank
 from conf.devices.dtype import INT8
 from conf.devices.memory import check_fits, describe_shortage, machine_memory
@@ -35,7 +36,7 @@ from infer.engine.int8 import to_int8
 from infer.engine.memory import enough_memory
 from infer.engine.packed import is_int8, pack
 from infer.models import parallel
-from infer.models.gated import FOLDER, HEAD, NO_HEAD, gate_model
+from infer.models.gated import NO_HEAD, gate_model
 from infer.ngrams import ABSENT, FILE, NgramTable, NgramWeights
 from infer.text import Text
 from infer.trees.mask_tokens import MaskTokens, mask_tokens

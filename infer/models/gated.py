@@ -14,15 +14,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transformers import PreTrainedModel
 
+from conf.adapter import CONFIG, HEAD, WEIGHTS
 from conf.errors import as_user_error
 from infer.engine.attention import ProbeGate
 from infer.engine.gate import GatedEmbedding, GatedLinear
 from infer.engine.head import PreviousTokenHead
 
-FOLDER = "adapter"
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
-HEAD = "head.safetensors"
 #: A warning for an export that lost the file; its argument is the path.
 NO_HEAD = "%s is absent: drafts do not depend on the token drafted before them, and fewer are accepted"
 PREFIX = "base_model.model."  # begins the names of modules in peft's files

@@ -31,6 +31,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils.hub import cached_file
 
+from conf.adapter import CONFIG, FOLDER, HEAD, WEIGHTS
 from conf.errors import UserError
 from infer.config import DecodeConfig
 from infer.drafters.planner import MeasuredPlanner, remember_planners
@@ -42,15 +43,7 @@ from infer.engine.runner import Runners
 from infer.engine.sampling import SEEDS, Sampling
 from infer.loop import Limits, decode
 from infer.methods import Methods
-from infer.models.gated import (
-    CONFIG,
-    FOLDER,
-    HEAD,
-    NO_HEAD,
-    WEIGHTS,
-    gated_layers,
-    read_head,
-)
+from infer.models.gated import NO_HEAD, gated_layers, read_head
 from infer.ngrams import ABSENT, FILE, NgramTable, NgramWeights
 from infer.portable.generate_args import (
     RowProcessor,

@@ -17,7 +17,8 @@ from statistics import mean
 import torch
 from safetensors.torch import load_file, save_file
 
-from infer.models.gated import CONFIG, WEIGHTS, A, B
+from conf.adapter import CONFIG, WEIGHTS
+from infer.models.gated import A, B
 
 
 def main() -> None:

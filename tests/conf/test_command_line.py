@@ -78,6 +78,13 @@ def test_idioms_of_hydra(
     assert [path.name for path in tmp_path.iterdir()] == ["choices"]
 
 
+def test_help_without_groups_has_no_heading_for_them(tmp_path: Path) -> None:
+    """Bug: the heading was followed by nothing."""
+    for module, groups in (("infer.bench.compare", False), ("infer", True)):
+        text = command("-m", module, "--help", cwd=tmp_path).stdout
+        assert ("Groups of settings" in text) == groups and "NAME=VALUE" in text
+
+
 def test_help_of_every_entry_needs_no_torch(tmp_path: Path) -> None:
     code = f"""
 import runpy, sys

@@ -377,3 +377,12 @@ def test_an_answer_of_weight_0_is_only_context(templates: dict[str, Path]) -> No
     assert turn == encoded(template, say("a", "b", "c", "d")).turns[1]
     row = template.encode(document(messages[:2]))
     assert isinstance(row, Drop) and row.reason == "no answer to train on"
+
+
+def test_data_without_an_answer_to_train_on_is_refused(tmp_path: Path) -> None:
+    """Bug: all documents were dropped after they were counted, and an empty folder was a result."""
+    messages = [*say("Go."), {"role": "assistant", "content": "Done.", "weight": 0}]
+    config = chat_settings(tmp_path, [{"messages": messages}] * 3)
+    with pytest.raises(UserError, match="must have documents.*no answer to train on"):
+        prepare(config)
+    assert not Path(config.out).exists()

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from conf.errors import UserError
 from data_prep.config import DataConfig
-from data_prep.document import Document, Drop
+from data_prep.document import NOT_READ, Document, Drop
+from data_prep.inspect import warnings
 from data_prep.listing import card_configs, config_globs, list_parts
 from data_prep.sources import read
 from tests.conftest import write_rows
@@ -250,11 +251,26 @@ def test_damage_in_a_list_or_csv_drops_only_unreadable_rows(tmp_path: Path) -> N
         b'content,n\nx,1\n"y",2,3\n\xff,4\n' + b"z" * 80_000 + b",5\nlast,6\n"
     )
     expected = ["x", "malformed row", "undecodable", "y", "malformed row"]
+    expected += ["rest of a file"]
     expected += ["x", "malformed row", "undecodable", "malformed row", "last"]
     assert seen(tmp_path, "jsonl", max_bytes=9) == expected
     (tmp_path / "b.csv").unlink()
     (tmp_path / "a.json").write_text('[{"content": "' + "x" * 2_000_000 + '"}]')
     assert seen(tmp_path, "jsonl", max_bytes=9) == ["too large"]
+
+
+def test_a_list_with_a_row_above_the_limit_is_reported(tmp_path: Path) -> None:
+    """Bug: the rows after it were not read, and the message was "Unterminated string"."""
+    rows = [{"content": "x"}, {"content": "y" * 5_000_000}, {"content": "z"}]
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    first, large, rest = read_all(tmp_path, "jsonl", max_bytes=9)
+    assert isinstance(large, Drop) and isinstance(rest, Drop)
+    assert "a value of more than 65590 characters" in large.detail
+    assert (rest.reason, rest.row, rest.detail) == (NOT_READ, None, "from row 1 on")
+    sizes = {"sequences": 9}
+    manifest = {"drops": {NOT_READ: 1}, "settings": {"held_out": 0}, "seq_len": 8}
+    (warning,) = warnings(manifest | {"train": sizes, "held_out": sizes})
+    assert warning.startswith("the rest of 1 file is not read")
 
 
 def test_a_cell_that_is_too_large_loses_only_its_row(tmp_path: Path) -> None:

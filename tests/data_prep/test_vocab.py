@@ -167,3 +167,19 @@ def test_a_piece_after_a_text_is_not_put_before_it() -> None:
         ],
     )
     assert prefix_ids(tokenizer, {}) == [tokenizer.token_to_id("<s>")]
+
+
+def test_a_tokenizer_with_two_opening_pieces_is_refused() -> None:
+    """Bug: documents began with the first of GLM-4's two pieces, [gMASK] without <sop>."""
+    tokenizer = train_bpe()
+    ids = [
+        ("<s>", tokenizer.token_to_id("<s>")),
+        ("</s>", tokenizer.token_to_id("</s>")),
+    ]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=["</s>", "<s>", "$A"], special_tokens=ids
+    )
+    with pytest.raises(UserError, match="one piece .* got </s> and <s>.*vocab.bos=<s>"):
+        find_vocab(tokenizer, CONFIG)
+    chosen = VocabConfig(adaptive=CONFIG.adaptive, bos="<s>")
+    assert find_vocab(tokenizer, chosen).bos == tokenizer.token_to_id("<s>")

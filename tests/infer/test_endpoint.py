@@ -251,8 +251,8 @@ def test_a_server_without_seeds_and_prompts_without_answers(
     assert "takes no seed" in stderr
     assert "prompts.jsonl:0 is left out: HTTP 400: the prompt exceeds" in stderr
     assert "prompts.jsonl:1 is left out: HTTP 500: this prompt breaks" in stderr
-    assert "3 of 200 prompts have no answer" in stderr
-    assert "1 of 200 answers were cut off at max_new_tokens=50. Raise it" in stderr
+    assert "no answer to 3 of 200 prompts" in stderr
+    assert "max_new_tokens=50 cut off 1 of 200 answers. Raise it" in stderr
 
 
 def test_an_answer_keeps_its_calls_and_its_spaces() -> None:

@@ -18,6 +18,7 @@ from conf.errors import UserError
 from conf.runs.stage import read_manifest
 from conf.settings.compose import settings
 from data_prep.shards import Shards
+from infer import own_text
 from infer import regenerate as stage
 from infer.api import Model, generate, load
 from infer.bench.harness import Records
@@ -336,3 +337,17 @@ def test_own_turns_begin_behind_the_users_header(chat_dir: Path) -> None:
     ids = user_header(chat_dir)
     whole = chat_ids(chat_dir, [{"role": "user", "content": "abc"}])
     assert whole[: len(ids)] == ids and len(ids) > 1
+
+
+def test_a_run_without_a_text_is_an_error(
+    chat_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: "0 texts from 2 prompts" was a result, with exit code 0."""
+    file = write_rows(tmp_path / "p.jsonl", [{"prompt": "a = 1"}, {"prompt": "b"}])
+    monkeypatch.setattr(
+        own_text, "complete", lambda model, prompts, *_: [[]] * len(prompts)
+    )
+    arguments = [f"model={chat_dir}", f"out={tmp_path}/out", f"prompts=[{file}]"]
+    with pytest.raises(UserError, match="no prompt got a text"):
+        stage.main(composed(*arguments))
+    assert not (tmp_path / "out").exists()

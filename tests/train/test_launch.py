@@ -97,8 +97,8 @@ def test_every_rank_gets_its_share_of_the_cores(
 ) -> None:
     """Bug: torchrun sets one thread for each rank, so an offloaded optimizer used one of 32 cores."""
     gpus = {"nvidia-smi": "echo GPU 0; echo GPU 1"}
-    torchrun = 'echo "threads $OMP_NUM_THREADS"'
-    stub(project.parent, torchrun=torchrun, nproc="echo 32", **gpus)
+    python = 'echo "threads $OMP_NUM_THREADS"'
+    stub(project.parent, python=python, nproc="echo 32", **gpus)
     run = launch(project, "train.sh", **environment)
     assert run.stdout == f"threads {threads}\n", run.stderr
 
@@ -107,7 +107,7 @@ def called_by(
     project: Path, script: str, *arguments: str, **environment: str
 ) -> list[str]:
     """Run a recipe with stubs; check that the settings of each call compose; return the modules."""
-    stub(project.parent, python=RECORD, torchrun=RECORD)
+    stub(project.parent, python=RECORD)
     calls = project.parent / "calls"
     run = launch(project, script, *arguments, CALLS=str(calls), **environment)
     assert run.returncode == 0, run.stderr
@@ -147,19 +147,20 @@ def test_the_long_recipe_also_makes_a_draft_model(project: Path) -> None:
     ("ranks", "start"),
     [
         ("1", ""),
-        ("3", "--standalone --nproc_per_node 3 "),
-        ("", "--standalone --nproc_per_node 2 "),  # one per GPU
+        ("3", "{launch}/torchrun.py --standalone --nproc_per_node 3 "),
+        ("", "{launch}/torchrun.py --standalone --nproc_per_node 2 "),  # one per GPU
     ],
 )
 def test_an_evaluation_starts_torchrun_only_for_several_ranks(
     ranks: str, start: str, project: Path
 ) -> None:
-    stub(project.parent, python=RECORD, torchrun=RECORD, **{"nvidia-smi": ""})
+    stub(project.parent, python=RECORD, **{"nvidia-smi": ""})
     calls = project.parent / "calls"
     arguments = ("a/model/", "base", "out=b c", "count=2")
     run = launch(project, "evaluate.sh", *arguments, RANKS=ranks, CALLS=str(calls))
     assert run.returncode == 0, run.stderr
     settings = r"model=a/model out=a/model-report base=base out=b\ c count=2"
+    start = start.format(launch=project / "launch")
     assert calls.read_text() == f"{start}-m infer.bench {settings} \n"
 
 
@@ -227,7 +228,7 @@ def test_a_recipe_takes_paths_relative_to_the_callers_folder(
     folder = project.parent / "elsewhere"
     folder.mkdir()
     (folder / "mbpp.jsonl").touch()
-    stub(project.parent, python=RECORD, torchrun=RECORD)
+    stub(project.parent, python=RECORD)
     calls = project.parent / "calls"
     given = {"CALLS": str(calls), "MBPP": "mbpp.jsonl"}
     run = launch(project, script, *arguments, folder=folder, **given)
@@ -257,10 +258,41 @@ def test_models_of_one_name_are_refused_before_the_first_is_measured(
 
 def test_a_training_without_a_gpu_needs_ranks(project: Path) -> None:
     """Bug: torchrun ended in a traceback, "Cuda is not available"."""
-    stub(project.parent, python="exit 1", torchrun="", **{"nvidia-smi": "exit 9"})
+    stub(project.parent, python="[[ $1 != -c ]]", **{"nvidia-smi": "exit 9"})
     run = launch(project, "train.sh", "out=x")
     assert run.returncode == 2 and run.stderr.startswith("error: RANKS must be")
     assert launch(project, "train.sh", "out=x", RANKS="1").returncode == 0
+
+
+def torchrun(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run launch/torchrun.py with two processes that execute this code."""
+    (folder / "worker.py").write_text(
+        f"import os, sys\nrank = os.environ['RANK']\n{code}"
+    )
+    script = str(ROOT / "launch" / "torchrun.py")
+    return subprocess.run(
+        [sys.executable, script, "--standalone", "--nproc_per_node=2", "worker.py"],
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_message_of_a_rank_is_the_last_one(tmp_path: Path) -> None:
+    """Bug: after a user's mistake torchrun logged an error, printed its own traceback and ended with 1."""
+    mistake = """
+if rank == "1":
+    import time
+    time.sleep(30)
+print("error: k must be 1", file=sys.stderr)
+sys.exit(2)
+"""
+    run = torchrun(mistake, tmp_path)
+    assert (run.returncode, run.stderr) == (2, "error: k must be 1\n")
+    run = torchrun("raise RuntimeError('a bug')", tmp_path)
+    assert run.returncode == 1
+    assert "RuntimeError: a bug" in run.stderr and "ChildFailedError" in run.stderr
 
 
 @pytest.mark.parametrize("script", ["qwen.sh", "tables.sh"])

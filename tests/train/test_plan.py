@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from conf.architecture import skeleton
+from conf.errors import counted
 from conf.runs.stage import read_manifest
 from conf.settings.compose import settings
 from tests.conftest import text_vocab, tiny_llama
@@ -59,6 +60,20 @@ def planned(*overrides: str) -> dict[str, str]:
 def test_every_recipe_fits_its_device(overrides: list[str], verdict: str) -> None:
     lines = planned(*overrides)
     assert lines["memory per GPU"].startswith(verdict), lines["memory per GPU"]
+
+
+def test_a_plan_for_one_rank_counts_in_the_singular() -> None:
+    """Bug: it had "1 ranks" and "1 accumulations"."""
+    lines = planned(
+        "experiment=demo", "plan_ranks=1", "global_batch=4", "micro_batch=4"
+    )
+    assert lines["batch"].endswith("= 1 rank x 4 x 1 accumulation")
+    assert lines["memory per machine"].endswith("while 1 rank loads the model")
+    assert [counted(n, "rank") for n in (0, 1, 1024)] == [
+        "0 ranks",
+        "1 rank",
+        "1,024 ranks",
+    ]
 
 
 def test_settings_that_save_memory() -> None:

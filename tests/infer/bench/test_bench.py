@@ -359,7 +359,7 @@ def test_prompts_that_do_not_fit_the_context_are_counted(
     assert counts == [(1, 0, 0), (1, 1, 1)]
     assert all(row["value"] is not None for row in report["rows"])
     (warning,) = report["warnings"]
-    begin = "1 of 2 prompts of lines do not fit the context of the model with"
+    begin = "lines: 1 of 2 prompts without room in the context of the model for"
     assert warning.startswith(begin) and f"warning: {begin}" in capsys.readouterr().out
     asked.append("quality.max_new_tokens=510")
     with pytest.raises(UserError, match=r"must leave room .* 512 tokens, got 510, and"):
@@ -522,3 +522,11 @@ def test_the_fall_of_acceptance_is_printed_by_prompt_length() -> None:
     ]
     assert second.rows == [["sdsat k=5", "2.00", "", ""]]
     assert length_tables(rows, {}) == []
+
+
+def test_a_report_of_nothing_is_an_error(model_dir: Path, tmp_path: Path) -> None:
+    """Bug: without a benchmark the message was to run infer.bench, or none beside a finished part."""
+    overrides = ["part=quality", "quality.humaneval=false", "quality.lines=null"]
+    config = configured(model_dir, tmp_path, tmp_path / "out", *overrides)
+    with pytest.raises(UserError, match=r"nothing to measure\. part quality: no bench"):
+        bench(config)

@@ -165,7 +165,7 @@ def test_rows_without_a_prompt_are_counted(
     text = ModelDirectory(chat).text
     drawn = read_prompts(str(file), text, chat, count=2, max_tokens=99, seed=1)
     assert {prompt.id: prompt.chat for prompt in drawn} == {"a": True, "b": False}
-    assert "2 rows are left out, first: line 4" in capsys.readouterr().err
+    assert "left out 2 rows, first: line 4" in capsys.readouterr().err
     with pytest.raises(UserError, match="count must be at most 2"):
         read_prompts(str(file), text, chat, count=3, max_tokens=99, seed=1)
     # The advice was to lower count to 0.
@@ -283,7 +283,7 @@ def test_the_file_of_another_benchmark_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"row of question, answer .*Give mbpp\.jsonl"):
         read_problems("mbpp", str(file))
     file = write_rows(tmp_path / "b.jsonl", [{"task_id": 1, **MBPP}])
-    with pytest.raises(UserError, match=r"got 1 rows without one\. Give"):
+    with pytest.raises(UserError, match=r"got 1 row without one\. Give"):
         read_problems("mbpp", str(file))
 
 

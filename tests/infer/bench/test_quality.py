@@ -11,7 +11,7 @@ import pytest
 
 from conf.errors import UserError
 from conf.text.rows import read_rows
-from infer.bench import sandbox
+from infer.bench import quality, sandbox
 from infer.bench.problems import Problem, read_languages, read_problems
 from infer.bench.quality import BATCH_SIZE, QualityPart, in_batches, in_order, judge
 from infer.bench.run import bench
@@ -76,6 +76,29 @@ def test_answers_are_written_as_each_harness_reads_them(
     file = folder / "multipl_e-lua-model-plain" / "m.json.gz"
     row = json.loads(gzip.decompress(file.read_bytes()))
     assert row.pop("completions") and row == {"name": "m", **fields}
+
+
+def test_answers_are_judged_once_bubblewrap_is_installed(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: the repeated command said that the part was finished, and the answers were never judged."""
+    problem = ["part=quality", "quality.problems=1", "quality.lines=null"]
+    config = configured(model_dir, tmp_path, tmp_path / "out", *problem)
+
+    def values() -> set[float | None]:
+        bench(config)
+        return {
+            row["value"] for row in read_report(tmp_path / "out")["quality"]["rows"]
+        }
+
+    monkeypatch.setattr(sandbox, "unavailable", lambda: "judging needs bwrap.")
+    assert values() == {None}
+    monkeypatch.setattr(sandbox, "unavailable", lambda: "")
+    monkeypatch.setattr(sandbox, "judge", lambda *_: sandbox.Verdict("passed"))
+    monkeypatch.setattr(quality, "answer", mock.Mock(side_effect=AssertionError))
+    assert values() == {1.0}
+    monkeypatch.setattr(QualityPart, "load", mock.Mock(side_effect=AssertionError))
+    assert values() == {1.0}
 
 
 def test_every_canonical_solution_of_humaneval_passes() -> None:

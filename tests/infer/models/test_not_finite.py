@@ -112,6 +112,18 @@ def test_an_adapter_that_overflows_changes_no_text(
     assert collect(steps, 2)[0] == collect(plain, 2)[0]
 
 
+@pytest.mark.parametrize("static", [False, True])
+def test_a_plain_model_with_probes_that_overflow_changes_no_text(static: bool) -> None:
+    """Bug: only an adapter's overflow was seen. In float16 a trained row may overflow too."""
+    requests = [Request(prompt) for prompt in PROMPTS]
+    new = partial(by_tokens, [90], FixedPlanner(3, "all", 6, 2))
+    lm = tiny("llama").half()
+    plain = steps_of(lm, Drafters, requests, tokens=12)
+    lm.get_input_embeddings().weight.data[90] = INF
+    steps = steps_of(lm, new, requests, tokens=12, static=static)
+    assert collect(steps, 2)[0] == collect(plain, 2)[0]
+
+
 def test_a_head_that_overflows_changes_no_text(model_dir: Path, tmp_path: Path) -> None:
     """Regression: its NaN logits ended a text: "cannot convert float NaN to integer"."""
     folder = gated_copy(model_dir, tmp_path / "model")

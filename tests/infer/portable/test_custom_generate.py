@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from transformers import (
     GenerationConfig,
     PreTrainedModel,
@@ -15,6 +16,8 @@ from transformers import (
 )
 
 from infer import DecodeConfig, Model
+from infer.engine.pick import Logits, probabilities
+from infer.portable.generate_args import sampling_of
 from tests.infer.library import (
     PROMPT,
     Ends,
@@ -92,6 +95,35 @@ def test_draws_are_those_of_infer(
             assert set(text[len(own) :]) <= {2}
 
 
+WARPERS = {
+    "temperature": st.sampled_from([0.3, 1.0, 2.5]),
+    "top_k": st.sampled_from([0, 1, 20]),
+    "top_p": st.sampled_from([0.5, 0.9, 1.0]),
+    "min_p": st.sampled_from([0.02, 0.3]),
+    "top_h": st.sampled_from([0.2, 0.7]),
+    "typical_p": st.sampled_from([0.4, 0.95]),
+    "epsilon_cutoff": st.sampled_from([3e-3, 0.05]),
+    "eta_cutoff": st.sampled_from([3e-3, 0.05]),
+}
+
+
+@settings(max_examples=60)
+@given(st.fixed_dictionaries({}, optional=WARPERS), st.integers(0, 2**31))
+def test_the_distribution_is_that_of_the_librarys_warpers(
+    lm: PreTrainedModel, fields: dict[str, Any], seed: int
+) -> None:
+    """Every field of sampling: the tokens that are kept, and their probabilities."""
+    config = GenerationConfig(do_sample=True, **fields)
+    warpers = lm._get_logits_processor(config, input_ids_seq_length=4, device="cpu")
+    generator = torch.Generator().manual_seed(seed)
+    scores = 3 * torch.randn(1, 400, generator=generator)
+    expected = warpers(ONE, scores.clone()).softmax(-1)
+    sampling, rest = sampling_of(warpers, sample=True)
+    own = probabilities(Logits(nn.Identity(), scores, rest(ONE, scores)), sampling)
+    assert torch.equal(own > 0, expected > 0)
+    torch.testing.assert_close(own.float(), expected)
+
+
 def test_without_a_seed_pytorchs_generator_decides(ours: Generate) -> None:
     """set_seed repeats a call, and greedy decoding draws no random numbers."""
     args = {"max_new_tokens": 20, "num_return_sequences": 3, "do_sample": True}
@@ -131,6 +163,7 @@ def test_it_takes_what_generate_takes(lm: PreTrainedModel, ours: Generate) -> No
     output = ours(inputs=ONE, return_dict_in_generate=True)
     assert type(output) is type(lm.generate(ONE, return_dict_in_generate=True))
     assert torch.equal(output.sequences, expected)
+    assert output.past_key_values is None  # docs/export.md says so
     assert torch.equal(ours(max_new_tokens=5), lm.generate(max_new_tokens=5))
     args = {"prefix_allowed_tokens_fn": lambda b, ids: [20 + len(ids), 30]}
     assert torch.equal(ours(ONE, **args), lm.generate(ONE, **args))
