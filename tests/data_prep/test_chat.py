@@ -18,9 +18,10 @@ from conf.errors import UserError
 from conf.runs.stage import read_manifest
 from conf.text.rows import read_rows
 from data_prep.chat import ChatTemplate
-from data_prep.config import DataConfig, VocabConfig
+from data_prep.config import DataConfig, FilterConfig, VocabConfig
 from data_prep.document import Document, Drop, split, text_of
 from data_prep.encode import Encoder
+from data_prep.filters import Index, screen
 from data_prep.inspect import print_summary
 from data_prep.listing import list_parts
 from data_prep.pipeline import prepare
@@ -297,6 +298,18 @@ def test_conversations_become_shards(tmp_path: Path) -> None:
     three = ["held_out=0.2", "workers=3", f"out={tmp_path / 'three'}"]
     prepare(chat_settings(tmp_path, rows, *three))
     assert content(tmp_path / "three") == content(out)
+
+
+def test_reasoning_is_decontaminated(tmp_path: Path) -> None:
+    """Bug: a template renders the reasoning, but the search for benchmarks did not read it."""
+    task = "write a function that returns the sum of all even numbers"
+    answer = {"role": "assistant", "content": "ok", "reasoning_content": f"# {task}"}
+    write_rows(tmp_path / "a.jsonl", [{"messages": [*say("hi"), answer]}])
+    data = DataConfig(path=str(tmp_path), kind="jsonl", messages="messages")
+    (part,), root = list_parts(data)
+    index = Index({task: "task/1"})
+    (row,) = screen(read(part, root, data), FilterConfig(), index)
+    assert isinstance(row, Drop) and row.reason == "contaminated"
 
 
 def test_a_budget_and_drops_of_conversations(tmp_path: Path) -> None:
