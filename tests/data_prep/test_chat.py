@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 
 from conf.console import PlainConsole
 from conf.errors import UserError
+from conf.runs.files import write_json
 from conf.runs.stage import read_manifest
 from conf.text.rows import read_rows
 from data_prep.chat import ChatTemplate
@@ -380,6 +381,20 @@ def test_the_run_ends_with_the_most_frequent_reason_if_all_rows_are_dropped(
 ) -> None:
     with pytest.raises(UserError, match=message):
         prepare(chat_settings(tmp_path, [row] * 9, "max_unreadable=0.9"))
+
+
+def test_a_template_with_pieces_beyond_the_models_rows_is_refused(
+    tmp_path: Path,
+) -> None:
+    """Bug: a tokenizer had more pieces than the model rows, and <|im_start|> became the adaptive id."""
+    folder = chat_tokenizer(tmp_path / "tokenizer", TEMPLATES["chatml"])
+    pieces = load_tokenizer(folder).get_vocab_size()
+    write_json(folder / "config.json", {"vocab_size": pieces - 2, "eos_token_id": 1})
+    config = chat_settings(tmp_path, [{"messages": say("hi", "yes")}])
+    config.tokenizer = str(folder)
+    config.vocab.adaptive = []
+    with pytest.raises(UserError, match=r"row of <\|im_start\|> \(\d+\): resize"):
+        prepare(config)
 
 
 def test_an_answer_of_weight_0_is_only_context(templates: dict[str, Path]) -> None:
