@@ -21,13 +21,14 @@ class ChatTemplate:
 
     def __init__(self, folder: Path, encoder: Encoder) -> None:
         self._template = chat.ChatTemplate(folder, encoder, PROBLEM)
-        self._control = encoder.control
+        self._encoder = encoder
 
     def encode(self, row: Document | Drop) -> Document | Drop:
         """Return a conversation with its encoded turns, or a Drop.
 
         A conversation is dropped if the template refuses it, if the template renders a prompt
-        differently once the answer follows, or if all its answers have weight 0.
+        differently once the answer follows or writes a piece without an embedding row, or if
+        all its answers have weight 0.
         """
         if isinstance(row, Drop) or not row.messages:
             return row
@@ -46,7 +47,22 @@ class ChatTemplate:
                 prompt, answer = self._template.answer_ids(
                     conversation, index, ends=row.ends or not last
                 )
-                turns.append(Turn(index, len(prompt), prompt + answer))
+                ids = prompt + answer
+                if (piece := self._without_row(ids)) is not None:
+                    detail = (
+                        f"the model has no embedding row of {piece}: resize the model"
+                    )
+                    return row.drop("chat template", detail)
+                turns.append(Turn(index, len(prompt), ids))
         except chat.REFUSALS as error:
             return row.drop("chat template", in_one_line(error, 200))
         return replace(row, turns=tuple(turns))
+
+    def _without_row(self, ids: list[int]) -> str | None:
+        """Return the first piece among `ids` beyond the rows of the model, or of an adaptive id."""
+        vocab = self._encoder.vocab
+        wrong = (id for id in ids if id >= vocab.size or id in vocab.adaptive)
+        id = next(wrong, None)
+        return (
+            None if id is None else f"{self._encoder.tokenizer.id_to_token(id)} ({id})"
+        )

@@ -32,9 +32,9 @@ class Document:
 
     `file` and `row` are its source. `held_out` documents are never trained on. `ends` is
     False if no EOS or end of turn follows: for all pieces of a file but the last, and for a
-    conversation with a truncated last answer. For a conversation, `text` is the contents and
-    tool calls of its `messages`, and `turns` are its answers after data_prep.chat has encoded
-    them.
+    conversation with a truncated last answer. For a conversation, `text` is the reasoning,
+    contents and tool calls of its `messages`, and `turns` are its answers after
+    data_prep.chat has encoded them.
     """
 
     id: str

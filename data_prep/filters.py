@@ -3,7 +3,8 @@
 The limits follow The Stack (Kocetkov et al. 2022, §3) and StarCoder (Li et al. 2023, §3.1).
 
 Documents and benchmarks are compared as streams of lower-case words, [a-z0-9_]+, separated by
-single spaces, so that case, indentation, punctuation and comment signs do not hide a copy:
+single spaces, so that case, indentation, punctuation, comment signs and the escapes of JSON do
+not hide a copy:
 
     text     # Return  length of (the) STRING.
     stream   " return length of the string "
@@ -57,6 +58,7 @@ SHARED_BY = 30
 BORDER = b"\x01"  # separates documents; it occurs in no word
 WORD_BYTES = ALPHANUMERIC + b"_"
 LOWER = bytes(byte if byte in WORD_BYTES else 32 for byte in range(256)).lower()
+ESCAPES = (b"\\n", b"\\r", b"\\t")  # line ends and tabs in JSON, as in notebooks
 
 
 def benchmark_texts(config: DecontaminateConfig) -> Iterator[tuple[str, str]]:
@@ -148,8 +150,7 @@ class Match(NamedTuple):
 def word_stream(texts: Sequence[str]) -> bytes:
     """Return the words of all texts with single spaces between them, and a border before each text."""
     lowered = (
-        BORDER + b" " + text.encode("utf-8", "surrogatepass").translate(LOWER)
-        for text in texts
+        BORDER + b" " + _without_escapes(text).translate(LOWER) for text in texts
     )
     data = np.frombuffer(b" " + b" ".join(lowered) + b" ", dtype=np.uint8)
     is_word = data != 32
@@ -157,6 +158,14 @@ def word_stream(texts: Sequence[str]) -> bytes:
     keep[0] = True
     keep[1:] |= is_word[:-1]
     return bytes(data[keep].tobytes())
+
+
+def _without_escapes(text: str) -> bytes:
+    """Return a text as UTF-8, with spaces in place of the escaped line ends and tabs of JSON."""
+    data = text.encode("utf-8", "surrogatepass")
+    for escape in ESCAPES:
+        data = data.replace(escape, b"  ")
+    return data
 
 
 def index_entries(entries: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -247,7 +256,7 @@ def reason_to_drop(document: Document, config: FilterConfig) -> str | None:
         return "empty"
     if "\0" in text:
         return "NUL bytes"
-    if document.language not in config.long_lines:
+    if document.language.lower() not in map(str.lower, config.long_lines):
         lines = text.split("\n")
         if config.mean_line is not None and len(text) > config.mean_line * len(lines):
             return "mean line too long"

@@ -115,7 +115,8 @@ class ObjectiveConfig:
     start_rate: float = setting(0.1, above=0, most=1)
     #: weight of the loss on adaptive tokens (the masked term)
     w: float = setting(1.0, least=0)
-    #: divisor of the masked term: n (all tokens, eq. 9) or masked (the masked positions)
+    #: divisor of the masked term: n (all tokens, eq. 9) or masked (the masked positions of a
+    #: step)
     masked_mean: str = setting("n", choices=("n", "masked"))
     #: attention kernel of branch: flex (CUDA), dense, or auto: flex if it can run
     attention: str = setting("auto", choices=("auto", "flex", "dense"))

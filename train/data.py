@@ -10,13 +10,23 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from data_prep.shards import PackedSequence, Shards
 from data_prep.vocab import Vocab
 from data_prep.windows import replaceable, sample_windows, window_offsets
 from train.config import NOISE, ObjectiveConfig, TrainConfig
 from train.inputs import RunInputs
-from train.objective import COLUMNS, Layout, basic, branch, causal, dual, with_noise
+from train.objective import (
+    COLUMNS,
+    IGNORE,
+    Layout,
+    basic,
+    branch,
+    causal,
+    dual,
+    with_noise,
+)
 
 # Random streams of the windows; part of their key.
 TRAINING = 0
@@ -263,6 +273,25 @@ def load_batch(
         vocabulary=vocabulary,
     )
     return to_tensors(layout, device)
+
+
+def share_masked_mean(batches: Sequence[dict[str, Any]], *, ranks: int) -> None:
+    """Divide the masked terms of a step by its mean number of masked positions, in place.
+
+    A layout with objective.masked_mean=masked divides by its own number, so that a position
+    would count more in a micro-batch with few of them. `batches` are this rank's micro-batches.
+    The engine averages over all micro-batches. Every rank must call this.
+    """
+    counts = [
+        ((batch["labels"] != IGNORE) & (batch["offsets"] > 0)).sum()
+        for batch in batches
+    ]
+    total = torch.stack(counts).sum().double()
+    dist.all_reduce(total)
+    mean = (total / (len(batches) * ranks)).clamp(min=1e-9)  # above 0 without positions
+    for batch, count in zip(batches, counts, strict=True):
+        factors = torch.where(batch["offsets"] > 0, count / mean, 1.0)
+        batch["weights"] = batch["weights"] * factors.float()
 
 
 def trained_on(inputs: RunInputs, own_share: float) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from conf.architecture import attention_dropout, logit_scale, windows
 from conf.runs.stage import partial_of
@@ -235,5 +236,6 @@ def write_architecture(lm: Any, data: Path, out: Path) -> None:
         shutil.copyfile(path, partial / path.name)
     lm.config.save_pretrained(partial)
     if lm.generation_config is not None:
-        lm.generation_config.save_pretrained(partial)
+        # save_pretrained refuses published files, such as a temperature without do_sample.
+        lm.generation_config.to_json_file(partial / GENERATION_CONFIG_NAME)
     os.rename(partial, out)

@@ -40,6 +40,7 @@ from train.data import (
     TrainingData,
     load_batch,
     rank_batches,
+    share_masked_mean,
     trained_on,
 )
 from train.distributed import Abandoned, StopSignals, broadcast, gather, is_lost_rank
@@ -357,6 +358,8 @@ class Trainer:
             )
             for part in parts
         ]
+        if config.objective.masked_mean == "masked":
+            share_masked_mean(batches, ranks=self.ranks)
         lr = learning_rate(self.step, self.schedule, config.optimizer)
         # Check for signals between micro-batches too: a step may take longer than a
         # scheduler waits.

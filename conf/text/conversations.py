@@ -46,8 +46,9 @@ COLUMNS = tuple(
 )
 CONTEXT_COLUMNS = ("system", "tools", "functions")  # read in addition to COLUMNS
 FORMS = "messages, conversations, instruction with output, or prompt with completion"
+REASONING = ("reasoning_content", "reasoning", "thinking")
 # Optional text fields of a message that are copied.
-OPTIONAL_KEYS = ("tool_call_id", "name", "reasoning_content", "reasoning", "thinking")
+OPTIONAL_KEYS = ("tool_call_id", "name", *REASONING)
 
 
 class NoConversation(ValueError):
@@ -233,10 +234,11 @@ def _text(value: Any, name: str) -> str:
 
 
 def text_of(messages: Sequence[Message]) -> str:
-    """Return the contents and tool calls of a conversation as one text."""
+    """Return the reasoning, contents and tool calls of a conversation as one text."""
     texts = []
     for message in messages:
         calls = message.get("tool_calls")
         called = [json.dumps(calls, ensure_ascii=False)] if calls else []
-        texts.append("\n".join([*filter(None, [message["content"]]), *called]))
+        written = [*(message.get(name) for name in REASONING), message["content"]]
+        texts.append("\n".join([*filter(None, written), *called]))
     return "\n\n".join(texts)

@@ -1,7 +1,7 @@
 """Encode text so that no text becomes a control id; training documents and prompts share these rules.
 
 enc(s) includes the implicit leading space of SentencePiece, inf(s) does not. If the tokenizer adds no such
-space (byte-level BPE), they are equal. (SDSAT §3.1; Code Llama §2.3.)
+space (byte-level BPE without add_prefix_space), they are equal. (SDSAT §3.1; Code Llama §2.3.)
 
 A BPE tokenizer without a pre-tokenizer (CodeLlama's) merges over the whole text, but no merge crosses a
 position that no piece of the vocabulary spans. In CodeLlama's vocabulary no piece has a space after another
@@ -48,6 +48,17 @@ class TextEncoder:
             tokenizer.pre_tokenizer = None
         if whole or self.implicit_space:
             tokenizer.normalizer = normalizers.Replace(" ", SPACE)
+        # Byte-level BPE adds the space only before a text without one.
+        byte_levels = [
+            step for step in _steps(splitter) if step.get("add_prefix_space")
+        ]
+        self._adds_second_space = self.implicit_space
+        if byte_levels:
+            self.implicit_space = True
+            for step in byte_levels:
+                step["add_prefix_space"] = False
+            plain = Tokenizer.from_str(json.dumps(described))
+            tokenizer.pre_tokenizer = plain.pre_tokenizer
         # Encode a text that spells a special piece as text. The infilling pieces of DeepSeek-Coder and Qwen
         # are not marked as special in tokenizer.json, so mark them here.
         added = tokenizer.get_added_tokens_decoder().items()
@@ -87,8 +98,9 @@ class TextEncoder:
         )
 
     def lead(self, text: str) -> str:
-        """Return the text with the implicit leading space of SentencePiece, if the tokenizer adds it."""
-        return " " + text if self.implicit_space and text else text
+        """Return the text with the implicit leading space, if the tokenizer adds it."""
+        spaced = text.startswith(" ") and not self._adds_second_space
+        return " " + text if self.implicit_space and text and not spaced else text
 
     def inf(self, text: str) -> list[int]:
         """Encode a text without the implicit leading space, never to a control id."""
@@ -148,6 +160,11 @@ class TextEncoder:
                 "pieces for it. Use the tokenizer.json that belongs to the model"
             )
         return ids  # type: ignore[return-value]
+
+
+def _steps(described: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the steps of a described pre-tokenizer that is a sequence, else its only step."""
+    return list(described.get("pretokenizers", [described]))
 
 
 def prefix_ids(tokenizer: Tokenizer, config: Mapping[str, Any]) -> list[int]:

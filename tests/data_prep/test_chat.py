@@ -15,12 +15,14 @@ from transformers import AutoTokenizer
 
 from conf.console import PlainConsole
 from conf.errors import UserError
+from conf.runs.files import write_json
 from conf.runs.stage import read_manifest
 from conf.text.rows import read_rows
 from data_prep.chat import ChatTemplate
-from data_prep.config import DataConfig, VocabConfig
+from data_prep.config import DataConfig, FilterConfig, VocabConfig
 from data_prep.document import Document, Drop, split, text_of
 from data_prep.encode import Encoder
+from data_prep.filters import Index, screen
 from data_prep.inspect import print_summary
 from data_prep.listing import list_parts
 from data_prep.pipeline import prepare
@@ -299,6 +301,18 @@ def test_conversations_become_shards(tmp_path: Path) -> None:
     assert content(tmp_path / "three") == content(out)
 
 
+def test_reasoning_is_decontaminated(tmp_path: Path) -> None:
+    """Bug: a template renders the reasoning, but the search for benchmarks did not read it."""
+    task = "write a function that returns the sum of all even numbers"
+    answer = {"role": "assistant", "content": "ok", "reasoning_content": f"# {task}"}
+    write_rows(tmp_path / "a.jsonl", [{"messages": [*say("hi"), answer]}])
+    data = DataConfig(path=str(tmp_path), kind="jsonl", messages="messages")
+    (part,), root = list_parts(data)
+    index = Index({task: "task/1"})
+    (row,) = screen(read(part, root, data), FilterConfig(), index)
+    assert isinstance(row, Drop) and row.reason == "contaminated"
+
+
 def test_a_budget_and_drops_of_conversations(tmp_path: Path) -> None:
     rows = [
         *many(30),
@@ -367,6 +381,20 @@ def test_the_run_ends_with_the_most_frequent_reason_if_all_rows_are_dropped(
 ) -> None:
     with pytest.raises(UserError, match=message):
         prepare(chat_settings(tmp_path, [row] * 9, "max_unreadable=0.9"))
+
+
+def test_a_template_with_pieces_beyond_the_models_rows_is_refused(
+    tmp_path: Path,
+) -> None:
+    """Bug: a tokenizer had more pieces than the model rows, and <|im_start|> became the adaptive id."""
+    folder = chat_tokenizer(tmp_path / "tokenizer", TEMPLATES["chatml"])
+    pieces = load_tokenizer(folder).get_vocab_size()
+    write_json(folder / "config.json", {"vocab_size": pieces - 2, "eos_token_id": 1})
+    config = chat_settings(tmp_path, [{"messages": say("hi", "yes")}])
+    config.tokenizer = str(folder)
+    config.vocab.adaptive = []
+    with pytest.raises(UserError, match=r"row of <\|im_start\|> \(\d+\): resize"):
+        prepare(config)
 
 
 def test_an_answer_of_weight_0_is_only_context(templates: dict[str, Path]) -> None:

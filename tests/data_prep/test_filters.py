@@ -72,3 +72,10 @@ def test_a_text_without_paragraphs_is_cut_where_a_piece_is_full() -> None:
 )
 def test_limits(text: str, reason: str | None) -> None:
     assert reason_to_drop(Document("a", text, "html"), FilterConfig()) == reason
+
+
+def test_languages_without_limits_are_named_in_any_case() -> None:
+    """Bug: The Stack's column has Markdown and HTML, so their long lines were dropped."""
+    config = FilterConfig(long_lines=["html", "Markdown"])
+    for language in ("HTML", "markdown"):
+        assert reason_to_drop(Document("a", "word " * 400, language), config) is None

@@ -94,6 +94,22 @@ def test_a_metaspace_is_encoded_as_the_normalizer(
     assert encoder.inf(encoder.lead(" a\n  b")) == codellama.inf("  a\n  b")
 
 
+@pytest.mark.parametrize("listed", [False, True])
+def test_byte_levels_space_is_only_before_the_first_text(listed: bool) -> None:
+    """Bug: with add_prefix_space, suffix and middle of an infilling began with a space of their own."""
+    tokenizer = train_bpe()
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.pre_tokenizer = (
+        pre_tokenizers.Sequence([byte_level]) if listed else byte_level
+    )
+    texts = ("x = 1", " x", "\n x")
+    whole = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    encoder = Encoder(tokenizer, VOCAB)
+    encoder.check()
+    assert [encoder.decode(encoder.inf(text)) for text in texts] == list(texts)
+    assert [encoder.inf(encoder.lead(text)) for text in texts] == whole
+
+
 def test_a_tokenizer_that_loses_text_is_refused(tmp_path: Path) -> None:
     """Lowercasing changes letters. If two pieces have one id, one is decoded as the other.
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from conf.errors import UserError
-from conf.runs.files import with_checksum, write_json
+from conf.runs.files import read_json, with_checksum, write_json
 from tests.conftest import tiny_llama
 from train.checkpoint import (
     CHECKPOINT_FILE,
@@ -146,6 +146,17 @@ def test_a_kill_leaves_no_half_model_directory(
     write_architecture(tiny_llama(), data, out)
     assert (out / "tokenizer.json").read_bytes() != b"{"
     assert all(path.stat().st_mode & 0o200 for path in (out, *out.iterdir()))
+
+
+def test_a_temperature_without_do_sample_is_kept(
+    data_folder: Path, tmp_path: Path
+) -> None:
+    """Bug: Llama 2's first files have one; after loading the model the training ended in a traceback."""
+    lm = tiny_llama()
+    lm.generation_config.temperature = 0.9
+    write_architecture(lm, data_folder, tmp_path / "model")
+    described = read_json(tmp_path / "model" / "generation_config.json")
+    assert described["temperature"] == 0.9 and "do_sample" not in described
 
 
 def test_a_failed_write_raises_the_systems_error(tmp_path: Path) -> None:

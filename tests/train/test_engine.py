@@ -22,7 +22,7 @@ from tests.train.resume_worker import RECIPE
 from tests.train.test_deepspeed_settings import PUBLISHED
 from train import engine as engine_module
 from train.config import TrainConfig
-from train.data import load_batch
+from train.data import load_batch, share_masked_mean
 from train.engine import (
     Abandoned,
     Engine,
@@ -58,18 +58,18 @@ class Setup:
         architecture = model_config(self.config.model, vocab=self.vocab)
         return build_module(self.config, architecture, self.vocab)[0]
 
-    def batches(self, step: int) -> list[dict[str, Any]]:
-        """Return the batches of one step, one sequence each."""
+    def batches(self, step: int, micro_batch: int = 1) -> list[dict[str, Any]]:
+        """Return the batches of one step, which has four sequences."""
         return [
             load_batch(
                 self._shards,
-                np.array([4 * step + i]),
+                4 * step + indices,
                 self.vocab,
                 self.config.objective,
                 seed=(0, step),
                 device=torch.device("cpu"),
             )
-            for i in range(4)
+            for indices in np.arange(4).reshape(-1, micro_batch)
         ]
 
     def train(self, engine: Engine, steps: int = 3) -> list[float]:
@@ -131,6 +131,22 @@ def test_accumulation_and_clipping_equal_the_plain_loop(
     assert engine.gradient_norm() > 0.05, "clipped"
     close = 1e-5 if name == "adamw" else 3e-4
     assert losses == pytest.approx(plain(setup, whole.module()), rel=0, abs=close)
+
+
+@pytest.mark.parametrize("objective", ["branch", "dual"])
+def test_masked_positions_count_alike_in_every_micro_batch(
+    data_folder: Path, objective: str
+) -> None:
+    """Bug: masked_mean=masked was a mean of the micro-batches' means, so micro_batch changed the loss."""
+    setup = Setup(data_folder, f"objective={objective}", "objective.masked_mean=masked")
+    module = setup.module()
+    losses = []
+    for micro_batch in (1, 2, 4):
+        batches = setup.batches(0, micro_batch)
+        share_masked_mean(batches, ranks=1)
+        own = [float(module(**batch)[0].detach()) for batch in batches]
+        losses.append(sum(own) / len(own))
+    assert losses == pytest.approx([losses[-1]] * 3, rel=1e-5)
 
 
 @pytest.mark.parametrize("preset", ["zero2", "zero3", "zero2_offload"])
