@@ -113,8 +113,8 @@ def dual(
     """Return the layout of ½ ( f(Ŷ, Y) + w f(M̂, Y_M) ⊙ M_mask ), eq. 9.
 
     Rows 0..b-1 are Y, rows b..2b-1 are M. The masked term is divided by the number of
-    tokens as in eq. 7, or with masked_mean="masked" by the number of masked positions; a
-    training divides by those of the whole step (share_masked_mean in train/data.py).
+    tokens as in eq. 7, or with masked_mean="masked" by the number of masked positions; in
+    training, by the number in the whole step (share_masked_mean in train/data.py).
     """
     standard = causal(tokens, documents)
     labels = np.where(offsets > 0, standard.labels, IGNORE)
