@@ -135,11 +135,17 @@ class AdaptiveLM(nn.Module):
 
     @torch.no_grad()
     def _frozen(self, ids: Tensor, positions: Tensor) -> Trunk:
-        """Return the base model's last hidden states of a trunk, and its keys and values."""
+        """Return the base model's last hidden states of a trunk, and its keys and values.
+
+        They are computed without dropout, as in decoding.
+        """
         assert self._gate is not None
         keys: TrunkKeys = {}
+        training = self.training
+        self.eval()
         with self._gate.closed():
             hidden = self._decode(ids, positions, None, trunk_keys=keys)
+        self.train(training)
         return hidden, keys
 
     def _decode(
@@ -216,7 +222,7 @@ def build_module(
         gate=gate,
         attention=objective.attention,
         head=head,
-        trunks=trunk_cache(lm, config),
+        trunks=trunk_cache(config),
     )
     return module, parameters
 

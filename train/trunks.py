@@ -10,9 +10,8 @@ import os
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from conf.architecture import attention_dropout
 from conf.devices.memory import GIB, machine_memory
 from train.attention import TrunkKeys
 from train.config import TrainConfig
@@ -67,19 +66,10 @@ class TrunkCache:
         return trunk
 
 
-def trunk_cache(lm: nn.Module, config: TrainConfig) -> TrunkCache | None:
-    """Return a cache if a gated adapter trains on a CPU without dropout, else None.
-
-    With dropout the trunk of a sequence differs each time.
-    """
-    dropout = attention_dropout(lm.config) or any(
-        module.p
-        for name, module in lm.named_modules()
-        if isinstance(module, nn.Dropout) and "lora_dropout" not in name
-    )
-    if not config.lora.gated or not config.trunk_cache or dropout:
-        return None
-    if torch.cuda.is_available():
+def trunk_cache(config: TrainConfig) -> TrunkCache | None:
+    """Return a cache if a gated adapter trains on a CPU, else None."""
+    gated = config.lora.gated and config.trunk_cache
+    if not gated or torch.cuda.is_available():
         return None
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     free, _ = machine_memory()

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conftest import tiny_llama
 from tests.train.test_attention import L, random_layout
 from tests.train.test_lora import ADAPTIVE, base_model
 from train.config import LoraSettings, ObjectiveConfig, TrainConfig
@@ -70,13 +69,27 @@ def test_the_cache_stays_within_its_limit(monkeypatch: pytest.MonkeyPatch) -> No
     assert passes == 2 + 2 + 2
 
 
-def test_a_cache_needs_a_gated_adapter_without_dropout(
+def test_a_cache_needs_a_gated_adapter_and_a_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    lm = tiny_llama()
-    assert trunk_cache(lm, GATED) is not None
-    assert trunk_cache(lm, replace(GATED, trunk_cache=0)) is None
-    assert trunk_cache(lm, TrainConfig()) is None
-    lm.config.attention_dropout = 0.1
-    assert trunk_cache(lm, GATED) is None
+    assert trunk_cache(GATED) is not None
+    assert trunk_cache(replace(GATED, trunk_cache=0)) is None
+    assert trunk_cache(TrainConfig()) is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert trunk_cache(GATED) is None
+
+
+def test_a_trunk_has_no_dropout() -> None:
+    """Bug: windows saw a base model with dropout in training, and without it in decoding."""
+    lm = base_model()
+    for layer in lm.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    adapt(lm, GATED.lora, adaptive=ADAPTIVE)
+    module = AdaptiveLM(lm, chunk=7, L=L, gate=Gate(lm)).train()
+    ids = torch.arange(12)[None]
+    (first, keys), (second, _) = (
+        module._frozen(ids, torch.arange(12)[None]) for _ in range(2)
+    )
+    assert torch.equal(first, second) and len(keys) == len(lm.model.layers)
+    assert module.training and lm.model.layers[0].training
