@@ -288,7 +288,9 @@ def test_float32_texts_that_differ_fail_the_run(out: Path) -> None:
     bench_run.check_same(report)
     rows = report["speed"]["rows"]
     next(row for row in rows if row["decoder"] == "hybrid")["same"] -= 1
-    with pytest.raises(UserError, match="must equal plain decoding's; different texts: 1 .*hybrid"):
+    with pytest.raises(
+        UserError, match="must equal plain decoding's; different texts: 1 .*hybrid"
+    ):
         bench_run.check_same(report)
 
 
