@@ -1,4 +1,4 @@
-"""The names of an adapter's files in a model directory. Nothing is imported: settings need the names too."""
+"""The names of an adapter's files in a model directory. It has no imports, so that settings can use it."""
 
 FOLDER = "adapter"
 CONFIG = "adapter_config.json"

@@ -125,8 +125,8 @@ def write_own_text(
         if workers.first:  # only this rank reads the batches, because it removes them
             rows = (units.load(name)["rows"] for name in batches)
             written = finish(partial, origin, rows)
-    drawn = "document" if config.data.path else "prompt"
-    return f"{counted(written, 'text')} from {counted(len(documents), drawn)}"
+    drawn = "documents" if config.data.path else "prompts"
+    return f"texts: {written}, {drawn}: {len(documents)}"
 
 
 def write_answers(
@@ -170,7 +170,7 @@ def write_answers(
             rows = [record["rows"] for record in records]
             report_answers(config, len(prompts), sum(map(len, rows)), finishes)
             written = finish(partial, origin, rows, finishes=finishes)
-    return f"{counted(written, 'text')} from {counted(len(prompts), 'prompt')}"
+    return f"texts: {written}, prompts: {len(prompts)}"
 
 
 def request_body(prompt: ChatPrompt, config: RegenerateConfig) -> dict[str, Any]:

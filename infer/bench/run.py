@@ -10,7 +10,7 @@ import torch
 
 from conf.console import print_line
 from conf.devices.dtype import choose_dtype
-from conf.errors import ANOTHER, NOT_IDENTICAL, UserError, counted
+from conf.errors import ANOTHER, NOT_IDENTICAL, UserError
 from conf.runs.files import read_result, with_checksum, write_json
 from conf.runs.fingerprint import MANIFEST
 from conf.runs.stage import (
@@ -240,7 +240,7 @@ def check_same(report: Mapping[str, Any]) -> None:
             if differing and not decoder.startswith(PEER):
                 name = row.get("prompt_set") or row["benchmark"]
                 raise UserError(
-                    f"{dtype} texts must equal plain decoding's, got {counted(differing, 'different text')}: "
-                    f"{decoder}, {name}.",
+                    f"{dtype} texts must equal plain decoding's; different texts: {differing} "
+                    f"({decoder}, {name}).",
                     page=NOT_IDENTICAL,
                 )

@@ -288,7 +288,9 @@ def test_float32_texts_that_differ_fail_the_run(out: Path) -> None:
     bench_run.check_same(report)
     rows = report["speed"]["rows"]
     next(row for row in rows if row["decoder"] == "hybrid")["same"] -= 1
-    with pytest.raises(UserError, match="must equal plain decoding's, got 1 .* hybrid"):
+    with pytest.raises(
+        UserError, match="must equal plain decoding's; different texts: 1 .*hybrid"
+    ):
         bench_run.check_same(report)
 
 
@@ -525,7 +527,7 @@ def test_the_fall_of_acceptance_is_printed_by_prompt_length() -> None:
 
 
 def test_a_report_of_nothing_is_an_error(model_dir: Path, tmp_path: Path) -> None:
-    """Bug: without a benchmark the message was to run infer.bench, or none beside a finished part."""
+    """Bug: the message was to run infer.bench; beside a finished part the code was 0."""
     overrides = ["part=quality", "quality.humaneval=false", "quality.lines=null"]
     config = configured(model_dir, tmp_path, tmp_path / "out", *overrides)
     with pytest.raises(UserError, match=r"nothing to measure\. part quality: no bench"):
