@@ -6,6 +6,7 @@ processes need a real command.
 """
 
 import atexit
+import gc
 import multiprocessing
 import os
 import runpy
@@ -20,13 +21,19 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 
-# Modules that the server imports. DeepSpeed imports the last one, and PyTorch's compiler, for each engine.
+# Modules that the server imports. DeepSpeed imports the last four, and PyTorch's compiler, for each engine.
 IMPORTS = [
+    "conf.settings.cli",
     "train.trainer",
     "train.flops",
+    "train.page",
     "train.export.sidecars",
     "infer.bench.run",
+    "torch.utils.benchmark",
     "deepspeed.runtime.zero.muon.muon_optimizer",
+    "deepspeed.module_inject.auto_ep_config",
+    "deepspeed.module_inject.auto_ep_layer",
+    "distutils.ccompiler",
 ]
 
 SERVER_KILLED = (
@@ -124,6 +131,7 @@ def _call(
     function: Callable[..., None],
     arguments: tuple[object, ...],
 ) -> None:
+    gc.freeze()  # the server's objects: a search would also copy their memory pages
     os.environ.clear()
     os.environ.update(environment)
     function(*arguments)
