@@ -190,7 +190,7 @@ class DataPrepConfig:
     #: remove near-duplicates by MinHash
     near_duplicates: bool = False
     #: tokens per packed sequence
-    seq_len: int = setting(16384, least=16)
+    seq_len: int = setting(16384, least=16, most=2**20)
     #: share of the documents that are laid out for infilling
     fim_rate: float = setting(0.5, least=0, most=1)
     #: share of the infilling documents in suffix-prefix-middle order

@@ -270,7 +270,7 @@ class InferConfig:
     #: compile a GPU's forward with torch.compile: faster after about a minute
     compile: bool = False
     #: number of CPU threads; null: PyTorch's default
-    threads: int | None = setting(None, least=1)
+    threads: int | None = setting(None, least=1, most=1024)
 
     def __post_init__(self) -> None:
         check_settings(self)

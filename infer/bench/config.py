@@ -330,7 +330,7 @@ class BenchConfig:
     #: int8 (on a CPU): faster, with rounded weights
     dtype: str = setting("auto", choices=DTYPES)
     #: number of CPU threads; null: PyTorch's default
-    threads: int | None = setting(None, least=1)
+    threads: int | None = setting(None, least=1, most=1024)
     #: compile the forward with torch.compile (on a GPU)
     compile: bool = False
     #: seed for drawing prompts and for sampling

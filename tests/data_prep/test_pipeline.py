@@ -217,6 +217,12 @@ def test_a_table_too_small_for_the_vocabulary_is_refused(tmp_path: Path) -> None
         check_size(NgramsConfig(megabytes=1), text_vocab(256_000))
 
 
+def test_sequences_that_no_memory_holds_are_refused() -> None:
+    """Bug: seq_len=99999999999999 ended in a traceback of NumPy."""
+    with pytest.raises(ValueError, match="seq_len must be 16 to 1048576, got 9"):
+        DataPrepConfig(tokenizer="DIR", out="OUT", seq_len=99_999_999_999_999)
+
+
 def test_a_document_larger_than_a_shard_stays_plain(args: Args, tmp_path: Path) -> None:
     """All other shards are empty, and an empty file cannot be memory-mapped."""
     texts = [f"x{i} = 1\n" * 2000 for i in range(8)]

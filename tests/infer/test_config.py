@@ -82,6 +82,11 @@ CASES = [(DecodeConfig, *case) for case in DECODE] + [
 ]
 CASES += [
     (Infill, {"prefix": 5}, "infill.prefix must be a text, got 5"),
+    (  # OpenMP ended the process without a message
+        InferConfig,
+        {"model": "DIR", "threads": 100_000},
+        "threads must be 1 to 1024, got 100000",
+    ),
     (Infill, {"order": "mps"}, "infill.order must be psm or spm, got mps"),
 ]
 
