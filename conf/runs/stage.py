@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -352,6 +353,12 @@ def write_manifest(
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the main packages."""
     numbers = {"python": platform.python_version()}
+    return numbers | _package_versions()
+
+
+@cache  # reading a package's metadata takes several milliseconds
+def _package_versions() -> dict[str, str]:
+    numbers = {}
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             numbers[name] = metadata.version(name)

@@ -128,10 +128,11 @@ def to_dataclass(config: DictConfig, entry: str, schema: type[T]) -> T:
 
     Raises UserError for unknown or missing settings and for values that the dataclass refuses.
     """
+    names = _names(schema)
     for name in _names_in(config):
-        if name not in _names(schema):
+        if name not in names:
             raise UserError(_unknown(name, entry, schema))
-    for name in _names(schema):
+    for name in names:
         parent, _, last = name.rpartition(".")
         values = OmegaConf.select(config, parent) if parent else config
         if last not in values or OmegaConf.is_missing(values, last):
