@@ -20,13 +20,19 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 
-# Modules that the server imports. DeepSpeed imports the last one, and PyTorch's compiler, for each engine.
+# Modules that the server imports. DeepSpeed imports the last four, and PyTorch's compiler, for each engine.
 IMPORTS = [
+    "conf.settings.cli",
     "train.trainer",
     "train.flops",
+    "train.page",
     "train.export.sidecars",
     "infer.bench.run",
+    "torch.utils.benchmark",
     "deepspeed.runtime.zero.muon.muon_optimizer",
+    "deepspeed.module_inject.auto_ep_config",
+    "deepspeed.module_inject.auto_ep_layer",
+    "distutils.ccompiler",
 ]
 
 SERVER_KILLED = (
