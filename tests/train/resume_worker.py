@@ -5,6 +5,7 @@ process per rank. A run writes its folder, and rank R writes the message of an e
 <folder>/<run>.reported.R.
 """
 
+import copy
 import itertools
 import os
 import shutil
@@ -12,7 +13,9 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from errno import ENOSPC
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,8 +29,8 @@ from tests.recipes import BRANCH
 from train import engine as engines
 from train.__main__ import CHANGEABLE
 from train.config import TrainConfig
-from train.inputs import read_inputs
-from train.spec import read_spec
+from train.inputs import RunInputs, read_inputs
+from train.spec import ModelSpec, read_spec
 from train.trainer import Stopped, Trainer
 
 STEPS, SAVE_EVERY = 6, 2
@@ -62,6 +65,25 @@ VARIANTS = {
     ],
     "own": ["deepspeed=zero1", "data.own={data}", "data.own_share=0.4"],
 }
+# Continued on another number of ranks. `own` is also ZeRO 1.
+OTHER_RANKS = ("zero0", "zero3", "own", "gated")
+
+
+@cache
+def prepare(
+    data: Path, variant: str, *overrides: str
+) -> tuple[TrainConfig, RunInputs, ModelSpec]:
+    """Compose the settings of a run, except its folder; read its inputs and its model.
+
+    Runs with the same settings share the result; each takes a copy, because training may change it.
+    """
+    variant_settings = [text.format(data=data) for text in VARIANTS[variant]]
+    paths = [f"data.path={data}", "out=unset"]
+    config = settings(
+        "train", TrainConfig, [*RECIPE, *variant_settings, *paths, *overrides]
+    )
+    inputs = read_inputs(config)
+    return config, inputs, read_spec(config, inputs)
 
 
 class Run:
@@ -73,14 +95,9 @@ class Run:
 
     def train(self, name: str, variant: str, *overrides: str) -> None:
         """Train into <folder>/<name>; write a UserError or Stopped next to the folder."""
-        variant_settings = [text.format(data=self.data) for text in VARIANTS[variant]]
-        paths = [f"data.path={self.data}", f"out={self.folder / name}"]
-        config = settings(
-            "train", TrainConfig, [*RECIPE, *variant_settings, *paths, *overrides]
-        )
-        inputs = read_inputs(config)
+        config, inputs, spec = copy.deepcopy(prepare(self.data, variant, *overrides))
+        config = replace(config, out=str(self.folder / name))
         provenance = collect_provenance(config, inputs.folders, CHANGEABLE)
-        spec = read_spec(config, inputs)
         try:
             Trainer(config, provenance, inputs, spec).run()
         except (UserError, Stopped) as message:
@@ -201,7 +218,7 @@ def planned(run: Run) -> None:
 
 def other_ranks(run: Run) -> None:
     """Continue runs that began on two ranks with this number of ranks."""
-    for variant in ("zero0", "zero1", "zero3", "own", "gated"):
+    for variant in OTHER_RANKS:
         run.interrupted(variant, f"{variant}-other")
         run.train(f"{variant}-other", variant)
 

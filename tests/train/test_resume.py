@@ -14,7 +14,7 @@ from conf.runs.files import read_json
 from conf.settings.compose import settings
 from conf.text.rows import read_rows
 from tests import warm
-from tests.train.resume_worker import RECIPE, SAVE_EVERY, STEPS, VARIANTS
+from tests.train.resume_worker import OTHER_RANKS, RECIPE, SAVE_EVERY, STEPS, VARIANTS
 from train.config import TrainConfig
 from train.schedule import Schedule, learning_rate
 from train.tensor_files import load_mapped
@@ -133,7 +133,7 @@ def test_one_rank_continues_runs_of_two_ranks(runs: Path, data_folder: Path) -> 
     step count.
     """
     worker("other_ranks", runs, data_folder, ranks=1)
-    for variant in ("zero0", "zero1", "zero3", "own", "gated"):
+    for variant in OTHER_RANKS:
         other = runs / f"{variant}-other"
         expected = pytest.approx(values(runs / variant), rel=0, abs=1e-6)
         assert values(other) == expected
