@@ -122,10 +122,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
+def write_prompts(folder: Path, count: int) -> Path:
+    rows = [{"prompt": f"def f{n}(x):"} for n in range(count)]
+    return write_rows(folder / "prompts.jsonl", rows)
+
+
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
-    rows = [{"prompt": f"def f{n}(x):"} for n in range(PROMPTS)]
-    return write_rows(tmp_path / "prompts.jsonl", rows)
+    return write_prompts(tmp_path, PROMPTS)
 
 
 def config(url: str, prompts: Path, out: str, *overrides: str) -> RegenerateConfig:
@@ -302,17 +306,18 @@ def test_mistakes(prompts: Path, overrides: list[str], message: str) -> None:
 @pytest.mark.skipif(
     not is_serve_available(), reason="transformers[serving] is not installed"
 )
-def test_200_prompts_through_transformers_serve(base_dir: Path, prompts: Path) -> None:
+def test_prompts_through_transformers_serve(base_dir: Path, tmp_path: Path) -> None:
     """A proxy that breaks three of ten responses changes no answer."""
     from tests.served_openai import served
 
-    folder = prompts.parent / "chat"
+    prompts = write_prompts(tmp_path, 50)
+    folder = tmp_path / "chat"
     shutil.copytree(base_dir, folder)
     (folder / "chat_template.jinja").write_text(TURNS)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     turn = threading.Lock()  # the server decodes one request at a time
 
-    with served(folder, prompts.parent / "server", "--dtype", "float32") as api:
+    with served(folder, tmp_path / "server", "--dtype", "float32") as api:
         url = str(api.base_url).rstrip("/")
 
         def forward(body: dict[str, Any]) -> Reply:
@@ -332,4 +337,4 @@ def test_200_prompts_through_transformers_serve(base_dir: Path, prompts: Path) -
             stage.main(broken)
         with pytest.raises(UserError, match="refused .*model=other: HTTP 400: Server"):
             stage.main(config(url, prompts, "other", "model=other"))
-    assert len(rows(direct)) == PROMPTS and text(direct) == text(broken)
+    assert len(rows(direct)) == 50 and text(direct) == text(broken)
