@@ -6,7 +6,6 @@ processes need a real command.
 """
 
 import atexit
-import gc
 import multiprocessing
 import os
 import runpy
@@ -131,7 +130,6 @@ def _call(
     function: Callable[..., None],
     arguments: tuple[object, ...],
 ) -> None:
-    gc.freeze()  # the server's objects: a search would also copy their memory pages
     os.environ.clear()
     os.environ.update(environment)
     function(*arguments)

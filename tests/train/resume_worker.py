@@ -75,7 +75,7 @@ def prepare(
 ) -> tuple[TrainConfig, RunInputs, ModelSpec]:
     """Compose the settings of a run, except its folder; read its inputs and its model.
 
-    Runs of a variant share the result, which takes a third of a run's time. A run may change its copy.
+    Runs with the same settings share the result; each takes a copy, because training may change it.
     """
     variant_settings = [text.format(data=data) for text in VARIANTS[variant]]
     paths = [f"data.path={data}", "out=unset"]

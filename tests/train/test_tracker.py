@@ -31,12 +31,12 @@ def records(file: Path) -> list[dict[str, Any]]:
     """Return all records of a run's log; wait, since W&B may still write after the run has ended."""
     wandb = Path(sys.executable).with_name("wandb")
     command = [wandb, "leet", "inspect", "--json", file]
-    for _ in range(100):
+    for _ in range(20):
         output = subprocess.check_output(command, text=True)
         parts = [json.loads(line) for line in output.splitlines()]
         if any(part["type"] == "exit" for part in parts):
             break
-        time.sleep(0.1)
+        time.sleep(1)
     return parts
 
 

@@ -17,7 +17,7 @@ from infer.bench import sandbox
 from infer.bench.sandbox import ProgramLimits, judge, unavailable
 
 LIMITS = ProgramLimits(cpu_seconds=1, wall_seconds=5, memory=256, processes=6, file=1)
-BRIEF = replace(LIMITS, wall_seconds=2)  # for programs that sleep
+BRIEF = replace(LIMITS, wall_seconds=2)  # for a program that only sleeps
 TESTS = "assert f(1) == 2"
 ATTEMPT = "def f(x):\n    try:\n        {}\n        return 2\n    except Exception:\n        return 1\n"
 
@@ -157,7 +157,7 @@ def test_no_process_is_left(marks: dict[str, str]) -> None:
     mark = f"time.sleep(60 + {os.getpid()})"
     command = ["/python/bin/python3", "-c", f"import time; {mark}"]
     source = f"import os\nos.execv({command[0]!r}, {command})"
-    assert judge(source, "", BRIEF).result == "timed out"
+    assert judge(source, "", LIMITS).result == "timed out"
     deadline = time.monotonic() + 5
     while any(mark in str(p.info["cmdline"]) for p in process_iter(["cmdline"])):
         assert time.monotonic() < deadline, "a program still runs"
