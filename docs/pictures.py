@@ -47,10 +47,8 @@ from infer.view import SOURCE_STYLES
 IMAGES = Path(__file__).parent / "images"
 COLOURS = 64  # per picture
 PROMPT = "class LlamaAttention(nn.Module):\n    def __init__(self, config"
-SVG_CELL, SVG_EDGE = (
-    (8.4, 18),
-    12,
-)  # a character's width and height, and the panel's margin
+SVG_CELL = (8.4, 18)  # width and height of a character in a coloured text
+SVG_EDGE = 12  # margin of its panel
 #: The panel of a coloured text: width, height, margin, boxes, words.
 SVG = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0:g} {1:g}" width="{0:g}" height="{1:g}">
 <style>
