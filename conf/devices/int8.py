@@ -30,6 +30,9 @@ _OFFSET = torch.tensor(ZERO_POINT + 0.5)
 class Kernel(ABC):
     """A rounded weight (d', d) that inputs are multiplied by."""
 
+    #: Whether `multiply` takes rounded inputs: in unsigned 8 bits, ZERO_POINT added.
+    rounded: bool
+
     @abstractmethod
     def __init__(self, rounded: Tensor, scale: Tensor) -> None:
         """Pack a weight (d', d) in int8 with a scale for each row (d',)."""
@@ -37,11 +40,15 @@ class Kernel(ABC):
     def __call__(self, x: Tensor) -> Tensor:
         """Return the product (..., d') of x (..., d), rounded with a scale for each row."""
         largest = x.abs().amax(-1, keepdim=True)
-        return self._multiply(x * (_MOST / largest)).mul_(largest)
+        scaled = x * (_MOST / largest)
+        if self.rounded:
+            # The numbers are positive, so adding a half and truncating rounds them.
+            scaled = scaled.add_(_OFFSET).to(torch.uint8)
+        return self.multiply(scaled).mul_(largest)
 
     @abstractmethod
-    def _multiply(self, scaled: Tensor) -> Tensor:
-        """Round inputs from -MOST to MOST; return the product, divided by MOST."""
+    def multiply(self, scaled: Tensor) -> Tensor:
+        """Return the product of inputs from -MOST to MOST in float32, or `rounded`, divided by MOST."""
 
     @staticmethod
     def levels(weight: Tensor, largest: Tensor) -> Tensor:
@@ -57,17 +64,18 @@ class Kernel(ABC):
 class OneDNN(Kernel):
     """A rounded weight that oneDNN multiplies by."""
 
+    rounded = True
+
     def __init__(self, rounded: Tensor, scale: Tensor) -> None:
         """See Kernel."""
         self._packed = torch.ops.onednn.qlinear_prepack(rounded, None)
         self._scale = scale / MOST
         self._zeros = torch.zeros(len(scale), dtype=torch.int32)
 
-    def _multiply(self, scaled: Tensor) -> Tensor:
-        # The numbers are positive, so adding a half and truncating rounds them.
-        rounded = scaled.add_(_OFFSET).to(torch.uint8)
+    def multiply(self, scaled: Tensor) -> Tensor:
+        """See Kernel."""
         y: Tensor = torch.ops.onednn.qlinear_pointwise(
-            *(rounded, 1.0, ZERO_POINT),
+            *(scaled, 1.0, ZERO_POINT),
             *(self._packed, self._scale, self._zeros, None),
             *(1.0, 0, torch.float32, "none", [], ""),
         )
@@ -76,6 +84,8 @@ class OneDNN(Kernel):
 
 class Fbgemm(Kernel):
     """A rounded weight that FBGEMM multiplies by."""
+
+    rounded = False
 
     def __init__(self, rounded: Tensor, scale: Tensor) -> None:
         """See Kernel."""
@@ -92,7 +102,8 @@ class Fbgemm(Kernel):
         finally:
             torch.backends.quantized.engine = engine
 
-    def _multiply(self, scaled: Tensor) -> Tensor:
+    def multiply(self, scaled: Tensor) -> Tensor:
+        """See Kernel."""
         multiply = getattr(torch.ops.quantized, FBGEMM_PRODUCT)
         y: Tensor = multiply(scaled, 1.0, ZERO_POINT, self._packed)
         return y

@@ -31,6 +31,12 @@ class Slots:
     columns: Tensor | None = None
     sequences: Tensor | None = None  # (B, 1): 0, 1, ...
 
+    def of_rows(self, batch: int) -> Tensor:
+        """Return the column of each row (B, q) of `batch` sequences."""
+        if self.columns is not None:
+            return self.columns
+        return torch.arange(self.start, self.end).repeat(batch, 1)
+
 
 class TreeCacheLayer(CacheLayerMixin):
     """The keys and values of one layer, as views of the cache's tensor."""

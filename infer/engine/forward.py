@@ -22,6 +22,7 @@ from infer.engine.attention import ProbeGate, view_of
 from infer.engine.cache import TreeCache
 from infer.engine.fused import FusedDecoder
 from infer.engine.head import PreviousTokenHead
+from infer.engine.native import NativeDecoder
 from infer.engine.output import LazyOutput, Request
 from infer.engine.packed import is_int8
 from infer.engine.pick import Logits
@@ -55,19 +56,22 @@ class Target:
         self.decoder: Any = lm.get_decoder()
         self.head: Any = lm.get_output_embeddings()
         self.dtype = lm.dtype
-        self.mask_dtype = torch.float64 if wide else lm.dtype
         self.device = lm.device
         self.gate = ProbeGate.of(lm)
-        self.fused = FusedDecoder.of(lm, self.gate, wide=wide)
+        native = NativeDecoder.of(lm, self.gate) if int8 else None
+        self.fused = native or FusedDecoder.of(lm, self.gate, wide=wide)
+        self.mask_dtype = torch.float64 if wide else lm.dtype
         self.windows = windows(lm.config)
         self._scale = logit_scale(lm.config)
         self.groups = lm.config.num_attention_heads // key_heads(lm.config)
+        if native:
+            self.mask_dtype, self.groups = torch.bool, 1
         self.agree = agreement(target or lm)
         self.cache = TreeCache(
             lm.config,
             batch=batch,
             capacity=capacity,
-            dtype=torch.float64 if int8 else lm.dtype,
+            dtype=torch.float64 if int8 and not native else lm.dtype,
             device=lm.device,
             shares=shares(lm),
         )
@@ -209,7 +213,12 @@ class DynamicForward:
 
 
 def additive(attends: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the additive mask of a boolean mask: 0 where a row attends, -inf elsewhere."""
+    """Return the additive mask of a boolean mask: 0 where a row attends, -inf elsewhere.
+
+    For `dtype` bool, return the mask itself.
+    """
+    if dtype == torch.bool:
+        return attends
     zeros = torch.zeros_like(attends, dtype=dtype)
     return zeros.masked_fill(~attends, float("-inf"))
 

@@ -104,19 +104,10 @@ class FusedDecoder:
     @staticmethod
     def of(lm: Any, gate: ProbeGate, *, wide: bool) -> "FusedDecoder | None":
         """Return the fused decoder of a view; None for another architecture or unpacked layers."""
-        decoder = lm.get_decoder()
-        if type(decoder).__name__ not in DECODERS:
+        layers = layers_of(lm, wide=wide)
+        if layers is None:
             return None
-        kinds = getattr(decoder.config, "layer_types", None)
-        modules = decoder.layers[: decoder.config.num_hidden_layers]
-        layers = [
-            fused_layer(module, kinds[index] if kinds else "", wide=wide)
-            for index, module in enumerate(modules)
-        ]
-        complete = [layer for layer in layers if layer]
-        if len(complete) < len(layers):
-            return None
-        return FusedDecoder(decoder, complete, gate, wide=wide)
+        return FusedDecoder(lm.get_decoder(), layers, gate, wide=wide)
 
     def __call__(
         self,
@@ -204,15 +195,16 @@ class RowNorm:
 
     def __init__(self, norm: Any) -> None:
         d = len(norm.weight)
-        self._weight = norm.weight.detach() * d**0.5
+        self.weight = norm.weight.detach() * d**0.5
+        self.epsilon: float = d * norm.variance_epsilon
         # A tensor, because PyTorch would convert a Python number at each use.
-        self._epsilon = torch.tensor(d * norm.variance_epsilon)
+        self._epsilon = torch.tensor(self.epsilon)
 
     def __call__(self, h: Tensor) -> Tensor:
         """Return normed rows."""
         length: Tensor = torch.linalg.vector_norm(h, 2, -1, True)
         scale = (length * length).add_(self._epsilon).rsqrt_()
-        return (h * scale).mul_(self._weight)
+        return (h * scale).mul_(self.weight)
 
 
 def norm_of(norm: Any, *, wide: bool) -> Norm:
@@ -221,6 +213,21 @@ def norm_of(norm: Any, *, wide: bool) -> Norm:
         return RowNorm(norm)
     shape = norm.weight.shape
     return lambda h: F.rms_norm(h, shape, norm.weight, norm.variance_epsilon)
+
+
+def layers_of(lm: Any, *, wide: bool) -> list[Layer] | None:
+    """Return the layers of a view's decoder; None for another architecture or unpacked layers."""
+    decoder = lm.get_decoder()
+    if type(decoder).__name__ not in DECODERS:
+        return None
+    kinds = getattr(decoder.config, "layer_types", None)
+    modules = decoder.layers[: decoder.config.num_hidden_layers]
+    layers = [
+        fused_layer(module, kinds[index] if kinds else "", wide=wide)
+        for index, module in enumerate(modules)
+    ]
+    complete = [layer for layer in layers if layer]
+    return complete if len(complete) == len(layers) else None
 
 
 def fused_layer(module: Any, kind: str, *, wide: bool) -> Layer | None:

@@ -152,7 +152,10 @@ class Product:
         )
 
     def _adapted(self, x: Tensor, gate: ProbeGate | None) -> Tensor:
-        y = self._multiply(x)
+        return self._with_updates(self._multiply(x), gate)
+
+    def _with_updates(self, y: Tensor, gate: ProbeGate | None) -> Tensor:
+        """Add the adapter's updates to the probes of a product in place."""
         if gate is not None and gate.rows:
             rows = gate.probes(y).split(self._sizes, -1)
             for update in zip(rows, rows[len(self.layers) :], self._outer):

@@ -50,13 +50,16 @@ MODELS = {
 }
 
 
-def model_of(config: Any, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+def model_of(
+    config: Any, dtype: torch.dtype = torch.float32, *, packed: bool = True
+) -> PreTrainedModel:
     """Return a random model that is packed as a loaded one."""
     torch.manual_seed(0)
     lm: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     for parameter in lm.parameters():  # norms and biases too
         parameter.data += 0.1 * torch.randn_like(parameter)
-    pack(lm, 1 << 30)
+    if packed:
+        pack(lm, 1 << 30)
     fuse_rotary(lm)
     return lm
 

@@ -11,6 +11,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from conf.devices.int8 import exact_kernel
 from conf.errors import UserError
 from infer import DecodeConfig, Model, generate, load
+from infer.engine import native
 from infer.engine.attention import ProbeGate
 from infer.engine.gate import GatedLinear
 from infer.engine.int8 import Int8Head, Int8Linear, Int8Product, to_int8
@@ -127,11 +128,17 @@ def test_the_head_keeps_its_weight_and_the_other_layers_their_shapes(
     assert int8.num_parameters() == tiny_llama().num_parameters()
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("others", [0, 2, 8, 17])
 def test_logits_of_a_place_are_the_same_in_every_forward(
-    int8: LlamaForCausalLM, others: int
+    monkeypatch: pytest.MonkeyPatch,
+    int8: LlamaForCausalLM,
+    others: int,
+    compiled: bool,
 ) -> None:
     """A row has the same bits if its keys are in other columns and other rows are beside it."""
+    if not compiled:
+        monkeypatch.setattr(native, "library", lambda: None)
     check_places(int8, others)
 
 

@@ -1,0 +1,220 @@
+/* The row operations of a decoder with products in int8: norms, rotation, attention, activation.
+
+   A row's result depends on the row and on the keys and values that it attends to, in the
+   order of their columns. It does not depend on the columns themselves or on other rows. So
+   rows of drafts are those of plain decoding, bit for bit. Every sum has eight parts, added in
+   one order, which compilers turn into vector instructions.
+
+   Rows are contiguous. A product y (n, stride) is divided by `largest` (n), as the kernels of
+   conf/devices/int8.py return it; its first numbers are the outputs, then A matrices' products.
+   The next product's input is written as the kernel takes it: numbers from -127 to 127 in
+   float32, or rounded, with 128 added, in unsigned 8 bits (`rounded`).
+*/
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#define MOST 127.0f
+#define INLINED static inline __attribute__((always_inline))
+
+typedef float vector __attribute__((vector_size(32), aligned(4)));
+typedef float half_vector __attribute__((vector_size(16), aligned(4)));
+
+INLINED float sum(vector v)
+{
+    half_vector halves = *(half_vector *)&v + *((half_vector *)&v + 1);
+    return (halves[0] + halves[2]) + (halves[1] + halves[3]);
+}
+
+/* The scalar product of two rows whose length is a multiple of eight. */
+INLINED float dot(const float *a, const float *b, long n)
+{
+    vector products = {0};
+    for (long i = 0; i < n; i += 8)
+        products += *(const vector *)(a + i) * *(const vector *)(b + i);
+    return sum(products);
+}
+
+/* e^x to the last bit or two: 2^whole times a polynomial (Cephes' expf). */
+INLINED float exponential(float x)
+{
+    x = x > 88.0f ? 88.0f : x;
+    x = x < -87.0f ? -87.0f : x;
+    float whole = rintf(x * 1.44269504f);
+    float r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    int32_t power = ((int32_t)whole + 127) << 23;
+    return p * *(float *)&power;
+}
+
+/* Write a row of d numbers as the input of a product, and its largest absolute value: not a finite
+   number if one of them is not. */
+static void scale_row(const float *restrict row, long d, void *restrict scaled, float *largest, int rounded)
+{
+    /* Absolute values are ordered as the integers of the same bits, infinity and NaN last. */
+    int32_t most = 0;
+    for (long i = 0; i < d; i++) {
+        int32_t size = ((const int32_t *)row)[i] & INT32_MAX;
+        most = size > most ? size : most;
+    }
+    float top = *(float *)&most;
+    float factor = top > 0 && top < INFINITY ? MOST / top : 0;
+    *largest = top;
+    if (rounded)
+        for (long i = 0; i < d; i++)
+            ((uint8_t *)scaled)[i] = (uint8_t)(int32_t)(row[i] * factor + (MOST + 1.5f));
+    else
+        for (long i = 0; i < d; i++)
+            ((float *)scaled)[i] = row[i] * factor;
+}
+
+/* h += y, unless y is null; then norm(h) = weight * h / sqrt(|h|^2 + epsilon). The norm is written
+   to `normed`, unless that is null, and as the input of a product, unless `scaled` is null. */
+void add_norm(long n, long d, float *h, const float *y, long stride, const float *y_largest, const float *restrict bias,
+              const float *weight, float epsilon, float *normed, void *scaled, float *largest, int rounded)
+{
+    float *restrict row = malloc(d * sizeof(float));
+    for (long r = 0; r < n; r++) {
+        float *x = h + r * d;
+        if (y)
+            for (long i = 0; i < d; i++)
+                x[i] += y[r * stride + i] * y_largest[r] + bias[i];
+        float factor = 1 / sqrtf(dot(x, x, d) + epsilon);
+        float *out = normed ? normed + r * d : row;
+        for (long i = 0; i < d; i++)
+            out[i] = x[i] * factor * weight[i];
+        if (scaled)
+            scale_row(out, d, (char *)scaled + r * d * (rounded ? 1 : 4), largest + r, rounded);
+    }
+    free(row);
+}
+
+/* silu(g) * u for y = [g | u | ...], two times d numbers, as the input of a product. */
+void gate(long n, long d, const float *y, long stride, const float *y_largest, const float *restrict bias,
+          void *scaled, float *largest, int rounded)
+{
+    float *restrict row = malloc(d * sizeof(float));
+    for (long r = 0; r < n; r++) {
+        const float *restrict g = y + r * stride, *restrict u = g + d;
+        float t = y_largest[r];
+        for (long i = 0; i < d; i++) {
+            float gate = g[i] * t + bias[i];
+            float up = u[i] * t + bias[d + i];
+            row[i] = gate / (1 + exponential(-gate)) * up;
+        }
+        scale_row(row, d, (char *)scaled + r * d * (rounded ? 1 : 4), largest + r, rounded);
+    }
+    free(row);
+}
+
+static void rotate(float *restrict out, const float *restrict x, const float *restrict bias, float t, long width,
+                   const float *restrict cosine, const float *restrict sine, float factor)
+{
+    long half = width / 2;
+    for (long i = 0; i < half; i++) {
+        float first = x[i] * t + bias[i], second = x[i + half] * t + bias[i + half];
+        out[i] = (first * cosine[i] - second * sine[i]) * factor;
+        out[i + half] = (second * cosine[i + half] + first * sine[i + half]) * factor;
+    }
+}
+
+/* Rotate the rows' queries (times `factor`) and keys; write keys and values to the cache.
+   y is [q | k | v | ...]; a row's column of the cache is columns[r]. Key heads are `head_step`
+   numbers apart in the cache, sequences `sequence_step`, columns `width`. */
+void store(long n, long rows, long heads, long key_heads, long width, const float *y, long stride,
+           const float *y_largest, const float *restrict bias, const float *cosine, const float *sine, float factor,
+           float *queries, float *keys, float *values, long sequence_step, long head_step, const int64_t *columns)
+{
+    for (long r = 0; r < n; r++) {
+        const float *x = y + r * stride, *b = bias, *cos = cosine + r * width, *sin = sine + r * width;
+        float t = y_largest[r];
+        for (long h = 0; h < heads; h++, x += width, b += width)
+            rotate(queries + (r * heads + h) * width, x, b, t, width, cos, sin, factor);
+        long place = (r / rows) * sequence_step + columns[r] * width;
+        for (long h = 0; h < key_heads; h++, x += width, b += width)
+            rotate(keys + place + h * head_step, x, b, t, width, cos, sin, 1);
+        for (long h = 0; h < key_heads; h++, x += width, b += width)
+            for (long i = 0; i < width; i++)
+                values[place + h * head_step + i] = x[i] * t + b[i];
+    }
+}
+
+/* The weighted mean of the values at `places`, eight numbers in each of `n` vectors. */
+INLINED void weigh(const int n, float *out, const float *weights, const float *values, const long *places, long m,
+                   float total)
+{
+    vector sums[8] = {0};
+    for (long c = 0; c < m; c++)
+        for (int j = 0; j < n; j++)
+            sums[j] += weights[c] * *(const vector *)(values + places[c] + 8 * j);
+    for (int j = 0; j < n; j++)
+        *(vector *)(out + 8 * j) = sums[j] / total;
+}
+
+/* The attention of one query to m keys and values at `places`. */
+INLINED void attend_head(float *out, const float *query, const float *keys, const float *values, const long *places,
+                         long m, long width, float *weights)
+{
+    float top = -INFINITY;
+    for (long c = 0; c < m; c++) {
+        weights[c] = dot(query, keys + places[c], width);
+        top = weights[c] > top ? weights[c] : top;
+    }
+    for (long c = 0; c < m; c++)
+        weights[c] = exponential(weights[c] - top);
+    for (long c = m; c % 8; c++)
+        weights[c] = 0;
+    vector totals = {0};
+    for (long c = 0; c < m; c += 8)
+        totals += *(vector *)(weights + c);
+    long i = 0;
+    for (; i + 64 <= width; i += 64)
+        weigh(8, out + i, weights, values + i, places, m, sum(totals));
+    for (; i < width; i += 8)
+        weigh(1, out + i, weights, values + i, places, m, sum(totals));
+}
+
+/* Attention of rows `first` to `last` - 1, as the input of a product. Row r attends to the columns c
+   with mask[r][c] of `end` columns; without a mask to the columns up to its own. */
+void attend(long first, long last, long rows, long heads, long key_heads, long width, const float *queries,
+            const float *keys, const float *values, long sequence_step, long head_step, const uint8_t *mask,
+            const int64_t *columns, long end, void *scaled, float *largest, int rounded)
+{
+    long groups = heads / key_heads, d = heads * width;
+    long *places = malloc(end * sizeof(long));
+    float *weights = malloc((end + 7) * sizeof(float)), *row = malloc(d * sizeof(float));
+    for (long r = first; r < last; r++) {
+        long m = 0;
+        if (mask) {
+            for (long c = 0; c < end; c++) {
+                places[m] = c * width;
+                m += mask[r * end + c];
+            }
+        } else
+            for (; m <= columns[r]; m++)
+                places[m] = m * width;
+        for (long h = 0; h < heads; h++) {
+            long base = (r / rows) * sequence_step + (h / groups) * head_step;
+            const float *query = queries + (r * heads + h) * width;
+            const float *k = keys + base, *v = values + base;
+            float *out = row + h * width;
+            if (width == 64) /* compilers make faster code for a known width */
+                attend_head(out, query, k, v, places, m, 64, weights);
+            else if (width == 128)
+                attend_head(out, query, k, v, places, m, 128, weights);
+            else
+                attend_head(out, query, k, v, places, m, width, weights);
+        }
+        scale_row(row, d, (char *)scaled + r * d * (rounded ? 1 : 4), largest + r, rounded);
+    }
+    free(places);
+    free(weights);
+    free(row);
+}

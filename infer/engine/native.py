@@ -1,0 +1,305 @@
+"""The decoder of fused.py in int8 with native.c: one C function between two products.
+
+    h -> norm ─► [q|k|v] -> rotation, cache, attention ─► o -> h += o, norm ─►
+         [g|u] -> silu(g) u ─► down -> h += down, norm ─► ...
+
+A product's input is rows of integers from -127 to 127 and the largest number of each row
+(`Scaled`); its output is divided by these numbers, and the next C function multiplies by them.
+
+In these functions a row's sums have one order, whatever rows are beside it and in whatever
+columns its keys are. So a row's result is the same in every forward, bit for bit, in float32.
+
+The machine's C compiler builds the library once per process, in about a second. Without a
+compiler, decoding uses PyTorch's operations (fused.py).
+"""
+
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from ctypes import CDLL, c_float, c_int, c_long, c_void_p
+from functools import cache
+from logging import getLogger
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from conf.architecture import head_width
+from conf.devices.int8 import exact_kernel
+from infer.engine.attention import ProbeGate
+from infer.engine.cache import TreeCache
+from infer.engine.fused import FusedDecoder, Layer, layers_of
+from infer.engine.int8 import Int8Product
+
+SOURCE = Path(__file__).with_suffix(".c")
+FLAGS = (
+    *("-O3", "-march=native", "-shared", "-fPIC"),
+    *("-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"),
+)
+#: Numbers in a vector of native.c; widths must be multiples of it.
+LANES = 8
+#: The number of multiplications of attention that several threads share.
+DIVIDED = 2**24
+#: Attention is divided into this number of parts per thread, because later rows see more keys.
+PARTS = 4
+
+
+@cache
+def library() -> CDLL | None:
+    """Compile and load native.c; return None, after a warning, if this machine cannot."""
+    compiler = shlex.split(os.environ.get("CC") or "cc")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "native.so")
+        command = [*compiler, *FLAGS, "-o", str(path), str(SOURCE), "-lm"]
+        try:
+            subprocess.run(command, check=True, capture_output=True)
+            native = CDLL(str(path))
+        except (OSError, subprocess.CalledProcessError):
+            getLogger(__name__).warning(
+                "dtype=int8 is about half as fast without a C compiler: %s could not compile native.c. "
+                "Install gcc, or set CC to a compiler.",
+                compiler[0],
+            )
+            return None
+    size, pointer = c_long, c_void_p
+    product = (
+        pointer,
+        size,
+        pointer,
+        pointer,
+    )  # rows, their stride, largest numbers, bias
+    output = (pointer, pointer, c_int)  # scaled rows, largest, whether rounded
+    cached = (
+        pointer,
+        pointer,
+        size,
+        size,
+    )  # keys, values, steps of sequences and heads
+    signatures: dict[str, tuple[Any, ...]] = {
+        "add_norm": (size, size, pointer, *product, pointer, c_float, pointer, *output),
+        "gate": (size, size, *product, *output),
+        "store": (
+            *(size, size, size, size, size, *product),
+            *(pointer, pointer, c_float, pointer, *cached, pointer),
+        ),
+        "attend": (
+            *(size, size, size, size, size, size, pointer, *cached),
+            *(pointer, pointer, size, *output),
+        ),
+    }
+    for name, types in signatures.items():
+        function = getattr(native, name)
+        function.argtypes = types
+        function.restype = None
+    return native
+
+
+#: The arguments of a C function instead of a product's output.
+NONE = (None, 0, None, None)
+
+
+class Inputs(NamedTuple):
+    """The input of a product: rows (B, q, d) as the kernel reads them, and their largest numbers (B, q)."""
+
+    rows: Tensor
+    largest: Tensor
+
+
+class Outputs(NamedTuple):
+    """The output of a product: rows (B, q, d'), divided by `largest` (B, q), and its bias (d',)."""
+
+    rows: Tensor
+    largest: Tensor
+    bias: Tensor
+
+    @property
+    def arguments(self) -> tuple[int, int, int, int]:
+        """The arguments of a C function."""
+        rows, largest, bias = self
+        return rows.data_ptr(), rows.shape[-1], largest.data_ptr(), bias.data_ptr()
+
+
+class NativeDecoder(FusedDecoder):
+    """The decoder of a view in int8 by native.c. Its masks are boolean, its cache is in float32."""
+
+    def __init__(
+        self, native: CDLL, decoder: Any, layers: list[Layer], gate: ProbeGate
+    ) -> None:
+        super().__init__(decoder, layers, gate, wide=True)
+        kernel = exact_kernel()
+        assert kernel is not None
+        self._native = native
+        self._type = torch.uint8 if kernel.rounded else torch.float32
+        self._widths = {
+            product.in_features
+            for layer in layers
+            for product in (layer.qkv, layer.o, layer.gate_up, layer.down)
+        }
+        self._pool = ThreadPoolExecutor(torch.get_num_threads())
+
+    @classmethod
+    def of(
+        cls, lm: Any, gate: ProbeGate, *, wide: bool = True
+    ) -> "NativeDecoder | None":
+        """Return the decoder of a view in int8; None if native.c does not apply or cannot be compiled."""
+        layers = layers_of(lm, wide=wide)
+        config = lm.config
+        widths = config.hidden_size, head_width(config)
+        applies = (
+            layers
+            and config.hidden_act in ("silu", "swish")
+            and not any(width % LANES for width in widths)
+            and all(isinstance(layer.qkv, Int8Product) for layer in layers)
+        )
+        native = library() if applies else None
+        return (
+            cls(native, lm.get_decoder(), layers, gate) if native and layers else None
+        )
+
+    def __call__(
+        self,
+        ids_Bq: Tensor,
+        positions_Bq: Tensor,
+        masks: Mapping[str, Tensor | None],
+        cache: TreeCache,
+    ) -> Tensor:
+        """Return hidden states (B, q, d). See FusedDecoder."""
+        h = self._decoder.embed_tokens(ids_Bq)
+        rotation = self._decoder.rotary_emb(h, position_ids=positions_Bq)
+        assert cache.slots.end <= cache.capacity  # C does not check sizes
+        columns = cache.slots.of_rows(len(ids_Bq))
+        shape = len(ids_Bq), 1, ids_Bq.shape[1], cache.slots.end
+        masks = {
+            kind: None if mask is None else mask.expand(shape).contiguous()
+            for kind, mask in masks.items()
+        }
+        (first, *rest) = masks.values()
+        # A product reads its input before the next function writes the input of another.
+        inputs = {width: self._inputs(h, width) for width in self._widths}
+        queries = torch.empty(*h.shape[:2], self._heads, self._width)
+        y: Outputs | None = None
+        for index, layer in enumerate(self._layers):
+            mask = masks[layer.kind] if rest else first
+            attention_norm, mlp_norm = layer.norms
+            cached = cache.layers[index]
+            x = self._add_norm(h, y, attention_norm, inputs[layer.qkv.in_features])
+            y = self._product(layer.qkv, x)
+            self._store(y, rotation, layer.scaling, queries, cached, columns)
+            x = self._attend(
+                queries, mask, cached, columns, inputs[layer.o.in_features]
+            )
+            y = self._product(layer.o, x)
+            x = self._add_norm(h, y, mlp_norm, inputs[layer.gate_up.in_features])
+            y = self._product(layer.gate_up, x)
+            x = self._activate(y, inputs[layer.down.in_features])
+            y = self._product(layer.down, x)
+        return self._last_norm(h, y)
+
+    def _product(self, product: Any, x: Inputs) -> Outputs:
+        return Outputs(product.scaled(x.rows, self._gate), x.largest, product.bias)
+
+    def _inputs(self, h: Tensor, width: int) -> Inputs:
+        """Return space for the rows of `h` (B, q, ...) as the input of a product."""
+        shape = h.shape[:2]
+        return Inputs(torch.empty(*shape, width, dtype=self._type), torch.empty(shape))
+
+    def _add_norm(self, h: Tensor, y: Outputs | None, norm: Any, x: Inputs) -> Inputs:
+        """Add y to h in place; write the norm of h to x and return it."""
+        self._native.add_norm(
+            *_rows(h),
+            *(y.arguments if y else NONE),
+            *(norm.weight.data_ptr(), norm.epsilon, None),
+            *self._arguments(x),
+        )
+        return x
+
+    def _last_norm(self, h: Tensor, y: Outputs | None) -> Tensor:
+        """Add y to h in place; return the decoder's last norm of h."""
+        assert y is not None
+        norm: Any = self._norm
+        result = torch.empty_like(h)
+        self._native.add_norm(
+            *_rows(h),
+            *y.arguments,
+            *(norm.weight.data_ptr(), norm.epsilon, result.data_ptr()),
+            *(None, None, 0),
+        )
+        return result
+
+    def _activate(self, y: Outputs, x: Inputs) -> Inputs:
+        """Write silu(g) u of [g | u] to x and return it."""
+        n, width = x.largest.numel(), x.rows.shape[-1]
+        self._native.gate(n, width, *y.arguments, *self._arguments(x))
+        return x
+
+    def _store(
+        self,
+        y: Outputs,
+        rotation: tuple[Tensor, Tensor],
+        scaling: float,
+        queries: Tensor,
+        cached: Any,
+        columns: Tensor,
+    ) -> None:
+        """Rotate [q | k | v]; write the queries, times `scaling`, to `queries`, the rest to the cache."""
+        batch, q = columns.shape
+        self._native.store(
+            *(batch * q, q, self._heads, self._key_heads, self._width),
+            *y.arguments,
+            *(table.data_ptr() for table in rotation),
+            *(scaling, queries.data_ptr()),
+            *_cached(cached),
+            columns.data_ptr(),
+        )
+
+    def _attend(
+        self,
+        queries: Tensor,
+        mask: Tensor | None,
+        cached: Any,
+        columns: Tensor,
+        x: Inputs,
+    ) -> Inputs:
+        """Write the attention of the queries to x and return it."""
+        batch, q = columns.shape
+        end = cached.slots.end
+        arguments = (
+            *(q, self._heads, self._key_heads, self._width, queries.data_ptr()),
+            *_cached(cached),
+            *(mask.data_ptr() if mask is not None else None, columns.data_ptr(), end),
+            *self._arguments(x),
+        )
+        n = batch * q
+        threads = torch.get_num_threads()
+        if threads == 1 or n * end * x.rows.shape[-1] < DIVIDED:
+            self._native.attend(0, n, *arguments)
+            return x
+        size = -(-n // (PARTS * threads))
+        jobs = [
+            self._pool.submit(
+                self._native.attend, start, min(start + size, n), *arguments
+            )
+            for start in range(0, n, size)
+        ]
+        for job in jobs:
+            job.result()
+        return x
+
+    def _arguments(self, x: Inputs) -> tuple[int, int, bool]:
+        return x.rows.data_ptr(), x.largest.data_ptr(), self._type == torch.uint8
+
+
+def _rows(h: Tensor) -> tuple[int, int, int]:
+    """Return the number, the width and the address of rows."""
+    d = h.shape[-1]
+    return h.numel() // d, d, h.data_ptr()
+
+
+def _cached(layer: Any) -> tuple[int, int, int, int]:
+    """Return the addresses of a layer's keys and values, and the steps between sequences and between heads."""
+    keys = layer.keys
+    return keys.data_ptr(), layer.values.data_ptr(), keys.stride(0), keys.stride(1)
