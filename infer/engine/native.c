@@ -16,6 +16,7 @@
 #include <stdlib.h>
 
 #define MOST 127.0f
+#define BLOCK 64 /* keys of a block */
 #define INLINED static inline __attribute__((always_inline))
 
 typedef float vector __attribute__((vector_size(32), aligned(4)));
@@ -146,75 +147,93 @@ void store(long n, long rows, long heads, long key_heads, long width, const floa
     }
 }
 
-/* The weighted mean of the values at `places`, eight numbers in each of `n` vectors. */
-INLINED void weigh(const int n, float *out, const float *weights, const float *values, const long *places, long m,
-                   float total)
+/* Add the weighted values at `places` to `out`, eight numbers in each of `count` vectors. */
+INLINED void weigh(const int count, float *out, const float *weights, const float *values, const long *places, long m)
 {
-    vector sums[8] = {0};
+    vector sums[8];
+    for (int j = 0; j < count; j++)
+        sums[j] = *(vector *)(out + 8 * j);
     for (long c = 0; c < m; c++)
-        for (int j = 0; j < n; j++)
+        for (int j = 0; j < count; j++)
             sums[j] += weights[c] * *(const vector *)(values + places[c] + 8 * j);
-    for (int j = 0; j < n; j++)
-        *(vector *)(out + 8 * j) = sums[j] / total;
+    for (int j = 0; j < count; j++)
+        *(vector *)(out + 8 * j) = sums[j];
 }
 
-/* The attention of one query to m keys and values at `places`. */
-INLINED void attend_head(float *out, const float *query, const float *keys, const float *values, const long *places,
-                         long m, long width, float *weights)
+/* The attention of the `groups` queries of a key head to its keys and values at m `places`. Each block
+   of keys and values is read once into the fastest cache for all queries. `weights` has space for
+   `step` numbers, a multiple of eight and at least m, for each query. */
+INLINED void attend_head(long groups, float *out, const float *queries, const float *keys, const float *values,
+                         const long *places, long m, long width, float *weights, long step)
 {
-    float top = -INFINITY;
-    for (long c = 0; c < m; c++) {
-        weights[c] = dot(query, keys + places[c], width);
-        top = weights[c] > top ? weights[c] : top;
+    for (long first = 0; first < m; first += BLOCK)
+        for (long g = 0; g < groups; g++)
+            for (long c = first; c < m && c < first + BLOCK; c++)
+                weights[g * step + c] = dot(queries + g * width, keys + places[c], width);
+    float totals[groups];
+    for (long g = 0; g < groups; g++, weights += step) {
+        float top = -INFINITY;
+        for (long c = 0; c < m; c++)
+            top = weights[c] > top ? weights[c] : top;
+        for (long c = 0; c < m; c++)
+            weights[c] = exponential(weights[c] - top);
+        for (long c = m; c % 8; c++)
+            weights[c] = 0;
+        vector parts = {0};
+        for (long c = 0; c < m; c += 8)
+            parts += *(vector *)(weights + c);
+        totals[g] = sum(parts);
     }
-    for (long c = 0; c < m; c++)
-        weights[c] = exponential(weights[c] - top);
-    for (long c = m; c % 8; c++)
-        weights[c] = 0;
-    vector totals = {0};
-    for (long c = 0; c < m; c += 8)
-        totals += *(vector *)(weights + c);
-    long i = 0;
-    for (; i + 64 <= width; i += 64)
-        weigh(8, out + i, weights, values + i, places, m, sum(totals));
-    for (; i < width; i += 8)
-        weigh(1, out + i, weights, values + i, places, m, sum(totals));
+    weights -= groups * step;
+    for (long i = 0; i < groups * width; i++)
+        out[i] = 0;
+    for (long first = 0; first < m; first += BLOCK) {
+        long count = m - first < BLOCK ? m - first : BLOCK;
+        for (long g = 0; g < groups; g++) {
+            const float *shares = weights + g * step + first;
+            long i = 0;
+            for (; i + 64 <= width; i += 64)
+                weigh(8, out + g * width + i, shares, values + i, places + first, count);
+            for (; i < width; i += 8)
+                weigh(1, out + g * width + i, shares, values + i, places + first, count);
+        }
+    }
+    for (long i = 0; i < groups * width; i++)
+        out[i] /= totals[i / width];
 }
 
-/* Attention of rows `first` to `last` - 1, as the input of a product. Row r attends to the columns c
-   with mask[r][c] of `end` columns; without a mask to the columns up to its own. */
-void attend(long first, long last, long rows, long heads, long key_heads, long width, const float *queries,
-            const float *keys, const float *values, long sequence_step, long head_step, const uint8_t *mask,
-            const int64_t *columns, long end, void *scaled, float *largest, int rounded)
+/* The attention of n rows, as the input of a product. Row r attends to the columns c with mask[r][c] of
+   `end` columns; without a mask to the columns up to its own. */
+void attend(long n, long rows, long heads, long key_heads, long width, const float *queries, const float *keys,
+            const float *values, long sequence_step, long head_step, const uint8_t *mask, const int64_t *columns,
+            long end, void *scaled, float *largest, int rounded, int threads)
 {
-    long groups = heads / key_heads, d = heads * width;
-    long *places = malloc(end * sizeof(long));
-    float *weights = malloc((end + 7) * sizeof(float)), *row = malloc(d * sizeof(float));
-    for (long r = first; r < last; r++) {
-        long m = 0;
-        if (mask) {
+    long groups = heads / key_heads, step = (end + 7) / 8 * 8, d = heads * width;
+    float *out = malloc(n * d * sizeof(float));
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        long *places = malloc(end * sizeof(long));
+        float *weights = malloc(groups * step * sizeof(float));
+#pragma omp for schedule(dynamic)
+        for (long part = 0; part < n * key_heads; part++) {
+            long r = part / key_heads, h = part % key_heads, m = 0;
             for (long c = 0; c < end; c++) {
                 places[m] = c * width;
-                m += mask[r * end + c];
+                m += mask ? mask[r * end + c] : c <= columns[r];
             }
-        } else
-            for (; m <= columns[r]; m++)
-                places[m] = m * width;
-        for (long h = 0; h < heads; h++) {
-            long base = (r / rows) * sequence_step + (h / groups) * head_step;
-            const float *query = queries + (r * heads + h) * width;
-            const float *k = keys + base, *v = values + base;
-            float *out = row + h * width;
+            long base = (r / rows) * sequence_step + h * head_step, query = r * d + h * groups * width;
+            const float *q = queries + query, *k = keys + base, *v = values + base;
             if (width == 64) /* compilers make faster code for a known width */
-                attend_head(out, query, k, v, places, m, 64, weights);
+                attend_head(groups, out + query, q, k, v, places, m, 64, weights, step);
             else if (width == 128)
-                attend_head(out, query, k, v, places, m, 128, weights);
+                attend_head(groups, out + query, q, k, v, places, m, 128, weights, step);
             else
-                attend_head(out, query, k, v, places, m, width, weights);
+                attend_head(groups, out + query, q, k, v, places, m, width, weights, step);
         }
-        scale_row(row, d, (char *)scaled + r * d * (rounded ? 1 : 4), largest + r, rounded);
+        free(places);
+        free(weights);
     }
-    free(places);
-    free(weights);
-    free(row);
+    for (long r = 0; r < n; r++)
+        scale_row(out + r * d, d, (char *)scaled + r * d * (rounded ? 1 : 4), largest + r, rounded);
+    free(out);
 }

@@ -17,8 +17,7 @@ import os
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from ctypes import CDLL, c_float, c_int, c_long, c_void_p
 from functools import cache
 from logging import getLogger
@@ -40,12 +39,18 @@ FLAGS = (
     *("-O3", "-march=native", "-shared", "-fPIC"),
     *("-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"),
 )
+TYPES = {"p": c_void_p, "l": c_long, "i": c_int, "f": c_float}
+#: The types of arguments. A product's output is "plpp", a product's input "ppi", a layer's cache "ppll".
+SIGNATURES = {
+    "add_norm": "llp plpp pfp ppi",
+    "gate": "ll plpp ppi",
+    "store": "lllll plpp ppfp ppll p",
+    "attend": "lllllp ppll ppl ppi i",
+}
 #: Numbers in a vector of native.c; widths must be multiples of it.
 LANES = 8
-#: The number of multiplications of attention that several threads share.
-DIVIDED = 2**24
-#: Attention is divided into this number of parts per thread, because later rows see more keys.
-PARTS = 4
+#: The number of multiplications of attention from which on several threads share it.
+DIVIDED = 2**19
 
 
 @cache
@@ -54,52 +59,33 @@ def library() -> CDLL | None:
     compiler = shlex.split(os.environ.get("CC") or "cc")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "native.so")
-        command = [*compiler, *FLAGS, "-o", str(path), str(SOURCE), "-lm"]
-        try:
-            subprocess.run(command, check=True, capture_output=True)
-            native = CDLL(str(path))
-        except (OSError, subprocess.CalledProcessError):
+        native = build(path, [*compiler, "-fopenmp"]) or build(path, compiler)
+        if native is None:
             getLogger(__name__).warning(
                 "dtype=int8 is about half as fast without a C compiler: %s could not compile native.c. "
                 "Install gcc, or set CC to a compiler.",
                 compiler[0],
             )
             return None
-    size, pointer = c_long, c_void_p
-    product = (
-        pointer,
-        size,
-        pointer,
-        pointer,
-    )  # rows, their stride, largest numbers, bias
-    output = (pointer, pointer, c_int)  # scaled rows, largest, whether rounded
-    cached = (
-        pointer,
-        pointer,
-        size,
-        size,
-    )  # keys, values, steps of sequences and heads
-    signatures: dict[str, tuple[Any, ...]] = {
-        "add_norm": (size, size, pointer, *product, pointer, c_float, pointer, *output),
-        "gate": (size, size, *product, *output),
-        "store": (
-            *(size, size, size, size, size, *product),
-            *(pointer, pointer, c_float, pointer, *cached, pointer),
-        ),
-        "attend": (
-            *(size, size, size, size, size, size, pointer, *cached),
-            *(pointer, pointer, size, *output),
-        ),
-    }
-    for name, types in signatures.items():
+    for name, types in SIGNATURES.items():
         function = getattr(native, name)
-        function.argtypes = types
+        function.argtypes = [TYPES[letter] for letter in types.replace(" ", "")]
         function.restype = None
     return native
 
 
 #: The arguments of a C function instead of a product's output.
 NONE = (None, 0, None, None)
+
+
+def build(path: Path, compiler: Sequence[str]) -> CDLL | None:
+    """Compile native.c to `path` and load it; None if that fails."""
+    command = [*compiler, *FLAGS, "-o", str(path), str(SOURCE), "-lm"]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+        return CDLL(str(path))
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 class Inputs(NamedTuple):
@@ -139,7 +125,6 @@ class NativeDecoder(FusedDecoder):
             for layer in layers
             for product in (layer.qkv, layer.o, layer.gate_up, layer.down)
         }
-        self._pool = ThreadPoolExecutor(torch.get_num_threads())
 
     @classmethod
     def of(
@@ -267,26 +252,15 @@ class NativeDecoder(FusedDecoder):
         """Write the attention of the queries to x and return it."""
         batch, q = columns.shape
         end = cached.slots.end
-        arguments = (
-            *(q, self._heads, self._key_heads, self._width, queries.data_ptr()),
+        divided = x.rows.numel() * end >= DIVIDED
+        self._native.attend(
+            *(batch * q, q, self._heads, self._key_heads, self._width),
+            queries.data_ptr(),
             *_cached(cached),
             *(mask.data_ptr() if mask is not None else None, columns.data_ptr(), end),
             *self._arguments(x),
+            torch.get_num_threads() if divided else 1,
         )
-        n = batch * q
-        threads = torch.get_num_threads()
-        if threads == 1 or n * end * x.rows.shape[-1] < DIVIDED:
-            self._native.attend(0, n, *arguments)
-            return x
-        size = -(-n // (PARTS * threads))
-        jobs = [
-            self._pool.submit(
-                self._native.attend, start, min(start + size, n), *arguments
-            )
-            for start in range(0, n, size)
-        ]
-        for job in jobs:
-            job.result()
         return x
 
     def _arguments(self, x: Inputs) -> tuple[int, int, bool]:
