@@ -1,10 +1,11 @@
 """Products of unsigned inputs and signed weights on a CPU, with exact sums of integers.
 
     OneDNN   CPUs with VNNI instructions, which add products in 32 bits
-    Fbgemm   other x86 CPUs, which add the products of two neighbouring columns in 16 bits
+    Native   other x86 CPUs, which add the products of two neighbouring columns in 16 bits, by native.c
+    Fbgemm   the same without a C compiler; up to nine rows take longer
 
 With inputs to 255, sixteen bits suffice if two neighbouring weights of the same sign add up to 128
-at most: 255 x 128 < 2^15. Fbgemm rounds each row of a weight so.
+at most: 255 x 128 < 2^15. Native and Fbgemm round each row of a weight so.
 """
 
 import warnings
@@ -15,11 +16,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from conf.devices.native import library
+
 MOST = 127  # largest absolute value of a rounded input or weight
 ZERO_POINT = MOST + 1  # added to the rounded inputs, which are unsigned
 PAIR = 128  # largest absolute sum of two neighbouring weights of the same sign
 TRIED = (127, 112, 96, 80, 64)  # numbers of levels
 TINY = 1e-30  # the smallest scale, for an output row of zeros
+ROWS, COLUMNS = 16, 4  # of a weight in a block of native.c
+DIVIDED = (
+    2**18
+)  # the number of multiplications from which on several threads share a product
 FBGEMM_PRODUCT = "linear_with_input_q_dq_qweight_dq_output_fp32"
 BLOCK = 2**14  # rows of a weight that are rounded at once
 # Tensors, because PyTorch would convert a Python number at each use.
@@ -82,31 +89,8 @@ class OneDNN(Kernel):
         return y
 
 
-class Fbgemm(Kernel):
-    """A rounded weight that FBGEMM multiplies by."""
-
-    rounded = False
-
-    def __init__(self, rounded: Tensor, scale: Tensor) -> None:
-        """See Kernel."""
-        zeros = torch.zeros(len(scale), dtype=torch.long)
-        with warnings.catch_warnings():  # quantized tensors are deprecated
-            warnings.simplefilter("ignore")
-            weight = torch._make_per_channel_quantized_tensor(
-                rounded, (scale / MOST).double(), zeros, 0
-            )
-        engine = torch.backends.quantized.engine
-        torch.backends.quantized.engine = "fbgemm"
-        try:
-            self._packed = torch.ops.quantized.linear_prepack(weight, None)
-        finally:
-            torch.backends.quantized.engine = engine
-
-    def multiply(self, scaled: Tensor) -> Tensor:
-        """See Kernel."""
-        multiply = getattr(torch.ops.quantized, FBGEMM_PRODUCT)
-        y: Tensor = multiply(scaled, 1.0, ZERO_POINT, self._packed)
-        return y
+class Pairs(Kernel):
+    """A rounded weight whose products are added in pairs in 16 bits."""
 
     @staticmethod
     def levels(weight: Tensor, largest: Tensor) -> Tensor:
@@ -138,6 +122,65 @@ class Fbgemm(Kernel):
         over -= over.sign() * torch.stack((half, excess - half), 1)
         pairs[where] = over.to(torch.int8)
         return pairs.flatten(1)[:, : rounded.shape[1]].contiguous()
+
+
+class Native(Pairs):
+    """A rounded weight that native.c multiplies by."""
+
+    rounded = True
+
+    def __init__(self, rounded: Tensor, scale: Tensor) -> None:
+        """See Kernel."""
+        outputs, d = rounded.shape
+        self._outputs = outputs
+        native = library()
+        assert native is not None
+        self._native = native
+        padded = pad(rounded, (0, -d % COLUMNS, 0, -outputs % ROWS))
+        blocks = padded.view(-1, ROWS, padded.shape[1] // COLUMNS, COLUMNS)
+        self._weight = blocks.transpose(1, 2).contiguous()
+        self._scale = pad(scale / MOST, (0, -outputs % ROWS))
+        self._offsets = ZERO_POINT * padded.sum(1, dtype=torch.int32)
+
+    def multiply(self, scaled: Tensor) -> Tensor:
+        """See Kernel."""
+        x = pad(scaled, (0, -scaled.shape[-1] % COLUMNS)).contiguous()
+        outputs = len(self._scale)
+        y = torch.empty(*x.shape[:-1], outputs)
+        d = x.shape[-1]
+        self._native.multiply(
+            *(x.numel() // d, d, outputs, x.data_ptr(), self._weight.data_ptr()),
+            *(self._scale.data_ptr(), self._offsets.data_ptr(), y.data_ptr()),
+            torch.get_num_threads() if y.numel() * d >= DIVIDED else 1,
+        )
+        return y if outputs == self._outputs else y[..., : self._outputs].contiguous()
+
+
+class Fbgemm(Pairs):
+    """A rounded weight that FBGEMM multiplies by."""
+
+    rounded = False
+
+    def __init__(self, rounded: Tensor, scale: Tensor) -> None:
+        """See Kernel."""
+        zeros = torch.zeros(len(scale), dtype=torch.long)
+        with warnings.catch_warnings():  # quantized tensors are deprecated
+            warnings.simplefilter("ignore")
+            weight = torch._make_per_channel_quantized_tensor(
+                rounded, (scale / MOST).double(), zeros, 0
+            )
+        engine = torch.backends.quantized.engine
+        torch.backends.quantized.engine = "fbgemm"
+        try:
+            self._packed = torch.ops.quantized.linear_prepack(weight, None)
+        finally:
+            torch.backends.quantized.engine = engine
+
+    def multiply(self, scaled: Tensor) -> Tensor:
+        """See Kernel."""
+        multiply = getattr(torch.ops.quantized, FBGEMM_PRODUCT)
+        y: Tensor = multiply(scaled, 1.0, ZERO_POINT, self._packed)
+        return y
 
 
 def _pairs(weight: Tensor) -> Tensor:
@@ -172,6 +215,8 @@ def exact_kernel() -> type[Kernel] | None:
     kernels: list[type[Kernel]] = []
     if torch.backends.mkldnn.is_available():
         kernels.append(OneDNN)
+    if hasattr(library(), "multiply"):
+        kernels.append(Native)
     # PyTorch has deprecated quantized tensors and may have removed them.
     engines = torch.backends.quantized.supported_engines
     if "fbgemm" in engines and hasattr(torch.ops.quantized, FBGEMM_PRODUCT):

@@ -9,19 +9,11 @@ A product's input is rows of integers from -127 to 127 and the largest number of
 In these functions a row's sums have one order, whatever rows are beside it and in whatever
 columns its keys are. So a row's result is the same in every forward, bit for bit, in float32.
 
-The machine's C compiler builds the library once per process, in about a second. Without a
-compiler, decoding uses PyTorch's operations (fused.py).
+Without a C compiler, decoding uses PyTorch's operations (fused.py).
 """
 
-import os
-import shlex
-import subprocess
-import tempfile
-from collections.abc import Mapping, Sequence
-from ctypes import CDLL, c_float, c_int, c_long, c_void_p
-from functools import cache
-from logging import getLogger
-from pathlib import Path
+from collections.abc import Mapping
+from ctypes import CDLL
 from typing import Any, NamedTuple
 
 import torch
@@ -29,63 +21,18 @@ from torch import Tensor
 
 from conf.architecture import head_width
 from conf.devices.int8 import exact_kernel
+from conf.devices.native import library
 from infer.engine.attention import ProbeGate
 from infer.engine.cache import TreeCache
 from infer.engine.fused import FusedDecoder, Layer, layers_of
 from infer.engine.int8 import Int8Product
 
-SOURCE = Path(__file__).with_suffix(".c")
-FLAGS = (
-    *("-O3", "-march=native", "-shared", "-fPIC"),
-    *("-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"),
-)
-TYPES = {"p": c_void_p, "l": c_long, "i": c_int, "f": c_float}
-#: The types of arguments. A product's output is "plpp", a product's input "ppi", a layer's cache "ppll".
-SIGNATURES = {
-    "add_norm": "llp plpp pfp ppi",
-    "gate": "ll plpp ppi",
-    "store": "lllll plpp ppfp ppll p",
-    "attend": "lllllp ppll ppl ppi i",
-}
 #: Numbers in a vector of native.c; widths must be multiples of it.
 LANES = 8
 #: The number of multiplications of attention from which on several threads share it.
 DIVIDED = 2**19
-
-
-@cache
-def library() -> CDLL | None:
-    """Compile and load native.c; return None, after a warning, if this machine cannot."""
-    compiler = shlex.split(os.environ.get("CC") or "cc")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "native.so")
-        native = build(path, [*compiler, "-fopenmp"]) or build(path, compiler)
-        if native is None:
-            getLogger(__name__).warning(
-                "dtype=int8 is about half as fast without a C compiler: %s could not compile native.c. "
-                "Install gcc, or set CC to a compiler.",
-                compiler[0],
-            )
-            return None
-    for name, types in SIGNATURES.items():
-        function = getattr(native, name)
-        function.argtypes = [TYPES[letter] for letter in types.replace(" ", "")]
-        function.restype = None
-    return native
-
-
 #: The arguments of a C function instead of a product's output.
 NONE = (None, 0, None, None)
-
-
-def build(path: Path, compiler: Sequence[str]) -> CDLL | None:
-    """Compile native.c to `path` and load it; None if that fails."""
-    command = [*compiler, *FLAGS, "-o", str(path), str(SOURCE), "-lm"]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-        return CDLL(str(path))
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 class Inputs(NamedTuple):

@@ -164,7 +164,7 @@ def test_without_a_compiler_a_warning_says_so(
 ) -> None:
     monkeypatch.setenv("CC", "/nowhere/cc -m64")
     with caplog.at_level(logging.WARNING):
-        assert native.library.__wrapped__() is None
+        assert library.__wrapped__() is None
     assert "/nowhere/cc could not compile native.c. Install gcc" in caplog.text
 
 

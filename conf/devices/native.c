@@ -1,4 +1,4 @@
-/* The row operations of a decoder with products in int8: norms, rotation, attention, activation.
+/* Products in int8, and the operations between them in a decoder: norms, rotation, attention, activation.
 
    A row's result depends on the row and on the keys and values that it attends to, in the
    order of their columns. It does not depend on the columns themselves or on other rows. So
@@ -75,6 +75,62 @@ static void scale_row(const float *restrict row, long d, void *restrict scaled, 
         for (long i = 0; i < d; i++)
             ((float *)scaled)[i] = row[i] * factor;
 }
+
+#ifdef __AVX2__
+#include <immintrin.h>
+
+#define TILE 5 /* rows of a product at once: their sums fill the registers */
+
+/* `count` rows of a product by 16 rows of a weight (see `multiply`). */
+INLINED void multiply_block(const int count, long d, const uint8_t *x, const int8_t *weight, const float *scale,
+                            const int32_t *offsets, float *y, long stride)
+{
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256i sums[TILE][2];
+    for (int r = 0; r < count; r++)
+        sums[r][0] = sums[r][1] = _mm256_setzero_si256();
+    for (long i = 0; i < d; i += 4, weight += 64) {
+        __m256i w[2] = {_mm256_loadu_si256((const __m256i *)weight), _mm256_loadu_si256((const __m256i *)weight + 1)};
+        for (int r = 0; r < count; r++) {
+            __m256i four = _mm256_set1_epi32(*(const int32_t *)(x + r * d + i));
+            for (int j = 0; j < 2; j++) {
+                __m256i pairs = _mm256_maddubs_epi16(four, w[j]); /* products of two columns in 16 bits */
+                sums[r][j] = _mm256_add_epi32(sums[r][j], _mm256_madd_epi16(pairs, ones));
+            }
+        }
+    }
+    for (int r = 0; r < count; r++)
+        for (int j = 0; j < 2; j++) {
+            __m256i total = _mm256_sub_epi32(sums[r][j], _mm256_loadu_si256((const __m256i *)offsets + j));
+            __m256 result = _mm256_mul_ps(_mm256_cvtepi32_ps(total), _mm256_loadu_ps(scale + 8 * j));
+            _mm256_storeu_ps(y + r * stride + 8 * j, result);
+        }
+}
+
+/* y (n, outputs) = scale * (weight x - offsets), for x (n, d) in unsigned and the weight in signed 8 bits.
+   d is a multiple of 4, `outputs` of 16. The weight is in blocks of 16 rows; a block has 4 columns of each
+   row, then the next 4. Two neighbours' products must fit into 16 bits (int8.py). */
+void multiply(long n, long d, long outputs, const uint8_t *x, const int8_t *weight, const float *scale,
+              const int32_t *offsets, float *y, int threads)
+{
+    long tiles = (n + TILE - 1) / TILE;
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (long b = 0; b < outputs; b += 16)
+        for (long t = 0; t < tiles; t++) {
+            long r = n * t / tiles, count = n * (t + 1) / tiles - r;
+            const uint8_t *rows = x + r * d;
+            const int8_t *block = weight + b * d;
+            float *out = y + r * outputs + b;
+            switch (count) { /* a known number of rows stays in registers */
+            case 1: multiply_block(1, d, rows, block, scale + b, offsets + b, out, outputs); break;
+            case 2: multiply_block(2, d, rows, block, scale + b, offsets + b, out, outputs); break;
+            case 3: multiply_block(3, d, rows, block, scale + b, offsets + b, out, outputs); break;
+            case 4: multiply_block(4, d, rows, block, scale + b, offsets + b, out, outputs); break;
+            default: multiply_block(TILE, d, rows, block, scale + b, offsets + b, out, outputs);
+            }
+        }
+}
+#endif
 
 /* h += y, unless y is null; then norm(h) = weight * h / sqrt(|h|^2 + epsilon). The norm is written
    to `normed`, unless that is null, and as the input of a product, unless `scaled` is null. */

@@ -1,0 +1,63 @@
+"""Compile and load native.c, the C functions of int8 on a CPU (int8.py, infer/engine/native.py).
+
+The machine's C compiler builds the library once per process, in about a second. Without a
+compiler PyTorch's operations are used.
+"""
+
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from ctypes import CDLL, c_float, c_int, c_long, c_void_p
+from functools import cache
+from logging import getLogger
+from pathlib import Path
+
+SOURCE = Path(__file__).with_suffix(".c")
+FLAGS = (
+    *("-O3", "-march=native", "-shared", "-fPIC"),
+    *("-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"),
+)
+TYPES = {"p": c_void_p, "l": c_long, "i": c_int, "f": c_float}
+#: The types of arguments. A product's output is "plpp", a product's input "ppi", a layer's cache "ppll".
+SIGNATURES = {
+    "multiply": "lllppppp i",
+    "add_norm": "llp plpp pfp ppi",
+    "gate": "ll plpp ppi",
+    "store": "lllll plpp ppfp ppll p",
+    "attend": "lllllp ppll ppl ppi i",
+}
+
+
+@cache
+def library() -> CDLL | None:
+    """Compile and load native.c; return None, after a warning, if this machine cannot."""
+    compiler = shlex.split(os.environ.get("CC") or "cc")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "native.so")
+        native = build(path, [*compiler, "-fopenmp"]) or build(path, compiler)
+        if native is None:
+            getLogger(__name__).warning(
+                "dtype=int8 is about half as fast without a C compiler: %s could not compile native.c. "
+                "Install gcc, or set CC to a compiler.",
+                compiler[0],
+            )
+            return None
+    for name, types in SIGNATURES.items():
+        function = getattr(native, name, None)
+        if function is None:
+            continue  # `multiply` is for CPUs with AVX2
+        function.argtypes = [TYPES[letter] for letter in types.replace(" ", "")]
+        function.restype = None
+    return native
+
+
+def build(path: Path, compiler: Sequence[str]) -> CDLL | None:
+    """Compile native.c to `path` and load it; None if that fails."""
+    command = [*compiler, *FLAGS, "-o", str(path), str(SOURCE), "-lm"]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+        return CDLL(str(path))
+    except (OSError, subprocess.CalledProcessError):
+        return None
