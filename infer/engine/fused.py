@@ -6,9 +6,9 @@ has about 45 operations besides its matrix products. This layer has 20, on the s
     h = h + Wo attention( rotate( [Wq|Wk|Wv] norm(h) ) )      q and k rotated together
     h = h + Wd( silu(g) * u ),   [g|u] = [Wg|Wu] norm(h)
 
-In float32 the result equals the library's bit for bit. With int8 (int8.py) a row does not
-depend on the rows beside it: rotation and attention compute in float64 and round once, and
-the norm is a faster one (`RowNorm`).
+In float32 the result equals the library's bit for bit. With int8 (int8.py) and without a C
+compiler (native.py), a row does not depend on the rows beside it: rotation and attention
+compute in float64 and round once, and the norm is a faster one (`RowNorm`).
 
 Shapes: (B, q, ...) for q rows of B sequences, H query heads and K key heads of width w.
 """

@@ -9,7 +9,7 @@ row's product is the same bit for bit, whatever rows are computed beside it, and
 drafts equal the texts of plain decoding. One scale for several rows would break this. Inputs
 are unsigned because the kernels for signed inputs are slow on most CPUs (conf/devices/int8.py).
 
-Norms, rotary embeddings and attention compute in float32 or wider (attention.py). The A
+Norms, rotary embeddings and attention compute in float32 (native.py) or wider (attention.py). The A
 matrices of an adapter are part of the product; the products with B are added in float32. The
 head finds the likeliest tokens in int8, and pick.py computes their logits again from the
 head's float32 weight.

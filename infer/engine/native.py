@@ -4,7 +4,7 @@
          [g|u] -> silu(g) u ─► down -> h += down, norm ─► ...
 
 A product's input is rows of integers from -127 to 127 and the largest number of each row
-(`Scaled`); its output is divided by these numbers, and the next C function multiplies by them.
+(`Inputs`); its output is divided by these numbers, and the next C function multiplies by them.
 
 In these functions a row's sums have one order, whatever rows are beside it and in whatever
 columns its keys are. So a row's result is the same in every forward, bit for bit, in float32.

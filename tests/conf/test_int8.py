@@ -9,15 +9,21 @@ from torch import Tensor
 from conf.devices.int8 import (
     MOST,
     PAIR,
+    ZERO_POINT,
     Fbgemm,
+    Native,
     OneDNN,
     exact_kernel,
     is_exact,
     pack,
     round_weight,
 )
+from conf.devices.native import library
 
 BYTES = st.integers(-MOST, MOST)
+NATIVE = pytest.mark.skipif(
+    not hasattr(library(), "multiply"), reason="no AVX2, or no C compiler"
+)
 
 
 @given(st.lists(BYTES, min_size=1, max_size=9))
@@ -58,6 +64,48 @@ def test_products_are_exact_for_every_number_of_rows() -> None:
     kernel = exact_kernel()
     assert kernel is not None
     assert all(is_exact(kernel, rows) for rows in (1, 2, 7, 33))
+
+
+@NATIVE
+@given(
+    rows=st.integers(1, 23),
+    outputs=st.integers(1, 50),
+    d=st.integers(1, 40),
+    seed=st.integers(0, 9),
+)
+def test_native_products_are_integers_of_every_size(
+    rows: int, outputs: int, d: int, seed: int
+) -> None:
+    """Sizes between the blocks of native.c are padded; inputs and weights are the largest that occur."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randint(0, 256, (rows, d), generator=generator, dtype=torch.uint8)
+    weight = torch.randint(-MOST, MOST + 1, (outputs, d), generator=generator)
+    weight[::2] = weight[::2].sign() * MOST
+    limited = Native.limit(weight.to(torch.int8))
+    kernel = Native(limited, torch.full((outputs,), float(MOST)))
+    expected = (x.long() - ZERO_POINT) @ limited.long().T
+    assert torch.equal(kernel.multiply(x), expected.float())
+
+
+@NATIVE
+def test_threads_share_a_native_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = pack(torch.randn(70, 48), Native)
+    x = torch.randn(9, 48)
+    expected = kernel(x)
+    monkeypatch.setattr("conf.devices.int8.DIVIDED", 1)
+    torch.set_num_threads(2)
+    try:
+        assert torch.equal(kernel(x), expected)
+    finally:
+        torch.set_num_threads(1)
+
+
+@NATIVE
+def test_native_and_fbgemm_give_the_same_bits() -> None:
+    if "fbgemm" not in torch.backends.quantized.supported_engines:
+        pytest.skip("no FBGEMM in this build of PyTorch")
+    weight, x = torch.randn(50, 64), torch.randn(7, 64)
+    assert torch.equal(pack(weight, Native)(x), pack(weight, Fbgemm)(x))
 
 
 @pytest.mark.skipif(exact_kernel() is None, reason="no exact products on this CPU")
