@@ -90,7 +90,7 @@ class OneDNN(Kernel):
 
 
 class Pairs(Kernel):
-    """A rounded weight whose products are added in pairs in 16 bits."""
+    """A rounded weight. The products of two neighbouring columns are added in 16 bits."""
 
     @staticmethod
     def levels(weight: Tensor, largest: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from infer.engine.int8 import Int8Product
 
 #: Numbers in a vector of native.c; widths must be multiples of it.
 LANES = 8
-#: The number of multiplications of attention from which on several threads share it.
+#: Threads share attention of more multiplications.
 DIVIDED = 2**19
 #: The arguments of a C function instead of a product's output.
 NONE = (None, 0, None, None)

@@ -1,4 +1,4 @@
-"""Test the int8 decoder in C: values, rows that do not depend on others, threads, no compiler."""
+"""Test the int8 decoder in C: values, rows beside other rows, threads, no compiler."""
 
 import copy
 import logging
