@@ -138,20 +138,25 @@ class Native(Pairs):
         self._native = native
         padded = pad(rounded, (0, -d % COLUMNS, 0, -outputs % ROWS))
         blocks = padded.view(-1, ROWS, padded.shape[1] // COLUMNS, COLUMNS)
-        self._weight = blocks.transpose(1, 2).contiguous()
-        self._scale = pad(scale / MOST, (0, -outputs % ROWS))
-        self._offsets = ZERO_POINT * padded.sum(1, dtype=torch.int32)
+        self._parts = (
+            blocks.transpose(1, 2).contiguous(),
+            pad(scale / MOST, (0, -outputs % ROWS)),
+            ZERO_POINT * padded.sum(1, dtype=torch.int32),
+        )
+        self._addresses = [part.data_ptr() for part in self._parts]
+        self._sizes = padded.shape[1], len(padded)
 
     def multiply(self, scaled: Tensor) -> Tensor:
         """See Kernel."""
-        x = pad(scaled, (0, -scaled.shape[-1] % COLUMNS)).contiguous()
-        outputs = len(self._scale)
-        y = torch.empty(*x.shape[:-1], outputs)
-        d = x.shape[-1]
+        d, outputs = self._sizes
+        if scaled.shape[-1] < d:
+            scaled = pad(scaled, (0, d - scaled.shape[-1]))
+        x = scaled.contiguous()
+        n = x.numel() // d
+        y = torch.empty((*x.shape[:-1], outputs))
+        threads = torch.get_num_threads() if n * d * outputs >= DIVIDED else 1
         self._native.multiply(
-            *(x.numel() // d, d, outputs, x.data_ptr(), self._weight.data_ptr()),
-            *(self._scale.data_ptr(), self._offsets.data_ptr(), y.data_ptr()),
-            torch.get_num_threads() if y.numel() * d >= DIVIDED else 1,
+            *(n, d, outputs, x.data_ptr(), *self._addresses, y.data_ptr(), threads)
         )
         return y if outputs == self._outputs else y[..., : self._outputs].contiguous()
 

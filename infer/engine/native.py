@@ -12,7 +12,7 @@ columns its keys are. So a row's result is the same in every forward, bit for bi
 Without a C compiler, decoding uses PyTorch's operations (fused.py).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ctypes import CDLL
 from typing import Any, NamedTuple
 
@@ -36,10 +36,21 @@ NONE = (None, 0, None, None)
 
 
 class Inputs(NamedTuple):
-    """The input of a product: rows (B, q, d) as the kernel reads them, and their largest numbers (B, q)."""
+    """The input of a product: rows (B, q, d) as the kernel reads them, and their largest numbers (B, q).
+
+    `arguments` are the arguments of a C function that writes it.
+    """
 
     rows: Tensor
     largest: Tensor
+    arguments: tuple[int, int, bool]
+
+    @staticmethod
+    def empty(shape: Sequence[int], width: int, dtype: torch.dtype) -> "Inputs":
+        """Return space for rows of `width` numbers."""
+        rows, largest = torch.empty(*shape, width, dtype=dtype), torch.empty(*shape)
+        rounded = dtype == torch.uint8
+        return Inputs(rows, largest, (rows.data_ptr(), largest.data_ptr(), rounded))
 
 
 class Outputs(NamedTuple):
@@ -67,11 +78,10 @@ class NativeDecoder(FusedDecoder):
         assert kernel is not None
         self._native = native
         self._type = torch.uint8 if kernel.rounded else torch.float32
-        self._widths = {
-            product.in_features
-            for layer in layers
-            for product in (layer.qkv, layer.o, layer.gate_up, layer.down)
-        }
+        (layer, *_) = layers  # all have the same widths
+        self._widths = [
+            product.in_features for product in (layer.qkv, layer.o, layer.down)
+        ]
 
     @classmethod
     def of(
@@ -111,43 +121,37 @@ class NativeDecoder(FusedDecoder):
         }
         (first, *rest) = masks.values()
         # A product reads its input before the next function writes the input of another.
-        inputs = {width: self._inputs(h, width) for width in self._widths}
+        normed, attended, activated = (
+            Inputs.empty(h.shape[:2], width, self._type) for width in self._widths
+        )
         queries = torch.empty(*h.shape[:2], self._heads, self._width)
         y: Outputs | None = None
         for index, layer in enumerate(self._layers):
             mask = masks[layer.kind] if rest else first
             attention_norm, mlp_norm = layer.norms
             cached = cache.layers[index]
-            x = self._add_norm(h, y, attention_norm, inputs[layer.qkv.in_features])
-            y = self._product(layer.qkv, x)
+            self._add_norm(h, y, attention_norm, normed)
+            y = self._product(layer.qkv, normed)
             self._store(y, rotation, layer.scaling, queries, cached, columns)
-            x = self._attend(
-                queries, mask, cached, columns, inputs[layer.o.in_features]
-            )
-            y = self._product(layer.o, x)
-            x = self._add_norm(h, y, mlp_norm, inputs[layer.gate_up.in_features])
-            y = self._product(layer.gate_up, x)
-            x = self._activate(y, inputs[layer.down.in_features])
-            y = self._product(layer.down, x)
+            self._attend(queries, mask, cached, columns, attended)
+            y = self._product(layer.o, attended)
+            self._add_norm(h, y, mlp_norm, normed)
+            y = self._product(layer.gate_up, normed)
+            self._activate(y, activated)
+            y = self._product(layer.down, activated)
         return self._last_norm(h, y)
 
     def _product(self, product: Any, x: Inputs) -> Outputs:
         return Outputs(product.scaled(x.rows, self._gate), x.largest, product.bias)
 
-    def _inputs(self, h: Tensor, width: int) -> Inputs:
-        """Return space for the rows of `h` (B, q, ...) as the input of a product."""
-        shape = h.shape[:2]
-        return Inputs(torch.empty(*shape, width, dtype=self._type), torch.empty(shape))
-
-    def _add_norm(self, h: Tensor, y: Outputs | None, norm: Any, x: Inputs) -> Inputs:
-        """Add y to h in place; write the norm of h to x and return it."""
+    def _add_norm(self, h: Tensor, y: Outputs | None, norm: Any, x: Inputs) -> None:
+        """Add y to h in place; write the norm of h to x."""
         self._native.add_norm(
             *_rows(h),
             *(y.arguments if y else NONE),
             *(norm.weight.data_ptr(), norm.epsilon, None),
-            *self._arguments(x),
+            *x.arguments,
         )
-        return x
 
     def _last_norm(self, h: Tensor, y: Outputs | None) -> Tensor:
         """Add y to h in place; return the decoder's last norm of h."""
@@ -162,11 +166,10 @@ class NativeDecoder(FusedDecoder):
         )
         return result
 
-    def _activate(self, y: Outputs, x: Inputs) -> Inputs:
-        """Write silu(g) u of [g | u] to x and return it."""
+    def _activate(self, y: Outputs, x: Inputs) -> None:
+        """Write silu(g) u of [g | u] to x."""
         n, width = x.largest.numel(), x.rows.shape[-1]
-        self._native.gate(n, width, *y.arguments, *self._arguments(x))
-        return x
+        self._native.gate(n, width, *y.arguments, *x.arguments)
 
     def _store(
         self,
@@ -195,8 +198,8 @@ class NativeDecoder(FusedDecoder):
         cached: Any,
         columns: Tensor,
         x: Inputs,
-    ) -> Inputs:
-        """Write the attention of the queries to x and return it."""
+    ) -> None:
+        """Write the attention of the queries to x."""
         batch, q = columns.shape
         end = cached.slots.end
         divided = x.rows.numel() * end >= DIVIDED
@@ -205,13 +208,9 @@ class NativeDecoder(FusedDecoder):
             queries.data_ptr(),
             *_cached(cached),
             *(mask.data_ptr() if mask is not None else None, columns.data_ptr(), end),
-            *self._arguments(x),
+            *x.arguments,
             torch.get_num_threads() if divided else 1,
         )
-        return x
-
-    def _arguments(self, x: Inputs) -> tuple[int, int, bool]:
-        return x.rows.data_ptr(), x.largest.data_ptr(), self._type == torch.uint8
 
 
 def _rows(h: Tensor) -> tuple[int, int, int]:
