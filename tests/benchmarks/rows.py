@@ -6,7 +6,8 @@
 The first table is L(q): the time of q rows after 256 cached tokens, relative to one row of the
 same dtype. It includes the head and the choice of a token. Rows are drafts, or with `+k` drafts
 and k probes, which run the adapter. "library" is float32 with Transformers' layers on the same
-packed products. The second table compares Transformers' code with this project's for each part of
+packed products; "int8 by PyTorch" is int8 with PyTorch's operations instead of the functions of
+native.c between the products. The second table compares Transformers' code with this project's for each part of
 a layer. All cells take turns; figures are medians, with the fastest in parentheses. With one
 thread the thread's CPU time counts, which other programs change less. The last line is JSON.
 """
@@ -15,14 +16,17 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from infer.engine import native
 from infer.engine.attention import attend, attend_wide
 from infer.engine.fused import norm_of, rotate
 from infer.engine.output import Request
@@ -33,6 +37,7 @@ from infer.trees.tree import Tree
 
 CONTEXT = 256
 LIBRARY = "library"
+BY_PYTORCH = "int8 by PyTorch"
 Times = dict[str, list[float]]
 
 
@@ -58,6 +63,11 @@ def tree_of(rows: int, probes: int, probe: int) -> Tree:
     return Tree(tokens, parents, drafts, (drafts - 1,) if probes else ())
 
 
+def without_native() -> AbstractContextManager[Any]:
+    """Return a context in which int8 decodes as without a C compiler."""
+    return patch.object(native, "library", lambda: None)
+
+
 def forwards(
     directory: ModelDirectory,
     dtypes: Sequence[str],
@@ -68,13 +78,12 @@ def forwards(
     request = Request(list(range(10, 10 + CONTEXT)))
     tasks = {}
     longest = max(len(tree.tokens) for tree in trees.values())
-    for name in (*dtypes, LIBRARY):
-        dtype = "float32" if name == LIBRARY else name
-        runner = Runner(
-            directory.load(dtype=dtype, device="cpu"),
-            capacity=CONTEXT + 1,
-            max_rows=longest,
-        )
+    names = [*dtypes, LIBRARY, *[BY_PYTORCH] * ("int8" in dtypes)]
+    for name in names:
+        dtype = {LIBRARY: "float32", BY_PYTORCH: "int8"}.get(name, name)
+        lm = directory.load(dtype=dtype, device="cpu")
+        with without_native() if name == BY_PYTORCH else nullcontext():
+            runner = Runner(lm, capacity=CONTEXT + 1, max_rows=longest)
         if name == LIBRARY:
             runner._target.fused = None
         runner.prefill([request.prompt])
@@ -87,8 +96,7 @@ def forwards(
             tasks[f"{name} {label}"] = task
     times = in_turns(tasks, rounds)
     return {
-        name: {label: times[f"{name} {label}"] for label in trees}
-        for name in (*dtypes, LIBRARY)
+        name: {label: times[f"{name} {label}"] for label in trees} for name in names
     }
 
 
@@ -163,7 +171,7 @@ def main() -> None:
         for label, values in by_rows.items():
             cost = median(values) / median(first), min(values) / min(first)
             print(
-                f"{name:9} q = {label:5} {median(values):6.1f} ({min(values):.1f}) ms, "
+                f"{name:15} q = {label:5} {median(values):6.1f} ({min(values):.1f}) ms, "
                 f"L(q) {cost[0]:.2f} ({cost[1]:.2f})",
                 flush=True,
             )
