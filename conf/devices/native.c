@@ -272,7 +272,8 @@ void attend(long n, long rows, long heads, long key_heads, long width, const flo
         float *weights = malloc(groups * step * sizeof(float));
 #pragma omp for schedule(dynamic)
         for (long part = 0; part < n * key_heads; part++) {
-            long r = part / key_heads, h = part % key_heads, m = 0;
+            /* All rows of a head, then the next head: its keys and values stay in the cache. */
+            long r = part % n, h = part / n, m = 0;
             for (long c = 0; c < end; c++) {
                 places[m] = c * width;
                 m += mask ? mask[r * end + c] : c <= columns[r];
