@@ -64,7 +64,7 @@ def tree_of(rows: int, probes: int, probe: int) -> Tree:
 
 
 def without_native() -> AbstractContextManager[Any]:
-    """Return a context in which int8 decodes as without a C compiler."""
+    """Return a context: in it, int8 decodes as without a C compiler."""
     return patch.object(native, "library", lambda: None)
 
 
