@@ -139,6 +139,11 @@ class DecodeConfig:
             )
         if not all(self.stop):
             raise ValueError("decode.stop must not contain an empty string. Remove it.")
+        if (self.min_new_tokens or 0) > self.max_new_tokens:
+            raise ValueError(
+                f"decode.min_new_tokens must be at most decode.max_new_tokens={self.max_new_tokens}, "
+                f"got {self.min_new_tokens}. Raise decode.max_new_tokens"
+            )
         if not self.temperature and (self.top_k or self.top_p < 1):
             raise ValueError(
                 "decode.temperature must be above 0 with decode.top_k or decode.top_p, got 0"

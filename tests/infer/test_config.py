@@ -7,7 +7,10 @@ from infer import DecodeConfig, Infill
 from infer.config import InferConfig
 
 DECODE = [
-    ({"temperature": float("nan")}, "decode.temperature must be at least 0, got nan"),
+    (
+        {"temperature": float("nan")},
+        "decode.temperature must be finite and at least 0, got nan",
+    ),
     ({"top_p": 0.0}, "decode.top_p must be above 0 and at most 1, got 0.0"),
     (
         {"top_p": 0.9},
@@ -65,6 +68,14 @@ DECODE = [
     (
         {"method": "gsd", "verify": "ratio"},
         "decode.temperature must be above 0 with decode.verify=ratio, got 0",
+    ),
+    (  # the minimum was ignored without a message
+        {"min_new_tokens": 9, "max_new_tokens": 4},
+        "decode.min_new_tokens must be at most decode.max_new_tokens=4, got 9. Raise",
+    ),
+    (  # the message said "must be at least 0, got inf"
+        {"temperature": float("inf")},
+        "decode.temperature must be finite and at least 0, got inf",
     ),
     ({"seed": -1}, "decode.seed must be from 0 to below .*, got -1"),
     ({"stop": ["x", ""]}, "decode.stop must not contain an empty string"),
