@@ -87,8 +87,8 @@ def _memory(config: TrainConfig, memory: Memory, capacity: float) -> dict[str, s
     verdict = "fits" if memory.total <= capacity else "does not fit"
     local = min(config.plan_ranks, RANKS_PER_MACHINE)
     machine = (
-        f"{local * memory.loading / GIB:.1f} GiB while {counted(local, 'rank')} "
-        f"load{'s' * (local == 1)} the model"
+        f"{local * memory.loading / GIB:.1f} GiB to load the model "
+        f"on {counted(local, 'rank')}"
     )
     if memory.host:
         machine += f", {local * memory.host / GIB:.1f} GiB of states offloaded"

@@ -272,11 +272,14 @@ def explain(error: Exception, entry: str, schema: type) -> str:
         if "=[" not in str(error.override):
             quoted = "the value as 'NAME=\"VALUE\"'"
         return f"settings must be NAME=VALUE in Hydra's grammar, got {error.override}: {reason}. Quote {quoted}"
-    if isinstance(error, MissingConfigException) and error.options:
-        group, _, choice = (error.missing_cfg_file or "").rpartition("/")
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, choice = error.missing_cfg_file.rpartition("/")
         if package := PLUGINS.get(choice) if group.startswith("hydra/") else None:
             return f"{group}={choice} needs the package {package}, got none. Install it: pip install {package}"
-        return f"{group} must be {any_of(error.options)}, got {choice or 'nothing'}"
+        # Hydra gives no options for a list of choices, such as benchmarks=[humaneval,all].
+        files = (FOLDER / entry / group).glob("*.yaml")
+        if options := error.options or sorted(file.stem for file in files):
+            return f"{group} must be {any_of(options)}, got {choice or 'nothing'}"
     message = in_one_line(error, most=sys.maxsize)
     if isinstance(error.__cause__, OmegaConfBaseException):
         message += f" {in_one_line(error.__cause__, most=sys.maxsize)}"

@@ -109,6 +109,8 @@ def _checked(value: Any, hint: Any, limits: Mapping[str, Any], name: str) -> Any
         return [_checked(member, member_hint, limits, name) for member in value]
     elif kind in (int, float) and not _within(value, limits):
         expected = range_in_words(limits)
+        if isinstance(value, float) and not math.isfinite(value) and limits:
+            expected = f"finite and {expected}"
     elif value not in limits.get("choices", (value,)):
         expected = any_of(limits["choices"])
     else:

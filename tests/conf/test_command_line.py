@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from conf.errors import RankLocalError, UserError
 from conf.settings.compose import settings
+from data_prep.config import DataPrepConfig
 from infer.config import InferConfig
 from tests.conf.conftest import command
 from tests.messages import error
@@ -166,6 +167,13 @@ def test_multirun_runs_every_combination_and_leaves_no_files(tmp_path: Path) -> 
     assert list(tmp_path.rglob("*")) == [temporary]
     end = command(*words, cwd=tmp_path, WORLD_SIZE="2")
     assert "-m must run in one process, got torchrun" in error(end.stderr)
+
+
+def test_an_unknown_member_of_a_list_of_choices_is_named() -> None:
+    """Regression: benchmarks=[nix] printed Hydra's own message, without the choices."""
+    sentence = "benchmarks must be all or humaneval, got nix$"
+    with pytest.raises(UserError, match=sentence):
+        settings("data_prep", DataPrepConfig, ["benchmarks=[nix]", "out=o"])
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,14 @@ from infer import DecodeConfig, Infill
 from infer.config import InferConfig
 
 DECODE = [
-    ({"temperature": float("nan")}, "decode.temperature must be at least 0, got nan"),
+    (
+        {"temperature": float("nan")},
+        "decode.temperature must be finite and at least 0, got nan",
+    ),
+    (  # the message said "must be at least 0, got inf"
+        {"temperature": float("inf")},
+        "decode.temperature must be finite and at least 0, got inf",
+    ),
     ({"top_p": 0.0}, "decode.top_p must be above 0 and at most 1, got 0.0"),
     (
         {"top_p": 0.9},

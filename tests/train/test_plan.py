@@ -68,7 +68,7 @@ def test_a_plan_for_one_rank_counts_in_the_singular() -> None:
         "experiment=demo", "plan_ranks=1", "global_batch=4", "micro_batch=4"
     )
     assert lines["batch"].endswith("= 1 rank x 4 x 1 accumulation")
-    assert lines["memory per machine"].endswith("while 1 rank loads the model")
+    assert lines["memory per machine"].endswith("to load the model on 1 rank")
     assert [counted(n, "rank") for n in (0, 1, 1024)] == [
         "0 ranks",
         "1 rank",
