@@ -7,8 +7,9 @@ tests/test_model_types.py lists the model types that were trained and decoded.
 
 import copy
 import dataclasses
+import json
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -38,6 +39,21 @@ PROBE = "adaptive_probe"
 WINDOW_PROBE = "adaptive_window_probe"
 PROBE_TOKENS = 4  # tokens in the forward of a check
 HEAD_ROWS = 8  # vocabulary size of the small head that checks the logits
+
+
+def _once_per_config(check: Callable[..., str]) -> Callable[..., str]:
+    """Remember the result of a check in this process: a check of 32 layers takes a second."""
+    results: dict[Any, str] = {}
+
+    @wraps(check)
+    def remembered(config: PretrainedConfig, **given: Any) -> str:
+        fields = {**config.to_dict(), "_name_or_path": ""}
+        key = (type(config), json.dumps(fields, default=repr), *given.items())
+        if key not in results:
+            results[key] = check(config, **given)
+        return results[key]
+
+    return remembered
 
 
 def why_unsupported(config: PretrainedConfig) -> str:
@@ -261,6 +277,7 @@ class _ProbeLayer(DynamicLayer):
         return key_states, value_states
 
 
+@_once_per_config
 def _why_other_attention(
     config: PretrainedConfig, *, argument: str | None = None
 ) -> str:
@@ -332,6 +349,7 @@ class _Output(MoeModelOutputWithPast):
     cross_attentions = None
 
 
+@_once_per_config
 def _why_other_head(config: PretrainedConfig) -> str:
     """Return why the logits are not the scaled output of the head, or "" if they are.
 
@@ -341,8 +359,9 @@ def _why_other_head(config: PretrainedConfig) -> str:
     try:
         lm: Any = skeleton(config)
         head: nn.Linear = lm.get_output_embeddings()
-        small = nn.Linear(head.in_features, HEAD_ROWS, bias=head.bias is not None)
-        hidden = torch.randn(1, 2, head.in_features)
+        with torch.random.fork_rng(devices=[]):  # the caller's draws stay the same
+            small = nn.Linear(head.in_features, HEAD_ROWS, bias=head.bias is not None)
+            hidden = torch.randn(1, 2, head.in_features)
         lm.set_output_embeddings(small)
         output = _Output(last_hidden_state=hidden)
         lm.get_decoder().forward = lambda *args, **kwargs: output

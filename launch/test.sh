@@ -7,6 +7,7 @@ cd "$(dirname "$0")/.."
 bash launch/setup.sh
 source .venv/bin/activate
 export OMP_NUM_THREADS=1
+unset PYTHONDONTWRITEBYTECODE # with it each of several hundred processes would compile this project's modules
 ruff check .
 ruff format --check .
 verdict=$(mktemp)

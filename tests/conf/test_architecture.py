@@ -70,6 +70,19 @@ def test_a_family_that_decodes_is_supported(family: str) -> None:
     assert why_unsupported(config_of(kind, **settings)) == ""
 
 
+def test_a_configuration_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan of a 7B model took 1 s of CPU for a check that the process had already made.
+
+    Another value in the configuration is another check.
+    """
+    config = config_of("llama", hidden_size=48)
+    assert why_unsupported(config) == ""
+    monkeypatch.setattr("conf.architecture.skeleton", None)
+    copy = config_of("llama", hidden_size=48, name_or_path="copied")
+    assert why_unsupported(copy) == ""
+    assert "fails on a tree" in why_unsupported(config_of("llama", hidden_size=96))
+
+
 def test_arguments_of_a_decoder_that_attention_gets() -> None:
     """A gated training of Nemotron ended in an exception at its first step."""
     assert passes_argument(config_of("llama"), "trunk_keys")
