@@ -199,6 +199,12 @@ def tally(job: Job, _: int, folder: Path) -> dict[str, Any]:
 def _check_readable(
     job: Job, counts: Counter[str], drops: Counter[str], encoded: int
 ) -> None:
+    if not encoded and counts["not chosen"]:
+        raise UserError(
+            f"budget must be large enough for a document, got {job.config.budget}, which chooses "
+            f"none of {counted(counts['not chosen'], 'document')}. Raise budget, and use another "
+            f"out= or delete {job.work.parent}"
+        )
     limit = job.config.max_unreadable
     files = sum(len(part.files) for part in job.parts)
     broken_files = counts["broken files"]

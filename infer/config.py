@@ -280,6 +280,12 @@ class InferConfig:
                 raise ValueError(
                     f"draft={self.draft} needs decode={'|'.join(BY_DRAFT_MODEL)}, got {self.decode.method}"
                 )
+        if (self.decode.min_new_tokens or 0) > self.decode.max_new_tokens:
+            raise ValueError(
+                "decode.min_new_tokens must be at most decode.max_new_tokens="
+                f"{self.decode.max_new_tokens}, got {self.decode.min_new_tokens}. Lower it, or raise "
+                "decode.max_new_tokens."
+            )
         if self.chat and (self.infill.prefix or self.infill.suffix):
             raise ValueError(
                 "chat must be false with infill.prefix or infill.suffix, got true. Omit it."

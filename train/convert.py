@@ -126,7 +126,7 @@ def main(config: ConvertConfig) -> None:
             for path in out.glob("*.safetensors"):
                 make_readable(path)
         check_weights(lm, out)
-        write_manifest(out, KIND, origin, name=metadata.get("general.name"))
+        write_manifest(out, KIND, origin, name=model_name(metadata))
     print_line(f"convert: wrote {config.out}")
 
 
@@ -389,11 +389,27 @@ def check_weights(lm: "PreTrainedModel", out: Path) -> None:
         assert torch.equal(tensor, expected[name]), f"{name} was written wrongly"
 
 
+def model_name(metadata: dict[str, Any]) -> str:
+    """Return a readable name of the model in a GGUF file, such as Qwen2.5-Coder-0.5B-Instruct.
+
+    The file's own name may end with the folder of a training run, as "Smollm2 135M 8k Lc100K
+    Mix1 Ep2". So base name and size are used if the file has them, and the kind of
+    fine-tuning if it is a word.
+    """
+    base, size, tuned = (
+        str(metadata.get(f"general.{name}") or "")
+        for name in ("basename", "size_label", "finetune")
+    )
+    if not base or not size:
+        return str(metadata.get("general.name") or "model")
+    return "-".join([base, size, *([tuned] if tuned.isalpha() else [])])
+
+
 def write_card(metadata: dict[str, Any], out: Path) -> None:
     """Write a model card; later stages read the base model's name and license from it."""
     from huggingface_hub import ModelCard, ModelCardData
 
-    name = metadata.get("general.name", "model")
+    name = model_name(metadata)
     data = ModelCardData(
         license=metadata.get("general.license"),
         library_name="transformers",

@@ -28,11 +28,17 @@ def read_inputs(config: TrainConfig) -> RunInputs:
     """Read the manifests of the settings' folders. This does not import PyTorch.
 
     Raises UserError if data.path is not set, if a folder is not a finished folder of shards,
-    or if model.adapter has no adapter.
+    if objective.L is not shorter than a sequence, or if model.adapter has no adapter.
     """
     if not config.data.path:
         raise UserError("setting 'data.path' is required: give it as data.path=VALUE")
     data = read_manifest(config.data.path, "shards", "data.path")
+    L, seq_len = config.objective.L, data["seq_len"]
+    if config.objective.name != "causal" and seq_len <= L:
+        raise UserError(
+            f"objective.L must be below the {seq_len} tokens of a sequence of {config.data.path}, "
+            f"got {L}. Lower objective.L, or prepare data with a larger seq_len."
+        )
     folders = {"data.path": config.data.path}
     folders |= model_directories({"model.path": config.model.path})
     own = None

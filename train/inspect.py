@@ -57,6 +57,14 @@ class TrainInspectConfig(TrainConfig):
 
     inspect: StepConfig = field(default_factory=StepConfig)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.minutes is None and self.inspect.step >= self.steps:
+            raise ValueError(
+                f"inspect.step must be below steps={self.steps}, got {self.inspect.step}. "
+                "Lower it."
+            )
+
 
 def main(config: TrainInspectConfig) -> None:
     """Print sequences of a step with their windows."""

@@ -163,6 +163,10 @@ class QualityConfig:
 
     def __post_init__(self) -> None:
         check_settings(self, "quality")
+        if not self.decoders:
+            raise ValueError(
+                "quality.decoders must not be empty. Give quality.decoders=[plain]."
+            )
 
     @property
     def files(self) -> dict[str, list[str]]:

@@ -87,7 +87,32 @@ def read_part(name: str, config: BenchConfig, directory: ModelDirectory) -> Part
     """Return a part with its prompts or problems, without its models."""
     if name == "quality":
         return QualityPart(config, directory)
-    return SET_PARTS[name](config, directory, read_prompt_sets(config, directory))
+    sets = read_prompt_sets(config, directory)
+    if not (name == "load" and config.load.endpoint):  # a server has its own context
+        check_context(name, config, directory.context, sets)
+    return SET_PARTS[name](config, directory, sets)
+
+
+def check_context(
+    part: str,
+    config: BenchConfig,
+    context: int | None,
+    sets: Mapping[str, Sequence[Prompt]],
+) -> None:
+    """Raise UserError if a prompt and its new tokens exceed the model's context.
+
+    The check needs only the tokenizer. Without a `context` the loaded model checks each prompt.
+    """
+    new = getattr(config, part).max_new_tokens
+    for name, prompts in sets.items():
+        for prompt in prompts:
+            limit = (part == "speed" and prompt.max_new_tokens) or new
+            if context is not None and len(prompt.ids) + limit > context:
+                raise UserError(
+                    f"prompts and {part}.max_new_tokens must fit the model's context of {context} "
+                    f"tokens, got {len(prompt.ids)} + {limit} ({name}, {prompt.id}). Lower "
+                    f"{part}.max_new_tokens or prompt_tokens."
+                )
 
 
 def measure_part(

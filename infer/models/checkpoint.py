@@ -153,6 +153,13 @@ class ModelDirectory:
         return config.get("vocab_size")
 
     @cached_property
+    def context(self) -> int | None:
+        """Return the context length in tokens; None if config.json does not have it."""
+        config = read_json(self.path / "config.json", "a model's JSON")
+        length = config.get("max_position_embeddings")
+        return length if isinstance(length, int) else None
+
+    @cached_property
     def adaptive(self) -> Adaptive | None:
         """Return the content of adaptive.json; None for a model without adaptive tokens."""
         path = self.path / ADAPTIVE

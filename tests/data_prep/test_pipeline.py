@@ -274,6 +274,11 @@ def test_a_repository_is_prepared_by_default_settings(
             r"must have jsonl files that match data\.include=\[\*\.c\] but not",
         ),
         (["decontaminate.mbpp=BAD"], ["x"], "must be JSON lines, got"),
+        (  # the message had neither the budget nor a cure
+            ["budget=1"],
+            ["x = 1\n" * 50],
+            "budget must be large enough .*, got 1, .* of 1 document. Raise budget",
+        ),
         (["budget=1K", "proportion.table=BAD"], ["x"], "BAD must be a CSV file"),
         (["out=in/out", "data.path=in"], ["x"], r"folder outside of data\.path"),
         (["executor=slurm"], ["x"], "slurm.partition must be given"),

@@ -52,14 +52,21 @@ REFUSED = [
     (["+deepspeed.compile.deepcompile=true"], "compile must be left out"),
     (["+deepspeed.communication_data_type=fp8"], "must be valid for DeepSpeed"),
     (["+model.shape.rope_parameters={rope_type:dynamic,factor:2.0}"], "on the length"),
+    (  # a run of such windows trained none of the longest places, without a message
+        ["objective=branch", "objective.L=128", "data.path={data}"],
+        "objective.L must be below the 128 tokens of a sequence .*, got 128. Lower obj",
+    ),
     (["model.path=absent"], "model.path=absent must have a model's config.json"),
 ]
 
 
 @pytest.mark.parametrize(("overrides", "message"), REFUSED)
-def test_refused_settings(overrides: list[str], message: str) -> None:
+def test_refused_settings(
+    overrides: list[str], message: str, data_folder: Path
+) -> None:
+    given = [override.replace("{data}", str(data_folder)) for override in overrides]
     with pytest.raises(UserError, match=message) as caught:
-        main(settings("train", TrainConfig, ["plan=true", *overrides]))
+        main(settings("train", TrainConfig, ["plan=true", *given]))
     assert "\n" not in str(caught.value)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from conf.errors import UserError
 from conf.runs.files import CHECKSUM, read_json, with_checksum, write_json
 from conf.settings.compose import settings
 from data_prep.encode import Encoder
@@ -143,6 +144,14 @@ def test_sequences_are_printed(
     printed = capsys.readouterr().out
     assert printed.count(f"step {STEP}, sequence") == 4
     assert "⟨a1" in printed and "<BOS>" in printed and ", PLAIN), tokens " in printed
+
+
+def test_a_step_after_the_last_is_refused(data_folder: Path) -> None:
+    """Bug: it printed sequences that the run never trains."""
+    sentence = "inspect.step must be below steps=3, got 3. Lower it"
+    with pytest.raises(UserError, match=sentence):
+        config_of(data_folder, "objective=dual", "steps=3")
+    assert config_of(data_folder, "steps=3", "minutes=1").inspect.step == STEP
 
 
 def test_own_text_is_named_by_its_own_languages(

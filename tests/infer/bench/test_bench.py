@@ -26,7 +26,6 @@ from infer.bench.report import RESULT
 from infer.bench.run import bench, read_prompt_sets
 from infer.bench.runs import blocks, decoder, run_of
 from infer.bench.speed import SpeedPart, figures
-from infer.bench.tables import length_tables, tables_of
 from infer.bench.timing import StepClock, StepTimes
 from infer.chat import has_template
 from infer.config import DecodeConfig, Infill, decontaminated
@@ -307,6 +306,7 @@ def test_gsd_tables(model_dir: Path, prompts: Path, tmp_path: Path) -> None:
         ("prompts=[a=b.jsonl]", r"Quote each member as \"NAME=\['MEMBER'\]\""),
         ("speed.temperatures=[1e-31]", "temperature must be 0 .* got 1e-31"),
         ("count=3", "count must be at most 2, .* got 3. Lower count, or raise prompt"),
+        ("quality.decoders=[]", "quality.decoders must not be empty. Give quality.dec"),
         ("quality.mbpp=absent", "quality.mbpp=absent must be a file of this"),
     ],
 )
@@ -450,66 +450,6 @@ def test_answers_that_cannot_be_judged_are_left_out_where_asked(
 
 def settings_with(config: BenchConfig, **quality: Any) -> BenchConfig:
     return replace(config, quality=replace(config.quality, **quality))
-
-
-def test_prompts_of_all_lengths_end_at_one_place(
-    model_dir: Path, tmp_path: Path
-) -> None:
-    """The prompts differ in the length of the context, and begin as documents do."""
-    texts = [f"def f{at}(x):\n    return x + {at}\n" * 20 for at in range(3)]
-    rows = [{"id": str(at), "content": text} for at, text in enumerate(texts)]
-    rows.append({"id": "short", "content": "x = 1\n"})
-    file = write_rows(tmp_path / "long.jsonl", rows)
-    lengths = ["prompt_lengths=[12,48]", "count=3", f"prompts=[{file}]"]
-    config = configured(model_dir, file, tmp_path / "out", *lengths)
-    directory = ModelDirectory(model_dir)
-    sets = read_prompt_sets(config, directory)
-    assert list(sets) == ["long-12", "long-48"]
-    for short, long in zip(sets["long-12"], sets["long-48"]):
-        ids = directory.text.encode(texts[int(short.id)])
-        opening = directory.text.encode("")
-        assert short.id == long.id and list(long.ids) == ids[:48]
-        assert list(short.ids) == [*opening, *ids[36 + len(opening) : 48]]
-    with pytest.raises(
-        UserError, match="count must be at most 3, .* with more than 48 t"
-    ):
-        read_prompt_sets(replace(config, count=4), directory)
-    with pytest.raises(UserError, match="prompt_lengths must not repeat a length"):
-        configured(model_dir, file, tmp_path, "prompt_lengths=[12,12]")
-    overrides = ["part=speed", "speed.decoders=[sdsat]", "speed.peers=[]", *lengths]
-    overrides += ["speed.rounds=1", "speed.temperatures=[0]"]
-    bench(configured(model_dir, file, tmp_path / "out", *overrides))
-    report = read_report(tmp_path / "out")
-    assert report["speed"]["lengths"] == {
-        "long-12": ["long", 12],
-        "long-48": ["long", 48],
-    }
-    *_, table = tables_of(report, "speed")
-    assert [row[0] for row in table.rows] == ["sdsat k=2"]
-
-
-def test_the_fall_of_acceptance_is_printed_by_prompt_length() -> None:
-    figures = {"a-512": (2.5, 3.0), "a-2048": (2.4, 2.7), "b-512": (None, 2.0)}
-    rows = [
-        {
-            "prompt_set": name,
-            "temperature": 0.0,
-            "decoder": decoder,
-            "mean_acceptance_length": value,
-        }
-        for name, values in figures.items()
-        for decoder, value in zip(("plain", "sdsat k=5"), values)
-    ]
-    lengths = {name: (name[0], int(name[2:])) for name in figures}
-    first, second = length_tables(rows, lengths)
-    assert first.title.startswith("a, greedy: mean acceptance length by prompt length")
-    assert list(first.heads) == ["decoder", "512", "2,048", "2,048\n%"]
-    assert first.rows == [
-        ["plain", "2.50", "2.40", "-4.0"],
-        ["sdsat k=5", "3.00", "2.70", "-10.0"],
-    ]
-    assert second.rows == [["sdsat k=5", "2.00", "", ""]]
-    assert length_tables(rows, {}) == []
 
 
 def test_a_report_of_nothing_is_an_error(model_dir: Path, tmp_path: Path) -> None:
