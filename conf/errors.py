@@ -45,6 +45,10 @@ class RankLocalError(UserError):
     """An error that may occur on a single rank, so every rank that raises it prints it."""
 
 
+class AllRanksError(UserError):
+    """An error that every rank raises, also in a block that expects an error of one rank."""
+
+
 def in_one_line(error: BaseException, most: int = 300) -> str:
     """Return the message of a library's error on one line, cut at `most` characters.
 

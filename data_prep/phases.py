@@ -202,7 +202,7 @@ def _check_readable(
     if not encoded and counts["not chosen"]:
         raise UserError(
             f"budget must be large enough for a document, got {job.config.budget}, which chooses "
-            f"none of {counted(counts['not chosen'], 'document')}. Raise budget, and use another "
+            f"0 of {counted(counts['not chosen'], 'document')}. Raise budget, and use another "
             f"out= or delete {job.work.parent}"
         )
     limit = job.config.max_unreadable

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conf.console import print_line, print_once
-from conf.errors import UserError, counted
+from conf.errors import AllRanksError, counted
 from conf.runs.files import write_bytes
 from conf.runs.fingerprint import fingerprint_file
 from conf.runs.stage import (
@@ -125,6 +125,7 @@ def write_own_text(
         if workers.first:  # only this rank reads the batches, because it removes them
             rows = (units.load(name)["rows"] for name in batches)
             written = finish(partial, origin, rows)
+        check_written(workers.agreed(written), partial)
     drawn = "documents" if config.data.path else "prompts"
     return f"texts: {written}, {drawn}: {len(documents)}"
 
@@ -170,6 +171,7 @@ def write_answers(
             rows = [record["rows"] for record in records]
             report_answers(config, len(prompts), sum(map(len, rows)), finishes)
             written = finish(partial, origin, rows, finishes=finishes)
+        check_written(workers.agreed(written), partial)
     return f"texts: {written}, prompts: {len(prompts)}"
 
 
@@ -234,17 +236,23 @@ def finish(
 ) -> int:
     """Write the shards and the manifest, and remove the records; return the number of rows.
 
-    Raises UserError without any row.
+    Without any row it writes nothing.
     """
     written = write_shards(partial, batches)
     if not written:
-        raise UserError(
-            f"no prompt got a text: all answers were empty, refused, or longer than the model's "
-            f"context. Use other prompts or another model, and delete {partial}."
-        )
+        return 0
     write_manifest(partial, KIND, origin, documents=written, **facts)
     shutil.rmtree(partial / UNITS)
     return written
+
+
+def check_written(written: int, partial: Path) -> None:
+    """Raise AllRanksError if no row was written; every rank must call it with the same number."""
+    if not written:
+        raise AllRanksError(
+            f"no prompt got a text: all answers were empty, refused, or longer than the model's "
+            f"context. Use other prompts or another model, and delete {partial}."
+        )
 
 
 def write_shards(folder: Path, batches: Iterable[list[dict[str, Any]]]) -> int:

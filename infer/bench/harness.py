@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from conf.console import torchrun_rank
-from conf.errors import RankLocalError, UserError, counted
+from conf.errors import AllRanksError, RankLocalError, UserError, counted
 from conf.runs.files import (
     Corrupt,
     read_checksummed,
@@ -116,7 +116,8 @@ def result_folder(
     """Yield a folder that becomes `out` when the block ends without an error on any rank.
 
     The folder has the records of an interrupted run with the same `facts`. Raises UserError as
-    `begun` does, as a RankLocalError: the rank with the error reports it.
+    `start_run` does, as a RankLocalError: the rank with the error reports it. An AllRanksError
+    stays what it is.
     """
     try:
         if workers.first:
@@ -129,6 +130,8 @@ def result_folder(
             workers.wait()
             yield partial_of(out)
             workers.wait()
+    except AllRanksError:
+        raise
     except UserError as error:
         raise RankLocalError(str(error), page=error.page) from error
     workers.wait()

@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from conf.errors import UserError
-from conf.runs.stage import read_manifest
+from conf.errors import RankLocalError, UserError
+from conf.runs.stage import partial_of, read_manifest
 from conf.settings.compose import settings
 from data_prep.shards import Shards
 from infer import own_text
 from infer import regenerate as stage
 from infer.api import Model, generate, load
-from infer.bench.harness import Records
+from infer.bench.harness import Records, WorkerGroup
 from infer.chat import chat_ids, user_header
 from infer.engine.sampling import seed_from
 from infer.own_text import (
@@ -353,23 +353,22 @@ def test_a_run_without_a_text_is_an_error(
     assert not (tmp_path / "out").exists()
 
 
-def _empty_rank(config: RegenerateConfig, file: Path) -> None:
-    own_text.complete = lambda model, prompts, *_: [[]] * len(prompts)
-    os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), 2)
-    with exit_on_error():
-        stage.main(config)
-
-
-def test_all_ranks_of_a_run_without_a_text_end(chat_dir: Path, tmp_path: Path) -> None:
-    """Bug: only the first rank raised the error; the other one ended in a traceback.
-
-    torchrun might end it before, but it waited for the first rank.
-    """
+def test_every_rank_of_a_run_without_a_text_raises_the_error(
+    chat_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: the first rank alone raised it; another rank waited, or ended in a traceback."""
     file = write_rows(tmp_path / "p.jsonl", [{"prompt": "a = 1"}, {"prompt": "b"}])
+    monkeypatch.setattr(
+        own_text, "complete", lambda model, prompts, *_: [[]] * len(prompts)
+    )
+    monkeypatch.setattr(
+        "infer.bench.harness.init_workers",
+        lambda: WorkerGroup(rank=1, world=2, local=1),
+    )
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    monkeypatch.setattr(dist, "broadcast_object_list", lambda values, src: None)
+    (partial_of(tmp_path / "out") / stage.UNITS).mkdir(parents=True)
     arguments = [f"model={chat_dir}", f"out={tmp_path}/out", f"prompts=[{file}]"]
-    printed = tmp_path / "printed"
-    printed.touch()
-    ends = warm.end_codes(_empty_rank, composed(*arguments), printed, ranks=2)
-    assert ends == [2, 2]
-    assert printed.read_text().count("error: no prompt got a text") == 1
-    assert "Traceback" not in printed.read_text()
+    with pytest.raises(UserError, match="no prompt got a text") as error:
+        stage.main(composed(*arguments))
+    assert not isinstance(error.value, RankLocalError)  # the first rank prints it

@@ -52,7 +52,7 @@ REFUSED = [
     (["+deepspeed.compile.deepcompile=true"], "compile must be left out"),
     (["+deepspeed.communication_data_type=fp8"], "must be valid for DeepSpeed"),
     (["+model.shape.rope_parameters={rope_type:dynamic,factor:2.0}"], "on the length"),
-    (  # a run of such windows trained none of the longest places, without a message
+    (  # the run started, although no window of this length fits a sequence
         ["objective=branch", "objective.L=128", "data.path={data}"],
         "objective.L must be below the 128 tokens of a sequence .*, got 128. Lower obj",
     ),
