@@ -2,8 +2,8 @@
 
    A row's result depends on the row and on the keys and values that it attends to, in the
    order of their columns. It does not depend on the columns themselves or on other rows. So
-   rows of drafts are those of plain decoding, bit for bit. Every sum has eight parts, added in
-   one order, which compilers turn into vector instructions.
+   rows of drafts are those of plain decoding, bit for bit. Every sum has one order, with parts that
+   fit into vector registers.
 
    Rows are contiguous. A product y (n, stride) is divided by `largest` (n), as the kernels of
    conf/devices/int8.py return it; its first numbers are the outputs, then A matrices' products.
@@ -55,9 +55,9 @@ INLINED float exponential(float x)
     return p * *(float *)&power;
 }
 
-/* Write a row of d numbers as the input of a product, and its largest absolute value: not a finite
-   number if one of them is not. */
-static void scale_row(const float *restrict row, long d, void *restrict scaled, float *largest, int rounded)
+/* Write d numbers as row r of a product's input, and their largest absolute value: not a finite number
+   if one of them is not. */
+static void scale_row(const float *restrict row, long r, long d, void *restrict scaled, float *largest, int rounded)
 {
     /* Absolute values are ordered as the integers of the same bits, infinity and NaN last. */
     int32_t most = 0;
@@ -67,13 +67,13 @@ static void scale_row(const float *restrict row, long d, void *restrict scaled, 
     }
     float top = *(float *)&most;
     float factor = top > 0 && top < INFINITY ? MOST / top : 0;
-    *largest = top;
+    largest[r] = top;
     if (rounded)
         for (long i = 0; i < d; i++)
-            ((uint8_t *)scaled)[i] = (uint8_t)(int32_t)(row[i] * factor + (MOST + 1.5f));
+            ((uint8_t *)scaled)[r * d + i] = (uint8_t)(int32_t)(row[i] * factor + (MOST + 1.5f));
     else
         for (long i = 0; i < d; i++)
-            ((float *)scaled)[i] = row[i] * factor;
+            ((float *)scaled)[r * d + i] = row[i] * factor;
 }
 
 #ifdef __AVX2__
@@ -148,7 +148,7 @@ void add_norm(long n, long d, float *h, const float *y, long stride, const float
         for (long i = 0; i < d; i++)
             out[i] = x[i] * factor * weight[i];
         if (scaled)
-            scale_row(out, d, (char *)scaled + r * d * (rounded ? 1 : 4), largest + r, rounded);
+            scale_row(out, r, d, scaled, largest, rounded);
     }
     free(row);
 }
@@ -166,7 +166,7 @@ void gate(long n, long d, const float *y, long stride, const float *y_largest, c
             float up = u[i] * t + bias[d + i];
             row[i] = gate / (1 + exponential(-gate)) * up;
         }
-        scale_row(row, d, (char *)scaled + r * d * (rounded ? 1 : 4), largest + r, rounded);
+        scale_row(row, r, d, scaled, largest, rounded);
     }
     free(row);
 }
@@ -291,6 +291,6 @@ void attend(long n, long rows, long heads, long key_heads, long width, const flo
         free(weights);
     }
     for (long r = 0; r < n; r++)
-        scale_row(out + r * d, d, (char *)scaled + r * d * (rounded ? 1 : 4), largest + r, rounded);
+        scale_row(out + r * d, r, d, scaled, largest, rounded);
     free(out);
 }

@@ -20,9 +20,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 from conf.architecture import key_heads, logit_scale, windows
 from infer.engine.attention import ProbeGate, view_of
 from infer.engine.cache import TreeCache
-from infer.engine.fused import FusedDecoder
 from infer.engine.head import PreviousTokenHead
-from infer.engine.native import NativeDecoder
+from infer.engine.native import NativeDecoder, decoder_of
 from infer.engine.output import LazyOutput, Request
 from infer.engine.packed import is_int8
 from infer.engine.pick import Logits
@@ -58,8 +57,8 @@ class Target:
         self.dtype = lm.dtype
         self.device = lm.device
         self.gate = ProbeGate.of(lm)
-        native = NativeDecoder.of(lm, self.gate) if int8 else None
-        self.fused = native or FusedDecoder.of(lm, self.gate, wide=wide)
+        self.fused = decoder_of(lm, self.gate, wide=wide)
+        native = isinstance(self.fused, NativeDecoder)
         self.mask_dtype = torch.float64 if wide else lm.dtype
         self.windows = windows(lm.config)
         self._scale = logit_scale(lm.config)

@@ -101,14 +101,6 @@ class FusedDecoder:
         self._key_heads: int = config.num_key_value_heads
         self._width = head_width(config)
 
-    @staticmethod
-    def of(lm: Any, gate: ProbeGate, *, wide: bool) -> "FusedDecoder | None":
-        """Return the fused decoder of a view; None for another architecture or unpacked layers."""
-        layers = layers_of(lm, wide=wide)
-        if layers is None:
-            return None
-        return FusedDecoder(lm.get_decoder(), layers, gate, wide=wide)
-
     def __call__(
         self,
         ids_Bq: Tensor,

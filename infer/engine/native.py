@@ -31,8 +31,9 @@ from infer.engine.int8 import Int8Product
 LANES = 8
 #: Threads share attention of more multiplications.
 DIVIDED = 2**19
-#: The arguments of a C function instead of a product's output.
-NONE = (None, 0, None, None)
+#: The arguments of a C function instead of a product's output or input.
+NO_OUTPUTS = (None, 0, None, None)
+NO_INPUTS = (None, None, False)
 
 
 class Inputs(NamedTuple):
@@ -83,25 +84,6 @@ class NativeDecoder(FusedDecoder):
             product.in_features for product in (layer.qkv, layer.o, layer.down)
         ]
 
-    @classmethod
-    def of(
-        cls, lm: Any, gate: ProbeGate, *, wide: bool = True
-    ) -> "NativeDecoder | None":
-        """Return the decoder of a view in int8; None if native.c does not apply or cannot be compiled."""
-        layers = layers_of(lm, wide=wide)
-        config = lm.config
-        widths = config.hidden_size, head_width(config)
-        applies = (
-            layers
-            and config.hidden_act in ("silu", "swish")
-            and not any(width % LANES for width in widths)
-            and all(isinstance(layer.qkv, Int8Product) for layer in layers)
-        )
-        native = library() if applies else None
-        return (
-            cls(native, lm.get_decoder(), layers, gate) if native and layers else None
-        )
-
     def __call__(
         self,
         ids_Bq: Tensor,
@@ -139,32 +121,29 @@ class NativeDecoder(FusedDecoder):
             y = self._product(layer.gate_up, normed)
             self._activate(y, activated)
             y = self._product(layer.down, activated)
-        return self._last_norm(h, y)
+        result = torch.empty_like(h)
+        self._add_norm(h, y, self._norm, result=result)
+        return result
 
     def _product(self, product: Any, x: Inputs) -> Outputs:
         return Outputs(product.scaled(x.rows, self._gate), x.largest, product.bias)
 
-    def _add_norm(self, h: Tensor, y: Outputs | None, norm: Any, x: Inputs) -> None:
-        """Add y to h in place; write the norm of h to x."""
+    def _add_norm(
+        self,
+        h: Tensor,
+        y: Outputs | None,
+        norm: Any,
+        x: Inputs | None = None,
+        result: Tensor | None = None,
+    ) -> None:
+        """Add y to h in place; write the norm of h to x, to `result`, or to both."""
         self._native.add_norm(
             *_rows(h),
-            *(y.arguments if y else NONE),
-            *(norm.weight.data_ptr(), norm.epsilon, None),
-            *x.arguments,
+            *(y.arguments if y else NO_OUTPUTS),
+            *(norm.weight.data_ptr(), norm.epsilon),
+            result.data_ptr() if result is not None else None,
+            *(x.arguments if x else NO_INPUTS),
         )
-
-    def _last_norm(self, h: Tensor, y: Outputs | None) -> Tensor:
-        """Add y to h in place; return the decoder's last norm of h."""
-        assert y is not None
-        norm: Any = self._norm
-        result = torch.empty_like(h)
-        self._native.add_norm(
-            *_rows(h),
-            *y.arguments,
-            *(norm.weight.data_ptr(), norm.epsilon, result.data_ptr()),
-            *(None, None, 0),
-        )
-        return result
 
     def _activate(self, y: Outputs, x: Inputs) -> None:
         """Write silu(g) u of [g | u] to x."""
@@ -211,6 +190,26 @@ class NativeDecoder(FusedDecoder):
             *x.arguments,
             torch.get_num_threads() if divided else 1,
         )
+
+
+def decoder_of(lm: Any, gate: ProbeGate, *, wide: bool) -> FusedDecoder | None:
+    """Return the decoder of a view; None for another architecture or unpacked layers.
+
+    It is a NativeDecoder if the layers are in int8 and native.c applies and can be compiled.
+    """
+    layers = layers_of(lm, wide=wide)
+    if not layers:
+        return None
+    config = lm.config
+    applies = (
+        isinstance(layers[0].qkv, Int8Product)
+        and config.hidden_act in ("silu", "swish")
+        and not any(width % LANES for width in (config.hidden_size, head_width(config)))
+    )
+    native = library() if applies else None
+    if native is None:
+        return FusedDecoder(lm.get_decoder(), layers, gate, wide=wide)
+    return NativeDecoder(native, lm.get_decoder(), layers, gate)
 
 
 def _rows(h: Tensor) -> tuple[int, int, int]:

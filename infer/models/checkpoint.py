@@ -147,16 +147,18 @@ class ModelDirectory:
         self.name = f"{setting}={folder}"
 
     @cached_property
+    def _config(self) -> dict[str, Any]:
+        return read_json(self.path / "config.json", "a model's JSON")
+
+    @cached_property
     def rows(self) -> int | None:
         """Return the number of embedding rows; None if config.json does not have it."""
-        config = read_json(self.path / "config.json", "a model's JSON")
-        return config.get("vocab_size")
+        return self._config.get("vocab_size")
 
     @cached_property
     def context(self) -> int | None:
         """Return the context length in tokens; None if config.json does not have it."""
-        config = read_json(self.path / "config.json", "a model's JSON")
-        length = config.get("max_position_embeddings")
+        length = self._config.get("max_position_embeddings")
         return length if isinstance(length, int) else None
 
     @cached_property

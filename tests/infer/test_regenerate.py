@@ -339,15 +339,22 @@ def test_own_turns_begin_behind_the_users_header(chat_dir: Path) -> None:
     assert whole[: len(ids)] == ids and len(ids) > 1
 
 
+def without_texts(
+    chat_dir: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """Make every answer empty; return the settings of a run of two prompts."""
+    file = write_rows(folder / "p.jsonl", [{"prompt": "a = 1"}, {"prompt": "b"}])
+    monkeypatch.setattr(
+        own_text, "complete", lambda model, prompts, *_: [[]] * len(prompts)
+    )
+    return [f"model={chat_dir}", f"out={folder}/out", f"prompts=[{file}]"]
+
+
 def test_a_run_without_a_text_is_an_error(
     chat_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bug: "0 texts from 2 prompts" was a result, with exit code 0."""
-    file = write_rows(tmp_path / "p.jsonl", [{"prompt": "a = 1"}, {"prompt": "b"}])
-    monkeypatch.setattr(
-        own_text, "complete", lambda model, prompts, *_: [[]] * len(prompts)
-    )
-    arguments = [f"model={chat_dir}", f"out={tmp_path}/out", f"prompts=[{file}]"]
+    arguments = without_texts(chat_dir, tmp_path, monkeypatch)
     with pytest.raises(UserError, match="no prompt got a text"):
         stage.main(composed(*arguments))
     assert not (tmp_path / "out").exists()
@@ -357,10 +364,7 @@ def test_every_rank_of_a_run_without_a_text_raises_the_error(
     chat_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bug: the first rank alone raised it; another rank waited, or ended in a traceback."""
-    file = write_rows(tmp_path / "p.jsonl", [{"prompt": "a = 1"}, {"prompt": "b"}])
-    monkeypatch.setattr(
-        own_text, "complete", lambda model, prompts, *_: [[]] * len(prompts)
-    )
+    arguments = without_texts(chat_dir, tmp_path, monkeypatch)
     monkeypatch.setattr(
         "infer.bench.harness.init_workers",
         lambda: WorkerGroup(rank=1, world=2, local=1),
@@ -368,7 +372,6 @@ def test_every_rank_of_a_run_without_a_text_raises_the_error(
     monkeypatch.setattr(dist, "barrier", lambda: None)
     monkeypatch.setattr(dist, "broadcast_object_list", lambda values, src: None)
     (partial_of(tmp_path / "out") / stage.UNITS).mkdir(parents=True)
-    arguments = [f"model={chat_dir}", f"out={tmp_path}/out", f"prompts=[{file}]"]
     with pytest.raises(UserError, match="no prompt got a text") as error:
         stage.main(composed(*arguments))
     assert not isinstance(error.value, RankLocalError)  # the first rank prints it

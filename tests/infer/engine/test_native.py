@@ -40,7 +40,7 @@ def int8_model(name: str) -> PreTrainedModel:
     return lm
 
 
-def decoder_of(lm: PreTrainedModel) -> NativeDecoder:
+def native_decoder(lm: PreTrainedModel) -> NativeDecoder:
     decoder = Target(lm, batch=1, capacity=8).fused
     assert isinstance(decoder, NativeDecoder)
     return decoder
@@ -52,7 +52,7 @@ def test_logits_are_those_of_pytorchs_operations(
     monkeypatch: pytest.MonkeyPatch, name: str, batch: int
 ) -> None:
     lm = int8_model(name)
-    decoder_of(lm)
+    native_decoder(lm)
     fast = logits(lm, batch)
     monkeypatch.setattr(native, "library", lambda: None)
     assert type(Target(lm, batch=1, capacity=8).fused) is not NativeDecoder
@@ -89,7 +89,7 @@ def test_a_prompts_rows_are_the_same_on_several_threads_and_beside_others(
 def test_a_norm_adds_the_product_and_scales_its_rows() -> None:
     """h += y largest + bias, then the norm, as numbers to 127 and the largest of each row."""
     torch.manual_seed(0)
-    decoder = decoder_of(int8_model("llama"))
+    decoder = native_decoder(int8_model("llama"))
     h, y = torch.randn(2, 1, 5, 48)
     largest, bias = torch.rand(1, 5), torch.randn(48)
     total = h + y * largest[..., None] + bias
@@ -106,7 +106,7 @@ def test_a_norm_adds_the_product_and_scales_its_rows() -> None:
 def test_rounded_rows_are_the_scaled_ones_rounded() -> None:
     """oneDNN reads integers with 128 added; FBGEMM rounds by itself."""
     torch.manual_seed(0)
-    decoder = decoder_of(int8_model("llama"))
+    decoder = native_decoder(int8_model("llama"))
     y = native.Outputs(torch.randn(1, 7, 200), torch.rand(1, 7), torch.randn(200))
     rows = {}
     for dtype in (torch.float32, torch.uint8):
@@ -119,7 +119,7 @@ def test_rounded_rows_are_the_scaled_ones_rounded() -> None:
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 def test_a_value_that_overflows_stays_in_its_row(value: float) -> None:
-    decoder = decoder_of(int8_model("llama"))
+    decoder = native_decoder(int8_model("llama"))
     norm = decoder._layers[0].norms[0]
     h = torch.randn(1, 4, 48)
     results = []
@@ -135,7 +135,7 @@ def test_a_value_that_overflows_stays_in_its_row(value: float) -> None:
 
 
 def test_a_row_of_zeros_stays_zero() -> None:
-    decoder = decoder_of(int8_model("llama"))
+    decoder = native_decoder(int8_model("llama"))
     x = Inputs.empty((1, 1), 48, torch.float32)
     decoder._add_norm(torch.zeros(1, 1, 48), None, decoder._layers[0].norms[0], x)
     assert x.largest == 0
@@ -143,7 +143,7 @@ def test_a_row_of_zeros_stays_zero() -> None:
 
 
 def test_silu_has_a_small_error_everywhere() -> None:
-    decoder = decoder_of(int8_model("llama"))
+    decoder = native_decoder(int8_model("llama"))
     gates = torch.cat(
         [torch.linspace(-120, 120, 4001), torch.zeros(LANES - 4001 % LANES)]
     )
@@ -172,4 +172,5 @@ def test_other_activations_and_widths_take_pytorchs_operations() -> None:
     assert type(Target(lm, batch=1, capacity=8).fused) is not NativeDecoder
     lm.config.hidden_act = "silu"
     lm.config.head_dim = 12
-    assert NativeDecoder.of(lm, decoder_of(int8_model("llama"))._gate) is None
+    gate = native_decoder(int8_model("llama"))._gate
+    assert type(native.decoder_of(lm, gate, wide=True)) is not NativeDecoder
