@@ -1,11 +1,12 @@
 """Products of unsigned inputs and signed weights on a CPU, with exact sums of integers.
 
-    OneDNN   CPUs with VNNI instructions, which add products in 32 bits
-    Native   other x86 CPUs, which add the products of two neighbouring columns in 16 bits, by native.c
-    Fbgemm   the same without a C compiler; up to nine rows take longer
+                 CPUs with VNNI instructions,    other x86 CPUs, which add the products of
+                 which add products in 32 bits   two neighbouring columns in 16 bits
+    native.c     Native                          NativePairs
+    no compiler  OneDNN                          Fbgemm
 
 With inputs to 255, sixteen bits suffice if two neighbouring weights of the same sign add up to 128
-at most: 255 x 128 < 2^15. Native and Fbgemm round each row of a weight so.
+at most: 255 x 128 < 2^15. `Pairs` rounds each row of a weight so.
 """
 
 import warnings
@@ -123,41 +124,49 @@ class Pairs(Kernel):
         return pairs.flatten(1)[:, : rounded.shape[1]].contiguous()
 
 
-class Native(Pairs):
-    """A rounded weight that native.c multiplies by."""
+class Native(Kernel):
+    """A rounded weight that native.c multiplies by.
+
+    `addresses` are those of its weight, its scales and the sums that it subtracts; `inputs` and
+    `outputs` are the numbers of columns and rows with their padding.
+    """
 
     rounded = True
 
     def __init__(self, rounded: Tensor, scale: Tensor) -> None:
         """See Kernel."""
-        outputs, d = rounded.shape
-        self._outputs = outputs
+        self._rows, d = rounded.shape
         native = library()
         assert native is not None
-        self._native = native
-        padded = pad(rounded, (0, -d % COLUMNS, 0, -outputs % ROWS))
-        blocks = padded.view(-1, ROWS, padded.shape[1] // COLUMNS, COLUMNS)
+        self._multiply = native.multiply
+        padded = pad(rounded, (0, -d % COLUMNS, 0, -self._rows % ROWS))
+        self.outputs, self.inputs = padded.shape
+        blocks = padded.view(-1, ROWS, self.inputs // COLUMNS, COLUMNS)
         self._parts = (
             blocks.transpose(1, 2).contiguous(),
-            pad(scale / MOST, (0, -outputs % ROWS)),
+            pad(scale / MOST, (0, -self._rows % ROWS)),
             ZERO_POINT * padded.sum(1, dtype=torch.int32),
         )
-        self._addresses = [part.data_ptr() for part in self._parts]
-        self._sizes = padded.shape[1], len(padded)
+        self.addresses = [part.data_ptr() for part in self._parts]
 
     def multiply(self, scaled: Tensor) -> Tensor:
         """See Kernel."""
-        d, outputs = self._sizes
-        if scaled.shape[-1] < d:
-            scaled = pad(scaled, (0, d - scaled.shape[-1]))
+        if scaled.shape[-1] < self.inputs:
+            scaled = pad(scaled, (0, self.inputs - scaled.shape[-1]))
         x = scaled.contiguous()
-        n = x.numel() // d
-        y = torch.empty((*x.shape[:-1], outputs))
-        threads = torch.get_num_threads() if n * d * outputs >= DIVIDED else 1
-        self._native.multiply(
-            *(n, d, outputs, x.data_ptr(), *self._addresses, y.data_ptr(), threads)
+        n = x.numel() // self.inputs
+        y = torch.empty((*x.shape[:-1], self.outputs))
+        work = n * self.inputs * self.outputs
+        threads = torch.get_num_threads() if work >= DIVIDED else 1
+        self._multiply(
+            *(n, self.inputs, self.outputs, x.data_ptr()),
+            *(*self.addresses, y.data_ptr(), threads),
         )
-        return y if outputs == self._outputs else y[..., : self._outputs].contiguous()
+        return y if self._rows == self.outputs else y[..., : self._rows].contiguous()
+
+
+class NativePairs(Pairs, Native):
+    """A rounded weight that native.c multiplies by, on a CPU that adds products in pairs."""
 
 
 class Fbgemm(Pairs):
@@ -217,10 +226,11 @@ def exact_kernel() -> type[Kernel] | None:
     if not torch.cpu.get_capabilities().get("avx2", False):
         return None
     kernels: list[type[Kernel]] = []
+    native = library()
+    if native is not None:
+        kernels.append(NativePairs if native.adds_pairs() else Native)
     if torch.backends.mkldnn.is_available():
         kernels.append(OneDNN)
-    if hasattr(library(), "multiply"):
-        kernels.append(Native)
     # PyTorch has deprecated quantized tensors and may have removed them.
     engines = torch.backends.quantized.supported_engines
     if "fbgemm" in engines and hasattr(torch.ops.quantized, FBGEMM_PRODUCT):

@@ -1,31 +1,139 @@
-/* Products in int8, and the operations between them in a decoder: norms, rotation, attention, activation.
+/* Products in int8, and a decoder of Llama's kind in int8 (infer/engine/native.py), on x86 CPUs with AVX2.
 
    A row's result depends on the row and on the keys and values that it attends to, in the
    order of their columns. It does not depend on the columns themselves or on other rows. So
    rows of drafts are those of plain decoding, bit for bit. Every sum has one order, with parts that
    fit into vector registers.
 
-   Rows are contiguous. A product y (n, stride) is divided by `largest` (n), as the kernels of
-   conf/devices/int8.py return it; its first numbers are the outputs, then A matrices' products.
-   The next product's input is written as the kernel takes it: numbers from -127 to 127 in
-   float32, or rounded, with 128 added, in unsigned 8 bits (`rounded`).
-*/
+   Rows are contiguous. The input x of a product is rounded with a scale for each row: unsigned
+   8 bits, 128 added; `largest` (n) has the rows' largest absolute values. The product y is divided
+   by them, and the function that reads y multiplies by them. */
 
+#include <immintrin.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 
 #define MOST 127.0f
-#define BLOCK 64 /* keys of a block */
 #define INLINED static inline __attribute__((always_inline))
 
 typedef float vector __attribute__((vector_size(32), aligned(4)));
-typedef float half_vector __attribute__((vector_size(16), aligned(4)));
 
-INLINED float sum(vector v)
+/* Eight numbers in a register: without this, compilers read them again for each use. */
+INLINED vector load(const float *x)
 {
-    half_vector halves = *(half_vector *)&v + *((half_vector *)&v + 1);
-    return (halves[0] + halves[2]) + (halves[1] + halves[3]);
+    vector v = *(const vector *)x;
+    __asm__("" : "+x"(v));
+    return v;
+}
+
+/* ---- Products ---- */
+
+#define TILE 6     /* rows of a product at once: their sums fill the registers */
+#define AHEAD 2048 /* bytes of a weight that are fetched ahead */
+
+#if defined(__AVX512VNNI__)
+typedef __m512i integers;
+#define broadcast _mm512_set1_epi32
+#define add_products _mm512_dpbusd_epi32
+#elif defined(__AVXVNNI__)
+typedef __m256i integers;
+#define broadcast _mm256_set1_epi32
+#define add_products _mm256_dpbusd_avx_epi32
+#else
+typedef __m256i integers;
+#define broadcast _mm256_set1_epi32
+#define ADDS_PAIRS
+
+/* Add four products to each sum: two neighbours in 16 bits, then both pairs. */
+INLINED integers add_products(integers sums, integers x, integers w)
+{
+    integers pairs = _mm256_maddubs_epi16(x, w);
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+#endif
+
+#define VECTORS (64 / sizeof(integers)) /* four columns of 16 rows of a weight */
+typedef integers unaligned_integers __attribute__((aligned(1)));
+typedef int32_t sum_vector __attribute__((vector_size(sizeof(integers)), aligned(4)));
+typedef float scale_vector __attribute__((vector_size(sizeof(integers)), aligned(4)));
+
+/* Return 1 if the products of two neighbouring columns must fit into 16 bits. */
+int adds_pairs(void)
+{
+#ifdef ADDS_PAIRS
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+/* Add the products of four columns of `count` rows of x and of 16 rows of a weight. */
+INLINED void multiply_columns(const int count, integers sums[TILE][VECTORS], long d, const uint8_t *x,
+                              const int8_t *weight)
+{
+    integers w[VECTORS];
+    for (int j = 0; j < VECTORS; j++)
+        w[j] = ((const unaligned_integers *)weight)[j];
+    for (int r = 0; r < count; r++) {
+        integers four = broadcast(*(const int32_t *)(x + r * d));
+        for (int j = 0; j < VECTORS; j++)
+            sums[r][j] = add_products(sums[r][j], four, w[j]);
+    }
+}
+
+/* `count` rows of a product by 16 rows of a weight (see `multiply`). */
+INLINED void multiply_block(const int count, long d, const uint8_t *x, const int8_t *weight, const float *scale,
+                            const int32_t *offsets, float *y, long stride)
+{
+    integers sums[TILE][VECTORS] = {0};
+    long i = 0;
+    for (; i + 8 <= d; i += 8, weight += 128) {
+        __builtin_prefetch(weight + AHEAD);
+        __builtin_prefetch(weight + AHEAD + 64);
+        multiply_columns(count, sums, d, x + i, weight);
+        multiply_columns(count, sums, d, x + i + 4, weight + 64);
+    }
+    if (i < d)
+        multiply_columns(count, sums, d, x + i, weight);
+    for (int r = 0; r < count; r++, y += stride)
+        for (int j = 0; j < VECTORS; j++) {
+            sum_vector total = (sum_vector)sums[r][j] - ((const sum_vector *)offsets)[j];
+            scale_vector scales = ((const scale_vector *)scale)[j];
+            ((scale_vector *)y)[j] = __builtin_convertvector(total, scale_vector) * scales;
+        }
+}
+
+/* y (n, outputs) = scale * (weight x - offsets), for x (n, d) in unsigned and the weight in signed 8 bits.
+   d is a multiple of 4, `outputs` of 16. The weight is in blocks of 16 rows; a block has 4 columns of each
+   row, then the next 4. */
+void multiply(long n, long d, long outputs, const uint8_t *x, const int8_t *weight, const float *scale,
+              const int32_t *offsets, float *y, int threads)
+{
+    long tiles = (n + TILE - 1) / TILE;
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (long b = 0; b < outputs; b += 16)
+        for (long t = 0; t < tiles; t++) {
+            long r = n * t / tiles, count = n * (t + 1) / tiles - r;
+            const uint8_t *rows = x + r * d;
+            const int8_t *block = weight + b * d;
+            float *out = y + r * outputs + b;
+            switch (count) { /* a known number of rows stays in registers */
+            case 1: multiply_block(1, d, rows, block, scale + b, offsets + b, out, outputs); break;
+            case 2: multiply_block(2, d, rows, block, scale + b, offsets + b, out, outputs); break;
+            case 3: multiply_block(3, d, rows, block, scale + b, offsets + b, out, outputs); break;
+            case 4: multiply_block(4, d, rows, block, scale + b, offsets + b, out, outputs); break;
+            case 5: multiply_block(5, d, rows, block, scale + b, offsets + b, out, outputs); break;
+            default: multiply_block(TILE, d, rows, block, scale + b, offsets + b, out, outputs);
+            }
+        }
+}
+
+/* ---- Rows between two products ---- */
+
+INLINED __m128 halves(vector v)
+{
+    return _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
 }
 
 /* The scalar product of two rows whose length is a multiple of eight. */
@@ -34,7 +142,8 @@ INLINED float dot(const float *a, const float *b, long n)
     vector products = {0};
     for (long i = 0; i < n; i += 8)
         products += *(const vector *)(a + i) * *(const vector *)(b + i);
-    return sum(products);
+    __m128 sums = halves(products);
+    return (sums[0] + sums[2]) + (sums[1] + sums[3]);
 }
 
 /* e^x to the last bit or two: 2^whole times a polynomial (Cephes' expf). */
@@ -57,7 +166,7 @@ INLINED float exponential(float x)
 
 /* Write d numbers as row r of a product's input, and their largest absolute value: not a finite number
    if one of them is not. */
-static void scale_row(const float *restrict row, long r, long d, void *restrict scaled, float *largest, int rounded)
+static void round_row(const float *restrict row, long r, long d, uint8_t *restrict x, float *largest)
 {
     /* Absolute values are ordered as the integers of the same bits, infinity and NaN last. */
     int32_t most = 0;
@@ -68,108 +177,51 @@ static void scale_row(const float *restrict row, long r, long d, void *restrict 
     float top = *(float *)&most;
     float factor = top > 0 && top < INFINITY ? MOST / top : 0;
     largest[r] = top;
-    if (rounded)
-        for (long i = 0; i < d; i++)
-            ((uint8_t *)scaled)[r * d + i] = (uint8_t)(int32_t)(row[i] * factor + (MOST + 1.5f));
-    else
-        for (long i = 0; i < d; i++)
-            ((float *)scaled)[r * d + i] = row[i] * factor;
+    for (long i = 0; i < d; i++)
+        x[r * d + i] = (uint8_t)(int32_t)(row[i] * factor + (MOST + 1.5f));
 }
-
-#ifdef __AVX2__
-#include <immintrin.h>
-
-#define TILE 5 /* rows of a product at once: their sums fill the registers */
-
-/* `count` rows of a product by 16 rows of a weight (see `multiply`). */
-INLINED void multiply_block(const int count, long d, const uint8_t *x, const int8_t *weight, const float *scale,
-                            const int32_t *offsets, float *y, long stride)
-{
-    const __m256i ones = _mm256_set1_epi16(1);
-    __m256i sums[TILE][2];
-    for (int r = 0; r < count; r++)
-        sums[r][0] = sums[r][1] = _mm256_setzero_si256();
-    for (long i = 0; i < d; i += 4, weight += 64) {
-        __m256i w[2] = {_mm256_loadu_si256((const __m256i *)weight), _mm256_loadu_si256((const __m256i *)weight + 1)};
-        for (int r = 0; r < count; r++) {
-            __m256i four = _mm256_set1_epi32(*(const int32_t *)(x + r * d + i));
-            for (int j = 0; j < 2; j++) {
-                __m256i pairs = _mm256_maddubs_epi16(four, w[j]); /* products of two columns in 16 bits */
-                sums[r][j] = _mm256_add_epi32(sums[r][j], _mm256_madd_epi16(pairs, ones));
-            }
-        }
-    }
-    for (int r = 0; r < count; r++)
-        for (int j = 0; j < 2; j++) {
-            __m256i total = _mm256_sub_epi32(sums[r][j], _mm256_loadu_si256((const __m256i *)offsets + j));
-            __m256 result = _mm256_mul_ps(_mm256_cvtepi32_ps(total), _mm256_loadu_ps(scale + 8 * j));
-            _mm256_storeu_ps(y + r * stride + 8 * j, result);
-        }
-}
-
-/* y (n, outputs) = scale * (weight x - offsets), for x (n, d) in unsigned and the weight in signed 8 bits.
-   d is a multiple of 4, `outputs` of 16. The weight is in blocks of 16 rows; a block has 4 columns of each
-   row, then the next 4. Two neighbours' products must fit into 16 bits (int8.py). */
-void multiply(long n, long d, long outputs, const uint8_t *x, const int8_t *weight, const float *scale,
-              const int32_t *offsets, float *y, int threads)
-{
-    long tiles = (n + TILE - 1) / TILE;
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (long b = 0; b < outputs; b += 16)
-        for (long t = 0; t < tiles; t++) {
-            long r = n * t / tiles, count = n * (t + 1) / tiles - r;
-            const uint8_t *rows = x + r * d;
-            const int8_t *block = weight + b * d;
-            float *out = y + r * outputs + b;
-            switch (count) { /* a known number of rows stays in registers */
-            case 1: multiply_block(1, d, rows, block, scale + b, offsets + b, out, outputs); break;
-            case 2: multiply_block(2, d, rows, block, scale + b, offsets + b, out, outputs); break;
-            case 3: multiply_block(3, d, rows, block, scale + b, offsets + b, out, outputs); break;
-            case 4: multiply_block(4, d, rows, block, scale + b, offsets + b, out, outputs); break;
-            default: multiply_block(TILE, d, rows, block, scale + b, offsets + b, out, outputs);
-            }
-        }
-}
-#endif
 
 /* h += y, unless y is null; then norm(h) = weight * h / sqrt(|h|^2 + epsilon). The norm is written
-   to `normed`, unless that is null, and as the input of a product, unless `scaled` is null. */
-void add_norm(long n, long d, float *h, const float *y, long stride, const float *y_largest, const float *restrict bias,
-              const float *weight, float epsilon, float *normed, void *scaled, float *largest, int rounded)
+   to `normed`, or if that is null as a product's input. */
+void add_norm(long n, long d, float *h, const float *y, long stride, const float *restrict bias, const float *weight,
+              float epsilon, float *normed, uint8_t *x, float *largest)
 {
     float *restrict row = malloc(d * sizeof(float));
-    for (long r = 0; r < n; r++) {
-        float *x = h + r * d;
+    for (long r = 0; r < n; r++, h += d) {
         if (y)
             for (long i = 0; i < d; i++)
-                x[i] += y[r * stride + i] * y_largest[r] + bias[i];
-        float factor = 1 / sqrtf(dot(x, x, d) + epsilon);
+                h[i] += y[r * stride + i] * largest[r] + bias[i];
+        float factor = 1 / sqrtf(dot(h, h, d) + epsilon);
         float *out = normed ? normed + r * d : row;
         for (long i = 0; i < d; i++)
-            out[i] = x[i] * factor * weight[i];
-        if (scaled)
-            scale_row(out, r, d, scaled, largest, rounded);
+            out[i] = h[i] * factor * weight[i];
+        if (!normed)
+            round_row(row, r, d, x, largest);
     }
     free(row);
 }
 
-/* silu(g) * u for y = [g | u | ...], two times d numbers, as the input of a product. */
-void gate(long n, long d, const float *y, long stride, const float *y_largest, const float *restrict bias,
-          void *scaled, float *largest, int rounded)
+/* silu(g) * u of y = [g | u | ...], two times d numbers, as a product's input. */
+void activate(long n, long d, const float *y, long stride, const float *restrict bias, uint8_t *x, float *largest)
 {
     float *restrict row = malloc(d * sizeof(float));
     for (long r = 0; r < n; r++) {
         const float *restrict g = y + r * stride, *restrict u = g + d;
-        float t = y_largest[r];
+        float t = largest[r];
         for (long i = 0; i < d; i++) {
             float gate = g[i] * t + bias[i];
             float up = u[i] * t + bias[d + i];
             row[i] = gate / (1 + exponential(-gate)) * up;
         }
-        scale_row(row, r, d, scaled, largest, rounded);
+        round_row(row, r, d, x, largest);
     }
     free(row);
 }
+
+/* ---- Attention ---- */
+
+#define QUERIES 3 /* of a key head, at once */
+#define KEYS 4    /* at once */
 
 static void rotate(float *restrict out, const float *restrict x, const float *restrict bias, float t, long width,
                    const float *restrict cosine, const float *restrict sine, float factor)
@@ -182,115 +234,306 @@ static void rotate(float *restrict out, const float *restrict x, const float *re
     }
 }
 
-/* Rotate the rows' queries (times `factor`) and keys; write keys and values to the cache.
-   y is [q | k | v | ...]; a row's column of the cache is columns[r]. Key heads are `head_step`
-   numbers apart in the cache, sequences `sequence_step`, columns `width`. */
-void store(long n, long rows, long heads, long key_heads, long width, const float *y, long stride,
-           const float *y_largest, const float *restrict bias, const float *cosine, const float *sine, float factor,
-           float *queries, float *keys, float *values, long sequence_step, long head_step, const int64_t *columns)
+/* The sums of four vectors, in the order of `dot`. */
+INLINED __m128 sums_of(const vector *v)
 {
-    for (long r = 0; r < n; r++) {
-        const float *x = y + r * stride, *b = bias, *cos = cosine + r * width, *sin = sine + r * width;
-        float t = y_largest[r];
-        for (long h = 0; h < heads; h++, x += width, b += width)
-            rotate(queries + (r * heads + h) * width, x, b, t, width, cos, sin, factor);
-        long place = (r / rows) * sequence_step + columns[r] * width;
-        for (long h = 0; h < key_heads; h++, x += width, b += width)
-            rotate(keys + place + h * head_step, x, b, t, width, cos, sin, 1);
-        for (long h = 0; h < key_heads; h++, x += width, b += width)
-            for (long i = 0; i < width; i++)
-                values[place + h * head_step + i] = x[i] * t + b[i];
+    __m128 a = halves(v[0]), b = halves(v[1]), c = halves(v[2]), d = halves(v[3]);
+    __m128 first = _mm_add_ps(_mm_unpacklo_ps(a, b), _mm_unpackhi_ps(a, b));
+    __m128 second = _mm_add_ps(_mm_unpacklo_ps(c, d), _mm_unpackhi_ps(c, d));
+    return _mm_add_ps(_mm_movelh_ps(first, second), _mm_movehl_ps(second, first));
+}
+
+/* The scores of `count` queries with the keys at m places, and at the next places up to a multiple of KEYS. */
+INLINED void score(const int count, float *scores, long step, const float *queries, const float *keys,
+                   const long *places, long m, long width)
+{
+    for (long c = 0; c < m; c += KEYS) {
+        vector sums[QUERIES][KEYS] = {0};
+        for (long i = 0; i < width; i += 8) {
+            vector q[QUERIES];
+            for (int g = 0; g < count; g++)
+                q[g] = load(queries + g * width + i);
+            for (int k = 0; k < KEYS; k++) {
+                vector key = load(keys + places[c + k] + i);
+                for (int g = 0; g < count; g++)
+                    sums[g][k] += q[g] * key;
+            }
+        }
+        for (int g = 0; g < count; g++)
+            _mm_storeu_ps(scores + g * step + c, sums_of(sums[g]));
     }
 }
 
-/* Add the weighted values at `places` to `out`, eight numbers in each of `count` vectors. */
-INLINED void weigh(const int count, float *out, const float *weights, const float *values, const long *places, long m)
+/* Replace m scores by e^(score - largest score), with zeros up to a multiple of eight; return their sum. */
+static float exponentials(float *restrict scores, long m)
+{
+    long end = (m + 7) / 8 * 8;
+    float tops[8];
+    for (long c = m; c < end; c++)
+        scores[c] = -INFINITY;
+    for (int j = 0; j < 8; j++)
+        tops[j] = scores[j];
+    for (long c = 8; c < end; c += 8)
+        for (int j = 0; j < 8; j++)
+            tops[j] = scores[c + j] > tops[j] ? scores[c + j] : tops[j];
+    float top = tops[0];
+    for (int j = 1; j < 8; j++)
+        top = tops[j] > top ? tops[j] : top;
+    for (long c = 0; c < end; c++)
+        scores[c] = exponential(scores[c] - top);
+    for (long c = m; c < end; c++)
+        scores[c] = 0;
+    vector parts = {0};
+    for (long c = 0; c < end; c += 8)
+        parts += *(vector *)(scores + c);
+    __m128 sums = halves(parts);
+    return (sums[0] + sums[2]) + (sums[1] + sums[3]);
+}
+
+/* The sums of the values at m places by the weights of `count` queries, eight numbers in each of `vectors`. */
+INLINED void weigh(const int count, const int vectors, float *out, long width, const float *weights, long step,
+                   const float *values, const long *places, long m)
+{
+    vector sums[QUERIES][8] = {0};
+    for (long c = 0; c < m; c++)
+        for (int j = 0; j < vectors; j++) {
+            vector value = load(values + places[c] + 8 * j);
+            for (int g = 0; g < count; g++)
+                sums[g][j] += weights[g * step + c] * value;
+        }
+    for (int g = 0; g < count; g++)
+        for (int j = 0; j < vectors; j++)
+            *(vector *)(out + g * width + 8 * j) = sums[g][j];
+}
+
+/* Replace `count` queries by their attention to the keys and values at m places. `weights` has space for
+   `step` numbers for each query. */
+INLINED void attend_queries(const int count, float *queries, const float *keys, const float *values,
+                            const long *places, long m, long width, float *weights, long step)
+{
+    float totals[QUERIES];
+    score(count, weights, step, queries, keys, places, m, width);
+    for (int g = 0; g < count; g++)
+        totals[g] = exponentials(weights + g * step, m);
+    const int vectors = count == 1 ? 8 : count == 2 ? 4 : 2; /* their sums stay in registers */
+    long i = 0;
+    for (; i + 8 * vectors <= width; i += 8 * vectors)
+        weigh(count, vectors, queries + i, width, weights, step, values + i, places, m);
+    for (; i < width; i += 8)
+        weigh(count, 1, queries + i, width, weights, step, values + i, places, m);
+    for (int g = 0; g < count; g++)
+        for (i = 0; i < width; i++)
+            queries[g * width + i] /= totals[g];
+}
+
+/* `attend_queries` for all queries of a key head. */
+INLINED void attend_head(long groups, float *queries, const float *keys, const float *values, const long *places,
+                         long m, long width, float *weights, long step)
+{
+    for (; groups > 0; groups -= QUERIES, queries += QUERIES * width)
+        switch (groups) {
+        case 1: attend_queries(1, queries, keys, values, places, m, width, weights, step); break;
+        case 2: attend_queries(2, queries, keys, values, places, m, width, weights, step); break;
+        default: attend_queries(QUERIES, queries, keys, values, places, m, width, weights, step);
+        }
+}
+
+/* ---- The decoder: the structures of infer/engine/native.py ---- */
+
+#define PARTS 3    /* the largest number of layers in a product */
+#define OUTPUTS 64 /* of a block of B */
+
+/* Layers that read the same input, and their adapters: y = [W1 x | W2 x | .. | A1 x | A2 x | ..]. */
+typedef struct {
+    long d, outputs, parts; /* d and `outputs` as `multiply` needs them */
+    const int8_t *weight;
+    const float *scale;
+    const int32_t *offsets;
+    const float *bias; /* zeros without a bias */
+    long sizes[PARTS], ranks[PARTS];
+    const float *b[PARTS]; /* blocks of OUTPUTS rows of B, each transposed; the last one may have fewer rows */
+} product;
+
+typedef struct {
+    product qkv, o, gate_up, down;
+    const float *attention_norm, *mlp_norm;
+    float scaling;
+} layer;
+
+typedef struct {
+    long layers, d, heads, key_heads, width;
+    const layer *layer;
+    const float *norm;
+    float epsilon;
+} decoder;
+
+/* The keys and values of a layer. Columns are `width` numbers apart. A row attends to the columns
+   of its row of `mask` (n, end); without a mask to the columns up to its own. */
+typedef struct {
+    float *keys, *values;
+    long sequence_step, head_step;
+    const uint8_t *mask;
+} cached;
+
+/* n = batch * rows rows: `columns` (n) of the cache, cosines and sines (n, width) of their positions, and
+   space for intermediate results. The rows from `first` on of each sequence are probes. */
+typedef struct {
+    long n, rows, first, end;
+    const int64_t *columns;
+    const float *cosine, *sine;
+    float *h, *y, *queries, *largest;
+    uint8_t *x;
+    long divided; /* threads share operations of more multiplications */
+    int threads;
+} forward;
+
+static int threads_for(const forward *f, long multiplications)
+{
+    return multiplications < f->divided ? 1 : f->threads;
+}
+
+/* y += B inner for 8 * `vectors` outputs of a row. A column of B has `width` outputs. */
+INLINED void adapt_row(const int vectors, float *y, const float *b, const float *inner, long width, long rank)
 {
     vector sums[8];
-    for (int j = 0; j < count; j++)
-        sums[j] = *(vector *)(out + 8 * j);
-    for (long c = 0; c < m; c++)
-        for (int j = 0; j < count; j++)
-            sums[j] += weights[c] * *(const vector *)(values + places[c] + 8 * j);
-    for (int j = 0; j < count; j++)
-        *(vector *)(out + 8 * j) = sums[j];
+    for (int j = 0; j < vectors; j++)
+        sums[j] = load(y + 8 * j);
+    for (long i = 0; i < rank; i++)
+        for (int j = 0; j < vectors; j++)
+            sums[j] += inner[i] * load(b + i * width + 8 * j);
+    for (int j = 0; j < vectors; j++)
+        *(vector *)(y + 8 * j) = sums[j];
 }
 
-/* The attention of the `groups` queries of a key head to its keys and values at m `places`. Each block
-   of keys and values is read once into the fastest cache for all queries. `weights` has space for
-   `step` numbers, a multiple of eight and at least m, for each query. */
-INLINED void attend_head(long groups, float *out, const float *queries, const float *keys, const float *values,
-                         const long *places, long m, long width, float *weights, long step)
+/* Add B times the product with A to the probes' outputs of one layer. */
+static void adapt(const forward *f, const float *b, long size, long rank, float *y, const float *inner, long stride)
 {
-    for (long first = 0; first < m; first += BLOCK)
-        for (long g = 0; g < groups; g++)
-            for (long c = first; c < m && c < first + BLOCK; c++)
-                weights[g * step + c] = dot(queries + g * width, keys + places[c], width);
-    float totals[groups];
-    for (long g = 0; g < groups; g++, weights += step) {
-        float top = -INFINITY;
-        for (long c = 0; c < m; c++)
-            top = weights[c] > top ? weights[c] : top;
-        for (long c = 0; c < m; c++)
-            weights[c] = exponential(weights[c] - top);
-        for (long c = m; c % 8; c++)
-            weights[c] = 0;
-        vector parts = {0};
-        for (long c = 0; c < m; c += 8)
-            parts += *(vector *)(weights + c);
-        totals[g] = sum(parts);
-    }
-    weights -= groups * step;
-    for (long i = 0; i < groups * width; i++)
-        out[i] = 0;
-    for (long first = 0; first < m; first += BLOCK) {
-        long count = m - first < BLOCK ? m - first : BLOCK;
-        for (long g = 0; g < groups; g++) {
-            const float *shares = weights + g * step + first;
-            long i = 0;
-            for (; i + 64 <= width; i += 64)
-                weigh(8, out + g * width + i, shares, values + i, places + first, count);
-            for (; i < width; i += 8)
-                weigh(1, out + g * width + i, shares, values + i, places + first, count);
+    int threads = threads_for(f, f->n * size * rank);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (long o = 0; o < size; o += OUTPUTS)
+        for (long r = 0; r < f->n; r++) {
+            if (r % f->rows < f->first)
+                continue;
+            long width = size - o < OUTPUTS ? size - o : OUTPUTS;
+            const float *block = b + o * rank, *row = inner + r * stride;
+            float *out = y + r * stride + o;
+            if (width == OUTPUTS)
+                adapt_row(8, out, block, row, OUTPUTS, rank);
+            else
+                for (long j = 0; j < width; j += 8)
+                    adapt_row(1, out + j, block + j, row, width, rank);
         }
-    }
-    for (long i = 0; i < groups * width; i++)
-        out[i] /= totals[i / width];
 }
 
-/* The attention of n rows, as the input of a product. Row r attends to the columns c with mask[r][c] of
-   `end` columns; without a mask to the columns up to its own. */
-void attend(long n, long rows, long heads, long key_heads, long width, const float *queries, const float *keys,
-            const float *values, long sequence_step, long head_step, const uint8_t *mask, const int64_t *columns,
-            long end, void *scaled, float *largest, int rounded, int threads)
+/* Write the product of x to y. */
+static void project(const forward *f, const product *p)
 {
-    long groups = heads / key_heads, step = (end + 7) / 8 * 8, d = heads * width;
-    float *out = malloc(n * d * sizeof(float));
+    int threads = threads_for(f, f->n * p->d * p->outputs);
+    multiply(f->n, p->d, p->outputs, f->x, p->weight, p->scale, p->offsets, f->y, threads);
+    if (f->first >= f->rows)
+        return;
+    float *y = f->y;
+    const float *inner = y;
+    for (long i = 0; i < p->parts; i++)
+        inner += p->sizes[i];
+    for (long i = 0; i < p->parts; y += p->sizes[i], inner += p->ranks[i], i++)
+        if (p->ranks[i])
+            adapt(f, p->b[i], p->sizes[i], p->ranks[i], y, inner, p->outputs);
+}
+
+/* Rotate the queries (times `factor`) and keys of y = [q | k | v | ...]; write keys and values to the cache. */
+static void store(const decoder *m, const forward *f, const product *p, const cached *cache, float factor)
+{
+    long width = m->width;
+    for (long r = 0; r < f->n; r++) {
+        const float *x = f->y + r * p->outputs, *b = p->bias;
+        const float *cosine = f->cosine + r * width, *sine = f->sine + r * width;
+        float t = f->largest[r];
+        for (long h = 0; h < m->heads; h++, x += width, b += width)
+            rotate(f->queries + (r * m->heads + h) * width, x, b, t, width, cosine, sine, factor);
+        long place = (r / f->rows) * cache->sequence_step + f->columns[r] * width;
+        for (long h = 0; h < m->key_heads; h++, x += width, b += width)
+            rotate(cache->keys + place + h * cache->head_step, x, b, t, width, cosine, sine, 1);
+        for (long h = 0; h < m->key_heads; h++, x += width, b += width)
+            for (long i = 0; i < width; i++)
+                cache->values[place + h * cache->head_step + i] = x[i] * t + b[i];
+    }
+}
+
+/* Write where the attended columns of row r are in a head, and KEYS more places that are scored but not
+   used. Return the number of attended columns. */
+static long places_of(const forward *f, const cached *cache, long r, long width, long *places)
+{
+    const uint64_t all = 0x0101010101010101;
+    const uint8_t *mask = cache->mask ? cache->mask + r * f->end : NULL;
+    long count = 0, columns = mask ? f->end : f->columns[r] + 1;
+    if (mask)
+        while (count + 8 <= columns && *(const uint64_t *)(mask + count) == all)
+            count += 8;
+    else
+        count = columns;
+    for (long c = 0; c < count; c++)
+        places[c] = c * width;
+    for (long c = count; c < columns; c++) {
+        places[count] = c * width;
+        count += mask[c];
+    }
+    for (int k = 0; k < KEYS; k++)
+        places[count + k] = 0;
+    return count;
+}
+
+/* Write the attention of the queries as a product's input. */
+static void attend(const decoder *m, const forward *f, const cached *cache)
+{
+    long n = f->n, end = f->end, width = m->width, d = m->heads * width;
+    long groups = m->heads / m->key_heads, step = (end + 7) / 8 * 8;
+    int threads = threads_for(f, 2 * n * d * end);
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        long *places = malloc(end * sizeof(long));
-        float *weights = malloc(groups * step * sizeof(float));
+        long *places = malloc((end + KEYS) * sizeof(long));
+        float *weights = malloc(QUERIES * step * sizeof(float));
 #pragma omp for schedule(dynamic)
-        for (long part = 0; part < n * key_heads; part++) {
-            /* All rows of a head, then the next head: its keys and values stay in the cache. */
-            long r = part % n, h = part / n, m = 0;
-            for (long c = 0; c < end; c++) {
-                places[m] = c * width;
-                m += mask ? mask[r * end + c] : c <= columns[r];
-            }
-            long base = (r / rows) * sequence_step + h * head_step, query = r * d + h * groups * width;
-            const float *q = queries + query, *k = keys + base, *v = values + base;
+        for (long part = 0; part < n * m->key_heads; part++) {
+            /* All rows of a head, then the next head: its keys and values stay in the CPU's cache. */
+            long r = part % n, h = part / n;
+            long count = places_of(f, cache, r, width, places);
+            long base = (r / f->rows) * cache->sequence_step + h * cache->head_step;
+            float *queries = f->queries + r * d + h * groups * width;
+            const float *keys = cache->keys + base, *values = cache->values + base;
             if (width == 64) /* compilers make faster code for a known width */
-                attend_head(groups, out + query, q, k, v, places, m, 64, weights, step);
+                attend_head(groups, queries, keys, values, places, count, 64, weights, step);
             else if (width == 128)
-                attend_head(groups, out + query, q, k, v, places, m, 128, weights, step);
+                attend_head(groups, queries, keys, values, places, count, 128, weights, step);
             else
-                attend_head(groups, out + query, q, k, v, places, m, width, weights, step);
+                attend_head(groups, queries, keys, values, places, count, width, weights, step);
         }
         free(places);
         free(weights);
     }
     for (long r = 0; r < n; r++)
-        scale_row(out + r * d, r, d, scaled, largest, rounded);
-    free(out);
+        round_row(f->queries + r * d, r, d, f->x, f->largest);
+}
+
+/* Write the normed hidden states of embedded rows h to `result` (n, d), their keys and values to the cache. */
+void decode(const decoder *m, const forward *f, const cached *cache, float *result)
+{
+    const product *before = NULL; /* whose output is added to h */
+    for (long i = 0; i <= m->layers; i++) {
+        const layer *l = m->layer + i;
+        int last = i == m->layers;
+        add_norm(f->n, m->d, f->h, before ? f->y : NULL, before ? before->outputs : 0, before ? before->bias : NULL,
+                 last ? m->norm : l->attention_norm, m->epsilon, last ? result : NULL, f->x, f->largest);
+        if (last)
+            break;
+        project(f, &l->qkv);
+        store(m, f, &l->qkv, cache + i, l->scaling);
+        attend(m, f, cache + i);
+        project(f, &l->o);
+        add_norm(f->n, m->d, f->h, f->y, l->o.outputs, l->o.bias, l->mlp_norm, m->epsilon, NULL, f->x, f->largest);
+        project(f, &l->gate_up);
+        activate(f->n, l->down.d, f->y, l->gate_up.outputs, l->gate_up.bias, f->x, f->largest);
+        project(f, &l->down);
+        before = &l->down;
+    }
 }

@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from ctypes import CDLL, c_float, c_int, c_long, c_void_p
+from ctypes import CDLL, c_int, c_long, c_void_p
 from functools import cache
 from logging import getLogger
 from pathlib import Path
@@ -19,14 +19,12 @@ FLAGS = (
     *("-O3", "-march=native", "-shared", "-fPIC"),
     *("-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"),
 )
-TYPES = {"p": c_void_p, "l": c_long, "i": c_int, "f": c_float}
-#: The types of arguments. A product's output is "plpp", a product's input "ppi", a layer's cache "ppll".
+TYPES = {"p": c_void_p, "l": c_long, "i": c_int}
+#: The types of arguments.
 SIGNATURES = {
+    "adds_pairs": "",
     "multiply": "lllppppp i",
-    "add_norm": "llp plpp pfp ppi",
-    "gate": "ll plpp ppi",
-    "store": "lllll plpp ppfp ppll p",
-    "attend": "lllllp ppll ppl ppi i",
+    "decode": "pppp",
 }
 
 
@@ -45,11 +43,10 @@ def library() -> CDLL | None:
             )
             return None
     for name, types in SIGNATURES.items():
-        function = getattr(native, name, None)
-        if function is None:
-            continue  # `multiply` is for CPUs with AVX2
+        function = getattr(native, name)
         function.argtypes = [TYPES[letter] for letter in types.replace(" ", "")]
         function.restype = None
+    native.adds_pairs.restype = c_int
     return native
 
 

@@ -24,7 +24,6 @@ from transformers import PreTrainedModel
 
 from conf.devices.int8 import exact_kernel, pack
 from conf.errors import UserError
-from infer.engine.attention import ProbeGate
 from infer.engine.gate import GatedEmbedding, GatedLinear
 from infer.engine.head import PreviousTokenHead
 from infer.engine.packed import Adapter, JointLinear, Product, join, linear_layers
@@ -102,26 +101,12 @@ class Int8Product(Product):
     def _pack(self, rows: Any) -> None:
         kernel = exact_kernel()
         assert kernel is not None
-        self._kernel = pack(torch.cat(list(rows)).detach().float(), kernel)
+        self.kernel = pack(torch.cat(list(rows)).detach().float(), kernel)
         for layer in self.layers:
             layer.drop_weight()
 
     def _multiply(self, x: Tensor) -> Tensor:
-        return self._kernel(x)
-
-    def scaled(self, x: Tensor, gate: ProbeGate) -> Tensor:
-        """Return `joint` for rows that the caller has scaled as the kernel takes them, without the bias.
-
-        The result is divided by the largest number of each row.
-        """
-        return self._with_updates(self._kernel.multiply(x), gate)
-
-    @property
-    def bias(self) -> Tensor:
-        """The biases of all layers side by side, then zeros for the products with A."""
-        if self._bias is None:
-            self._bias = torch.zeros(sum(self._sizes))
-        return self._bias
+        return self.kernel(x)
 
 
 def to_int8(lm: PreTrainedModel) -> None:

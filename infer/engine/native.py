@@ -1,71 +1,102 @@
-"""The decoder of fused.py in int8 with native.c: one C function between two products.
+"""The decoder of fused.py in int8 as one call of native.c.
 
     h -> norm ─► [q|k|v] -> rotation, cache, attention ─► o -> h += o, norm ─►
          [g|u] -> silu(g) u ─► down -> h += down, norm ─► ...
 
-A product's input is rows of integers from -127 to 127 and the largest number of each row
-(`Inputs`); its output is divided by these numbers, and the next C function multiplies by them.
-
-In these functions a row's sums have one order, whatever rows are beside it and in whatever
-columns its keys are. So a row's result is the same in every forward, bit for bit, in float32.
+An arrow ─► is a product: its input is rounded to 8 bits with a scale for each row. In the C
+functions a row's sums have one order, whatever rows are beside it and in whatever columns its
+keys are. So a row's result is the same in every forward, bit for bit, in float32.
 
 Without a C compiler, decoding uses PyTorch's operations (fused.py).
 """
 
-from collections.abc import Mapping, Sequence
-from ctypes import CDLL
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from ctypes import (
+    CDLL,
+    POINTER,
+    Structure,
+    byref,
+    c_float,
+    c_int,
+    c_long,
+    c_void_p,
+)
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from conf.architecture import head_width
-from conf.devices.int8 import exact_kernel
+from conf.devices.int8 import Native
 from conf.devices.native import library
 from infer.engine.attention import ProbeGate
 from infer.engine.cache import TreeCache
 from infer.engine.fused import FusedDecoder, Layer, layers_of
 from infer.engine.int8 import Int8Product
+from infer.engine.packed import Product
 
 #: Numbers in a vector of native.c; widths must be multiples of it.
 LANES = 8
-#: Threads share attention of more multiplications.
-DIVIDED = 2**19
-#: The arguments of a C function instead of a product's output or input.
-NO_OUTPUTS = (None, 0, None, None)
-NO_INPUTS = (None, None, False)
+#: The largest number of layers in a product.
+PARTS = 3
+#: Rows of a B matrix in a block.
+OUTPUTS = 64
+#: Threads share operations of more multiplications.
+DIVIDED = 2**18
 
 
-class Inputs(NamedTuple):
-    """The input of a product: rows (B, q, d) as the kernel reads them, and their largest numbers (B, q).
+class CProduct(Structure):
+    """`product` of native.c."""
 
-    `arguments` are the arguments of a C function that writes it.
-    """
-
-    rows: Tensor
-    largest: Tensor
-    arguments: tuple[int, int, bool]
-
-    @staticmethod
-    def empty(shape: Sequence[int], width: int, dtype: torch.dtype) -> "Inputs":
-        """Return space for rows of `width` numbers."""
-        rows, largest = torch.empty(*shape, width, dtype=dtype), torch.empty(*shape)
-        rounded = dtype == torch.uint8
-        return Inputs(rows, largest, (rows.data_ptr(), largest.data_ptr(), rounded))
+    _fields_ = [
+        *((name, c_long) for name in ("d", "outputs", "parts")),
+        *((name, c_void_p) for name in ("weight", "scale", "offsets", "bias")),
+        *((name, c_long * PARTS) for name in ("sizes", "ranks")),
+        ("b", c_void_p * PARTS),
+    ]
 
 
-class Outputs(NamedTuple):
-    """The output of a product: rows (B, q, d'), divided by `largest` (B, q), and its bias (d',)."""
+class CLayer(Structure):
+    """`layer` of native.c."""
 
-    rows: Tensor
-    largest: Tensor
-    bias: Tensor
+    _fields_ = [
+        *((name, CProduct) for name in ("qkv", "o", "gate_up", "down")),
+        *((name, c_void_p) for name in ("attention_norm", "mlp_norm")),
+        ("scaling", c_float),
+    ]
 
-    @property
-    def arguments(self) -> tuple[int, int, int, int]:
-        """The arguments of a C function."""
-        rows, largest, bias = self
-        return rows.data_ptr(), rows.shape[-1], largest.data_ptr(), bias.data_ptr()
+
+class CDecoder(Structure):
+    """`decoder` of native.c."""
+
+    _fields_ = [
+        *((name, c_long) for name in ("layers", "d", "heads", "key_heads", "width")),
+        ("layer", POINTER(CLayer)),
+        ("norm", c_void_p),
+        ("epsilon", c_float),
+    ]
+
+
+class CCached(Structure):
+    """`cached` of native.c."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("keys", "values")),
+        *((name, c_long) for name in ("sequence_step", "head_step")),
+        ("mask", c_void_p),
+    ]
+
+
+class CForward(Structure):
+    """`forward` of native.c."""
+
+    _fields_ = [
+        *((name, c_long) for name in ("n", "rows", "first", "end")),
+        *((name, c_void_p) for name in ("columns", "cosine", "sine")),
+        *((name, c_void_p) for name in ("h", "y", "queries", "largest", "x")),
+        ("divided", c_long),
+        ("threads", c_int),
+    ]
 
 
 class NativeDecoder(FusedDecoder):
@@ -75,14 +106,19 @@ class NativeDecoder(FusedDecoder):
         self, native: CDLL, decoder: Any, layers: list[Layer], gate: ProbeGate
     ) -> None:
         super().__init__(decoder, layers, gate, wide=True)
-        kernel = exact_kernel()
-        assert kernel is not None
         self._native = native
-        self._type = torch.uint8 if kernel.rounded else torch.float32
-        (layer, *_) = layers  # all have the same widths
-        self._widths = [
-            product.in_features for product in (layer.qkv, layer.o, layer.down)
-        ]
+        self._kept: list[Tensor] = []  # tensors that only C reads
+        norm: Any = self._norm
+        c_layers = (CLayer * len(layers))(*map(self._layer, layers))
+        self._c = CDecoder(
+            *(len(layers), len(norm.weight)),
+            *(self._heads, self._key_heads, self._width),
+            *(c_layers, norm.weight.data_ptr(), norm.epsilon),
+        )
+        (layer, *_) = c_layers  # all have the same sizes
+        products = layer.qkv, layer.o, layer.gate_up, layer.down
+        self._inputs = max(product.d for product in products)
+        self._outputs = max(product.outputs for product in products)
 
     def __call__(
         self,
@@ -92,103 +128,77 @@ class NativeDecoder(FusedDecoder):
         cache: TreeCache,
     ) -> Tensor:
         """Return hidden states (B, q, d). See FusedDecoder."""
-        h = self._decoder.embed_tokens(ids_Bq)
-        rotation = self._decoder.rotary_emb(h, position_ids=positions_Bq)
-        assert cache.slots.end <= cache.capacity  # C does not check sizes
-        columns = cache.slots.of_rows(len(ids_Bq))
-        shape = len(ids_Bq), 1, ids_Bq.shape[1], cache.slots.end
+        h = self._decoder.embed_tokens(ids_Bq).contiguous()
+        cosine, sine = (
+            table.contiguous()
+            for table in self._decoder.rotary_emb(h, position_ids=positions_Bq)
+        )
+        end = cache.slots.end
+        assert end <= cache.capacity  # C does not check sizes
+        batch, q = ids_Bq.shape
+        n = batch * q
+        columns = cache.slots.of_rows(batch).contiguous()
+        shape = batch, 1, q, end
         masks = {
             kind: None if mask is None else mask.expand(shape).contiguous()
             for kind, mask in masks.items()
         }
-        (first, *rest) = masks.values()
-        # A product reads its input before the next function writes the input of another.
-        normed, attended, activated = (
-            Inputs.empty(h.shape[:2], width, self._type) for width in self._widths
+        y, queries = (
+            h.new_empty(n, self._outputs),
+            h.new_empty(n, self._heads * self._width),
         )
-        queries = torch.empty(*h.shape[:2], self._heads, self._width)
-        y: Outputs | None = None
-        for index, layer in enumerate(self._layers):
-            mask = masks[layer.kind] if rest else first
-            attention_norm, mlp_norm = layer.norms
-            cached = cache.layers[index]
-            self._add_norm(h, y, attention_norm, normed)
-            y = self._product(layer.qkv, normed)
-            self._store(y, rotation, layer.scaling, queries, cached, columns)
-            self._attend(queries, mask, cached, columns, attended)
-            y = self._product(layer.o, attended)
-            self._add_norm(h, y, mlp_norm, normed)
-            y = self._product(layer.gate_up, normed)
-            self._activate(y, activated)
-            y = self._product(layer.down, activated)
+        largest, x = h.new_empty(n), h.new_empty(n, self._inputs, dtype=torch.uint8)
+        first = self._gate.first if self._gate.rows else q
+        forward = CForward(
+            *(n, q, first, end),
+            *_addresses(columns, cosine, sine, h, y, queries, largest, x),
+            *(DIVIDED, torch.get_num_threads()),
+        )
         result = torch.empty_like(h)
-        self._add_norm(h, y, self._norm, result=result)
+        self._native.decode(
+            *(byref(self._c), byref(forward), self._cached(cache, masks)),
+            result.data_ptr(),
+        )
         return result
 
-    def _product(self, product: Any, x: Inputs) -> Outputs:
-        return Outputs(product.scaled(x.rows, self._gate), x.largest, product.bias)
+    def _cached(self, cache: TreeCache, masks: Mapping[str, Tensor | None]) -> Any:
+        """Return the addresses of all layers' keys, values and masks."""
+        (first, *rest) = masks.values()
+        cached = (CCached * len(self._layers))()
+        layers: Any = cache.layers
+        for c, layer, item in zip(cached, self._layers, layers):
+            mask = masks[layer.kind] if rest else first
+            c.keys, c.values = _addresses(item.keys, item.values)
+            c.sequence_step, c.head_step, *_ = item.keys.stride()
+            c.mask = None if mask is None else mask.data_ptr()
+        return cached
 
-    def _add_norm(
-        self,
-        h: Tensor,
-        y: Outputs | None,
-        norm: Any,
-        x: Inputs | None = None,
-        result: Tensor | None = None,
-    ) -> None:
-        """Add y to h in place; write the norm of h to x, to `result`, or to both."""
-        self._native.add_norm(
-            *_rows(h),
-            *(y.arguments if y else NO_OUTPUTS),
-            *(norm.weight.data_ptr(), norm.epsilon),
-            result.data_ptr() if result is not None else None,
-            *(x.arguments if x else NO_INPUTS),
+    def _layer(self, layer: Layer) -> CLayer:
+        norms: Any = layer.norms
+        products = layer.qkv, layer.o, layer.gate_up, layer.down
+        return CLayer(
+            *map(self._product, products),
+            *(norm.weight.data_ptr() for norm in norms),
+            layer.scaling,
         )
 
-    def _activate(self, y: Outputs, x: Inputs) -> None:
-        """Write silu(g) u of [g | u] to x."""
-        n, width = x.largest.numel(), x.rows.shape[-1]
-        self._native.gate(n, width, *y.arguments, *x.arguments)
-
-    def _store(
-        self,
-        y: Outputs,
-        rotation: tuple[Tensor, Tensor],
-        scaling: float,
-        queries: Tensor,
-        cached: Any,
-        columns: Tensor,
-    ) -> None:
-        """Rotate [q | k | v]; write the queries, times `scaling`, to `queries`, the rest to the cache."""
-        batch, q = columns.shape
-        self._native.store(
-            *(batch * q, q, self._heads, self._key_heads, self._width),
-            *y.arguments,
-            *(table.data_ptr() for table in rotation),
-            *(scaling, queries.data_ptr()),
-            *_cached(cached),
-            columns.data_ptr(),
-        )
-
-    def _attend(
-        self,
-        queries: Tensor,
-        mask: Tensor | None,
-        cached: Any,
-        columns: Tensor,
-        x: Inputs,
-    ) -> None:
-        """Write the attention of the queries to x."""
-        batch, q = columns.shape
-        end = cached.slots.end
-        divided = x.rows.numel() * end >= DIVIDED
-        self._native.attend(
-            *(batch * q, q, self._heads, self._key_heads, self._width),
-            queries.data_ptr(),
-            *_cached(cached),
-            *(mask.data_ptr() if mask is not None else None, columns.data_ptr(), end),
-            *x.arguments,
-            torch.get_num_threads() if divided else 1,
+    def _product(self, product: Any) -> CProduct:
+        kernel: Native = product.kernel
+        parts = len(product.layers)
+        bias = torch.zeros(kernel.outputs)
+        if product.bias is not None:
+            bias[: len(product.bias)] = product.bias
+        outer = [
+            torch.cat([block.flatten() for block in b.split(OUTPUTS, 1)])
+            for b in product.outer
+        ]
+        self._kept += [bias, *outer]
+        return CProduct(
+            *(kernel.inputs, kernel.outputs, parts),
+            *(*kernel.addresses, bias.data_ptr()),
+            (c_long * PARTS)(*product.sizes[:parts]),
+            (c_long * PARTS)(*product.sizes[parts:]),
+            (c_void_p * PARTS)(*_addresses(*outer)),
         )
 
 
@@ -200,25 +210,22 @@ def decoder_of(lm: Any, gate: ProbeGate, *, wide: bool) -> FusedDecoder | None:
     layers = layers_of(lm, wide=wide)
     if not layers:
         return None
-    config = lm.config
-    applies = (
-        isinstance(layers[0].qkv, Int8Product)
-        and config.hidden_act in ("silu", "swish")
-        and not any(width % LANES for width in (config.hidden_size, head_width(config)))
-    )
-    native = library() if applies else None
+    native = library() if applies(lm.config, layers[0].qkv) else None
     if native is None:
         return FusedDecoder(lm.get_decoder(), layers, gate, wide=wide)
     return NativeDecoder(native, lm.get_decoder(), layers, gate)
 
 
-def _rows(h: Tensor) -> tuple[int, int, int]:
-    """Return the number, the width and the address of rows."""
-    d = h.shape[-1]
-    return h.numel() // d, d, h.data_ptr()
+def applies(config: Any, product: Product) -> bool:
+    """Return whether native.c has the operations of a model."""
+    widths = config.hidden_size, config.intermediate_size, head_width(config)
+    return (
+        isinstance(product, Int8Product)
+        and isinstance(product.kernel, Native)
+        and config.hidden_act in ("silu", "swish")
+        and not any(width % LANES for width in widths)
+    )
 
 
-def _cached(layer: Any) -> tuple[int, int, int, int]:
-    """Return the addresses of a layer's keys and values, and the steps between sequences and between heads."""
-    keys = layer.keys
-    return keys.data_ptr(), layer.values.data_ptr(), keys.stride(0), keys.stride(1)
+def _addresses(*tensors: Tensor) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]

@@ -94,8 +94,11 @@ class Product:
     def __init__(self, layers: Mapping[Any, Adapter | None]) -> None:
         self.layers = layers
         self._source: list[Any] = []  # identifies the weights of the packed copy
-        self._sizes: list[int] = []
-        self._bias: Tensor | None = None
+        #: The outputs of each layer, then the ranks of their adapters.
+        self.sizes: list[int] = []
+        self.outer: list[Tensor] = []  # B matrices, transposed: (r, d')
+        #: The biases of all layers side by side, then zeros for the products with A.
+        self.bias: Tensor | None = None
         # The last input, and the parts of its product that no layer has taken yet. A part is
         # handed out once, because its layer may change it. A tuple, so that another thread can
         # only replace it as a whole.
@@ -125,7 +128,7 @@ class Product:
         if last is not x or layer not in parts:
             self.refresh()
             y = self._adapted(x, gate)
-            parts = dict(zip(self.layers, y.split(self._sizes, -1)))
+            parts = dict(zip(self.layers, y.split(self.sizes, -1)))
             self._last = x, parts
         return parts.pop(layer)
 
@@ -138,7 +141,7 @@ class Product:
             parts = [F.linear(x, layer.weight, layer.bias) for layer in self.layers]
             return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
         y = self._adapted(x, gate)
-        return y if self._bias is None else y + self._bias
+        return y if self.bias is None else y + self.bias
 
     def single(self, x: Tensor) -> bool:
         """Return True if PyTorch's usual product of `x` is faster than the packed product.
@@ -152,13 +155,10 @@ class Product:
         )
 
     def _adapted(self, x: Tensor, gate: ProbeGate | None) -> Tensor:
-        return self._with_updates(self._multiply(x), gate)
-
-    def _with_updates(self, y: Tensor, gate: ProbeGate | None) -> Tensor:
-        """Add the adapter's updates to the probes of a product in place."""
+        y = self._multiply(x)
         if gate is not None and gate.rows:
-            rows = gate.probes(y).split(self._sizes, -1)
-            for update in zip(rows, rows[len(self.layers) :], self._outer):
+            rows = gate.probes(y).split(self.sizes, -1)
+            for update in zip(rows, rows[len(self.layers) :], self.outer):
                 add_product(*update)
         return y
 
@@ -204,16 +204,16 @@ class Product:
             for w, pair in zip(weights, self.layers.values())
         ]
         rows = [*weights, *(a for a, _ in pairs)]
-        self._sizes = list(map(len, rows))
-        self._outer = [b.T for _, b in pairs]
+        self.sizes = list(map(len, rows))
+        self.outer = [b.T for _, b in pairs]
         biases = [layer.bias for layer in self.layers]
         if any(bias is not None for bias in biases):
             of_layers = [
                 w.new_zeros(len(w)) if bias is None else bias
                 for w, bias in zip(weights, biases)
             ]
-            of_inner = weights[0].new_zeros(sum(self._sizes[len(weights) :]))
-            self._bias = torch.cat([*of_layers, of_inner]).detach()
+            of_inner = weights[0].new_zeros(sum(self.sizes[len(weights) :]))
+            self.bias = torch.cat([*of_layers, of_inner]).detach()
         return rows
 
     def _pack(self, rows: Sequence[Tensor]) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -11,19 +11,29 @@ from conf.devices.int8 import (
     PAIR,
     ZERO_POINT,
     Fbgemm,
+    Kernel,
     Native,
+    NativePairs,
     OneDNN,
     exact_kernel,
     is_exact,
     pack,
     round_weight,
 )
-from conf.devices.native import library
 
 BYTES = st.integers(-MOST, MOST)
 NATIVE = pytest.mark.skipif(
-    not hasattr(library(), "multiply"), reason="no AVX2, or no C compiler"
+    not issubclass(exact_kernel() or Kernel, Native),
+    reason="no AVX2, or no C compiler",
 )
+
+
+@pytest.fixture
+def native() -> type[Kernel]:
+    """The kernel of native.c on this CPU."""
+    kernel = exact_kernel()
+    assert kernel is not None
+    return kernel
 
 
 @given(st.lists(BYTES, min_size=1, max_size=9))
@@ -67,6 +77,7 @@ def test_products_are_exact_for_every_number_of_rows() -> None:
 
 
 @NATIVE
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.integers(1, 23),
     outputs=st.integers(1, 50),
@@ -74,22 +85,24 @@ def test_products_are_exact_for_every_number_of_rows() -> None:
     seed=st.integers(0, 9),
 )
 def test_native_products_are_integers_of_every_size(
-    rows: int, outputs: int, d: int, seed: int
+    native: type[Kernel], rows: int, outputs: int, d: int, seed: int
 ) -> None:
     """Sizes between the blocks of native.c are padded; inputs and weights are the largest that occur."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randint(0, 256, (rows, d), generator=generator, dtype=torch.uint8)
     weight = torch.randint(-MOST, MOST + 1, (outputs, d), generator=generator)
     weight[::2] = weight[::2].sign() * MOST
-    limited = Native.limit(weight.to(torch.int8))
-    kernel = Native(limited, torch.full((outputs,), float(MOST)))
+    limited = native.limit(weight.to(torch.int8))
+    kernel = native(limited, torch.full((outputs,), float(MOST)))
     expected = (x.long() - ZERO_POINT) @ limited.long().T
     assert torch.equal(kernel.multiply(x), expected.float())
 
 
 @NATIVE
-def test_threads_share_a_native_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = pack(torch.randn(70, 48), Native)
+def test_threads_share_a_native_product(
+    monkeypatch: pytest.MonkeyPatch, native: type[Kernel]
+) -> None:
+    kernel = pack(torch.randn(70, 48), native)
     x = torch.randn(9, 48)
     expected = kernel(x)
     monkeypatch.setattr("conf.devices.int8.DIVIDED", 1)
@@ -101,11 +114,12 @@ def test_threads_share_a_native_product(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @NATIVE
-def test_native_and_fbgemm_give_the_same_bits() -> None:
-    if "fbgemm" not in torch.backends.quantized.supported_engines:
-        pytest.skip("no FBGEMM in this build of PyTorch")
+def test_a_librarys_kernel_gives_the_same_bits(native: type[Kernel]) -> None:
+    other = Fbgemm if issubclass(native, NativePairs) else OneDNN
+    if not is_exact(other, 7):
+        pytest.skip(f"{other.__name__} is not exact on this CPU")
     weight, x = torch.randn(50, 64), torch.randn(7, 64)
-    assert torch.equal(pack(weight, Native)(x), pack(weight, Fbgemm)(x))
+    assert torch.equal(pack(weight, native)(x), pack(weight, other)(x))
 
 
 @pytest.mark.skipif(exact_kernel() is None, reason="no exact products on this CPU")
