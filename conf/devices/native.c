@@ -29,8 +29,7 @@ INLINED vector load(const float *x)
 
 /* ---- Products ---- */
 
-#define TILE 6     /* rows of a product at once: their sums fill the registers */
-#define AHEAD 2048 /* bytes of a weight that are fetched ahead */
+#define TILE 6 /* rows of a product at once: their sums fill the registers */
 
 #if defined(__AVX512VNNI__)
 typedef __m512i integers;
@@ -82,15 +81,17 @@ INLINED void multiply_columns(const int count, integers sums[TILE][VECTORS], lon
     }
 }
 
-/* `count` rows of a product by 16 rows of a weight (see `multiply`). */
-INLINED void multiply_block(const int count, long d, const uint8_t *x, const int8_t *weight, const float *scale,
-                            const int32_t *offsets, float *y, long stride)
+/* `count` rows of a product by 16 rows of a weight (see `multiply`). Every eight columns it fetches `step` bytes
+   at `next`. */
+INLINED void multiply_block(const int count, long d, const uint8_t *x, const int8_t *weight, const int8_t *next,
+                            long step, const float *scale, const int32_t *offsets, float *y, long stride)
 {
     integers sums[TILE][VECTORS] = {0};
     long i = 0;
-    for (; i + 8 <= d; i += 8, weight += 128) {
-        __builtin_prefetch(weight + AHEAD);
-        __builtin_prefetch(weight + AHEAD + 64);
+    for (; i + 8 <= d; i += 8, weight += 128, next += step) {
+        __builtin_prefetch(next);
+        if (step > 64)
+            __builtin_prefetch(next + 64);
         multiply_columns(count, sums, d, x + i, weight);
         multiply_columns(count, sums, d, x + i + 4, weight + 64);
     }
@@ -117,14 +118,17 @@ void multiply(long n, long d, long outputs, const uint8_t *x, const int8_t *weig
             long r = n * t / tiles, count = n * (t + 1) / tiles - r;
             const uint8_t *rows = x + r * d;
             const int8_t *block = weight + b * d;
+            /* Each tile fetches a part of the next block, so that memory is read all the time. */
+            const int8_t *next = block + 16 * d + 16 * d * t / tiles;
+            long step = 128 / tiles;
             float *out = y + r * outputs + b;
             switch (count) { /* a known number of rows stays in registers */
-            case 1: multiply_block(1, d, rows, block, scale + b, offsets + b, out, outputs); break;
-            case 2: multiply_block(2, d, rows, block, scale + b, offsets + b, out, outputs); break;
-            case 3: multiply_block(3, d, rows, block, scale + b, offsets + b, out, outputs); break;
-            case 4: multiply_block(4, d, rows, block, scale + b, offsets + b, out, outputs); break;
-            case 5: multiply_block(5, d, rows, block, scale + b, offsets + b, out, outputs); break;
-            default: multiply_block(TILE, d, rows, block, scale + b, offsets + b, out, outputs);
+            case 1: multiply_block(1, d, rows, block, next, step, scale + b, offsets + b, out, outputs); break;
+            case 2: multiply_block(2, d, rows, block, next, step, scale + b, offsets + b, out, outputs); break;
+            case 3: multiply_block(3, d, rows, block, next, step, scale + b, offsets + b, out, outputs); break;
+            case 4: multiply_block(4, d, rows, block, next, step, scale + b, offsets + b, out, outputs); break;
+            case 5: multiply_block(5, d, rows, block, next, step, scale + b, offsets + b, out, outputs); break;
+            default: multiply_block(TILE, d, rows, block, next, step, scale + b, offsets + b, out, outputs);
             }
         }
 }

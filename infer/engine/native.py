@@ -22,6 +22,7 @@ from ctypes import (
     c_void_p,
 )
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -107,9 +108,8 @@ class NativeDecoder(FusedDecoder):
     ) -> None:
         super().__init__(decoder, layers, gate, wide=True)
         self._native = native
-        self._kept: list[Tensor] = []  # tensors that only C reads
         norm: Any = self._norm
-        c_layers = (CLayer * len(layers))(*map(self._layer, layers))
+        c_layers = (CLayer * len(layers))(*map(c_layer, layers))
         self._c = CDecoder(
             *(len(layers), len(norm.weight)),
             *(self._heads, self._key_heads, self._width),
@@ -173,33 +173,49 @@ class NativeDecoder(FusedDecoder):
             c.mask = None if mask is None else mask.data_ptr()
         return cached
 
-    def _layer(self, layer: Layer) -> CLayer:
-        norms: Any = layer.norms
-        products = layer.qkv, layer.o, layer.gate_up, layer.down
-        return CLayer(
-            *map(self._product, products),
-            *(norm.weight.data_ptr() for norm in norms),
-            layer.scaling,
-        )
 
-    def _product(self, product: Any) -> CProduct:
-        kernel: Native = product.kernel
-        parts = len(product.layers)
-        bias = torch.zeros(kernel.outputs)
-        if product.bias is not None:
-            bias[: len(product.bias)] = product.bias
-        outer = [
-            torch.cat([block.flatten() for block in b.split(OUTPUTS, 1)])
-            for b in product.outer
-        ]
-        self._kept += [bias, *outer]
-        return CProduct(
-            *(kernel.inputs, kernel.outputs, parts),
-            *(*kernel.addresses, bias.data_ptr()),
-            (c_long * PARTS)(*product.sizes[:parts]),
-            (c_long * PARTS)(*product.sizes[parts:]),
-            (c_void_p * PARTS)(*_addresses(*outer)),
-        )
+def c_layer(layer: Layer) -> CLayer:
+    """Return the structure of a layer."""
+    norms: Any = layer.norms
+    products = layer.qkv, layer.o, layer.gate_up, layer.down
+    return CLayer(
+        *map(c_product, products),
+        *(norm.weight.data_ptr() for norm in norms),
+        layer.scaling,
+    )
+
+
+def c_product(product: Any) -> CProduct:
+    """Return the structure of an Int8Product, which is built once."""
+    structure = _structures.get(product)
+    if structure is None:
+        structure = _structures[product] = _built(product)
+    return structure
+
+
+#: The structures of products, with the tensors that only C reads.
+_structures: WeakKeyDictionary[Int8Product, CProduct] = WeakKeyDictionary()
+
+
+def _built(product: Any) -> CProduct:
+    kernel: Native = product.kernel
+    parts = len(product.layers)
+    bias = torch.zeros(kernel.outputs)
+    if product.bias is not None:
+        bias[: len(product.bias)] = product.bias
+    outer = [
+        torch.cat([block.flatten() for block in b.split(OUTPUTS, 1)])
+        for b in product.outer
+    ]
+    structure = CProduct(
+        *(kernel.inputs, kernel.outputs, parts),
+        *(*kernel.addresses, bias.data_ptr()),
+        (c_long * PARTS)(*product.sizes[:parts]),
+        (c_long * PARTS)(*product.sizes[parts:]),
+        (c_void_p * PARTS)(*_addresses(*outer)),
+    )
+    structure.kept = bias, outer
+    return structure
 
 
 def decoder_of(lm: Any, gate: ProbeGate, *, wide: bool) -> FusedDecoder | None:
