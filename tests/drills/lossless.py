@@ -1,14 +1,14 @@
 """Check losslessness on many prompts: every decoder must give the text of plain decoding.
 
     python -m tests.drills.lossless MODEL_DIR HELD_OUT.jsonl [--draft DIR|self:N]
-        [--count 1000] [--dtype float32] [--only hybrid sdsat ngrams]
+        [--count 1000] [--skip 0] [--dtype float32] [--only hybrid sdsat ngrams]
 
 Two thirds of the prompts are held-out code and HumanEval's, one third is random ids. Plain
 decoding decodes each prompt alone. Every other decoder, with one, two and three sources of
 drafts, decodes batches of eight prompts of different lengths, greedily and with sampling. For a
 text that differs it prints how far apart the two picks are in float64, which tells a near-tie
 from a bug. With `--only` it tests these methods with their default settings, each prompt alone
-and in batches. The command fails if a text differs; the last line is JSON.
+and in batches. `--skip` leaves out the first prompts, which an earlier run has tested. The command fails if a text differs; the last line is JSON.
 """
 
 import argparse
@@ -165,13 +165,14 @@ def arguments() -> argparse.ArgumentParser:
 def main() -> None:
     parser = arguments()
     parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--skip", type=int, default=0)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--only", nargs="+", choices=METHODS)
     args = parser.parse_args()
     torch.set_num_threads(1)
     model = load(args.model, args.dtype, "cpu", draft=args.draft)
     exact = load(args.model, "float32").lm.double()
-    prompts = prompts_of(model.text, args.held_out, args.count)
+    prompts = prompts_of(model.text, args.held_out, args.skip + args.count)[args.skip :]
     cases = [(name, config, BATCH) for name, config in decoders_of(model).items()]
     if args.only:
         cases = [
