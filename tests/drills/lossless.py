@@ -8,7 +8,8 @@ decoding decodes each prompt alone. Every other decoder, with one, two and three
 drafts, decodes batches of eight prompts of different lengths, greedily and with sampling. For a
 text that differs it prints how far apart the two picks are in float64, which tells a near-tie
 from a bug. With `--only` it tests these methods with their default settings, each prompt alone
-and in batches. `--skip` leaves out the first prompts, which an earlier run has tested. The command fails if a text differs; the last line is JSON.
+and in batches. `--skip` leaves out the first prompts, which an earlier run has tested. The
+command fails if a text differs; the last line is JSON.
 """
 
 import argparse
