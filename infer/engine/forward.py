@@ -20,6 +20,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from conf.architecture import key_heads, logit_scale, windows
 from infer.engine.attention import ProbeGate, view_of
 from infer.engine.cache import TreeCache
+from infer.engine.gate import with_gate
 from infer.engine.head import PreviousTokenHead
 from infer.engine.native import NativeDecoder, decoder_of
 from infer.engine.output import LazyOutput, Request
@@ -51,13 +52,16 @@ class Target:
         # In these types a row's products do not depend on other rows. Attention in float64
         # does not either.
         wide = int8 or (lm.device.type == "cpu" and lm.dtype == torch.bfloat16)
-        lm = view_of(lm, wide=wide)  # other threads may decode on the same model
+        # Other threads may decode on the same model: a gate and a configuration of one's own.
+        self.gate = ProbeGate()
+        self.fused = decoder_of(lm, self.gate, wide=wide)
+        if self.fused is None:
+            lm = view_of(lm, wide=wide)
+            self.gate = ProbeGate.of(lm)
         self.decoder: Any = lm.get_decoder()
-        self.head: Any = lm.get_output_embeddings()
+        self.head: Any = with_gate(lm.get_output_embeddings(), self.gate)
         self.dtype = lm.dtype
         self.device = lm.device
-        self.gate = ProbeGate.of(lm)
-        self.fused = decoder_of(lm, self.gate, wide=wide)
         native = isinstance(self.fused, NativeDecoder)
         self.mask_dtype = torch.float64 if wide else lm.dtype
         self.windows = windows(lm.config)

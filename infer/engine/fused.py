@@ -13,6 +13,7 @@ compute in float64 and round once, and the norm is a faster one (`RowNorm`).
 Shapes: (B, q, ...) for q rows of B sequences, H query heads and K key heads of width w.
 """
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from conf.architecture import head_width
 from infer.engine.attention import ProbeGate, attend, attend_wide
 from infer.engine.cache import TreeCache
+from infer.engine.gate import with_gate
 from infer.engine.packed import Product
 
 #: The library's decoders that have layers of the form above.
@@ -82,7 +84,7 @@ class Layer:
 
 
 class FusedDecoder:
-    """The decoder of a view (attention.py) with its gate.
+    """The decoder of a model with its own gate. It changes nothing in the model.
 
     With `wide`, attention computes in float64, so a row does not depend on the rows beside
     it.
@@ -91,7 +93,11 @@ class FusedDecoder:
     def __init__(
         self, decoder: Any, layers: list[Layer], gate: ProbeGate, *, wide: bool
     ) -> None:
-        self._decoder = decoder
+        self._embed = with_gate(decoder.embed_tokens, gate)
+        rotary = decoder.rotary_emb
+        if not isinstance(rotary, RotaryTables):
+            rotary = copy.deepcopy(rotary)  # its frequencies change with the positions
+        self._rotary = rotary
         self._layers = layers
         self._norm = norm_of(decoder.norm, wide=wide)
         self._gate = gate
@@ -112,7 +118,7 @@ class FusedDecoder:
 
         `masks` has the masks of tree attention by kind of layer, or one mask for all layers.
         """
-        h = self._decoder.embed_tokens(ids_Bq)
+        h = self._embed(ids_Bq)
         rotation = self._rotation(h, positions_Bq)
         (first, *rest) = masks.values()
         for index, layer in enumerate(self._layers):
@@ -125,7 +131,7 @@ class FusedDecoder:
 
     def _rotation(self, h: Tensor, positions_Bq: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and signed sines (B, q, 1, w) as `rotate` needs them."""
-        cos, sin = self._decoder.rotary_emb(h, position_ids=positions_Bq)
+        cos, sin = self._rotary(h, position_ids=positions_Bq)
         first, second = sin.chunk(2, -1)
         sin = torch.cat([-first, second], -1)
         if self._wide and h.dtype == torch.float32:
@@ -208,7 +214,7 @@ def norm_of(norm: Any, *, wide: bool) -> Norm:
 
 
 def layers_of(lm: Any, *, wide: bool) -> list[Layer] | None:
-    """Return the layers of a view's decoder; None for another architecture or unpacked layers."""
+    """Return the layers of a model's decoder; None for another architecture or unpacked layers."""
     decoder = lm.get_decoder()
     if type(decoder).__name__ not in DECODERS:
         return None

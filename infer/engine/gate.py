@@ -8,6 +8,8 @@ The adapter does not change the row of a draft. models/gated.py reads an adapter
 files.
 """
 
+import copy
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -92,6 +94,15 @@ class GatedEmbedding(nn.Module):
             own = F.embedding(index.clamp(min=0), self.rows)
             y[:, first:] = torch.where(index[..., None] < 0, y[:, first:], own)
         return y
+
+
+def with_gate(module: nn.Module, gate: ProbeGate) -> nn.Module:
+    """Return a gated module with another gate, on the same weights; any other module unchanged."""
+    if not isinstance(module, (GatedLinear, GatedEmbedding)):
+        return module
+    copied = copy.copy(module)
+    copied.gate = gate
+    return copied
 
 
 def _frozen(weight: Tensor) -> nn.Parameter:

@@ -101,7 +101,7 @@ class CForward(Structure):
 
 
 class NativeDecoder(FusedDecoder):
-    """The decoder of a view in int8 by native.c. Its masks are boolean, its cache is in float32."""
+    """The decoder of a model in int8 by native.c. Its masks are boolean, its cache is in float32."""
 
     def __init__(
         self, native: CDLL, decoder: Any, layers: list[Layer], gate: ProbeGate
@@ -128,10 +128,9 @@ class NativeDecoder(FusedDecoder):
         cache: TreeCache,
     ) -> Tensor:
         """Return hidden states (B, q, d). See FusedDecoder."""
-        h = self._decoder.embed_tokens(ids_Bq).contiguous()
+        h = self._embed(ids_Bq).contiguous()
         cosine, sine = (
-            table.contiguous()
-            for table in self._decoder.rotary_emb(h, position_ids=positions_Bq)
+            table.contiguous() for table in self._rotary(h, position_ids=positions_Bq)
         )
         end = cache.slots.end
         assert end <= cache.capacity  # C does not check sizes
@@ -219,7 +218,7 @@ def _built(product: Any) -> CProduct:
 
 
 def decoder_of(lm: Any, gate: ProbeGate, *, wide: bool) -> FusedDecoder | None:
-    """Return the decoder of a view; None for another architecture or unpacked layers.
+    """Return a fused decoder of a model; None for another architecture or unpacked layers.
 
     It is a NativeDecoder if the layers are in int8 and native.c applies and can be compiled.
     """

@@ -52,7 +52,7 @@ class Runner:
         self._capacity = capacity
         self._max_rows = max_rows
         self._target = Target(lm, batch=batch, capacity=rows, target=target)
-        self._addresses = self._target.addresses
+        self._addresses = self._target.addresses if static else ()
         self._overflowed = False
         self._dynamic = DynamicForward(self._target)
         self._forward: StaticForward | DynamicForward = self._dynamic

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from infer.engine import native
+from infer.engine import forward, native
 from infer.engine.attention import attend, attend_wide
 from infer.engine.fused import norm_of, rotate
 from infer.engine.output import Request
@@ -63,11 +63,6 @@ def tree_of(rows: int, probes: int, probe: int) -> Tree:
     return Tree(tokens, parents, drafts, (drafts - 1,) if probes else ())
 
 
-def without_native() -> AbstractContextManager[Any]:
-    """Return a context: in it, int8 decodes as without a C compiler."""
-    return patch.object(native, "library", lambda: None)
-
-
 def forwards(
     directory: ModelDirectory,
     dtypes: Sequence[str],
@@ -79,13 +74,15 @@ def forwards(
     tasks = {}
     longest = max(len(tree.tokens) for tree in trees.values())
     names = [*dtypes, LIBRARY, *[BY_PYTORCH] * ("int8" in dtypes)]
+    patches: dict[str, AbstractContextManager[Any]] = {
+        LIBRARY: patch.object(forward, "decoder_of", lambda *_, **__: None),
+        BY_PYTORCH: patch.object(native, "library", lambda: None),
+    }
     for name in names:
         dtype = {LIBRARY: "float32", BY_PYTORCH: "int8"}.get(name, name)
         lm = directory.load(dtype=dtype, device="cpu")
-        with without_native() if name == BY_PYTORCH else nullcontext():
+        with patches.get(name, nullcontext()):
             runner = Runner(lm, capacity=CONTEXT + 1, max_rows=longest)
-        if name == LIBRARY:
-            runner._target.fused = None
         runner.prefill([request.prompt])
         for label, tree in trees.items():
 
