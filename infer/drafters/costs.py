@@ -11,8 +11,10 @@ The unit of time is a plain step, a step of one row.
 planner.py decides with these estimates.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,22 +43,26 @@ class Constants:
     bins: int = 12
     prior_trials: float = 3.0
     max_trials: float = 400.0
-    #: Weight of the prior of L at each point, in steps.
+    #: Number of recent steps of a shape whose median is its time.
+    recent: int = 15
+    #: Weight of the prior of L at each point, in steps, and the weight of a step with probes.
     prior_steps: float = 2.0
-    #: Smallest weight of a step in an estimate of L, and the factor on the weight of steps
-    #: with probes: their time includes the adapter.
-    min_pace: float = 1 / 32
-    probed_pace: float = 0.3
-    #: A step counts as at most this many times its expected time, and in the estimate of L
-    #: as at least the inverse: new shapes and other processes add time.
+    probed_weight: float = 0.3
+    #: Overhead of probes before any measurement, in plain steps, and its weight in steps.
+    first_probing: float = 0.1
+    prior_probing: float = 4.0
+    #: A step counts as at most this many times its expected time, and as at least the inverse:
+    #: other processes add time. The first step of a shape has cold caches and counts less.
     outlier_cap: float = 4.0
+    first_cap: float = 1.2
+    #: Smallest weight of a draft model's forward in its averages.
+    min_pace: float = 1 / 32
     #: Steps between two updates of the row prices derived from L.
     update_every: int = 16
-    #: Steps between two runs of plain steps, the length of a run, and the weight of each in
-    #: the time of a plain step. The first step of a run has cold caches and is not counted.
+    #: Steps between two runs of plain steps, and the length of a run. The first step of a
+    #: run has cold caches and is not counted.
     plain_every: int = 256
     plain_run: int = 4
-    plain_pace: float = 1 / 4
     #: The allowance, in plain steps that drafting may lose: its first and its largest
     #: value. Drafting stops at 0 and restarts above `retry_allowance`. Meanwhile each step
     #: adds `saved_share`, and each dry run (a draft that is not verified, one every
@@ -68,9 +74,9 @@ class Constants:
     dry_run_every: int = 8
     #: Every this many steps with answers, also draft without them, to measure their gain.
     compare_every: int = 8
-    #: A trial is a step with the most probes. Steps without one before a trial, the
-    #: comparisons to collect before trials become rare, and the tokens that trials may
-    #: cost: at the start, and per emitted token.
+    #: A trial is a step with twice as many probes as seem best. Steps without one before a
+    #: trial, the comparisons of as many answers to collect before trials become rare, and the
+    #: tokens that trials may cost: at the start, and per emitted token.
     trial_every: int = 48
     first_answers: int = 4
     trial_tokens: float = 6.0
@@ -108,25 +114,26 @@ class StepTime:
 class StepCosts:
     """L(q), the time of a step of q rows in plain steps: a prior, corrected by every step.
 
-    `probing` is the overhead of probes in addition to their rows: the adapter, and reading
-    their answers. The part of the prior above one plain step is scaled to fit all
-    measurements, so that the estimate also moves at row counts that no step has had. Each
-    point is shrunk towards this scaled prior. `curve[q]` is L(q) and never decreases;
-    `prices[q]` is the price of one more row after the first q.
+    Times are medians, because single steps are much longer: the first ones of a shape, and
+    those beside other processes. `probing` is the overhead of probes in addition to their rows:
+    the adapter, and reading their answers. It is the difference of steps with and without
+    probes of the same number of rows; where only steps with probes were timed, their time above
+    `probing` is that of the rows. The part of the prior above one plain step is scaled to fit
+    all measurements, so that the estimate also moves at row counts that no step has had. L is
+    the increasing function next to the measurements and the scaled prior. `curve[q]` is L(q);
+    `prices[q]` is the lowest price of one more row after the first q.
     """
 
     def __init__(
         self, prior: Sequence[float], constants: Constants = CONSTANTS
     ) -> None:
         self._constants = constants
-        self._prior = np.array(prior) - prior[0]
-        self._prior /= prior[0]
-        self._means = self._prior.copy()  # above a plain step
-        self._weights = np.zeros(len(ROWS))
+        self._prior = np.array(prior) / prior[0] - 1  # above a plain step
+        # By rows, and whether some are probes: recent times in plain steps, and their median.
+        self._times: dict[tuple[int, bool], deque[float]] = {}
+        self._medians: dict[tuple[int, bool], float] = {}
         self._steps = 0
-        self.probing = 0.0
-        self._probed = 0
-        self._plain_seconds: float | None = None
+        self._plain: deque[float] = deque(maxlen=constants.recent)  # seconds
         self._since_plain = constants.plain_every - 1
         self._plain_run = 0
         self._update()
@@ -140,78 +147,111 @@ class StepCosts:
         """Return L(q)."""
         if q < len(self.curve):
             return self.curve[q]
-        return float(np.interp(q, ROWS, self._values))
+        return float(np.interp(q, self._rows, self._values))
 
     def in_plain_steps(self, seconds: float) -> float | None:
         """Convert seconds to plain steps; return None until a plain step was timed."""
-        return seconds / self._plain_seconds if self._plain_seconds else None
+        return seconds / median(self._plain) if self._plain else None
 
     def of(self, result: Verified) -> float:
         """Return the expected time of a step, in units of a plain step's time."""
         return self(result.rows) + result.probed * self.probing
 
-    def observe(self, result: Verified, seconds: float) -> float:
-        """Update the estimates by a measured step; return its time in units of a plain step's time."""
-        q = result.rows
+    def observe(self, result: Verified, seconds: float) -> None:
+        """Update the estimates by a measured step."""
         constants = self._constants
         seconds = max(seconds, 1e-5)  # some clocks are coarse
-        if q == 1:
+        if result.rows == 1:
             self._observe_plain(seconds)
-            return 1.0
+            return
         self._since_plain += 1
         self._plain_run = 0
-        expected = self.of(result)
         steps = self.in_plain_steps(seconds)
         if steps is None:
-            return expected
-        cap = constants.outlier_cap
-        likely = expected * min(max(steps / expected, 1 / cap), cap)
-        position = np.interp(q, ROWS, np.arange(len(ROWS)))
-        shares = np.clip(1 - abs(np.arange(len(ROWS)) - position), 0, 1)
-        paces = shares * np.maximum(constants.min_pace, 1 / (1 + self._weights))
-        of_rows = likely - result.probed * self.probing
-        if result.probed:
-            self._probed += 1
-            pace = max(constants.min_pace, 1 / (constants.prior_steps + self._probed))
-            self.probing += pace * max(likely - expected, -self.probing)
-            paces *= constants.probed_pace
-        self._means += paces * (of_rows / self(q) * self._values - 1 - self._means)
-        self._weights += shares
+            return
+        expected = self.of(result)
+        shape = result.rows, result.probed
+        times = self._times.setdefault(shape, deque(maxlen=constants.recent))
+        cap = constants.outlier_cap if times else constants.first_cap
+        times.append(expected * min(max(steps / expected, 1 / cap), cap))
+        self._medians[shape] = median(times)
         self._steps += 1
         every = constants.update_every
         if self._steps < every or self._steps % every == 0:
             self._update()
-        return min(steps, cap * expected)
 
     def _observe_plain(self, seconds: float) -> None:
-        constants = self._constants
         self._plain_run += 1
-        if self._plain_run >= constants.plain_run:
+        if self._plain_run >= self._constants.plain_run:
             self._since_plain = 0
         if self._plain_run > 1:
-            known = self._plain_seconds or seconds
-            seconds = min(seconds, constants.outlier_cap * known)
-            self._plain_seconds = known + constants.plain_pace * (seconds - known)
+            self._plain.append(seconds)
 
     def _update(self) -> None:
-        prior = self._prior
-        of_prior = 0.1 * prior @ prior / len(prior)
-        fit = self._weights @ (prior * self._means) + of_prior
-        norm = self._weights @ prior**2 + of_prior
-        scaled = prior * (fit / norm if norm else 1.0)
-        shrunk = self._constants.prior_steps
-        means = self._weights * self._means + shrunk * scaled
-        values = 1 + means / (self._weights + shrunk)
-        values[0] = 1.0
-        self._values = np.maximum.accumulate(values)
-        rows = np.arange(self._constants.max_rows + 1)
-        curve = np.interp(rows, ROWS, self._values)
+        constants = self._constants
+        self.probing = self._overhead()
+        points = [
+            (
+                q,
+                time - 1 - probed * self.probing,
+                len(self._times[q, probed])
+                * (constants.probed_weight if probed else 1.0),
+            )
+            for (q, probed), time in self._medians.items()
+        ]
+        rows, above, weights = np.array(points).reshape(-1, 3).T
+        prior = np.interp(rows, ROWS, self._prior)
+        least = 0.1 * float(self._prior @ self._prior) / len(ROWS)
+        norm = float(weights @ prior**2) + least
+        scale = (float(weights @ (prior * above)) + least) / norm if norm else 1.0
+        self._rows, self._values = increasing(
+            np.concatenate([ROWS, rows]),
+            np.concatenate([scale * self._prior, above]),
+            np.concatenate([np.full(len(ROWS), constants.prior_steps), weights]),
+        )
+        self._values += 1
+        every = np.arange(constants.max_rows + 1)
+        curve = np.interp(every, self._rows, self._values)
         # The smallest slope from here to any larger number of rows. If the second row
         # costs a whole step and the next six are free, the rows pay only together.
-        ahead = np.array(ROWS) - rows[:-1, None]
+        ahead = self._rows - every[:-1, None]
         slopes = (self._values - curve[:-1, None]) / np.where(ahead > 0, ahead, np.nan)
         self.prices: list[float] = np.nanmin(slopes, 1).tolist()
         self.curve: list[float] = [0.0, *curve.tolist()[1:]]
+
+    def _overhead(self) -> float:
+        constants = self._constants
+        known = constants.prior_probing
+        total = known * constants.first_probing
+        for (q, probed), time in self._medians.items():
+            without = self._medians.get((q, False))
+            if probed and without is not None:
+                both = min(len(self._times[q, True]), len(self._times[q, False]))
+                known += both
+                total += both * (time - without)
+        return max(0.0, total / known)
+
+
+def increasing(x: Array, y: Array, weights: Array) -> tuple[Array, Array]:
+    """Return the distinct x, ascending, and the increasing function there that fits y best.
+
+    Its weighted squared error is the smallest of all functions from 0 at the first x that never
+    decrease (isotonic regression): the largest, over points before, of the smallest mean from
+    there to any point after.
+    """
+    distinct, index = np.unique(x, return_inverse=True)
+    mass = np.bincount(index, weights)
+    sums = np.bincount(index, weights * y)
+    total, of_y = (np.concatenate([[0.0], part.cumsum()]) for part in (mass, sums))
+    first, last = np.ogrid[: len(distinct), : len(distinct)]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        means = (of_y[1:] - of_y[:-1, None]) / (total[1:] - total[:-1, None])
+    means[first > last] = np.inf
+    smallest = np.minimum.accumulate(means[:, ::-1], 1)[:, ::-1]
+    smallest[first > last] = -np.inf
+    fit = np.maximum(smallest.max(0), 0.0)
+    fit[0] = 0.0
+    return distinct, fit
 
 
 class DraftForwards:
@@ -310,8 +350,12 @@ class Throughput:
         """Return the tokens per plain step over the recent steps, at least 1."""
         return max(1.0, self._tokens / self._steps) if self._steps else 1.0
 
-    def record(self, tokens: int, expected: float, spent: float) -> None:
-        """Record a step: its tokens, its expected and its measured time in plain steps."""
+    def record(self, tokens: int, spent: float) -> None:
+        """Record a step: its tokens, and its time in plain steps as the estimates have it.
+
+        The measured time of a single step would end drafting: the first step of each shape
+        takes several times as long.
+        """
         constants = self._constants
         gain = tokens - spent
         if not self.drafting:
@@ -320,9 +364,9 @@ class Throughput:
             return
         fade = 1 - 1 / constants.window
         self._tokens = fade * self._tokens + tokens
-        self._steps = fade * self._steps + expected
+        self._steps = fade * self._steps + spent
         allowance = min(self._allowance + gain, constants.max_allowance)
-        # Bounded below, so that one slow step does not stop drafting for long.
+        # Bounded below, so that one bad step does not stop drafting for long.
         self._allowance = max(allowance, -constants.retry_allowance)
         self.drafting = self._allowance > 0
 
@@ -333,7 +377,10 @@ class Throughput:
 
 
 class ProbeGain:
-    """h(k): the tokens that the answers of k adaptive tokens add to the next draft."""
+    """h(k): the tokens that the answers of k adaptive tokens add to the next draft.
+
+    `answers[k - 1]` is the number of comparisons with at least k answers.
+    """
 
     def __init__(self, constants: Constants = CONSTANTS) -> None:
         self._window = constants.window
@@ -341,22 +388,31 @@ class ProbeGain:
         # same minus the price of its row.
         self._with = np.zeros((2, constants.max_depth))
         self._without = np.zeros((2, constants.max_depth))
-        self.comparisons = 0
+        self._comparisons = 0
+        self.answers = np.zeros(constants.max_depth)
         self.gains = np.zeros(constants.max_depth)  # h(1), h(2), ...
 
-    def record(self, drafts: Drafts, without: Drafts, prices: Sequence[float]) -> None:
-        """Record a step's drafts with and without answers; `prices` are tokens per row."""
-        self.comparisons += 1
-        pace = max(1 / self._window, 1 / self.comparisons)
-        for mean, drawn in ((self._with, drafts), (self._without, without)):
-            reached = np.zeros_like(mean)
-            for depth, chance, price in zip(
-                drawn.depths[1:], drawn.chances[1:], prices
-            ):
-                reached[:, depth - 1] += chance, chance - price
-            mean += pace * (reached - mean)
-        A, answered = self._with
+    def record(
+        self, drafts: Drafts, without: Drafts, prices: Sequence[float], answered: int
+    ) -> None:
+        """Record a step's drafts with its answers and without; `prices` are tokens per row."""
+        self._comparisons += 1
+        self.answers[:answered] += 1
+        # Depths without an answer say nothing about more answers.
+        self._update(self._with[:, :answered], self.answers[:answered], drafts, prices)
+        self._update(self._without, np.array(self._comparisons), without, prices)
+        A, answered_A = self._with
         B, unanswered = self._without
         deeper = unanswered.sum() - unanswered.cumsum()
         share = np.divide(A, B, out=np.zeros_like(A), where=B > 1e-3)
-        self.gains = answered.cumsum() + share * deeper - unanswered.sum()
+        self.gains = answered_A.cumsum() + share * deeper - unanswered.sum()
+
+    def _update(
+        self, means: Array, counts: Array, drafts: Drafts, prices: Sequence[float]
+    ) -> None:
+        reached = np.zeros_like(means)
+        depths = means.shape[1]
+        for depth, chance, price in zip(drafts.depths[1:], drafts.chances[1:], prices):
+            if depth <= depths:
+                reached[:, depth - 1] += chance, chance - price
+        means += np.maximum(1 / self._window, 1 / counts) * (reached - means)

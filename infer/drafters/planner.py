@@ -194,6 +194,7 @@ class MeasuredPlanner:
         # For places without and with answers of adaptive tokens.
         self._calibrations = (Calibration(constants), Calibration(constants))
         self._answered = 0
+        self._k = 0  # probes after the likeliest end in the last step
         self._since_trial = 0
         self._emitted = 0
         self._trial_cost = 0.0
@@ -223,22 +224,25 @@ class MeasuredPlanner:
             if graph.answered:
                 self._answered += 1
                 if (
-                    self._gain.comparisons <= constants.first_answers
+                    self._collecting(graph.answered)
                     or self._answered % constants.compare_every == 0
                 ):
                     without = self._drafts(graph.unanswered(), left)
-                    self._gain.record(drafts, without, self._row_prices())
+                    prices = self._row_prices()
+                    self._gain.record(drafts, without, prices, graph.answered)
+            drafts = self._best_part(drafts)
             if not self.max_probes:
                 return drafts, [], 0
             sites, k = self._sites(drafts)
             self._since_trial += 1
-            if self._trial_due():
-                k = self.max_probes
+            longer = min(2 * k, self.max_probes)
+            if self._trial_due(longer):
+                k = longer
                 sites = likely_ends(drafts, 1)
                 price = self._price(len(drafts.tokens), k, probing=True)
                 self._trial_cost += price
                 self._trial_steps += price / self._throughput.rate
-            if sites and k == self.max_probes:
+            if sites and k == longer:
                 self._since_trial = 0
             return drafts, sorted(sites), k
 
@@ -247,16 +251,14 @@ class MeasuredPlanner:
         tokens = result.tokens
         with self._lock:
             self._emitted += len(tokens)
-            spent = self.costs.observe(result, time.seconds - time.drafting)
-            # Trials have their own budget, so they must not use up the allowance.
-            trial = self._trial_steps
-            self._trial_steps = 0.0
-            expected = self.costs.of(result)
+            self.costs.observe(result, time.seconds - time.drafting)
+            spent = self.costs.of(result)
             if forwards := self._forwards:
-                expected += time.forwards * forwards.time
                 steps = self.costs.in_plain_steps(time.drafting)
                 spent += forwards.observe(time.forwards, steps)
-            self._throughput.record(len(tokens), expected - trial, spent - trial)
+            # Trials have their own budget, so they must not use up the allowance.
+            self._throughput.record(len(tokens), spent - self._trial_steps)
+            self._trial_steps = 0.0
             if graph is not None:
                 self._calibrate(graph, tokens)
 
@@ -265,7 +267,8 @@ class MeasuredPlanner:
         if self._throughput.drafting:
             return None
         with self._lock:
-            return self._drafts(graph, min(left, 1 + self._constants.dry_run_every))
+            depth = min(left, 1 + self._constants.dry_run_every)
+            return self._best_part(self._drafts(graph, depth))
 
     def learn_dry_run(
         self, graph: DraftGraph, drafts: Drafts, tokens: Sequence[int]
@@ -313,6 +316,31 @@ class MeasuredPlanner:
             graph.graph, prices, depth=depth, expand=graph.expand, calibrated=chance
         )
 
+    def _best_part(self, drafts: Drafts) -> Drafts:
+        """Return the first drafts, as many as pay: prices hold only if all cheap rows are used.
+
+        Probes after the likeliest end are rows too: beside them drafts may pay that do not
+        pay alone.
+        """
+        rate, accepted = self._throughput.rate, np.cumsum(drafts.chances)
+        best, most = drafts, -np.inf
+        for k in {0, self._k}:
+            profits = [
+                chance - self._rate_of(1 + n + k) for n, chance in enumerate(accepted)
+            ]
+            part = drafts.first(1 + int(np.argmax(profits)))
+            profit = max(profits)
+            if k:
+                gain = max(part.endings()) * self._gain.gains[k - 1]
+                profit += gain - rate * self.costs.probing
+            if profit > most:
+                best, most = part, profit
+        return best
+
+    def _rate_of(self, rows: int) -> float:
+        """Return the price in tokens of a step's rows."""
+        return self._throughput.rate * self.costs(rows)
+
     def _row_prices(self) -> list[float]:
         """Return the price in tokens of each row but the first."""
         rate = self._throughput.rate
@@ -334,7 +362,7 @@ class MeasuredPlanner:
             likeliest * self._gain.gains[k - 1] - self._price(rows, k)
             for k in range(1, self.max_probes + 1)
         ]
-        k = 1 + int(np.argmax(profits))
+        k = self._k = 1 + int(np.argmax(profits))
         # The sites share the cost of the adapter: several may pay where one does not.
         profit = -self._throughput.rate * self.costs.probing
         best = 0.0
@@ -349,11 +377,15 @@ class MeasuredPlanner:
                 sites = count
         return order[:sites], k
 
-    def _trial_due(self) -> bool:
+    def _collecting(self, k: int) -> bool:
+        """Return whether few answers of k adaptive tokens were compared."""
+        known = self._gain.answers[min(k, self._constants.max_depth) - 1]
+        return bool(known < self._constants.first_answers)
+
+    def _trial_due(self, k: int) -> bool:
         constants = self._constants
-        collecting = self._gain.comparisons <= constants.first_answers
         allowed = constants.trial_tokens + constants.trial_share * self._emitted
-        waited = collecting or self._since_trial >= constants.trial_every
+        waited = self._collecting(k) or self._since_trial >= constants.trial_every
         return waited and self._trial_cost < allowed
 
 

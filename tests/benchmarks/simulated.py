@@ -1,12 +1,16 @@
 """Run the measuring planner on texts of a real model with the step times of another device.
 
     python -m tests.benchmarks.simulated MODEL_DIR PROMPTS... [--device amx ...] [--count 8]
-        [--new 96] [--temperature 0] [--vary NAME=VALUE,NAME=VALUE ...] [--fixed K,PROBES,NODES ...]
+        [--new 96] [--temperature 0] [--dtype float32] [--noise 0] [--adaptive]
+        [--vary NAME=VALUE,NAME=VALUE ...] [--fixed K,PROBES,NODES ...]
 
 PROMPTS are humaneval or files of prompts. The forwards run on this machine, but the planner sees
 the time that DEVICE takes for the rows of a step, so the figures do not depend on this machine.
-DEVICES has measured tables of L(q) (docs/results.md). The command prints tokens per forward and
-tokens per plain step, which is the speedup on that device without the loop's own time. Rows are:
+DEVICES has measured tables of L(q) (docs/results.md). With `--noise` the planner sees times as on a
+machine with other programs: longer by an exponentially distributed share with this mean, and twice
+as long for the first step of a shape. The command prints tokens per forward and
+tokens per plain step, which is the speedup on that device without the loop's own time. `--adaptive`
+adds all rows without n-grams. Rows are:
 n-grams alone and all sources, with the default constants of the planner and with each `--vary`;
 and all sources with fixed planners (`--fixed`): trees of NODES drafts, with K adaptive tokens
 after PROBES of them. The last line is JSON.
@@ -37,13 +41,33 @@ from infer.models.checkpoint import ModelDirectory, eos_ids
 from infer.ngrams import Ngrams
 from infer.trees.mask_tokens import NO_MASK
 
-ROWS = (1, 2, 4, 8, 16, 32, 64, 81)
-#: L(q) at ROWS, and the extra time of a step with probes, both in plain steps.
+#: Numbers of rows and L(q) there, and the extra time of a step with probes, both in plain steps.
 DEVICES = {
-    "amx": ((1.0, 1.0, 1.0, 1.03, 1.06, 1.25, 1.5, 1.7), 0.2),  # bfloat16
-    "vnni": ((1.0, 1.04, 1.19, 1.4, 1.67, 2.2, 3.3, 4.0), 0.1),  # int8
-    "avx2": ((1.0, 1.13, 1.31, 1.62, 2.43, 3.26, 5.38, 6.8), 0.1),  # float32
-    "h100": ((1.0, 1.06, 1.08, 1.11, 1.15, 1.13, 1.15, 1.28), 0.1),  # 7B, bfloat16
+    "amx": (  # bfloat16
+        (1, 2, 4, 8, 16, 32, 64, 81),
+        (1.0, 1.0, 1.0, 1.03, 1.06, 1.25, 1.5, 1.7),
+        0.2,
+    ),
+    "vnni": (  # int8
+        (1, 2, 4, 8, 16, 32, 64, 81),
+        (1.0, 1.04, 1.19, 1.4, 1.67, 2.2, 3.3, 4.0),
+        0.1,
+    ),
+    "avx2": (  # float32
+        (1, 2, 4, 8, 16, 32, 64, 81),
+        (1.0, 1.13, 1.31, 1.62, 2.43, 3.26, 5.38, 6.8),
+        0.1,
+    ),
+    "avx2-int8": (
+        (1, 2, 4, 6, 7, 9, 12, 16, 32, 64, 81),
+        (1.0, 1.0, 1.07, 1.2, 1.62, 1.85, 2.25, 3.0, 5.6, 11.0, 14.0),
+        0.11,
+    ),
+    "h100": (  # 7B, bfloat16
+        (1, 2, 4, 8, 16, 32, 64, 81),
+        (1.0, 1.06, 1.08, 1.11, 1.15, 1.13, 1.15, 1.28),
+        0.1,
+    ),
 }
 
 
@@ -64,21 +88,32 @@ class OnDevice(SourceDrafters):
     `plain_steps` is the total time in steps of plain decoding.
     """
 
-    def __init__(self, source: CandidateSource, planner: Any, device: str) -> None:
+    def __init__(
+        self, source: CandidateSource, planner: Any, device: str, noise: float
+    ) -> None:
         self._clock = DeviceTime()
         super().__init__(source, planner, stopwatch=self._clock)
-        self._costs, self._probing = DEVICES[device]
+        self._device = DEVICES[device]
+        self._noise = noise
+        self._rng = np.random.default_rng(1)
+        self._shapes: set[tuple[int, bool]] = set()
         self.steps = self.tokens = self.rows = 0
         self.plain_steps = 0.0
 
     def observe(self, b: int, result: Verified) -> None:
         """Set the time of the step by its rows and probes; count it."""
-        self._clock.seconds = float(np.interp(result.rows, ROWS, self._costs))
-        self._clock.seconds += result.probed * self._probing
+        rows, costs, probing = self._device
+        seconds = float(np.interp(result.rows, rows, costs)) + result.probed * probing
         self.steps += 1
         self.rows += result.rows
         self.tokens += len(result.tokens)
-        self.plain_steps += self._clock.seconds
+        self.plain_steps += seconds
+        if self._noise:
+            shape = result.rows, result.probed
+            seconds *= 1 + self._rng.exponential(self._noise)
+            seconds *= 1 if shape in self._shapes else 2
+            self._shapes.add(shape)
+        self._clock.seconds = seconds
         super().observe(b, result)
 
 
@@ -135,12 +170,15 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=8)
     parser.add_argument("--new", type=int, default=96)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--noise", type=float, default=0.0)
+    parser.add_argument("--adaptive", action="store_true")
     parser.add_argument("--vary", nargs="*", default=[])
     parser.add_argument("--fixed", nargs="*", default=[])
     args = parser.parse_args()
     torch.set_num_threads(1)
     directory = ModelDirectory(Path(find_folder(args.model)))
-    lm = directory.load(dtype="float32")
+    lm = directory.load(dtype=args.dtype, device="cpu")
     runner = Runner(lm, capacity=256 + args.new + 8, max_rows=128)
     ngrams = Ngrams(directory.ngrams, lm.config.vocab_size)
     adaptive = directory.need_adaptive()
@@ -159,18 +197,21 @@ def main() -> None:
         )
         for device in args.device:
             for kind, planner in planners(adaptive.L, args).items():
-                candidates = CandidateSource(
-                    mask if planner.max_probes else NO_MASK,
-                    planner.max_probes,
-                    width=planner.width,
-                    ngrams=ngrams,
-                )
-                drafters = OnDevice(candidates, planner, device)
-                row = measure(runner, drafters, prompts, limits, sampling)
-                name = f"{name_of(source)}, {device}, {kind}"
-                results[name] = row
-                cells = (f"{value:.2f} {key}" for key, value in row.items())
-                print(f"{name}: {', '.join(cells)}", flush=True)
+                for tables in (ngrams, None)[
+                    : 1 + (args.adaptive and kind != "n-grams")
+                ]:
+                    candidates = CandidateSource(
+                        mask if planner.max_probes else NO_MASK,
+                        planner.max_probes,
+                        width=planner.width,
+                        ngrams=tables,
+                    )
+                    drafters = OnDevice(candidates, planner, device, args.noise)
+                    row = measure(runner, drafters, prompts, limits, sampling)
+                    name = f"{name_of(source)}, {device}, {kind if tables else f'{kind}, adaptive'}"
+                    results[name] = row
+                    cells = (f"{value:.2f} {key}" for key, value in row.items())
+                    print(f"{name}: {', '.join(cells)}", flush=True)
     print(json.dumps(results))
 
 

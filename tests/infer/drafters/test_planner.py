@@ -5,11 +5,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import isotonic_regression
 
-from infer.drafters.costs import CONSTANTS, ROWS, StepTime, prior_costs
+from infer.drafters.costs import (
+    CONSTANTS,
+    ROWS,
+    ProbeGain,
+    StepCosts,
+    StepTime,
+    increasing,
+    prior_costs,
+)
 from infer.drafters.drafting import Stopwatch
 from infer.drafters.planner import FixedPlanner, MeasuredPlanner, Planner
 from infer.drafters.source import DraftGraph
@@ -18,6 +30,7 @@ from infer.engine.sampling import GREEDY
 from infer.loop import Verified
 from infer.ngrams import Ngrams
 from infer.trees.growth import Growth, Rules
+from infer.trees.token_graph import Drafts
 from infer.trees.tree import Tree, extent
 from tests.infer.library import by_tokens
 
@@ -76,6 +89,7 @@ class Text:
         seed: int = 1,
         probing: float = 0.0,
     ) -> None:
+        self.planner: Any = planner
         self._probing = probing  # overhead of probes beyond their rows, in plain steps
         self._rng = random.Random(seed)
         self._token = token
@@ -212,6 +226,26 @@ def test_a_bad_start_does_not_end_drafting() -> None:
     assert Text(planner).write(600, CPU, 0.8) > 1.3
 
 
+# Int8 on a CPU with AVX2: six rows are computed at once (docs/results.md).
+STAIRS = {1: 10, 2: 10, 4: 10.7, 6: 12, 7: 16.2, 9: 18.5, 16: 30, 32: 56, 64: 110}
+
+
+def stairs(q: int) -> float:
+    return float(np.interp(q, list(STAIRS), list(STAIRS.values())))
+
+
+def test_adaptive_tokens_alone_pay_where_six_rows_are_cheap() -> None:
+    """Regression: a trial of 18 rows was taken for the price of probes; decoding stayed plain."""
+    rng = random.Random(0)
+    text = Text(MeasuredPlanner(prior_costs("cpu"), 8), probing=0.1)
+    while len(text.tokens) < 800:
+        rows = len(text.propose(800 - len(text.tokens) + 1).tokens)
+        ms = stairs(rows) + text.probed * 1.0
+        text.observe(rows, ms * (1 + rng.expovariate(8)), 0.6)
+        assert text.planner.costs.probing < 0.5
+    assert 800 * stairs(1) / text.ms > 1.15
+
+
 def misleading(position: int) -> int:
     """Return the token of a text with wrong n-grams at first, which then repeats itself."""
     if position >= 60:
@@ -255,6 +289,66 @@ def test_in_a_batch_every_sequence_pays_for_the_rows_of_all() -> None:
         for text in texts:
             text.observe(rows, RISING(rows), 0.3)
     assert ms < 1.03 * sum(len(text.tokens) - 1 for text in texts) / 8 * RISING(1)
+
+
+POINTS = st.tuples(st.integers(1, 9), st.floats(-1, 5), st.floats(0.1, 9))
+
+
+@given(st.lists(POINTS, min_size=1, max_size=20))
+def test_the_increasing_function_is_the_isotonic_regression(
+    points: list[tuple[int, float, float]],
+) -> None:
+    """With several values of a point as their mean; the first point is 0, all others at least 0."""
+    x, y, weights = np.array([(0, 0.0, 1e9), *points], dtype=float).T
+    distinct, fit = increasing(x, y, weights)
+    mass = np.array([weights[x == point].sum() for point in distinct])
+    means = [np.average(y[x == p], weights=weights[x == p]) for p in distinct]
+    expected = isotonic_regression(means, weights=mass).x
+    np.testing.assert_allclose(fit, np.maximum(expected, 0), atol=1e-6)
+
+
+def timed(rows: int, *, probed: bool = False) -> Verified:
+    return Verified(Tree.chain(0), [0], 1, None, rows, probed)
+
+
+def test_the_time_of_rows_is_a_median() -> None:
+    """One step of five takes ten times as long, and the first one of each shape twice."""
+    costs = StepCosts(prior_costs("cpu"))
+    for step in range(40):
+        costs.observe(timed(1), 0.012)  # the first step of a run is not counted
+        costs.observe(timed(1), 0.010 * (10 if step % 5 == 4 else 1))
+        first = 2 if step == 0 else 1
+        costs.observe(timed(6), 0.013 * (10 if step % 5 == 3 else first))
+    assert costs(6) == pytest.approx(1.3, abs=0.05)
+
+
+def test_steps_with_probes_do_not_hide_the_time_of_rows() -> None:
+    """Without other steps of as many rows, their time is that of the rows."""
+    costs = StepCosts(prior_costs("cpu"))
+    for _ in range(4):
+        costs.observe(timed(1), 0.010)
+    for _ in range(20):
+        costs.observe(timed(18, probed=True), 0.044)
+    assert costs.probing == pytest.approx(CONSTANTS.first_probing)
+    assert costs(18) == pytest.approx(4.3, abs=0.3)
+    for _ in range(20):
+        costs.observe(timed(4), 0.011)
+        costs.observe(timed(4, probed=True), 0.014)
+    assert costs.probing == pytest.approx(0.3, abs=0.05)
+
+
+def test_steps_with_one_answer_say_nothing_about_two() -> None:
+    """Regression: they lowered h(2), so that the planner kept to one probe."""
+    gain = ProbeGain()
+    chain = Drafts([0, 1, 1], [-1, 0, 1], [0, 1, 2], [1.0, 0.8, 0.6], [0, 1, 2])
+    root = chain.first(1)
+    gain.record(chain, root, [0.1, 0.1], answered=2)
+    both = gain.gains[1]
+    for _ in range(20):
+        gain.record(chain.first(2), root, [0.1, 0.1], answered=1)
+    assert gain.gains[1] == pytest.approx(both) == pytest.approx(1.2)
+    assert gain.gains[0] == pytest.approx(0.7)
+    assert gain.answers[:2].tolist() == [21, 1]
 
 
 # With a draft model, on simulated chains.
