@@ -326,7 +326,8 @@ class MeasuredPlanner:
         best, most = drafts, -np.inf
         for k in {0, self._k}:
             profits = [
-                chance - self._rate_of(1 + n + k) for n, chance in enumerate(accepted)
+                tokens - rate * self.costs(rows + k)
+                for rows, tokens in enumerate(accepted, 1)
             ]
             part = drafts.first(1 + int(np.argmax(profits)))
             profit = max(profits)
@@ -336,10 +337,6 @@ class MeasuredPlanner:
             if profit > most:
                 best, most = part, profit
         return best
-
-    def _rate_of(self, rows: int) -> float:
-        """Return the price in tokens of a step's rows."""
-        return self._throughput.rate * self.costs(rows)
 
     def _row_prices(self) -> list[float]:
         """Return the price in tokens of each row but the first."""
