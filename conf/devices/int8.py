@@ -1,9 +1,8 @@
 """Products of unsigned inputs and signed weights on a CPU, with exact sums of integers.
 
-                 CPUs with VNNI instructions,    other x86 CPUs, which add the products of
-                 which add products in 32 bits   two neighbouring columns in 16 bits
-    native.c     Native                          NativePairs
-    no compiler  OneDNN                          Fbgemm
+    x86 CPU                                          with a C compiler   without
+    with VNNI instructions: sums in 32 bits          Native              OneDNN
+    without: sums of two columns in 16 bits          NativePairs         Fbgemm
 
 With inputs to 255, sixteen bits suffice if two neighbouring weights of the same sign add up to 128
 at most: 255 x 128 < 2^15. `Pairs` rounds each row of a weight so.
@@ -127,8 +126,8 @@ class Pairs(Kernel):
 class Native(Kernel):
     """A rounded weight that native.c multiplies by.
 
-    `addresses` are those of its weight, its scales and the sums that it subtracts; `inputs` and
-    `outputs` are the numbers of columns and rows with their padding.
+    `addresses` has the addresses of its weight, its scales and the sums that it subtracts;
+    `inputs` and `outputs` are the numbers of columns and rows with their padding.
     """
 
     rounded = True

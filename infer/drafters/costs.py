@@ -43,7 +43,7 @@ class Constants:
     bins: int = 12
     prior_trials: float = 3.0
     max_trials: float = 400.0
-    #: Number of recent steps of a shape whose median is its time.
+    #: Number of recent steps of a shape; its time is their median.
     recent: int = 15
     #: Weight of the prior of L at each point, in steps, and the weight of a step with probes.
     prior_steps: float = 2.0

@@ -298,7 +298,7 @@ POINTS = st.tuples(st.integers(1, 9), st.floats(-1, 5), st.floats(0.1, 9))
 def test_the_increasing_function_is_the_isotonic_regression(
     points: list[tuple[int, float, float]],
 ) -> None:
-    """With several values of a point as their mean; the first point is 0, all others at least 0."""
+    """With several values of a point as their mean; the first point is 0, no point is below."""
     x, y, weights = np.array([(0, 0.0, 1e9), *points], dtype=float).T
     distinct, fit = increasing(x, y, weights)
     mass = np.array([weights[x == point].sum() for point in distinct])

@@ -100,7 +100,7 @@ def test_logits_are_those_of_pytorchs_operations(
 def test_an_adapter_changes_probes_as_pytorchs_operations_do(
     monkeypatch: pytest.MonkeyPatch, name: str, rank: int
 ) -> None:
-    """In a batch in which one tree has fewer drafts and fewer probes."""
+    """The trees of a batch differ in the numbers of drafts and of probes."""
     requests = [Request([5, 17, 9, 30]), Request([2, 44])]
     trees = [
         Tree((3, 9, 4, 11, 11), (-1, 0, 1, 2, 3), 3, (2,)),
