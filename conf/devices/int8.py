@@ -24,7 +24,7 @@ PAIR = 128  # largest absolute sum of two neighbouring weights of the same sign
 TRIED = (127, 112, 96, 80, 64)  # numbers of levels
 TINY = 1e-30  # the smallest scale, for an output row of zeros
 ROWS, COLUMNS = 16, 4  # of a weight in a block of native.c
-#: Larger products, in multiplications, are shared among threads.
+#: Threads share operations of more multiplications, here and in the decoder of native.c.
 DIVIDED = 2**18
 FBGEMM_PRODUCT = "linear_with_input_q_dq_qweight_dq_output_fp32"
 BLOCK = 2**14  # rows of a weight that are rounded at once

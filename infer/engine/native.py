@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from conf.architecture import head_width
-from conf.devices.int8 import Native
+from conf.devices.int8 import DIVIDED, Native
 from conf.devices.native import library
 from infer.engine.attention import ProbeGate
 from infer.engine.cache import TreeCache
@@ -42,8 +42,6 @@ LANES = 8
 PARTS = 3
 #: Rows of a B matrix in a block.
 OUTPUTS = 64
-#: Threads share operations of more multiplications.
-DIVIDED = 2**18
 
 
 class CProduct(Structure):

@@ -197,9 +197,8 @@ def main() -> None:
         )
         for device in args.device:
             for kind, planner in planners(adaptive.L, args).items():
-                for tables in (ngrams, None)[
-                    : 1 + (args.adaptive and kind != "n-grams")
-                ]:
+                alone = [None] if args.adaptive and planner.max_probes else []
+                for tables in [ngrams, *alone]:
                     candidates = CandidateSource(
                         mask if planner.max_probes else NO_MASK,
                         planner.max_probes,
