@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from math import exp, isfinite
 
 from infer.drafters.source import DraftGraph, Source
+from infer.engine.noise import noise
 from infer.engine.output import Candidates, Request
-from infer.engine.pick import noise
 from infer.engine.sampling import GREEDY, Sampling
 from infer.loop import Verified
 from infer.ngrams import LONGEST, Ngrams, TextNgrams

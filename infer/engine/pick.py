@@ -29,16 +29,11 @@ This requires that a candidate depends on q_i alone. The number of a node's cand
 be decided before they are drawn, and no candidate may be dropped or moved afterwards.
 """
 
-from functools import lru_cache
-from math import log
-from typing import TypeAlias, TypeVar
-
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from infer.engine.noise import gumbel, noisiest
 from infer.engine.sampling import Sampling
 
 RESCORED = 8  # the number of top logits that are computed again in float32
@@ -134,10 +129,8 @@ def top(values_nV: Tensor, m: int) -> tuple[Tensor, Tensor]:
 
 
 WIDE = 128  # the number of leading tokens that are considered first without top_k
+WIDER = 16  # times as many are considered next, if a nucleus has more
 LEADERS = 8  # a candidate's weight is its share among this many leading tokens
-IntArray: TypeAlias = npt.NDArray[np.int64]
-Ints = TypeVar("Ints", Tensor, IntArray)  # int64
-UINT64_MASK = 2**64 - 1
 
 
 def pick(
@@ -150,6 +143,10 @@ def pick(
     """
     if not sampling.temperature:
         return logits.top(1)[1][:, 0]
+    if logits.device.type == "cpu" and not sampling.top_k and sampling.top_p == 1:
+        rows = logits.whole() / sampling.temperature
+        keys = zip(seeds.tolist(), positions.tolist())
+        return torch.tensor([noisiest(row, *key) for row, key in zip(rows, keys)])
     scores, ids = noisy(logits, sampling, positions, seeds)
     return _best(scores, ids, 1)[1][:, 0]
 
@@ -225,24 +222,33 @@ def warped(
         values, ids = logits.top(min(sampling.top_k, V))
         values = values / temperature
         return nucleus(values, sampling.top_p, values.logsumexp(-1, keepdim=True)), ids
-    whole = logits.whole()
-    if sampling.top_p == 1:
-        if most is None:
-            ids = torch.arange(V, device=whole.device).expand(len(whole), -1)
-            return whole / temperature, ids
-        values, ids = top(whole, min(most, V))
+    if sampling.top_p == 1 and most is not None:
+        values, ids = logits.top(min(most, V))
         return values / temperature, ids
-    whole = whole / temperature
+    whole = logits.whole() / temperature
+    if sampling.top_p == 1:
+        return whole, torch.arange(V, device=whole.device).expand(len(whole), -1)
     total = whole.logsumexp(-1, keepdim=True)
-    m = min(most or WIDE, V)
-    values, ids = top(whole, m)
-    # On a GPU the test of the condition would wait for the device, but sorting is cheap.
-    if most is None and (
-        whole.device.type != "cpu"
-        or not ((values - total).exp().sum(-1) >= sampling.top_p).all()
-    ):
-        values, ids = whole.sort(dim=1, descending=True)
+    values, ids = _leading(whole, total, sampling.top_p, most)
     return nucleus(values, sampling.top_p, total), ids
+
+
+def _leading(
+    values_nV: Tensor, total_n1: Tensor, top_p: float, most: int | None
+) -> tuple[Tensor, Tensor]:
+    """Return `most` largest values, or by default at least those of the nucleus, and their ids."""
+    V = values_nV.shape[1]
+    if most is None and values_nV.device.type != "cpu":
+        # A test of the nucleus would wait for the device, but sorting is cheap.
+        return values_nV.sort(dim=1, descending=True)
+    m = min(most or WIDE, V)
+    values, ids = top(values_nV, m)
+    while most is None and m < V:
+        if ((values - total_n1).exp().sum(-1) >= top_p).all():
+            break
+        m = min(WIDER * m, V)
+        values, ids = top(values_nV, m)
+    return values, ids
 
 
 def _best(scores: Tensor, ids: Tensor, m: int) -> tuple[Tensor, Tensor]:
@@ -257,56 +263,6 @@ def nucleus(values: Tensor, top_p: float, total: Tensor) -> Tensor:
     before = (values - total).exp().cumsum(-1).roll(1, dims=-1)
     before[:, 0] = 0
     return values.masked_fill(before >= top_p, float("-inf"))
-
-
-def gumbel(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
-    """Return (n, m) float64 standard Gumbel noise, the same on every device.
-
-    The noise is a function of `seeds` (n,), `positions` (n,) and `ids` (n, m), all int64.
-    """
-    if ids.device.type == "cpu":
-        # For fifty operations on few numbers NumPy takes a third of PyTorch's time.
-        bits = torch.from_numpy(_hashed(seeds.numpy(), positions.numpy(), ids.numpy()))
-    else:
-        bits = _hashed(seeds, positions, ids)
-    uniform = bits.double() * 2.0**-52 + 2.0**-53  # never 0, never 1
-    return -(-uniform.log()).log()
-
-
-def noise(seed: int, position: int, id: int) -> float:
-    """Return the noise of one token as `gumbel`, up to rounding; faster for few tokens."""
-    bits = _mixed_int(_key(seed, position) ^ _key(id)) >> 12
-    return -log(-log(bits * 2.0**-52 + 2.0**-53))
-
-
-@lru_cache(maxsize=1 << 16)
-def _key(number: int, position: int | None = None) -> int:
-    mixed = _mixed_int(number)
-    return mixed if position is None else _mixed_int(mixed ^ position)
-
-
-def _mixed_int(x: int) -> int:
-    x = (x + 0x9E3779B97F4A7C15) & UINT64_MASK
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & UINT64_MASK
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & UINT64_MASK
-    return x ^ (x >> 31)
-
-
-def _hashed(seeds: Ints, positions: Ints, ids: Ints) -> Ints:
-    key = _mixed(_mixed(seeds) ^ positions)
-    return _shifted(_mixed(key[:, None] ^ _mixed(ids)), 12)
-
-
-def _mixed(x: Ints) -> Ints:
-    """Apply SplitMix64's step and finalizer to int64, which wraps like uint64."""
-    x = x + -0x61C8864680B583EB  # 0x9E3779B97F4A7C15
-    x = (x ^ _shifted(x, 30)) * -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
-    x = (x ^ _shifted(x, 27)) * -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
-    return x ^ _shifted(x, 31)
-
-
-def _shifted(x: Ints, bits: int) -> Ints:
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def draw(q_nV: Tensor, k: int, generator: torch.Generator) -> Tensor:

@@ -28,8 +28,9 @@ from transformers import PreTrainedModel
 from conf.text.rows import read_rows
 from infer import DecodeConfig, Model, generate, load
 from infer.config import METHODS
+from infer.engine.noise import gumbel
 from infer.engine.output import Request
-from infer.engine.pick import Logits, gumbel, probabilities
+from infer.engine.pick import Logits, probabilities
 from infer.engine.sampling import Sampling
 from infer.text import Text
 

@@ -21,7 +21,8 @@ from conf.runs.files import write_json
 from infer import DecodeConfig, Model
 from infer import load as load_model
 from infer.bench.roofline import measure_roofline
-from infer.engine.pick import Logits, gumbel
+from infer.engine.noise import gumbel
+from infer.engine.pick import Logits
 from infer.engine.sampling import Sampling
 from tests.drills.lossless import MORE_DECODERS, SAMPLINGS, SHAPES, texts_of
 from tests.gpu.shapes import CODELLAMA_7B, DEVICE, LIVELY, RANKS, random_model

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infer.drafters.candidates import Places
+from infer.engine.noise import gumbel
 from infer.engine.output import Candidates
-from infer.engine.pick import gumbel
 from infer.engine.sampling import Sampling
 from infer.ngrams import (
     LONGEST,

@@ -15,9 +15,7 @@ from transformers import (
 
 from infer.engine.pick import (
     Logits,
-    _hashed,
     candidates,
-    gumbel,
     likeliest,
     pick,
     probabilities,
@@ -76,23 +74,6 @@ def test_draws_follow_the_distribution() -> None:
     assert counts[target == 0].sum() == 0
     expected = n * (target / target.sum())[target > 0]
     assert stats.chisquare(counts[target > 0], expected).pvalue > 0.01
-
-
-@given(st.integers(0, 2**63 - 1), st.integers(0, 2**31), st.integers(0, 2**20))
-def test_noise_is_the_same_by_numpy_and_by_pytorch(
-    seed: int, position: int, id: int
-) -> None:
-    keys = torch.tensor([seed]), torch.tensor([position]), torch.tensor([[id, id + 1]])
-    by_numpy = _hashed(*(key.numpy() for key in keys))
-    assert torch.equal(torch.from_numpy(by_numpy), _hashed(*keys))
-
-
-def test_noise_is_a_standard_gumbel_and_depends_on_seed_position_and_token() -> None:
-    ids = torch.arange(2000).expand(3, -1)
-    noise = gumbel(torch.tensor([1, 1, 2]), torch.tensor([8, 9, 8]), ids)
-    assert stats.kstest(noise.flatten().numpy(), stats.gumbel_r.cdf).pvalue > 0.01
-    for a, b in ((0, 1), (0, 2), (1, 2)):
-        assert abs(stats.pearsonr(noise[a].numpy(), noise[b].numpy())[0]) < 0.08
 
 
 @pytest.mark.parametrize(
