@@ -1,16 +1,17 @@
 """Documents, drops, and random decisions about documents.
 
-Every random decision is a hash of the seed and the document's id, so the output does not
+Every random decision is a hash of the seed and the document's id or text, so the output does not
 depend on the number of workers or their order.
 """
 
 import hashlib
+import json
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -97,16 +98,22 @@ def generator(*names: object) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(hash64(*names)))
 
 
-def is_held_out(id: str, *, seed: int, share: float) -> bool:
-    """Return True if the document is held out of training, with probability `share`."""
-    return uniform_hash(seed, "held_out", id) < share
+def held_out_number(document: Document, *, seed: int) -> float:
+    """Return a number in [0, 1); the document is held out if it is below the share.
+
+    Equal texts have the same number, and conversations with the same messages before the first
+    answer. So no copy of a held-out text is trained on.
+    """
+    prompt = takewhile(lambda m: m["role"] != "assistant", document.messages)
+    key = json.dumps(list(prompt)) if document.messages else document.text
+    return uniform_hash(seed, "held_out", key)
 
 
-def held_out_share(ids: Iterable[str], *, seed: int, share: float, least: int) -> float:
-    """Return `share`, raised so that at least `least` of the ids, but at most a fifth, are held out."""
-    numbers = sorted(uniform_hash(seed, "held_out", id) for id in ids)
-    least = min(least, len(numbers) // 5) if share else 0
-    return max(share, math.nextafter(numbers[least - 1], 1.0)) if least else share
+def held_out_share(numbers: Iterable[float], *, share: float, least: int) -> float:
+    """Return `share`, raised to hold out at least `least` different texts, but at most a fifth of them."""
+    distinct = sorted(set(numbers))
+    least = min(least, len(distinct) // 5) if share else 0
+    return max(share, math.nextafter(distinct[least - 1], 1.0)) if least else share
 
 
 def order(id: str, *, seed: int) -> int:

@@ -30,7 +30,7 @@ from data_prep.document import (
     Document,
     Drop,
     format_counts,
-    is_held_out,
+    held_out_number,
     order,
     split,
 )
@@ -150,12 +150,9 @@ def _pieces(
         spells_control = job.encoder.spells_control(document.text)
         counts["documents with control pieces"] += spells_control
         # Held out before splitting, so that no piece of a held-out document is trained on.
-        held_out = is_held_out(
-            document.id, seed=job.config.seed, share=job.plan["held_out"]
-        )
-        yield from split(
-            replace(document, held_out=held_out), job.config.data.split_chars
-        )
+        number = held_out_number(document, seed=job.config.seed)
+        document = replace(document, held_out=number < job.plan["held_out"])
+        yield from split(document, job.config.data.split_chars)
 
 
 def tally(job: Job, _: int, folder: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from conf.runs.stage import (
 )
 from data_prep.chat import ChatTemplate
 from data_prep.config import DataPrepConfig
-from data_prep.document import held_out_share
+from data_prep.document import Document, held_out_number, held_out_share
 from data_prep.encode import Encoder
 from data_prep.executors import refuse_while_queued, run_local, submit_slurm
 from data_prep.filters import benchmark_texts, benchmarks_hash, index_entries
@@ -29,6 +29,7 @@ from data_prep.listing import REMOTE, InputPart, list_parts
 from data_prep.ngram_tasks import check_size
 from data_prep.phases import finish
 from data_prep.selection import read_table
+from data_prep.sources import read
 from data_prep.vocab import (
     FILES,
     TOKENIZER,
@@ -42,9 +43,8 @@ from data_prep.vocab import (
 CHANGEABLE = ("executor", "workers", "slurm", "max_unreadable")
 # Largest data that is fingerprinted by content, which takes seconds of a core and one read.
 CONTENT_BYTES = 2**34
-LEAST_HELD_OUT = (
-    4  # smallest number of held-out source files, but at most a fifth of all
-)
+#: Smallest number of held-out source files, but at most a fifth of all.
+LEAST_HELD_OUT = 4
 
 
 def prepare(config: DataPrepConfig) -> str | None:
@@ -122,10 +122,13 @@ def _write_plan(job: Job, parts: list[InputPart], root: str) -> None:
     folder = job.folder
     held_out = config.held_out
     if config.data.kind == "source":
-        files = [file for part in parts for file in part.files]
-        held_out = held_out_share(
-            files, seed=config.seed, share=held_out, least=LEAST_HELD_OUT
+        documents = (row for part in parts for row in read(part, root, config.data))
+        numbers = (
+            held_out_number(document, seed=config.seed)
+            for document in documents
+            if isinstance(document, Document)
         )
+        held_out = held_out_share(numbers, share=held_out, least=LEAST_HELD_OUT)
     tokenizer = load_tokenizer(config.tokenizer)
     vocab = find_vocab(tokenizer, config.vocab, model=config.tokenizer)
     check_size(config.ngrams, vocab)

@@ -236,7 +236,7 @@ def warped(
 def _leading(
     values_nV: Tensor, total_n1: Tensor, top_p: float, most: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Return `most` largest values, or by default at least those of the nucleus, and their ids."""
+    """Return `most` largest values, or by default at least the nucleus, and their ids."""
     V = values_nV.shape[1]
     if most is None and values_nV.device.type != "cpu":
         # A test of the nucleus would wait for the device, but sorting is cheap.

@@ -21,9 +21,10 @@ from conf.settings.cli import run as run_command
 from conf.text.rows import read_rows
 from data_prep.__main__ import main
 from data_prep.config import DataPrepConfig, NgramsConfig
+from data_prep.document import Document, held_out_number, held_out_share
 from data_prep.inspect import warnings
 from data_prep.ngram_tasks import check_size
-from data_prep.shards import Shards
+from data_prep.shards import SPLITS, Shards
 from data_prep.sources import METADATA
 from tests import bpe
 from tests.conftest import data_arguments, text_vocab
@@ -231,6 +232,44 @@ def test_a_document_larger_than_a_shard_stays_plain(args: Args, tmp_path: Path) 
     assert texts_of(tmp_path / "out") == expected
     manifest = read_manifest(tmp_path / "out", "shards", "out")
     assert manifest["train"]["modes"] == {"PLAIN": 8}
+
+
+def test_no_copy_of_a_held_out_text_is_trained_on(args: Args, tmp_path: Path) -> None:
+    """Bug: equal texts with other ids were trained on and held out: held_out was no test."""
+    texts = [f"def f{index}():\n    return {index}\n" * 9 for index in range(20)] * 3
+    run(args("data.id=[]", "fim_rate=0", texts=texts))
+    sides = {
+        split: {texts[int(id.split(":")[1])] for s in shards for id in s.ids}
+        for split in SPLITS
+        for shards in [Shards(tmp_path / "out", split)]
+    }
+    assert sides["held_out"] and sides["train"].isdisjoint(sides["held_out"])
+
+
+def test_conversations_with_one_opening_are_on_one_side() -> None:
+    """Several answers to a prompt have rows of their own in the answers of infer.regenerate."""
+
+    def number(id: str, *contents: str) -> float:
+        roles = "system", "user", "assistant"
+        messages = tuple({"role": r, "content": c} for r, c in zip(roles, contents))
+        document = Document(id, "\n\n".join(contents), "none", messages=messages)
+        return held_out_number(document, seed=0)
+
+    first = number("a", "be brief", "hi", "hello")
+    assert first == number("b", "be brief", "hi", "good day")
+    assert first != number("a", "be brief", "bye", "hello")
+
+
+def test_a_small_repository_holds_out_few_of_its_different_files() -> None:
+    """Copies of one file count once: four of 40 different files, each three times."""
+    numbers = [held_out_number(document, seed=0) for document in documents(40)] * 3
+    share = held_out_share(numbers, share=0.01, least=4)
+    assert sum(number < share for number in numbers) == 3 * 4
+    assert held_out_share(numbers, share=0, least=4) == 0
+
+
+def documents(count: int) -> list[Document]:
+    return [Document(f"{i}.py", f"x = {i}\n", "py") for i in range(count)]
 
 
 def test_a_repository_is_prepared_by_default_settings(
