@@ -1,26 +1,27 @@
 """Run the measuring planner on texts of a real model with the step times of another device.
 
     python -m tests.benchmarks.simulated MODEL_DIR PROMPTS... [--device amx ...] [--count 8]
-        [--new 96] [--temperature 0] [--dtype float32] [--noise 0] [--adaptive]
+        [--new 96] [--temperature 0] [--dtype float32] [--noise 0] [--seed 1] [--adaptive]
         [--vary NAME=VALUE,NAME=VALUE ...] [--fixed K,PROBES,NODES ...]
 
-PROMPTS are humaneval or files of prompts. The forwards run on this machine, but the planner sees
-the time that DEVICE takes for the rows of a step, so the figures do not depend on this machine.
-DEVICES has measured tables of L(q) (docs/results.md). With `--noise` the planner sees times as on a
-machine with other programs: longer by an exponentially distributed share with this mean, and twice
-as long for the first step of a shape. The command prints tokens per forward and
-tokens per plain step, which is the speedup on that device without the loop's own time. `--adaptive`
-adds all rows without n-grams. Rows are:
-n-grams alone and all sources, with the default constants of the planner and with each `--vary`;
-and all sources with fixed planners (`--fixed`): trees of NODES drafts, with K adaptive tokens
-after PROBES of them. The last line is JSON.
+PROMPTS are humaneval or files of prompts. The planner sees the time that DEVICE takes for the rows
+of a step, so the figures do not depend on this machine. DEVICES has measured tables of L(q)
+(docs/results.md). A text is decoded once, with adaptive tokens after each of its tokens, and then
+replayed: drafts do not change it, so the picks and answers are known. With `--noise` the planner
+sees times as on a machine with other programs: longer by an exponentially distributed share with
+this mean, and twice as long for the first step of a shape. The command prints tokens per forward
+and tokens per plain step, which is the speedup on that device without the loop's own time.
+
+Rows are n-grams alone and all sources, with the default constants of the planner and with each
+`--vary`; all sources with fixed planners (`--fixed`): trees of NODES drafts, with K adaptive tokens
+after PROBES of them; with `--adaptive` each row without n-grams too. The last line is JSON.
 """
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +29,20 @@ import numpy as np
 import torch
 
 from conf.hub import find_folder
-from infer.bench.prompts import Prompt, name_of, read_prompts
-from infer.drafters.candidates import CandidateSource
+from infer.bench.prompts import name_of, read_prompts
+from infer.drafters.candidates import ANSWERS, CandidateSource
 from infer.drafters.costs import CONSTANTS, Constants, prior_costs
 from infer.drafters.drafting import SourceDrafters, Stopwatch
 from infer.drafters.planner import FixedPlanner, MeasuredPlanner, Planner
-from infer.engine.output import Request
+from infer.engine.head import CORRECTED
+from infer.engine.output import Candidates, Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import Sampling
-from infer.loop import Limits, Verified, decode
+from infer.loop import Drafters, Limits, Verified, decode
 from infer.models.checkpoint import ModelDirectory, eos_ids
 from infer.ngrams import Ngrams
-from infer.trees.mask_tokens import NO_MASK
+from infer.trees.mask_tokens import NO_MASK, MaskTokens
+from infer.trees.tree import Tree, lineage
 
 #: Numbers of rows and L(q) there, and the extra time of a step with probes, both in plain steps.
 DEVICES = {
@@ -89,13 +92,18 @@ class OnDevice(SourceDrafters):
     """
 
     def __init__(
-        self, source: CandidateSource, planner: Any, device: str, noise: float
+        self,
+        source: CandidateSource,
+        planner: Any,
+        device: str,
+        noise: float,
+        seed: int,
     ) -> None:
         self._clock = DeviceTime()
         super().__init__(source, planner, stopwatch=self._clock)
         self._device = DEVICES[device]
         self._noise = noise
-        self._rng = np.random.default_rng(1)
+        self._rng = np.random.default_rng(seed)
         self._shapes: set[tuple[int, bool]] = set()
         self.steps = self.tokens = self.rows = 0
         self.plain_steps = 0.0
@@ -142,18 +150,99 @@ def planners(L: int, args: argparse.Namespace) -> dict[str, Planner]:
     return result
 
 
+@dataclass
+class Replay:
+    """A text, and the answers of adaptive tokens after its tokens, in place of a Runner.
+
+    It is the output of its forwards too.
+    """
+
+    request: Request
+    text: list[int]
+    answers: list[Candidates | None]  # by the index of the token that they follow
+    tree = Tree.chain(0)
+    length = 0
+    start = 0  # the length before the last forward
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Begin the text again."""
+        self.length = len(self.request.prompt)
+
+    def forward(self, trees: Sequence[Tree], *_: object) -> "Replay":
+        """Take the tree of the next step."""
+        (self.tree,) = trees
+        self.start = self.length
+        return self
+
+    def chooser(self, b: int, context: Sequence[int]) -> Callable[[int], int]:
+        """Return a function from a node to the token after it, 0 after the text."""
+        return lambda node: [*self.text, 0][min(self._next(node), len(self.text))]
+
+    def drafts(self, b: int, node: int, width: int) -> Candidates | None:
+        """Return the answers under a node."""
+        k = len(self.tree.probes_of(node))
+        answers = self.answers[self._next(node) - 1]
+        if not k or answers is None:
+            return None
+        width = max(width, CORRECTED if answers.correct else 0)
+        ids = [row[:width] for row in answers.ids[:k]]
+        weights = [row[:width] for row in answers.weights[:k]]
+        return Candidates(ids, weights, answers.correct)
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Move to the end of the path."""
+        self.length += len(paths[0])
+
+    def drop(self, b: int) -> None:
+        """Do nothing."""
+
+    def _next(self, node: int) -> int:
+        return self.start + int(lineage(self.tree.parents)[1][node])
+
+
+class Recorder(Drafters):
+    """Decode plainly, with k adaptive tokens after each token, and keep their answers."""
+
+    max_rows = 1
+
+    def __init__(self, mask: MaskTokens, k: int) -> None:
+        self.max_rows, self.width = 1 + k, ANSWERS
+        self._mask, self._k = mask, k
+        self.answers: dict[int, Candidates | None] = {}
+        self._length = 0
+
+    def propose(
+        self, contexts: Sequence[Sequence[int]], left: Sequence[int]
+    ) -> list[Tree]:
+        """See Drafters."""
+        (context,) = contexts
+        self._length = len(context)
+        probes = self._mask.row(self._k, seed=0, length=len(context))
+        return [Tree.chain(context[-1], probes=probes)]
+
+    def observe(self, b: int, result: Verified) -> None:
+        """See Drafters."""
+        self.answers[self._length - 1] = result.answers
+
+
+def record(
+    runner: Runner, request: Request, recorder: Recorder, limits: Limits, s: Sampling
+) -> Replay:
+    """Return a text that is decoded once."""
+    text = list(request.prompt)
+    for (step,) in decode(runner, [request], recorder, limits, s):
+        text += step.tokens
+    answers = [recorder.answers.get(index) for index in range(len(text))]
+    return Replay(request, text, answers)
+
+
 def measure(
-    runner: Runner,
-    drafters: OnDevice,
-    prompts: list[Prompt],
-    limits: Limits,
-    sampling: Sampling,
+    texts: list[Replay], drafters: OnDevice, limits: Limits, sampling: Sampling
 ) -> dict[str, float]:
-    """Decode the prompts one after the other; return the figures."""
-    for seed, prompt in enumerate(prompts):
-        for _ in decode(
-            runner, [Request(prompt.ids, seed)], drafters, limits, sampling
-        ):
+    """Decode the texts one after the other; return the figures."""
+    for text in texts:
+        runner: Any = text
+        for _ in decode(runner, [text.request], drafters, limits, sampling):
             pass
     return {
         "tokens per forward": drafters.tokens / drafters.steps,
@@ -172,6 +261,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--noise", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--adaptive", action="store_true")
     parser.add_argument("--vary", nargs="*", default=[])
     parser.add_argument("--fixed", nargs="*", default=[])
@@ -195,6 +285,16 @@ def main() -> None:
             max_tokens=256,
             seed=0,
         )
+        texts = [
+            record(
+                runner,
+                Request(prompt.ids, seed),
+                Recorder(mask, adaptive.L),
+                limits,
+                sampling,
+            )
+            for seed, prompt in enumerate(prompts)
+        ]
         for device in args.device:
             for kind, planner in planners(adaptive.L, args).items():
                 alone = [None] if args.adaptive and planner.max_probes else []
@@ -205,8 +305,10 @@ def main() -> None:
                         width=planner.width,
                         ngrams=tables,
                     )
-                    drafters = OnDevice(candidates, planner, device, args.noise)
-                    row = measure(runner, drafters, prompts, limits, sampling)
+                    drafters = OnDevice(
+                        candidates, planner, device, args.noise, args.seed
+                    )
+                    row = measure(texts, drafters, limits, sampling)
                     name = f"{name_of(source)}, {device}, {kind if tables else f'{kind}, adaptive'}"
                     results[name] = row
                     cells = (f"{value:.2f} {key}" for key, value in row.items())
