@@ -51,7 +51,7 @@ def noisiest(values_V: Tensor, seed: int, position: int) -> int:
     above s - x, so if -log u < e^(x - s). Because 1 - u < -log u, it cannot beat s unless
     1 - u < e^(x - s), which is fast to test for all tokens.
     """
-    x = values_V.numpy()
+    x = values_V.detach().numpy()
     first = int(x.argmax())
     score = float(x[first]) + noise(seed, position, first)
     scale = log(2) * BITS + ROUNDING * max(1.0, abs(score))

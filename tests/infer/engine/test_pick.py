@@ -112,6 +112,16 @@ def test_in_a_narrow_type_the_top_logits_are_exact() -> None:
     assert torch.equal(ids[:, 0], logits.whole().argmax(-1))
 
 
+def test_sampling_reads_rescored_logits_of_a_trainable_head() -> None:
+    """Bug: at a temperature without top_k, decoding in int8 or bfloat16 ended in a traceback."""
+    torch.manual_seed(0)
+    head = nn.Linear(32, 300)
+    hidden = torch.randn(4, 32)
+    logits = Logits(head, hidden, head(hidden).detach(), narrow=True)
+    drawn = pick(logits, Sampling(1.0), *keys(4))
+    assert drawn.shape == (4,)
+
+
 def test_logits_that_replace_others_are_not_computed_again() -> None:
     """Regression: with a head in int8, replaced logits were computed again from the head.
 
