@@ -121,7 +121,7 @@ def _write_plan(job: Job, parts: list[InputPart], root: str) -> None:
     config = job.config
     folder = job.folder
     held_out = config.held_out
-    if config.data.kind == "source":
+    if config.data.kind == "source" and held_out:
         documents = (row for part in parts for row in read(part, root, config.data))
         numbers = (
             held_out_number(document, seed=config.seed)

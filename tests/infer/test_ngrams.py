@@ -94,8 +94,8 @@ def answers(draw: st.DrawFn) -> Candidates:
     ids = []
     weights = []
     for _ in range(draw(st.integers(1, 3))):
-        some = st.lists(st.integers(0, V - 1), min_size=1, max_size=4, unique=True)
-        ids.append(draw(some))
+        tokens = st.lists(st.integers(0, V - 1), min_size=1, max_size=4, unique=True)
+        ids.append(draw(tokens))
         raw = sorted((draw(st.floats(0.01, 1)) for _ in ids[-1]), reverse=True)
         weights.append([share / sum(raw) for share in raw])
     return Candidates(ids, weights)
