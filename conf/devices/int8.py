@@ -2,10 +2,10 @@
 
     x86 CPU                                          with a C compiler   without
     with VNNI instructions: sums in 32 bits          Native              OneDNN
-    without: sums of two columns in 16 bits          NativePairs         Fbgemm
+    without: sums of two or four columns in 16 bits  NativeGroups        Fbgemm
 
-With inputs to 255, sixteen bits suffice if two neighbouring weights of the same sign add up to 128
-at most: 255 x 128 < 2^15. `Pairs` rounds each row of a weight so.
+With inputs to 255, sixteen bits suffice if the weights of the same sign in a group of columns add
+up to 128 at most: 255 x 128 < 2^15. `Groups` rounds each row of a weight so.
 """
 
 import warnings
@@ -20,8 +20,8 @@ from conf.devices.native import library
 
 MOST = 127  # largest absolute value of a rounded input or weight
 ZERO_POINT = MOST + 1  # added to the rounded inputs, which are unsigned
-PAIR = 128  # largest absolute sum of two neighbouring weights of the same sign
-TRIED = (127, 112, 96, 80, 64)  # numbers of levels
+LARGEST_SUM = 128  # of the absolute weights of the same sign in a group
+TRIED = (*range(48, 124, 4), 127)  # numbers of levels
 TINY = 1e-30  # the smallest scale, for an output row of zeros
 ROWS, COLUMNS = 16, 4  # of a weight in a block of native.c
 #: Threads share operations of more multiplications, here and in the decoder of native.c.
@@ -56,13 +56,13 @@ class Kernel(ABC):
     def multiply(self, scaled: Tensor) -> Tensor:
         """Return the product of inputs from -MOST to MOST in float32, or `rounded`, divided by MOST."""
 
-    @staticmethod
-    def levels(weight: Tensor, largest: Tensor) -> Tensor:
+    @classmethod
+    def levels(cls, weight: Tensor, largest: Tensor) -> Tensor:
         """Return the number of levels on each side of zero for each row of a weight (d',)."""
         return largest.new_full((len(weight),), MOST)
 
-    @staticmethod
-    def limit(rounded: Tensor) -> Tensor:
+    @classmethod
+    def limit(cls, rounded: Tensor) -> Tensor:
         """Return a weight in int8 without sums that would overflow; by default, the weight itself."""
         return rounded
 
@@ -88,39 +88,53 @@ class OneDNN(Kernel):
         return y
 
 
-class Pairs(Kernel):
-    """A rounded weight. The products of two neighbouring columns are added in 16 bits."""
+class Groups(Kernel):
+    """A rounded weight. The products of a group of columns are added in 16 bits."""
 
-    @staticmethod
-    def levels(weight: Tensor, largest: Tensor) -> Tensor:
+    #: Columns in a group: two neighbours, or two of four columns and two of the next four.
+    size: int
+
+    @classmethod
+    def levels(cls, weight: Tensor, largest: Tensor) -> Tensor:
         """Return the number of levels on each side of zero for each row of a weight (d',).
 
         It is the number with the smallest squared error: more levels are finer, but then `limit`
-        changes more pairs. A rounding changes a number by 1/12 squared steps on average.
+        changes more groups. A rounding changes a number by 1/12 squared steps on average.
         """
-        first, second = _pairs(weight).unbind(-1)
-        sums = (first + second).abs_().div_(largest[:, None])
-        errors = []
-        for levels in TRIED:
-            excess = (sums * levels - PAIR).clamp_(min=0)
-            squares = weight.shape[1] / 12 + excess.square_().sum(1) / 2
-            errors.append(squares / levels**2)
+        groups = cls._groups(weight / largest[:, None])
+        steps = weight.shape[1] / 12
+        errors = [largest.new_full((len(weight),), steps / n**2) for n in TRIED]
+        for sign in (1, -1):
+            part = (sign * groups).clamp_(min=0)
+            # The groups that `limit` changes for the most levels: few.
+            row, group = (part.sum(0) > LARGEST_SUM / max(TRIED)).nonzero(as_tuple=True)
+            weights = part[:, row, group]
+            sums, squares = weights.sum(0), weights.square().sum(0)
+            for levels, error in zip(TRIED, errors):
+                lost = (1 - LARGEST_SUM / levels / sums).clamp_(min=0)  # of each weight
+                error.index_add_(0, row, lost.square_() * squares)
         best: Tensor = largest.new_tensor(TRIED)[torch.stack(errors).argmin(0)]
         return best
 
-    @staticmethod
-    def limit(rounded: Tensor) -> Tensor:
-        """Reduce the neighbours of the same sign that add up to more than PAIR, both equally."""
-        pairs = _pairs(rounded).clone()
-        first, second = pairs.unbind(-1)
-        # Two weights of different signs never add up to more.
-        where = (first.short() + second).abs() > PAIR
-        over = pairs[where].short()
-        excess = over.sum(1).abs() - PAIR
-        half = excess // 2
-        over -= over.sign() * torch.stack((half, excess - half), 1)
-        pairs[where] = over.to(torch.int8)
-        return pairs.flatten(1)[:, : rounded.shape[1]].contiguous()
+    @classmethod
+    def limit(cls, rounded: Tensor) -> Tensor:
+        """Reduce weights whose group has too large a sum, all of the same sign by the same factor."""
+        groups = cls._groups(rounded).short()
+        limited = torch.zeros_like(groups)
+        for sign in (1, -1):
+            part = (sign * groups).clamp_(min=0)
+            sums = part.sum(0, dtype=torch.short).clamp_(min=LARGEST_SUM)
+            limited += sign * (part * LARGEST_SUM // sums)
+        fours = limited.to(torch.int8).unflatten(2, (-1, 2)).unflatten(0, (-1, 2))
+        columns = fours.permute(2, 3, 0, 4, 1).flatten(1)
+        return columns[:, : rounded.shape[1]].contiguous()
+
+    @classmethod
+    def _groups(cls, weight: Tensor) -> Tensor:
+        """Return the columns by their index in a group (size, d', groups), with zeros after the last."""
+        columns = pad(weight, (0, -weight.shape[1] % (2 * cls.size)))
+        fours = columns.view(len(weight), -1, cls.size // 2, 2, 2)
+        return fours.permute(2, 4, 0, 1, 3).flatten(3).flatten(0, 1)
 
 
 class Native(Kernel):
@@ -164,12 +178,16 @@ class Native(Kernel):
         return y if self._rows == self.outputs else y[..., : self._rows].contiguous()
 
 
-class NativePairs(Pairs, Native):
-    """A rounded weight that native.c multiplies by, on a CPU that adds products in pairs."""
+class NativeGroups(Groups, Native):
+    """A rounded weight that native.c multiplies by, on a CPU that adds products in 16 bits."""
+
+    size = 4
 
 
-class Fbgemm(Pairs):
+class Fbgemm(Groups):
     """A rounded weight that FBGEMM multiplies by."""
+
+    size = 2
 
     rounded = False
 
@@ -193,12 +211,6 @@ class Fbgemm(Pairs):
         multiply = getattr(torch.ops.quantized, FBGEMM_PRODUCT)
         y: Tensor = multiply(scaled, 1.0, ZERO_POINT, self._packed)
         return y
-
-
-def _pairs(weight: Tensor) -> Tensor:
-    """Return the neighbouring columns (d', d / 2, 2), with zeros after an odd number of columns."""
-    columns = pad(weight, (0, weight.shape[1] % 2))
-    return columns.view(len(weight), -1, 2)
 
 
 def pack(weight: Tensor, kernel: type[Kernel]) -> Kernel:
@@ -227,7 +239,7 @@ def exact_kernel() -> type[Kernel] | None:
     kernels: list[type[Kernel]] = []
     native = library()
     if native is not None:
-        kernels.append(NativePairs if native.adds_pairs() else Native)
+        kernels.append(NativeGroups if native.adds_in_sixteen_bits() else Native)
     if torch.backends.mkldnn.is_available():
         kernels.append(OneDNN)
     # PyTorch has deprecated quantized tensors and may have removed them.

@@ -29,25 +29,27 @@ INLINED vector load(const float *x)
 
 /* ---- Products ---- */
 
-#define TILE 6 /* rows of a product at once: their sums fill the registers */
-
+/* `TILE` rows of a product at once: their sums fill the registers. */
 #if defined(__AVX512VNNI__)
+#define TILE 6
 typedef __m512i integers;
 #define broadcast _mm512_set1_epi32
 #define add_products _mm512_dpbusd_epi32
 #elif defined(__AVXVNNI__)
+#define TILE 6
 typedef __m256i integers;
 #define broadcast _mm256_set1_epi32
 #define add_products _mm256_dpbusd_avx_epi32
 #else
+#define TILE 5
 typedef __m256i integers;
 #define broadcast _mm256_set1_epi32
-#define ADDS_PAIRS
+#define multiply_pairs _mm256_maddubs_epi16
+#define SIXTEEN_BITS
 
-/* Add four products to each sum: two neighbours in 16 bits, then both pairs. */
-INLINED integers add_products(integers sums, integers x, integers w)
+/* Add neighbouring numbers of 16 bits to sums in 32 bits. */
+INLINED integers add_pairs(integers sums, integers pairs)
 {
-    integers pairs = _mm256_maddubs_epi16(x, w);
     return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 #endif
@@ -57,27 +59,48 @@ typedef integers unaligned_integers __attribute__((aligned(1)));
 typedef int32_t sum_vector __attribute__((vector_size(sizeof(integers)), aligned(4)));
 typedef float scale_vector __attribute__((vector_size(sizeof(integers)), aligned(4)));
 
-/* Return 1 if the products of two neighbouring columns must fit into 16 bits. */
-int adds_pairs(void)
+/* Return 1 if the products of four columns, 0, 1, 4 and 5 or 2, 3, 6 and 7 of eight, must fit into 16 bits. */
+int adds_in_sixteen_bits(void)
 {
-#ifdef ADDS_PAIRS
+#ifdef SIXTEEN_BITS
     return 1;
 #else
     return 0;
 #endif
 }
 
-/* Add the products of four columns of `count` rows of x and of 16 rows of a weight. */
-INLINED void multiply_columns(const int count, integers sums[TILE][VECTORS], long d, const uint8_t *x,
+/* Add to each sum four products, of four columns. */
+INLINED integers add_four(integers sums, integers x, integers w)
+{
+#ifdef SIXTEEN_BITS
+    return add_pairs(sums, multiply_pairs(x, w));
+#else
+    return add_products(sums, x, w);
+#endif
+}
+
+/* Add to each sum eight products, of four columns and of the next four. */
+INLINED integers add_eight(integers sums, const integers x[2], integers w, integers next)
+{
+#ifdef SIXTEEN_BITS
+    return add_pairs(sums, _mm256_add_epi16(multiply_pairs(x[0], w), multiply_pairs(x[1], next)));
+#else
+    return add_products(add_products(sums, x[0], w), x[1], next);
+#endif
+}
+
+/* Add the products of four columns, or of eight (`fours` 2), of `count` rows of x and of 16 rows of a weight. */
+INLINED void multiply_columns(const int fours, const int count, integers sums[TILE][VECTORS], long d, const uint8_t *x,
                               const int8_t *weight)
 {
-    integers w[VECTORS];
-    for (int j = 0; j < VECTORS; j++)
-        w[j] = ((const unaligned_integers *)weight)[j];
+    const unaligned_integers *w = (const unaligned_integers *)weight;
     for (int r = 0; r < count; r++) {
-        integers four = broadcast(*(const int32_t *)(x + r * d));
+        integers four[2];
+        for (int f = 0; f < fours; f++)
+            four[f] = broadcast(*(const int32_t *)(x + r * d + 4 * f));
         for (int j = 0; j < VECTORS; j++)
-            sums[r][j] = add_products(sums[r][j], four, w[j]);
+            sums[r][j] = fours == 2 ? add_eight(sums[r][j], four, w[j], w[VECTORS + j])
+                                    : add_four(sums[r][j], four[0], w[j]);
     }
 }
 
@@ -92,11 +115,10 @@ INLINED void multiply_block(const int count, long d, const uint8_t *x, const int
         __builtin_prefetch(next);
         if (step > 64)
             __builtin_prefetch(next + 64);
-        multiply_columns(count, sums, d, x + i, weight);
-        multiply_columns(count, sums, d, x + i + 4, weight + 64);
+        multiply_columns(2, count, sums, d, x + i, weight);
     }
     if (i < d)
-        multiply_columns(count, sums, d, x + i, weight);
+        multiply_columns(1, count, sums, d, x + i, weight);
     for (int r = 0; r < count; r++, y += stride)
         for (int j = 0; j < VECTORS; j++) {
             sum_vector total = (sum_vector)sums[r][j] - ((const sum_vector *)offsets)[j];
@@ -127,7 +149,9 @@ void multiply(long n, long d, long outputs, const uint8_t *x, const int8_t *weig
             case 2: multiply_block(2, d, rows, block, next, step, scale + b, offsets + b, out, outputs); break;
             case 3: multiply_block(3, d, rows, block, next, step, scale + b, offsets + b, out, outputs); break;
             case 4: multiply_block(4, d, rows, block, next, step, scale + b, offsets + b, out, outputs); break;
+#if TILE > 5
             case 5: multiply_block(5, d, rows, block, next, step, scale + b, offsets + b, out, outputs); break;
+#endif
             default: multiply_block(TILE, d, rows, block, next, step, scale + b, offsets + b, out, outputs);
             }
         }

@@ -22,7 +22,7 @@ FLAGS = (
 TYPES = {"p": c_void_p, "l": c_long, "i": c_int}
 #: The types of arguments.
 SIGNATURES = {
-    "adds_pairs": "",
+    "adds_in_sixteen_bits": "",
     "multiply": "lllppppp i",
     "decode": "pppp",
 }
@@ -46,7 +46,7 @@ def library() -> CDLL | None:
         function = getattr(native, name)
         function.argtypes = [TYPES[letter] for letter in types.replace(" ", "")]
         function.restype = None
-    native.adds_pairs.restype = c_int
+    native.adds_in_sixteen_bits.restype = c_int
     return native
 
 

@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conf.devices.int8 import (
+    LARGEST_SUM,
     MOST,
-    PAIR,
     ZERO_POINT,
     Fbgemm,
+    Groups,
     Kernel,
     Native,
-    NativePairs,
+    NativeGroups,
     OneDNN,
     exact_kernel,
     is_exact,
@@ -36,32 +37,45 @@ def native() -> type[Kernel]:
     return kernel
 
 
-@given(st.lists(BYTES, min_size=1, max_size=9))
-def test_no_pair_of_limited_weights_overflows_in_sixteen_bits(row: list[int]) -> None:
-    limited = Fbgemm.limit(torch.tensor([row], dtype=torch.int8))[0].tolist()
+@pytest.mark.parametrize(
+    ("kernel", "groups"),
+    [(Fbgemm, [[0, 1], [2, 3]]), (NativeGroups, [[0, 1, 4, 5], [2, 3, 6, 7]])],
+)
+@given(row=st.lists(BYTES, min_size=1, max_size=20))
+def test_no_group_of_limited_weights_overflows_in_sixteen_bits(
+    kernel: type[Groups], groups: list[list[int]], row: list[int]
+) -> None:
+    limited = kernel.limit(torch.tensor([row], dtype=torch.int8))[0].tolist()
     assert len(limited) == len(row)
-    for at in range(0, len(row) - 1, 2):
-        before, after = row[at : at + 2], limited[at : at + 2]
-        for inputs in ((255, 255), (255, 0), (0, 255)):
-            total = sum(x * w for x, w in zip(inputs, after))
-            assert -(2**15) <= total < 2**15
-        excess = abs(sum(before)) - PAIR if before[0] * before[1] > 0 else 0
-        # Both lose the same, up to one, and no more than is needed.
-        lost = [abs(b) - abs(a) for b, a in zip(before, after)]
-        assert sum(lost) == max(excess, 0) and abs(lost[0] - lost[1]) <= 1
+    for at in range(0, len(row), 2 * kernel.size):
+        for group in groups:
+            columns = [at + column for column in group if at + column < len(row)]
+            for sign in (1, -1):
+                before = [max(0, sign * row[column]) for column in columns]
+                after = [max(0, sign * limited[column]) for column in columns]
+                # The largest sum has inputs of 255 at the weights of one sign.
+                assert 255 * sum(after) < 2**15
+                if sum(before) <= LARGEST_SUM:
+                    assert after == before
+                else:  # the same share of each is left, rounded down
+                    share = LARGEST_SUM / sum(before)
+                    assert all(0 <= b * share - a < 1 for b, a in zip(before, after))
 
 
-def error(weight: Tensor, kernel: type[Fbgemm] | type[OneDNN]) -> float:
+def error(weight: Tensor, kernel: type[Kernel]) -> float:
     rounded, scale = round_weight(weight, kernel)
     difference = rounded * scale[:, None] - weight
     return float(difference.square().sum() / weight.square().sum())
 
 
-def test_most_of_the_eighth_bit_is_kept() -> None:
-    """Weights of 64 levels have four times the squared error of 127 levels."""
+def test_groups_have_more_levels_than_seven_bits() -> None:
+    """Weights of 63 levels would have four times the squared error of 127 levels."""
     weight = torch.randn(200, 300, generator=torch.Generator().manual_seed(0))
-    exact = error(weight, OneDNN)
-    assert exact < error(weight, Fbgemm) < 2.2 * exact
+    exact, pairs, fours = (
+        error(weight, kernel) for kernel in (OneDNN, Fbgemm, NativeGroups)
+    )
+    assert exact < pairs < 2.2 * exact
+    assert pairs < fours < 4 * exact
 
 
 def test_an_output_row_of_zeros_stays_zero() -> None:
@@ -115,11 +129,13 @@ def test_threads_share_a_native_product(
 
 @NATIVE
 def test_a_librarys_kernel_gives_the_same_bits(native: type[Kernel]) -> None:
-    other = Fbgemm if issubclass(native, NativePairs) else OneDNN
+    """Libraries add products in pairs, so the weights limited for more columns suit them too."""
+    other = Fbgemm if issubclass(native, NativeGroups) else OneDNN
     if not is_exact(other, 7):
         pytest.skip(f"{other.__name__} is not exact on this CPU")
     weight, x = torch.randn(50, 64), torch.randn(7, 64)
-    assert torch.equal(pack(weight, native)(x), pack(weight, other)(x))
+    rounded = round_weight(weight, native)
+    assert torch.equal(native(*rounded)(x), other(*rounded)(x))
 
 
 @pytest.mark.skipif(exact_kernel() is None, reason="no exact products on this CPU")
