@@ -126,7 +126,7 @@ class Groups(Kernel):
             sums = part.sum(0, dtype=torch.short).clamp_(min=LARGEST_SUM)
             limited += sign * (part * LARGEST_SUM // sums)
         fours = limited.to(torch.int8).unflatten(2, (-1, 2)).unflatten(0, (-1, 2))
-        columns = fours.permute(2, 3, 0, 4, 1).flatten(1)
+        columns: Tensor = fours.permute(2, 3, 0, 4, 1).flatten(1)
         return columns[:, : rounded.shape[1]].contiguous()
 
     @classmethod

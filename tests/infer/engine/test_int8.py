@@ -76,14 +76,16 @@ def test_a_row_is_the_same_beside_any_others(rows: int) -> None:
         assert torch.equal(layer(x[shuffled]), alone[shuffled])
 
 
-def test_errors_stay_below_a_hundredth_of_the_product() -> None:
+def test_errors_stay_below_a_fiftieth_of_the_product() -> None:
+    """Groups of four columns (AVX2) leave weights about 80 levels if they are normally distributed."""
     torch.manual_seed(0)
     linear = nn.Linear(256, 128)
+    nn.init.normal_(linear.weight, std=0.02)
     x = torch.randn(50, 256)
     with torch.inference_mode():
         expected = linear(x)
         difference = int8_of(linear)(x) - expected
-    assert difference.norm() / expected.norm() < 0.015
+    assert difference.norm() / expected.norm() < 0.02
 
 
 def test_values_that_overflow_stay_in_their_row() -> None:
