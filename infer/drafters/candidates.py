@@ -74,10 +74,14 @@ class Places(DraftGraph):
         # By node: the answers for its children, corrected by the node's token.
         self._corrected: dict[int, Answer] = {}
 
-    def unanswered(self) -> "Places":
+    def answering(self, count: int) -> "Places":
         """See DraftGraph."""
+        answers = self._answers
+        if answers:
+            first = answers.ids[:count], answers.weights[:count]
+            answers = replace(answers, ids=first[0], weights=first[1])
         return Places(
-            self._text, None, self._ngrams, self._width, self._sampling, self._seed
+            self._text, answers, self._ngrams, self._width, self._sampling, self._seed
         )
 
     def expand(self, node: int) -> None:

@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from infer.loop import Verified
-from infer.trees.token_graph import Drafts
 
 Array = NDArray[np.float64]
 #: Numbers of rows at which L is estimated, with linear interpolation between them.
@@ -52,9 +51,8 @@ class Constants:
     first_probing: float = 0.1
     prior_probing: float = 4.0
     #: A step counts as at most this many times its expected time, and as at least the inverse:
-    #: other processes add time. The first step of a shape has cold caches and counts less.
+    #: other processes add time.
     outlier_cap: float = 4.0
-    first_cap: float = 1.2
     #: Smallest weight of a draft model's forward in its averages.
     min_pace: float = 1 / 32
     #: Steps between two updates of the row prices derived from L.
@@ -72,15 +70,18 @@ class Constants:
     retry_allowance: float = 2.0
     saved_share: float = 0.01
     dry_run_every: int = 8
-    #: Every this many steps with answers, also draft without them, to measure their gain.
-    compare_every: int = 8
-    #: A trial is a step with twice as many probes as seem best. Steps without one before a
-    #: trial, the comparisons of as many answers to collect before trials become rare, and the
-    #: tokens that trials may cost: at the start, and per emitted token.
+    #: This many steps after a comparison, a step with answers is drafted again with fewer of
+    #: them and with none, to measure their gain.
+    compare_every: int = 4
+    #: A trial is a step with twice as many probes as seem best, or more if their rows cost less
+    #: than `trial_price` tokens. Steps without one before a trial, the comparisons of as many
+    #: answers to collect before trials become rare, and the tokens that trials may cost: at the
+    #: start, and per emitted token.
     trial_every: int = 48
     first_answers: int = 4
-    trial_tokens: float = 6.0
+    trial_tokens: float = 3.0
     trial_share: float = 0.02
+    trial_price: float = 0.3
     #: Prior of the probability that a text continues through a child of a draft model's
     #: node, and its weight in trials. It is high, because a planner that drafts a single
     #: level never learns the value of deeper ones.
@@ -114,8 +115,9 @@ class StepTime:
 class StepCosts:
     """L(q), the time of a step of q rows in plain steps: a prior, corrected by every step.
 
-    Times are medians, because single steps are much longer: the first ones of a shape, and
-    those beside other processes. `probing` is the overhead of probes in addition to their rows:
+    Times are medians, because single steps are much longer beside other processes. The first
+    step of a shape may have cold caches, so it does not count if it takes longer than expected.
+    `probing` is the overhead of probes in addition to their rows:
     the adapter, and reading their answers. It is the difference of steps with and without
     probes of the same number of rows; where only steps with probes were timed, their time above
     `probing` is that of the rows. The part of the prior above one plain step is scaled to fit
@@ -171,8 +173,11 @@ class StepCosts:
             return
         expected = self.of(result)
         shape = result.rows, result.probed
+        first = shape not in self._times
         times = self._times.setdefault(shape, deque(maxlen=constants.recent))
-        cap = constants.outlier_cap if times else constants.first_cap
+        if first and steps > expected:
+            return
+        cap = constants.outlier_cap
         times.append(expected * min(max(steps / expected, 1 / cap), cap))
         self._medians[shape] = median(times)
         self._steps += 1
@@ -384,35 +389,20 @@ class ProbeGain:
 
     def __init__(self, constants: Constants = CONSTANTS) -> None:
         self._window = constants.window
-        # By depth: the probability that the draft and all before it are right, and the
-        # same minus the price of its row.
-        self._with = np.zeros((2, constants.max_depth))
-        self._without = np.zeros((2, constants.max_depth))
-        self._comparisons = 0
+        self._added = np.zeros(
+            constants.max_depth
+        )  # by the first answer, the second, ...
         self.answers = np.zeros(constants.max_depth)
         self.gains = np.zeros(constants.max_depth)  # h(1), h(2), ...
 
-    def record(
-        self, drafts: Drafts, without: Drafts, prices: Sequence[float], answered: int
-    ) -> None:
-        """Record a step's drafts with its answers and without; `prices` are tokens per row."""
-        self._comparisons += 1
-        self.answers[:answered] += 1
-        # Depths without an answer say nothing about more answers.
-        self._update(self._with[:, :answered], self.answers[:answered], drafts, prices)
-        self._update(self._without, np.array(self._comparisons), without, prices)
-        A, answered_A = self._with
-        B, unanswered = self._without
-        deeper = unanswered.sum() - unanswered.cumsum()
-        share = np.divide(A, B, out=np.zeros_like(A), where=B > 1e-3)
-        self.gains = answered_A.cumsum() + share * deeper - unanswered.sum()
+    def record(self, profits: Sequence[float]) -> None:
+        """Record the expected tokens of a draft with 0, 1, 2, ... answers, less its rows' price.
 
-    def _update(
-        self, means: Array, counts: Array, drafts: Drafts, prices: Sequence[float]
-    ) -> None:
-        reached = np.zeros_like(means)
-        depths = means.shape[1]
-        for depth, chance, price in zip(drafts.depths[1:], drafts.chances[1:], prices):
-            if depth <= depths:
-                reached[:, depth - 1] += chance, chance - price
-        means += np.maximum(1 / self._window, 1 / counts) * (reached - means)
+        Steps with few answers say nothing about more.
+        """
+        known = len(profits) - 1
+        counts, added = self.answers[:known], self._added[:known]
+        counts += 1
+        pace = np.maximum(1 / self._window, 1 / counts)
+        added += pace * (np.diff(profits) - added)
+        self.gains = self._added.cumsum()

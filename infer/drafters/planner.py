@@ -14,14 +14,13 @@ With λ tokens per plain step over the recent steps,
 
 This is Dinkelbach's method for the ratio tokens / time, one iteration per step. h(k) is
 the number of tokens that the answers of k adaptive tokens add to the next draft. To
-measure it, some steps with answers are also drafted without them. With A_m and B_m the
-probabilities that the first m drafts are right, with and without answers,
+measure it, some steps are also drafted with fewer answers than they have. With P_j the
+tokens that the draft with the first j answers adds to the text, less its rows' price,
 
-    h(k) = E_k - E_0,    E_k = sum_{m <= k} A_m + A_k / B_k sum_{m > k} B_m
+    h(k) = sum_{j <= k} mean(P_j - P_{j-1}), over the steps with at least j answers.
 
-and the price of the drafts' rows is subtracted from the terms of the sums. An allowance
-bounds how much drafting may lose against plain decoding. When it is used up, steps are
-plain, and drafts that are made but not verified show whether drafting pays again.
+An allowance bounds how much drafting may lose against plain decoding. When it is used up,
+steps are plain, and drafts that are made but not verified show whether drafting pays again.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -193,7 +192,7 @@ class MeasuredPlanner:
         self._gain = ProbeGain(constants)
         # For places without and with answers of adaptive tokens.
         self._calibrations = (Calibration(constants), Calibration(constants))
-        self._answered = 0
+        self._since_comparison = 0
         self._k = 0  # probes after the likeliest end in the last step
         self._since_trial = 0
         self._emitted = 0
@@ -218,24 +217,15 @@ class MeasuredPlanner:
 
     def plan(self, graph: DraftGraph, left: int) -> Plan:
         """See Planner."""
-        constants = self._constants
         with self._lock:
             drafts = self._drafts(graph, left)
-            if graph.answered:
-                self._answered += 1
-                if (
-                    self._collecting(graph.answered)
-                    or self._answered % constants.compare_every == 0
-                ):
-                    without = self._drafts(graph.unanswered(), left)
-                    prices = self._row_prices()
-                    self._gain.record(drafts, without, prices, graph.answered)
+            self._compare(graph, drafts, left)
             drafts = self._best_part(drafts)
             if not self.max_probes:
                 return drafts, [], 0
             sites, k = self._sites(drafts)
             self._since_trial += 1
-            longer = min(2 * k, self.max_probes)
+            longer = self._longer(len(drafts.tokens), k)
             if self._trial_due(longer):
                 k = longer
                 sites = likely_ends(drafts, 1)
@@ -316,19 +306,26 @@ class MeasuredPlanner:
             graph.graph, prices, depth=depth, expand=graph.expand, calibrated=chance
         )
 
+    def _compare(self, graph: DraftGraph, drafts: Drafts, left: int) -> None:
+        """Compare the drafts with drafts of fewer answers now and then."""
+        self._since_comparison += 1
+        due = self._since_comparison >= self._constants.compare_every
+        if graph.answered and (due or self._collecting(graph.answered)):
+            self._since_comparison = 0
+            fewer = map(graph.answering, range(graph.answered))
+            compared = [*(self._drafts(part, left) for part in fewer), drafts]
+            self._gain.record([max(self._profits(part)) for part in compared])
+
     def _best_part(self, drafts: Drafts) -> Drafts:
         """Return the first drafts, as many as pay: prices hold only if all cheap rows are used.
 
         Probes after the likeliest end are rows too: beside them drafts may pay that do not
         pay alone.
         """
-        rate, accepted = self._throughput.rate, np.cumsum(drafts.chances)
+        rate = self._throughput.rate
         best, most = drafts, -np.inf
         for k in {0, self._k}:
-            profits = [
-                tokens - rate * self.costs(rows + k)
-                for rows, tokens in enumerate(accepted, 1)
-            ]
+            profits = self._profits(drafts, k)
             part = drafts.first(1 + int(np.argmax(profits)))
             profit = max(profits)
             if k:
@@ -338,11 +335,13 @@ class MeasuredPlanner:
                 best, most = part, profit
         return best
 
-    def _row_prices(self) -> list[float]:
-        """Return the price in tokens of each row but the first."""
+    def _profits(self, drafts: Drafts, probes: int = 0) -> list[float]:
+        """Return for the first 1, 2, ... rows the expected tokens, less the price of the step."""
         rate = self._throughput.rate
-        curve = self.costs.curve
-        return [rate * (more - fewer) for fewer, more in zip(curve[1:], curve[2:])]
+        return [
+            tokens - rate * self.costs(rows + probes)
+            for rows, tokens in enumerate(np.cumsum(drafts.chances), 1)
+        ]
 
     def _price(self, rows: int, added: int, *, probing: bool = False) -> float:
         """Return the price in tokens of adding rows to a step that has `rows`."""
@@ -373,6 +372,16 @@ class MeasuredPlanner:
                 best = profit
                 sites = count
         return order[:sites], k
+
+    def _longer(self, rows: int, k: int) -> int:
+        """Return the probes of a trial: twice as many as `k`, more if they were tried or are cheap."""
+        longer = min(2 * k, self.max_probes)
+        while longer < self.max_probes and (
+            not self._collecting(longer)
+            or self._price(rows, longer + 1) < self._constants.trial_price
+        ):
+            longer += 1
+        return longer
 
     def _collecting(self, k: int) -> bool:
         """Return whether few answers of k adaptive tokens were compared."""

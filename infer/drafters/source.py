@@ -28,8 +28,8 @@ class DraftGraph:
     def expand(self, node: int) -> None:
         """Add the children of a node, if this graph grows on demand."""
 
-    def unanswered(self) -> "DraftGraph":
-        """Return the same graph without the answers of adaptive tokens."""
+    def answering(self, count: int) -> "DraftGraph":
+        """Return the same graph with only the first answers of adaptive tokens."""
         return self
 
     def tree(self, drafts: Drafts) -> Tree:

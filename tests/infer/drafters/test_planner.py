@@ -30,7 +30,6 @@ from infer.engine.sampling import GREEDY
 from infer.loop import Verified
 from infer.ngrams import Ngrams
 from infer.trees.growth import Growth, Rules
-from infer.trees.token_graph import Drafts
 from infer.trees.tree import Tree, extent
 from tests.infer.library import by_tokens
 
@@ -337,18 +336,36 @@ def test_steps_with_probes_do_not_hide_the_time_of_rows() -> None:
     assert costs.probing == pytest.approx(0.3, abs=0.05)
 
 
+def test_slow_first_steps_do_not_make_rows_expensive() -> None:
+    """Regression: each new number of rows raised L by up to 1.2, so on a GPU L(64) rose to 3."""
+    costs = StepCosts(prior_costs("cuda"))
+    for rows in range(2, 65):
+        for _ in range(3):
+            costs.observe(timed(1), 0.010)
+        costs.observe(timed(rows), 0.022)
+    assert costs(64) == pytest.approx(prior_costs("cuda")[ROWS.index(64)], abs=0.01)
+    for _ in range(9):
+        costs.observe(timed(64), 0.015)
+    assert costs(64) == pytest.approx(1.5, abs=0.1)
+
+
 def test_steps_with_one_answer_say_nothing_about_two() -> None:
     """Regression: they lowered h(2), so that the planner kept to one probe."""
     gain = ProbeGain()
-    chain = Drafts([0, 1, 1], [-1, 0, 1], [0, 1, 2], [1.0, 0.8, 0.6], [0, 1, 2])
-    root = chain.first(1)
-    gain.record(chain, root, [0.1, 0.1], answered=2)
-    both = gain.gains[1]
+    gain.record([-1.0, -0.3, 0.2])
     for _ in range(20):
-        gain.record(chain.first(2), root, [0.1, 0.1], answered=1)
-    assert gain.gains[1] == pytest.approx(both) == pytest.approx(1.2)
-    assert gain.gains[0] == pytest.approx(0.7)
-    assert gain.answers[:2].tolist() == [21, 1]
+        gain.record([-0.5, 0.2])
+    assert gain.gains[:3].tolist() == pytest.approx([0.7, 1.2, 1.2])
+    assert gain.answers[:3].tolist() == [21, 1, 0]
+
+
+def test_drafts_with_fewer_answers_measure_the_gain_of_each() -> None:
+    """Answers that are right with probability 0.8 after others that are right add 0.8^j."""
+    planner = MeasuredPlanner(FLAT.prior, 5)
+    Text(planner).write(3000, FLAT, 0.8)
+    gains = planner._gain.gains[:5]
+    expected = np.cumsum(0.8 ** np.arange(1, 6))
+    np.testing.assert_allclose(gains, expected, atol=0.35)
 
 
 # With a draft model, on simulated chains.
