@@ -117,13 +117,13 @@ class StepCosts:
 
     Times are medians, because single steps are much longer beside other processes. The first
     step of a shape may have cold caches, so it does not count if it takes longer than expected.
-    `probing` is the overhead of probes in addition to their rows:
-    the adapter, and reading their answers. It is the difference of steps with and without
-    probes of the same number of rows; where only steps with probes were timed, their time above
-    `probing` is that of the rows. The part of the prior above one plain step is scaled to fit
-    all measurements, so that the estimate also moves at row counts that no step has had. L is
-    the increasing function next to the measurements and the scaled prior. `curve[q]` is L(q);
-    `prices[q]` is the lowest price of one more row after the first q.
+    `probing` is the overhead of probes in addition to their rows: the adapter, and reading
+    their answers. It is the difference of steps with and without probes of the same number of
+    rows; where only steps with probes were timed, their time above `probing` is that of the
+    rows. The part of the prior above one plain step is scaled to fit the measurements, those of
+    similar numbers of rows most, so that the estimate also moves at numbers that no step has
+    had. L is the increasing function next to the measurements and the scaled prior. `curve[q]`
+    is L(q); `prices[q]` is the lowest price of one more row after the first q.
     """
 
     def __init__(
@@ -205,13 +205,9 @@ class StepCosts:
             for (q, probed), time in self._medians.items()
         ]
         rows, above, weights = np.array(points).reshape(-1, 3).T
-        prior = np.interp(rows, ROWS, self._prior)
-        least = 0.1 * float(self._prior @ self._prior) / len(ROWS)
-        norm = float(weights @ prior**2) + least
-        scale = (float(weights @ (prior * above)) + least) / norm if norm else 1.0
         self._rows, self._values = increasing(
             np.concatenate([ROWS, rows]),
-            np.concatenate([scale * self._prior, above]),
+            np.concatenate([self._scales(rows, above, weights) * self._prior, above]),
             np.concatenate([np.full(len(ROWS), constants.prior_steps), weights]),
         )
         self._values += 1
@@ -223,6 +219,23 @@ class StepCosts:
         slopes = (self._values - curve[:-1, None]) / np.where(ahead > 0, ahead, np.nan)
         self.prices: list[float] = np.nanmin(slopes, 1).tolist()
         self.curve: list[float] = [0.0, *curve.tolist()[1:]]
+
+    def _scales(self, rows: Array, above: Array, weights: Array) -> Array:
+        """Return the factors of the prior at ROWS that fit the measurements.
+
+        A factor is a mean of the factor that fits all measurements, which those of many rows
+        decide, and the factors at single numbers of rows, those near by with more weight.
+        """
+        steps = self._constants.prior_steps
+        prior = np.interp(rows, ROWS, self._prior)
+        least = 0.1 * float(self._prior @ self._prior) / len(ROWS)
+        norm = float(weights @ prior**2) + least
+        scale = (float(weights @ (prior * above)) + least) / norm if norm else 1.0
+        single = np.divide(above, prior, out=np.zeros_like(prior), where=prior > 0)
+        at = np.array(ROWS)[:, None]
+        near = weights * (np.minimum(at, rows) / np.maximum(at, rows)) ** 2
+        scales: Array = (near @ single + steps * scale) / (near.sum(1) + steps)
+        return scales
 
     def _overhead(self) -> float:
         constants = self._constants
