@@ -118,7 +118,7 @@ class Groups(Kernel):
 
     @classmethod
     def limit(cls, rounded: Tensor) -> Tensor:
-        """Reduce weights whose group has too large a sum, all of the same sign by the same factor."""
+        """Reduce the weights of a group with too large a sum by one factor for each sign."""
         groups = cls._groups(rounded).short()
         limited = torch.zeros_like(groups)
         for sign in (1, -1):

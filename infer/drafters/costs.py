@@ -70,8 +70,8 @@ class Constants:
     retry_allowance: float = 2.0
     saved_share: float = 0.01
     dry_run_every: int = 8
-    #: This many steps after a comparison, a step with answers is drafted again with fewer of
-    #: them and with none, to measure their gain.
+    #: This many steps after a comparison, a step is drafted again with fewer answers than it
+    #: has and without answers, to measure their gain.
     compare_every: int = 4
     #: A trial is a step with twice as many probes as seem best, or more if their rows cost less
     #: than `trial_price` tokens. Steps without one before a trial, the comparisons of as many
@@ -120,9 +120,9 @@ class StepCosts:
     `probing` is the overhead of probes in addition to their rows: the adapter, and reading
     their answers. It is the difference of steps with and without probes of the same number of
     rows; where only steps with probes were timed, their time above `probing` is that of the
-    rows. The part of the prior above one plain step is scaled to fit the measurements, those of
-    similar numbers of rows most, so that the estimate also moves at numbers that no step has
-    had. L is the increasing function next to the measurements and the scaled prior. `curve[q]`
+    rows. The part of the prior above one plain step is scaled to fit the measurements, most of
+    all the ones of similar numbers of rows, so that the estimate also moves at numbers that no
+    step has had. L is the increasing function next to the measurements and the scaled prior. `curve[q]`
     is L(q); `prices[q]` is the lowest price of one more row after the first q.
     """
 
@@ -223,8 +223,8 @@ class StepCosts:
     def _scales(self, rows: Array, above: Array, weights: Array) -> Array:
         """Return the factors of the prior at ROWS that fit the measurements.
 
-        A factor is a mean of the factor that fits all measurements, which those of many rows
-        decide, and the factors at single numbers of rows, those near by with more weight.
+        A factor is a mean of the factor that fits all measurements (mostly steps of many rows)
+        and of the factors at single numbers of rows, near ones with more weight.
         """
         steps = self._constants.prior_steps
         prior = np.interp(rows, ROWS, self._prior)

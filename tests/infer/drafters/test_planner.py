@@ -364,7 +364,7 @@ def test_steps_with_one_answer_say_nothing_about_two() -> None:
 
 
 def test_drafts_with_fewer_answers_measure_the_gain_of_each() -> None:
-    """Answers that are right with probability 0.8 after others that are right add 0.8^j."""
+    """If each answer is right with probability 0.8, the j-th adds 0.8^j."""
     planner = MeasuredPlanner(FLAT.prior, 5)
     Text(planner).write(3000, FLAT, 0.8)
     gains = planner._gain.gains[:5]
