@@ -71,8 +71,8 @@ class Places(DraftGraph):
         # By node: the place of its children, and the n-gram statistics of its siblings.
         self._places = [0]
         self._known: list[Known] = [()]
-        # By node: the answers for its children, corrected by the node's token.
-        self._corrected: dict[int, Answer] = {}
+        # By place and the token before it: the answers, corrected by the token.
+        self._corrected: dict[tuple[int, int], Answer] = {}
 
     def answering(self, count: int) -> "Places":
         """See DraftGraph."""
@@ -80,9 +80,11 @@ class Places(DraftGraph):
         if answers:
             first = answers.ids[:count], answers.weights[:count]
             answers = replace(answers, ids=first[0], weights=first[1])
-        return Places(
+        places = Places(
             self._text, answers, self._ngrams, self._width, self._sampling, self._seed
         )
+        places._corrected = self._corrected  # on a GPU each correction waits for it
+        return places
 
     def expand(self, node: int) -> None:
         """Add the candidates for the next place under a node."""
@@ -139,8 +141,9 @@ class Places(DraftGraph):
         ids = answers.ids[place]
         if answers.correct is None:
             return dict(zip(ids, answers.weights[place]))
-        if node not in self._corrected:
-            scores = answers.correct(place, self.graph.tokens[node], ids)
+        token = self.graph.tokens[node]
+        if (place, token) not in self._corrected:
+            scores = answers.correct(place, token, ids)
             if temperature := self._sampling.temperature:
                 scores = [
                     score / temperature + noise(self._seed, self._position + place, id)
@@ -152,8 +155,8 @@ class Places(DraftGraph):
             shares = {id: exp(score - largest) for score, id in zip(scores, ids)}
             total = sum(shares.values())
             order = sorted(ids, key=shares.__getitem__, reverse=True)
-            self._corrected[node] = {id: shares[id] / total for id in order}
-        return self._corrected[node]
+            self._corrected[place, token] = {id: shares[id] / total for id in order}
+        return self._corrected[place, token]
 
     def _combined(self, ngrams: TextNgrams, node: int) -> Scores:
         by_ngrams, total, known = self._by_ngrams(ngrams, node)
