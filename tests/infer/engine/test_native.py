@@ -91,8 +91,9 @@ def test_logits_are_those_of_pytorchs_operations(
     monkeypatch.setattr(native, "library", lambda: None)
     assert type(Target(lm, batch=1, capacity=8).fused) is not NativeDecoder
     for ours, theirs in zip(fast, logits(lm, batch)):
-        # A last bit can become a whole step of int8 in a later layer.
-        assert (ours - theirs).norm() < 0.01 * theirs.norm()
+        errors = (ours - theirs).norm(dim=-1) / theirs.norm(dim=-1)
+        # In few rows a last bit becomes a whole step of int8 in a later layer.
+        assert errors.median() < 1e-5 and errors.max() < 0.05
 
 
 @pytest.mark.parametrize("rank", [3, 8])
