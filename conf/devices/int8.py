@@ -106,7 +106,7 @@ class Groups(Kernel):
         errors = [largest.new_full((len(weight),), steps / n**2) for n in TRIED]
         for sign in (1, -1):
             part = (sign * groups).clamp_(min=0)
-            # The groups that `limit` changes for the most levels: few.
+            # Only a few groups are changed by `limit`, even with the most levels.
             row, group = (part.sum(0) > LARGEST_SUM / max(TRIED)).nonzero(as_tuple=True)
             weights = part[:, row, group]
             sums, squares = weights.sum(0), weights.square().sum(0)
