@@ -188,7 +188,6 @@ class Fbgemm(Groups):
     """A rounded weight that FBGEMM multiplies by."""
 
     size = 2
-
     rounded = False
 
     def __init__(self, rounded: Tensor, scale: Tensor) -> None:

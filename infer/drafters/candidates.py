@@ -78,8 +78,8 @@ class Places(DraftGraph):
         """See DraftGraph."""
         answers = self._answers
         if answers:
-            first = answers.ids[:count], answers.weights[:count]
-            answers = replace(answers, ids=first[0], weights=first[1])
+            ids, weights = answers.ids[:count], answers.weights[:count]
+            answers = replace(answers, ids=ids, weights=weights)
         places = Places(
             self._text, answers, self._ngrams, self._width, self._sampling, self._seed
         )

@@ -122,8 +122,8 @@ class StepCosts:
     rows; where only steps with probes were timed, their time above `probing` is that of the
     rows. The part of the prior above one plain step is scaled to fit the measurements, most of
     all the ones of similar numbers of rows, so that the estimate also moves at numbers that no
-    step has had. L is the increasing function next to the measurements and the scaled prior. `curve[q]`
-    is L(q); `prices[q]` is the lowest price of one more row after the first q.
+    step has had. L is the increasing function next to the measurements and the scaled prior.
+    `curve[q]` is L(q); `prices[q]` is the lowest price of one more row after the first q.
     """
 
     def __init__(
@@ -402,9 +402,8 @@ class ProbeGain:
 
     def __init__(self, constants: Constants = CONSTANTS) -> None:
         self._window = constants.window
-        self._added = np.zeros(
-            constants.max_depth
-        )  # by the first answer, the second, ...
+        # The mean tokens added by the first answer, the second, ...
+        self._added = np.zeros(constants.max_depth)
         self.answers = np.zeros(constants.max_depth)
         self.gains = np.zeros(constants.max_depth)  # h(1), h(2), ...
 
