@@ -369,7 +369,8 @@ INLINED void attend_head(long groups, float *queries, const float *keys, const f
 /* ---- The decoder: the structures of infer/engine/native.py ---- */
 
 #define PARTS 3    /* the largest number of layers in a product */
-#define OUTPUTS 64 /* of a block of B */
+#define OUTPUTS 32 /* of a block of B */
+#define PROBES 3   /* rows that are adapted at once: their sums stay in registers */
 
 /* Layers that read the same input, and their adapters: y = [W1 x | W2 x | .. | A1 x | A2 x | ..]. */
 typedef struct {
@@ -379,7 +380,8 @@ typedef struct {
     const int32_t *offsets;
     const float *bias; /* zeros without a bias */
     long sizes[PARTS], ranks[PARTS];
-    const float *b[PARTS]; /* blocks of OUTPUTS rows of B, each transposed; the last one may have fewer rows */
+    const int8_t *b[PARTS]; /* blocks of OUTPUTS rows of B, each transposed; the last one may have fewer rows */
+    const float *b_scale[PARTS]; /* of each row of B */
 } product;
 
 typedef struct {
@@ -420,36 +422,62 @@ static int threads_for(const forward *f, long multiplications)
     return multiplications < f->divided ? 1 : f->threads;
 }
 
-/* y += B inner for 8 * `vectors` outputs of a row. A column of B has `width` outputs. */
-INLINED void adapt_row(const int vectors, float *y, const float *b, const float *inner, long width, long rank)
+/* y += scale * (B inner) for 8 * `vectors` outputs of `count` rows. A column of B has `width` outputs. */
+INLINED void adapt_rows(const int count, const int vectors, float *const *y, const int8_t *b, const float *scale,
+                        const float *const *inner, long width, long rank)
 {
-    vector sums[8];
-    for (int j = 0; j < vectors; j++)
-        sums[j] = load(y + 8 * j);
+    vector sums[PROBES][OUTPUTS / 8] = {0};
     for (long i = 0; i < rank; i++)
+        for (int j = 0; j < vectors; j++) {
+            __m128i column = _mm_loadl_epi64((const __m128i *)(b + i * width + 8 * j));
+            vector numbers = (vector)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(column));
+            for (int r = 0; r < count; r++)
+                sums[r][j] += inner[r][i] * numbers;
+        }
+    for (int r = 0; r < count; r++)
         for (int j = 0; j < vectors; j++)
-            sums[j] += inner[i] * load(b + i * width + 8 * j);
-    for (int j = 0; j < vectors; j++)
-        *(vector *)(y + 8 * j) = sums[j];
+            *(vector *)(y[r] + 8 * j) += sums[r][j] * *(const vector *)(scale + 8 * j);
+}
+
+/* `adapt_rows` for a block of B with `width` outputs. */
+INLINED void adapt_block(const int count, float *const *y, const int8_t *b, const float *scale,
+                         const float *const *inner, long width, long rank)
+{
+    if (width == OUTPUTS) {
+        adapt_rows(count, OUTPUTS / 8, y, b, scale, inner, OUTPUTS, rank);
+        return;
+    }
+    float *rest[PROBES];
+    for (long j = 0; j < width; j += 8) {
+        for (int r = 0; r < count; r++)
+            rest[r] = y[r] + j;
+        adapt_rows(count, 1, rest, b + j, scale + j, inner, width, rank);
+    }
 }
 
 /* Add B times the product with A to the probes' outputs of one layer. */
-static void adapt(const forward *f, const float *b, long size, long rank, float *y, const float *inner, long stride)
+static void adapt(const forward *f, const int8_t *b, const float *scale, long size, long rank, float *y,
+                  const float *inner, long stride)
 {
-    int threads = threads_for(f, f->n * size * rank);
+    long of_sequence = f->rows - f->first, probes = f->n / f->rows * of_sequence;
+    int threads = threads_for(f, probes * size * rank);
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (long o = 0; o < size; o += OUTPUTS)
-        for (long r = 0; r < f->n; r++) {
-            if (r % f->rows < f->first)
-                continue;
+        for (long p = 0; p < probes; p += PROBES) {
+            long count = probes - p < PROBES ? probes - p : PROBES;
             long width = size - o < OUTPUTS ? size - o : OUTPUTS;
-            const float *block = b + o * rank, *row = inner + r * stride;
-            float *out = y + r * stride + o;
-            if (width == OUTPUTS)
-                adapt_row(8, out, block, row, OUTPUTS, rank);
-            else
-                for (long j = 0; j < width; j += 8)
-                    adapt_row(1, out + j, block + j, row, width, rank);
+            float *out[PROBES];
+            const float *in[PROBES];
+            for (long i = 0; i < count; i++) {
+                long r = (p + i) / of_sequence * f->rows + f->first + (p + i) % of_sequence;
+                out[i] = y + r * stride + o;
+                in[i] = inner + r * stride;
+            }
+            switch (count) {
+            case 1: adapt_block(1, out, b + o * rank, scale + o, in, width, rank); break;
+            case 2: adapt_block(2, out, b + o * rank, scale + o, in, width, rank); break;
+            default: adapt_block(PROBES, out, b + o * rank, scale + o, in, width, rank);
+            }
         }
 }
 
@@ -466,7 +494,7 @@ static void project(const forward *f, const product *p)
         inner += p->sizes[i];
     for (long i = 0; i < p->parts; y += p->sizes[i], inner += p->ranks[i], i++)
         if (p->ranks[i])
-            adapt(f, p->b[i], p->sizes[i], p->ranks[i], y, inner, p->outputs);
+            adapt(f, p->b[i], p->b_scale[i], p->sizes[i], p->ranks[i], y, inner, p->outputs);
 }
 
 /* Rotate the queries (times `factor`) and keys of y = [q | k | v | ...]; write keys and values to the cache. */
@@ -564,4 +592,71 @@ void decode(const decoder *m, const forward *f, const cached *cache, float *resu
         project(f, &l->down);
         before = &l->down;
     }
+}
+
+/* ---- The previous-token head: infer/engine/native_head.py ---- */
+
+/* A matrix (d, d) with rows after it, so that it has `outputs` rows. */
+typedef struct {
+    const int8_t *weight;
+    const float *scale;
+    const int32_t *offsets;
+} matrix;
+
+typedef struct {
+    long d, outputs;
+    matrix of_hidden, of_token, w2; /* W1 = [of_hidden | of_token] */
+    const float *norm;
+    float epsilon;
+    const float *output, *bias; /* the model's output head (V, d) and (V) or null */
+} head;
+
+/* Write the product of n rows x and a matrix to y (n, outputs). */
+static void apply(const head *m, const matrix *w, long n, const uint8_t *x, const float *largest, float *y)
+{
+    multiply(n, m->d, m->outputs, x, w->weight, w->scale, w->offsets, y, 1);
+    for (long r = 0; r < n; r++)
+        for (long i = 0; i < m->outputs; i++)
+            y[r * m->outputs + i] *= largest[r];
+}
+
+/* Write a part of W1's product with the norm of n rows to `inner` (n, outputs). */
+static void apply_to_norm(const head *m, const matrix *w, long n, const float *rows, float *inner)
+{
+    uint8_t *x = malloc(n * m->d);
+    float *largest = malloc(n * sizeof(float));
+    add_norm(n, m->d, (float *)rows, NULL, 0, NULL, m->norm, m->epsilon, NULL, x, largest);
+    apply(m, w, n, x, largest, inner);
+    free(x);
+    free(largest);
+}
+
+/* Write the part of W1's product that depends on k hidden states to `inner` (k, outputs). */
+void read_hidden(const head *m, long k, const float *hidden, float *inner)
+{
+    apply_to_norm(m, &m->of_hidden, k, hidden, inner);
+}
+
+/* Write the corrected logits of `count` ids at a place with this hidden state and its `inner`, after a token
+   with this embedding. */
+void correct(const head *m, const float *hidden, const float *inner, const float *token, long count, const long *ids,
+             float *logits)
+{
+    long d = m->d;
+    float *y = malloc(m->outputs * sizeof(float)), *row = malloc(d * sizeof(float)), largest;
+    uint8_t *x = malloc(d);
+    apply_to_norm(m, &m->of_token, 1, token, y);
+    for (long i = 0; i < d; i++) {
+        float sum = inner[i] + y[i];
+        row[i] = sum / (1 + exponential(-sum));
+    }
+    round_row(row, 0, d, x, &largest);
+    apply(m, &m->w2, 1, x, &largest, y);
+    for (long i = 0; i < d; i++)
+        row[i] = hidden[i] + y[i];
+    for (long j = 0; j < count; j++)
+        logits[j] = dot(row, m->output + ids[j] * d, d) + (m->bias ? m->bias[ids[j]] : 0);
+    free(y);
+    free(row);
+    free(x);
 }

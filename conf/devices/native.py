@@ -19,12 +19,16 @@ FLAGS = (
     *("-O3", "-march=native", "-shared", "-fPIC"),
     *("-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"),
 )
+#: Numbers in a vector of native.c; the widths of rows between products must be multiples of it.
+LANES = 8
 TYPES = {"p": c_void_p, "l": c_long, "i": c_int}
 #: The types of arguments.
 SIGNATURES = {
     "adds_in_sixteen_bits": "",
     "multiply": "lllppppp i",
     "decode": "pppp",
+    "read_hidden": "plpp",
+    "correct": "pppplpp",
 }
 
 

@@ -114,6 +114,19 @@ class Places(DraftGraph):
         sources = tuple(map(self.source, drafts.nodes))
         return replace(super().tree(drafts), sources=sources)
 
+    def kind(self, node: int) -> int:
+        """See DraftGraph: 0 without an answer for the place, else 1.
+
+        With an answer, 1 is added for its likeliest token, and 2 for a token that n-grams predict.
+        """
+        place = self._places[node] - 1
+        if place >= self.answered:
+            return 0
+        token = self.graph.tokens[node]
+        (likeliest, *_) = self._answer(self.graph.parents[node])
+        chances, *_ = self._known[node]
+        return 1 + (token == likeliest) + 2 * (token in chances)
+
     def source(self, node: int) -> str:
         """Return the source of a node, "" for the root.
 

@@ -19,6 +19,8 @@ tokens that the draft with the first j answers adds to the text, less its rows' 
 
     h(k) = sum_{j <= k} mean(P_j - P_{j-1}), over the steps with at least j answers.
 
+The P_j are expectations given all answers of the step.
+
 An allowance bounds how much drafting may lose against plain decoding. When it is used up,
 steps are plain, and drafts that are made but not verified show whether drafting pays again.
 """
@@ -42,7 +44,7 @@ from infer.drafters.costs import (
     Throughput,
     prior_costs,
 )
-from infer.drafters.source import DraftGraph, LevelPlanner
+from infer.drafters.source import KINDS, DraftGraph, LevelPlanner
 from infer.loop import Verified
 from infer.trees.nucleus import nucleus_shape, nucleus_tree
 from infer.trees.token_graph import Drafts, unroll, unroll_levels
@@ -190,8 +192,8 @@ class MeasuredPlanner:
         self._forwards = None if forward is None else DraftForwards(forward, constants)
         self._throughput = Throughput(constants)
         self._gain = ProbeGain(constants)
-        # For places without and with answers of adaptive tokens.
-        self._calibrations = (Calibration(constants), Calibration(constants))
+        # By the kind of a candidate.
+        self._calibrations = [Calibration(constants) for _ in range(KINDS)]
         self._since_comparison = 0
         self._k = 0  # probes after the likeliest end in the last step
         self._since_trial = 0
@@ -206,7 +208,7 @@ class MeasuredPlanner:
 
     def chance(self, weight: float) -> float:
         """See LevelPlanner: the recent rate of right drafts."""
-        return self._calibrations[False].chance(weight)
+        return self._calibrations[0].chance(weight)
 
     def deepens(self, level: int, reach: float) -> bool:
         """See LevelPlanner. Always draft the first level, at the allowance's cost."""
@@ -277,9 +279,9 @@ class MeasuredPlanner:
         """Record which candidates were right; return each token's node or None."""
         followed = []
         chances = graph.graph.chances
-        for place, (children, right) in enumerate(graph.graph.follow(tokens)):
-            calibration = self._calibrations[place < graph.answered]
+        for children, right in graph.graph.follow(tokens):
             for child in children:
+                calibration = self._calibrations[graph.kind(child)]
                 calibration.record(chances[child], child == right)
             if self._forwards:
                 self._forwards.record(right is not None)
@@ -292,11 +294,9 @@ class MeasuredPlanner:
         rows = constants.max_rows // 2 if self.max_probes else constants.max_rows
         rate = self._throughput.rate
         prices = [rate * price for price in self.costs.prices[1:rows]]
-        calibrations = self._calibrations
-        answered = graph.answered
 
-        def chance(weight: float, place: int) -> float:
-            return calibrations[place < answered].chance(weight)
+        def chance(node: int) -> float:
+            return self._chance(graph, node)
 
         # A graph that grows on demand has no depth limit; a draft model's graph has one.
         depth = left - 1
@@ -314,7 +314,36 @@ class MeasuredPlanner:
             self._since_comparison = 0
             fewer = map(graph.answering, range(graph.answered))
             compared = [*(self._drafts(part, left) for part in fewer), drafts]
-            self._gain.record([max(self._profits(part)) for part in compared])
+            self._gain.record([self._profit_in(graph, part) for part in compared])
+
+    def _profit_in(self, graph: DraftGraph, drafts: Drafts) -> float:
+        """Return the expected tokens of the first drafts that pay, less the price of the step.
+
+        The chances are taken from `graph`, which may know more answers than the drafts' own
+        graph: without answers, drafts may have too high chances.
+        """
+        rows = 1 + int(np.argmax(self._profits(drafts)))
+        nodes: list[int | None] = [0]
+        chances = [1.0]
+        for token, parent in zip(drafts.tokens[1:rows], drafts.parents[1:rows]):
+            node = self._child(graph, nodes[parent], token)
+            nodes.append(node)
+            right = 0.0 if node is None else self._chance(graph, node)
+            chances.append(chances[parent] * right)
+        return sum(chances) - self._throughput.rate * self.costs(rows)
+
+    def _child(self, graph: DraftGraph, node: int | None, token: int) -> int | None:
+        """Return the child of a node with this token; None if it is no candidate."""
+        if node is None:
+            return None
+        if not graph.graph.children[node]:
+            graph.expand(node)
+        children = graph.graph.children[node]
+        return next((c for c in children if graph.graph.tokens[c] == token), None)
+
+    def _chance(self, graph: DraftGraph, node: int) -> float:
+        """Return how often a candidate like this node is right."""
+        return self._calibrations[graph.kind(node)].chance(graph.graph.chances[node])
 
     def _best_part(self, drafts: Drafts) -> Drafts:
         """Return the first drafts, as many as pay: prices hold only if all cheap rows are used.

@@ -13,6 +13,9 @@ from infer.loop import Verified
 from infer.trees.token_graph import Drafts, TokenGraph
 from infer.trees.tree import Tree
 
+#: The number of kinds of candidates that planners calibrate separately.
+KINDS = 5
+
 
 class DraftGraph:
     """The candidates that follow one sequence's text in one step.
@@ -24,6 +27,10 @@ class DraftGraph:
     graph: TokenGraph
     answered: int = 0
     fed: int = 0
+
+    def kind(self, node: int) -> int:
+        """Return the kind of a node, below KINDS. By kind planners learn how often nodes are right."""
+        return 0
 
     def expand(self, node: int) -> None:
         """Add the children of a node, if this graph grows on demand."""

@@ -10,7 +10,7 @@ drafts equal the texts of plain decoding. One scale for several rows would break
 are unsigned because the kernels for signed inputs are slow on most CPUs (conf/devices/int8.py).
 
 Norms, rotary embeddings and attention compute in float32 (native.py) or wider (attention.py). The A
-matrices of an adapter are part of the product; the products with B are added in float32. The
+matrices of an adapter are part of the product; the products with B8, scaled, are added in float32. The
 head finds the likeliest tokens in int8, and pick.py computes their logits again from the
 head's float32 weight.
 """
@@ -22,10 +22,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from conf.devices.int8 import exact_kernel, pack
+from conf.devices.int8 import Native, exact_kernel, pack, round_weight
 from conf.errors import UserError
 from infer.engine.gate import GatedEmbedding, GatedLinear
 from infer.engine.head import PreviousTokenHead
+from infer.engine.native_head import head_in_int8
 from infer.engine.packed import Adapter, JointLinear, Product, join, linear_layers
 
 #: The modules that may have matrices: converted to int8, looked up, or used for drafts alone.
@@ -102,6 +103,14 @@ class Int8Product(Product):
         kernel = exact_kernel()
         assert kernel is not None
         self.kernel = pack(torch.cat(list(rows)).detach().float(), kernel)
+        # Sums with B are in float32, so they need no limits; Native sets no limits. Layers of a
+        # product either all have an adapter or all have no adapter.
+        self.rounded_outer = [
+            round_weight(b.T.float().contiguous(), Native) for b in self.outer if len(b)
+        ]
+        self.outer = [
+            (b * scale[:, None]).T for b, scale in self.rounded_outer
+        ] or self.outer
         for layer in self.layers:
             layer.drop_weight()
 
@@ -128,3 +137,6 @@ def to_int8(lm: PreTrainedModel) -> None:
     last = {name: layer for name, layer in layers.items() if layer is head}
     join(lm, inner, Int8Linear, Int8Product)
     join(lm, last, Int8Head, Int8Product)
+    correction = PreviousTokenHead.of(lm)
+    if correction is not None:
+        lm.previous_token_head = head_in_int8(lm, correction)

@@ -29,19 +29,17 @@ from torch import Tensor
 
 from conf.architecture import head_width
 from conf.devices.int8 import DIVIDED, Native
-from conf.devices.native import library
+from conf.devices.native import LANES, library
 from infer.engine.attention import ProbeGate
 from infer.engine.cache import TreeCache
 from infer.engine.fused import FusedDecoder, Layer, layers_of
 from infer.engine.int8 import Int8Product
 from infer.engine.packed import Product
 
-#: Numbers in a vector of native.c; widths must be multiples of it.
-LANES = 8
 #: The largest number of layers in a product.
 PARTS = 3
 #: Rows of a B matrix in a block.
-OUTPUTS = 64
+OUTPUTS = 32
 
 
 class CProduct(Structure):
@@ -51,7 +49,7 @@ class CProduct(Structure):
         *((name, c_long) for name in ("d", "outputs", "parts")),
         *((name, c_void_p) for name in ("weight", "scale", "offsets", "bias")),
         *((name, c_long * PARTS) for name in ("sizes", "ranks")),
-        ("b", c_void_p * PARTS),
+        *((name, c_void_p * PARTS) for name in ("b", "b_scale")),
     ]
 
 
@@ -116,6 +114,8 @@ class NativeDecoder(FusedDecoder):
         (layer, *_) = c_layers  # all have the same sizes
         products = layer.qkv, layer.o, layer.gate_up, layer.down
         self._inputs = max(product.d for product in products)
+        # By cache. The keys and values of a cache stay where they are.
+        self._caches: WeakKeyDictionary[TreeCache, Any] = WeakKeyDictionary()
         self._outputs = max(product.outputs for product in products)
 
     def __call__(
@@ -160,14 +160,20 @@ class NativeDecoder(FusedDecoder):
 
     def _cached(self, cache: TreeCache, masks: Mapping[str, Tensor | None]) -> Any:
         """Return the addresses of all layers' keys, values and masks."""
-        (first, *rest) = masks.values()
-        cached = (CCached * len(self._layers))()
-        layers: Any = cache.layers
-        for c, layer, item in zip(cached, self._layers, layers):
-            mask = masks[layer.kind] if rest else first
-            c.keys, c.values = _addresses(item.keys, item.values)
-            c.sequence_step, c.head_step, *_ = item.keys.stride()
-            c.mask = None if mask is None else mask.data_ptr()
+        cached = self._caches.get(cache)
+        if cached is None:
+            cached = self._caches[cache] = (CCached * len(self._layers))()
+            layers: Any = cache.layers
+            for c, item in zip(cached, layers):
+                c.keys, c.values = _addresses(item.keys, item.values)
+                c.sequence_step, c.head_step, *_ = item.keys.stride()
+        of_masks = {
+            kind: None if mask is None else mask.data_ptr()
+            for kind, mask in masks.items()
+        }
+        (first, *rest) = of_masks.values()
+        for c, layer in zip(cached, self._layers):
+            c.mask = of_masks[layer.kind] if rest else first
         return cached
 
 
@@ -201,17 +207,19 @@ def _built(product: Any) -> CProduct:
     if product.bias is not None:
         bias[: len(product.bias)] = product.bias
     outer = [
-        torch.cat([block.flatten() for block in b.split(OUTPUTS, 1)])
-        for b in product.outer
+        torch.cat([block.T.flatten() for block in b.split(OUTPUTS)])
+        for b, _ in product.rounded_outer
     ]
+    scales = [scale for _, scale in product.rounded_outer]
     structure = CProduct(
         *(kernel.inputs, kernel.outputs, parts),
         *(*kernel.addresses, bias.data_ptr()),
         (c_long * PARTS)(*product.sizes[:parts]),
         (c_long * PARTS)(*product.sizes[parts:]),
         (c_void_p * PARTS)(*_addresses(*outer)),
+        (c_void_p * PARTS)(*_addresses(*scales)),
     )
-    structure.kept = bias, outer
+    structure.kept = bias, outer, scales
     return structure
 
 

@@ -142,7 +142,7 @@ def unroll(
     prices: Sequence[float],
     *,
     depth: int,
-    calibrated: Callable[[float, int], float] | None = None,
+    calibrated: Callable[[int], float] | None = None,
     expand: Callable[[int], None] | None = None,
 ) -> Drafts:
     """Return the graph's likeliest paths as a tree (GSD §5.4).
@@ -152,9 +152,9 @@ def unroll(
     Parents come before children, so the first n nodes are the likeliest tree of n nodes.
     The tree has at most `depth` levels.
 
-    `calibrated` maps a node's probability and depth to the observed acceptance rate of such
-    drafts. `expand` adds a node's children to the graph on demand; a graph with `expand`
-    has no merged nodes.
+    `calibrated` maps a node of the graph to the observed acceptance rate of such drafts.
+    `expand` adds a node's children to the graph on demand; a graph with `expand` has no merged
+    nodes.
     """
     drafts = Drafts.root(graph)
     # (negative joint probability, parent in the tree, rank among the parent's children)
@@ -169,9 +169,8 @@ def unroll(
             expand(node)
         children = graph.children[node]
         if rank < len(children):
-            chance = graph.chances[children[rank]]
-            if calibrated:
-                chance = calibrated(chance, drafts.depths[parent])
+            child = children[rank]
+            chance = calibrated(child) if calibrated else graph.chances[child]
             heapq.heappush(heap, (-drafts.chances[parent] * chance, parent, rank))
 
     offer(0, 0)

@@ -1,7 +1,7 @@
 """Run the measuring planner on texts of a real model with the step times of another device.
 
     python -m tests.benchmarks.simulated MODEL_DIR PROMPTS... [--device amx ...] [--count 8]
-        [--new 96] [--temperature 0] [--dtype float32] [--noise 0] [--seed 1] [--adaptive]
+        [--new 96] [--temperature 0] [--dtype float32] [--prior cpu] [--noise 0] [--seed 1] [--adaptive]
         [--vary NAME=VALUE,NAME=VALUE ...] [--fixed K,PROBES,NODES ...]
 
 PROMPTS are humaneval or files of prompts. The planner sees the time that DEVICE takes for the rows
@@ -9,7 +9,8 @@ of a step, so the figures do not depend on this machine. DEVICES has measured ta
 (docs/results.md). A text is decoded once, with adaptive tokens after each of its tokens, and then
 replayed: drafts do not change it, so the picks and answers are known. With `--noise` the planner
 sees times as on a machine with other programs: longer by an exponentially distributed share with
-this mean, and twice as long for the first step of a shape. The command prints tokens per forward
+this mean, and twice as long for the first step of a shape. `--prior` is the planner's expectation:
+cpu or cuda (costs.py). The command prints tokens per forward
 and tokens per plain step, which is the speedup on that device without the loop's own time.
 
 Rows are n-grams alone and all sources, with the default constants of the planner and with each
@@ -63,8 +64,8 @@ DEVICES = {
     ),
     "avx2-int8": (
         (1, 2, 4, 5, 6, 8, 9, 12, 16, 32, 64, 81),
-        (1.0, 1.0, 1.09, 1.13, 1.31, 1.62, 1.78, 2.1, 2.78, 5.2, 10.0, 12.8),
-        0.11,
+        (1.0, 1.03, 1.08, 1.1, 1.26, 1.47, 1.57, 2.0, 2.6, 5.0, 9.8, 12.5),
+        0.07,
     ),
     "h100": (  # 7B, bfloat16
         (1, 2, 4, 8, 16, 32, 64, 81),
@@ -136,7 +137,7 @@ def constants_of(text: str) -> Constants:
 
 def planners(L: int, args: argparse.Namespace) -> dict[str, Planner]:
     """Return new planners by name; the first is for n-grams alone."""
-    prior = prior_costs("cpu")
+    prior = prior_costs(args.prior)
     result: dict[str, Planner] = {"n-grams": MeasuredPlanner(prior, 0)}
     for vary in ["", *args.vary]:
         constants = constants_of(vary)
@@ -260,6 +261,7 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=96)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--prior", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--noise", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--adaptive", action="store_true")

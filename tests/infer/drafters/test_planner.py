@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
+from infer.drafters.candidates import Places
 from infer.drafters.costs import (
     CONSTANTS,
     ROWS,
@@ -28,7 +29,7 @@ from infer.drafters.source import DraftGraph
 from infer.engine.output import Candidates, Request
 from infer.engine.sampling import GREEDY
 from infer.loop import Verified
-from infer.ngrams import Ngrams
+from infer.ngrams import Ngrams, TextNgrams
 from infer.trees.growth import Growth, Rules
 from infer.trees.tree import Tree, extent
 from tests.infer.library import by_tokens
@@ -370,6 +371,19 @@ def test_drafts_with_fewer_answers_measure_the_gain_of_each() -> None:
     gains = planner._gain.gains[:5]
     expected = np.cumsum(0.8 ** np.arange(1, 6))
     np.testing.assert_allclose(gains, expected, atol=0.35)
+
+
+def test_answers_that_contradict_n_grams_are_worth_tokens() -> None:
+    """Regression: the chances of n-grams alone were higher than with the answers that
+    contradicted them. So answers seemed to cost tokens, and probes stopped.
+    """
+    planner = MeasuredPlanner(FLAT.prior, 5)
+    text = [*map(periodic, range(90))]
+    answers = Candidates([[WRONG, 4]] * 2, [[0.9, 0.1]] * 2)
+    places = Places(text, answers, TextNgrams(TEXT), planner.width)
+    planner.plan(places, 50)
+    assert planner._gain.answers[1] == 1
+    assert planner._gain.gains[1] >= 0
 
 
 # With a draft model, on simulated chains.

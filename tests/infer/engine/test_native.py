@@ -12,13 +12,14 @@ from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 
 from conf.devices.int8 import MOST, ZERO_POINT, Native, exact_kernel
+from conf.devices.native import LANES
 from infer.engine import native
 from infer.engine.attention import ProbeGate
 from infer.engine.forward import Target
 from infer.engine.fused import RowNorm
 from infer.engine.gate import GatedLinear
 from infer.engine.int8 import to_int8
-from infer.engine.native import LANES, NativeDecoder, library
+from infer.engine.native import NativeDecoder, library
 from infer.engine.output import Request
 from infer.engine.packed import linear_layers
 from infer.engine.runner import Runner

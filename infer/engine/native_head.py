@@ -1,0 +1,104 @@
+"""The previous-token head in int8 as two calls of native.c.
+
+The head reads 4 d² numbers for the first token that it corrects and 2 d² for each further one.
+In int8 they stay in the CPU's cache. The head is for drafts alone, so no sum needs to be exact.
+"""
+
+from collections.abc import Sequence
+from ctypes import (
+    CDLL,
+    Structure,
+    byref,
+    c_float,
+    c_long,
+    c_void_p,
+)
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from conf.devices.int8 import Native, exact_kernel, pack
+from conf.devices.native import LANES, library
+from infer.engine.head import Correct, PreviousTokenHead
+
+
+class CMatrix(Structure):
+    """`matrix` of native.c."""
+
+    _fields_ = [(name, c_void_p) for name in ("weight", "scale", "offsets")]
+
+
+class CHead(Structure):
+    """`head` of native.c."""
+
+    _fields_ = [
+        *((name, c_long) for name in ("d", "outputs")),
+        *((name, CMatrix) for name in ("of_hidden", "of_token", "w2")),
+        ("norm", c_void_p),
+        ("epsilon", c_float),
+        *((name, c_void_p) for name in ("output", "bias")),
+    ]
+
+
+class NativeHead(PreviousTokenHead):
+    """The head of a model in int8. Its kernel is a Native one."""
+
+    def __init__(
+        self, native: CDLL, lm: PreTrainedModel, head: PreviousTokenHead
+    ) -> None:
+        super().__init__(lm, head.w1, head.w2)
+        self._native = native
+        kernel = exact_kernel()
+        assert kernel is not None and issubclass(kernel, Native)
+        d = self.width
+        matrices: list[Any] = [
+            pack(w.float(), kernel) for w in (*head.w1.split(d, dim=1), head.w2)
+        ]
+        self._embedding, output = self._ends
+        weight = output.weight.contiguous()
+        norm = torch.full((d,), d**0.5)
+        self._kept = matrices, weight, norm
+        self._outputs: int = matrices[0].outputs
+        self._c = CHead(
+            *(d, self._outputs),
+            *(CMatrix(*matrix.addresses) for matrix in matrices),
+            *(norm.data_ptr(), d * torch.finfo(torch.float32).eps),
+            *(
+                weight.data_ptr(),
+                None if output.bias is None else output.bias.data_ptr(),
+            ),
+        )
+
+    @torch.inference_mode()
+    def correct(self, hidden_kd: Tensor) -> Correct:
+        """See PreviousTokenHead."""
+        hidden = hidden_kd.contiguous()
+        k, _ = hidden.shape
+        inner = hidden.new_empty(k, self._outputs)
+        self._native.read_hidden(
+            *(byref(self._c), k, hidden.data_ptr(), inner.data_ptr())
+        )
+
+        @torch.inference_mode()
+        def logits(place: int, previous: int, ids: Sequence[int]) -> list[float]:
+            count = len(ids)
+            result = (c_float * count)()
+            rows = hidden[place], inner[place], self._embedding.weight[previous]
+            self._native.correct(
+                *(byref(self._c), *(row.data_ptr() for row in rows)),
+                *(count, (c_long * count)(*ids), result),
+            )
+            return list(result)
+
+        return logits
+
+
+def head_in_int8(lm: PreTrainedModel, head: PreviousTokenHead) -> PreviousTokenHead:
+    """Return the head of a model in int8; `head` itself if native.c does not apply."""
+    native = library()
+    kernel = exact_kernel()
+    if native is None or kernel is None or not issubclass(kernel, Native):
+        return head
+    return head if head.width % LANES else NativeHead(native, lm, head)

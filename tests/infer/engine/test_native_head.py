@@ -1,0 +1,65 @@
+"""Test the previous-token head in int8: its logits beside the float32 head's, and values that overflow."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from conf.devices.int8 import Native, exact_kernel
+from infer.engine.head import PreviousTokenHead
+from infer.engine.int8 import to_int8
+from infer.engine.native_head import NativeHead
+from tests.infer.engine.test_families import tiny
+
+KERNEL = exact_kernel()
+pytestmark = pytest.mark.skipif(
+    KERNEL is None or not issubclass(KERNEL, Native),
+    reason="no exact int8 products, or no C compiler",
+)
+IDS = [3, 9, 4, 11, 30, 5]
+
+
+def heads(bias: bool = False) -> tuple[PreviousTokenHead, PreviousTokenHead]:
+    """Return a random head, and the head of the same model in int8."""
+    lm: Any = tiny("llama")
+    if bias:
+        lm.lm_head.bias = torch.nn.Parameter(torch.randn(lm.config.vocab_size))
+    d = lm.config.hidden_size
+    lm.previous_token_head = PreviousTokenHead(
+        lm, torch.randn(d, 2 * d), torch.randn(d, d)
+    )
+    exact = PreviousTokenHead(lm, lm.previous_token_head.w1, lm.previous_token_head.w2)
+    to_int8(lm)
+    head = PreviousTokenHead.of(lm)
+    assert head is not None
+    return exact, head
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_logits_are_nearly_those_of_the_float32_head(bias: bool) -> None:
+    exact, head = heads(bias)
+    assert isinstance(head, NativeHead)
+    hidden = torch.randn(3, head.width)
+    ours, theirs = head.correct(hidden), exact.correct(hidden)
+    pairs = [(ours(*key, IDS), theirs(*key, IDS)) for key in ((0, 7), (2, 1), (1, 30))]
+    results, expected = map(torch.tensor, zip(*pairs))
+    assert (results - expected).norm() < 0.03 * expected.norm()
+    first, *_ = pairs
+    assert ours(0, 7, IDS) == first[0]  # whatever was corrected before
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_hidden_state_that_overflows_gives_no_finite_logit(value: float) -> None:
+    """candidates.py then takes the answers without correction."""
+    _, head = heads()
+    hidden = torch.randn(2, head.width)
+    hidden[1, 3] = value
+    correct = head.correct(hidden)
+    assert torch.tensor(correct(0, 7, IDS)).isfinite().all()
+    assert not torch.tensor(correct(1, 7, IDS)).isfinite().any()
+
+
+def test_other_widths_keep_the_float32_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infer.engine.native_head.LANES", 5)
+    exact, head = heads()
+    assert type(head) is type(exact)
