@@ -594,6 +594,63 @@ void decode(const decoder *m, const forward *f, const cached *cache, float *resu
     }
 }
 
+/* ---- The likeliest tokens: infer/engine/native_top.py ---- */
+
+/* Move the last of `count` values to its place in decreasing order, after equal values; and its id. */
+static void insert(float *values, long *ids, long count)
+{
+    long i = count - 1, id = ids[i];
+    float value = values[i];
+    for (; i > 0 && value > values[i - 1]; i--) {
+        values[i] = values[i - 1];
+        ids[i] = ids[i - 1];
+    }
+    values[i] = value;
+    ids[i] = id;
+}
+
+/* The scalar product of rows of d numbers in float64. */
+static double wide_dot(const float *a, const float *b, long d)
+{
+    double sums[8] = {0};
+    for (long i = 0; i < d; i += 8)
+        for (int j = 0; j < 8; j++)
+            sums[j] += (double)a[i + j] * b[i + j];
+    return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+}
+
+/* Write the m largest logits of each of n rows (n, V) in decreasing order, and their ids, to (n, m). The logits
+   of the first `exact` ones are then computed again from the hidden states (n, d) and the output head's
+   weight (V, d) and bias (V) or null. */
+void top(long n, long V, const float *logits, long m, long exact, long d, const float *hidden, const float *weight,
+         const float *bias, float *values, long *ids)
+{
+    for (long r = 0; r < n; r++, logits += V, hidden += d, values += m, ids += m) {
+        for (long v = 0; v < V; v += 64) {
+            long end = v + 64 < V ? v + 64 : V;
+            if (v >= m) { /* most blocks have no number that is large enough */
+                int larger = 0;
+                for (long i = v; i < end; i++)
+                    larger |= logits[i] > values[m - 1];
+                if (!larger)
+                    continue;
+            }
+            for (long i = v; i < end; i++) {
+                if (i >= m && !(logits[i] > values[m - 1]))
+                    continue;
+                long last = i < m ? i : m - 1;
+                values[last] = logits[i];
+                ids[last] = i;
+                insert(values, ids, last + 1);
+            }
+        }
+        for (long i = 0; i < exact; i++)
+            values[i] = wide_dot(hidden, weight + ids[i] * d, d) + (bias ? bias[ids[i]] : 0);
+        for (long i = 1; i < m; i++)
+            insert(values, ids, i + 1);
+    }
+}
+
 /* ---- The previous-token head: infer/engine/native_head.py ---- */
 
 /* A matrix (d, d) with rows after it, so that it has `outputs` rows. */

@@ -27,6 +27,7 @@ SIGNATURES = {
     "adds_in_sixteen_bits": "",
     "multiply": "lllppppp i",
     "decode": "pppp",
+    "top": "llplllppppp",
     "read_hidden": "plpp",
     "correct": "pppplpp",
 }

@@ -68,8 +68,10 @@ class Places(DraftGraph):
         self._width = width
         self._sampling = sampling
         self._seed = seed
-        # By node: the place of its children, and the n-gram statistics of its siblings.
+        # By node: the place of its children; the answer that it was a candidate of, empty without
+        # answers, and the n-gram statistics at its place.
         self._places = [0]
+        self._answered: list[Answer] = [{}]
         self._known: list[Known] = [()]
         # By place and the token before it: the answers, corrected by the token.
         self._corrected: dict[tuple[int, int], Answer] = {}
@@ -89,23 +91,25 @@ class Places(DraftGraph):
     def expand(self, node: int) -> None:
         """Add the candidates for the next place under a node."""
         place = self._places[node]
-        scores: dict[int, float]
-        if self._ngrams is None:
-            scores = self._answer(node) if place < self.answered else {}
-            total = 1.0
-            known: Known = ({},)
-        else:
+        answer = self._answer(node) if place < self.answered else {}
+        scores, total = answer, 1.0
+        known: Known = ({},)
+        if self._ngrams is not None:
             if not node:
                 # Updated here, not in every step: a plain step needs no n-grams.
                 self._ngrams.extend(self._text)
             else:
                 tail = self._tails[self.graph.parents[node]]
                 self._tails[node] = (*tail, self.graph.tokens[node])[-LONGEST:]
-            score = self._combined if place < self.answered else self._by_ngrams
-            scores, total, known = score(self._ngrams, node)
+            scores, total, known = self._by_ngrams(self._ngrams, node)
+            if answer:
+                λ = self._ngrams.weights.place(place) / (1 + self._sampling.temperature)
+                scores = mixture(answer, scores, λ, total)
+                total = 1.0
         ranked = sorted(scores, key=scores.__getitem__, reverse=True)
         for token in ranked[: self._width]:
             self.graph.add(node, token, scores[token] / total)
+            self._answered.append(answer)
             self._known.append(known)
             self._places.append(place + 1)
 
@@ -119,13 +123,12 @@ class Places(DraftGraph):
 
         With an answer, 1 is added for its likeliest token, and 2 for a token that n-grams predict.
         """
-        place = self._places[node] - 1
-        if place >= self.answered:
+        answer = self._answered[node]
+        if not answer:
             return 0
         token = self.graph.tokens[node]
-        (likeliest, *_) = self._answer(self.graph.parents[node])
         chances, *_ = self._known[node]
-        return 1 + (token == likeliest) + 2 * (token in chances)
+        return 1 + (token == next(iter(answer))) + 2 * (token in chances)
 
     def source(self, node: int) -> str:
         """Return the source of a node, "" for the root.
@@ -133,16 +136,12 @@ class Places(DraftGraph):
         It is "adaptive" for the likeliest answer and for answers that no n-gram predicts,
         "text" for other tokens that the text's n-grams have counted, "ngrams" for the rest.
         """
-        token = self.graph.tokens[node]
-        place = self._places[node] - 1
         if not node:
             return ""
-        parent = self.graph.parents[node]
-        answered = self._answer(parent) if place < self.answered else {}
+        token = self.graph.tokens[node]
+        answer = self._answered[node]
         chances, *counted = self._known[node]
-        if token in answered and (
-            token == next(iter(answered)) or token not in chances
-        ):
+        if token in answer and (token == next(iter(answer)) or token not in chances):
             return "adaptive"
         return "text" if any(token in counts for counts in counted) else "ngrams"
 
@@ -171,14 +170,6 @@ class Places(DraftGraph):
             self._corrected[place, token] = {id: shares[id] / total for id in order}
         return self._corrected[place, token]
 
-    def _combined(self, ngrams: TextNgrams, node: int) -> Scores:
-        by_ngrams, total, known = self._by_ngrams(ngrams, node)
-        λ = ngrams.weights.place(self._places[node]) / (1 + self._sampling.temperature)
-        scores = {id: (1 - λ) * share for id, share in self._answer(node).items()}
-        for token, score in by_ngrams.items():
-            scores[token] = scores.get(token, 0.0) + λ * score / total
-        return scores, 1.0, known
-
     def _by_ngrams(self, ngrams: TextNgrams, node: int) -> Scores:
         chances, D, counted = ngrams.successors(self._tails[node])
         known: Known = (chances, *counted)
@@ -194,6 +185,16 @@ class Places(DraftGraph):
             for token in likeliest
         }
         return chances, rest + sum(chances.values()), known
+
+
+def mixture(
+    answer: Answer, by_ngrams: dict[int, float], λ: float, total: float
+) -> dict[int, float]:
+    """Return (1 - λ) times the answer's weights plus λ times the shares of the n-grams' `total`."""
+    scores = {id: (1 - λ) * share for id, share in answer.items()}
+    for token, score in by_ngrams.items():
+        scores[token] = scores.get(token, 0.0) + λ * score / total
+    return scores
 
 
 @dataclass(slots=True)

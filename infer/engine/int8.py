@@ -27,6 +27,7 @@ from conf.errors import UserError
 from infer.engine.gate import GatedEmbedding, GatedLinear
 from infer.engine.head import PreviousTokenHead
 from infer.engine.native_head import head_in_int8
+from infer.engine.native_top import native_top
 from infer.engine.packed import Adapter, JointLinear, Product, join, linear_layers
 
 #: The modules that may have matrices: converted to int8, looked up, or used for drafts alone.
@@ -66,6 +67,12 @@ class Int8Head(Int8Linear):
         """Map (..., d) to (..., V) approximate logits."""
         assert self.product is not None
         return self.product.joint(x)[..., : self.out_features]
+
+    def top(
+        self, hidden_nd: Tensor, logits_nV: Tensor, m: int, exact: int
+    ) -> tuple[Tensor, Tensor] | None:
+        """See native_top."""
+        return native_top(self, hidden_nd, logits_nV, m, min(m, exact))
 
     def drop_weight(self) -> None:
         """No-op: the likeliest tokens are rescored with the weight."""

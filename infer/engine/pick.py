@@ -81,7 +81,12 @@ class Logits:
         """Return the (n, m) largest logits in decreasing order, and their ids; m is at most V."""
         if not self._narrow:
             return top(self._logits, m)
-        ids = top(self._logits, min(max(m, RESCORED), self.vocabulary))[1]
+        count = min(max(m, RESCORED), self.vocabulary)
+        fast = getattr(self._head, "top", None)
+        if fast and (leading := fast(self.hidden, self._logits, count, RESCORED)):
+            values, ids = leading
+            return values[:, :m], ids[:, :m]
+        ids = top(self._logits, count)[1]
         values = self._logits.gather(1, ids).float()
         values[:, :RESCORED] = self._exact(ids[:, :RESCORED])
         order = values.argsort(dim=1, descending=True, stable=True)[:, :m]
