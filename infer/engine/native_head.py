@@ -1,6 +1,6 @@
 """The previous-token head in int8 as two calls of native.c.
 
-The head reads 4 d² numbers for the first token that it corrects and 2 d² for each further one.
+The head reads 3 d² weights for the first token that it corrects and 2 d² for each further token.
 In int8 they stay in the CPU's cache. The head is for drafts alone, so no sum needs to be exact.
 """
 
