@@ -594,7 +594,7 @@ void decode(const decoder *m, const forward *f, const cached *cache, float *resu
     }
 }
 
-/* ---- The likeliest tokens: infer/engine/native_top.py ---- */
+/* ---- The likeliest tokens: infer/engine/int8.py ---- */
 
 /* Move the last of `count` values to its place in decreasing order, after equal values; and its id. */
 static void insert(float *values, long *ids, long count)

@@ -27,7 +27,7 @@ steps are plain, and drafts that are made but not verified show whether drafting
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from threading import Lock
 from typing import Protocol
 
@@ -294,16 +294,13 @@ class MeasuredPlanner:
         rows = constants.max_rows // 2 if self.max_probes else constants.max_rows
         rate = self._throughput.rate
         prices = [rate * price for price in self.costs.prices[1:rows]]
-
-        def chance(node: int) -> float:
-            return self._chance(graph, node)
-
         # A graph that grows on demand has no depth limit; a draft model's graph has one.
         depth = left - 1
         if self._forwards is None:
             depth = min(depth, constants.max_depth)
+        calibrated = partial(self._chance, graph)
         return unroll(
-            graph.graph, prices, depth=depth, expand=graph.expand, calibrated=chance
+            graph.graph, prices, depth=depth, expand=graph.expand, calibrated=calibrated
         )
 
     def _compare(self, graph: DraftGraph, drafts: Drafts, left: int) -> None:
@@ -326,20 +323,15 @@ class MeasuredPlanner:
         nodes: list[int | None] = [0]
         chances = [1.0]
         for token, parent in zip(drafts.tokens[1:rows], drafts.parents[1:rows]):
-            node = self._child(graph, nodes[parent], token)
+            node = nodes[parent]
+            if node is not None:
+                if not graph.graph.children[node]:
+                    graph.expand(node)
+                node = graph.graph.child(node, token)
             nodes.append(node)
             right = 0.0 if node is None else self._chance(graph, node)
             chances.append(chances[parent] * right)
         return sum(chances) - self._throughput.rate * self.costs(rows)
-
-    def _child(self, graph: DraftGraph, node: int | None, token: int) -> int | None:
-        """Return the child of a node with this token; None if it is no candidate."""
-        if node is None:
-            return None
-        if not graph.graph.children[node]:
-            graph.expand(node)
-        children = graph.graph.children[node]
-        return next((c for c in children if graph.graph.tokens[c] == token), None)
 
     def _chance(self, graph: DraftGraph, node: int) -> float:
         """Return how often a candidate like this node is right."""

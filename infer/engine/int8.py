@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from conf.devices.int8 import Native, exact_kernel, pack, round_weight
+from conf.devices.native import LANES, library
 from conf.errors import UserError
 from infer.engine.gate import GatedEmbedding, GatedLinear
 from infer.engine.head import PreviousTokenHead
 from infer.engine.native_head import head_in_int8
-from infer.engine.native_top import native_top
 from infer.engine.packed import Adapter, JointLinear, Product, join, linear_layers
 
 #: The modules that may have matrices: converted to int8, looked up, or used for drafts alone.
@@ -71,8 +71,25 @@ class Int8Head(Int8Linear):
     def top(
         self, hidden_nd: Tensor, logits_nV: Tensor, m: int, exact: int
     ) -> tuple[Tensor, Tensor] | None:
-        """See native_top."""
-        return native_top(self, hidden_nd, logits_nV, m, min(m, exact))
+        """Return the (n, m) largest logits in decreasing order, and their ids; None if native.c does not apply.
+
+        The `exact` largest are computed again from the hidden states and the float32 weight.
+        """
+        native = library()
+        (n, V), d = logits_nV.shape, self.in_features
+        tensors = logits_nV, hidden_nd, self.weight
+        usual = all(x.dtype == torch.float32 and x.is_contiguous() for x in tensors)
+        if native is None or not usual or d % LANES:
+            return None
+        values = logits_nV.new_empty(n, m)
+        ids = torch.empty(n, m, dtype=torch.int64)
+        native.top(
+            *(n, V, logits_nV.data_ptr(), m, min(m, exact)),
+            *(d, hidden_nd.data_ptr(), self.weight.data_ptr()),
+            None if self.bias is None else self.bias.data_ptr(),
+            *(values.data_ptr(), ids.data_ptr()),
+        )
+        return values, ids
 
     def drop_weight(self) -> None:
         """No-op: the likeliest tokens are rescored with the weight."""

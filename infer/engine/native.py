@@ -114,9 +114,9 @@ class NativeDecoder(FusedDecoder):
         (layer, *_) = c_layers  # all have the same sizes
         products = layer.qkv, layer.o, layer.gate_up, layer.down
         self._inputs = max(product.d for product in products)
+        self._outputs = max(product.outputs for product in products)
         # By cache. The keys and values of a cache stay where they are.
         self._caches: WeakKeyDictionary[TreeCache, Any] = WeakKeyDictionary()
-        self._outputs = max(product.outputs for product in products)
 
     def __call__(
         self,

@@ -43,22 +43,24 @@ class CHead(Structure):
 
 
 class NativeHead(PreviousTokenHead):
-    """The head of a model in int8. Its kernel is a Native one."""
+    """The head of a model in int8, by native.c."""
 
     def __init__(
-        self, native: CDLL, lm: PreTrainedModel, head: PreviousTokenHead
+        self,
+        native: CDLL,
+        kernel: type[Native],
+        lm: PreTrainedModel,
+        head: PreviousTokenHead,
     ) -> None:
         super().__init__(lm, head.w1, head.w2)
         self._native = native
-        kernel = exact_kernel()
-        assert kernel is not None and issubclass(kernel, Native)
         d = self.width
         matrices: list[Any] = [
             pack(w.float(), kernel) for w in (*head.w1.split(d, dim=1), head.w2)
         ]
         self._embedding, output = self._ends
         weight = output.weight.contiguous()
-        norm = torch.full((d,), d**0.5)
+        norm = torch.full((d,), d**0.5)  # as RowNorm's weight and epsilon
         self._kept = matrices, weight, norm
         self._outputs: int = matrices[0].outputs
         self._c = CHead(
@@ -97,8 +99,7 @@ class NativeHead(PreviousTokenHead):
 
 def head_in_int8(lm: PreTrainedModel, head: PreviousTokenHead) -> PreviousTokenHead:
     """Return the head of a model in int8; `head` itself if native.c does not apply."""
-    native = library()
-    kernel = exact_kernel()
+    native, kernel = library(), exact_kernel()
     if native is None or kernel is None or not issubclass(kernel, Native):
         return head
-    return head if head.width % LANES else NativeHead(native, lm, head)
+    return head if head.width % LANES else NativeHead(native, kernel, lm, head)

@@ -69,10 +69,13 @@ class TokenGraph:
             children = self.children[node] if node is not None else ()
             if not children:
                 return
-            node = next(
-                (child for child in children if self.tokens[child] == token), None
-            )
+            node = self.child(node, token) if node is not None else None
             yield children, node
+
+    def child(self, node: int, token: int) -> int | None:
+        """Return the candidate after a node that equals the token; None if there is no such candidate."""
+        children = self.children[node]
+        return next((child for child in children if self.tokens[child] == token), None)
 
     def merge(self, node: int, into: int) -> None:
         """Make `node`, which has no children, share the present and later children of `into`."""

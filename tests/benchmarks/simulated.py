@@ -10,8 +10,8 @@ of a step, so the figures do not depend on this machine. DEVICES has measured ta
 replayed: drafts do not change it, so the picks and answers are known. With `--noise` the planner
 sees times as on a machine with other programs: longer by an exponentially distributed share with
 this mean, and twice as long for the first step of a shape. `--prior` is the planner's expectation:
-cpu or cuda (costs.py). The command prints tokens per forward
-and tokens per plain step, which is the speedup on that device without the loop's own time.
+cpu or cuda (costs.py). The command prints tokens per forward and tokens per plain step, which is
+the speedup on that device without the loop's own time.
 
 Rows are n-grams alone and all sources, with the default constants of the planner and with each
 `--vary`; all sources with fixed planners (`--fixed`): trees of NODES drafts, with K adaptive tokens

@@ -1,6 +1,4 @@
-"""Test the likeliest tokens by native.c beside a sort of all logits."""
-
-from typing import Any
+"""Test Int8Head.top beside a sort of all logits."""
 
 import pytest
 import torch
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from conf.devices.int8 import Native, exact_kernel
-from infer.engine.native_top import native_top
+from infer.engine.int8 import Int8Head
 
 KERNEL = exact_kernel()
 pytestmark = pytest.mark.skipif(
@@ -36,11 +34,11 @@ def test_the_largest_logits_are_those_of_a_sort(
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randint(-levels, levels, (3, V), generator=generator).float()
     hidden = torch.randn(3, D, generator=generator)
-    head = nn.Linear(D, V, bias=bias)
+    linear = nn.Linear(D, V, bias=bias)
     with torch.no_grad():
-        head.weight.copy_(torch.randn(V, D, generator=generator))
-        result = native_top(head, hidden, logits, m, exact)
-        rescored = head.double()(hidden.double()).float()
+        linear.weight.copy_(torch.randn(V, D, generator=generator))
+        result = Int8Head(linear).top(hidden, logits, m, exact)
+        rescored = linear.double()(hidden.double()).float()
     assert result is not None
     ids = logits.argsort(dim=1, descending=True, stable=True)[:, :m]
     values = logits.gather(1, ids)
@@ -51,14 +49,14 @@ def test_the_largest_logits_are_those_of_a_sort(
 
 
 def test_a_row_that_is_not_finite_has_ids_of_tokens() -> None:
-    head: Any = nn.Linear(D, 200)
+    head = Int8Head(nn.Linear(D, 200))
     logits = torch.full((1, 200), float("nan"))
     with torch.no_grad():
-        result = native_top(head, torch.full((1, D), float("nan")), logits, 10, 8)
+        result = head.top(torch.full((1, D), float("nan")), logits, 10, 8)
     assert result is not None
     assert result[1].tolist() == [[*range(10)]]
 
 
 def test_other_types_take_pytorchs_operations() -> None:
-    head = nn.Linear(D, 200).double()
-    assert native_top(head, torch.randn(1, D), torch.randn(1, 200), 10, 8) is None
+    head = Int8Head(nn.Linear(D, 200).double())
+    assert head.top(torch.randn(1, D), torch.randn(1, 200), 10, 8) is None
