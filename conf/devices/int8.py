@@ -57,6 +57,14 @@ class Kernel(ABC):
         """Return the product of inputs from -MOST to MOST in float32, or `rounded`, divided by MOST."""
 
     @classmethod
+    def round(cls, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a float32 weight (d', d) in int8, and the scale of each row (d',)."""
+        largest = weight.abs().amax(1).clamp_(min=TINY)
+        scale = largest / cls.levels(weight, largest)
+        rounded = (weight / scale[:, None]).round_().to(torch.int8)
+        return cls.limit(rounded), scale
+
+    @classmethod
     def levels(cls, weight: Tensor, largest: Tensor) -> Tensor:
         """Return the number of levels on each side of zero for each row of a weight (d',)."""
         return largest.new_full((len(weight),), MOST)
@@ -183,6 +191,22 @@ class NativeGroups(Groups, Native):
 
     size = 4
 
+    @classmethod
+    def round(cls, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """See Kernel. native.c rounds a row at a time, in a tenth of PyTorch's time."""
+        weight = weight.contiguous()
+        rounded = torch.empty(weight.shape, dtype=torch.int8)
+        scale = torch.empty(len(weight))
+        tried = torch.tensor(TRIED)
+        native = library()
+        assert native is not None
+        native.round_groups(
+            *(*weight.shape, weight.data_ptr(), TINY, LARGEST_SUM),
+            *(len(tried), tried.data_ptr(), rounded.data_ptr(), scale.data_ptr()),
+            torch.get_num_threads(),
+        )
+        return rounded, scale
+
 
 class Fbgemm(Groups):
     """A rounded weight that FBGEMM multiplies by."""
@@ -214,16 +238,8 @@ class Fbgemm(Groups):
 
 def pack(weight: Tensor, kernel: type[Kernel]) -> Kernel:
     """Round and pack a float32 weight (d', d)."""
-    parts = [round_weight(rows, kernel) for rows in weight.split(BLOCK)]
+    parts = [kernel.round(rows) for rows in weight.split(BLOCK)]
     return kernel(*map(torch.cat, zip(*parts)))
-
-
-def round_weight(weight: Tensor, kernel: type[Kernel]) -> tuple[Tensor, Tensor]:
-    """Return a weight (d', d) in int8, and the scale of each row (d',)."""
-    largest = weight.abs().amax(1).clamp_(min=TINY)
-    scale = largest / kernel.levels(weight, largest)
-    rounded = (weight / scale[:, None]).round_().to(torch.int8)
-    return kernel.limit(rounded), scale
 
 
 @cache

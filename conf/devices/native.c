@@ -192,9 +192,8 @@ INLINED float exponential(float x)
     return p * *(float *)&power;
 }
 
-/* Write d numbers as row r of a product's input, and their largest absolute value: not a finite number
-   if one of them is not. */
-static void round_row(const float *restrict row, long r, long d, uint8_t *restrict x, float *largest)
+/* Return the largest absolute value of d numbers: not a finite number if one of them is not. */
+static float largest_of(const float *row, long d)
 {
     /* Absolute values are ordered as the integers of the same bits, infinity and NaN last. */
     int32_t most = 0;
@@ -202,7 +201,13 @@ static void round_row(const float *restrict row, long r, long d, uint8_t *restri
         int32_t size = ((const int32_t *)row)[i] & INT32_MAX;
         most = size > most ? size : most;
     }
-    float top = *(float *)&most;
+    return *(float *)&most;
+}
+
+/* Write d numbers as row r of a product's input, and their largest absolute value. */
+static void round_row(const float *restrict row, long r, long d, uint8_t *restrict x, float *largest)
+{
+    float top = largest_of(row, d);
     float factor = top > 0 && top < INFINITY ? MOST / top : 0;
     largest[r] = top;
     for (long i = 0; i < d; i++)
@@ -648,6 +653,85 @@ void top(long n, long V, const float *logits, long m, long exact, long d, const 
             values[i] = wide_dot(hidden, weight + ids[i] * d, d) + (bias ? bias[ids[i]] : 0);
         for (long i = 1; i < m; i++)
             insert(values, ids, i + 1);
+    }
+}
+
+/* ---- Rounding of weights: Groups of conf/devices/int8.py ---- */
+
+/* The columns of a group in eight columns: the products of each half are added in 16 bits. */
+static const int GROUPS[2][4] = {{0, 1, 4, 5}, {2, 3, 6, 7}};
+
+/* Copy up to eight of a row's `left` numbers, divided by `step`, and zeros after them. */
+INLINED void load_eight(const float *row, long left, float step, float *x)
+{
+    for (int i = 0; i < 8; i++)
+        x[i] = i < left ? row[i] / step : 0;
+}
+
+/* Return which of the `count` numbers of levels `tried`, in ascending order, gives a row the smallest squared error. */
+static long best_levels(long d, const float *row, float largest, long limit, long count, const long *tried)
+{
+    float errors[count];
+    for (long t = 0; t < count; t++)
+        errors[t] = d / 12.0f / (tried[t] * tried[t]);
+    float most = (float)limit / tried[count - 1]; /* groups below it are never changed */
+    for (long i = 0; i < d; i += 8) {
+        float x[8];
+        load_eight(row + i, d - i, largest, x);
+        for (int g = 0; g < 4; g++) {
+            float sum = 0, squares = 0;
+            for (int j = 0; j < 4; j++) {
+                float part = g % 2 ? -x[GROUPS[g / 2][j]] : x[GROUPS[g / 2][j]];
+                part = part > 0 ? part : 0;
+                sum += part;
+                squares += part * part;
+            }
+            if (sum <= most)
+                continue;
+            for (long t = count - 1; t >= 0 && sum * tried[t] > limit; t--) {
+                float lost = 1 - limit / (sum * tried[t]); /* of each weight */
+                errors[t] += lost * lost * squares;
+            }
+        }
+    }
+    long best = 0;
+    for (long t = 1; t < count; t++)
+        best = errors[t] < errors[best] ? t : best;
+    return tried[best];
+}
+
+/* Round the rows of a weight (n, d), each to its best number of levels. The weights of a group that have the same
+   sign are reduced by one factor if their sum is above `limit`. `scale` (n) is the value of a level. */
+void round_groups(long n, long d, const float *weight, float tiny, long limit, long count, const long *tried,
+                  int8_t *rounded, float *scale, int threads)
+{
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (long r = 0; r < n; r++) {
+        const float *row = weight + r * d;
+        float largest = fmaxf(largest_of(row, d), tiny);
+        float step = scale[r] = largest / best_levels(d, row, largest, limit, count, tried);
+        for (long i = 0; i < d; i += 8) {
+            float x[8];
+            int y[8];
+            load_eight(row + i, d - i, step, x);
+            for (int j = 0; j < 8; j++)
+                y[j] = (int)rintf(x[j]);
+            for (int g = 0; g < 4; g++) {
+                int sign = g % 2 ? -1 : 1, sum = 0;
+                for (int j = 0; j < 4; j++) {
+                    int part = sign * y[GROUPS[g / 2][j]];
+                    sum += part > 0 ? part : 0;
+                }
+                if (sum > limit)
+                    for (int j = 0; j < 4; j++) {
+                        int *part = &y[GROUPS[g / 2][j]];
+                        if (sign * *part > 0)
+                            *part = *part * (int)limit / sum;
+                    }
+            }
+            for (int j = 0; j < 8 && i + j < d; j++)
+                rounded[r * d + i + j] = (int8_t)y[j];
+        }
     }
 }
 

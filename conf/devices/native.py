@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from ctypes import CDLL, c_int, c_long, c_void_p
+from ctypes import CDLL, c_float, c_int, c_long, c_void_p
 from functools import cache
 from logging import getLogger
 from pathlib import Path
@@ -21,11 +21,12 @@ FLAGS = (
 )
 #: Numbers in a vector of native.c; the widths of rows between products must be multiples of it.
 LANES = 8
-TYPES = {"p": c_void_p, "l": c_long, "i": c_int}
+TYPES = {"p": c_void_p, "l": c_long, "i": c_int, "f": c_float}
 #: The types of arguments.
 SIGNATURES = {
     "adds_in_sixteen_bits": "",
     "multiply": "lllppppp i",
+    "round_groups": "llpfllppp i",
     "decode": "pppp",
     "top": "llplllppppp",
     "read_hidden": "plpp",

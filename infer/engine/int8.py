@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from conf.devices.int8 import Native, exact_kernel, pack, round_weight
+from conf.devices.int8 import Native, exact_kernel, pack
 from conf.devices.native import LANES, library
 from conf.errors import UserError
 from infer.engine.gate import GatedEmbedding, GatedLinear
@@ -130,7 +130,7 @@ class Int8Product(Product):
         # Sums with B are in float32, so they need no limits; Native sets no limits. Layers of a
         # product either all have an adapter or all have no adapter.
         self.rounded_outer = [
-            round_weight(b.T.float().contiguous(), Native) for b in self.outer if len(b)
+            Native.round(b.T.float().contiguous()) for b in self.outer if len(b)
         ]
         self.outer = [
             (b * scale[:, None]).T for b, scale in self.rounded_outer

@@ -19,7 +19,6 @@ from conf.devices.int8 import (
     exact_kernel,
     is_exact,
     pack,
-    round_weight,
 )
 
 BYTES = st.integers(-MOST, MOST)
@@ -27,6 +26,12 @@ NATIVE = pytest.mark.skipif(
     not issubclass(exact_kernel() or Kernel, Native),
     reason="no AVX2, or no C compiler",
 )
+
+
+class Fours(Groups):
+    """NativeGroups without native.c."""
+
+    size = 4
 
 
 @pytest.fixture
@@ -39,7 +44,7 @@ def native() -> type[Kernel]:
 
 @pytest.mark.parametrize(
     ("kernel", "groups"),
-    [(Fbgemm, [[0, 1], [2, 3]]), (NativeGroups, [[0, 1, 4, 5], [2, 3, 6, 7]])],
+    [(Fbgemm, [[0, 1], [2, 3]]), (Fours, [[0, 1, 4, 5], [2, 3, 6, 7]])],
 )
 @given(row=st.lists(BYTES, min_size=1, max_size=20))
 def test_no_group_of_limited_weights_overflows_in_sixteen_bits(
@@ -64,7 +69,7 @@ def test_no_group_of_limited_weights_overflows_in_sixteen_bits(
 
 
 def error(weight: Tensor, kernel: type[Kernel]) -> float:
-    rounded, scale = round_weight(weight, kernel)
+    rounded, scale = kernel.round(weight)
     difference = rounded * scale[:, None] - weight
     return float(difference.square().sum() / weight.square().sum())
 
@@ -72,15 +77,13 @@ def error(weight: Tensor, kernel: type[Kernel]) -> float:
 def test_groups_have_more_levels_than_seven_bits() -> None:
     """Weights of 63 levels would have four times the squared error of 127 levels."""
     weight = torch.randn(200, 300, generator=torch.Generator().manual_seed(0))
-    exact, pairs, fours = (
-        error(weight, kernel) for kernel in (OneDNN, Fbgemm, NativeGroups)
-    )
+    exact, pairs, fours = (error(weight, kernel) for kernel in (OneDNN, Fbgemm, Fours))
     assert exact < pairs < 2.2 * exact
     assert pairs < fours < 4 * exact
 
 
 def test_an_output_row_of_zeros_stays_zero() -> None:
-    rounded, scale = round_weight(torch.zeros(2, 5), Fbgemm)
+    rounded, scale = Fbgemm.round(torch.zeros(2, 5))
     assert not rounded.any() and scale.isfinite().all()
 
 
@@ -89,6 +92,27 @@ def test_products_are_exact_for_every_number_of_rows() -> None:
     kernel = exact_kernel()
     assert kernel is not None
     assert all(is_exact(kernel, rows) for rows in (1, 2, 7, 33))
+
+
+@NATIVE
+@given(
+    rows=st.integers(1, 9),
+    d=st.integers(1, 70),
+    tail=st.floats(0, 3),
+    seed=st.integers(0, 9),
+)
+def test_native_code_rounds_groups_as_pytorch_does(
+    rows: int, d: int, tail: float, seed: int
+) -> None:
+    """Weights with long tails need few levels; weights between -1 and 1 many."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(rows, d, generator=generator)
+    weight *= weight.abs() ** tail
+    weight[0] = 0
+    weight[-1, ::2] = 1
+    expected, scale = Fours.round(weight)
+    rounded, same = NativeGroups.round(weight)
+    assert torch.equal(rounded, expected) and torch.equal(same, scale)
 
 
 @NATIVE
@@ -135,7 +159,7 @@ def test_a_librarys_kernel_gives_the_same_bits(native: type[Kernel]) -> None:
     if not is_exact(other, 7):
         pytest.skip(f"{other.__name__} is not exact on this CPU")
     weight, x = torch.randn(50, 64), torch.randn(7, 64)
-    rounded = round_weight(weight, native)
+    rounded = native.round(weight)
     assert torch.equal(native(*rounded)(x), other(*rounded)(x))
 
 
