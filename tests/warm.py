@@ -6,6 +6,7 @@ processes need a real command.
 """
 
 import atexit
+import gc
 import multiprocessing
 import os
 import runpy
@@ -130,6 +131,7 @@ def _call(
     function: Callable[..., None],
     arguments: tuple[object, ...],
 ) -> None:
+    gc.freeze()  # a collection would search, and so copy, the server's half a million objects
     os.environ.clear()
     os.environ.update(environment)
     function(*arguments)

@@ -5,6 +5,7 @@
 from conf.settings.interrupt import INTERRUPTED, was_interrupted
 
 # isort: on
+import gc
 import json
 import os
 import re
@@ -32,6 +33,8 @@ from conf.settings.compose import (
 )
 
 T = TypeVar("T")
+#: New objects between two garbage collections. With Python's 700, collections take a tenth of the imports' time.
+NEW_OBJECTS = 10_000
 GRACE = 5.0  # seconds that other ranks wait for the first rank's message
 MULTIRUN = {"-m", "--multirun"}
 RESULT_FILE = (
@@ -49,6 +52,8 @@ def run(entry: str, schema: type[T], main: Callable[[T], object]) -> None:
     Exit codes: 2, with one line, for a UserError, settings that cannot be composed, and files that cannot be
     read or written; 130 for Ctrl-C; 1, with a traceback, for any other error.
     """
+
+    gc.set_threshold(NEW_OBJECTS)
 
     def task(config: DictConfig) -> object:
         with exit_on_error():
