@@ -33,7 +33,7 @@ from conf.settings.compose import (
 )
 
 T = TypeVar("T")
-#: New objects between two garbage collections. With Python's 700, collections take a tenth of the imports' time.
+#: New objects between two garbage collections. With Python's 700, a tenth of the imports' time is collections.
 NEW_OBJECTS = 10_000
 GRACE = 5.0  # seconds that other ranks wait for the first rank's message
 MULTIRUN = {"-m", "--multirun"}
@@ -52,7 +52,6 @@ def run(entry: str, schema: type[T], main: Callable[[T], object]) -> None:
     Exit codes: 2, with one line, for a UserError, settings that cannot be composed, and files that cannot be
     read or written; 130 for Ctrl-C; 1, with a traceback, for any other error.
     """
-
     gc.set_threshold(NEW_OBJECTS)
 
     def task(config: DictConfig) -> object:
