@@ -658,7 +658,7 @@ void top(long n, long V, const float *logits, long m, long exact, long d, const 
 
 /* ---- Rounding of weights: Groups of conf/devices/int8.py ---- */
 
-/* The columns of a group in eight columns: the products of each half are added in 16 bits. */
+/* The columns of the two groups of eight columns. Products of the weights of a group are added in 16 bits. */
 static const int GROUPS[2][4] = {{0, 1, 4, 5}, {2, 3, 6, 7}};
 
 /* Copy up to eight of a row's `left` numbers, divided by `step`, and zeros after them. */
@@ -708,14 +708,15 @@ void round_groups(long n, long d, const float *weight, float tiny, long limit, l
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (long r = 0; r < n; r++) {
         const float *row = weight + r * d;
-        float largest = fmaxf(largest_of(row, d), tiny);
+        float largest = largest_of(row, d);
+        largest = largest < tiny ? tiny : largest; /* stays NaN or infinity, and so does the scale */
         float step = scale[r] = largest / best_levels(d, row, largest, limit, count, tried);
         for (long i = 0; i < d; i += 8) {
             float x[8];
             int y[8];
             load_eight(row + i, d - i, step, x);
             for (int j = 0; j < 8; j++)
-                y[j] = (int)rintf(x[j]);
+                y[j] = isnan(x[j]) ? 0 : (int)rintf(x[j]);
             for (int g = 0; g < 4; g++) {
                 int sign = g % 2 ? -1 : 1, sum = 0;
                 for (int j = 0; j < 4; j++) {

@@ -116,6 +116,15 @@ def test_native_code_rounds_groups_as_pytorch_does(
 
 
 @NATIVE
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_weight_that_is_not_finite_is_not_hidden(value: float) -> None:
+    weight = torch.ones(2, 9)
+    weight[1, 3] = value
+    first, second = pack(weight, NativeGroups)(torch.ones(9))
+    assert first.isfinite() and not second.isfinite()
+
+
+@NATIVE
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.integers(1, 23),
