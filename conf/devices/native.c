@@ -674,7 +674,6 @@ static long best_levels(long d, const float *row, float largest, long limit, lon
     float errors[count];
     for (long t = 0; t < count; t++)
         errors[t] = d / 12.0f / (tried[t] * tried[t]);
-    float most = (float)limit / tried[count - 1]; /* groups below it are never changed */
     for (long i = 0; i < d; i += 8) {
         float x[8];
         load_eight(row + i, d - i, largest, x);
@@ -686,8 +685,7 @@ static long best_levels(long d, const float *row, float largest, long limit, lon
                 sum += part;
                 squares += part * part;
             }
-            if (sum <= most)
-                continue;
+            /* Most groups are never changed, not even with the most levels. */
             for (long t = count - 1; t >= 0 && sum * tried[t] > limit; t--) {
                 float lost = 1 - limit / (sum * tried[t]); /* of each weight */
                 errors[t] += lost * lost * squares;
@@ -700,8 +698,22 @@ static long best_levels(long d, const float *row, float largest, long limit, lon
     return tried[best];
 }
 
-/* Round the rows of a weight (n, d), each to its best number of levels. The weights of a group that have the same
-   sign are reduced by one factor if their sum is above `limit`. `scale` (n) is the value of a level. */
+/* Reduce the numbers of a group that have the same sign by one factor if their sum is above `limit`. */
+INLINED void limit_groups(int *x, int limit)
+{
+    for (int g = 0; g < 4; g++) {
+        const int *group = GROUPS[g / 2];
+        int sign = g % 2 ? -1 : 1, sum = 0;
+        for (int j = 0; j < 4; j++)
+            sum += sign * x[group[j]] > 0 ? sign * x[group[j]] : 0;
+        for (int j = 0; sum > limit && j < 4; j++)
+            if (sign * x[group[j]] > 0)
+                x[group[j]] = x[group[j]] * limit / sum;
+    }
+}
+
+/* Round the rows of a weight (n, d), each to its best number of levels, and limit the groups. `scale` (n) is the value
+   of a level. */
 void round_groups(long n, long d, const float *weight, float tiny, long limit, long count, const long *tried,
                   int8_t *rounded, float *scale, int threads)
 {
@@ -717,19 +729,7 @@ void round_groups(long n, long d, const float *weight, float tiny, long limit, l
             load_eight(row + i, d - i, step, x);
             for (int j = 0; j < 8; j++)
                 y[j] = isnan(x[j]) ? 0 : (int)rintf(x[j]);
-            for (int g = 0; g < 4; g++) {
-                int sign = g % 2 ? -1 : 1, sum = 0;
-                for (int j = 0; j < 4; j++) {
-                    int part = sign * y[GROUPS[g / 2][j]];
-                    sum += part > 0 ? part : 0;
-                }
-                if (sum > limit)
-                    for (int j = 0; j < 4; j++) {
-                        int *part = &y[GROUPS[g / 2][j]];
-                        if (sign * *part > 0)
-                            *part = *part * (int)limit / sum;
-                    }
-            }
+            limit_groups(y, (int)limit);
             for (int j = 0; j < 8 && i + j < d; j++)
                 rounded[r * d + i + j] = (int8_t)y[j];
         }
