@@ -66,10 +66,10 @@ class TokenGraph:
         """
         node: int | None = 0
         for token in tokens:
-            children = self.children[node] if node is not None else ()
-            if not children:
+            if node is None or not self.children[node]:
                 return
-            node = self.child(node, token) if node is not None else None
+            children = self.children[node]
+            node = self.child(node, token)
             yield children, node
 
     def child(self, node: int, token: int) -> int | None:
