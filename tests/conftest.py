@@ -38,6 +38,7 @@ hypothesis_settings.load_profile("default")
 #: The slowest files, slowest first: if one started last, a single process would work alone at the end.
 LONGEST = (
     "train/test_resume.py",
+    "test_model_types.py",
     "infer/test_ratio_decoding.py",
     "train/export/test_export.py",
     "test_pipeline.py",

@@ -60,7 +60,7 @@ def noisiest(values_V: Tensor, seed: int, position: int) -> int:
     # (1 - u) 2^BITS + 1/2, an integer.
     above = 2**BITS - _all_bits(seed, position, len(x)).view(np.int64)
     ids = np.flatnonzero(above <= bounds + 1)
-    if not len(ids):
+    if len(ids) < 2:  # then only `first` can be chosen
         return first
     keys = torch.tensor([seed]), torch.tensor([position])
     noise_m = gumbel(*keys, torch.from_numpy(ids)[None])[0].numpy()
