@@ -289,7 +289,7 @@ class BenchConfig:
     #: folder of the report
     out: str = setting(path=True)
     #: model: a Transformers directory such as an export, a hub name, or a model with an
-    #: adapter in this repository (smollm2, qwen2.5-coder-0.5b)
+    #: adapter in this repository (smollm2, smollm2-uno, qwen2.5-coder-0.5b)
     model: str = setting(hub="model")
     #: GGUF file with the base model of smollm2 or qwen2.5-coder-0.5b; null: from its Python
     #: package or the hub
