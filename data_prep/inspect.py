@@ -118,7 +118,8 @@ def append_tokens(text: Text, ids: np.ndarray, encoder: Encoder) -> Text:
     Other pieces that end a text, such as a chat's end of turn, have no name and appear as spelled.
     """
     vocab = encoder.vocab
-    shown = {id: pictures(encoder.tokenizer.id_to_token(id)) for id in vocab.ends}
+    pieces = {id: encoder.tokenizer.id_to_token(id) or f"<{id}>" for id in vocab.ends}
+    shown = {id: pictures(piece) for id, piece in pieces.items()}
     shown |= {getattr(vocab, name): f"<{name.upper()}>" for name in SENTINELS}
     controls = np.isin(ids, sorted(vocab.control))
     for part in np.split(np.arange(len(ids)), np.flatnonzero(np.diff(controls)) + 1):
