@@ -44,6 +44,13 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_settings(self, "data")
+        if self.kind == "source":
+            for name in ("split", "messages", "language"):
+                if (value := getattr(self, name)) is not None:
+                    raise ValueError(
+                        f"data.{name} needs rows, got {value} with data.kind=source. "
+                        "Add data=jsonl, data=chat or data=starcoder, or omit it"
+                    )
 
 
 @dataclass

@@ -113,13 +113,19 @@ def plain_text(tokens: np.ndarray, encoder: Encoder, start: int, stop: int) -> T
 
 
 def append_tokens(text: Text, ids: np.ndarray, encoder: Encoder) -> Text:
-    """Append decoded ids to a text, control pieces as <NAME>; return the text."""
-    names = {getattr(encoder.vocab, name): name.upper() for name in SENTINELS}
-    controls = np.isin(ids, sorted(encoder.vocab.control))
+    """Append decoded ids to a text, control pieces as <NAME>; return the text.
+
+    Other pieces that end a text, such as a chat's end of turn, have no name and appear as spelled.
+    """
+    vocab = encoder.vocab
+    pieces = {id: encoder.tokenizer.id_to_token(id) or f"<{id}>" for id in vocab.ends}
+    shown = {id: pictures(piece) for id, piece in pieces.items()}
+    shown |= {getattr(vocab, name): f"<{name.upper()}>" for name in SENTINELS}
+    controls = np.isin(ids, sorted(vocab.control))
     for part in np.split(np.arange(len(ids)), np.flatnonzero(np.diff(controls)) + 1):
         if len(part) and controls[part[0]]:
             for id in ids[part].tolist():
-                text.append(f"<{names.get(id, 'a')}>", STYLES["control"])
+                text.append(shown.get(id, "<a>"), STYLES["control"])
         else:
             text.append(pictures(encoder.decode(ids[part])))
     return text

@@ -67,6 +67,11 @@ def list_parts(data: DataConfig) -> tuple[list[InputPart], str]:
         unfit[form_of(name) or "no suffix"] += not fits
         return fits
 
+    if data.config is not None and Path(data.path).exists():
+        raise UserError(
+            f"data.config must be null for files on this machine, got {data.config} with "
+            f"data.path={data.path}. Use data.include=[{data.config}/**]"
+        )
     if Path(data.path).is_file():
         root, listing = _single_file(data)
     elif Path(data.path).is_dir():
@@ -111,7 +116,9 @@ def _single_file(data: DataConfig) -> tuple[str, Listing]:
             f"for data.kind={data.kind}, got {form or 'no suffix'}. Convert the file to "
             "JSON lines, or rename it"
         )
-    return str(path.parent), Listing({path.name: path.stat().st_size}, split=True)
+    # A test split is read if it is the only file, but not as another split.
+    sizes = {path.name: path.stat().st_size}
+    return str(path.parent), Listing(sizes, split=data.split is None)
 
 
 def _check_kind(data: DataConfig, sizes: Mapping[str, int]) -> None:

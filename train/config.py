@@ -1,7 +1,7 @@
 """The settings of `python -m train`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,11 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_settings(self, "model")
+        _require(
+            not (self.random_init and self.path),
+            "model.path must be null with random weights (model=tiny, "
+            f"model.random_init=true), got {self.path}. Omit one of them",
+        )
 
     @property
     def adapter_folder(self) -> Path | None:
@@ -318,6 +323,17 @@ class TrainConfig:
             self.optimizer.name == "adamw" or not self.stage,
             "optimizer.name=muon needs deepspeed=zero0: other stages partition matrices, "
             f"got stage {self.stage}",
+        )
+        unused = [
+            f"lora.{item.name}={value}"
+            for item in fields(LoraSettings)
+            if (value := getattr(self.lora, item.name))
+            != getattr(LoraSettings(), item.name)
+        ]
+        _require(
+            self.lora.rank > 0 or not unused,
+            "lora.rank must be at least 1 for the other settings of lora, got 0 with "
+            f"{', '.join(unused)}. Set lora.rank, or omit them",
         )
         _require(
             self.lora.rank > 0 or self.model.adapter is None,

@@ -146,6 +146,12 @@ def _check_stage(settings: Mapping[str, Any]) -> None:
     stage = zero.get("stage", 0)
     for name, present, stages in (
         ("prescale_gradients", settings.get("prescale_gradients"), (0,)),
+        # In stages 2 and 3 DeepSpeed ends in an assertion.
+        (
+            "gradient_predivide_factor",
+            settings.get("gradient_predivide_factor", 1) != 1,
+            (0,),
+        ),
         ("zero_optimization.offload_optimizer", "offload_optimizer" in zero, (1, 2, 3)),
         ("zero_optimization.offload_param", "offload_param" in zero, (3,)),
     ):
@@ -158,8 +164,12 @@ def _check_stage(settings: Mapping[str, Any]) -> None:
 
 
 def _check_accumulation(settings: Mapping[str, Any], dtype: str) -> None:
-    """Raise ValueError for a dtype of gradients that stage 0 does not support."""
+    """Raise ValueError for an unknown dtype of gradients, or one that stage 0 does not support."""
     given = settings.get("data_types", {}).get("grad_accum_dtype")
+    if given is not None and given not in ACCUMULATION:
+        raise ValueError(
+            f"deepspeed.data_types.grad_accum_dtype must be bf16 or fp32, got {given}"
+        )
     needed = ACCUMULATION.get(given, dtype)
     stage = settings.get("zero_optimization", {}).get("stage", 0)
     if stage == 0 and needed != dtype:

@@ -56,7 +56,6 @@ class Journal:
         *,
         seq_len: int,
         step: int,
-        run_id: str | None,
         writes: bool,
     ) -> None:
         self._config = config
@@ -73,7 +72,6 @@ class Journal:
             name=f"{self._out.name}-{config.objective.name}",
             settings=asdict(config),
             speaks=writes,
-            run_id=run_id,
         )
         self._tracker.define_axis("tokens_seen")
         if self._log:
@@ -84,11 +82,6 @@ class Journal:
                 )
             )
         self.alarm = self._tracker.alarm
-
-    @property
-    def run_id(self) -> str | None:
-        """The id of the tracker's run."""
-        return self._tracker.run_id
 
     def progress(self, step: int, planned: int | None) -> AbstractContextManager[Show]:
         """Return a context with a function that shows the progress of the steps."""

@@ -159,8 +159,7 @@ def _row_of(line: str) -> tuple[int, dict[str, Any]] | None:
 class Tracker:
     """Log metrics by step to the console and W&B.
 
-    Rank 0 has `speaks=True`; on other ranks all methods do nothing. A resumed run passes the
-    `run_id` of its start, so that it stays one run in W&B.
+    Rank 0 has `speaks=True`; on other ranks all methods do nothing.
     """
 
     def __init__(
@@ -171,7 +170,6 @@ class Tracker:
         name: str,
         settings: dict[str, Any],
         speaks: bool,
-        run_id: str | None = None,
     ) -> None:
         self._console = PlainConsole(quiet=not speaks)
         self._run = None
@@ -183,9 +181,7 @@ class Tracker:
                 job_type="train",
                 settings=settings | {"versions": versions(), "commit": commit()},
                 tell=self.tell,
-                run_id=run_id,
             )
-        self.run_id = self._run.id if self._run else run_id
 
     def define_axis(self, name: str) -> None:
         """Make this metric the x-axis of all metrics in W&B."""

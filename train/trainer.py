@@ -207,7 +207,6 @@ class Trainer:
         state: dict[str, Any] = {
             "validation": [],
             "recent": [],
-            "run_id": None,
             "elapsed": 0.0,
         }
         self.step = 0
@@ -242,7 +241,6 @@ class Trainer:
             self.validation,
             seq_len=self.seq_len,
             step=self.step,
-            run_id=state["run_id"],
             writes=self.rank == 0,
         )
 
@@ -444,7 +442,6 @@ class Trainer:
             "recent": self.recent,
             "dtype": self.config.dtype,
             "elapsed": self.clock.elapsed(),  # of minutes=
-            "run_id": self.journal.run_id,
             # Position in the order of the data.
             "sequences": self.step * self.config.global_batch,
         }

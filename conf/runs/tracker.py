@@ -151,7 +151,6 @@ class WandbRun:
         job_type: str,
         settings: Mapping[str, Any],
         tell: Callable[[str], None],
-        run_id: str | None = None,
         file: str = "run.json",
         upload_seconds: float = UPLOAD_SECONDS,
     ) -> None:
@@ -160,8 +159,7 @@ class WandbRun:
         self._files = self._folder / "wandb"
         self._file = folder / "wandb" / file
         self.id = (
-            run_id
-            or _saved_id(self._file)
+            _saved_id(self._file)
             or os.environ.get("WANDB_RUN_ID")
             or secrets.token_hex(4)
         )

@@ -7,15 +7,17 @@ import pytest
 from rich.text import Text
 
 from conf.errors import UserError
+from conf.runs.files import write_json
 from conf.settings.compose import settings
 from data_prep.__main__ import main as run_command
 from data_prep.config import DataPrepConfig
 from data_prep.encode import Encoder
 from data_prep.inspect import InspectConfig, append_tokens, main
 from data_prep.pipeline import prepare
-from data_prep.vocab import load_tokenizer
+from data_prep.vocab import EOS, load_tokenizer
 from tests import bpe
 from tests.conftest import vocab_of, write_rows
+from tests.data_prep.chat_fixture import CHATML, chat_settings, chat_tokenizer, say
 
 
 def inspect(out: Path, *overrides: str) -> None:
@@ -73,3 +75,17 @@ def test_control_pieces_are_named(data_folder: Path) -> None:
     encoder = Encoder(load_tokenizer(data_folder / "tokenizer"), vocab)
     ids = np.array([vocab.bos, vocab.pre, *encoder.encode(["def f(x):"])[0]])
     assert append_tokens(Text(), ids, encoder).plain == "<BOS><PRE>def f(x):"
+
+
+def test_the_end_of_a_turn_is_spelled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bug: <|im_end|>, which ends a turn but not a document, was shown as an adaptive token, <a>."""
+    folder = chat_tokenizer(tmp_path / "tokenizer", CHATML)
+    ends = [load_tokenizer(folder).token_to_id(piece) for piece in (EOS, "<|im_end|>")]
+    write_json(folder / "generation_config.json", {"eos_token_id": ends})
+    prepare(chat_settings(tmp_path, [{"messages": say("Add 2.", "5")}] * 3))
+    inspect(tmp_path / "out", "inspect.sequences=1")
+    printed = capsys.readouterr().out
+    assert "user\nAdd 2.<|im_end|>" in printed and "5<|im_end|>" in printed
+    assert "<a>" not in printed

@@ -343,6 +343,18 @@ def test_a_test_split_is_read_only_if_it_is_named(tmp_path: Path) -> None:
     assert seen(tmp_path / "code") == ["tests/test_a.py"]
 
 
+def test_settings_that_the_input_does_not_have_are_refused(tmp_path: Path) -> None:
+    """Bug: they were ignored, so that data.config=python read all configurations of a clone."""
+    write_rows(tmp_path / "train-0.jsonl", [{"content": "x"}])
+    with pytest.raises(UserError, match=r"got python .*Use data.include=\[python/"):
+        seen(tmp_path, "jsonl", config="python")
+    with pytest.raises(UserError, match="and data.split=valid but not .*got no files"):
+        seen(tmp_path / "train-0.jsonl", "jsonl", split="valid")
+    for name in ("split", "messages", "language"):
+        with pytest.raises(ValueError, match=f"data.{name} needs rows, got train with"):
+            seen(tmp_path, "source", **{name: "train"})
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "message"),
     [

@@ -155,6 +155,16 @@ REFUSED = [
         {"data_types": {"grad_accum_dtype": "fp32"}},
         "grad_accum_dtype=fp32 needs dtype=float32 in stage 0 of ZeRO, got dtype=auto",
     ),
+    # Bug: a traceback of DeepSpeed's DtypeEnum.
+    (
+        {"zero_optimization": {"stage": 2}, "data_types": {"grad_accum_dtype": "foo"}},
+        "grad_accum_dtype must be bf16 or fp32, got foo",
+    ),
+    # Bug: an AssertionError of DeepSpeed after the model was loaded.
+    (
+        {"zero_optimization": {"stage": 2}, "gradient_predivide_factor": 2.0},
+        "gradient_predivide_factor needs stage 0 of ZeRO, got stage 2",
+    ),
 ]
 
 

@@ -23,6 +23,8 @@ from conf.runs.tracker import TrackerConfig
 from infer.bench.report import GSD_SCALARS, log, scalars
 from tests import warm
 from tests.train.resume_worker import RECIPE
+from train.export import ExportConfig
+from train.export.__main__ import track as track_export
 from train.journal import tracked_rows
 from train.metrics import StepLog
 
@@ -96,6 +98,20 @@ def runs(data_folder: Path, folder: Path) -> dict[str, dict[str, Any]]:
     return read_runs(folder)
 
 
+def test_a_training_without_its_id_file_starts_a_new_run(
+    data_folder: Path, tmp_path: Path
+) -> None:
+    """Bug: its checkpoints had the id too, so that it continued a run that was deleted on the server."""
+    training = [*TINY, "validate_sequences=2", f"data.path={data_folder}"]
+    training.append(f"out={tmp_path}")
+    command("train", *training, "steps=1")
+    file = tmp_path / "wandb" / "run.json"
+    id = read_json(file)["id"]
+    file.unlink()
+    command("train", *training, "steps=2")
+    assert read_json(file)["id"] != id
+
+
 def test_rows_to_restore_are_those_before_the_run(tmp_path: Path) -> None:
     """The tracker's thread read them late, with validations of the run's own: W&B then
     dropped all steps before these, "less than the current step".
@@ -130,6 +146,18 @@ def test_a_training_has_its_curves_and_texts(runs: dict[str, dict[str, Any]]) ->
         assert {f"validation/{name}" for name in held_out} <= row.keys()
         table = {name: row[f"validation/texts.{name}"] for name in ("_type", "ncols")}
         assert table == {"_type": "table-file", "ncols": 3}
+
+
+def test_an_export_keeps_the_trainings_event_files(tmp_path: Path) -> None:
+    """Bug: with tracker.mode=tensorboard it removed OUT/tensorboard/ of the training."""
+    events = tmp_path / "tensorboard" / "events"
+    events.parent.mkdir()
+    events.touch()
+    tracker = TrackerConfig("tensorboard")
+    track_export(
+        ExportConfig(str(tmp_path), str(tmp_path / "model"), tracker=tracker), {}
+    )
+    assert events.is_file()
 
 
 def test_the_export_and_the_report_are_artifacts(

@@ -34,8 +34,7 @@ from conf.runs.stage import (
     read_manifest,
     write_manifest,
 )
-from conf.runs.tensorboard import TensorboardRun
-from conf.runs.tracker import log_files, start_run
+from conf.runs.tracker import TENSORBOARD, log_files, start_run
 from conf.settings.cli import run
 from data_prep.ngrams import TABLE
 from train.export import (
@@ -133,7 +132,12 @@ def write(
 
 
 def track(config: ExportConfig, manifest: Mapping[str, Any]) -> None:
-    """Log the directory as an artifact of a tracker run in the training folder."""
+    """Log the directory as an artifact of a W&B run in the training folder.
+
+    TensorBoard has no artifacts, and its run would remove the training's event files.
+    """
+    if config.tracker.mode == TENSORBOARD:
+        return
     out = Path(config.out)
     name = out.resolve().name
     run = start_run(
@@ -146,7 +150,7 @@ def track(config: ExportConfig, manifest: Mapping[str, Any]) -> None:
         file="export.json",
         upload_seconds=UPLOAD_SECONDS,
     )
-    if run is None or isinstance(run, TensorboardRun):  # TensorBoard has no artifacts
+    if run is None:
         return
     facts = {"step": manifest["step"], "L": manifest["L"], "base": manifest["base"]}
     run.send(lambda run: log_files(run, f"model-{name}", "model", out, facts))

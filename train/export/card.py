@@ -92,7 +92,13 @@ def validation_at(manifest: Mapping[str, Any], step: int) -> dict[str, Any]:
 
 def read_report(folder: str, model: Path) -> dict[str, Any]:
     """Return infer.bench's report. Raise UserError if it is not of the directory `model`."""
-    report = read_result(Path(folder) / "report.json")
+    file = Path(folder) / "report.json"
+    if not file.is_file():
+        raise UserError(
+            f"report={folder} must be a folder of infer.bench, got no {file.name}. "
+            f"Run python -m infer.bench model={model} out={folder}"
+        )
+    report = read_result(file)
     for kind in ("speed", "quality"):
         if report[kind]:
             measured = read_manifest(Path(folder) / kind, kind, "report")

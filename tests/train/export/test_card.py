@@ -135,6 +135,9 @@ def test_a_report_goes_into_the_card(tmp_path: Path) -> None:
     assert "the machine was busy" in card
     assert "H200, 2026-11-21" in card
     assert (out / "manifest.json").read_bytes() == before
+    # Bug: "report.json must be a JSON object, got [Errno 2] No such file or directory".
+    with pytest.raises(UserError, match=r"got no report.json. Run .* out=absent$"):
+        export_again(out, "report=absent")
     (out / "config.json").write_text("{}")
     with pytest.raises(UserError, match="got a report of another model"):
         export_again(out, f"report={report}")
