@@ -117,7 +117,7 @@ def test_the_time_of_earlier_jobs_counts(runs: Path) -> None:
 
 
 def test_checkpoints_do_not_have_the_trackers_id(runs: Path) -> None:
-    """Bug: a training whose wandb/run.json was deleted continued the run that this file had named."""
+    """Bug: after wandb/run.json was deleted, a training continued the run that this file had named."""
     (checkpoint, *_) = (runs / "zero1" / "checkpoints").glob("*/checkpoint.json")
     assert "run_id" not in read_json(checkpoint)["state"]
 
