@@ -51,6 +51,7 @@ def main(config: InferConfig) -> None:
     if rows and context:  # else the loaded model checks the prompt
         ids = ids_of(request, "prompt", text=directory.text, rows=rows)
         check_length(ids, "prompt", new=new, context=context)
+        request = request if infill else ids
     model = load(
         directory,
         config.dtype,

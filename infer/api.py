@@ -19,8 +19,9 @@ from conf.console import torchrun_rank
 from conf.devices.dtype import AUTO, choose_dtype
 from conf.errors import UserError
 from conf.hub import find_folder
+from conf.settings.schema import any_of
 from infer import loop
-from infer.config import DecodeConfig, Infill, draft_layers
+from infer.config import DTYPES, DecodeConfig, Infill, draft_layers
 from infer.drafters.draft_model import DraftModelSources
 from infer.engine.forward import context_length
 from infer.engine.memory import enough_memory
@@ -76,7 +77,7 @@ class TextStep(Step):
 def load(
     model_dir: str | Path | ModelDirectory,
     dtype: str = AUTO,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     *,
     draft: str | None = None,
     compile: bool = False,
@@ -90,6 +91,9 @@ def load(
     Raises UserError for an unsuitable directory, draft model or device, and for too little
     memory.
     """
+    if dtype not in DTYPES:
+        raise UserError(f"dtype must be {any_of(DTYPES)}, got {dtype!r}")
+    device = None if device is None else str(device)
     check_device(device)
     directory = (
         model_dir

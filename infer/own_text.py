@@ -103,6 +103,27 @@ class TrainingDocuments:
         prefix: list[int] = tokens[document.start :][: opening + length].tolist()
         return prefix
 
+    def check_context(
+        self, documents: Sequence[DocumentSpan], text: "Text", context: int
+    ) -> None:
+        """Raise UserError if a document's prefix and its continuation exceed the context."""
+        from infer.requests import check_length
+
+        if self._config.question:
+            return  # `answers` skips prompts that are too long
+        for document in documents:
+            check_length(
+                self._prefix(document, text),
+                f"the prefix of {document.id}",
+                new=self._config.max_new_tokens,
+                context=context,
+                setting="max_new_tokens",
+                cure="lower prefix_max",
+            )
+
+    def _prefix(self, document: DocumentSpan, text: "Text") -> list[int]:
+        return whole_lines(text, self.prompt(document), self._config.prefix_min)
+
     def write(
         self, model: "Model", documents: Sequence[DocumentSpan]
     ) -> list[dict[str, Any]]:
@@ -110,8 +131,7 @@ class TrainingDocuments:
 
         Returns the rows to write.
         """
-        least = self._config.prefix_min
-        prompts = [whole_lines(model.text, self.prompt(d), least) for d in documents]
+        prompts = [self._prefix(document, model.text) for document in documents]
         if question := self._config.question:
             given = {
                 document.id: [
@@ -154,6 +174,11 @@ class ChatPrompts:
 
     def check_tokenizer(self, text: "Text") -> None:
         """No-op: prompts are text."""
+
+    def check_context(
+        self, prompts: Sequence[ChatPrompt], text: "Text", context: int
+    ) -> None:
+        """No-op: `answers` skips prompts that are too long."""
 
     def drawn(self) -> list[ChatPrompt]:
         """Return the prompts, in order. Raises UserError for files without prompts.

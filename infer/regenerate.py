@@ -101,7 +101,8 @@ def write_own_text(
 
     workers = init_workers()
     dtype = workers.agreed(choose_dtype(config.dtype))
-    source.check_tokenizer(ModelDirectory(config.model).text)
+    directory = ModelDirectory(config.model)
+    source.check_tokenizer(directory.text)
     batches: dict[str, Sequence[Any]] = {}
 
     def temperature(text: DocumentSpan | ChatPrompt) -> float:
@@ -109,6 +110,8 @@ def write_own_text(
 
     # The texts of a batch are decoded together, so they share a temperature.
     documents: Sequence[Any] = sorted(source.drawn(), key=temperature)
+    if directory.context:  # otherwise the loaded model checks each text
+        source.check_context(documents, directory.text, directory.context)
     for shared, group in groupby(documents, temperature):
         texts = list(group)
         for start in range(0, len(texts), config.batch):

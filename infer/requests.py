@@ -63,20 +63,37 @@ def ids_of(prompt: Prompt, name: str, *, text: Text, rows: int) -> list[int]:
     return [int(id) for id in ids]
 
 
-def check_length(prompt: Sequence[int], name: str, *, new: int, context: int) -> None:
-    """Raise UserError if a prompt and `new` tokens exceed the model's context length."""
+def check_length(
+    prompt: Sequence[int],
+    name: str,
+    *,
+    new: int,
+    context: int,
+    setting: str = "decode.max_new_tokens",
+    cure: str = "shorten the prompt",
+) -> None:
+    """Raise UserError if a prompt and `new` tokens exceed the model's context length.
+
+    `setting` is the name of the setting for `new`, and `cure` what else to change.
+    """
     if len(prompt) + new > context:
         raise UserError(
-            f"{name} and decode.max_new_tokens must fit the model's context of "
-            f"{context} tokens, got {len(prompt)} + {new}. Lower decode.max_new_tokens, or "
-            "shorten the prompt."
+            f"{name} and {setting} must fit the model's context of {context} tokens, got "
+            f"{len(prompt)} + {new}. Lower {setting}, or {cure}."
         )
 
 
 def seeds_of(seeds: Any, default: int, count: int) -> list[int]:
     """Return a seed for each of `count` prompts. Raises UserError for invalid seeds."""
-    values = [default] * count if seeds is None else _items(seeds, "seeds")
-    if len(values) != count or not all(_is_below(SEEDS, seed) for seed in values):
+    values: Any = [default] * count if seeds is None else seeds
+    if isinstance(values, torch.Tensor | np.ndarray):
+        values = values.tolist()
+    values = list(values) if isinstance(values, Iterable) else values
+    if (
+        not isinstance(values, list)
+        or len(values) != count
+        or not all(_is_below(SEEDS, seed) for seed in values)
+    ):
         raise UserError(
             f"seeds must be {count} integers from 0 to 2**63 - 1, one for each prompt, "
             f"got {values}. Omit seeds to use decode.seed."

@@ -108,6 +108,9 @@ def _checked(value: Any, hint: Any, limits: Mapping[str, Any], name: str) -> Any
         (member_hint,) = get_args(by_origin[list])
         return [_checked(member, member_hint, limits, name) for member in value]
     elif kind in (int, float) and not _within(value, limits):
+        unlimited = not limits.keys() & {"most", "below"}
+        if limits and unlimited and LARGEST < value < math.inf:
+            limits = {**limits, "most": LARGEST}
         expected = range_in_words(limits)
         if isinstance(value, float) and not math.isfinite(value) and limits:
             expected = f"finite and {expected}"

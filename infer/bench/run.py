@@ -46,6 +46,7 @@ from infer.bench.speed import SpeedPart
 from infer.config import decontaminated
 from infer.models.checkpoint import ModelDirectory
 from infer.models.draft import base_pieces, missing_id
+from infer.requests import check_length
 
 # The parts that decode prompt sets, each with its class.
 SET_PARTS: dict[str, type[SpeedPart] | type[GsdPart] | type[LoadPart]] = {
@@ -103,16 +104,20 @@ def check_context(
 
     The check needs only the tokenizer. Without a `context` the loaded model checks each prompt.
     """
+    if context is None:
+        return
     new = getattr(config, part).max_new_tokens
     for name, prompts in sets.items():
         for prompt in prompts:
-            limit = (part == "speed" and prompt.max_new_tokens) or new
-            if context is not None and len(prompt.ids) + limit > context:
-                raise UserError(
-                    f"prompts and {part}.max_new_tokens must fit the model's context of {context} "
-                    f"tokens, got {len(prompt.ids)} + {limit} ({name}, {prompt.id}). Lower "
-                    f"{part}.max_new_tokens or prompt_tokens."
-                )
+            own = prompt.max_new_tokens if part == "speed" else None
+            check_length(
+                prompt.ids,
+                f"prompts ({name}, {prompt.id})",
+                new=own or new,
+                context=context,
+                setting="infilling_tokens" if own else f"{part}.max_new_tokens",
+                cure="lower prompt_tokens",
+            )
 
 
 def measure_part(

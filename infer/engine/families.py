@@ -47,6 +47,12 @@ def check_tree(lm: PreTrainedModel, name: str | None = None) -> None:
             raise
         reason = f"which fails on a tree ({type(error).__name__}: {in_one_line(error)})"
         raise _refused(lm.config, reason, name) from error
+    if not of_paths.isfinite().all():
+        raise UserError(
+            f"{name or _name_of(lm.config)} must have finite logits, got NaN or infinite ones in "
+            f"{str(lm.dtype).removeprefix('torch.')}. Use dtype=float32 if that is a narrower "
+            "type; otherwise the weights are damaged or their training diverged."
+        )
     difference = float((of_tree.double() - of_paths.double()).abs().max())
     limit = TOLERANCE[lm.dtype.itemsize] * float(of_paths.max() - of_paths.min())
     if not difference <= limit:
@@ -66,9 +72,12 @@ def _tree_logits(lm: PreTrainedModel, prompt: list[int], tree: Tree) -> Tensor:
     return output.logits[: len(tree.tokens)].whole()
 
 
+def _name_of(config: PretrainedConfig) -> str:
+    return f"model={config.name_or_path}"
+
+
 def _refused(config: PretrainedConfig, reason: str, name: str | None) -> UserError:
-    name = name or f"model={config.name_or_path}"
     return UserError(
-        f"{name} must be a causal model with attention that can follow a tree, "
+        f"{name or _name_of(config)} must be a causal model with attention that can follow a tree, "
         f"got {config.model_type}, {reason}. Use another model."
     )

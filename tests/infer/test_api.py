@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import numpy as np
@@ -258,10 +258,20 @@ def test_prompts_and_seeds_of_every_kind(model: Model) -> None:
         ("x", {"decode": DecodeConfig(depth=3)}, "decode.depth .* got "),
         ("x", {"seeds": [-1]}, "seeds must be"),
         ("x", {"seeds": [1, 2]}, "seeds must be"),
+        ("x", {"seeds": 5}, "seeds must be 1 integers .* got 5"),
     ],
 )
 def test_mistakes_before_anything_is_decoded(
     model: Model, prompts: Any, options: dict[str, Any], message: str
 ) -> None:
+    """Bug: seeds=5 was answered by "seeds must be a text, an Infill or token ids"."""
     with pytest.raises(UserError, match=message):
         generate(model, prompts, **options)
+
+
+def test_dtype_and_device_of_torch(model_dir: Path) -> None:
+    """Bugs: "device must be one of cpu, got cpu", and a wrong dtype was a model without weights."""
+    assert load(model_dir, "float32", torch.device("cpu")).lm.device.type == "cpu"
+    for dtype in ("int4", torch.float32):
+        with pytest.raises(UserError, match="dtype must be auto, float32, .* got"):
+            load(model_dir, cast(Any, dtype))

@@ -15,6 +15,10 @@ DECODE = [
         {"temperature": float("inf")},
         "decode.temperature must be finite and at least 0, got inf",
     ),
+    (  # the message said "must be at least 0, got 1e+30"
+        {"temperature": 1e30},
+        "decode.temperature must be 0 to 9223372036854775807, got 1e\\+30",
+    ),
     ({"top_p": 0.0}, "decode.top_p must be above 0 and at most 1, got 0.0"),
     (
         {"top_p": 0.9},

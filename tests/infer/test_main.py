@@ -15,6 +15,7 @@ from infer import TextStep
 from infer.__main__ import main
 from infer.config import InferConfig
 from infer.drafters.planner import MeasuredPlanner
+from infer.text import Text
 from infer.view import show
 from tests.messages import error
 
@@ -139,6 +140,19 @@ def test_a_long_prompt_is_refused_before_the_weights_are_read(
     with pytest.raises(SystemExit):
         infer(monkeypatch, f"model={folder}", FLOAT, "prompt=" + "x y " * 400)
     assert "must fit the model's context of 512 tokens" in capsys.readouterr().err
+
+
+def test_a_prompt_is_tokenized_once(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bug: the check of its length and the decoding each tokenized it."""
+    texts = []
+    encode = Text.encode
+    monkeypatch.setattr(
+        Text, "encode", lambda self, text: texts.append(text) or encode(self, text)
+    )
+    infer(monkeypatch, f"model={model_dir}", FLOAT, "prompt=abc")
+    assert texts == ["abc"]
 
 
 def test_a_chat_prompt_is_a_users_message(

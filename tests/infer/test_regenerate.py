@@ -176,12 +176,29 @@ def test_two_ranks_and_a_killed_run_write_the_bytes_of_one(
     [
         (["prefix_max=2"], r"prefix_max must be at least prefix_min=3, got 2\. Raise"),
         (["prefix_min=900", "prefix_max=900"], "got none. Lower prefix_min"),
-        (["max_new_tokens=505"], r"model's context of 512 tokens, got \d+ \+"),
     ],
 )
 def test_mistakes(run: Run, overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         stage.main(run("out", *overrides))
+
+
+def test_a_text_beyond_the_context_is_refused_before_the_weights_are_read(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: the loaded model refused it, by a setting that this command does not have.
+
+    The message was: prompts[0] and decode.max_new_tokens must fit the model's context.
+    """
+    monkeypatch.setattr("infer.api.load", None)
+    message = (
+        r"the prefix of .+ and max_new_tokens must fit the model's context of 512 tokens, got "
+        r"\d+ \+ 505. Lower max_new_tokens, or lower prefix_max"
+    )
+    config = run("out", "max_new_tokens=505")
+    with pytest.raises(UserError, match=message):
+        stage.main(config)
+    assert not Path(config.out).exists()
 
 
 TURNS = (

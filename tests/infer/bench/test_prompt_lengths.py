@@ -22,12 +22,23 @@ def test_a_prompt_without_room_is_refused_before_the_model_is_loaded(
     file = write_rows(tmp_path / "rows.jsonl", [{"id": "a", "content": "x = 1\n" * 9}])
     asked = [f"part={part}", "count=1", f"{part}.max_new_tokens=511", "draft=self:1"]
     sentence = (
-        rf"prompts and {part}.max_new_tokens must fit the model's context of 512 tokens, "
-        rf"got \d+ \+ 511 \(rows, a\). Lower {part}.max_new_tokens or prompt_tokens"
+        rf"prompts \(rows, a\) and {part}.max_new_tokens must fit the model's context of 512 "
+        rf"tokens, got \d+ \+ 511. Lower {part}.max_new_tokens, or lower prompt_tokens"
     )
     with pytest.raises(UserError, match=sentence):
         bench(configured(model_dir, file, tmp_path / "out", *asked))
     assert not (tmp_path / "out").exists()
+
+
+def test_an_infilling_without_room_names_its_own_setting(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """Bug: the message advised to lower speed.max_new_tokens, which an infilling does not use."""
+    row = {"id": "a", "prompt": "x = ", "suffix": "\nprint(x)\n"}
+    file = write_rows(tmp_path / "rows.jsonl", [row])
+    asked = ["part=speed", "count=1", "infilling_tokens=511"]
+    with pytest.raises(UserError, match="got .* 511. Lower infilling_tokens, or"):
+        bench(configured(model_dir, file, tmp_path / "out", *asked))
 
 
 def test_prompts_of_all_lengths_end_at_one_place(

@@ -1,12 +1,18 @@
 """Test every family against Transformers' forward and generate; other families are refused."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
 
 from conf.errors import UserError
 from infer.drafters.planner import FixedPlanner
@@ -147,3 +153,15 @@ def test_an_unsuited_architecture_is_refused_by_name(kind: str) -> None:
     settings, reason = REFUSED[kind]
     with pytest.raises(UserError, match=f"a causal model .*got {kind}, .*{reason}"):
         check_tree(tiny(kind, **settings))
+
+
+@torch.no_grad()
+def test_weights_that_compute_nan_are_named(llama: LlamaForCausalLM) -> None:
+    """Bug: the message said that the attention cannot follow a tree, difference nan, allowed nan.
+
+    A training that diverged, or an overflow in float16, has such logits.
+    """
+    damaged = deepcopy(llama)
+    damaged.lm_head.weight[5, 0] = torch.nan
+    with pytest.raises(UserError, match="finite logits, got NaN .* in float32"):
+        check_tree(damaged, "model=x")
