@@ -76,7 +76,7 @@ class TextStep(Step):
 
 def load(
     model_dir: str | Path | ModelDirectory,
-    dtype: str = AUTO,
+    dtype: str | torch.dtype = AUTO,
     device: str | torch.device | None = None,
     *,
     draft: str | None = None,
@@ -91,6 +91,7 @@ def load(
     Raises UserError for an unsuitable directory, draft model or device, and for too little
     memory.
     """
+    dtype = str(dtype).removeprefix("torch.")
     if dtype not in DTYPES:
         raise UserError(f"dtype must be {any_of(DTYPES)}, got {dtype!r}")
     device = None if device is None else str(device)
