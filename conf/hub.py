@@ -214,8 +214,14 @@ def hub_refusal(error: Exception, kind: str) -> str:
 
     `kind` names the repository in the message: "repository" or "dataset".
     """
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        RepositoryNotFoundError,
+    )
 
+    if isinstance(error, HFValidationError):
+        return f"a {kind} on the hub is named owner/name. Check the path"
     if isinstance(error, GatedRepoError):
         return "the hub asks for sign-in. Accept its terms on the hub, and set HF_TOKEN"
     if isinstance(error, RepositoryNotFoundError):

@@ -343,6 +343,15 @@ def test_a_test_split_is_read_only_if_it_is_named(tmp_path: Path) -> None:
     assert seen(tmp_path / "code") == ["tests/test_a.py"]
 
 
+def test_a_path_that_does_not_exist_is_refused_as_a_path(tmp_path: Path) -> None:
+    """Bug: "the hub did not answer (HFValidationError). Check the path, or the network"."""
+    message = (
+        "there is no such path, and a dataset on the hub is named owner/name. Check"
+    )
+    with pytest.raises(UserError, match=message):
+        seen(tmp_path / "none", "jsonl")
+
+
 def test_settings_that_the_input_does_not_have_are_refused(tmp_path: Path) -> None:
     """Bug: they were ignored, so that data.config=python read all configurations of a clone."""
     write_rows(tmp_path / "train-0.jsonl", [{"content": "x"}])
