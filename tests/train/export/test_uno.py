@@ -15,6 +15,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from conf.errors import UserError
+from conf.hub import ADAPTERS, SHIPPED
 from conf.runs.files import read_json
 from data_prep.vocab import Vocab
 from infer import DecodeConfig, load
@@ -292,6 +293,19 @@ def test_lora_uno_exports_only_the_adapter(
     }
     assert "tokens per cycle" in card and "previous-token head" in card
     assert str(tmp_path) not in card
+
+
+def test_the_shipped_adapter_is_in_the_servers_format() -> None:
+    """It has pairs of lora_A and lora_B alone, and no empty setting."""
+    folder = ADAPTERS / SHIPPED["smollm2-uno"].adapter / "adapter"
+    config = read_json(folder / "adapter_config.json")
+    assert (config["r"], config["target_modules"]) == (28, SHORT)
+    assert not any(map(config.get, UNSUPPORTED)) and None not in config.values()
+    (file,) = folder.glob("*.safetensors")
+    names = load_file(file).keys()
+    assert all(map(WEIGHT.fullmatch, names)) and len(names) == 30 * len(SHORT) * 2
+    adaptive = read_json(folder.parent / "adaptive.json")
+    assert (adaptive["mask"], adaptive["L"], adaptive["head"]) == ("noise", 5, False)
 
 
 def test_vllms_settings_for_an_existing_token() -> None:
