@@ -1,6 +1,7 @@
 """Error messages for users, with a link to the documentation."""
 
 import errno
+import re
 from contextlib import ContextDecorator
 
 # Sections of docs/ that explain an error, for `page` of UserError.
@@ -54,7 +55,7 @@ def in_one_line(error: BaseException, most: int = 300) -> str:
 
     If the message is empty, return the name of the exception's class.
     """
-    message = " ".join(str(error).split())
+    message = re.sub(r"^\[Errno \d+\] ", "", " ".join(str(error).split()))
     if "trust_remote_code" in message:  # Transformers would suggest to allow that code
         return "custom Python code (auto_map), which is never run"
     return (
