@@ -31,12 +31,20 @@ def _items(value: Any, name: str) -> Any:
     """Return a text or an Infill unchanged, and any other iterable as a list."""
     if isinstance(value, str | Infill):
         return value
-    if isinstance(value, torch.Tensor | np.ndarray):
-        value = value.tolist()
-    if isinstance(value, bytes | dict) or not isinstance(value, Iterable):
+    items = _listed(value)
+    if items is None:
         raise UserError(
             f"{name} must be a text, an Infill or token ids, got {type(value).__name__}"
         )
+    return items
+
+
+def _listed(value: Any) -> list[Any] | None:
+    """Return an array or another iterable as a list; None for other values, bytes and a dict."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        value = value.tolist()
+    if isinstance(value, bytes | dict) or not isinstance(value, Iterable):
+        return None
     return list(value)
 
 
@@ -85,18 +93,15 @@ def check_length(
 
 def seeds_of(seeds: Any, default: int, count: int) -> list[int]:
     """Return a seed for each of `count` prompts. Raises UserError for invalid seeds."""
-    values: Any = [default] * count if seeds is None else seeds
-    if isinstance(values, torch.Tensor | np.ndarray):
-        values = values.tolist()
-    values = list(values) if isinstance(values, Iterable) else values
+    values = [default] * count if seeds is None else _listed(seeds)
     if (
-        not isinstance(values, list)
+        values is None
         or len(values) != count
         or not all(_is_below(SEEDS, seed) for seed in values)
     ):
         raise UserError(
             f"seeds must be {count} integers from 0 to 2**63 - 1, one for each prompt, "
-            f"got {values}. Omit seeds to use decode.seed."
+            f"got {seeds if values is None else values}. Omit seeds to use decode.seed."
         )
     return [int(seed) for seed in values]
 

@@ -19,7 +19,7 @@ from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
 from safetensors.torch import load_file
 from torch import Tensor
 
-from conf.errors import UserError
+from conf.errors import UserError, counted
 from conf.runs.files import read_json, write_json
 from train.config import NOISE
 from train.export import trained_mask
@@ -104,7 +104,7 @@ def _write_card(trained: Trained, folder: Path) -> None:
         head=bool(manifest["settings"]["objective"].get("previous_token")),
         # Servers count the token of row 0 in addition to the verified tokens.
         reach=after["tau_real"] + 1 if "tau_real" in after else None,
-        sequences=after.get("sequences"),
+        sequences=counted(after.get("sequences", 0), "sequence"),
         step=step,
         manifest=manifest,
     )
