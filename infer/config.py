@@ -247,8 +247,8 @@ class InferConfig:
     #: model: a Transformers directory such as an export, a hub name, or a model with an
     #: adapter in this repository (smollm2, smollm2-uno, qwen2.5-coder-0.5b)
     model: str = setting(hub="model")
-    #: GGUF file with the base model of smollm2 or qwen2.5-coder-0.5b; null: from its Python
-    #: package or the hub
+    #: GGUF file with the base model of smollm2, smollm2-uno or qwen2.5-coder-0.5b; null: from
+    #: its Python package or the hub
     gguf: str | None = setting(None, path=True)
     #: the text to continue; -: read standard input
     prompt: str = ""
