@@ -10,13 +10,14 @@ up to 128 at most: 255 x 128 < 2^15. `Groups` rounds each row of a weight so.
 
 import warnings
 from abc import ABC, abstractmethod
+from ctypes import byref
 from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from conf.devices.native import library
+from conf.devices.native import CMatrix, library
 
 MOST = 127  # largest absolute value of a rounded input or weight
 ZERO_POINT = MOST + 1  # added to the rounded inputs, which are unsigned
@@ -148,8 +149,8 @@ class Groups(Kernel):
 class Native(Kernel):
     """A rounded weight that native.c multiplies by.
 
-    `addresses` has the addresses of its weight, its scales and the sums that it subtracts;
-    `inputs` and `outputs` are the numbers of columns and rows with their padding.
+    `matrix` is its C structure; `inputs` and `outputs` are the numbers of columns and rows with
+    their padding.
     """
 
     rounded = True
@@ -159,7 +160,7 @@ class Native(Kernel):
         self._rows, d = rounded.shape
         native = library()
         assert native is not None
-        self._multiply = native.multiply
+        self._native = native
         padded = pad(rounded, (0, -d % COLUMNS, 0, -self._rows % ROWS))
         self.outputs, self.inputs = padded.shape
         blocks = padded.view(-1, ROWS, self.inputs // COLUMNS, COLUMNS)
@@ -168,22 +169,34 @@ class Native(Kernel):
             pad(scale / MOST, (0, -self._rows % ROWS)),
             ZERO_POINT * padded.sum(1, dtype=torch.int32),
         )
-        self.addresses = [part.data_ptr() for part in self._parts]
+        addresses = (part.data_ptr() for part in self._parts)
+        self.matrix = CMatrix(self.inputs, self.outputs, *addresses)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See Kernel."""
+        x = x.float().contiguous()
+        y, rows, threads = self._output(x)
+        self._native.apply(
+            *(byref(self.matrix), rows, x.shape[-1], x.data_ptr(), y.data_ptr()),
+            threads,
+        )
+        return y[..., : self._rows]
 
     def multiply(self, scaled: Tensor) -> Tensor:
         """See Kernel."""
-        if scaled.shape[-1] < self.inputs:
-            scaled = pad(scaled, (0, self.inputs - scaled.shape[-1]))
-        x = scaled.contiguous()
-        n = x.numel() // self.inputs
-        y = torch.empty((*x.shape[:-1], self.outputs))
-        work = n * self.inputs * self.outputs
-        threads = torch.get_num_threads() if work >= DIVIDED else 1
-        self._multiply(
-            *(n, self.inputs, self.outputs, x.data_ptr()),
-            *(*self.addresses, y.data_ptr(), threads),
+        x = pad(scaled, (0, self.inputs - scaled.shape[-1])).contiguous()
+        y, rows, threads = self._output(x)
+        self._native.multiply(
+            *(byref(self.matrix), rows, x.data_ptr(), None, y.data_ptr(), threads)
         )
-        return y if self._rows == self.outputs else y[..., : self._rows].contiguous()
+        return y[..., : self._rows]
+
+    def _output(self, x: Tensor) -> tuple[Tensor, int, int]:
+        """Return space for the product of rows with its padding, the number of rows, and of threads."""
+        y = torch.empty((*x.shape[:-1], self.outputs))
+        rows = y.numel() // self.outputs
+        work = rows * self.inputs * self.outputs
+        return y, rows, torch.get_num_threads() if work >= DIVIDED else 1
 
 
 class NativeGroups(Groups, Native):

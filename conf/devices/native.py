@@ -1,6 +1,6 @@
-"""Compile and load native.c, the C functions of int8 on a CPU (int8.py, infer/engine/native.py).
+"""Compile and load native.c and its headers, the C functions of int8 on a CPU (int8.py, infer/engine).
 
-The machine's C compiler builds the library once per process, in about a second. Without a
+The machine's C compiler builds the library once per process, in two to four seconds. Without a
 compiler PyTorch's operations are used.
 """
 
@@ -9,7 +9,15 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from ctypes import CDLL, c_float, c_int, c_long, c_void_p
+from ctypes import (
+    CDLL,
+    Structure,
+    c_float,
+    c_int,
+    c_long,
+    c_uint64,
+    c_void_p,
+)
 from functools import cache
 from logging import getLogger
 from pathlib import Path
@@ -21,17 +29,28 @@ FLAGS = (
 )
 #: Numbers in a vector of native.c; the widths of rows between products must be multiples of it.
 LANES = 8
-TYPES = {"p": c_void_p, "l": c_long, "i": c_int, "f": c_float}
+TYPES = {"p": c_void_p, "l": c_long, "i": c_int, "f": c_float, "u": c_uint64}
 #: The types of arguments.
 SIGNATURES = {
     "adds_in_sixteen_bits": "",
-    "multiply": "lllppppp i",
+    "multiply": "plpppi",
+    "apply": "pllppi",
     "round_groups": "llpfllppp i",
     "decode": "pppp",
-    "top": "llplllppppp",
+    "top": "lllplllppppp",
+    "loud": "lpffup",
     "read_hidden": "plpp",
     "correct": "pppplpp",
 }
+
+
+class CMatrix(Structure):
+    """`matrix` of products.h."""
+
+    _fields_ = [
+        *((name, c_long) for name in ("d", "outputs")),
+        *((name, c_void_p) for name in ("weight", "scale", "offsets")),
+    ]
 
 
 @cache
@@ -53,6 +72,7 @@ def library() -> CDLL | None:
         function.argtypes = [TYPES[letter] for letter in types.replace(" ", "")]
         function.restype = None
     native.adds_in_sixteen_bits.restype = c_int
+    native.loud.restype = c_long
     return native
 
 

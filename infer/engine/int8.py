@@ -28,6 +28,7 @@ from conf.errors import UserError
 from infer.engine.gate import GatedEmbedding, GatedLinear
 from infer.engine.head import PreviousTokenHead
 from infer.engine.native_head import head_in_int8
+from infer.engine.noise import IntArray, Loud
 from infer.engine.packed import Adapter, JointLinear, Product, join, linear_layers
 
 #: The modules that may have matrices: converted to int8, looked up, or used for drafts alone.
@@ -78,18 +79,24 @@ class Int8Head(Int8Linear):
         native = library()
         (n, V), d = logits_nV.shape, self.in_features
         tensors = logits_nV, hidden_nd, self.weight
-        usual = all(x.dtype == torch.float32 and x.is_contiguous() for x in tensors)
+        usual = all(x.dtype == torch.float32 and x.stride(1) == 1 for x in tensors)
+        usual = usual and hidden_nd.is_contiguous() and self.weight.is_contiguous()
         if native is None or not usual or d % LANES:
             return None
         values = logits_nV.new_empty(n, m)
         ids = torch.empty(n, m, dtype=torch.int64)
         native.top(
-            *(n, V, logits_nV.data_ptr(), m, min(m, exact)),
+            *(n, V, logits_nV.stride(0), logits_nV.data_ptr(), m, min(m, exact)),
             *(d, hidden_nd.data_ptr(), self.weight.data_ptr()),
             None if self.bias is None else self.bias.data_ptr(),
             *(values.data_ptr(), ids.data_ptr()),
         )
         return values, ids
+
+    @property
+    def loud(self) -> Loud | None:
+        """`loud` of noise.py by native.c; None without a compiler."""
+        return None if library() is None else loud
 
     def drop_weight(self) -> None:
         """No-op: the likeliest tokens are rescored with the weight."""
@@ -99,6 +106,18 @@ class Int8Head(Int8Linear):
         copied = Int8Head(self)
         copied.product = self.product
         return copied
+
+
+def loud(values_V: Tensor, score: float, scale: float, key: int) -> IntArray:
+    """Return the tokens that may exceed `score` by value and noise, by native.c. See noise.py."""
+    native = library()
+    assert native is not None
+    values = values_V.float().contiguous()
+    ids = torch.empty(len(values), dtype=torch.int64)
+    count = native.loud(
+        *(len(values), values.data_ptr(), score, scale, key, ids.data_ptr())
+    )
+    return ids[:count].numpy()
 
 
 class Int8Product(Product):

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from conf.architecture import head_width
 from conf.devices.int8 import DIVIDED, Native
-from conf.devices.native import LANES, library
+from conf.devices.native import LANES, CMatrix, library
 from infer.engine.attention import ProbeGate
 from infer.engine.cache import TreeCache
 from infer.engine.fused import FusedDecoder, Layer, layers_of
@@ -46,8 +46,9 @@ class CProduct(Structure):
     """`product` of native.c."""
 
     _fields_ = [
-        *((name, c_long) for name in ("d", "outputs", "parts")),
-        *((name, c_void_p) for name in ("weight", "scale", "offsets", "bias")),
+        ("w", CMatrix),
+        ("parts", c_long),
+        ("bias", c_void_p),
         *((name, c_long * PARTS) for name in ("sizes", "ranks")),
         *((name, c_void_p * PARTS) for name in ("b", "b_scale")),
     ]
@@ -113,8 +114,8 @@ class NativeDecoder(FusedDecoder):
         )
         (layer, *_) = c_layers  # all have the same sizes
         products = layer.qkv, layer.o, layer.gate_up, layer.down
-        self._inputs = max(product.d for product in products)
-        self._outputs = max(product.outputs for product in products)
+        self._inputs = max(product.w.d for product in products)
+        self._outputs = max(product.w.outputs for product in products)
         # By cache. The keys and values of a cache stay where they are.
         self._caches: WeakKeyDictionary[TreeCache, Any] = WeakKeyDictionary()
 
@@ -212,8 +213,7 @@ def _built(product: Any) -> CProduct:
     ]
     scales = [scale for _, scale in product.rounded_outer]
     structure = CProduct(
-        *(kernel.inputs, kernel.outputs, parts),
-        *(*kernel.addresses, bias.data_ptr()),
+        *(kernel.matrix, parts, bias.data_ptr()),
         (c_long * PARTS)(*product.sizes[:parts]),
         (c_long * PARTS)(*product.sizes[parts:]),
         (c_void_p * PARTS)(*_addresses(*outer)),

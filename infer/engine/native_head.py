@@ -20,14 +20,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from conf.devices.int8 import Native, exact_kernel, pack
-from conf.devices.native import LANES, library
+from conf.devices.native import LANES, CMatrix, library
 from infer.engine.head import Correct, PreviousTokenHead
-
-
-class CMatrix(Structure):
-    """`matrix` of native.c."""
-
-    _fields_ = [(name, c_void_p) for name in ("weight", "scale", "offsets")]
 
 
 class CHead(Structure):
@@ -65,7 +59,7 @@ class NativeHead(PreviousTokenHead):
         self._outputs: int = matrices[0].outputs
         self._c = CHead(
             *(d, self._outputs),
-            *(CMatrix(*matrix.addresses) for matrix in matrices),
+            *(matrix.matrix for matrix in matrices),
             *(norm.data_ptr(), d * torch.finfo(torch.float32).eps),
             *(
                 weight.data_ptr(),

@@ -4,6 +4,7 @@ The token of largest x_t + g_t has the distribution softmax(x), if g_t = -log(-l
 uniform. Here u_t is a hash of the seed, the position and the token.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 from math import log
 from typing import TypeAlias, TypeVar
@@ -44,22 +45,22 @@ def noise(seed: int, position: int, id: int) -> float:
     return -log(-log(bits * 2.0**-BITS + 2.0 ** (-BITS - 1)))
 
 
-def noisiest(values_V: Tensor, seed: int, position: int) -> int:
+#: A function like `loud`.
+Loud: TypeAlias = Callable[[Tensor, float, float, int], IntArray]
+
+
+def noisiest(
+    values_V: Tensor, seed: int, position: int, find: Loud | None = None
+) -> int:
     """Return the token with the largest sum of value and noise, on a CPU.
 
-    Only the noise of a few tokens is computed. A token of value x beats a score s if its noise is
-    above s - x, so if -log u < e^(x - s). Because 1 - u < -log u, it cannot beat s unless
-    1 - u < e^(x - s), which is fast to test for all tokens.
+    Only the noise of the tokens found by `find` is computed, by default by `loud`.
     """
     x = values_V.detach().numpy()
     first = int(x.argmax())
     score = float(x[first]) + noise(seed, position, first)
     scale = log(2) * BITS + ROUNDING * max(1.0, abs(score))
-    with np.errstate(over="ignore", invalid="ignore"):
-        bounds = np.exp((x - x.dtype.type(score)) + x.dtype.type(scale))
-    # (1 - u) 2^BITS + 1/2, an integer.
-    above = 2**BITS - _all_bits(seed, position, len(x)).view(np.int64)
-    ids = np.flatnonzero(above <= bounds + 1)
+    ids = (find or loud)(values_V, score, scale, _key(seed, position))
     if len(ids) < 2:  # then only `first` can be chosen
         return first
     keys = torch.tensor([seed]), torch.tensor([position])
@@ -67,9 +68,25 @@ def noisiest(values_V: Tensor, seed: int, position: int) -> int:
     return int(ids[(x[ids] + noise_m).argmax()])
 
 
-def _all_bits(seed: int, position: int, V: int) -> Unsigned:
+def loud(values_V: Tensor, score: float, scale: float, key: int) -> IntArray:
+    """Return the tokens that may exceed `score` by value and noise.
+
+    A token of value x exceeds a score s if its noise is above s - x, so if -log u < e^(x - s). Because
+    1 - u < -log u, it cannot exceed s unless 1 - u < e^(x - s), which is fast to test for all tokens.
+    `scale` is the logarithm of the number of uniform numbers, and a margin for rounding. `key` is the
+    hash of seed and position.
+    """
+    x = values_V.detach().numpy()
+    with np.errstate(over="ignore", invalid="ignore"):
+        bounds = np.exp((x - x.dtype.type(score)) + x.dtype.type(scale))
+    # (1 - u) 2^BITS + 1/2, an integer.
+    above = 2**BITS - _all_bits(key, len(x)).view(np.int64)
+    return np.flatnonzero(above <= bounds + 1)
+
+
+def _all_bits(key: int, V: int) -> Unsigned:
     """Return the BITS random bits of each of the first V tokens."""
-    x = _mixed_ids(V) ^ np.uint64(_key(seed, position))
+    x = _mixed_ids(V) ^ np.uint64(key)
     shifted = np.empty_like(x)  # new arrays would take half of the time
     x += np.uint64(STEP)
     for shift, factor in FINALIZER:

@@ -33,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from infer.engine.noise import gumbel, noisiest
+from infer.engine.noise import Loud, gumbel, noisiest
 from infer.engine.sampling import Sampling
 
 RESCORED = 8  # the number of top logits that are computed again in float32
@@ -81,28 +81,37 @@ class Logits:
         """Return the (n, m) largest logits in decreasing order, and their ids; m is at most V."""
         if not self._narrow:
             return top(self._logits, m)
-        count = min(max(m, RESCORED), self.vocabulary)
-        fast = getattr(self._head, "top", None)
-        if fast and (leading := fast(self.hidden, self._logits, count, RESCORED)):
-            values, ids = leading
-            return values[:, :m], ids[:, :m]
-        ids = top(self._logits, count)[1]
-        values = self._logits.gather(1, ids).float()
-        values[:, :RESCORED] = self._exact(ids[:, :RESCORED])
-        order = values.argsort(dim=1, descending=True, stable=True)[:, :m]
-        return values.gather(1, order), ids.gather(1, order)
+        values, ids = self._rescored(min(max(m, RESCORED), self.vocabulary))
+        return values[:, :m], ids[:, :m]
 
     def whole(self) -> Tensor:
         """Return (n, V) logits."""
         if not self._narrow:
             return self._logits
-        ids = top(self._logits, min(RESCORED, self.vocabulary))[1]
-        return self._logits.float().scatter(1, ids, self._exact(ids))
+        values, ids = self._rescored(min(RESCORED, self.vocabulary))
+        return self._logits.float().scatter(1, ids, values)
+
+    @property
+    def loud(self) -> Loud | None:
+        """The head's own function `loud` (noise.py), if it has one."""
+        return getattr(self._head, "loud", None)
 
     def chances(self) -> Tensor:
         """Return (n, V) probabilities without the float32 correction, for drafts only."""
         dtype = torch.promote_types(self._logits.dtype, torch.float32)
         return self._logits.softmax(-1, dtype=dtype)
+
+    def _rescored(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return the (n, count) largest logits in decreasing order, the RESCORED largest computed again."""
+        fast = getattr(self._head, "top", None)
+        if fast and (leading := fast(self.hidden, self._logits, count, RESCORED)):
+            values, ids = leading
+            return values, ids
+        ids = top(self._logits, count)[1]
+        values = self._logits.gather(1, ids).float()
+        values[:, :RESCORED] = self._exact(ids[:, :RESCORED])
+        order = values.argsort(dim=1, descending=True, stable=True)
+        return values.gather(1, order), ids.gather(1, order)
 
     def _exact(self, ids_nt: Tensor) -> Tensor:
         # On a CPU float32 sums depend on the number of rows; float64 costs no time here.
@@ -151,7 +160,8 @@ def pick(
     if logits.device.type == "cpu" and not sampling.top_k and sampling.top_p == 1:
         rows = logits.whole() / sampling.temperature
         keys = zip(seeds.tolist(), positions.tolist())
-        return torch.tensor([noisiest(row, *key) for row, key in zip(rows, keys)])
+        find = logits.loud
+        return torch.tensor([noisiest(row, *key, find) for row, key in zip(rows, keys)])
     scores, ids = noisy(logits, sampling, positions, seeds)
     return _best(scores, ids, 1)[1][:, 0]
 

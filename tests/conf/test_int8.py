@@ -127,15 +127,19 @@ def test_a_weight_that_is_not_finite_is_not_hidden(value: float) -> None:
 @NATIVE
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    rows=st.integers(1, 23),
-    outputs=st.integers(1, 50),
-    d=st.integers(1, 40),
+    rows=st.integers(1, 70),
+    outputs=st.integers(1, 90),
+    d=st.integers(1, 40) | st.sampled_from([64, 128]),
     seed=st.integers(0, 9),
 )
 def test_native_products_are_integers_of_every_size(
     native: type[Kernel], rows: int, outputs: int, d: int, seed: int
 ) -> None:
-    """Sizes between the blocks of native.c are padded; inputs and weights are the largest that occur."""
+    """Sizes between the blocks of products.h are padded; inputs and weights are the largest that occur.
+
+    AMX multiplies if the number of columns is a multiple of 64, by up to 32 rows and two blocks of 16
+    outputs at once.
+    """
     generator = torch.Generator().manual_seed(seed)
     x = torch.randint(0, 256, (rows, d), generator=generator, dtype=torch.uint8)
     weight = torch.randint(-MOST, MOST + 1, (outputs, d), generator=generator)
@@ -147,11 +151,12 @@ def test_native_products_are_integers_of_every_size(
 
 
 @NATIVE
+@pytest.mark.parametrize("d", [48, 64])
 def test_threads_share_a_native_product(
-    monkeypatch: pytest.MonkeyPatch, native: type[Kernel]
+    monkeypatch: pytest.MonkeyPatch, native: type[Kernel], d: int
 ) -> None:
-    kernel = pack(torch.randn(70, 48), native)
-    x = torch.randn(9, 48)
+    kernel = pack(torch.randn(70, d), native)
+    x = torch.randn(9, d)
     expected = kernel(x)
     monkeypatch.setattr("conf.devices.int8.DIVIDED", 1)
     torch.set_num_threads(2)

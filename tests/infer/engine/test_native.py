@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import random
 from collections.abc import Iterator
 from ctypes import c_float, c_long, c_void_p
 from typing import Any
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.skipif(
     KERNEL is None or not issubclass(KERNEL, Native),
     reason="no exact int8 products, or no C compiler",
 )
-# Query heads of a key head are computed in threes; widths of 64 and 128 have their own code.
+# Queries are scored in twelves, values are added in 64 or 32 numbers, then in 16 or 8.
 HEADS = {
     "eight query heads of a key head": {"num_attention_heads": 8, "head_dim": 64},
     "two query heads, 128 wide": {"num_attention_heads": 2, "head_dim": 128},
@@ -149,6 +150,29 @@ def test_a_prompts_rows_are_the_same_on_several_threads_and_beside_others(
         assert torch.equal(after(prompts), alone)
     finally:
         torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("name", ALL_MODELS)
+def test_rows_of_a_tree_are_those_of_a_row_at_a_time(name: str) -> None:
+    """Rows of a tree attend to the prompt together, and to the nodes of their paths each on its own."""
+    lm = int8_model(name)
+    prompt = list(range(21))
+    rng = random.Random(0)
+    parents = [-1, *(rng.randrange(max(0, i - 6), i) for i in range(1, 30))]
+    tokens = [rng.randrange(97) for _ in parents]
+    runner = Runner(lm, capacity=80, max_rows=len(tokens))
+    runner.prefill([prompt])
+    tree = Tree(tuple(tokens), tuple(parents), len(tokens))
+    _, together = runner._dynamic.hidden([tree])
+    for last in (29, 17, 3):
+        path = [last]
+        while parents[path[0]] >= 0:
+            path.insert(0, parents[path[0]])
+        runner.prefill([prompt])
+        for node in path:
+            _, alone = runner._dynamic.hidden([Tree((tokens[node],), (-1,), 1)])
+            runner.commit([[0]])
+        assert torch.equal(together[0, last], alone[0, 0])
 
 
 def test_a_norm_adds_the_product_and_rounds_its_rows() -> None:

@@ -7,9 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from infer.engine.noise import _hashed, gumbel, noise, noisiest
+from conf.devices.native import library
+from infer.engine import int8
+from infer.engine.noise import Loud, _hashed, gumbel, loud, noise, noisiest
 
 SEEDS = st.integers(0, 2**63 - 1)
+FINDS = [
+    loud,
+    pytest.param(
+        int8.loud,
+        marks=pytest.mark.skipif(library() is None, reason="no C compiler"),
+    ),
+]
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**31), st.integers(0, 2**20))
@@ -42,6 +51,7 @@ def test_noise_of_one_token_is_gumbels(seed: int, position: int, id: int) -> Non
     assert noise(seed, position, id) == pytest.approx(float(gumbel(*keys)), rel=1e-12)
 
 
+@pytest.mark.parametrize("find", FINDS)
 @given(
     SEEDS,
     st.integers(0, 2**31),
@@ -50,27 +60,29 @@ def test_noise_of_one_token_is_gumbels(seed: int, position: int, id: int) -> Non
     st.sampled_from([torch.float32, torch.float64]),
 )
 def test_the_noisiest_token_is_that_of_all_noise(
-    seed: int, position: int, V: int, spread: float, dtype: torch.dtype
+    find: Loud, seed: int, position: int, V: int, spread: float, dtype: torch.dtype
 ) -> None:
     """Values may be equal, of any size, and -inf for tokens that a processor excludes."""
     rng = np.random.default_rng(seed)
     values = torch.from_numpy(spread * rng.standard_normal(V)).to(dtype)
     values[torch.from_numpy(rng.random(V) < 0.3)] = float("-inf")
-    result = noisiest(values, seed, position)
+    result = noisiest(values, seed, position, find)
     if bool(values.isfinite().any()):
         assert result == reference(values, seed, position)
     else:
         assert 0 <= result < V
 
 
-def test_unlikely_tokens_are_chosen_as_often_as_they_should() -> None:
+@pytest.mark.parametrize("find", FINDS)
+def test_unlikely_tokens_are_chosen_as_often_as_they_should(find: Loud) -> None:
     """The bound must not lose them: half of the mass is in tokens of probability 1/4,000."""
     values = torch.cat([torch.tensor([0.0]), torch.full((2000,), -np.log(2000.0))])
-    count = sum(noisiest(values, 1, position) > 0 for position in range(2000))
+    count = sum(noisiest(values, 1, i, find) > 0 for i in range(2000))
     assert stats.binomtest(count, 2000, 0.5).pvalue > 0.01
 
 
-def test_values_that_are_not_numbers_choose_a_token() -> None:
+@pytest.mark.parametrize("find", FINDS)
+def test_values_that_are_not_numbers_choose_a_token(find: Loud) -> None:
     """A row that overflows is refused after its pick."""
     values = torch.tensor([1.0, float("nan"), 2.0])
-    assert 0 <= noisiest(values, 0, 0) < 3
+    assert 0 <= noisiest(values, 0, 0, find) < 3

@@ -1,0 +1,231 @@
+/* Attention of rows to cached keys and values. */
+
+#include <string.h>
+
+#define TOGETHER 24 /* queries of a key head that attend to the same columns */
+
+/* The sums of SCORED queries, and of VALUES vectors for each of WEIGHED queries, stay in registers. */
+#define SCORED 12
+#define VALUES 4
+#ifdef __AVX512F__
+#define LANES 16
+#define WEIGHED 6
+typedef __m512 lanes;
+#define UNPACK(half, bits) _mm512_unpack##half##_p##bits
+#define AS_PAIRS _mm512_castps_pd
+#define AS_NUMBERS _mm512_castpd_ps
+#else
+#define LANES 8
+#define WEIGHED 3
+typedef __m256 lanes;
+#define UNPACK(half, bits) _mm256_unpack##half##_p##bits
+#define AS_PAIRS _mm256_castps_pd
+#define AS_NUMBERS _mm256_castpd_ps
+#endif
+
+typedef float numbers __attribute__((vector_size(4 * LANES), aligned(4)));
+
+static void rotate(float *restrict out, const float *restrict x, const float *restrict bias, float t, long width,
+                   const float *restrict cosine, const float *restrict sine, float factor)
+{
+    long half = width / 2;
+    for (long i = 0; i < half; i++) {
+        float first = x[i] * t + bias[i], second = x[i + half] * t + bias[i + half];
+        out[i] = (first * cosine[i] - second * sine[i]) * factor;
+        out[i + half] = (second * cosine[i + half] + first * sine[i + half]) * factor;
+    }
+}
+
+/* Four numbers of each of the keys k, k + 4, k + 8, .. */
+INLINED lanes load_fours(const float *const *key, long i)
+{
+#ifdef __AVX512F__
+    __m512 fours = _mm512_castps128_ps512(_mm_loadu_ps(key[0] + i));
+    fours = _mm512_insertf32x4(fours, _mm_loadu_ps(key[4] + i), 1);
+    fours = _mm512_insertf32x4(fours, _mm_loadu_ps(key[8] + i), 2);
+    return _mm512_insertf32x4(fours, _mm_loadu_ps(key[12] + i), 3);
+#else
+    __m256 fours = _mm256_castps128_ps256(_mm_loadu_ps(key[0] + i));
+    return _mm256_insertf128_ps(fours, _mm_loadu_ps(key[4] + i), 1);
+#endif
+}
+
+/* Write m keys, at most LANES, to `transposed` (width, LANES), and the last of them again in the lanes that are left.
+   The width is a multiple of 4. */
+static void transpose(const float *keys, long m, long width, float *transposed)
+{
+    const float *key[LANES];
+    for (long j = 0; j < LANES; j++)
+        key[j] = keys + (j < m ? j : m - 1) * width;
+    for (long i = 0; i < width; i += 4, transposed += 4 * LANES) {
+        lanes k[4];
+        for (int j = 0; j < 4; j++)
+            k[j] = load_fours(key + j, i);
+        for (int high = 0; high < 2; high++) {
+            lanes a = high ? UNPACK(hi, s)(k[0], k[1]) : UNPACK(lo, s)(k[0], k[1]);
+            lanes b = high ? UNPACK(hi, s)(k[2], k[3]) : UNPACK(lo, s)(k[2], k[3]);
+            numbers *out = (numbers *)(transposed + 2 * high * LANES);
+            out[0] = (numbers)AS_NUMBERS(UNPACK(lo, d)(AS_PAIRS(a), AS_PAIRS(b)));
+            out[1] = (numbers)AS_NUMBERS(UNPACK(hi, d)(AS_PAIRS(a), AS_PAIRS(b)));
+        }
+    }
+}
+
+/* The scores of `count` queries with LANES keys. */
+INLINED void score_keys(const int count, float *scores, long step, const float *queries, const float *transposed,
+                        long width)
+{
+    numbers sums[SCORED] = {0};
+    for (long i = 0; i < width; i++, transposed += LANES) {
+        numbers key = *(const numbers *)transposed;
+        for (int g = 0; g < count; g++)
+            sums[g] += queries[g * width + i] * key;
+    }
+    for (int g = 0; g < count; g++)
+        *(numbers *)(scores + g * step) = sums[g];
+}
+
+/* The scores of n queries with m keys, and numbers that are not used up to a multiple of LANES. `transposed` has space
+   for LANES keys. */
+static void score(long n, float *scores, long step, const float *queries, const float *keys, long m, long width,
+                  float *transposed, worker *w)
+{
+    for (long c = 0; c < m; c += LANES) {
+        transpose(keys + c * width, m - c < LANES ? m - c : LANES, width, transposed);
+        for (long q = 0; q < n; q += SCORED) {
+            long count = n - q < SCORED ? n - q : SCORED;
+#define CASE(count)                                                                                                   \
+    case count: score_keys(count, scores + q * step + c, step, queries + q * width, transposed, width); break;
+            switch (count) { /* a known number */
+                CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+            }
+#undef CASE
+            fetch(w, 2 * count);
+        }
+    }
+}
+
+/* Replace m scores by e^(score - largest score), with zeros up to a multiple of eight; return their sum. */
+static float exponentials(float *restrict scores, long m)
+{
+    long end = (m + 7) / 8 * 8;
+    float tops[8];
+    for (long c = m; c < end; c++)
+        scores[c] = -INFINITY;
+    for (int j = 0; j < 8; j++)
+        tops[j] = scores[j];
+    for (long c = 8; c < end; c += 8)
+        for (int j = 0; j < 8; j++)
+            tops[j] = scores[c + j] > tops[j] ? scores[c + j] : tops[j];
+    float top = tops[0];
+    for (int j = 1; j < 8; j++)
+        top = tops[j] > top ? tops[j] : top;
+    for (long c = 0; c < end; c++)
+        scores[c] = exponential(scores[c] - top);
+    for (long c = m; c < end; c++)
+        scores[c] = 0;
+    vector parts = {0};
+    for (long c = 0; c < end; c += 8)
+        parts += *(vector *)(scores + c);
+    __m128 sums = halves(parts);
+    return (sums[0] + sums[2]) + (sums[1] + sums[3]);
+}
+
+/* Add `vectors` vectors of m values, of these columns or if that is null of the first ones, by the weights of `count`
+   queries. */
+INLINED void weigh_vectors(const int count, const int vectors, float *out, const float *weights, long step,
+                           const float *values, const long *columns, long m, long width, worker *w)
+{
+    numbers sums[WEIGHED][VALUES];
+    for (int g = 0; g < count; g++)
+        for (int j = 0; j < vectors; j++)
+            sums[g][j] = ((const numbers *)(out + g * width))[j];
+    for (long c = 0; c < m; c++) {
+        const numbers *value = (const numbers *)(values + (columns ? columns[c] : c) * width);
+        for (int g = 0; g < count; g++)
+            for (int j = 0; j < vectors; j++)
+                sums[g][j] += weights[g * step + c] * value[j];
+        if (c % 8 == 0)
+            fetch(w, count);
+    }
+    for (int g = 0; g < count; g++)
+        for (int j = 0; j < vectors; j++)
+            ((numbers *)(out + g * width))[j] = sums[g][j];
+}
+
+/* Add m values, of these columns or if that is null of the first ones, by the weights of n queries. */
+static void weigh(long n, float *out, const float *weights, long step, const float *values, const long *columns,
+                  long m, long width, worker *w)
+{
+    for (long i = 0; i + LANES <= width;) {
+        const int vectors = i + VALUES * LANES <= width ? VALUES : 1;
+        for (long q = 0; q < n; q += WEIGHED)
+#define CASE(count)                                                                                                   \
+    case count:                                                                                                       \
+        if (vectors == VALUES)                                                                                        \
+            weigh_vectors(count, VALUES, out + q * width + i, weights + q * step, step, values + i, columns, m,       \
+                          width, w);                                                                                  \
+        else                                                                                                          \
+            weigh_vectors(count, 1, out + q * width + i, weights + q * step, step, values + i, columns, m, width, w); \
+        break;
+            switch (n - q < WEIGHED ? n - q : WEIGHED) { /* a known number */
+                CASE(1) CASE(2) CASE(3)
+#if WEIGHED > 3
+                CASE(4) CASE(5) CASE(6)
+#endif
+            }
+#undef CASE
+        i += vectors * LANES;
+    }
+    for (long i = width / LANES * LANES; i < width; i += 8) /* the last 8 of a width between multiples of 16 */
+        for (long q = 0; q < n; q++)
+            for (long c = 0; c < m; c++)
+                *(vector *)(out + q * width + i) +=
+                    weights[q * step + c] * *(const vector *)(values + (columns ? columns[c] : c) * width + i);
+}
+
+/* The columns that a row attends to: all from `first` to `end`, then `count` more. */
+typedef struct {
+    long first, end, count, *columns;
+} attended;
+
+/* Replace the queries of `rows` rows, `groups` of each row, by their attention. `weights` has space for `step`
+   numbers for each query, `transposed` for LANES keys. */
+static void attend_rows(long rows, long groups, float *queries, const float *keys, const float *values,
+                        const attended *row, long width, float *weights, long step, float *transposed, worker *w)
+{
+    long n = rows * groups, first = row[0].first, shared = row[0].end, last = 0;
+    for (long r = 0; r < rows; r++) {
+        const attended *a = row + r;
+        long end = a->count ? a->columns[a->count - 1] + 1 : a->end;
+        last = end > last ? end : last;
+        shared = a->first != row[0].first ? 0 : a->end < shared ? a->end : shared;
+        first = a->first < first ? a->first : first;
+    }
+    shared = shared > first ? shared : first;
+    score(n, weights, step, queries, keys + first * width, last - first, width, transposed, w);
+    float totals[n];
+    for (long q = 0; q < n; q++) {
+        const attended *a = row + q / groups;
+        float *scores = weights + q * step, *own = scores + a->first - first;
+        long m = a->end - a->first;
+        if (own != scores)
+            memmove(scores, own, m * sizeof(float));
+        for (long c = 0; c < a->count; c++)
+            scores[m + c] = scores[a->columns[c] - first];
+        totals[q] = exponentials(scores, m + a->count);
+        fetch(w, (m + a->count) / 16);
+    }
+    memset(queries, 0, n * width * sizeof(float));
+    weigh(n, queries, weights, step, values + first * width, NULL, shared - first, width, w);
+    for (long r = 0; r < rows; r++) {
+        const attended *a = row + r;
+        float *out = queries + r * groups * width, *own = weights + r * groups * step;
+        long begin = shared > a->first ? shared : a->first, done = begin - a->first, m = a->end - a->first;
+        weigh(groups, out, own + done, step, values + begin * width, NULL, a->end - begin, width, w);
+        weigh(groups, out, own + m, step, values, a->columns, a->count, width, w);
+    }
+    for (long q = 0; q < n; q++)
+        for (long i = 0; i < width; i++)
+            queries[q * width + i] /= totals[q];
+}
