@@ -37,25 +37,13 @@ _OFFSET = torch.tensor(ZERO_POINT + 0.5)
 class Kernel(ABC):
     """A rounded weight (d', d) that inputs are multiplied by."""
 
-    #: Whether `multiply` takes rounded inputs: in unsigned 8 bits, ZERO_POINT added.
-    rounded: bool
-
     @abstractmethod
     def __init__(self, rounded: Tensor, scale: Tensor) -> None:
         """Pack a weight (d', d) in int8 with a scale for each row (d',)."""
 
+    @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
         """Return the product (..., d') of x (..., d), rounded with a scale for each row."""
-        largest = x.abs().amax(-1, keepdim=True)
-        scaled = x * (_MOST / largest)
-        if self.rounded:
-            # The numbers are positive, so adding a half and truncating rounds them.
-            scaled = scaled.add_(_OFFSET).to(torch.uint8)
-        return self.multiply(scaled).mul_(largest)
-
-    @abstractmethod
-    def multiply(self, scaled: Tensor) -> Tensor:
-        """Return the product of inputs from -MOST to MOST in float32, or `rounded`, divided by MOST."""
 
     @classmethod
     def round(cls, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,7 +64,27 @@ class Kernel(ABC):
         return rounded
 
 
-class OneDNN(Kernel):
+class LibraryKernel(Kernel):
+    """A rounded weight that a library of PyTorch multiplies by."""
+
+    #: Whether `multiply` takes rounded inputs: in unsigned 8 bits, ZERO_POINT added.
+    rounded: bool
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See Kernel."""
+        largest = x.abs().amax(-1, keepdim=True)
+        scaled = x * (_MOST / largest)
+        if self.rounded:
+            # The numbers are positive, so adding a half and truncating rounds them.
+            scaled = scaled.add_(_OFFSET).to(torch.uint8)
+        return self.multiply(scaled).mul_(largest)
+
+    @abstractmethod
+    def multiply(self, scaled: Tensor) -> Tensor:
+        """Return the product of inputs from -MOST to MOST in float32, or `rounded`, divided by MOST."""
+
+
+class OneDNN(LibraryKernel):
     """A rounded weight that oneDNN multiplies by."""
 
     rounded = True
@@ -153,14 +161,12 @@ class Native(Kernel):
     their padding.
     """
 
-    rounded = True
-
     def __init__(self, rounded: Tensor, scale: Tensor) -> None:
         """See Kernel."""
         self._rows, d = rounded.shape
         native = library()
         assert native is not None
-        self._native = native
+        self._apply = native.apply
         padded = pad(rounded, (0, -d % COLUMNS, 0, -self._rows % ROWS))
         self.outputs, self.inputs = padded.shape
         blocks = padded.view(-1, ROWS, self.inputs // COLUMNS, COLUMNS)
@@ -175,28 +181,14 @@ class Native(Kernel):
     def __call__(self, x: Tensor) -> Tensor:
         """See Kernel."""
         x = x.float().contiguous()
-        y, rows, threads = self._output(x)
-        self._native.apply(
-            *(byref(self.matrix), rows, x.shape[-1], x.data_ptr(), y.data_ptr()),
-            threads,
-        )
-        return y[..., : self._rows]
-
-    def multiply(self, scaled: Tensor) -> Tensor:
-        """See Kernel."""
-        x = pad(scaled, (0, self.inputs - scaled.shape[-1])).contiguous()
-        y, rows, threads = self._output(x)
-        self._native.multiply(
-            *(byref(self.matrix), rows, x.data_ptr(), None, y.data_ptr(), threads)
-        )
-        return y[..., : self._rows]
-
-    def _output(self, x: Tensor) -> tuple[Tensor, int, int]:
-        """Return space for the product of rows with its padding, the number of rows, and of threads."""
         y = torch.empty((*x.shape[:-1], self.outputs))
-        rows = y.numel() // self.outputs
-        work = rows * self.inputs * self.outputs
-        return y, rows, torch.get_num_threads() if work >= DIVIDED else 1
+        n = y.numel() // self.outputs
+        work = n * self.inputs * self.outputs
+        threads = torch.get_num_threads() if work >= DIVIDED else 1
+        self._apply(
+            *(byref(self.matrix), n, x.shape[-1], x.data_ptr(), y.data_ptr(), threads)
+        )
+        return y[..., : self._rows]
 
 
 class NativeGroups(Groups, Native):
@@ -221,7 +213,7 @@ class NativeGroups(Groups, Native):
         return rounded, scale
 
 
-class Fbgemm(Groups):
+class Fbgemm(Groups, LibraryKernel):
     """A rounded weight that FBGEMM multiplies by."""
 
     size = 2

@@ -382,7 +382,7 @@ INLINED uint64_t mixed(uint64_t x)
 /* Write to `ids` the tokens that may exceed `score` by value and noise, and return their number. `key` is the hash of
    seed and position. A token of value x cannot exceed it unless 1 - u < e^(x - score), for its uniform number u.
    `scale` is the logarithm of the number of uniform numbers, and a margin for rounding. */
-long loud(long V, const float *values, float score, float scale, uint64_t key, long *ids)
+long contenders(long V, const float *values, float score, float scale, uint64_t key, long *ids)
 {
     const long size = 512;
     float over[size]; /* at most 0 if a token may exceed the score */

@@ -33,12 +33,11 @@ TYPES = {"p": c_void_p, "l": c_long, "i": c_int, "f": c_float, "u": c_uint64}
 #: The types of arguments.
 SIGNATURES = {
     "adds_in_sixteen_bits": "",
-    "multiply": "plpppi",
     "apply": "pllppi",
     "round_groups": "llpfllppp i",
     "decode": "pppp",
     "top": "lllplllppppp",
-    "loud": "lpffup",
+    "contenders": "lpffup",
     "read_hidden": "plpp",
     "correct": "pppplpp",
 }
@@ -72,7 +71,7 @@ def library() -> CDLL | None:
         function.argtypes = [TYPES[letter] for letter in types.replace(" ", "")]
         function.restype = None
     native.adds_in_sixteen_bits.restype = c_int
-    native.loud.restype = c_long
+    native.contenders.restype = c_long
     return native
 
 

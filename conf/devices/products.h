@@ -406,9 +406,8 @@ static void multiply_share(const matrix *m, const inputs *in, float *y, worker *
     }
 }
 
-/* Write y (n, outputs), the product of n rows x (n, d) and a weight, multiplied by `factors` (n) or by 1 if that is
-   null. */
-void multiply(const matrix *m, long n, const uint8_t *x, const float *factors, float *y, int threads)
+/* Write y (n, outputs), the product of n rows x (n, d) and a weight, multiplied by `factors` (n). */
+static void multiply(const matrix *m, long n, const uint8_t *x, const float *factors, float *y, int threads)
 {
     const matrix *const upcoming[] = {m, NULL};
     const inputs in = {n, x, factors};

@@ -28,7 +28,7 @@ from conf.errors import UserError
 from infer.engine.gate import GatedEmbedding, GatedLinear
 from infer.engine.head import PreviousTokenHead
 from infer.engine.native_head import head_in_int8
-from infer.engine.noise import IntArray, Loud
+from infer.engine.noise import Contenders, IntArray
 from infer.engine.packed import Adapter, JointLinear, Product, join, linear_layers
 
 #: The modules that may have matrices: converted to int8, looked up, or used for drafts alone.
@@ -94,9 +94,9 @@ class Int8Head(Int8Linear):
         return values, ids
 
     @property
-    def loud(self) -> Loud | None:
-        """`loud` of noise.py by native.c; None without a compiler."""
-        return None if library() is None else loud
+    def contenders(self) -> Contenders | None:
+        """`contenders` of noise.py by native.c; None without a compiler."""
+        return None if library() is None else contenders
 
     def drop_weight(self) -> None:
         """No-op: the likeliest tokens are rescored with the weight."""
@@ -108,13 +108,13 @@ class Int8Head(Int8Linear):
         return copied
 
 
-def loud(values_V: Tensor, score: float, scale: float, key: int) -> IntArray:
+def contenders(values_V: Tensor, score: float, scale: float, key: int) -> IntArray:
     """Return the tokens that may exceed `score` by value and noise, by native.c. See noise.py."""
     native = library()
     assert native is not None
     values = values_V.float().contiguous()
     ids = torch.empty(len(values), dtype=torch.int64)
-    count = native.loud(
+    count = native.contenders(
         *(len(values), values.data_ptr(), score, scale, key, ids.data_ptr())
     )
     return ids[:count].numpy()

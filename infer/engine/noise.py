@@ -45,22 +45,22 @@ def noise(seed: int, position: int, id: int) -> float:
     return -log(-log(bits * 2.0**-BITS + 2.0 ** (-BITS - 1)))
 
 
-#: A function like `loud`.
-Loud: TypeAlias = Callable[[Tensor, float, float, int], IntArray]
+#: A function like `contenders`.
+Contenders: TypeAlias = Callable[[Tensor, float, float, int], IntArray]
 
 
 def noisiest(
-    values_V: Tensor, seed: int, position: int, find: Loud | None = None
+    values_V: Tensor, seed: int, position: int, find: Contenders | None = None
 ) -> int:
     """Return the token with the largest sum of value and noise, on a CPU.
 
-    Only the noise of the tokens found by `find` is computed, by default by `loud`.
+    Only the noise of the tokens found by `find` is computed, by default by `contenders`.
     """
     x = values_V.detach().numpy()
     first = int(x.argmax())
     score = float(x[first]) + noise(seed, position, first)
     scale = log(2) * BITS + ROUNDING * max(1.0, abs(score))
-    ids = (find or loud)(values_V, score, scale, _key(seed, position))
+    ids = (find or contenders)(values_V, score, scale, _key(seed, position))
     if len(ids) < 2:  # then only `first` can be chosen
         return first
     keys = torch.tensor([seed]), torch.tensor([position])
@@ -68,7 +68,7 @@ def noisiest(
     return int(ids[(x[ids] + noise_m).argmax()])
 
 
-def loud(values_V: Tensor, score: float, scale: float, key: int) -> IntArray:
+def contenders(values_V: Tensor, score: float, scale: float, key: int) -> IntArray:
     """Return the tokens that may exceed `score` by value and noise.
 
     A token of value x exceeds a score s if its noise is above s - x, so if -log u < e^(x - s). Because

@@ -33,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from infer.engine.noise import Loud, gumbel, noisiest
+from infer.engine.noise import Contenders, gumbel, noisiest
 from infer.engine.sampling import Sampling
 
 RESCORED = 8  # the number of top logits that are computed again in float32
@@ -92,9 +92,9 @@ class Logits:
         return self._logits.float().scatter(1, ids, values)
 
     @property
-    def loud(self) -> Loud | None:
-        """The head's own function `loud` (noise.py), if it has one."""
-        return getattr(self._head, "loud", None)
+    def contenders(self) -> Contenders | None:
+        """The head's own function `contenders` (noise.py), if it has one."""
+        return getattr(self._head, "contenders", None)
 
     def chances(self) -> Tensor:
         """Return (n, V) probabilities without the float32 correction, for drafts only."""
@@ -160,7 +160,7 @@ def pick(
     if logits.device.type == "cpu" and not sampling.top_k and sampling.top_p == 1:
         rows = logits.whole() / sampling.temperature
         keys = zip(seeds.tolist(), positions.tolist())
-        find = logits.loud
+        find = logits.contenders
         return torch.tensor([noisiest(row, *key, find) for row, key in zip(rows, keys)])
     scores, ids = noisy(logits, sampling, positions, seeds)
     return _best(scores, ids, 1)[1][:, 0]

@@ -9,7 +9,6 @@ from torch import Tensor
 from conf.devices.int8 import (
     LARGEST_SUM,
     MOST,
-    ZERO_POINT,
     Fbgemm,
     Groups,
     Kernel,
@@ -141,13 +140,14 @@ def test_native_products_are_integers_of_every_size(
     outputs at once.
     """
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randint(0, 256, (rows, d), generator=generator, dtype=torch.uint8)
+    x = torch.randint(-MOST, MOST + 1, (rows, d), generator=generator)
+    x[:, 0] = MOST  # so that no row is scaled
     weight = torch.randint(-MOST, MOST + 1, (outputs, d), generator=generator)
     weight[::2] = weight[::2].sign() * MOST
     limited = native.limit(weight.to(torch.int8))
     kernel = native(limited, torch.full((outputs,), float(MOST)))
-    expected = (x.long() - ZERO_POINT) @ limited.long().T
-    assert torch.equal(kernel.multiply(x), expected.float())
+    expected = (x @ limited.long().T).float() * MOST
+    assert torch.equal(kernel(x.float()), expected)
 
 
 @NATIVE

@@ -9,13 +9,13 @@ from scipy import stats
 
 from conf.devices.native import library
 from infer.engine import int8
-from infer.engine.noise import Loud, _hashed, gumbel, loud, noise, noisiest
+from infer.engine.noise import Contenders, _hashed, contenders, gumbel, noise, noisiest
 
 SEEDS = st.integers(0, 2**63 - 1)
 FINDS = [
-    loud,
+    contenders,
     pytest.param(
-        int8.loud,
+        int8.contenders,
         marks=pytest.mark.skipif(library() is None, reason="no C compiler"),
     ),
 ]
@@ -60,7 +60,12 @@ def test_noise_of_one_token_is_gumbels(seed: int, position: int, id: int) -> Non
     st.sampled_from([torch.float32, torch.float64]),
 )
 def test_the_noisiest_token_is_that_of_all_noise(
-    find: Loud, seed: int, position: int, V: int, spread: float, dtype: torch.dtype
+    find: Contenders,
+    seed: int,
+    position: int,
+    V: int,
+    spread: float,
+    dtype: torch.dtype,
 ) -> None:
     """Values may be equal, of any size, and -inf for tokens that a processor excludes."""
     rng = np.random.default_rng(seed)
@@ -74,7 +79,7 @@ def test_the_noisiest_token_is_that_of_all_noise(
 
 
 @pytest.mark.parametrize("find", FINDS)
-def test_unlikely_tokens_are_chosen_as_often_as_they_should(find: Loud) -> None:
+def test_unlikely_tokens_are_chosen_as_often_as_they_should(find: Contenders) -> None:
     """The bound must not lose them: half of the mass is in tokens of probability 1/4,000."""
     values = torch.cat([torch.tensor([0.0]), torch.full((2000,), -np.log(2000.0))])
     count = sum(noisiest(values, 1, i, find) > 0 for i in range(2000))
@@ -82,7 +87,7 @@ def test_unlikely_tokens_are_chosen_as_often_as_they_should(find: Loud) -> None:
 
 
 @pytest.mark.parametrize("find", FINDS)
-def test_values_that_are_not_numbers_choose_a_token(find: Loud) -> None:
+def test_values_that_are_not_numbers_choose_a_token(find: Contenders) -> None:
     """A row that overflows is refused after its pick."""
     values = torch.tensor([1.0, float("nan"), 2.0])
     assert 0 <= noisiest(values, 0, 0, find) < 3
