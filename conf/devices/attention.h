@@ -8,14 +8,14 @@
 #define SCORED 12
 #define VALUES 4
 #ifdef __AVX512F__
-#define LANES 16
+#define NUMBERS 16
 #define WEIGHED 6
 typedef __m512 lanes;
 #define UNPACK(half, bits) _mm512_unpack##half##_p##bits
 #define AS_PAIRS _mm512_castps_pd
 #define AS_NUMBERS _mm512_castpd_ps
 #else
-#define LANES 8
+#define NUMBERS 8
 #define WEIGHED 3
 typedef __m256 lanes;
 #define UNPACK(half, bits) _mm256_unpack##half##_p##bits
@@ -23,7 +23,7 @@ typedef __m256 lanes;
 #define AS_NUMBERS _mm256_castpd_ps
 #endif
 
-typedef float numbers __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef float numbers __attribute__((vector_size(4 * NUMBERS), aligned(4)));
 
 static void rotate(float *restrict out, const float *restrict x, const float *restrict bias, float t, long width,
                    const float *restrict cosine, const float *restrict sine, float factor)
@@ -50,33 +50,33 @@ INLINED lanes load_fours(const float *const *key, long i)
 #endif
 }
 
-/* Write m keys, at most LANES, to `transposed` (width, LANES), and the last of them again in the lanes that are left.
+/* Write m keys, at most NUMBERS, to `transposed` (width, NUMBERS), and the last of them again in the lanes that are left.
    The width is a multiple of 4. */
 static void transpose(const float *keys, long m, long width, float *transposed)
 {
-    const float *key[LANES];
-    for (long j = 0; j < LANES; j++)
+    const float *key[NUMBERS];
+    for (long j = 0; j < NUMBERS; j++)
         key[j] = keys + (j < m ? j : m - 1) * width;
-    for (long i = 0; i < width; i += 4, transposed += 4 * LANES) {
+    for (long i = 0; i < width; i += 4, transposed += 4 * NUMBERS) {
         lanes k[4];
         for (int j = 0; j < 4; j++)
             k[j] = load_fours(key + j, i);
         for (int high = 0; high < 2; high++) {
             lanes a = high ? UNPACK(hi, s)(k[0], k[1]) : UNPACK(lo, s)(k[0], k[1]);
             lanes b = high ? UNPACK(hi, s)(k[2], k[3]) : UNPACK(lo, s)(k[2], k[3]);
-            numbers *out = (numbers *)(transposed + 2 * high * LANES);
+            numbers *out = (numbers *)(transposed + 2 * high * NUMBERS);
             out[0] = (numbers)AS_NUMBERS(UNPACK(lo, d)(AS_PAIRS(a), AS_PAIRS(b)));
             out[1] = (numbers)AS_NUMBERS(UNPACK(hi, d)(AS_PAIRS(a), AS_PAIRS(b)));
         }
     }
 }
 
-/* The scores of `count` queries with LANES keys. */
+/* The scores of `count` queries with NUMBERS keys. */
 INLINED void score_keys(const int count, float *scores, long step, const float *queries, const float *transposed,
                         long width)
 {
     numbers sums[SCORED] = {0};
-    for (long i = 0; i < width; i++, transposed += LANES) {
+    for (long i = 0; i < width; i++, transposed += NUMBERS) {
         numbers key = *(const numbers *)transposed;
         for (int g = 0; g < count; g++)
             sums[g] += queries[g * width + i] * key;
@@ -85,13 +85,13 @@ INLINED void score_keys(const int count, float *scores, long step, const float *
         *(numbers *)(scores + g * step) = sums[g];
 }
 
-/* The scores of n queries with m keys, and numbers that are not used up to a multiple of LANES. `transposed` has space
-   for LANES keys. */
+/* The scores of n queries with m keys, and numbers that are not used up to a multiple of NUMBERS. `transposed` has space
+   for NUMBERS keys. */
 static void score(long n, float *scores, long step, const float *queries, const float *keys, long m, long width,
                   float *transposed, worker *w)
 {
-    for (long c = 0; c < m; c += LANES) {
-        transpose(keys + c * width, m - c < LANES ? m - c : LANES, width, transposed);
+    for (long c = 0; c < m; c += NUMBERS) {
+        transpose(keys + c * width, m - c < NUMBERS ? m - c : NUMBERS, width, transposed);
         for (long q = 0; q < n; q += SCORED) {
             long count = n - q < SCORED ? n - q : SCORED;
 #define CASE(count)                                                                                                   \
@@ -157,8 +157,8 @@ INLINED void weigh_vectors(const int count, const int vectors, float *out, const
 static void weigh(long n, float *out, const float *weights, long step, const float *values, const long *columns,
                   long m, long width, worker *w)
 {
-    for (long i = 0; i + LANES <= width;) {
-        const int vectors = i + VALUES * LANES <= width ? VALUES : 1;
+    for (long i = 0; i + NUMBERS <= width;) {
+        const int vectors = i + VALUES * NUMBERS <= width ? VALUES : 1;
         for (long q = 0; q < n; q += WEIGHED)
 #define CASE(count)                                                                                                   \
     case count:                                                                                                       \
@@ -175,9 +175,9 @@ static void weigh(long n, float *out, const float *weights, long step, const flo
 #endif
             }
 #undef CASE
-        i += vectors * LANES;
+        i += vectors * NUMBERS;
     }
-    for (long i = width / LANES * LANES; i < width; i += 8) /* the last 8 of a width between multiples of 16 */
+    for (long i = width / NUMBERS * NUMBERS; i < width; i += 8) /* the last 8 of a width between multiples of 16 */
         for (long q = 0; q < n; q++)
             for (long c = 0; c < m; c++)
                 *(vector *)(out + q * width + i) +=
@@ -190,7 +190,7 @@ typedef struct {
 } attended;
 
 /* Replace the queries of `rows` rows, `groups` of each row, by their attention. `weights` has space for `step`
-   numbers for each query, `transposed` for LANES keys. */
+   numbers for each query, `transposed` for NUMBERS keys. */
 static void attend_rows(long rows, long groups, float *queries, const float *keys, const float *values,
                         const attended *row, long width, float *weights, long step, float *transposed, worker *w)
 {

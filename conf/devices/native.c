@@ -63,7 +63,7 @@ typedef struct {
     const float *cosine, *sine;
     float *h, *y, *queries, *largest;
     uint8_t *x;
-    long divided; /* threads share operations of more multiplications */
+    long divided; /* threads share forwards of more multiplications, on average of their products */
     int threads;
 } forward;
 
@@ -199,13 +199,13 @@ static void copy_queries(long rows, long size, long d, float *queries, float *pa
 static void attend(const decoder *m, const forward *f, const cached *cache, worker *w)
 {
     long n = f->n, rows = f->rows, width = m->width, d = m->heads * width;
-    long groups = m->heads / m->key_heads, step = f->end + LANES;
+    long groups = m->heads / m->key_heads, step = f->end + NUMBERS;
     long most = TOGETHER > groups ? TOGETHER / groups : 1, parts = (rows + most - 1) / most;
     attended row[most];
     long *columns = malloc(most * f->end * sizeof(long));
     for (long r = 0; r < most; r++)
         row[r].columns = columns + r * f->end;
-    float *weights = malloc((most * groups * (step + width) + LANES * width) * sizeof(float));
+    float *weights = malloc((most * groups * (step + width) + NUMBERS * width) * sizeof(float));
     float *packed = weights + most * groups * step, *transposed = packed + most * groups * width;
 #pragma omp for schedule(dynamic)
     for (long task = 0; task < n / rows * m->key_heads * parts; task++) {

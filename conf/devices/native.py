@@ -27,7 +27,7 @@ FLAGS = (
     *("-O3", "-march=native", "-shared", "-fPIC"),
     *("-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"),
 )
-#: Numbers in a vector of native.c; the widths of rows between products must be multiples of it.
+#: Numbers in a vector of rows.h; the widths of rows between products must be multiples of it.
 LANES = 8
 TYPES = {"p": c_void_p, "l": c_long, "i": c_int, "f": c_float, "u": c_uint64}
 #: The types of arguments.

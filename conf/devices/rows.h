@@ -7,14 +7,6 @@
 
 typedef float vector __attribute__((vector_size(32), aligned(4)));
 
-/* Eight numbers in a register: without this, compilers read them again for each use. */
-INLINED vector load(const float *x)
-{
-    vector v = *(const vector *)x;
-    __asm__("" : "+x"(v));
-    return v;
-}
-
 INLINED __m128 halves(vector v)
 {
     return _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));

@@ -211,10 +211,10 @@ def test_a_corrected_answer_of_a_benchmark_is_another_benchmark(
     hole = {"task_id": "a", "prompt": "a = ", "suffix": "\nb"}
     contents = []
     for answer in ("1", "2"):
-        one = write_rows(tmp_path / "one", [hole | {"canonical_solution": answer}])
+        holes = write_rows(tmp_path / "holes", [hole | {"canonical_solution": answer}])
         lua = write_rows(tmp_path / "lua", [fields | {"name": "m", "tests": answer}])
-        files = [f"quality.infilling={one}", f"quality.multipl_e=[{lua}]"]
-        config = configured(model_dir, one, tmp_path, *files, "quality.lines=null")
+        files = [f"quality.infilling={holes}", f"quality.multipl_e=[{lua}]"]
+        config = configured(model_dir, holes, tmp_path, *files, "quality.lines=null")
         config.quality.humaneval = False
         content = QualityPart(config, ModelDirectory(model_dir)).content
         assert len(content) == 2
