@@ -50,8 +50,8 @@ INLINED lanes load_fours(const float *const *key, long i)
 #endif
 }
 
-/* Write m keys, at most NUMBERS, to `transposed` (width, NUMBERS), and the last of them again in the lanes that are left.
-   The width is a multiple of 4. */
+/* Write m keys, at most NUMBERS, to `transposed` (width, NUMBERS), and the last of them again in the lanes that are
+   left. The width is a multiple of 4. */
 static void transpose(const float *keys, long m, long width, float *transposed)
 {
     const float *key[NUMBERS];
@@ -85,8 +85,8 @@ INLINED void score_keys(const int count, float *scores, long step, const float *
         *(numbers *)(scores + g * step) = sums[g];
 }
 
-/* The scores of n queries with m keys, and numbers that are not used up to a multiple of NUMBERS. `transposed` has space
-   for NUMBERS keys. */
+/* The scores of n queries with m keys, and numbers that are not used up to a multiple of NUMBERS. `transposed` has
+   space for NUMBERS keys. */
 static void score(long n, float *scores, long step, const float *queries, const float *keys, long m, long width,
                   float *transposed, worker *w)
 {
