@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#define PADDED 32   /* what the number of a query's weights is padded to a multiple of */
 #define TOGETHER 24 /* queries of a key head that attend to the same columns */
 
 /* The sums of SCORED queries, and of VALUES vectors for each of WEIGHED queries, stay in registers. */
@@ -105,30 +106,32 @@ static void score(long n, float *scores, long step, const float *queries, const 
     }
 }
 
-/* Replace m scores by e^(score - largest score), with zeros up to a multiple of eight; return their sum. */
+/* Replace m scores by e^(score - largest score), with zeros up to a multiple of PADDED; return their sum. */
 static float exponentials(float *restrict scores, long m)
 {
-    long end = (m + 7) / 8 * 8;
-    float tops[8];
+    long end = (m + PADDED - 1) / PADDED * PADDED;
+    float tops[PADDED], sums[PADDED] = {0};
     for (long c = m; c < end; c++)
         scores[c] = -INFINITY;
-    for (int j = 0; j < 8; j++)
+    for (int j = 0; j < PADDED; j++)
         tops[j] = scores[j];
-    for (long c = 8; c < end; c += 8)
-        for (int j = 0; j < 8; j++)
+    for (long c = PADDED; c < end; c += PADDED)
+        for (int j = 0; j < PADDED; j++)
             tops[j] = scores[c + j] > tops[j] ? scores[c + j] : tops[j];
-    float top = tops[0];
-    for (int j = 1; j < 8; j++)
-        top = tops[j] > top ? tops[j] : top;
-    for (long c = 0; c < end; c++)
-        scores[c] = exponential(scores[c] - top);
+    for (int half = PADDED / 2; half; half /= 2)
+        for (int j = 0; j < half; j++)
+            tops[j] = tops[j + half] > tops[j] ? tops[j + half] : tops[j];
+    for (long c = 0; c < end; c += PADDED)
+        for (int j = 0; j < PADDED; j++) {
+            scores[c + j] = exponential(scores[c + j] - tops[0]);
+            sums[j] += scores[c + j];
+        }
     for (long c = m; c < end; c++)
         scores[c] = 0;
-    vector parts = {0};
-    for (long c = 0; c < end; c += 8)
-        parts += *(vector *)(scores + c);
-    __m128 sums = halves(parts);
-    return (sums[0] + sums[2]) + (sums[1] + sums[3]);
+    for (int half = PADDED / 2; half; half /= 2)
+        for (int j = 0; j < half; j++)
+            sums[j] += sums[j + half];
+    return sums[0];
 }
 
 /* Add `vectors` vectors of m values, of these columns or if that is null of the first ones, by the weights of `count`
@@ -189,43 +192,75 @@ typedef struct {
     long first, end, count, *columns;
 } attended;
 
-/* Replace the queries of `rows` rows, `groups` of each row, by their attention. `weights` has space for `step`
-   numbers for each query, `transposed` for NUMBERS keys. */
-static void attend_rows(long rows, long groups, float *queries, const float *keys, const float *values,
-                        const attended *row, long width, float *weights, long step, float *transposed, worker *w)
+/* The columns of several rows: all are between `first` and `last`; all rows attend to those from `first` to
+   `shared`. */
+typedef struct {
+    long first, shared, last;
+} columns_of_all;
+
+static columns_of_all columns_of(long rows, const attended *row)
 {
-    long n = rows * groups, first = row[0].first, shared = row[0].end, last = 0;
+    columns_of_all all = {row[0].first, row[0].end, 0};
     for (long r = 0; r < rows; r++) {
         const attended *a = row + r;
         long end = a->count ? a->columns[a->count - 1] + 1 : a->end;
-        last = end > last ? end : last;
-        shared = a->first != row[0].first ? 0 : a->end < shared ? a->end : shared;
-        first = a->first < first ? a->first : first;
+        all.last = end > all.last ? end : all.last;
+        all.shared = a->first != row[0].first ? 0 : a->end < all.shared ? a->end : all.shared;
+        all.first = a->first < all.first ? a->first : all.first;
     }
-    shared = shared > first ? shared : first;
-    score(n, weights, step, queries, keys + first * width, last - first, width, transposed, w);
+    all.shared = all.shared > all.first ? all.shared : all.first;
+    return all;
+}
+
+/* Replace a query's scores with the keys from column `first` on by e^(score - largest score), for the columns that its
+   row attends to, side by side. Return the sum. */
+static float weights_of(const attended *a, float *scores, long first)
+{
+    const float *own = scores + a->first - first;
+    long m = a->end - a->first;
+    if (own != scores)
+        memmove(scores, own, m * sizeof(float));
+    for (long c = 0; c < a->count; c++)
+        scores[m + c] = scores[a->columns[c] - first];
+    return exponentials(scores, m + a->count);
+}
+
+static void divide(long n, float *row, float divisor)
+{
+    for (long i = 0; i < n; i++)
+        row[i] /= divisor;
+}
+
+/* Space for `step` numbers for each query, and for NUMBERS keys. */
+typedef struct {
+    float *weights;
+    long step;
+    float *rest;
+} scratch;
+
+/* Replace the queries of `rows` rows, `groups` of each row, by their attention. */
+static void attend_by_vectors(long rows, long groups, float *queries, const float *keys, const float *values,
+                              const attended *row, long width, const scratch *space, worker *w)
+{
+    long n = rows * groups, step = space->step;
+    float *weights = space->weights;
+    columns_of_all all = columns_of(rows, row);
+    score(n, weights, step, queries, keys + all.first * width, all.last - all.first, width, space->rest, w);
     float totals[n];
     for (long q = 0; q < n; q++) {
         const attended *a = row + q / groups;
-        float *scores = weights + q * step, *own = scores + a->first - first;
-        long m = a->end - a->first;
-        if (own != scores)
-            memmove(scores, own, m * sizeof(float));
-        for (long c = 0; c < a->count; c++)
-            scores[m + c] = scores[a->columns[c] - first];
-        totals[q] = exponentials(scores, m + a->count);
-        fetch(w, (m + a->count) / 16);
+        totals[q] = weights_of(a, weights + q * step, all.first);
+        fetch(w, (a->end - a->first + a->count) / 16);
     }
     memset(queries, 0, n * width * sizeof(float));
-    weigh(n, queries, weights, step, values + first * width, NULL, shared - first, width, w);
+    weigh(n, queries, weights, step, values + all.first * width, NULL, all.shared - all.first, width, w);
     for (long r = 0; r < rows; r++) {
         const attended *a = row + r;
         float *out = queries + r * groups * width, *own = weights + r * groups * step;
-        long begin = shared > a->first ? shared : a->first, done = begin - a->first, m = a->end - a->first;
+        long begin = all.shared > a->first ? all.shared : a->first, done = begin - a->first, m = a->end - a->first;
         weigh(groups, out, own + done, step, values + begin * width, NULL, a->end - begin, width, w);
         weigh(groups, out, own + m, step, values, a->columns, a->count, width, w);
     }
     for (long q = 0; q < n; q++)
-        for (long i = 0; i < width; i++)
-            queries[q * width + i] /= totals[q];
+        divide(width, queries + q * width, totals[q]);
 }

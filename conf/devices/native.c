@@ -15,12 +15,11 @@
 #include "products.h"
 #include "rows.h"
 #include "attention.h"
+#include "attention_tiles.h"
 
 /* ---- The decoder: the structures of infer/engine/native.py ---- */
 
-#define PARTS 3    /* the largest number of layers in a product */
-#define OUTPUTS 32 /* of a block of B */
-#define PROBES 3   /* rows that are adapted at once: their sums stay in registers */
+#define PARTS 3 /* the largest number of layers in a product */
 
 /* Layers that read the same input, and their adapters: y = [W1 x | W2 x | .. | A1 x | A2 x | ..]. */
 typedef struct {
@@ -28,8 +27,7 @@ typedef struct {
     long parts;
     const float *bias; /* zeros without a bias */
     long sizes[PARTS], ranks[PARTS];
-    const int8_t *b[PARTS]; /* blocks of OUTPUTS rows of B, each transposed; the last one may have fewer rows */
-    const float *b_scale[PARTS]; /* of each row of B */
+    matrix b[PARTS]; /* the adapters' B */
 } product;
 
 enum { QKV, O, GATE_UP, DOWN, PRODUCTS };
@@ -67,68 +65,27 @@ typedef struct {
     int threads;
 } forward;
 
-/* y += scale * (B inner) for 8 * `vectors` outputs of `count` rows. A column of B has `width` outputs. */
-INLINED void adapt_rows(const int count, const int vectors, float *const *y, const int8_t *b, const float *scale,
-                        const float *const *inner, long width, long rank)
+/* Add a thread's share of B times the product with A to the probes' outputs of a layer. */
+static void adapt(const forward *f, const product *p, long part, float *y, const float *inner, worker *w)
 {
-    vector sums[PROBES][OUTPUTS / 8] = {0};
-    for (long i = 0; i < rank; i++)
-        for (int j = 0; j < vectors; j++) {
-            __m128i column = _mm_loadl_epi64((const __m128i *)(b + i * width + 8 * j));
-            vector numbers = (vector)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(column));
-            for (int r = 0; r < count; r++)
-                sums[r][j] += inner[r][i] * numbers;
-        }
-    for (int r = 0; r < count; r++)
-        for (int j = 0; j < vectors; j++)
-            *(vector *)(y[r] + 8 * j) += sums[r][j] * *(const vector *)(scale + 8 * j);
-}
-
-/* `adapt_rows` for a block of B with `width` outputs. */
-INLINED void adapt_block(const int count, float *const *y, const int8_t *b, const float *scale,
-                         const float *const *inner, long width, long rank)
-{
-    if (width == OUTPUTS) {
-        adapt_rows(count, OUTPUTS / 8, y, b, scale, inner, OUTPUTS, rank);
-        return;
+    const matrix *b = p->b + part;
+    long probes = f->rows - f->first, stride = p->w.outputs, rank = p->ranks[part];
+    uint8_t x[probes * b->d];
+    float largest[probes];
+    memset(x, 0, probes * b->d);
+    for (long r = f->first; r < f->n; r += f->rows) { /* the first probe of each sequence */
+        for (long i = 0; i < probes; i++)
+            round_row(inner + (r + i) * stride, 0, rank, x + i * b->d, largest + i);
+        multiply_share(b, &(operands){probes, x, largest, y + r * stride, stride, 1}, w);
     }
-    float *rest[PROBES];
-    for (long j = 0; j < width; j += 8) {
-        for (int r = 0; r < count; r++)
-            rest[r] = y[r] + j;
-        adapt_rows(count, 1, rest, b + j, scale + j, inner, width, rank);
-    }
-}
-
-/* Add a thread's share of B times the product with A to the probes' outputs of one layer. */
-static void adapt(const forward *f, const int8_t *b, const float *scale, long size, long rank, float *y,
-                  const float *inner, long stride, const worker *w)
-{
-    long of_sequence = f->rows - f->first, probes = f->n / f->rows * of_sequence;
-    range share = share_of((size + OUTPUTS - 1) / OUTPUTS, w);
-    for (long o = OUTPUTS * share.first; o < size && o < OUTPUTS * share.end; o += OUTPUTS)
-        for (long p = 0; p < probes; p += PROBES) {
-            long count = probes - p < PROBES ? probes - p : PROBES;
-            long width = size - o < OUTPUTS ? size - o : OUTPUTS;
-            float *out[PROBES];
-            const float *in[PROBES];
-            for (long i = 0; i < count; i++) {
-                long r = (p + i) / of_sequence * f->rows + f->first + (p + i) % of_sequence;
-                out[i] = y + r * stride + o;
-                in[i] = inner + r * stride;
-            }
-            switch (count) {
-            case 1: adapt_block(1, out, b + o * rank, scale + o, in, width, rank); break;
-            case 2: adapt_block(2, out, b + o * rank, scale + o, in, width, rank); break;
-            default: adapt_block(PROBES, out, b + o * rank, scale + o, in, width, rank);
-            }
-        }
+    if (p->sizes[part] % 16) /* the last block of outputs adds zeros to the next layer's */
+        wait_for_others(w);
 }
 
 /* Write the product of x to y. */
 static void project(const forward *f, const product *p, worker *w)
 {
-    multiply_share(&p->w, &(inputs){f->n, f->x, NULL}, f->y, w);
+    multiply_share(&p->w, &(operands){f->n, f->x, NULL, f->y, p->w.outputs, 0}, w);
     wait_for_others(w);
     if (f->first >= f->rows)
         return;
@@ -138,7 +95,7 @@ static void project(const forward *f, const product *p, worker *w)
         inner += p->sizes[i];
     for (long i = 0; i < p->parts; y += p->sizes[i], inner += p->ranks[i], i++)
         if (p->ranks[i])
-            adapt(f, p->b[i], p->b_scale[i], p->sizes[i], p->ranks[i], y, inner, p->w.outputs, w);
+            adapt(f, p, i, y, inner, w);
     wait_for_others(w);
 }
 
@@ -195,33 +152,57 @@ static void copy_queries(long rows, long size, long d, float *queries, float *pa
             memcpy(packed + r * size, queries + r * d, size * sizeof(float));
 }
 
+/* Replace the queries of a key head of a sequence's rows by their attention. `row` and `packed` are space for rows and
+   their queries. */
+static void attend_head(const decoder *m, const forward *f, const cached *cache, long sequence, long head, range rows,
+                        attended *row, float *packed, const scratch *space, worker *w)
+{
+    long count = rows.end - rows.first, width = m->width, d = m->heads * width, groups = m->heads / m->key_heads;
+    float *queries = f->queries + (sequence * f->rows + rows.first) * d + head * groups * width;
+    long base = sequence * cache->sequence_step + head * cache->head_step;
+    const float *keys = cache->keys + base, *values = cache->values + base;
+    for (long r = 0; r < count; r++)
+        find_attended(f, cache, sequence * f->rows + rows.first + r, row + r);
+    copy_queries(count, groups * width, d, queries, packed, 0);
+    if (ATTENDS_BY_TILES(groups, width))
+        attend_by_tiles(count, groups, packed, keys, values, row, width, space, w);
+    else
+        attend_by_vectors(count, groups, packed, keys, values, row, width, space, w);
+    copy_queries(count, groups * width, d, queries, packed, 1);
+}
+
 /* Replace the queries by their attention. */
 static void attend(const decoder *m, const forward *f, const cached *cache, worker *w)
 {
-    long n = f->n, rows = f->rows, width = m->width, d = m->heads * width;
-    long groups = m->heads / m->key_heads, step = f->end + NUMBERS;
-    long most = TOGETHER > groups ? TOGETHER / groups : 1, parts = (rows + most - 1) / most;
+    long width = m->width, groups = m->heads / m->key_heads, step = f->end + PADDED;
+    int by_tiles = ATTENDS_BY_TILES(groups, width);
+    long together = by_tiles ? TILED_QUERIES : TOGETHER > groups ? TOGETHER : groups;
+    long most = together / groups, parts = (f->rows + most - 1) / most;
+    long rest = by_tiles ? (TILED_QUERIES + BLOCKS * TILED) / 2 : NUMBERS;
+    float *packed = malloc((together * (width + step) + rest * width) * sizeof(float));
+    scratch space = {packed + together * width, step, packed + together * (width + step)};
     attended row[most];
     long *columns = malloc(most * f->end * sizeof(long));
     for (long r = 0; r < most; r++)
         row[r].columns = columns + r * f->end;
-    float *weights = malloc((most * groups * (step + width) + NUMBERS * width) * sizeof(float));
-    float *packed = weights + most * groups * step, *transposed = packed + most * groups * width;
+    if (by_tiles)
+        shape_attention_tiles(groups);
+    /* Each thread has as many tasks as the others; tasks that are left are divided among the threads. */
+    long tasks = f->n / f->rows * m->key_heads * parts, left = tasks % w->count, whole = tasks - left;
 #pragma omp for schedule(dynamic)
-    for (long task = 0; task < n / rows * m->key_heads * parts; task++) {
-        long part = task % parts, h = task / parts % m->key_heads, sequence = task / parts / m->key_heads;
-        long first = rows * part / parts, count = rows * (part + 1) / parts - first;
-        float *queries = f->queries + (sequence * rows + first) * d + h * groups * width;
-        long base = sequence * cache->sequence_step + h * cache->head_step;
-        const float *keys = cache->keys + base, *values = cache->values + base;
-        for (long r = 0; r < count; r++)
-            find_attended(f, cache, sequence * rows + first + r, row + r);
-        copy_queries(count, groups * width, d, queries, packed, 0);
-        attend_rows(count, groups, packed, keys, values, row, width, weights, step, transposed, w);
-        copy_queries(count, groups * width, d, queries, packed, 1);
+    for (long i = 0; i < whole + left * w->count; i++) {
+        long task = i < whole ? i : whole + (i - whole) / w->count;
+        range rows = part_of((range){0, f->rows}, task % parts, parts);
+        if (i >= whole)
+            rows = part_of(rows, (i - whole) % w->count, w->count);
+        if (rows.first < rows.end)
+            attend_head(m, f, cache, task / parts / m->key_heads, task / parts % m->key_heads, rows, row, packed,
+                        &space, w);
     }
+    if (by_tiles)
+        release_tiles();
     free(columns);
-    free(weights);
+    free(packed);
 }
 
 /* Add a product, unless it is null, to a thread's rows of h. Write their norms to `result`, or as a product's input if
@@ -275,13 +256,17 @@ static void decode_part(const decoder *m, const forward *f, const cached *cache,
 /* Write the normed hidden states of embedded rows h to `result` (n, d), their keys and values to the cache. */
 void decode(const decoder *m, const forward *f, const cached *cache, float *result)
 {
-    long products = m->layers * PRODUCTS, multiplications = 0;
-    const matrix *upcoming[products + 1];
+    long products = m->layers * PRODUCTS, multiplications = 0, count = 0;
+    const matrix *upcoming[products * (1 + PARTS) + 1];
     for (long i = 0; i < products; i++) {
-        upcoming[i] = &m->layer[i / PRODUCTS].of[i % PRODUCTS].w;
-        multiplications += f->n * upcoming[i]->d * upcoming[i]->outputs;
+        const product *p = m->layer[i / PRODUCTS].of + i % PRODUCTS;
+        multiplications += f->n * p->w.d * p->w.outputs;
+        upcoming[count++] = &p->w;
+        for (long j = 0; f->first < f->rows && j < p->parts; j++)
+            if (p->ranks[j])
+                upcoming[count++] = p->b + j;
     }
-    upcoming[products] = NULL;
+    upcoming[count] = NULL;
     int threads = multiplications < f->divided * products ? 1 : f->threads;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {

@@ -40,10 +40,17 @@ typedef struct {
     long first, end;
 } range;
 
-/* The n things from `first` to `end` that are a thread's. */
+/* Part i of `count` equal parts. */
+INLINED range part_of(range all, long i, long count)
+{
+    long n = all.end - all.first;
+    return (range){all.first + n * i / count, all.first + n * (i + 1) / count};
+}
+
+/* A thread's share of n things. */
 INLINED range share_of(long n, const worker *w)
 {
-    return (range){n * w->number / w->count, n * (w->number + 1) / w->count};
+    return part_of((range){0, n}, w->number, w->count);
 }
 
 INLINED worker worker_of(const matrix *const *upcoming)
@@ -223,29 +230,35 @@ INLINED void multiply_columns(const int fours, const int count, integers sums[TI
     }
 }
 
-/* Rows in unsigned 8 bits, 128 added, and the numbers that multiply the rows of a product, or null for 1. */
+/* n rows in unsigned 8 bits, 128 added; the numbers that multiply the rows of their product, or null for 1; and rows y,
+   `stride` numbers apart, that the product replaces or is added to. */
 typedef struct {
     long n;
     const uint8_t *x;
     const float *factors;
-} inputs;
+    float *y;
+    long stride;
+    int added;
+} operands;
 
 /* Write vector j of output block `block` of row r. */
-INLINED void scale_sums(sum_vector sums, const matrix *m, const inputs *in, long r, long block, int j, float *y)
+INLINED void scale_sums(sum_vector sums, const matrix *m, const operands *of, long r, long block, int j)
 {
     long o = 16 * block;
     sum_vector total = sums - ((const sum_vector *)(m->offsets + o))[j];
     scale_vector scaled = __builtin_convertvector(total, scale_vector) * ((const scale_vector *)(m->scale + o))[j];
-    ((scale_vector *)(y + r * m->outputs + o))[j] = in->factors ? scaled * in->factors[r] : scaled;
+    scale_vector *y = (scale_vector *)(of->y + r * of->stride + o) + j;
+    scaled = of->factors ? scaled * of->factors[r] : scaled;
+    *y = of->added ? *y + scaled : scaled;
 }
 
 /* A block of `count` rows of a product, from row r on. Every 64 columns it fetches `lines`. */
-INLINED void multiply_rows(const int count, const matrix *m, const inputs *in, long r, long block, float *y,
-                           worker *w, long lines)
+INLINED void multiply_rows(const int count, const matrix *m, const operands *of, long r, long block, worker *w,
+                           long lines)
 {
     integers sums[TILE][VECTORS][CHAINS] = {0};
     long d = m->d, i = 0;
-    const uint8_t *x = in->x + r * d;
+    const uint8_t *x = of->x + r * d;
     const int8_t *weight = m->weight + 16 * block * d;
     while (i + 8 <= d) {
         run next = take_for_product(w, lines);
@@ -261,19 +274,19 @@ INLINED void multiply_rows(const int count, const matrix *m, const inputs *in, l
             sum_vector total = (sum_vector)sums[c][j][0];
             for (int k = 1; k < CHAINS; k++)
                 total += (sum_vector)sums[c][j][k];
-            scale_sums(total, m, in, r + c, block, j, y);
+            scale_sums(total, m, of, r + c, block, j);
         }
 }
 
 /* A block of a product by vectors. */
-static void multiply_block(const matrix *m, const inputs *in, long block, float *y, worker *w)
+static void multiply_block(const matrix *m, const operands *of, long block, worker *w)
 {
-    long tiles = (in->n + TILE - 1) / TILE;
+    long tiles = (of->n + TILE - 1) / TILE;
     for (long t = 0; t < tiles; t++) {
-        long r = in->n * t / tiles;
+        long r = of->n * t / tiles;
 #define CASE(count)                                                                                                   \
-    case count: multiply_rows(count, m, in, r, block, y, w, (16 + tiles - 1) / tiles); break;
-        switch (in->n * (t + 1) / tiles - r) { /* a known number of rows stays in registers */
+    case count: multiply_rows(count, m, of, r, block, w, (16 + tiles - 1) / tiles); break;
+        switch (of->n * (t + 1) / tiles - r) { /* a known number of rows stays in registers */
             CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
 #if TILE > 5
             CASE(6)
@@ -351,15 +364,14 @@ INLINED void add_tiles(const int more, long d, const uint8_t *x, const int8_t *w
 }
 
 /* Two blocks of a product, or one, by tiles that have the shapes for `shaped` rows. */
-static void multiply_by_tiles(const matrix *m, const inputs *in, long block, long blocks, float *y, long *shaped,
-                              worker *w)
+static void multiply_by_tiles(const matrix *m, const operands *of, long block, long blocks, long *shaped, worker *w)
 {
     int32_t sums[2][32][16] __attribute__((aligned(64)));
-    long d = m->d, groups = (in->n + 31) / 32;
+    long d = m->d, groups = (of->n + 31) / 32;
     const int8_t *weight = m->weight + 16 * d * block, *other = weight + 16 * d * (blocks - 1);
     for (long g = 0; g < groups; g++) {
-        long r = in->n * g / groups, count = in->n * (g + 1) / groups - r;
-        const uint8_t *x = in->x + r * d;
+        long r = of->n * g / groups, count = of->n * (g + 1) / groups - r;
+        const uint8_t *x = of->x + r * d;
         if (count != *shaped)
             shape_tiles(*shaped = count);
         if (count > 16)
@@ -369,17 +381,17 @@ static void multiply_by_tiles(const matrix *m, const inputs *in, long block, lon
         for (long i = 0; i < count; i++)
             for (long b = 0; b < blocks; b++)
                 for (int j = 0; j < VECTORS; j++)
-                    scale_sums(((sum_vector *)sums[b][i])[j], m, in, r + i, block + b, j, y);
+                    scale_sums(((sum_vector *)sums[b][i])[j], m, of, r + i, block + b, j);
     }
 }
 
 /* A thread's share of a product by tiles; d is a multiple of 64. */
-static void multiply_share_by_tiles(const matrix *m, const inputs *in, range share, float *y, worker *w)
+static void multiply_share_by_tiles(const matrix *m, const operands *of, range share, worker *w)
 {
     long shaped = 0;
     for (long b = share.first; b < share.end; b += 2) {
         long blocks = share.end - b > 1 ? 2 : 1;
-        multiply_by_tiles(m, in, b, blocks, y, &shaped, w);
+        multiply_by_tiles(m, of, b, blocks, &shaped, w);
         w->ahead -= 16 * m->d * blocks;
     }
     _tile_release();
@@ -391,17 +403,17 @@ static void multiply_share_by_tiles(const matrix *m, const inputs *in, range sha
 #define multiply_share_by_tiles(...)
 #endif
 
-/* Write a thread's share of y (n, outputs), the product of rows and a weight. */
-static void multiply_share(const matrix *m, const inputs *in, float *y, worker *w)
+/* Write a thread's share of the product of rows and a weight. */
+static void multiply_share(const matrix *m, const operands *of, worker *w)
 {
     range share = share_of(m->outputs / 16, w);
     fetch(w, (FEWEST_AHEAD - w->ahead) / 64);
-    if (BY_TILES(in->n, m->d)) {
-        multiply_share_by_tiles(m, in, share, y, w);
+    if (BY_TILES(of->n, m->d)) {
+        multiply_share_by_tiles(m, of, share, w);
         return;
     }
     for (long b = share.first; b < share.end; b++) {
-        multiply_block(m, in, b, y, w);
+        multiply_block(m, of, b, w);
         w->ahead -= 16 * m->d;
     }
 }
@@ -410,10 +422,10 @@ static void multiply_share(const matrix *m, const inputs *in, float *y, worker *
 static void multiply(const matrix *m, long n, const uint8_t *x, const float *factors, float *y, int threads)
 {
     const matrix *const upcoming[] = {m, NULL};
-    const inputs in = {n, x, factors};
+    const operands of = {n, x, factors, y, m->outputs, 0};
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         worker w = worker_of(upcoming);
-        multiply_share(m, &in, y, &w);
+        multiply_share(m, &of, &w);
     }
 }

@@ -96,11 +96,12 @@ class Target:
         logits. `masks` are (B, 1, q, n) by kind of layer. Without masks the rows are prompts,
         or one row that attends to the whole cache.
         """
-        # Repeated here once, so that not every layer has to do it.
-        attention_mask: Any = {
-            kind: None if mask is None else mask.repeat(1, 1, self.groups, 1)
-            for kind, mask in (masks or dict.fromkeys(self.windows)).items()
-        }
+        attention_mask: Any = masks or dict.fromkeys(self.windows)
+        if self.groups > 1:  # repeated here once, so that not every layer has to do it
+            attention_mask = {
+                kind: None if mask is None else mask.repeat(1, 1, self.groups, 1)
+                for kind, mask in attention_mask.items()
+            }
         if self.fused is not None:
             return self.fused(ids_Bq, positions_Bq, attention_mask, self.cache)
         if masks is None:

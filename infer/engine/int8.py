@@ -9,10 +9,9 @@ row's product is the same bit for bit, whatever rows are computed beside it, and
 drafts equal the texts of plain decoding. One scale for several rows would break this. Inputs
 are unsigned because the kernels for signed inputs are slow on most CPUs (conf/devices/int8.py).
 
-Norms, rotary embeddings and attention compute in float32 (native.py) or wider (attention.py). The A
-matrices of an adapter are part of the product; the products with B8, scaled, are added in float32. The
-head finds the likeliest tokens in int8, and pick.py computes their logits again from the
-head's float32 weight.
+Norms and rotary embeddings compute in float32, attention as in native.py or attention.py. The A matrices of an
+adapter are part of the product; the products with B are in int8 too. The head finds the
+likeliest tokens in int8, and pick.py computes their logits again from the head's float32 weight.
 """
 
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from conf.devices.int8 import Native, exact_kernel, pack
+from conf.devices.int8 import exact_kernel, pack
 from conf.devices.native import LANES, library
 from conf.errors import UserError
 from infer.engine.gate import GatedEmbedding, GatedLinear
@@ -146,19 +145,16 @@ class Int8Product(Product):
         kernel = exact_kernel()
         assert kernel is not None
         self.kernel = pack(torch.cat(list(rows)).detach().float(), kernel)
-        # Sums with B are in float32, so they need no limits; Native sets no limits. Layers of a
-        # product either all have an adapter or all have no adapter.
-        self.rounded_outer = [
-            Native.round(b.T.float().contiguous()) for b in self.outer if len(b)
-        ]
-        self.outer = [
-            (b * scale[:, None]).T for b, scale in self.rounded_outer
-        ] or self.outer
+        # Layers of a product either all have an adapter or all have no adapter.
+        self.outer = [pack(b.T.detach().float(), kernel) for b in self.outer if len(b)]
         for layer in self.layers:
             layer.drop_weight()
 
     def _multiply(self, x: Tensor) -> Tensor:
         return self.kernel(x)
+
+    def _add_outer(self, y: Tensor, inner: Tensor, outer: Any) -> None:
+        y += outer(inner)
 
 
 def to_int8(lm: PreTrainedModel) -> None:

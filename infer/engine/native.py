@@ -38,8 +38,6 @@ from infer.engine.packed import Product
 
 #: The largest number of layers in a product.
 PARTS = 3
-#: Rows of a B matrix in a block.
-OUTPUTS = 32
 
 
 class CProduct(Structure):
@@ -50,7 +48,7 @@ class CProduct(Structure):
         ("parts", c_long),
         ("bias", c_void_p),
         *((name, c_long * PARTS) for name in ("sizes", "ranks")),
-        *((name, c_void_p * PARTS) for name in ("b", "b_scale")),
+        ("b", CMatrix * PARTS),
     ]
 
 
@@ -197,7 +195,7 @@ def c_product(product: Any) -> CProduct:
     return structure
 
 
-#: The structures of products, with the tensors that only C reads.
+#: The structures of products, with the biases that only C reads.
 _structures: WeakKeyDictionary[Int8Product, CProduct] = WeakKeyDictionary()
 
 
@@ -207,19 +205,14 @@ def _built(product: Any) -> CProduct:
     bias = torch.zeros(kernel.outputs)
     if product.bias is not None:
         bias[: len(product.bias)] = product.bias
-    outer = [
-        torch.cat([block.T.flatten() for block in b.split(OUTPUTS)])
-        for b, _ in product.rounded_outer
-    ]
-    scales = [scale for _, scale in product.rounded_outer]
+    outer: list[Any] = product.outer
     structure = CProduct(
         *(kernel.matrix, parts, bias.data_ptr()),
         (c_long * PARTS)(*product.sizes[:parts]),
         (c_long * PARTS)(*product.sizes[parts:]),
-        (c_void_p * PARTS)(*_addresses(*outer)),
-        (c_void_p * PARTS)(*_addresses(*scales)),
+        (CMatrix * PARTS)(*(b.matrix for b in outer)),
     )
-    structure.kept = bias, outer, scales
+    structure.kept = bias
     return structure
 
 

@@ -39,6 +39,7 @@ def gumbel(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
     return -(-uniform.log()).log()
 
 
+@lru_cache(maxsize=1 << 16)  # candidates of a place are looked up again and again
 def noise(seed: int, position: int, id: int) -> float:
     """Return the noise of one token as `gumbel`, up to rounding; faster for few tokens."""
     bits = _mixed_int(_key(seed, position) ^ _key(id)) >> (64 - BITS)

@@ -96,7 +96,7 @@ class Product:
         self._source: list[Any] = []  # identifies the weights of the packed copy
         #: The outputs of each layer, then the ranks of their adapters.
         self.sizes: list[int] = []
-        self.outer: list[Tensor] = []  # B matrices, transposed: (r, d')
+        self.outer: list[Any] = []  # B matrices, transposed (r, d'), or packed
         #: The biases of all layers side by side, then zeros for the products with A.
         self.bias: Tensor | None = None
         # The last input, and the parts of its product that no layer has taken yet. A part is
@@ -159,8 +159,11 @@ class Product:
         if gate is not None and gate.rows:
             rows = gate.probes(y).split(self.sizes, -1)
             for update in zip(rows, rows[len(self.layers) :], self.outer):
-                add_product(*update)
+                self._add_outer(*update)
         return y
+
+    def _add_outer(self, y: Tensor, inner: Tensor, outer: Any) -> None:
+        add_product(y, inner, outer)
 
     def _multiply(self, x: Tensor) -> Tensor:
         """Return the product of x with all weights and all A matrices."""

@@ -33,7 +33,8 @@ pytestmark = pytest.mark.skipif(
     KERNEL is None or not issubclass(KERNEL, Native),
     reason="no exact int8 products, or no C compiler",
 )
-# Queries are scored in twelves, values are added in 64 or 32 numbers, then in 16 or 8.
+# Queries are scored in twelves, values are added in 64 or 32 numbers, then in 16 or 8; with AMX by tiles if the
+# width of a head is a multiple of 64.
 HEADS = {
     "eight query heads of a key head": {"num_attention_heads": 8, "head_dim": 64},
     "two query heads, 128 wide": {"num_attention_heads": 2, "head_dim": 128},
@@ -71,6 +72,16 @@ def native_decoder(lm: PreTrainedModel) -> NativeDecoder:
     return decoder
 
 
+def attends_by_tiles(lm: PreTrainedModel) -> bool:
+    """Return whether native.c computes attention in bfloat16."""
+    return torch.cpu._is_amx_tile_supported() and lm.config.head_dim % 64 == 0
+
+
+def row_errors(rows: Tensor, expected: Tensor) -> Tensor:
+    """Return the relative error of each row."""
+    return (rows - expected).norm(dim=-1) / expected.norm(dim=-1)
+
+
 def call(function: str, *arguments: Any) -> None:
     """Call a function of native.c with tensors, whole numbers, numbers and None."""
     types = {int: c_long, float: c_float, type(None): c_void_p}
@@ -87,15 +98,21 @@ def call(function: str, *arguments: Any) -> None:
 def test_logits_are_those_of_pytorchs_operations(
     monkeypatch: pytest.MonkeyPatch, name: str, batch: int
 ) -> None:
+    """Attention by tiles rounds to bfloat16: it is as far from float32 as int8 itself."""
     lm = int8_model(name)
     native_decoder(lm)
     fast = logits(lm, batch)
     monkeypatch.setattr(native, "library", lambda: None)
     assert type(Target(lm, batch=1, capacity=8).fused) is not NativeDecoder
-    for ours, theirs in zip(fast, logits(lm, batch)):
-        errors = (ours - theirs).norm(dim=-1) / theirs.norm(dim=-1)
-        # In few rows a last bit becomes a whole step of int8 in a later layer.
-        assert errors.median() < 1e-5 and errors.max() < 0.05
+    exact = logits(model_of(copy.deepcopy(ALL_MODELS[name]), packed=False), batch)
+    for ours, theirs, wanted in zip(fast, logits(lm, batch), exact):
+        if attends_by_tiles(lm):
+            error, limit = (row_errors(x, wanted).mean() for x in (ours, theirs))
+            assert error < 1.3 * limit
+        else:
+            errors = row_errors(ours, theirs)
+            # In few rows a last bit becomes a whole step of int8 in a later layer.
+            assert errors.median() < 1e-5 and errors.max() < 0.05
 
 
 @pytest.mark.parametrize("rank", [3, 8])
@@ -123,11 +140,15 @@ def test_an_adapter_changes_probes_as_pytorchs_operations_do(
     assert torch.equal(adapted[0], base[0])
     assert (adapted[1] - base[1]).norm() > 0.1 * base[1].norm()
     monkeypatch.setattr(native, "library", lambda: None)
+    limit = 0.06 if attends_by_tiles(lm) else 0.02
     for ours, theirs in zip(adapted, rows(lm)):
-        assert (ours - theirs).norm() < 0.02 * theirs.norm()
+        assert (ours - theirs).norm() < limit * theirs.norm()
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2, a window in the second layer"])
+@pytest.mark.parametrize(
+    "name",
+    ["llama", "qwen2, a window in the second layer", "two query heads, 128 wide"],
+)
 def test_a_prompts_rows_are_the_same_on_several_threads_and_beside_others(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -154,13 +175,16 @@ def test_a_prompts_rows_are_the_same_on_several_threads_and_beside_others(
 
 @pytest.mark.parametrize("name", ALL_MODELS)
 def test_rows_of_a_tree_are_those_of_a_row_at_a_time(name: str) -> None:
-    """Rows of a tree attend to the prompt together, and to the nodes of their paths each on its own."""
+    """Rows of a tree attend to the prompt together, and to the nodes of their paths each on its own.
+
+    The prompt has more than 256 tokens, whose values tiles add at once, and some more.
+    """
     lm = int8_model(name)
-    prompt = list(range(21))
+    prompt = [i % 97 for i in range(277)]
     rng = random.Random(0)
     parents = [-1, *(rng.randrange(max(0, i - 6), i) for i in range(1, 30))]
     tokens = [rng.randrange(97) for _ in parents]
-    runner = Runner(lm, capacity=80, max_rows=len(tokens))
+    runner = Runner(lm, capacity=340, max_rows=len(tokens))
     runner.prefill([prompt])
     tree = Tree(tuple(tokens), tuple(parents), len(tokens))
     _, together = runner._dynamic.hidden([tree])

@@ -1,0 +1,200 @@
+/* Attention by tiles (AMX): queries, keys, values and weights in bfloat16, sums in float32.
+
+   As in attention.h, a row's result depends on the keys and values that it attends to, in their order: each number of a
+   tile of sums depends on one row of the left tile and one column of the right one. */
+
+#define TILED 32         /* columns of a tile of bfloat16: keys whose values are added at once */
+#define BLOCKS 8         /* of TILED values that are converted at once */
+#define TILED_QUERIES 48 /* of a key head: 16 in each of three tiles */
+
+#if defined(__AMX_INT8__) && defined(__AMX_BF16__) && defined(__AVX512BF16__)
+
+/* Write m numbers, a multiple of 32, in bfloat16, perhaps to the same memory. */
+static void to_bfloat16(const float *x, long m, uint16_t *out)
+{
+    for (long i = 0; i < m; i += 32) {
+        __m512bh pairs = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + i + 16), _mm512_loadu_ps(x + i));
+        _mm512_storeu_si512(out + i, (__m512i)pairs);
+    }
+}
+
+/* Write the pairs of neighbours of TILED rows of values, (16, width) pairs. */
+static void pair_values(const float *const *value, long width, uint16_t *pairs)
+{
+    uint16_t order[32];
+    for (int i = 0; i < 32; i++)
+        order[i] = i / 2 + i % 2 * 16;
+    __m512i places = _mm512_loadu_si512(order);
+    for (long i = 0; i < TILED; i += 2)
+        for (long j = 0; j < width; j += 16, pairs += 32) {
+            __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(value[i + 1] + j), _mm512_loadu_ps(value[i] + j));
+            _mm512_storeu_si512(pairs, _mm512_permutexvar_epi16(places, (__m512i)both));
+        }
+}
+
+/* Use tiles 0 to 3 for sums, 4 for 16 queries or their weights, 5 and 6 for the sums and weights of one row, and 7 for
+   keys or values. */
+static void shape_attention_tiles(long groups)
+{
+    uint8_t rows = groups;
+    tile_shapes shapes = {.palette = 1, .rows = {16, 16, 16, 16, 16, rows, rows, 16}};
+    for (int t = 0; t < 8; t++)
+        shapes.width[t] = 64;
+    _tile_loadconfig(&shapes);
+}
+
+/* The scores of 16 queries in each of `tiles` tiles with m keys, and numbers that are not used up to a multiple of
+   16. */
+static void score_tiles(long tiles, float *scores, long step, const uint16_t *queries, const float *keys, long m,
+                        long width, worker *w)
+{
+    float transposed[8 * width] __attribute__((aligned(64)));
+    uint16_t rounded[16 * width];
+    for (long c = 0; c < m; c += 16) {
+        long count = m - c < 16 ? m - c : 16;
+        to_bfloat16(keys + c * width, count * width, rounded);
+        transpose((const float *)rounded, count, width / 2, transposed);
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        for (long i = 0; i < width; i += 32) {
+            _tile_loadd(7, transposed + 8 * i, 64);
+            _tile_loadd(4, queries + i, 2 * width);
+            _tile_dpbf16ps(0, 4, 7);
+            if (tiles > 1) {
+                _tile_loadd(4, queries + 16 * width + i, 2 * width);
+                _tile_dpbf16ps(1, 4, 7);
+            }
+            if (tiles > 2) {
+                _tile_loadd(4, queries + 32 * width + i, 2 * width);
+                _tile_dpbf16ps(2, 4, 7);
+            }
+        }
+        _tile_stored(0, scores + c, 4 * step);
+        if (tiles > 1)
+            _tile_stored(1, scores + 16 * step + c, 4 * step);
+        if (tiles > 2)
+            _tile_stored(2, scores + 32 * step + c, 4 * step);
+        fetch(w, 16);
+    }
+}
+
+/* Add `blocks` blocks of values to the sums of 16 queries. */
+static void weigh_tile(float *out, const uint16_t *weights, long step, const uint16_t *pairs, long blocks, long width)
+{
+    for (long j = 0; j < width; j += 64) {
+        _tile_loadd(0, out + j, 4 * width);
+        _tile_loadd(1, out + j + 16, 4 * width);
+        _tile_loadd(2, out + j + 32, 4 * width);
+        _tile_loadd(3, out + j + 48, 4 * width);
+        for (long b = 0; b < blocks; b++) {
+            const uint16_t *block = pairs + b * TILED * width + 2 * j;
+            _tile_loadd(4, weights + b * TILED, 4 * step);
+            _tile_loadd(7, block, 4 * width);
+            _tile_dpbf16ps(0, 4, 7);
+            _tile_loadd(7, block + 32, 4 * width);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_loadd(7, block + 64, 4 * width);
+            _tile_dpbf16ps(2, 4, 7);
+            _tile_loadd(7, block + 96, 4 * width);
+            _tile_dpbf16ps(3, 4, 7);
+        }
+        _tile_stored(0, out + j, 4 * width);
+        _tile_stored(1, out + j + 16, 4 * width);
+        _tile_stored(2, out + j + 32, 4 * width);
+        _tile_stored(3, out + j + 48, 4 * width);
+    }
+}
+
+/* Add `blocks` blocks of values to the sums of one row's queries. */
+static void weigh_row(float *out, const uint16_t *weights, long step, const uint16_t *pairs, long blocks, long width)
+{
+    for (long j = 0; j < width; j += 16) {
+        _tile_loadd(5, out + j, 4 * width);
+        for (long b = 0; b < blocks; b++) {
+            _tile_loadd(6, weights + b * TILED, 4 * step);
+            _tile_loadd(7, pairs + b * TILED * width + 2 * j, 4 * width);
+            _tile_dpbf16ps(5, 6, 7);
+        }
+        _tile_stored(5, out + j, 4 * width);
+    }
+}
+
+/* Add the values of all rows' columns from `first` to `end` by whole blocks. Return the number of columns. */
+static long weigh_shared(long n, float *out, const scratch *space, uint16_t *pairs, const float *values, long first,
+                         long end, long width, worker *w)
+{
+    long all = (end - first) / TILED;
+    const float *value[TILED];
+    for (long b = 0; b < all;) {
+        long count = all - b < BLOCKS ? all - b : BLOCKS;
+        for (long i = 0; i < count; i++) {
+            for (long c = 0; c < TILED; c++)
+                value[c] = values + (first + (b + i) * TILED + c) * width;
+            pair_values(value, width, pairs + i * TILED * width);
+            fetch(w, 16);
+        }
+        for (long q = 0; q < n; q += 16)
+            weigh_tile(out + q * width, (const uint16_t *)(space->weights + q * space->step) + b * TILED, space->step,
+                       pairs, count, width);
+        b += count;
+    }
+    return all * TILED;
+}
+
+/* Add the values of a row's columns after the first `done` ones. */
+static void weigh_own(const attended *row, float *out, const float *weights, long step, uint16_t *pairs,
+                      const float *values, long done, long width)
+{
+    long total = row->end - row->first + row->count, in_line = row->end - row->first;
+    const float *value[TILED];
+    while (done < total) {
+        long count = 0;
+        for (; count < BLOCKS && done + count * TILED < total; count++) {
+            for (long i = 0; i < TILED; i++) {
+                long c = done + count * TILED + i;
+                c = c < total ? c : total - 1; /* weights after the last are zeros */
+                value[i] = values + (c < in_line ? row->first + c : row->columns[c - in_line]) * width;
+            }
+            pair_values(value, width, pairs + count * TILED * width);
+        }
+        weigh_row(out, (const uint16_t *)weights + done, step, pairs, count, width);
+        done += count * TILED;
+    }
+}
+
+/* `attend_by_vectors` by tiles. `queries` has space for TILED_QUERIES. */
+static void attend_by_tiles(long rows, long groups, float *queries, const float *keys, const float *values,
+                            const attended *row, long width, const scratch *space, worker *w)
+{
+    long n = rows * groups, step = space->step;
+    uint16_t *rounded = (uint16_t *)space->rest, *pairs = rounded + TILED_QUERIES * width;
+    columns_of_all all = columns_of(rows, row);
+    to_bfloat16(queries, n * width, rounded);
+    score_tiles((n + 15) / 16, space->weights, step, rounded, keys + all.first * width, all.last - all.first, width, w);
+    float totals[n];
+    for (long q = 0; q < n; q++) {
+        const attended *a = row + q / groups;
+        float *weights = space->weights + q * step;
+        long count = a->end - a->first + a->count;
+        totals[q] = weights_of(a, weights, all.first);
+        to_bfloat16(weights, (count + PADDED - 1) / PADDED * PADDED, (uint16_t *)weights);
+        fetch(w, count / 32);
+    }
+    memset(queries, 0, n * width * sizeof(float));
+    long done = weigh_shared(n, queries, space, pairs, values, all.first, all.shared, width, w);
+    for (long r = 0; r < rows; r++)
+        weigh_own(row + r, queries + r * groups * width, space->weights + r * groups * step, step, pairs,
+                  values, done, width);
+    for (long q = 0; q < n; q++)
+        divide(width, queries + q * width, totals[q]);
+}
+
+#define release_tiles _tile_release
+#define ATTENDS_BY_TILES(groups, width) (tiles_allowed && (groups) <= 16 && (width) % 64 == 0)
+#else
+#define ATTENDS_BY_TILES(groups, width) 0
+#define attend_by_tiles(...)
+#define shape_attention_tiles(...)
+#define release_tiles()
+#endif
