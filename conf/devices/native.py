@@ -1,9 +1,10 @@
 """Compile and load native.c and its headers, the C functions of int8 on a CPU (int8.py, infer/engine).
 
-The machine's C compiler builds the library once per process, in two to four seconds. Without a
-compiler PyTorch's operations are used.
+The machine's C compiler builds the library in two to four seconds, once for each version of the
+sources and kind of CPU. Without a compiler PyTorch's operations are used.
 """
 
+import hashlib
 import os
 import shlex
 import subprocess
@@ -54,18 +55,16 @@ class CMatrix(Structure):
 
 @cache
 def library() -> CDLL | None:
-    """Compile and load native.c; return None, after a warning, if this machine cannot."""
+    """Load native.c, compiled now or before; return None, after a warning, if this machine cannot."""
     compiler = shlex.split(os.environ.get("CC") or "cc")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "native.so")
-        native = build(path, [*compiler, "-fopenmp"]) or build(path, compiler)
-        if native is None:
-            getLogger(__name__).warning(
-                "dtype=int8 is about half as fast without a C compiler: %s could not compile native.c. "
-                "Install gcc, or set CC to a compiler.",
-                compiler[0],
-            )
-            return None
+    native = built([*compiler, "-fopenmp"]) or built(compiler)
+    if native is None:
+        getLogger(__name__).warning(
+            "dtype=int8 is about half as fast without a C compiler: %s could not compile native.c. "
+            "Install gcc, or set CC to a compiler.",
+            compiler[0],
+        )
+        return None
     for name, types in SIGNATURES.items():
         function = getattr(native, name)
         function.argtypes = [TYPES[letter] for letter in types.replace(" ", "")]
@@ -75,11 +74,47 @@ def library() -> CDLL | None:
     return native
 
 
-def build(path: Path, compiler: Sequence[str]) -> CDLL | None:
-    """Compile native.c to `path` and load it; None if that fails."""
-    command = [*compiler, *FLAGS, "-o", str(path), str(SOURCE), "-lm"]
+def built(compiler: Sequence[str]) -> CDLL | None:
+    """Load the library that `compiler` builds from native.c; None if that fails.
+
+    It is kept in Hugging Face's cache of assets, by a hash of the sources, the command and the CPU.
+    """
+    from huggingface_hub import cached_assets_path
+
+    command = [*compiler, *FLAGS, str(SOURCE), "-lm"]
     try:
-        subprocess.run(command, check=True, capture_output=True)
-        return CDLL(str(path))
-    except (OSError, subprocess.CalledProcessError):
-        return None
+        folder = cached_assets_path("adaptive-tokens", "native", fingerprint(command))
+        path = folder / "native.so"
+        try:
+            return CDLL(str(path))
+        except (
+            OSError
+        ):  # not compiled yet, or for another system with the same home folder
+            return compiled(command, path)
+    except OSError:  # no such folder can be made, or its disk is full
+        with tempfile.TemporaryDirectory() as temporary:
+            return compiled(command, Path(temporary, "native.so"))
+
+
+def fingerprint(command: Sequence[str]) -> str:
+    """Return a hash of a command, the sources that it compiles, and the CPU.
+
+    Raises OSError where the CPU is not known: a library for another CPU may crash.
+    """
+    files = sorted(SOURCE.parent.glob("*.[ch]"))
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = sorted({line for line in lines if line.startswith(("model", "flags"))})
+    parts = *command, *cpu, *(file.read_text() for file in files)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def compiled(command: Sequence[str], path: Path) -> CDLL | None:
+    """Compile to `path`, which appears only when it is complete, and load it; None if that fails."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder, path.name)
+        try:
+            subprocess.run([*command, "-o", str(made)], check=True, capture_output=True)
+            made.replace(path)
+            return CDLL(str(path))
+        except (OSError, subprocess.CalledProcessError):
+            return None
