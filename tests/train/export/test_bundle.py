@@ -10,7 +10,11 @@ from conf.runs.files import write_json
 from conf.runs.stage import ROOT
 from train.export.sidecars import REQUIREMENTS, write_custom_generate
 
-INSTALLED = {"torch", "transformers", "numpy", "safetensors", *sys.stdlib_module_names}
+INSTALLED = {
+    *("torch", "transformers", "numpy"),
+    *("huggingface_hub", "safetensors"),  # required by Transformers
+    *sys.stdlib_module_names,
+}
 NGRAMS = {"table": None, "text": 2.0, "places": [0.4, 0.3]}
 
 
