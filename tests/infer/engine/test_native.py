@@ -177,7 +177,7 @@ def test_a_prompts_rows_are_the_same_on_several_threads_and_beside_others(
 def test_rows_of_a_tree_are_those_of_a_row_at_a_time(name: str) -> None:
     """Rows of a tree attend to the prompt together, and to the nodes of their paths each on its own.
 
-    Tiles add the values of 256 tokens of the prompt at once, and then the others.
+    Tiles add the values of the first 256 tokens at once.
     """
     lm = int8_model(name)
     prompt = [i % 97 for i in range(277)]
