@@ -231,7 +231,7 @@ static void divide(long n, float *row, float divisor)
         row[i] /= divisor;
 }
 
-/* Space for `step` numbers for each query, and for NUMBERS keys. */
+/* Space for `step` numbers for each query; and for NUMBERS keys or, by tiles, for queries and BLOCKS of values. */
 typedef struct {
     float *weights;
     long step;
