@@ -475,14 +475,14 @@ void round_groups(long n, long d, const float *weight, float tiny, long limit, l
 /* ---- The previous-token head: infer/engine/native_head.py ---- */
 
 typedef struct {
-    long d, outputs; /* of each matrix; only the first d outputs are used */
-    matrix of_hidden, of_token, w2; /* W1 = [of_hidden | of_token] */
+    long d;
+    matrix of_hidden, of_token, w2; /* W1 = [of_hidden | of_token]; the first d outputs of each are used */
     const float *norm;
     float epsilon;
     const float *output, *bias; /* the model's output head (V, d) and (V) or null */
 } head;
 
-/* Write a part of W1's product with the norm of n rows to `inner` (n, outputs). */
+/* Write a part of W1's product with the norm of n rows to `inner` (n, outputs of the part). */
 static void apply_to_norm(const head *m, const matrix *w, long n, const float *rows, float *inner)
 {
     uint8_t *x = malloc(n * m->d);
@@ -493,7 +493,7 @@ static void apply_to_norm(const head *m, const matrix *w, long n, const float *r
     free(largest);
 }
 
-/* Write the part of W1's product that depends on k hidden states to `inner` (k, outputs). */
+/* Write the part of W1's product that depends on k hidden states to `inner` (k, its outputs). */
 void read_hidden(const head *m, long k, const float *hidden, float *inner)
 {
     apply_to_norm(m, &m->of_hidden, k, hidden, inner);
@@ -505,7 +505,7 @@ void correct(const head *m, const float *hidden, const float *inner, const float
              float *logits)
 {
     long d = m->d;
-    float *y = malloc(m->outputs * sizeof(float)), *row = malloc(d * sizeof(float)), largest;
+    float *y = malloc(m->of_token.outputs * sizeof(float)), *row = malloc(d * sizeof(float)), largest;
     uint8_t *x = malloc(d);
     apply_to_norm(m, &m->of_token, 1, token, y);
     for (long i = 0; i < d; i++) {

@@ -28,7 +28,7 @@ class CHead(Structure):
     """`head` of native.c."""
 
     _fields_ = [
-        *((name, c_long) for name in ("d", "outputs")),
+        ("d", c_long),
         *((name, CMatrix) for name in ("of_hidden", "of_token", "w2")),
         ("norm", c_void_p),
         ("epsilon", c_float),
@@ -58,8 +58,7 @@ class NativeHead(PreviousTokenHead):
         self._kept = matrices, weight, norm
         self._outputs: int = matrices[0].outputs
         self._c = CHead(
-            *(d, self._outputs),
-            *(matrix.matrix for matrix in matrices),
+            *(d, *(matrix.matrix for matrix in matrices)),
             *(norm.data_ptr(), d * torch.finfo(torch.float32).eps),
             *(
                 weight.data_ptr(),
