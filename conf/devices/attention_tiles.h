@@ -120,47 +120,22 @@ static void weigh_row(float *out, const uint16_t *weights, long step, const uint
     }
 }
 
-/* Add the values of all rows' columns from `first` to `end` by whole blocks. Return the number of columns. */
-static long weigh_shared(long n, float *out, const scratch *space, uint16_t *pairs, const float *values, long first,
-                         long end, long width, worker *w)
+/* Write blocks of the values of a row's columns, from its column number `done` to number `end`, and the last value
+   again in the rest of a block. Return the number of blocks, at most BLOCKS. */
+static long pair_blocks(const attended *row, long done, long end, const float *values, long width, uint16_t *pairs,
+                        worker *w)
 {
-    long all = (end - first) / TILED;
+    long in_line = row->end - row->first, blocks = 0;
     const float *value[TILED];
-    for (long b = 0; b < all;) {
-        long count = all - b < BLOCKS ? all - b : BLOCKS;
-        for (long i = 0; i < count; i++) {
-            for (long c = 0; c < TILED; c++)
-                value[c] = values + (first + (b + i) * TILED + c) * width;
-            pair_values(value, width, pairs + i * TILED * width);
-            fetch(w, 16);
+    for (; blocks < BLOCKS && done < end; blocks++, done += TILED) {
+        for (long i = 0; i < TILED; i++) {
+            long c = done + i < end ? done + i : end - 1;
+            value[i] = values + (c < in_line ? row->first + c : row->columns[c - in_line]) * width;
         }
-        for (long q = 0; q < n; q += 16)
-            weigh_tile(out + q * width, (const uint16_t *)(space->weights + q * space->step) + b * TILED, space->step,
-                       pairs, count, width);
-        b += count;
+        pair_values(value, width, pairs + blocks * TILED * width);
+        fetch(w, 16);
     }
-    return all * TILED;
-}
-
-/* Add the values of a row's columns after the first `done` ones. */
-static void weigh_own(const attended *row, float *out, const float *weights, long step, uint16_t *pairs,
-                      const float *values, long done, long width)
-{
-    long total = row->end - row->first + row->count, in_line = row->end - row->first;
-    const float *value[TILED];
-    while (done < total) {
-        long count = 0;
-        for (; count < BLOCKS && done + count * TILED < total; count++) {
-            for (long i = 0; i < TILED; i++) {
-                long c = done + count * TILED + i;
-                c = c < total ? c : total - 1; /* weights after the last are zeros */
-                value[i] = values + (c < in_line ? row->first + c : row->columns[c - in_line]) * width;
-            }
-            pair_values(value, width, pairs + count * TILED * width);
-        }
-        weigh_row(out, (const uint16_t *)weights + done, step, pairs, count, width);
-        done += count * TILED;
-    }
+    return blocks;
 }
 
 /* `attend_by_vectors` by tiles. `queries` has space for TILED_QUERIES. */
@@ -182,10 +157,21 @@ static void attend_by_tiles(long rows, long groups, float *queries, const float 
         fetch(w, count / 32);
     }
     memset(queries, 0, n * width * sizeof(float));
-    long done = weigh_shared(n, queries, space, pairs, values, all.first, all.shared, width, w);
-    for (long r = 0; r < rows; r++)
-        weigh_own(row + r, queries + r * groups * width, space->weights + r * groups * step, step, pairs,
-                  values, done, width);
+    long shared = (all.shared - all.first) / TILED * TILED, blocks; /* columns in whole blocks */
+    for (long c = 0; c < shared; c += blocks * TILED) {
+        blocks = pair_blocks(row, c, shared, values, width, pairs, w);
+        for (long q = 0; q < n; q += 16)
+            weigh_tile(queries + q * width, (const uint16_t *)(space->weights + q * step) + c, step, pairs, blocks,
+                       width);
+    }
+    for (long r = 0; r < rows; r++) {
+        const uint16_t *weights = (const uint16_t *)(space->weights + r * groups * step); /* zeros after the last */
+        long count = row[r].end - row[r].first + row[r].count;
+        for (long c = shared; c < count; c += blocks * TILED) {
+            blocks = pair_blocks(row + r, c, count, values, width, pairs, w);
+            weigh_row(queries + r * groups * width, weights + c, step, pairs, blocks, width);
+        }
+    }
     for (long q = 0; q < n; q++)
         divide(width, queries + q * width, totals[q]);
 }

@@ -83,20 +83,16 @@ def built(compiler: Sequence[str]) -> CDLL | None:
 
     command = [*compiler, *FLAGS, str(SOURCE), "-lm"]
     try:
-        folder = cached_assets_path("adaptive-tokens", "native", fingerprint(command))
-        path = folder / "native.so"
-        try:
-            return CDLL(str(path))
-        except (
-            OSError
-        ):  # not compiled yet, or for another system with the same home folder
-            return compiled(command, path)
-    except OSError:  # no such folder can be made, or its disk is full
-        with tempfile.TemporaryDirectory() as temporary:
-            return compiled(command, Path(temporary, "native.so"))
+        key = library_key(command)
+        path = cached_assets_path("adaptive-tokens", "native", key) / "native.so"
+        # A file of another system with the same home folder cannot be loaded.
+        return loaded(path) or compiled(command, path)
+    except OSError:  # no such folder can be made, or the CPU is not known
+        with tempfile.TemporaryDirectory() as folder:
+            return compiled(command, Path(folder, "native.so"))
 
 
-def fingerprint(command: Sequence[str]) -> str:
+def library_key(command: Sequence[str]) -> str:
     """Return a hash of a command, the sources that it compiles, and the CPU.
 
     Raises OSError where the CPU is not known: a library for another CPU may crash.
@@ -111,10 +107,20 @@ def fingerprint(command: Sequence[str]) -> str:
 def compiled(command: Sequence[str], path: Path) -> CDLL | None:
     """Compile to `path`, which appears only when it is complete, and load it; None if that fails."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = Path(folder, path.name)
+        output = Path(folder, path.name)
         try:
-            subprocess.run([*command, "-o", str(made)], check=True, capture_output=True)
-            made.replace(path)
-            return CDLL(str(path))
+            subprocess.run(
+                [*command, "-o", str(output)], check=True, capture_output=True
+            )
+            output.replace(path)
         except (OSError, subprocess.CalledProcessError):
             return None
+    return loaded(path)
+
+
+def loaded(path: Path) -> CDLL | None:
+    """Load a library; None if there is no such file, or not for this system."""
+    try:
+        return CDLL(str(path))
+    except OSError:
+        return None

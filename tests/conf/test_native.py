@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from conf.devices import native
-from conf.devices.native import FLAGS, built, fingerprint
+from conf.devices.native import FLAGS, built, library_key
 
 pytestmark = [
     pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler"),
@@ -79,7 +79,7 @@ def test_a_file_of_another_system_is_compiled_again(
     source: Path, commands: list[Sequence[str]], tmp_path: Path
 ) -> None:
     """Machines may share a home folder."""
-    key = fingerprint(["cc", *FLAGS, str(source), "-lm"])
+    key = library_key(["cc", *FLAGS, str(source), "-lm"])
     file = tmp_path.joinpath("cache", "adaptive-tokens", "native", key, "native.so")
     file.parent.mkdir(parents=True)
     file.write_bytes(b"\x7fELF of another system")

@@ -345,8 +345,8 @@ def test_prompts_that_do_not_fit_the_context_are_counted(
     texts = {"long": long, "short": "x = 1\ny = 2\nz = 3\n"}
     rows = [{"id": id, "content": text} for id, text in texts.items()]
     file = write_rows(tmp_path / "rows.jsonl", rows)
-    asked = ["part=quality", "quality.humaneval=false"]
-    bench(configured(model_dir, file, tmp_path / "out", *asked))
+    overrides = ["part=quality", "quality.humaneval=false"]
+    bench(configured(model_dir, file, tmp_path / "out", *overrides))
     report = read_report(tmp_path / "out")["quality"]
     counts = [(row["unfit"], row["same"], row["compared"]) for row in report["rows"]]
     assert counts == [(1, 0, 0), (1, 1, 1)]
@@ -354,9 +354,9 @@ def test_prompts_that_do_not_fit_the_context_are_counted(
     (warning,) = report["warnings"]
     begin = "lines: 1 of 2 prompts without room in the context of the model for"
     assert warning.startswith(begin) and f"warning: {begin}" in capsys.readouterr().out
-    asked.append("quality.max_new_tokens=510")
+    overrides.append("quality.max_new_tokens=510")
     with pytest.raises(UserError, match=r"must leave room .* 512 tokens, got 510, and"):
-        bench(configured(model_dir, file, tmp_path / "none", *asked))
+        bench(configured(model_dir, file, tmp_path / "none", *overrides))
     assert not (tmp_path / "none").exists()
 
 
