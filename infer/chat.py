@@ -22,6 +22,11 @@ def has_template(folder: Path) -> bool:
     return bool(load_tokenizer(folder, PROBLEM.format(folder)).chat_template)
 
 
+def check_template(folder: Path) -> None:
+    """Raise UserError if a model directory has no chat template."""
+    _template(folder)
+
+
 def chat_ids(
     folder: Path,
     messages: Sequence[Mapping[str, Any]],

@@ -97,12 +97,15 @@ def write_own_text(
     from conf.devices.dtype import choose_dtype
     from infer.api import load
     from infer.bench.harness import Records, init_workers, result_folder
+    from infer.chat import check_template
     from infer.models.checkpoint import ModelDirectory
 
     workers = init_workers()
     dtype = workers.agreed(choose_dtype(config.dtype))
     directory = ModelDirectory(config.model)
     source.check_tokenizer(directory.text)
+    if config.question or not config.data.path:
+        check_template(directory.path)
     batches: dict[str, Sequence[Any]] = {}
 
     def temperature(text: DocumentSpan | ChatPrompt) -> float:

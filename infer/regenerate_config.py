@@ -74,6 +74,11 @@ class RegenerateConfig:
                 "data.path must be given, or prompts or own_prompts, got "
                 f"{self.data.path}, {self.prompts} and {self.own_prompts}. Give one kind."
             )
+        if self.temperature == 0 and self.sampled < 1:
+            raise ValueError(
+                f"sampled={self.sampled:g} needs a temperature above 0, got temperature=0. "
+                "Set temperature=0.8, or omit sampled for greedy texts."
+            )
         if self.endpoint is not None:
             self._check_endpoint(self.endpoint)
         if self.question and self.data.path is None:
@@ -103,6 +108,11 @@ class RegenerateConfig:
                 "endpoint answers prompts, got "
                 f"data.path={self.data.path} and own_prompts={self.own_prompts}. Give "
                 "only prompts, or omit endpoint."
+            )
+        if self.dtype != "auto":
+            raise ValueError(
+                f"dtype must be auto with endpoint, got {self.dtype}: the server chooses the "
+                "type of its weights. Omit dtype."
             )
 
     def decode(self, id: str) -> DecodeConfig:

@@ -2,8 +2,9 @@
 # Train Qwen2.5-Coder-0.5B-Instruct and make the papers' tables: launch/qwen.sh GGUF [OUT] [NAME=VALUE ...]
 #   GGUF is Qwen's GGUF file, or the name of a Transformers model on the hub. NAME=VALUE are settings of data_prep for
 #   code in StarCoder's schema (data.path=STARCODER benchmarks=all budget=20M); the default is Python's standard library.
-#   The environment variables MBPP and INFILLING are benchmark files for the tables. They, GGUF and OUT are relative to the
-#   current folder, paths in NAME=VALUE to the project's root.
+#   The environment variables MBPP and INFILLING are benchmark files for the tables. CHAT is a file of prompts to answer in
+#   place of the model's own, which are mostly code. They, GGUF and OUT are relative to the current folder, paths in
+#   NAME=VALUE to the project's root.
 #   base -> code with infilling -> own answers and own continuations -> gated fine-tune, at 512 and then 2,048 tokens
 #   -> export -> tables of base and gated -> the paper's fine-tune (dual, all weights) -> tables of the three.
 # It takes hours on two cores, minutes on a GPU (docs/training.md, Recipes). A rerun skips finished stages and continues
@@ -22,7 +23,7 @@ source "$project/launch/stages.sh"
 given=$1
 [[ ! -e $1 ]] || given=$(realpath "$1")
 shift
-for name in MBPP INFILLING; do
+for name in MBPP INFILLING CHAT; do
     if [[ -n ${!name:-} ]]; then
         if [[ ! -f ${!name} ]]; then
             echo "error: $name must be a file, got ${!name}. Check the path" >&2
@@ -58,6 +59,7 @@ python -m data_prep tokenizer="$base" "${code[@]}" data.split_chars=null seq_len
     ngrams.megabytes=1 out="$out/documents"
 python -m data_prep tokenizer="$base" "${code[@]}" data.split_chars=1800 seq_len=512 fim_rate=0 ngrams.megabytes=0 \
     out="$out/pieces"
+chat_prompts=${CHAT:-}
 own_text "$out/pieces" "$base" 1024 512 768 0.05 192 256
 python -m data_prep tokenizer="$base" seq_len=2048 experiment=own data.path="$out/own_code" out="$out/code_long"
 run train experiment=qwen data.path="$out/chat" data.own="$out/code" model.path="$base" "${fast[@]}" out="$out/short"

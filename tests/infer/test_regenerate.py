@@ -176,11 +176,28 @@ def test_two_ranks_and_a_killed_run_write_the_bytes_of_one(
     [
         (["prefix_max=2"], r"prefix_max must be at least prefix_min=3, got 2\. Raise"),
         (["prefix_min=900", "prefix_max=900"], "got none. Lower prefix_min"),
+        (["sampled=0.5"], r"sampled=0\.5 needs a temperature above 0, got temperature=0"),
     ],
 )
 def test_mistakes(run: Run, overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         stage.main(run("out", *overrides))
+
+
+def test_a_dtype_for_a_server_is_refused() -> None:
+    """Bug: dtype was ignored with endpoint."""
+    server = ("prompts=[p.jsonl]", "endpoint=http://localhost:1", "out=o")
+    with pytest.raises(UserError, match="dtype must be auto with endpoint, got int8"):
+        composed("model=m", *server, "dtype=int8")
+
+
+def test_a_question_needs_a_chat_template_before_the_weights_are_read(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: it was refused at the first answer, after the model was loaded."""
+    monkeypatch.setattr("infer.api.load", None)
+    with pytest.raises(UserError, match="must have a chat template for messages, got"):
+        stage.main(run("out", "question=Why?"))
 
 
 def test_a_text_beyond_the_context_is_refused_before_the_weights_are_read(

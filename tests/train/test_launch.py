@@ -187,6 +187,7 @@ def test_qwens_recipe_runs_every_stage_with_settings_that_compose(
     file.touch()
     out = project.parent / "out"
     files = {"MBPP": "mbpp.jsonl", "INFILLING": "infilling.jsonl.gz"}
+    files |= {"CHAT": "chat.jsonl"} if code else {}
     for name in files.values():
         (project / name).touch()
     called = called_by(project, "qwen.sh", str(file), str(out), *code, **files)
@@ -208,6 +209,8 @@ def test_qwens_recipe_runs_every_stage_with_settings_that_compose(
     ]
     lines = (project.parent / "calls").read_text().splitlines()
     assert f"gguf={file}" in shlex.split(lines[0])
+    asked = [line for line in lines if " prompts=" in line and "regenerate" in line]
+    assert len(asked) == len(code) // 2 and all("chat.jsonl" in line for line in asked)
     compared = [line for line in lines if "infer.bench.compare" in line]
     for model in ("base", "dual", "gated"):
         assert f"'{out}/tables/{model}'" in shlex.split(compared[-1])[-1]
