@@ -329,11 +329,27 @@ static void shape_tiles(long count)
     _tile_loadconfig(&shapes);
 }
 
-/* The sums of up to 16 rows, with `more` up to 32, and two blocks of a weight. Every 64 columns it fetches
-   `lines`. */
-INLINED void add_tiles(const int more, long d, const uint8_t *x, const int8_t *weight, const int8_t *other,
-                       int32_t *sums, worker *w, long lines)
+/* Fetch `count` lines of 64 bytes, `step` bytes apart. */
+INLINED void fetch_lines(const void *at, long step, int count)
 {
+    for (int i = 0; i < count; i++)
+        _mm_prefetch((const char *)at + i * step, _MM_HINT_T0);
+}
+
+/* Fetch lines first to end - 1 of two blocks of 32 rows y for writing. */
+INLINED void fetch_results(const float *y, long stride, long first, long end)
+{
+    for (long i = first; i < end && i < 64; i++)
+        __builtin_prefetch(y + i / 2 * stride + i % 2 * 16, 1);
+}
+
+/* The sums of up to 16 rows, with `more` up to 32, and two blocks of a weight. Every 64 columns it fetches `lines`.
+   With `many` rows the operands are in the second-level cache, since other rows were read in between: it fetches the
+   next columns, and the lines of y that the sums will be written to. */
+INLINED void add_tiles(const int more, const int many, long d, const uint8_t *x, const int8_t *weight,
+                       const int8_t *other, int32_t *sums, worker *w, long lines, const float *y, long stride)
+{
+    long results = (64 * 64 + d - 1) / d; /* to fetch every 64 columns */
     _tile_zero(0);
     _tile_zero(1);
     if (more) {
@@ -345,15 +361,25 @@ INLINED void add_tiles(const int more, long d, const uint8_t *x, const int8_t *w
         _tile_loadd(4, x + i, d);
         _tile_loadd(6, weight + 16 * i, 64);
         fetch_part(&next, 16);
+        if (many)
+            fetch_lines(x + i + 64, d, 16);
         _tile_dpbusd(0, 4, 6);
         _tile_loadd(7, other + 16 * i, 64);
         fetch_part(&next, 16);
+        if (many)
+            fetch_lines(x + 16 * d + i + 64, d, 16);
         _tile_dpbusd(1, 4, 7);
         if (more) {
             _tile_loadd(5, x + 16 * d + i, d);
+            if (many)
+                fetch_lines(weight + 16 * (i + 64), 64, 16);
             _tile_dpbusd(2, 5, 6);
+            if (many)
+                fetch_lines(other + 16 * (i + 64), 64, 16);
             _tile_dpbusd(3, 5, 7);
         }
+        if (many)
+            fetch_results(y, stride, i / 64 * results, (i / 64 + 1) * results);
     }
     _tile_stored(0, sums, 64);
     _tile_stored(1, sums + 512, 64);
@@ -374,10 +400,13 @@ static void multiply_by_tiles(const matrix *m, const operands *of, long block, l
         const uint8_t *x = of->x + r * d;
         if (count != *shaped)
             shape_tiles(*shaped = count);
-        if (count > 16)
-            add_tiles(1, d, x, weight, other, sums[0][0], w, 32 / groups);
+        float *y = of->y + r * of->stride + 16 * block;
+        if (count <= 16)
+            add_tiles(0, 0, d, x, weight, other, sums[0][0], w, 32 / groups, y, of->stride);
+        else if (groups == 1)
+            add_tiles(1, 0, d, x, weight, other, sums[0][0], w, 32, y, of->stride);
         else
-            add_tiles(0, d, x, weight, other, sums[0][0], w, 32 / groups);
+            add_tiles(1, 1, d, x, weight, other, sums[0][0], w, 32 / groups, y, of->stride);
         for (long i = 0; i < count; i++)
             for (long b = 0; b < blocks; b++)
                 for (int j = 0; j < VECTORS; j++)
