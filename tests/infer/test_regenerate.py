@@ -176,7 +176,10 @@ def test_two_ranks_and_a_killed_run_write_the_bytes_of_one(
     [
         (["prefix_max=2"], r"prefix_max must be at least prefix_min=3, got 2\. Raise"),
         (["prefix_min=900", "prefix_max=900"], "got none. Lower prefix_min"),
-        (["sampled=0.5"], r"sampled=0\.5 needs a temperature above 0, got temperature=0"),
+        (
+            ["sampled=0.5"],
+            r"sampled=0\.5 needs a temperature above 0, got temperature=0",
+        ),
     ],
 )
 def test_mistakes(run: Run, overrides: list[str], message: str) -> None:
