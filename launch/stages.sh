@@ -37,7 +37,7 @@ own_text() { # DATA BASE DOCUMENTS QUESTIONS PROMPTS SHARE CODE ANSWER: write th
     # The model continues DOCUMENTS of the folder DATA by at most CODE tokens. It answers QUESTIONS about other documents
     # and PROMPTS that it writes itself by at most ANSWER tokens. SHARE of the answers is held out. The variable
     # own_dtype is the type of the base model's weights; chat_prompts is a file of prompts in place of the model's own.
-    local documents=$1 base=$2 prompts=(own_prompts="$5") own=(temperature=0.8 sampled=0.5 batch=128 dtype="${own_dtype:-auto}")
+    local documents=$1 base=$2 own=(temperature=0.8 sampled=0.5 batch=128 dtype="${own_dtype:-auto}")
     local data=(tokenizer="$base" seq_len=512)
     run infer.regenerate model="$base" data.path="$documents" documents="$3" "${own[@]}" \
         max_new_tokens="$7" out="$out/own_code"
@@ -45,6 +45,7 @@ own_text() { # DATA BASE DOCUMENTS QUESTIONS PROMPTS SHARE CODE ANSWER: write th
         run infer.regenerate model="$base" data.path="$documents" documents="$4" "${own[@]}" seed=1 \
             question="'Continue this code.'" prefix_min=24 prefix_max=128 max_new_tokens="$8" out="$out/own_chat/questions"
     fi
+    local prompts=(own_prompts="$5")
     [[ -z ${chat_prompts:-} ]] || prompts=(prompts="['$chat_prompts']" documents="$5")
     run infer.regenerate model="$base" "${prompts[@]}" "${own[@]}" max_new_tokens="$8" out="$out/own_chat/prompts"
     python -m data_prep "${data[@]}" experiment=own data.path="$out/own_code" out="$out/code"
