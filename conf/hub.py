@@ -71,8 +71,13 @@ def replace_hub_names(config: Any, group: str = "") -> None:
         elif "hub" in field.metadata and value is not None:
             kind = field.metadata["hub"]
             file = gguf if name == "model" else None
-            folder = find_folder(value, kind, setting=name, gguf=file)
-            setattr(config, field.name, str(folder))
+            values = value if isinstance(value, list) else [value]
+            folders = [
+                str(find_folder(one, kind, setting=name, gguf=file)) for one in values
+            ]
+            setattr(
+                config, field.name, folders if isinstance(value, list) else folders[0]
+            )
 
 
 def find_folder(

@@ -71,6 +71,9 @@ class ModelConfig:
     #: start from the adapter and previous-token head of an export (a model directory or
     #: its adapter/); its rank must be at most lora.rank
     adapter: str | None = setting(None, hub="model")
+    #: start from the mean of `adapter` and these adapters of the same training, earlier or
+    #: later ones; steps=0 writes the mean itself
+    mean_with: list[str] | None = setting(None, hub="model")
     #: architecture for random_init and plan: model_type (llama) and fields of its
     #: Transformers configuration
     shape: dict[str, Any] = field(default_factory=dict)
@@ -83,29 +86,41 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_settings(self, "model")
+        self.mean_with = self.mean_with or None
         _require(
             not (self.random_init and self.path),
             "model.path must be null with random weights (model=tiny, "
             f"model.random_init=true), got {self.path}. Omit one of them",
         )
+        _require(
+            self.adapter is not None or not self.mean_with,
+            f"model.mean_with needs model.adapter, got mean_with={self.mean_with} alone",
+        )
 
     @property
-    def adapter_folder(self) -> Path | None:
-        """The folder with the adapter's files; None if `adapter` is null.
+    def adapter_folders(self) -> list[Path]:
+        """The folders with the files of `adapter` and `mean_with`; [] if `adapter` is null.
 
-        Raises UserError if `adapter` does not contain both files of an adapter.
+        Raises UserError if one of them does not contain both files of an adapter.
         """
         if self.adapter is None:
-            return None
-        names = (adapter.CONFIG, adapter.WEIGHTS)
-        for folder in (Path(self.adapter) / adapter.FOLDER, Path(self.adapter)):
-            if all((folder / name).is_file() for name in names):
-                return folder
-        raise UserError(
-            "model.adapter must be an export with a kept adapter, or its folder "
-            f"adapter/, got {self.adapter} without {' and '.join(names)}. Export it with "
-            "lora=kept."
-        )
+            return []
+        others = self.mean_with or []
+        return [
+            _adapter_folder(self.adapter, "model.adapter"),
+            *(_adapter_folder(other, "model.mean_with") for other in others),
+        ]
+
+
+def _adapter_folder(path: str, setting: str) -> Path:
+    names = (adapter.CONFIG, adapter.WEIGHTS)
+    for folder in (Path(path) / adapter.FOLDER, Path(path)):
+        if all((folder / name).is_file() for name in names):
+            return folder
+    raise UserError(
+        f"{setting} must be an export with a kept adapter, or its folder "
+        f"adapter/, got {path} without {' and '.join(names)}. Export it with lora=kept."
+    )
 
 
 @dataclass
@@ -263,8 +278,8 @@ class TrainConfig:
     #: dtype of the weights: bfloat16 (with float32 master weights), float32, or auto:
     #: bfloat16 if the device has instructions for it
     dtype: str = setting("auto", choices=("auto", "bfloat16", "float32"))
-    #: number of optimizer steps; raise it to continue a finished run
-    steps: int = setting(2000, least=1)
+    #: number of optimizer steps; raise it to continue a finished run. 0: only validate
+    steps: int = setting(2000, least=0)
     #: train for about this many minutes: replaces `steps` by a number that is planned
     #: from the speed of the first steps and then fixed
     minutes: float | None = setting(None, above=0)

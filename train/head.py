@@ -55,10 +55,12 @@ def write_head(weights: Mapping[str, Tensor], folder: Path, dtype: torch.dtype) 
         write_safetensors(head, folder / FILE)
 
 
-def read_head(head: PreviousTokenHead | None, folder: Path) -> None:
+def read_head(
+    head: PreviousTokenHead | None, folder: Path, *, setting: str = "model.adapter"
+) -> None:
     """Load the head's weights from an adapter's folder, if it has a head.
 
-    Raises UserError if the folder has a head but this run does not (`head` is None), or if
+    Raises UserError, naming `setting`, if the folder has a head but this run does not (`head` is None), or if
     the head in the folder has another width.
     """
     path = folder / FILE
@@ -66,7 +68,7 @@ def read_head(head: PreviousTokenHead | None, folder: Path) -> None:
         return
     if head is None:
         raise UserError(
-            f"objective.previous_token must be true, got false: model.adapter={folder} "
+            f"objective.previous_token must be true, got false: {setting}={folder} "
             "has a previous-token head. Add objective.previous_token=true."
         )
     weights = load_file(path)
@@ -74,7 +76,7 @@ def read_head(head: PreviousTokenHead | None, folder: Path) -> None:
     expected = {name: weight.shape for name, weight in head.state_dict().items()}
     if shapes != expected:
         raise UserError(
-            f"model.adapter={folder} must have a head of this model's width "
+            f"{setting}={folder} must have a head of this model's width "
             f"{head.w2.out_features}, got another width in {FILE}. "
             "Use an adapter of this model."
         )

@@ -28,7 +28,8 @@ def read_inputs(config: TrainConfig) -> RunInputs:
     """Read the manifests of the settings' folders. This does not import PyTorch.
 
     Raises UserError if data.path is not set, if a folder is not a finished folder of shards,
-    if objective.L is not shorter than a sequence, or if model.adapter has no adapter.
+    if objective.L is not shorter than a sequence, or if model.adapter or
+    model.mean_with has no adapter.
     """
     if not config.data.path:
         raise UserError("setting 'data.path' is required: give it as data.path=VALUE")
@@ -45,6 +46,7 @@ def read_inputs(config: TrainConfig) -> RunInputs:
     if config.data.own:
         own = read_manifest(config.data.own, "shards", "data.own")
         folders["data.own"] = config.data.own
-    if adapter := config.model.adapter_folder:
-        folders["model.adapter"] = str(adapter)
+    for number, adapter in enumerate(config.model.adapter_folders):
+        name = f"model.mean_with[{number - 1}]" if number else "model.adapter"
+        folders[name] = str(adapter)
     return RunInputs(data, own, Vocab.from_json(data["vocab"]), folders)

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
-from peft.tuners.trainable_tokens import TrainableTokensLayer
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from peft.utils.transformers_weight_conversion import (
     convert_peft_config_for_transformers,
@@ -310,67 +309,6 @@ def read_adapter(
         for name, tensor in tensors.items()
     }
     lm.load_state_dict(adapter, strict=False, assign=True)
-
-
-def begin_with(lm: nn.Module, folder: Path) -> None:
-    """Initialize the adapter of `lm`, in place, with the one that `save_adapter` wrote.
-
-    If the rank of `lm` is larger, B is padded with zeros, so that B A stays the same, and
-    A keeps its random rows, so that the new columns of B learn. If `lm` has no trained
-    rows (objective.mask), the saved rows are left out. Raises UserError unless
-    the adapter has the model's layers and adaptive ids, at most its rank and peft's default
-    scaling.
-    """
-    saved = LoraConfig.from_pretrained(str(folder))
-    tensors = load_file(folder / SAFETENSORS_WEIGHTS_NAME)
-    layers = [module for module in lm.modules() if isinstance(module, LoraLayer)]
-    rank, scaling = layers[0].r[ADAPTER], layers[0].scaling[ADAPTER]
-    for name in ("use_rslora", "alpha_pattern"):  # scaled otherwise than by alpha / r
-        if value := getattr(saved, name):
-            raise UserError(
-                f"model.adapter={folder} must be scaled by lora_alpha / r, got "
-                f"{name}={value}. Use an adapter that an export wrote."
-            )
-    if saved.r > rank:
-        raise UserError(
-            f"lora.rank must be at least {saved.r} with model.adapter={folder}, "
-            f"got {rank}. Raise it."
-        )
-    ids = [
-        module.token_indices[ADAPTER]
-        for module in lm.modules()
-        if isinstance(module, TrainableTokensLayer)
-    ]
-    if not ids:
-        tensors = {n: t for n, t in tensors.items() if TRAINED_ROWS not in n}
-    weights = adapter_weights(lm.state_dict())
-    names = {f"{PEFT}{name.replace(f'.{ADAPTER}', '')}": name for name in weights}
-    if different := names.keys() ^ tensors.keys():
-        raise UserError(
-            f"model.adapter={folder} must have the layers of lora.targets and trained "
-            f"rows like this run, got a difference in {min(different)}. Use the settings "
-            "of the adapter's training."
-        )
-    if ids and ids[0] != saved.trainable_token_indices:
-        raise UserError(
-            f"model.adapter={folder} must have the adaptive ids {ids[0]} of the data, "
-            f"got {saved.trainable_token_indices}. Prepare the data with the adapter's tokenizer "
-            "and vocab."
-        )
-    for name, tensor in tensors.items():
-        weight, shape = weights[names[name]], list(tensor.shape)
-        expected = list(weight.shape)
-        if ".lora_" in name:
-            expected[".lora_B." in name] = saved.r
-        if shape != expected:
-            raise UserError(
-                f"model.adapter={folder} must be an adapter of model.path, with the "
-                f"shape {expected} of {name}, got {shape}. Use the adapter's base model."
-            )
-        if ".lora_B." in name:
-            tensor = tensor.float() * (saved.lora_alpha / saved.r / scaling)
-            weight.zero_()
-        weight[tuple(map(slice, shape))] = tensor.to(weight.dtype)
 
 
 def adapter_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

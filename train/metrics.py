@@ -227,7 +227,7 @@ class Tracker:
                 time.monotonic() - last > LINE_SECONDS or step == total
             ):
                 last = time.monotonic()
-                self.tell(f"step {step}/{total or '?'} {line}")
+                self.tell(f"step {step}/{'?' if total is None else total} {line}")
 
         with bar:
             yield show

@@ -15,8 +15,9 @@ from conf.runs.stage import partial_of
 from data_prep.vocab import TOKENIZER, Vocab
 from train.attention import Mask, TrunkKeys, branch_kernel, branch_masks
 from train.config import ADAPTIVE, TrainConfig
-from train.head import PreviousTokenHead, read_head
-from train.lora import Gate, adapt, begin_with
+from train.head import PreviousTokenHead
+from train.initial_adapter import start_from
+from train.lora import Gate, adapt
 from train.loss import draft_loss, tally
 from train.objective import IGNORE
 from train.pretrained import load_trainable
@@ -204,17 +205,16 @@ def build_module(
                 adaptive=objective.adaptive_ids(vocab.adaptive),
                 seed=config.seed,
             )
-    if folder := config.model.adapter_folder:
-        begin_with(lm, folder)
     gate = Gate(lm) if config.lora.gated else None
     head = None
     if objective.previous_token:
         torch.manual_seed(config.seed)
         width = lm.get_output_embeddings().in_features
         head = PreviousTokenHead(width, lm.dtype)
-    # objective.mask may train without a head what began with one.
-    if folder and (head or objective.mask is None):
-        read_head(head, folder)
+    if folders := config.model.adapter_folders:
+        # objective.mask may train without a head what began with one.
+        with_head = head is not None or objective.mask is None
+        start_from(folders, lm, head, with_head=with_head)
     module = AdaptiveLM(
         lm,
         chunk=config.loss_chunk,

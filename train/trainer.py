@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conf.devices.dtype import choose_dtype
+from conf.devices.memory import return_freed_memory
 from conf.errors import (
     DIVERGED,
     DOCS,
@@ -269,7 +270,7 @@ class Trainer:
         progress = self.journal.progress(self.step, self.schedule.steps)
         with suppress(Abandoned), progress as show:
             self._train(show)
-        if self.step > self.saved:
+        if self.step > self.saved or self.schedule.steps == 0:
             self._save()
         self.journal.write_page(self.step, self.schedule.steps)
         finished = self._at_the_end() and not self._validation_is_due()
@@ -420,6 +421,9 @@ class Trainer:
             stop=lambda: self.stop.agreed(self.engine.device),
             show=lambda line: show(self.step, line, self.schedule.steps),
         )
+        # A validation needs more memory than a step. The allocator would keep it, and use parts
+        # of it for the steps, so that the next validation needs new memory.
+        return_freed_memory()
         if "standard_loss" not in metrics:
             raise UserError(
                 f"validate_sequences={self.config.validate_sequences} must include an "

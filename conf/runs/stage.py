@@ -64,8 +64,8 @@ def collect_provenance(
 ) -> dict[str, Any]:
     """Return the settings and the fingerprints of the inputs that determine a stage's result.
 
-    Settings in `ignore` and `out` are left out. `inputs` maps settings such as "data.path" to finished folders
-    or model directories; their fingerprints replace the paths.
+    Settings in `ignore` and `out` are left out. `inputs` maps settings such as "data.path", or
+    "reports[0]" of a list, to finished folders or model directories; their fingerprints replace the paths.
     """
     counted = {
         name: value
@@ -77,7 +77,7 @@ def collect_provenance(
         node = counted
         for group in groups:
             node = node[group]
-        del node[last]
+        node.pop(last.partition("[")[0], None)  # once for all members of a list
     return {
         "settings": json.loads(json.dumps(counted)),
         "inputs": {name: fingerprint(folder) for name, folder in inputs.items()},

@@ -51,9 +51,13 @@ def test_a_name_in_the_cache_is_its_folder(cache: Path) -> None:
     replace_hub_names(bench)
     assert (bench.model, bench.base, bench.draft) == (model, model, draft)
     assert bench.out == "o/o"
-    train = settings("train", TrainConfig, [f"model.path={name}", "data.path=a/b"])
+    given = [f"model.path={name}", "data.path=a/b", "model.adapter=a"]
+    given += ["lora.rank=4", f"model.mean_with=[{name},b/c]"]
+    train = settings("train", TrainConfig, given)
+    Path("b/c").mkdir(parents=True)
     replace_hub_names(train)
     assert (train.model.path, train.data.path) == (model, "a/b")
+    assert train.model.mean_with == [model, "b/c"]
     assert base_model(model)["hub"] == name
 
 

@@ -1,6 +1,5 @@
 """Test LoRA: which weights are trained, and that the base model does not change."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,17 +11,13 @@ from transformers import AutoConfig, LlamaForCausalLM
 
 from conf.architecture import skeleton
 from conf.errors import UserError
-from conf.runs.files import read_json, write_json
 from tests.train.test_attention import L, model, random_layout
-from train.config import LoraSettings, ModelConfig, OptimizerConfig
+from train.config import LoraSettings, OptimizerConfig
 from train.data import to_tensors
-from train.head import PreviousTokenHead, read_head, write_head
+from train.head import PreviousTokenHead
 from train.lora import (
     Gate,
-    PlainWeights,
     adapt,
-    adapter_weights,
-    begin_with,
     default_targets,
 )
 from train.model import AdaptiveLM
@@ -237,131 +232,3 @@ def test_the_gate_equals_a_mask_on_the_adapters_input() -> None:
         module(**to_tensors(layout, CPU))[0].backward()
         gradients.append([p.grad for p in module.parameters() if p.requires_grad])
     torch.testing.assert_close(*gradients)
-
-
-RANK_4 = LoraSettings(rank=4, alpha=6, gated=True)
-
-
-@pytest.fixture
-def trained(tmp_path: Path) -> tuple[AdaptiveLM, Path]:
-    """Return a module with a trained adapter of rank 4, and the folder of its export."""
-    module = adapted(RANK_4)
-    train(module)
-    plain = skeleton(module.lm.config)
-    weights = PlainWeights(
-        plain,
-        RANK_4,
-        module.lm.state_dict(),
-        adaptive=ADAPTIVE,
-        merged=False,
-        dtype=torch.float32,
-    )
-    weights.save_adapter(tmp_path / "adapter")
-    return module, tmp_path
-
-
-def test_training_continues_an_adapter_at_a_larger_rank(
-    trained: tuple[AdaptiveLM, Path],
-) -> None:
-    """At first it computes the same as before; then the new rows and columns learn."""
-    before, folder = trained
-    path = ModelConfig(adapter=str(folder)).adapter_folder
-    assert path == ModelConfig(adapter=str(folder / "adapter")).adapter_folder
-    assert path == folder / "adapter"
-    module = adapted(LoraSettings(rank=6, alpha=12, gated=True))
-    begin_with(module.lm, path)
-    layout = branch_layout(seed=5)
-    expected, _ = hidden_and_tally(before, layout)
-    result, _ = hidden_and_tally(module, layout)
-    torch.testing.assert_close(result, expected)
-    added = module.lm.model.layers[0].mlp.up_proj.lora_B["default"].weight[:, 4:]
-    assert not added.any()
-    train(module)
-    assert added.any()
-
-
-def test_an_adapter_with_rows_starts_a_training_without_rows(
-    trained: tuple[AdaptiveLM, Path],
-) -> None:
-    """Bug: objective.mask=noise refused every adapter with adaptive tokens."""
-    before, folder = trained
-    lm = base_model()
-    adapt(lm, RANK_4, adaptive=())
-    begin_with(lm, folder / "adapter")
-    pairs = adapter_weights(lm.state_dict())
-    saved = before.lm.state_dict()
-    assert pairs and all(torch.equal(saved[name], pairs[name]) for name in pairs)
-
-
-@pytest.mark.parametrize(
-    ("settings", "ids", "reason"),
-    [
-        ({"rank": 2}, ADAPTIVE, "lora.rank must be at least 4 with model.adapter="),
-        ({"rank": 4, "targets": ["q_proj"]}, ADAPTIVE, "the layers of lora.targets"),
-        (
-            {"rank": 4},
-            (44, 46, 47),
-            r"adaptive ids \[44, 46, 47\] of the data, got \[45",
-        ),
-    ],
-)
-def test_an_adapter_that_does_not_fit_is_refused(
-    settings: dict[str, Any],
-    ids: tuple[int, ...],
-    reason: str,
-    trained: tuple[AdaptiveLM, Path],
-) -> None:
-    lm = base_model()
-    adapt(lm, LoraSettings(**settings), adaptive=ids)
-    with pytest.raises(UserError, match=reason):
-        begin_with(lm, trained[1] / "adapter")
-
-
-def test_an_adapter_of_another_scaling_is_refused(
-    trained: tuple[AdaptiveLM, Path],
-) -> None:
-    """Bug: an adapter of peft with use_rslora or alpha_pattern began with other outputs."""
-    config = trained[1] / "adapter" / "adapter_config.json"
-    described = read_json(config)
-    for name, value in (("use_rslora", True), ("alpha_pattern", {"up_proj": 64})):
-        write_json(config, described | {name: value})
-        lm = base_model()
-        adapt(lm, RANK_4, adaptive=ADAPTIVE)
-        with pytest.raises(UserError, match=f"lora_alpha / r, got {name}="):
-            begin_with(lm, config.parent)
-
-
-def test_an_adapter_of_another_model_is_refused(
-    trained: tuple[AdaptiveLM, Path],
-) -> None:
-    config = base_model().config
-    config.intermediate_size *= 2
-    lm = LlamaForCausalLM(config)
-    adapt(lm, RANK_4, adaptive=ADAPTIVE)
-    with pytest.raises(UserError, match="must be an adapter of model.path"):
-        begin_with(lm, trained[1] / "adapter")
-    with pytest.raises(UserError, match="without adapter_config.json"):
-        _ = ModelConfig(adapter=str(trained[1] / "nowhere")).adapter_folder
-
-
-def test_an_adapter_without_weights_is_refused(tmp_path: Path) -> None:
-    """Bug: a folder with an adapter's configuration alone ended in FileNotFoundError."""
-    (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(UserError, match="and adapter_model.safetensors"):
-        _ = ModelConfig(adapter=str(tmp_path)).adapter_folder
-
-
-def test_training_continues_a_head_with_its_adapter(tmp_path: Path) -> None:
-    head = PreviousTokenHead(8, torch.float32)
-    torch.nn.init.normal_(head.w2.weight)
-    weights = {f"head.{name}": tensor for name, tensor in head.state_dict().items()}
-    other = PreviousTokenHead(8, torch.float32)
-    read_head(other, tmp_path)  # the folder has no head, so this changes nothing
-    assert not other.w2.weight.any()
-    write_head(weights, tmp_path, torch.float32)
-    read_head(other, tmp_path)
-    assert torch.equal(other.w2.weight, head.w2.weight)
-    with pytest.raises(UserError, match="objective.previous_token must be true"):
-        read_head(None, tmp_path)
-    with pytest.raises(UserError, match="of this model's width 6"):
-        read_head(PreviousTokenHead(6, torch.float32), tmp_path)

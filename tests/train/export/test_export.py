@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from conf.adapter import WEIGHTS
 from conf.errors import UserError
 from conf.runs.files import read_json, read_result
 from conf.runs.fingerprint import fingerprint_file
@@ -16,16 +17,19 @@ from data_prep.ngrams import TABLE
 from infer import DecodeConfig, load
 from infer.models.checkpoint import ModelDirectory
 from infer.ngrams import NgramWeights
+from tests import warm
 from tests.infer.library import tokens_of
 from tests.train.export.runs import (
     ADAPTED,
     MIXTURES,
     PLAIN,
+    RUNS,
     change,
     export,
     logits,
     refused,
 )
+from tests.train.resume_worker import RECIPE
 from train.config import LoraSettings
 from train.export import ExportConfig, keeps_adapter
 from train.export.weights import write_weights
@@ -209,3 +213,22 @@ def test_a_gated_adapter_is_kept_and_cannot_be_merged() -> None:
     assert not keeps_adapter(ExportConfig("c", "o"), LoraSettings(rank=4))
     with pytest.raises(UserError, match="lora=merged must suit the adapter of c"):
         keeps_adapter(ExportConfig("c", "o", lora="merged"), gated)
+
+
+def test_a_training_of_no_steps_writes_the_mean_of_adapters(
+    runs: Path, data_folder: Path, tmp_path: Path
+) -> None:
+    """model.mean_with: a run validates the mean and saves it, for an export or more steps."""
+    first = export(runs / "zero3-gated", tmp_path / "first", FLOAT32) / "adapter"
+    second = shutil.copytree(first, tmp_path / "second")
+    weights = load_file(first / WEIGHTS)
+    save_file({name: 2 * value for name, value in weights.items()}, second / WEIGHTS)
+    settings = [*RECIPE, *RUNS["zero3-gated"], f"data.path={data_folder}"]
+    settings += [f"model.adapter={first}", f"model.mean_with=[{second}]"]
+    training = ["train", *settings, f"out={tmp_path / 'mean'}", "global_batch=4"]
+    done = warm.run_ranks(*training, "steps=0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    out = export(tmp_path / "mean", tmp_path / "model", FLOAT32)
+    for name, mean in load_file(out / "adapter" / WEIGHTS).items():
+        assert torch.equal(mean, (1.5 * weights[name].bfloat16().float()).bfloat16())
+    assert "nothing to do" in warm.run_ranks(*training, "steps=0").stdout
