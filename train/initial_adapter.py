@@ -1,9 +1,9 @@
 """Start a training from the adapter and previous-token head of an export, or from a mean of several.
 
-Two trainings of which one continues the other differ by what the later one learned and by the
-noise of its steps. In the mean of their values half of that noise is left, so it can draft
-better than both (arXiv 2203.05482, 2109.01903). Adapters trained apart have other factors for
-the same product B A; the product of their means is then of no use.
+If one training continues another, their adapters differ by the learned changes and by the
+noise of the steps. The mean of their values keeps half of the noise, so it can draft better
+than both (arXiv 2203.05482, 2109.01903). Adapters trained apart have other factors for the
+same product B A; the product of their means is then of no use.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def start_from(
 ) -> None:
     """Set adapter and head, in place, to the mean over the folders that exports wrote.
 
-    The first folder is model.adapter's, the others are model.mean_with's. The heads of the
+    The first folder is model.adapter's, later folders are model.mean_with's. The heads of the
     folders are left out unless `with_head`. Raises the errors of `begin_with` and
     `read_head`, and UserError if ranks differ or only some folders have a head.
     """
