@@ -296,7 +296,8 @@ def combination(model: Model, folder: Path, picture: Path, *, k: int = 5) -> Non
         model.lm.config.vocab_size,
         weights=model.adaptive.ngrams,
     )
-    recorder = Recorder(model.adaptive.ids, k, ngrams=ngrams)
+    mask_tokens = model.adaptive.mask(model.lm.config.vocab_size)
+    recorder = Recorder(mask_tokens, k, ngrams=ngrams)
     drafters = SourceDrafters(recorder, FixedPlanner(k, "all"))
     prompt = model.text.encode(PROMPT)
     runner = model.runners.take(

@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conf.devices.dtype import choose_dtype
-from conf.devices.memory import return_freed_memory
 from conf.errors import (
     DIVERGED,
     DOCS,
@@ -421,9 +420,6 @@ class Trainer:
             stop=lambda: self.stop.agreed(self.engine.device),
             show=lambda line: show(self.step, line, self.schedule.steps),
         )
-        # A validation needs more memory than a step. The allocator would keep it, and use parts
-        # of it for the steps, so that the next validation needs new memory.
-        return_freed_memory()
         if "standard_loss" not in metrics:
             raise UserError(
                 f"validate_sequences={self.config.validate_sequences} must include an "

@@ -1,6 +1,5 @@
-"""Measure the free memory of this machine, check that a model fits, and return freed memory."""
+"""Measure the free memory of this machine, and check that a model fits."""
 
-import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,17 +26,6 @@ def machine_memory(*, swap: bool = False, root: Path = Path("/")) -> tuple[int, 
     if swap:
         free = min(total, free + psutil.swap_memory().free)
     return free, total
-
-
-def return_freed_memory() -> None:
-    """Return the freed memory of this process to the system, if the C library can (glibc's malloc_trim).
-
-    The allocator keeps freed memory that it cannot return from the end of its heap, or if its environment
-    variables say so (launch/stages.sh).
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def check_fits(

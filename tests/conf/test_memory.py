@@ -1,21 +1,12 @@
 """Free memory within control groups, and the message if a model does not fit."""
 
-import os
-import platform
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from conf.devices import memory
-from conf.devices.memory import (
-    GIB,
-    check_fits,
-    machine_memory,
-    return_freed_memory,
-)
+from conf.devices.memory import GIB, check_fits, machine_memory
 from conf.errors import UserError
 
 VERSION_2 = ("memory.max", "memory.current", "")
@@ -82,29 +73,3 @@ def test_the_sentence_has_both_figures_and_the_cure(needed: int, end: str) -> No
         check_fits("a step", needed * GIB, sizes, "GPU", "wait")
     first = f"memory must suffice for a step: {needed}.0 GiB are needed, "
     assert str(caught.value) == first + end
-
-
-PROGRAM = """
-import psutil
-from conf.devices.memory import return_freed_memory
-blocks = [bytearray(2**16) for _ in range(4096)]
-kept = blocks[::64]  # between freed blocks, so that the heap does not end before them
-del blocks
-before = psutil.Process().memory_info().rss
-return_freed_memory()
-print((before - psutil.Process().memory_info().rss) / 2**20)
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
-def test_freed_memory_returns_to_the_system() -> None:
-    """Bug: training kept the memory of each validation; Linux killed a rank at 12 GiB."""
-    environment = os.environ | {
-        "MALLOC_MMAP_THRESHOLD_": str(2**32),
-        "MALLOC_TRIM_THRESHOLD_": str(2**32),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True
-    )
-    assert float(done.stdout) > 200, done.stderr
-    return_freed_memory()
