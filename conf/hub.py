@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -71,13 +72,12 @@ def replace_hub_names(config: Any, group: str = "") -> None:
         elif "hub" in field.metadata and value is not None:
             kind = field.metadata["hub"]
             file = gguf if name == "model" else None
-            values = value if isinstance(value, list) else [value]
-            folders = [
-                str(find_folder(one, kind, setting=name, gguf=file)) for one in values
-            ]
-            setattr(
-                config, field.name, folders if isinstance(value, list) else folders[0]
+            found = partial(find_folder, kind=kind, setting=name, gguf=file)
+            several = isinstance(value, list)
+            folder = (
+                [str(found(one)) for one in value] if several else str(found(value))
             )
+            setattr(config, field.name, folder)
 
 
 def find_folder(
