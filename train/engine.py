@@ -30,6 +30,11 @@ from train.tensor_files import load_mapped, refusal, zero_stage
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when deepspeed is imported
 
+# On a CPU PyTorch and oneDNN cache a kernel for each shape, by default 1,024 with about 0.5 MB
+# each. The shapes of a step are shared by its layers, and hardly by other steps.
+for cache in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+    os.environ.setdefault(cache, "128")
+
 # DeepSpeed calls deprecated functions of PyTorch.
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
 os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")

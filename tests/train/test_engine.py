@@ -2,6 +2,9 @@
 
 import json
 import os
+import platform
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import torch
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from torch.nn.utils import parameters_to_vector
 
+from conf.devices.dtype import cpu_has_bfloat16
 from conf.errors import UserError
 from conf.settings.compose import settings
 from data_prep.shards import Shards
@@ -297,3 +301,40 @@ def test_frozen_weights_are_saved_once_and_loaded(
     changed._trained = [["lm.missing"]]
     with pytest.raises(UserError, match="all trained weights, got no lm.missing"):
         changed.load(tmp_path, "step")
+
+
+SHAPES = """
+import ctypes
+import train.engine
+import torch
+
+names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+
+class Memory(ctypes.Structure):  # glibc's mallinfo2
+    _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
+
+def used(first, last):
+    for rows in range(first, last):
+        torch.nn.functional.linear(torch.ones(rows, 512, dtype=torch.bfloat16), weight)
+    memory = library.mallinfo2()
+    return memory.hblkhd + memory.uordblks  # bytes in mapped blocks and in the heap's
+
+library = ctypes.CDLL(None)
+library.mallinfo2.restype = Memory
+weight = torch.ones(512, 512, dtype=torch.bfloat16)
+print((-used(33, 233) + used(233, 433)) / 2**20)
+"""
+
+
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc" or not cpu_has_bfloat16(),
+    reason="needs glibc and a CPU with bfloat16",
+)
+def test_products_of_many_shapes_keep_no_memory() -> None:
+    """Bug: each new number of windows kept 30 MB, up to 1 GiB; Linux killed a rank of Qwen's."""
+    caches = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+    environment = {name: v for name, v in os.environ.items() if name not in caches}
+    done = subprocess.run(
+        [sys.executable, "-c", SHAPES], env=environment, capture_output=True, text=True
+    )
+    assert float(done.stdout) < 40, done.stderr
