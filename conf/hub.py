@@ -72,12 +72,11 @@ def replace_hub_names(config: Any, group: str = "") -> None:
         elif "hub" in field.metadata and value is not None:
             kind = field.metadata["hub"]
             file = gguf if name == "model" else None
-            found = partial(find_folder, kind=kind, setting=name, gguf=file)
-            several = isinstance(value, list)
-            folder = (
-                [str(found(one)) for one in value] if several else str(found(value))
-            )
-            setattr(config, field.name, folder)
+            find = partial(find_folder, kind=kind, setting=name, gguf=file)
+            if isinstance(value, list):
+                setattr(config, field.name, [str(find(path)) for path in value])
+            else:
+                setattr(config, field.name, str(find(value)))
 
 
 def find_folder(

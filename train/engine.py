@@ -32,8 +32,8 @@ if not torch.cuda.is_available():
 
 # On a CPU PyTorch and oneDNN cache a kernel for each shape, by default 1,024 with about 0.5 MB
 # each. The shapes of a step are shared by its layers, and hardly by other steps.
-for cache in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
-    os.environ.setdefault(cache, "128")
+os.environ.setdefault("LRU_CACHE_CAPACITY", "128")
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
 
 # DeepSpeed calls deprecated functions of PyTorch.
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")

@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from conf.adapter import HEAD
 from conf.errors import UserError
 from train.tensor_files import write_safetensors
 
-FILE = "head.safetensors"  # in the folder of an adapter
 PREFIX = "head."  # of the head's parameter names in train.model.AdaptiveLM
 
 
@@ -52,7 +52,7 @@ def write_head(weights: Mapping[str, Tensor], folder: Path, dtype: torch.dtype) 
         if name.startswith(PREFIX)
     }
     if head:
-        write_safetensors(head, folder / FILE)
+        write_safetensors(head, folder / HEAD)
 
 
 def read_head(
@@ -63,7 +63,7 @@ def read_head(
     Raises UserError, naming `setting`, if the folder has a head but this run does not (`head` is None), or if
     the head in the folder has another width.
     """
-    path = folder / FILE
+    path = folder / HEAD
     if not path.is_file():
         return
     if head is None:
@@ -77,7 +77,7 @@ def read_head(
     if shapes != expected:
         raise UserError(
             f"{setting}={folder} must have a head of this model's width "
-            f"{head.w2.out_features}, got another width in {FILE}. "
+            f"{head.w2.out_features}, got another width in {HEAD}. "
             "Use an adapter of this model."
         )
     head.load_state_dict(weights)

@@ -331,7 +331,7 @@ print((-used(33, 233) + used(233, 433)) / 2**20)
     reason="needs glibc and a CPU with bfloat16",
 )
 def test_products_of_many_shapes_keep_no_memory() -> None:
-    """Bug: each new number of windows kept 30 MB, up to 1 GiB; Linux killed a rank of Qwen's."""
+    """Bug: a step with a new number of windows kept 30 MB (SmolLM2), up to 1,024 kernels."""
     caches = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
     environment = {name: v for name, v in os.environ.items() if name not in caches}
     done = subprocess.run(
