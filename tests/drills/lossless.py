@@ -2,14 +2,15 @@
 
     python -m tests.drills.lossless MODEL_DIR HELD_OUT.jsonl [--draft DIR|self:N]
         [--count 1000] [--skip 0] [--dtype float32] [--only hybrid sdsat ngrams]
+        [--sampling greedy nucleus top-p]
 
 Two thirds of the prompts are held-out code and HumanEval's, one third is random ids. Plain
 decoding decodes each prompt alone. Every other decoder, with one, two and three sources of
 drafts, decodes batches of eight prompts of different lengths, greedily and with sampling. For a
 text that differs it prints how far apart the two picks are in float64, which tells a near-tie
 from a bug. With `--only` it tests these methods with their default settings, each prompt alone
-and in batches. `--skip` leaves out the first prompts, which an earlier run has tested. The
-command fails if a text differs; the last line is JSON.
+and in batches. `--skip` and `--sampling` leave out what an earlier run has tested: the first
+prompts, and kinds of sampling. The command fails if a text differs; the last line is JSON.
 """
 
 import argparse
@@ -170,6 +171,9 @@ def main() -> None:
     parser.add_argument("--skip", type=int, default=0)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--only", nargs="+", choices=METHODS)
+    parser.add_argument(
+        "--sampling", nargs="+", choices=SAMPLINGS, default=list(SAMPLINGS)
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     model = load(args.model, args.dtype, "cpu", draft=args.draft)
@@ -183,7 +187,8 @@ def main() -> None:
             for batch in (1, BATCH)
         ]
     results: dict[str, list[float]] = {}
-    for kind, sampling in SAMPLINGS.items():
+    for kind in args.sampling:
+        sampling = SAMPLINGS[kind]
         settings = {**vars(sampling), "max_new_tokens": NEW}
         plain = texts_of(model, prompts, DecodeConfig("plain", **settings), batch=1)
         requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts)]
