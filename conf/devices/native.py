@@ -86,10 +86,13 @@ def built(compiler: Sequence[str]) -> CDLL | None:
         key = library_key(command)
         path = cached_assets_path("adaptive-tokens", "native", key) / "native.so"
         # A file of another system with the same home folder cannot be loaded.
-        return loaded(path) or compiled(command, path)
+        library = loaded(path) or compiled(command, path)
     except OSError:  # no such folder can be made, or the CPU is not known
+        library = None
+    if library is None:  # the disk of the folder may be full
         with tempfile.TemporaryDirectory() as folder:
-            return compiled(command, Path(folder, "native.so"))
+            library = compiled(command, Path(folder, "native.so"))
+    return library
 
 
 def library_key(command: Sequence[str]) -> str:

@@ -100,6 +100,22 @@ def test_without_a_cache_it_is_compiled_for_this_process(
     assert len(commands) == 2
 
 
+def test_with_a_full_cache_it_is_compiled_for_this_process(
+    source: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Bug: on a full home disk int8 was half as fast, and the warning asked for a compiler."""
+    run = native.subprocess.run
+
+    def full(command: Sequence[str], **options: Any) -> Any:
+        if command[-1].startswith(str(tmp_path / "cache")):
+            raise native.subprocess.CalledProcessError(1, command)
+        return run(command, **options)
+
+    monkeypatch.setattr(native.subprocess, "run", full)
+    assert answer(built(["cc"])) == 42
+    assert not list(tmp_path.glob("cache/*/*/*/*"))
+
+
 def test_a_source_that_does_not_compile_leaves_nothing(
     source: Path, tmp_path: Path
 ) -> None:
