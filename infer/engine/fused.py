@@ -262,9 +262,12 @@ def joint_product(*modules: nn.Module) -> Product | None:
 
 
 def fuse_rotary(lm: Any) -> None:
-    """Replace the rotary embedding of a supported decoder (`DECODERS`) by `RotaryTables`."""
+    """Replace the rotary embedding of a supported decoder (`DECODERS`) on a CPU by `RotaryTables`.
+
+    The tables read the largest position from the device: a CUDA graph cannot be captured so.
+    """
     decoder = lm.get_decoder()
-    if type(decoder).__name__ not in DECODERS:
+    if lm.device.type != "cpu" or type(decoder).__name__ not in DECODERS:
         return
     rotary = decoder.rotary_emb
     if "dynamic" not in rotary.rope_type and rotary.rope_type != "longrope":

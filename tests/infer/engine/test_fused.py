@@ -140,6 +140,17 @@ def test_a_rotation_that_depends_on_the_length_has_no_table() -> None:
     assert lm.model.rotary_emb is rotary
 
 
+def test_a_gpu_keeps_the_librarys_rotation() -> None:
+    """Bug: the tables read a position from the device, so no CUDA graph could be captured.
+
+    PyTorch's meta device stands for a GPU.
+    """
+    lm = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES)).to("meta")
+    rotary = lm.model.rotary_emb
+    fuse_rotary(lm)
+    assert lm.model.rotary_emb is rotary
+
+
 def test_other_forms_take_the_librarys_layers(llama: PreTrainedModel) -> None:
     assert Target(llama, batch=1, capacity=8).fused is None  # not packed
     lm = model_of(MODELS["llama"])
