@@ -195,8 +195,7 @@ def _read_text(path: str, file: str, data: DataConfig) -> Iterator[Document | Dr
         if form_of(file) in (".csv", ".tsv"):
             yield from _csv_rows(stream, file, data, limit)
             return
-        start = stream.peek(1).lstrip(b"\xef\xbb\xbf \t\r\n")
-        if spans_lines(start.partition(b"\n")[0]):
+        if spans_lines(stream.peek(1)):
             yield from _json_values(stream, file, data, limit)
         else:
             yield from _json_lines(stream, file, data, limit)

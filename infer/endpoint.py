@@ -105,7 +105,11 @@ async def _ask(
     at_once: int,
     timeout: float,
 ) -> None:
-    key = os.environ.get(KEY)
+    key = os.environ.get(KEY, "")
+    if not (key.isascii() and key.isprintable()):
+        raise UserError(
+            f"{KEY} must have printable ASCII characters only, got others. Copy the key again."
+        )
     async with httpx2.AsyncClient(
         headers={"Authorization": f"Bearer {key}"} if key else {},
         timeout=httpx2.Timeout(timeout, connect=CONNECT_SECONDS, pool=None),

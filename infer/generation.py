@@ -21,6 +21,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 
 from conf.errors import as_user_error
+from conf.runs.files import read_json
 from infer.config import DecodeConfig
 
 FILE = "generation_config.json"
@@ -98,13 +99,16 @@ class Generation:
 def read_generation(lm: PreTrainedModel, folder: Path) -> Generation:
     """Return the settings of a loaded model; Transformers has read them from `folder`.
 
-    Raises UserError for values that the library's processors refuse, or that produce NaN.
+    Raises UserError for a damaged file, which Transformers ignores, and for values that the
+    library's processors refuse or that produce NaN.
     """
+    if (file := folder / FILE).exists():
+        read_json(file)
     config = lm.generation_config
     if config is None:
         return Generation()
     stop = config.stop_strings or ()
-    problem = f"{folder / FILE} must have settings that Transformers applies, got"
+    problem = f"{file} must have settings that Transformers applies, got"
     with as_user_error(problem, ". Correct it, or remove the setting"):
         strings = (stop,) if isinstance(stop, str) else tuple(stop)
         if not all(isinstance(string, str) and string for string in strings):
@@ -126,14 +130,23 @@ def _check(lm: PreTrainedModel, generation: Generation) -> None:
         try:
             if not all(map(math.isfinite, _numbers(value))):
                 raise ValueError("it is not finite")
-            processors = alone.processors(lm, DecodeConfig(), [0, 0], [0])
-            rows = lm.config.get_text_config().vocab_size
-            ids: Any = torch.zeros(1, 2, dtype=torch.long, device=lm.device)
-            scores: Any = torch.zeros(1, rows, device=lm.device)
-            if processors and processors(ids, scores).isnan().any():
-                raise ValueError("it makes scores NaN")
+            # Some processors act only on the first token of a text, or on the last.
+            for length, new in ((1, 256), (2, 256), (2, 1)):
+                _try(lm, alone, length, DecodeConfig(max_new_tokens=new))
         except Exception as error:
             raise ValueError(f"{name}={value!r:.60}: {error}") from error
+
+
+def _try(
+    lm: PreTrainedModel, generation: Generation, length: int, decode: DecodeConfig
+) -> None:
+    """Process scores after a text of `length` zeros. Raises ValueError if they become NaN."""
+    processors = generation.processors(lm, decode, [0] * length, [0])
+    rows = lm.config.get_text_config().vocab_size
+    ids: Any = torch.zeros(1, length, dtype=torch.long, device=lm.device)
+    scores: Any = torch.zeros(1, rows, device=lm.device)
+    if processors and processors(ids, scores).isnan().any():
+        raise ValueError("it makes scores NaN")
 
 
 def _numbers(value: Any) -> Iterator[float]:

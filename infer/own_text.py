@@ -318,11 +318,10 @@ def before_loop(ids: list[int], least: int = LOOP_TOKENS) -> list[int]:
     ends = [len(ids)]
     for period in range(1, len(ids) // 2 + 1):
         same = tokens[period:] == tokens[:-period]
-        length = max(period, least)
-        if len(same) >= length:
-            run = np.lib.stride_tricks.sliding_window_view(same, length).all(axis=1)
-            if run.any():
-                ends.append(int(run.argmax()) + period)
+        edges = np.concatenate([[-1], np.flatnonzero(~same), [len(same)]])
+        looping = np.diff(edges) > max(period, least)  # runs between two edges
+        if looping.any():
+            ends.append(int(edges[looping.argmax()]) + 1 + period)
     return ids[: min(ends)]
 
 

@@ -3,6 +3,7 @@
 A row's columns decide the kind of prompt. docs/evaluation.md lists the supported columns.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -101,11 +102,18 @@ def prompt_of(row: DataRow) -> str | Infill | Document | list[Message]:
     Raises NoPrompt for a row without a supported column.
     """
     try:
-        return _prompt_of(row)
+        prompt = _prompt_of(row)
+        _check_characters(prompt)
+        return prompt
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise NoPrompt(
             f"prompts must have {FORMS}, got {row!r:.200}: {in_one_line(error)}"
         ) from error
+
+
+def _check_characters(value: object) -> None:
+    """Raise ValueError if a text in a prompt has a lone surrogate, such as half an emoji."""
+    json.dumps(value, ensure_ascii=False, default=vars).encode()
 
 
 def _prompt_of(row: DataRow) -> str | Infill | Document | list[Message]:
@@ -185,7 +193,9 @@ def tools_in(row: DataRow) -> list[dict[str, Any]]:
     """Return the tools that a row declares. Raises NoPrompt if they are malformed."""
     body = row.get("body")
     try:
-        return tools_of(body if isinstance(body, Mapping) else row)
+        tools = tools_of(body if isinstance(body, Mapping) else row)
+        _check_characters(tools)
+        return tools
     except ValueError as error:
         raise NoPrompt(f"prompts: {error}") from error
 

@@ -1,14 +1,11 @@
 """The settings of infer.regenerate."""
 
 import random
-import re
 from dataclasses import dataclass, field
 
-from conf.settings.schema import check_settings, setting
+from conf.settings.schema import check_settings, is_http_url, setting
 from infer.config import DTYPES, DecodeConfig
 from infer.engine.sampling import Sampling, seed_from
-
-ENDPOINT = re.compile(r"https?://[^/\s]+\S*")
 
 
 @dataclass
@@ -98,7 +95,7 @@ class RegenerateConfig:
             )
 
     def _check_endpoint(self, endpoint: str) -> None:
-        if not ENDPOINT.fullmatch(endpoint):
+        if not is_http_url(endpoint):
             raise ValueError(
                 "endpoint must be an address such as http://localhost:8000/v1, got "
                 f"{endpoint!r:.60}"

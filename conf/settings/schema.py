@@ -12,6 +12,7 @@ from functools import cache
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
+from urllib.parse import urlsplit
 
 MISSING: Any = "???"  # OmegaConf's value; exported code cannot import OmegaConf
 
@@ -142,3 +143,18 @@ def any_of(choices: Sequence[Any]) -> str:
     """Describe choices: "a, b or c"."""
     (*others, last) = map(str, choices)
     return f"{', '.join(others)} or {last}" if others else last
+
+
+def is_http_url(text: str) -> bool:
+    """Return True if a text is an HTTP URL with a host and without credentials."""
+    try:
+        url = urlsplit(text)
+        return (
+            url.scheme in ("http", "https")
+            and bool(url.hostname)
+            and url.port != 0
+            and url.username is None
+            and text.split() == [text]
+        )
+    except ValueError:
+        return False

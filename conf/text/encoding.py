@@ -175,9 +175,10 @@ def prefix_ids(tokenizer: Tokenizer, config: Mapping[str, Any]) -> list[int]:
     """
     ids = _before(tokenizer, "a")
     bos = config.get("bos_token") if config.get("add_bos_token") else None
-    if ids or not bos:
+    piece = bos.get("content") if isinstance(bos, Mapping) else bos
+    if ids or not isinstance(piece, str):
         return ids
-    id = tokenizer.token_to_id(bos if isinstance(bos, str) else bos["content"])
+    id = tokenizer.token_to_id(piece)
     return [] if id is None else [id]
 
 

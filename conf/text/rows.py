@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 ROW_FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 # The first line of a JSON list or of an indented object. A line such as [1] is a malformed row of JSON lines.
-SEVERAL_LINES = re.compile(rb"\s*(\[\s*(\{|\]|$)|\{\s*$)")
+SEVERAL_LINES = re.compile(rb"\[\s*(\{|\]|$)|\{\s*$")
 CHUNK = 2**20  # characters to read at once
 
 
@@ -37,9 +37,10 @@ def form_of(name: str) -> str:
     return (path.with_suffix("") if path.suffix in DECOMPRESSORS else path).suffix
 
 
-def spans_lines(first_line: bytes) -> bool:
-    """Return True if a JSON file with this first line is a list or indented objects, not JSON lines."""
-    return bool(SEVERAL_LINES.match(first_line.removeprefix(b"\xef\xbb\xbf")))
+def spans_lines(start: bytes) -> bool:
+    """Return True if a JSON file that begins like this is a list or indented objects, not JSON lines."""
+    first_line = start.lstrip(b"\xef\xbb\xbf \t\r\n").partition(b"\n")[0]
+    return bool(SEVERAL_LINES.match(first_line))
 
 
 def json_values(stream: TextIO, limit: int) -> Iterator[Any]:
@@ -83,7 +84,7 @@ def read_rows(path: Path, bad: list[str] | None = None) -> list[dict[str, Any]]:
     """Return the rows of a file.
 
     Malformed lines of JSON lines are appended to `bad` as "line N: reason". Without `bad`, they raise
-    ValueError or TypeError.
+    ValueError or TypeError. Other bytes than UTF-8 in a list or in CSV become lone surrogates.
     """
     if form_of(path.name) == ".parquet":
         from pyarrow.parquet import read_table
@@ -93,25 +94,32 @@ def read_rows(path: Path, bad: list[str] | None = None) -> list[dict[str, Any]]:
     with open(path, "rb") as raw:
         decompress = DECOMPRESSORS.get(path.suffix)
         content = (decompress(raw) if decompress else raw).read()
-    text = content.decode("utf-8-sig")
+    text = content.decode("utf-8-sig", errors="surrogateescape")
     if form_of(path.name) in (".csv", ".tsv"):
         rows_of_csv = read_csv(io.StringIO(text, newline=""), path.name)
         try:
             return list(rows_of_csv)
         except csv.Error as error:
             raise ValueError(f"line {rows_of_csv.line_num}: {error}") from error
-    if spans_lines(content.partition(b"\n")[0]):
-        return list(map(dict, json_values(io.StringIO(text), len(text))))
+    if spans_lines(content[:CHUNK]):
+        return list(map(_object, json_values(io.StringIO(text), len(text))))
     rows = []
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(content.split(b"\n"), 1):
         try:
             if line.strip():
-                rows.append(dict(json.loads(line)))
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                rows.append(_object(json.loads(text)))
         except (ValueError, TypeError, RecursionError) as error:
             if bad is None:
                 raise
             bad.append(f"line {number}: {error}")
     return rows
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"a row must be a JSON object, got {type(value).__name__}")
+    return value
 
 
 def read_csv(lines: Iterable[str], name: str) -> "csv.DictReader[str]":

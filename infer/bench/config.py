@@ -4,10 +4,9 @@ This module does not import PyTorch, so that a wrong setting is reported at once
 """
 
 from dataclasses import dataclass, field, replace
-from urllib.parse import urlsplit
 
 from conf.runs.tracker import TrackerConfig
-from conf.settings.schema import check_settings, setting
+from conf.settings.schema import check_settings, is_http_url, setting
 from conf.text.infilling import ORDERS
 from infer.config import (
     BY_DRAFT_MODEL,
@@ -263,20 +262,6 @@ class LoadConfig:
                 "load.endpoint must be a URL such as http://localhost:8000/v1, got "
                 f"{self.endpoint!r}"
             )
-
-
-def is_http_url(text: str) -> bool:
-    """Return True if a text is an HTTP URL with a host and without credentials."""
-    try:
-        url = urlsplit(text)
-        return (
-            url.scheme in ("http", "https")
-            and bool(url.hostname)
-            and url.port != 0
-            and url.username is None
-        )
-    except ValueError:
-        return False
 
 
 @dataclass

@@ -243,7 +243,7 @@ def read_problems(kind: str, file: str) -> Sequence[Problem]:
     for row in rows:
         try:
             problems.append(READERS[kind](row))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             columns = ", ".join(map(str, row))
             raise UserError(
                 f"{problem} a row of {columns} without {in_one_line(error)}. Give "

@@ -23,6 +23,7 @@ def enough_memory(remedy: str) -> Iterator[None]:
 def is_out_of_memory(error: Exception) -> bool:
     """Return True if an error says that a device ran out of memory."""
     # On a CPU PyTorch raises a plain RuntimeError.
-    return isinstance(
-        error, torch.OutOfMemoryError | MemoryError
-    ) or "can't allocate memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        words in str(error)
+        for words in ("can't allocate memory", "Storage size calculation overflowed")
+    )

@@ -304,8 +304,8 @@ class ModelDirectory:
 
     def _keeps_adapter(self) -> bool:
         """Return True for an export that keeps the adapter in its own folder (lora=kept)."""
-        settings = (export_manifest(self.path) or {}).get("settings") or {}
-        return settings.get("lora") == "kept"
+        settings = (export_manifest(self.path) or {}).get("settings")
+        return isinstance(settings, dict) and settings.get("lora") == "kept"
 
     def _read(self, dtype: str, ranks: int, device: str | None) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(

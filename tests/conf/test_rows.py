@@ -72,6 +72,26 @@ def test_a_malformed_line_is_reported(tmp_path: Path) -> None:
         read_rows(path)
 
 
+@pytest.mark.parametrize("blank", [b"\n", b" \r\n\n"])
+def test_blank_lines_before_a_list(tmp_path: Path, blank: bytes) -> None:
+    """Bug: its lines were read as JSON lines: all were bad, or only the last object was kept."""
+    path = tmp_path / "a.json"
+    for indent in (0, 2):
+        path.write_bytes(blank + json.dumps(ROWS, indent=indent).encode())
+        assert read_rows(path) == ROWS
+
+
+def test_a_line_that_is_no_object_or_not_utf_8_loses_its_row(tmp_path: Path) -> None:
+    """Bug: one wrong byte refused the whole file, and [] or [["a", 1]] were rows."""
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(LINES + b'{"a": "\xff"}\n[]\n[["a", 1]]\n' + LINES)
+    bad: list[str] = []
+    assert read_rows(path, bad) == ROWS * 2
+    assert [sentence.partition(":")[0] for sentence in bad] == [
+        *("line 3", "line 4", "line 5")
+    ]
+
+
 @given(
     st.lists(
         st.dictionaries(st.text(), st.text() | st.lists(st.integers())), max_size=6

@@ -185,6 +185,14 @@ def test_a_piece_after_a_text_is_not_put_before_it() -> None:
     assert prefix_ids(tokenizer, {}) == [tokenizer.token_to_id("<s>")]
 
 
+@pytest.mark.parametrize("bos", [5, ["<s>"], {"id": 1}])
+def test_a_malformed_bos_is_none(bos: object) -> None:
+    """Bug: a model directory with it ended in a traceback."""
+    tokenizer = train_bpe()
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A")
+    assert prefix_ids(tokenizer, {"add_bos_token": True, "bos_token": bos}) == []
+
+
 def test_a_tokenizer_with_two_opening_pieces_is_refused() -> None:
     """Bug: documents began with the first of GLM-4's two pieces, [gMASK] without <sop>."""
     tokenizer = train_bpe()

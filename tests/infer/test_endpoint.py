@@ -218,6 +218,15 @@ def test_what_keeps_all_prompts_from_an_answer_is_one_sentence(prompts: Path) ->
         stage.main(config(stub.url.removesuffix("/v1"), prompts, "out"))
 
 
+def test_a_key_that_no_header_can_have(
+    prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: it ended in a traceback."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-é")
+    with pytest.raises(UserError, match="OPENAI_API_KEY must have printable ASCII"):
+        stage.main(config("http://localhost:1", prompts, "out"))
+
+
 def test_a_server_without_seeds_and_prompts_without_answers(
     prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

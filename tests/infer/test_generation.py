@@ -163,6 +163,8 @@ def test_what_is_not_applied_is_said_once(
         {"exponential_decay_length_penalty": [1]},
         {"sequence_bias": [[[20], float("inf")]]},
         {"stop_strings": [""]},
+        {"forced_eos_token_id": 10**6},  # it acts only on the last token
+        {"forced_bos_token_id": 10**6},  # it acts only on the first
     ],
     ids=lambda fields: next(iter(fields)),
 )

@@ -194,6 +194,16 @@ def test_a_dtype_for_a_server_is_refused() -> None:
         composed("model=m", *server, "dtype=int8")
 
 
+@pytest.mark.parametrize(
+    "address",
+    ["localhost:1", "http://localhost:99999/v1", "http://h:abc", "http://[::1"],
+)
+def test_addresses(address: str) -> None:
+    """Bug: wrong ports and brackets ended in a traceback at the first request."""
+    with pytest.raises(UserError, match="endpoint must be an address such as"):
+        composed("model=m", "prompts=[p.jsonl]", f"endpoint='{address}'", "out=o")
+
+
 def test_a_question_needs_a_chat_template_before_the_weights_are_read(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,16 +158,20 @@ def test_rows_without_a_prompt_are_counted(
     """Regression: one row without a prompt ended the run."""
     file = write_rows(
         tmp_path / "mixed.jsonl",
-        [{"messages": ASK, "id": "a"}, {"label": 1}, {"prompt": "x", "id": "b"}],
+        [
+            *({"messages": ASK, "id": "a"}, {"label": 1}, {"prompt": "x", "id": "b"}),
+            {"prompt": "half an emoji: \ud83d"},  # it ended the run as well
+        ],
     )
     file.write_text(file.read_text() + "{broken\n")
     chat = folders["chat"]
     text = ModelDirectory(chat).text
     drawn = read_prompts(str(file), text, chat, count=2, max_tokens=99, seed=1)
     assert {prompt.id: prompt.chat for prompt in drawn} == {"a": True, "b": False}
-    assert "left out 2 rows, first: line 4" in capsys.readouterr().err
+    assert "left out 2 rows, first: line 5" in capsys.readouterr().err
     with pytest.raises(UserError, match="count must be at most 2"):
         read_prompts(str(file), text, chat, count=3, max_tokens=99, seed=1)
+    assert "left out 3 rows" in capsys.readouterr().err
     # The advice was to lower count to 0.
     with pytest.raises(UserError, match=r"at most 0, .* got 3\. Raise prompt_tokens"):
         read_prompts(str(file), text, chat, count=3, max_tokens=1, seed=1)
@@ -281,6 +285,11 @@ def test_the_file_of_another_benchmark_is_named(tmp_path: Path) -> None:
     """Regression: the error was "got 'task_id'"."""
     file = write_rows(tmp_path / "a.jsonl", [{"question": "a", "answer": "b"}])
     with pytest.raises(UserError, match=r"row of question, answer .*Give mbpp\.jsonl"):
+        read_problems("mbpp", str(file))
+    file = write_rows(
+        tmp_path / "c.jsonl", [{"task_id": 11, "text": "a", "test_list": []}]
+    )
+    with pytest.raises(UserError, match="without list index out of range"):
         read_problems("mbpp", str(file))
     file = write_rows(tmp_path / "b.jsonl", [{"task_id": 1, **MBPP}])
     with pytest.raises(UserError, match=r"got 1 row without one\. Give"):

@@ -75,6 +75,11 @@ DAMAGES: list[tuple[Damage, str]] = [
         written("generation_config.json", '{"eos_token_id": "</s>"}'),
         "generation_config.json must have integers as eos_token_id, got '</s>'",
     ),
+    # Bug: Transformers ignores it, and a chat model lost the ids that end its answers.
+    (
+        written("generation_config.json", "{"),
+        "generation_config.json must be a JSON object, got",
+    ),
     (
         lambda folder: os.mkfifo(folder / "adapter.json"),
         "adapter.json, a FIFO or device",
