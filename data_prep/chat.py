@@ -10,6 +10,7 @@ from pathlib import Path
 
 from conf.errors import in_one_line
 from conf.text import chat
+from conf.text.conversations import text_of
 from data_prep.document import Document, Drop, Turn
 from data_prep.encode import Encoder
 
@@ -28,17 +29,21 @@ class ChatTemplate:
 
         A conversation is dropped if the template refuses it, if the template renders a prompt
         differently once the answer follows or writes a piece without an embedding row, or if
-        all its answers have weight 0.
+        all its answers are blank or have weight 0.
         """
         if isinstance(row, Drop) or not row.messages:
             return row
-        answers = [
+        weighted = [
             index
             for index, message in enumerate(row.messages)
             if index and message["role"] == "assistant" and "weight" not in message
         ]
-        if not answers:
+        if not weighted:
             return row.drop("no answer to train on", "weight 0")
+        # A model would learn from a blank answer only to end its turn at once.
+        answers = [i for i in weighted if text_of([row.messages[i]]).strip()]
+        if not answers:
+            return row.drop("empty answer")
         try:
             conversation = self._template.prepare(row.messages, row.tools)
             turns = []

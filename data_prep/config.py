@@ -227,12 +227,13 @@ class DataPrepConfig:
     @property
     def budget_tokens(self) -> float | None:
         """The budget in tokens; None without a budget. Raises ValueError for a malformed budget."""
-        if self.budget is None:
-            return None
-        pattern = r"([0-9]+(?:\.[0-9]+)?)\s*([KMBGT]?)"
-        match = re.fullmatch(pattern, self.budget.strip(), re.IGNORECASE)
-        if not match or float(match[1]) == 0:
-            raise ValueError(
-                f"budget must be an amount such as 8B or 500M, got {self.budget}"
-            )
-        return float(match[1]) * UNITS[match[2].upper()]
+        return None if self.budget is None else parse_budget(self.budget)
+
+
+def parse_budget(budget: str) -> float:
+    """Return a budget such as 8B in tokens. Raises ValueError for a malformed budget."""
+    pattern = r"([0-9]+(?:\.[0-9]+)?)\s*([KMBGT]?)"
+    match = re.fullmatch(pattern, budget.strip(), re.IGNORECASE)
+    if not match or float(match[1]) == 0:
+        raise ValueError(f"budget must be an amount such as 8B or 500M, got {budget}")
+    return float(match[1]) * UNITS[match[2].upper()]

@@ -76,7 +76,8 @@ def benchmark_texts(config: DecontaminateConfig) -> Iterator[tuple[str, str]]:
             if isinstance(row.get("suffix"), str):
                 # A program has one task per missing line. Search for the program only, since
                 # many files contain a line such as `for i in range(n):`.
-                program = "".join(row.get(key) or "" for key in INFILLING_FIELDS)
+                parts = (row.get(key) for key in INFILLING_FIELDS)
+                program = "".join(part for part in parts if isinstance(part, str))
                 texts = [] if program in programs else [program]
                 programs.add(program)
             count += len(texts)

@@ -13,17 +13,20 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
-from conf.console import PlainConsole, pictures
+from conf.console import PlainConsole, pictures, print_line
 from conf.errors import UserError, counted, visible
 from conf.runs.stage import read_manifest
 from conf.settings.cli import run
 from conf.settings.schema import check_settings, setting
+from data_prep.config import parse_budget
 from data_prep.document import DROPS, NOT_READ, generator
 from data_prep.encode import Encoder, Mode
 from data_prep.shards import SPLITS, PackedSequence, Shards
 from data_prep.vocab import SENTINELS, TOKENIZER, Vocab, load_tokenizer
 
 LEAST_SEQUENCES = 4  # fewer sequences in a split cause a warning
+# A budget, or a language's share of it, that is missed by more than this ratio causes a warning.
+NOTICEABLE = 0.05
 STYLES = {
     "control": "bold white on dark_blue",
     "heading": "bold dark_green",
@@ -61,10 +64,12 @@ class InspectConfig:
 
 
 def main(config: InspectConfig) -> None:
-    """Print the tables, then random sequences."""
+    """Print the tables and warnings, then random sequences."""
     manifest = read_manifest(config.out, "shards", "out")
     console = PlainConsole()
     print_summary(manifest, console)
+    for warning in warnings(manifest):
+        print_line(f"warning: {warning}")
     show = config.inspect
     vocab = Vocab.from_json(manifest["vocab"])
     encoder = Encoder(load_tokenizer(f"{config.out}/{TOKENIZER}"), vocab)
@@ -147,12 +152,14 @@ def print_summary(manifest: dict[str, Any], console: PlainConsole) -> None:
 
 
 def warnings(manifest: dict[str, Any]) -> Iterator[str]:
-    """Yield warnings: files that were not read to their end, splits with too few sequences for training."""
+    """Yield warnings: files that were not read to their end, a budget that is not met, small splits."""
     if files := manifest["drops"].get(NOT_READ):
         yield (
             f"the rest of {counted(files, 'file')} is not read, after invalid JSON or a row above "
             f"data.max_bytes ({DROPS}). Write JSON lines, where only such a row is dropped."
         )
+    if chosen := manifest.get("chosen"):  # absent without a budget
+        yield from _budget_warnings(manifest, chosen)
     remedies = {
         "train": "Give more files, or a smaller seq_len",
         "held_out": "Raise held_out, or lower seq_len",
@@ -167,12 +174,42 @@ def warnings(manifest: dict[str, Any]) -> Iterator[str]:
             )
 
 
-def languages(manifest: dict[str, Any]) -> Table:
-    """Tabulate the documents, MB, tokens and share of bytes of each language."""
+def _budget_warnings(manifest: dict[str, Any], chosen: dict[str, Any]) -> Iterator[str]:
+    """Yield warnings: a budget that is missed, languages with less data than their share of it."""
+    settings = manifest["settings"]
+    sums = _language_sums(manifest)
+    tokens = sum(total["tokens"] for total in sums.values())
+    budget = parse_budget(settings["budget"])
+    if abs(tokens - budget) > NOTICEABLE * budget:
+        parts = [part for part in chosen.values() if part["share"]]
+        reason = "documents are chosen whole, by their bytes"
+        if all(part["exhausted"] for part in parts):
+            reason = "the data has no more. Give more files, or lower budget"
+        yield f"budget={settings['budget']}, got {tokens:,} tokens: {reason}."
+    unit = "bytes" if settings["proportion"]["by"] == "bytes" else "documents"
+    whole = sum(total[unit] for total in sums.values())
+    small = [
+        f"{name} has {sums[name][unit] / whole:.1%} of the {unit} instead of {part['share']:.1%}"
+        for name, part in chosen.items()
+        if part["exhausted"]
+        and sums[name][unit] < (1 - NOTICEABLE) * part["share"] * whole
+    ]
+    if small:
+        yield f"a language has less data than its share: {', '.join(small)}."
+
+
+def _language_sums(manifest: dict[str, Any]) -> dict[str, Counter[str]]:
+    """Return the documents, bytes and tokens of each language in all splits."""
     sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for name in SPLITS:
         for language, counts in manifest[name]["languages"].items():
             sums[language].update(counts)
+    return sums
+
+
+def languages(manifest: dict[str, Any]) -> Table:
+    """Tabulate the documents, MB, tokens and share of bytes of each language."""
+    sums = _language_sums(manifest)
     whole = sum(total["bytes"] for total in sums.values())
     rows = [
         (

@@ -90,6 +90,7 @@ def list_parts(data: DataConfig) -> tuple[list[InputPart], str]:
             f"{', '.join(filter(None, SUFFIXES[data.kind])) or 'text'}"
         )
     _check_kind(data, sizes)
+    _check_paths(root, sizes)
     limit = PART_BYTES if data.kind == "source" else 0
     parts: list[InputPart] = []
     group: list[str] = []
@@ -132,6 +133,16 @@ def _check_kind(data: DataConfig, sizes: Mapping[str, int]) -> None:
             f"data.path={data.path} must be source code, got files of rows such as "
             f"{first}. Add data=chat for conversations, or data=jsonl for documents"
         )
+
+
+def _check_paths(root: str, sizes: Mapping[str, int]) -> None:
+    """Raise UserError for a parquet file with :: in its path: `datasets` would read it as two addresses."""
+    for name in sizes:
+        if form_of(name) == ".parquet" and "::" in f"{root}/{name}":
+            raise UserError(
+                f"the path of a parquet file must not contain ::, got {root}/{name}. Rename "
+                "the file or its folder, or leave it out by data.exclude"
+            )
 
 
 def split_words(name: str) -> set[str]:

@@ -64,11 +64,23 @@ from data_prep.selection import (
     measure,
     sign,
 )
-from data_prep.shards import SPLITS, ShardWriter
+from data_prep.shards import MOST_LANGUAGES, SPLITS, ShardWriter
 from data_prep.sources import UNREADABLE
 
 # What the user can do if most rows are dropped, by reason.
 CURES = {
+    "": "The files are empty: give other files.",  # no row was dropped
+    "unreadable file": "Download the file again, or set max_unreadable=1 to use the rows that "
+    "were read.",
+    "undecodable": "Convert the files to UTF-8.",
+    "line too large": "Raise data.max_bytes.",
+    "too large": "Raise data.max_bytes.",
+    "empty": "Give files with text, or the column with the text: data.text=NAME.",
+    "mean line too long": "Raise filters.mean_line.",
+    "line too long": "Raise filters.longest_line.",
+    "too few alphanumerics": "Lower filters.alphanumeric.",
+    "unknown language": "Spell the languages of proportion.table as in the data, or correct "
+    "data.language.",
     "missing column": "Name the column: data.text=NAME for documents, data=chat "
     "data.messages=NAME for conversations.",
     "malformed row": "Write one JSON object per line, or a JSON list of objects.",
@@ -77,6 +89,7 @@ CURES = {
     "chat template": "Use the tokenizer of a chat model with a template that renders these "
     "messages.",
     "no answer to train on": "Give an answer a weight other than 0.",
+    "empty answer": "Write a text into the answers.",
 }
 DOCUMENT_TOKENS = 256  # memory of a document without its ids, in tokens
 
@@ -158,7 +171,8 @@ def _pieces(
 def tally(job: Job, _: int, folder: Path) -> dict[str, Any]:
     """Return totals over all parts.
 
-    Raises UserError if too much was unreadable or no document is left.
+    Raises UserError if too much was unreadable, no document is left, or the data has too many
+    languages.
     """
     counts: Counter[str] = Counter()
     drops: Counter[str] = Counter()
@@ -185,6 +199,12 @@ def tally(job: Job, _: int, folder: Path) -> dict[str, Any]:
         )
         total["shards"] = -(-sum(sizes) // job.config.shard_tokens)
     names = {name for total in totals.values() for name in total["languages"]}
+    if len(names) > MOST_LANGUAGES:
+        raise UserError(
+            f"data.language={job.config.data.language} must give at most {MOST_LANGUAGES:,} "
+            f"languages, got {len(names):,}. Name a column with fewer values, and use another "
+            f"out= or delete {job.work.parent}"
+        )
     return {
         "counts": counts,
         "drops": dict(sorted(drops.items())),
@@ -210,20 +230,20 @@ def _check_readable(
     refused = drops["chat template"] > limit * (
         counts["documents"] + drops["chat template"]
     )
-    if (
-        broken_rows > limit * counts["rows"]
-        or broken_files > limit * files
-        or refused
-        or not encoded
-    ):
-        reason = max(drops, key=lambda name: drops[name], default="")
-        raise UserError(
+    broken = broken_rows > limit * counts["rows"] or broken_files > limit * files
+    if broken or refused or not encoded:
+        causes = [name for name in drops if not broken or name in UNREADABLE]
+        reason = max(causes, key=lambda name: drops[name], default="")
+        sentences = (
             f"data.path={job.config.data.path} must have documents, with at most "
             f"{limit:.1%} of rows and of files unreadable (max_unreadable), got "
             f"{broken_rows} of {counted(counts['rows'], 'row')} and {broken_files} of "
-            f"{counted(files, 'file')} unreadable; drops: {format_counts(drops)}.{_example(job, reason)} "
-            f"{CURES.get(reason, '')} See {job.work}/encode/*/{DROPS}"
+            f"{counted(files, 'file')} unreadable; drops: {format_counts(drops)}.",
+            _example(job, reason),
+            CURES.get(reason, ""),
+            f"See {job.work}/encode/*/{DROPS}",
         )
+        raise UserError(" ".join(filter(None, sentences)))
 
 
 def _example(job: Job, reason: str) -> str:
@@ -235,7 +255,7 @@ def _example(job: Job, reason: str) -> str:
                 if drop["reason"] == reason:
                     row = "" if drop["row"] is None else f", row {drop['row']}"
                     detail = f": {drop['detail']}" if drop["detail"] else ""
-                    return f" First {reason}: {drop['file']}{row}{detail}."
+                    return f"First {reason}: {drop['file']}{row}{detail}."
     return ""
 
 

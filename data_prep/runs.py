@@ -36,7 +36,7 @@ RECORD = np.dtype(
         ("length", "<u4"),
         ("prompt", "<u4"),
         ("name_length", "<u4"),
-        ("language", "<u2"),  # index into the part's languages
+        ("language", "<u4"),  # index into the part's languages
         ("mode", "u1"),
     ]
 )

@@ -208,6 +208,7 @@ def choose(
     low = 0.0
     whole = (filled[name][-1] / share for name, share in known.items() if share)
     high = max(whole, default=0.0)
+    too_small = cost(high) < 0.99 * tokens  # all data together
     if cost(high) > tokens:
         for _ in range(64):
             middle = (low + high) / 2
@@ -219,12 +220,10 @@ def choose(
             high = low
     result: dict[str, LanguageBudget] = {}
     for name, threshold in thresholds(high).items():
-        exhausted = threshold == BINS and filled[name][-1] < 0.99 * high * known[name]
-        result[name] = LanguageBudget(
-            threshold=threshold,
-            share=known[name],
-            exhausted=bool(exhausted),
-        )
+        share = known[name]
+        lacking = too_small or filled[name][-1] < 0.99 * high * share
+        exhausted = bool(share and lacking)
+        result[name] = LanguageBudget(threshold, share, exhausted)
     return result
 
 
@@ -265,16 +264,38 @@ def read_table(config: DataPrepConfig) -> dict[str, float]:
     table_errors = as_user_error(
         f"proportion.table={config.proportion.table} must be a CSV file with a first "
         f"column of languages and a column {columns[0]} or {columns[1]} with sizes of at "
-        "least 0, got"
+        "least 0 and one above 0, got",
+        ". Correct the table",
     )
     with table_errors, open(str(config.proportion.table), encoding="utf-8-sig") as file:
-        rows = list(csv.DictReader(file))
-        column = next(name for name in columns if rows and name in rows[0])
-        sizes = {next(iter(row.values())): float(row[column]) for row in rows}
-        wrong = {name: size for name, size in sizes.items() if not 0 <= size < math.inf}
-        if wrong:
-            raise ValueError(str(wrong))
+        rows = csv.DictReader(file)
+        names = list(rows.fieldnames or [])
+        column = next((name for name in columns if name in names[1:]), None)
+        if column is None:
+            raise ValueError(f"the columns {', '.join(names) or 'of an empty file'}")
+        sizes: dict[str, float] = {}
+        for row in rows:
+            language = row[names[0]]
+            where = f"for {language} in line {rows.line_num}"
+            if None in row:
+                raise ValueError(f"more fields than the header {where}")
+            if language in sizes:
+                raise ValueError(f"a second size {where}")
+            sizes[language] = _size(row[column], where)
+        if not any(sizes.values()):
+            raise ValueError("no size above 0")
     return sizes
+
+
+def _size(text: str | None, where: str) -> float:
+    """Return the size in a cell of a proportion table; `text` is None if the row has no such cell."""
+    try:
+        size = float(text or "")
+    except ValueError:
+        size = math.nan
+    if not 0 <= size < math.inf:
+        raise ValueError(f"{text or 'no size'} {where}")
+    return size
 
 
 def measure(job: Job, part: int, folder: Path) -> dict[str, Any]:

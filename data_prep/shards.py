@@ -40,6 +40,7 @@ SPAN = np.dtype(
         ("mode", "u1"),  # data_prep.encode.Mode
     ]
 )
+MOST_LANGUAGES = 2**16  # a span has the language's index in 16 bits
 
 
 def save_array(path: Path, array: np.ndarray) -> None:

@@ -82,10 +82,12 @@ def read(part: InputPart, root: str, data: DataConfig) -> Iterator[Document | Dr
             if _is_damage(error):
                 yield Drop("unreadable file", file, detail=in_one_line(error, 200))
                 continue
+            lacks_memory = isinstance(error, MemoryError)
+            cure = "with fewer workers" if lacks_memory else "when the file is readable"
             raise UserError(
                 f"{root}/{file} must be readable, got {describe_error(error)}. Rerun the "
-                "command to continue, with fewer workers if memory was short",
-                page=MEMORY if isinstance(error, MemoryError) else None,
+                f"command to continue, {cure}",
+                page=MEMORY if lacks_memory else None,
             ) from error
 
 

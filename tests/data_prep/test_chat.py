@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -94,8 +94,13 @@ def test_prompts_are_the_librarys(
         system = None
     library = AutoTokenizer.from_pretrained(templates[name])
     messages = say(*contents, system=system)
+    indices = [
+        i
+        for i, m in enumerate(messages)
+        if m["role"] == "assistant" and m["content"].strip()
+    ]
+    assume(indices)
     result = encoded(load(templates[name]), messages, ends=ends)
-    indices = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
     assert [turn.message for turn in result.turns] == indices
     for turn in result.turns:
         prompt, answer = turn.ids[: turn.prompt], turn.ids[turn.prompt :]
@@ -405,6 +410,18 @@ def test_an_answer_of_weight_0_is_only_context(templates: dict[str, Path]) -> No
     assert turn == encoded(template, say("a", "b", "c", "d")).turns[1]
     row = template.encode(document(messages[:2]))
     assert isinstance(row, Drop) and row.reason == "no answer to train on"
+
+
+def test_a_blank_answer_is_only_context(templates: dict[str, Path]) -> None:
+    """Bug: a blank answer became a document, which trained the model to end its turn at once."""
+    template = load(templates["chatml"])
+    (turn,) = encoded(template, say("a", " \n", "c", "d")).turns
+    assert turn.message == 3
+    for messages in (say("add 1", ""), say("a", "", "b", " ")):
+        row = template.encode(document(messages))
+        assert isinstance(row, Drop) and row.reason == "empty answer"
+    thought = {"role": "assistant", "content": "", "reasoning_content": "1 + 1"}
+    assert isinstance(template.encode(document([*say("a"), thought])), Document)
 
 
 def test_data_without_an_answer_to_train_on_is_refused(tmp_path: Path) -> None:

@@ -147,6 +147,15 @@ def test_an_infilling_tasks_program_is_caught_but_not_its_single_line(
             assert index.search([line]) == [None]
 
 
+def test_a_field_of_an_infilling_task_that_is_not_text_is_ignored(
+    tmp_path: Path,
+) -> None:
+    """Bug: a prompt that is a number ended in a traceback."""
+    file = write_rows(tmp_path / "mine.jsonl", [{"prompt": 5, "suffix": "return x"}])
+    config = DecontaminateConfig(infilling=str(file))
+    assert [text for _, text in benchmark_texts(config)] == ["return x"]
+
+
 def test_boilerplate_drops_nothing() -> None:
     """C# files were dropped for the imports that begin each of MultiPL-E's tasks."""
     assert index_entries([("t", ", ".join(map(str, range(40))))]) == {}

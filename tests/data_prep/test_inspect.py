@@ -12,7 +12,7 @@ from conf.settings.compose import settings
 from data_prep.__main__ import main as run_command
 from data_prep.config import DataPrepConfig
 from data_prep.encode import Encoder
-from data_prep.inspect import InspectConfig, append_tokens, main
+from data_prep.inspect import InspectConfig, append_tokens, main, warnings
 from data_prep.pipeline import prepare
 from data_prep.vocab import EOS, load_tokenizer
 from tests import bpe
@@ -89,3 +89,37 @@ def test_the_end_of_a_turn_is_spelled(
     printed = capsys.readouterr().out
     assert "user\nAdd 2.<|im_end|>" in printed and "5<|im_end|>" in printed
     assert "<a>" not in printed
+
+
+@pytest.mark.parametrize(
+    ("budget", "exhausted", "expected"),
+    [
+        ("1K", False, []),  # met
+        ("1.04K", True, ["a language"]),
+        ("2K", True, ["budget=2K, got 1,000 tokens: the data has no more", "a lang"]),
+        ("2K", False, ["budget=2K, got 1,000 tokens: documents are chosen whole"]),
+    ],
+)
+def test_a_budget_that_the_data_does_not_meet_is_a_warning(
+    budget: str, exhausted: bool, expected: list[str]
+) -> None:
+    """Bug: a budget of 1M tokens silently became 7K, and a language's 50 % became 1 %."""
+    part = {"threshold": 9, "share": 0.5, "exhausted": exhausted}
+    manifest = {
+        "settings": {"held_out": 0, "budget": budget, "proportion": {"by": "bytes"}},
+        "drops": {},
+        "chosen": {"go": part, "py": part},
+        "train": {
+            "sequences": 9,
+            "languages": {
+                "go": {"bytes": 30, "tokens": 10},
+                "py": {"bytes": 2970, "tokens": 990},
+            },
+        },
+        "held_out": {"sequences": 0, "languages": {}},
+    }
+    sentences = list(warnings(manifest))
+    for sentence, start in zip(sentences, expected, strict=True):
+        assert sentence.startswith(start)
+    if exhausted:
+        assert sentences[-1].endswith("go has 1.0% of the bytes instead of 50.0%.")

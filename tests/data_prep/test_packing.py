@@ -23,6 +23,15 @@ KEYED = st.lists(
 )
 
 
+def test_a_part_may_have_more_than_65536_languages(tmp_path: Path) -> None:
+    """Bug: a column of URLs as data.language ended in an OverflowError, not in a message."""
+    dtype = token_dtype(9)
+    writer = RunWriter(tmp_path / "a", dtype)
+    writer.add(0, Encoded("id", 70_000, Mode.PLAIN, np.arange(3)))
+    ((_, document),) = read_runs(tmp_path / "a", writer.close(), dtype, 0, 1)
+    assert document.language == 70_000
+
+
 @given(KEYED, st.integers(1, 40), st.integers(1, 4), st.sampled_from([100, 2**20]))
 def test_the_ranges_of_keys_contain_every_document_once(
     shapes: list[tuple[int, str, Mode, int]],

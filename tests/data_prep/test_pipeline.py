@@ -1,5 +1,6 @@
 """The whole data preparation, on real files, by every executor."""
 
+import gzip
 import json
 import os
 import re
@@ -216,6 +217,61 @@ def test_a_table_too_small_for_the_vocabulary_is_refused(tmp_path: Path) -> None
     )
     with pytest.raises(UserError, match=re.escape(sentence)):
         check_size(NgramsConfig(megabytes=1), text_vocab(256_000))
+
+
+def test_more_languages_than_a_shard_can_number_are_refused(
+    args: Args, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: more than 65,536 languages ended in a traceback."""
+    monkeypatch.setattr("data_prep.phases.MOST_LANGUAGES", 2)
+    message = "data.language=content must give at most 2 languages, got 3. Name a"
+    with pytest.raises(UserError, match=message):
+        run(args("data.language=content", texts=["x = 1\n", "y = 2\n", "z = 3\n"]))
+
+
+@pytest.mark.parametrize(
+    ("content", "overrides", "cure"),
+    [
+        (b"", [], r"drops: \w+\. The files are empty: give other files. See"),
+        (
+            gzip.compress(b'{"content": "--------"}\n' * 3)[:-4],
+            [],
+            "marker was reached. Download the file again, or set max_unreadable=1",
+        ),
+        (b'{"content": "\xff"}\n', [], r"0 .*\. Convert the files to UTF-8\. See"),
+        (
+            b'{"content": "--------"}\n',
+            [],
+            r"row 0\. Lower filters\.alphanumeric\. See",
+        ),
+        (
+            b'{"content": "x = 1", "l": "py"}\n',
+            ["data.language=l", "budget=1K", "proportion.table=TABLE"],
+            r"row 0: py\. Spell the languages of proportion\.table as in the data, or",
+        ),
+    ],
+    ids=["no rows", "truncated", "not UTF-8", "few alphanumerics", "unknown language"],
+)
+def test_the_message_of_unusable_data_has_a_cure(
+    args: Args,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: bytes,
+    overrides: list[str],
+    cure: str,
+) -> None:
+    """Bug: it had two spaces in place of the cure.
+
+    Of a truncated archive it named the filter that drops most rows, not the damage.
+    """
+    monkeypatch.chdir(tmp_path)
+    Path("TABLE").write_text("language,bytes\nPY,10\n")
+    name = "a.jsonl.gz" if content.startswith(b"\x1f") else "a.jsonl"
+    Path(name).write_bytes(content)
+    given = args(f"data.path={name}", "max_unreadable=0.9", *overrides)
+    with pytest.raises(UserError, match=cure) as error:
+        run(given)
+    assert "  " not in str(error.value)
 
 
 def test_sequences_that_no_memory_holds_are_refused() -> None:

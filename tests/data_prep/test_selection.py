@@ -1,7 +1,19 @@
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from data_prep.selection import BINS, LanguageBudget, Measure, bin_of, choose
+from conf.errors import UserError
+from data_prep.config import DataPrepConfig, ProportionConfig
+from data_prep.selection import (
+    BINS,
+    LanguageBudget,
+    Measure,
+    bin_of,
+    choose,
+    read_table,
+)
 
 
 def measures(sizes: dict[str, list[int]]) -> dict[str, Measure]:
@@ -57,3 +69,43 @@ def test_a_language_with_less_data_than_its_share_is_exhausted() -> None:
     assert chosen["go"].exhausted and sizes["go"] == 100
     assert sizes["python"] / sizes["c"] == pytest.approx(5 / 3, rel=0.02)
     assert sum(sizes.values()) == pytest.approx(1_000_000, rel=0.01)
+
+
+@pytest.mark.parametrize("sizes", [{"go": [100]}, {"go": [100], "c": [9000, 20]}])
+def test_all_languages_are_exhausted_if_the_data_is_smaller_than_the_budget(
+    sizes: dict[str, list[int]],
+) -> None:
+    """Bug: a language was not exhausted although all data together did not fill the budget."""
+    documents = measures(sizes)
+    chosen = choose(documents, dict.fromkeys(sizes, 1.0), tokens=1e6, by="bytes")
+    assert all(part.exhausted for part in chosen.values())
+    assert sums(documents, chosen, "bytes") == {n: sum(s) for n, s in sizes.items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("language,bytes\nc,0\ngo,0\n", "no size above 0"),
+        ("language,bytes\n", "no size above 0"),
+        ("", "the columns of an empty file"),
+        ("language,size\nc,1\n", "the columns language, size"),
+        ("language,bytes\nc,1\ngo\n", "no size for go in line 3"),
+        ("language,bytes\nc,1,000\n", "more fields than the header for c in line 2"),
+        ("language,bytes\nc,1\nc,2\n", "a second size for c in line 3"),
+        ("language,bytes\nc,-1\n", "-1 for c in line 2"),
+        ("language,bytes\nc,many\n", "many for c in line 2"),
+    ],
+)
+def test_a_malformed_proportion_table_is_refused(
+    tmp_path: Path, text: str, problem: str
+) -> None:
+    """Bug: "got StopIteration", "float() argument must be ...", or a wrong table was used silently."""
+    table = tmp_path / "table.csv"
+    table.write_text(text)
+    proportion = ProportionConfig(table=str(table))
+    config = DataPrepConfig(
+        tokenizer="DIR", out="OUT", budget="1K", proportion=proportion
+    )
+    message = f"and one above 0, got {problem}. Correct the table"
+    with pytest.raises(UserError, match=re.escape(message)):
+        read_table(config)

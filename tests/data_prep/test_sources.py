@@ -151,6 +151,27 @@ def test_a_file_that_the_system_cannot_read_is_not_counted_as_damaged(
         list(read(parts[0], place, data))
 
 
+@pytest.mark.parametrize(
+    ("error", "cure"),
+    [
+        (MemoryError(), "to continue, with fewer workers"),
+        (PermissionError(13, "denied"), "to continue, when the file is readable"),
+    ],
+)
+def test_fewer_workers_are_the_cure_of_a_lack_of_memory_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, cure: str
+) -> None:
+    """Bug: a file that could not be opened was to be read again with fewer workers."""
+
+    def fail(path: str) -> None:
+        raise error
+
+    write(tmp_path, "a.py")
+    monkeypatch.setattr("data_prep.sources._open", fail)
+    with pytest.raises(UserError, match=f"Rerun the command {cure}$"):
+        read_all(tmp_path)
+
+
 def test_a_bad_value_in_parquet_drops_only_its_row(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", content=BAD_TEXTS)
     assert seen(tmp_path, "parquet") == ["x = 1", "undecodable", "z = 3"]
@@ -302,6 +323,16 @@ def test_a_path_with_brackets_is_not_a_pattern(tmp_path: Path) -> None:
         write_parquet(tmp_path / f"{name}.parquet", content=[name])
     names = ["code [v2]/a", "part1", "part[1]"]
     assert sorted(seen(tmp_path, "jsonl")) == names
+
+
+@pytest.mark.parametrize("name", ["a::b.parquet", "x::y/a.parquet"])
+def test_a_parquet_file_that_datasets_reads_as_two_addresses_is_refused(
+    tmp_path: Path, name: str
+) -> None:
+    """Bug: it was "Unable to find" in the middle of a run, and the cure was to rerun the command."""
+    write_parquet(tmp_path / name, content=["x"])
+    with pytest.raises(UserError, match=f"not contain ::, got .*{name}. Rename"):
+        read_all(tmp_path, "jsonl")
 
 
 def test_calls_in_parquet_get_no_keys_of_other_rows(tmp_path: Path) -> None:
