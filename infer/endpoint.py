@@ -108,7 +108,7 @@ async def _ask(
     key = os.environ.get(KEY, "")
     if not (key.isascii() and key.isprintable()):
         raise UserError(
-            f"{KEY} must have printable ASCII characters only, got others. Copy the key again."
+            f"{KEY} must have printable ASCII characters only. Copy the key again."
         )
     async with httpx2.AsyncClient(
         headers={"Authorization": f"Bearer {key}"} if key else {},
