@@ -205,7 +205,12 @@ def _tree_probe(
     unsupported = [name for name in UNSUPPORTED if others.get(name) is not None]
     if unsupported:
         raise _OtherAttentionError(f"which has attention with {', '.join(unsupported)}")
-    groups = query.shape[1] // key.shape[1]
+    groups, rest = divmod(query.shape[1], key.shape[1])
+    if rest:
+        raise _OtherAttentionError(
+            f"which has {query.shape[1]} heads, not a multiple of its {key.shape[1]} "
+            "key-value heads"
+        )
     if attention_mask is None or attention_mask.shape[2:] != (
         groups * query.shape[2],
         key.shape[2],
@@ -251,6 +256,8 @@ def _window_probe(
             f"which has layers with a window of {window or 'any length'}, but its "
             f"configuration has sliding_window={expected}"
         )
+    if window is not None and window < 1:
+        raise _OtherAttentionError(f"which has layers with a window of {window} tokens")
     return _blank(module, query, value), None
 
 

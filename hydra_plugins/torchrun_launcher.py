@@ -2,8 +2,9 @@
 
     python -m train -m hydra/launcher=torchrun optimizer.lr=1e-3,2e-3 out='runs/${optimizer.lr}' ...
 
-The jobs run one after another; each is `hydra.launcher.command` followed by the job's settings. The result
-of its first rank (see conf/settings/cli.py) is the job's value for a sweeper such as Optuna.
+The jobs run one after another; each is `hydra.launcher.command` followed by the job's settings and the
+sweep's --config-dir. The result of its first rank (see conf/settings/cli.py) is the job's value for a sweeper
+such as Optuna.
 Hydra only finds launchers in the namespace package hydra_plugins, so this folder has no __init__.py.
 """
 
@@ -44,8 +45,13 @@ class CommandLauncher(Launcher):
         self._command = shlex.split(command)
 
     def setup(self, *, config: DictConfig, hydra_context: Any, **_: object) -> None:
-        """Store the sweep's configuration and Hydra's config loader."""
+        """Store the sweep's configuration, Hydra's config loader and the user's --config-dir."""
         self._config = config
+        self._config_dir = [
+            f"--config-dir={source.path}"
+            for source in config.hydra.runtime.config_sources
+            if source.provider == "command-line"
+        ]
         self._loader = hydra_context.config_loader
 
     def launch(
@@ -70,7 +76,9 @@ class CommandLauncher(Launcher):
     def _run(self, overrides: Sequence[str]) -> object:
         with TemporaryDirectory() as folder:
             file = Path(folder) / "result.json"
-            command = [*self._command, *map(as_word, overrides)]
+            words = map(as_word, overrides)
+            # Last, because argparse refuses an option between two settings.
+            command = [*self._command, *words, *self._config_dir]
             print(f"sweep: {shlex.join(command)}", flush=True)
             code = subprocess.call(command, env=os.environ | {RESULT_FILE: str(file)})
             if code:

@@ -141,9 +141,13 @@ def normalize(
 
 
 def _check_stage(settings: Mapping[str, Any]) -> None:
-    """Raise ValueError for a setting that needs another stage of ZeRO."""
+    """Raise ValueError for an unknown stage of ZeRO, and a setting that needs another one."""
     zero = settings.get("zero_optimization", {})
     stage = zero.get("stage", 0)
+    if stage not in (0, 1, 2, 3):
+        raise ValueError(
+            f"deepspeed.zero_optimization.stage must be 0, 1, 2 or 3, got {stage}"
+        )
     for name, present, stages in (
         ("prescale_gradients", settings.get("prescale_gradients"), (0,)),
         # In stages 2 and 3 DeepSpeed ends in an assertion.
@@ -166,7 +170,7 @@ def _check_stage(settings: Mapping[str, Any]) -> None:
 def _check_accumulation(settings: Mapping[str, Any], dtype: str) -> None:
     """Raise ValueError for an unknown dtype of gradients, or one that stage 0 does not support."""
     given = settings.get("data_types", {}).get("grad_accum_dtype")
-    if given is not None and given not in ACCUMULATION:
+    if given is not None and str(given) not in ACCUMULATION:
         raise ValueError(
             f"deepspeed.data_types.grad_accum_dtype must be bf16 or fp32, got {given}"
         )

@@ -54,7 +54,6 @@ from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
 from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 from deepspeed.utils.tensor_fragment import fragment_address
 
-RANKS_PER_MACHINE = 8
 FROZEN_BYTES = 2**32  # size of a file of frozen weights
 
 # All classes in our checkpoints besides tensors and plain values. `partial` makes a function
@@ -124,31 +123,29 @@ def deepspeed_config(config: TrainConfig, *, ranks: int) -> dict[str, Any]:
 def model_states(
     total: int, trained: int, largest: int, config: TrainConfig, *, ranks: int
 ) -> tuple[int, int]:
-    """Return the bytes of model states on a rank's GPU and on its machine.
+    """Return the bytes of a rank's model states on its GPU and on its machine.
 
     DeepSpeed's estimators count weights, gradients and optimizer of `trained` parameters;
     the weights of the other parameters in `total` are added. `largest` is the number of
     parameters in the largest module. The estimators are for bfloat16 and ZeRO 2 and 3:
     float32 adds 2 bytes for each weight, and below stage 2 every rank has all gradients.
     """
-    local = min(ranks, RANKS_PER_MACHINE)
+    # One node has all ranks: the estimators use only their number for a GPU, and then the
+    # bytes of the host belong to all ranks together.
     offload = config.zero.get("offload_optimizer") is not None
     if config.stage == 3:
         host, device, _ = estimate_zero3_model_states_mem_needs(
             trained,
             largest,
-            num_gpus_per_node=local,
-            num_nodes=ranks // local,
+            num_gpus_per_node=ranks,
             cpu_offload=offload,
             cpu_offload_params=config.zero.get("offload_param") is not None,
         )
         held = (total - trained) / ranks
     else:
-        divided = ranks if config.stage else 1
         host, device = estimate_zero2_model_states_mem_needs(
             trained,
-            num_gpus_per_node=min(divided, local),
-            num_nodes=max(1, divided // local),
+            num_gpus_per_node=ranks if config.stage else 1,
             cpu_offload=offload,
         )
         held = total - trained
@@ -156,7 +153,7 @@ def model_states(
             device += 2 * trained
     wide = 0 if config.bf16 else 2
     weights = total / ranks if config.stage == 3 else total
-    return int(device + 2 * held + wide * weights), host if offload else 0
+    return int(device + 2 * held + wide * weights), host // ranks if offload else 0
 
 
 @contextlib.contextmanager

@@ -17,11 +17,9 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from conf.adapter import HEAD
-from conf.errors import UserError
 from train.tensor_files import write_safetensors
 
 PREFIX = "head."  # of the head's parameter names in train.model.AdaptiveLM
@@ -53,31 +51,3 @@ def write_head(weights: Mapping[str, Tensor], folder: Path, dtype: torch.dtype) 
     }
     if head:
         write_safetensors(head, folder / HEAD)
-
-
-def read_head(
-    head: PreviousTokenHead | None, folder: Path, *, setting: str = "model.adapter"
-) -> None:
-    """Load the head's weights from an adapter's folder, if it has a head.
-
-    Raises UserError, naming `setting`, if the folder has a head but this run does not (`head` is None), or if
-    the head in the folder has another width.
-    """
-    path = folder / HEAD
-    if not path.is_file():
-        return
-    if head is None:
-        raise UserError(
-            f"objective.previous_token must be true, got false: {setting}={folder} "
-            "has a previous-token head. Add objective.previous_token=true."
-        )
-    weights = load_file(path)
-    shapes = {name: weight.shape for name, weight in weights.items()}
-    expected = {name: weight.shape for name, weight in head.state_dict().items()}
-    if shapes != expected:
-        raise UserError(
-            f"{setting}={folder} must have a head of this model's width "
-            f"{head.w2.out_features}, got another width in {HEAD}. "
-            "Use an adapter of this model."
-        )
-    head.load_state_dict(weights)

@@ -6,7 +6,6 @@ from conf.console import PlainConsole
 from conf.devices.memory import GIB
 from conf.errors import UserError, counted
 from train.config import TrainConfig
-from train.engine import RANKS_PER_MACHINE
 from train.flops import peak_flops
 from train.inputs import RunInputs
 from train.spec import RESERVED, Memory, ModelSpec, estimate_memory
@@ -21,6 +20,7 @@ DEVICES = {
     "l40s_48gb": ("NVIDIA L40S", 44.4),
     "rtx4090_24gb": ("NVIDIA GeForce RTX 4090", 23.6),
 }
+RANKS_PER_MACHINE = 8  # most ranks of one machine that a plan assumes
 UTILISATION = 0.4  # share of a device's peak that a plan assumes
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from huggingface_hub import metadata_load
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -23,7 +22,7 @@ from yaml import YAMLError
 
 from conf.adapter import CONFIG, FOLDER
 from conf.architecture import why_unsupported
-from conf.errors import UserError, in_one_line
+from conf.errors import UserError, as_user_error, in_one_line
 from conf.runs.files import check_regular, read_json
 from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
 from train.attention import register
@@ -58,28 +57,22 @@ def model_config(
             "Set model.path, or model=tiny for random weights."
         )
     check_regular(Path(config.path), "model.path")
-    try:
+    with as_user_error(
+        f"model.path={config.path} must have a model's config.json, got",
+        ". Download a model by hf download NAME --local-dir DIR.",
+    ):
         architecture: PretrainedConfig = AutoConfig.from_pretrained(
             config.path, local_files_only=True, trust_remote_code=False
         )
         return architecture
-    except (OSError, ValueError, StrictDataclassError) as error:
-        raise UserError(
-            f"model.path={config.path} must have a model's config.json, "
-            f"got {in_one_line(error)}. Download a model by hf download NAME --local-dir DIR."
-        ) from error
 
 
 def _config_of_shape(shape: dict[str, Any]) -> PretrainedConfig:
     """Return the configuration for `model.shape`; model_type is llama if it is not given."""
     fields = {"model_type": "llama", **shape}
     kind = fields.pop("model_type")
-    try:
+    with as_user_error(f"model.shape must be valid for {kind}, got", ". Correct it."):
         config = AutoConfig.for_model(kind, **fields)
-    except (TypeError, ValueError, StrictDataclassError) as error:
-        raise UserError(
-            f"model.shape must be valid for {kind}, got {in_one_line(error)}. Correct it."
-        ) from error
     known = {field.name for field in dataclasses.fields(config)}
     if unknown := sorted(fields.keys() - known):
         raise UserError(
@@ -96,14 +89,18 @@ def with_rows(architecture: PretrainedConfig, rows: int) -> PretrainedConfig:
     return grown
 
 
-def check_architecture(config: PretrainedConfig, *, seq_len: int) -> None:
-    """Raise UserError unless the model can train on sequences of `seq_len` tokens and decode."""
+def check_architecture(config: PretrainedConfig, *, seq_len: int | None) -> None:
+    """Raise UserError unless the model can train on sequences of `seq_len` tokens and decode.
+
+    If `seq_len` is None, any context is accepted. An unsupported architecture, which may have
+    no maximum context, is refused first.
+    """
     if reason := why_unsupported(config):
         raise UserError(
             "model must be a causal model with attention that can follow a tree, "
             f"got {config.model_type}, {reason}. Use another model."
         )
-    if seq_len > config.max_position_embeddings:
+    if seq_len is not None and seq_len > config.max_position_embeddings:
         raise UserError(
             f"data.path: sequences must have at most {config.max_position_embeddings:,} "
             f"tokens, the context of {config.model_type}, got {seq_len:,}. "

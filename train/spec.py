@@ -9,8 +9,9 @@ from conf.architecture import passes_argument, skeleton
 from conf.devices.memory import GIB
 from conf.errors import UserError
 from train.config import TrainConfig
-from train.engine import RANKS_PER_MACHINE, check_deepspeed_settings, model_states
+from train.engine import check_deepspeed_settings, model_states
 from train.flops import ExpectedRows, expected_work, step_flops
+from train.initial_adapter import read_saved_adapters
 from train.inputs import RunInputs
 from train.lora import adapt
 from train.pretrained import check_architecture, model_config, with_rows
@@ -42,18 +43,16 @@ def read_spec(config: TrainConfig, inputs: RunInputs | None) -> ModelSpec:
     """Read and check the configuration of the model; count its parameters and operations.
 
     `inputs` is None for a plan without data.path: then the context is the sequence length.
-    Raises UserError unless this model can train with these settings and can then decode.
+    Raises UserError unless this model can train with these settings and can then decode, and
+    for a damaged adapter.
     """
     architecture = model_config(
         config.model, vocab=inputs.vocab if inputs else None, needed=not config.plan
     )
-    seq_len: int = architecture.max_position_embeddings
-    grown = architecture
-    if inputs:
-        seq_len = inputs.seq_len
-        grown = with_rows(architecture, inputs.vocab.size)
-    check_architecture(architecture, seq_len=seq_len)
+    check_architecture(architecture, seq_len=inputs.seq_len if inputs else None)
     check_deepspeed_settings(config.deepspeed)
+    # Only to report damaged files before the weights are loaded.
+    read_saved_adapters(config.model.adapter_folders)
     mask_id = config.objective.mask_id
     if mask_id is not None and mask_id >= architecture.vocab_size:
         raise UserError(
@@ -65,6 +64,11 @@ def read_spec(config: TrainConfig, inputs: RunInputs | None) -> ModelSpec:
             "lora.gated=true needs a model that passes extra arguments to attention, "
             f"got {architecture.model_type}. Use lora.gated=false."
         )
+    seq_len: int = architecture.max_position_embeddings
+    grown = architecture
+    if inputs:
+        seq_len = inputs.seq_len
+        grown = with_rows(architecture, inputs.vocab.size)
     lm = skeleton(grown)
     modules = [list(module.parameters(recurse=False)) for module in lm.modules()]
     parameters = sum(p.numel() for p in lm.parameters())
@@ -131,6 +135,6 @@ def estimate_memory(spec: ModelSpec, config: TrainConfig, *, ranks: int) -> Memo
         states=states,
         activations=stored,
         loss=logits + rows * d * size,
-        host=host / min(ranks, RANKS_PER_MACHINE),
+        host=host,
         loading=spec.parameters * size / (ranks if config.stage == 3 else 1),
     )

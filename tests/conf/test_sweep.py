@@ -72,16 +72,22 @@ def test_a_missing_launcher_is_named_by_its_package(
 
 
 def test_the_jobs_of_a_sweep_are_commands(tmp_path: Path) -> None:
-    """Regression: -m and torchrun were refused together, so torchrun sweeps needed a shell loop."""
+    """Regression: -m and torchrun were refused together, so torchrun sweeps needed a shell loop.
+
+    Then the jobs were started without the sweep's --config-dir.
+    """
+    (tmp_path / "own" / "experiment").mkdir(parents=True)
+    out = "# @package _global_\nout: r/${inspect.seed}\n"
+    (tmp_path / "own" / "experiment" / "mine.yaml").write_text(out)
     program = tmp_path / "job.py"
     program.write_text(JOB)
     words = [
         "hydra/launcher=torchrun",
         "inspect.seed=3,4,5,6",
-        "out='r/${inspect.seed}'",
+        "+experiment=mine",
     ]
     started = f"hydra.launcher.command='env LOCAL_RANK=0 {sys.executable} {program}'"
-    end = command(str(program), "-m", *words, started, cwd=tmp_path)
+    end = command(str(program), "-m", *words, started, "--config-dir=own", cwd=tmp_path)
     lines = [line for line in end.stdout.splitlines() if not line.startswith("sweep: ")]
     assert lines == ["3 r/3 0", "4 r/4 0", "5 r/5 0"]
     assert end.returncode == 2 and error(end.stderr) == "seed must not be 5"

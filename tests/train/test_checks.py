@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from conf.errors import RankLocalError, UserError
+from conf.runs.files import write_json
 from conf.settings.compose import settings
 from data_prep.shards import Shards
 from tests.conftest import vocab_of
@@ -61,6 +62,9 @@ REFUSED = [
         "objective.L must be below the 128 tokens of a sequence .*, got 128. Lower obj",
     ),
     (["model.path=absent"], "model.path=absent must have a model's config.json"),
+    # Bug: a ZeroDivisionError and a KeyError of Transformers.
+    (["model.shape.num_attention_heads=0"], "valid for llama, got .* by zero. Correct"),
+    (["+model.shape.rope_parameters={rope_type:linear}"], "valid for llama, .*factor"),
 ]
 
 
@@ -72,6 +76,36 @@ def test_refused_settings(
     with pytest.raises(UserError, match=message) as caught:
         main(settings("train", TrainConfig, ["plan=true", *given]))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        # Bug: without data.path an AttributeError for max_position_embeddings, with it for
+        # vocab_size, before the architecture was checked.
+        (
+            {"model_type": "bloom"},
+            "must be a causal model .* got bloom, .* another model",
+        ),
+        ({"model_type": "llama4"}, "must be a causal model .* got llama4, which takes"),
+        # Bug: a ZeroDivisionError and an AttributeError of Transformers.
+        ({"num_attention_heads": 0}, "must have a model's config.json, got .* by zero"),
+        ({"dtype": "abc"}, "must have a model's config.json, got .* 'abc'. Download"),
+    ],
+)
+@pytest.mark.parametrize("with_data", [False, True])
+def test_an_unusable_config_json(
+    fields: dict[str, object],
+    message: str,
+    with_data: bool,
+    data_folder: Path,
+    tmp_path: Path,
+) -> None:
+    write_json(tmp_path / "config.json", {"model_type": "llama"} | fields)
+    data = [f"data.path={data_folder}"] if with_data else []
+    given = ["plan=true", f"model.path={tmp_path}", *data]
+    with pytest.raises(UserError, match=message):
+        main(settings("train", TrainConfig, given))
 
 
 def test_ranks_with_different_settings() -> None:

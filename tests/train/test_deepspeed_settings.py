@@ -165,6 +165,13 @@ REFUSED = [
         {"zero_optimization": {"stage": 2}, "gradient_predivide_factor": 2.0},
         "gradient_predivide_factor needs stage 0 of ZeRO, got stage 2",
     ),
+    # Bug: "invalid literal for int() with base 10", and for lists "unknown setting".
+    ({"zero_optimization": {"stage": "abc"}}, "stage must be 0, 1, 2 or 3, got abc"),
+    ({"zero_optimization": {"stage": [1]}}, r"stage must be 0, 1, 2 or 3, got \[1\]"),
+    (
+        {"data_types": {"grad_accum_dtype": ["a"]}},
+        r"grad_accum_dtype must be bf16 or fp32, got \['a'\]",
+    ),
 ]
 
 

@@ -12,6 +12,7 @@ from conf.adapter import WEIGHTS
 from conf.architecture import skeleton
 from conf.errors import UserError
 from conf.runs.files import read_json, write_json
+from conf.settings.compose import settings
 from tests.train.test_lora import (
     ADAPTIVE,
     adapted,
@@ -20,11 +21,18 @@ from tests.train.test_lora import (
     hidden_and_tally,
     train,
 )
-from train.config import LoraSettings, ModelConfig
-from train.head import PreviousTokenHead, read_head, write_head
-from train.initial_adapter import begin_with, start_from
+from train.config import LoraSettings, ModelConfig, TrainConfig
+from train.head import PreviousTokenHead, write_head
+from train.initial_adapter import (
+    SavedAdapter,
+    begin_head,
+    begin_with,
+    read_saved_adapters,
+    start_from,
+)
 from train.lora import PlainWeights, adapt, adapter_weights
 from train.model import AdaptiveLM
+from train.spec import read_spec
 
 RANK_4 = LoraSettings(rank=4, alpha=6, gated=True)
 
@@ -47,6 +55,10 @@ def trained(tmp_path: Path) -> tuple[AdaptiveLM, Path]:
     return module, tmp_path
 
 
+def saved_in(folder: Path) -> SavedAdapter:
+    return read_saved_adapters([folder])[0]
+
+
 def test_training_continues_an_adapter_at_a_larger_rank(
     trained: tuple[AdaptiveLM, Path],
 ) -> None:
@@ -56,7 +68,7 @@ def test_training_continues_an_adapter_at_a_larger_rank(
     assert [path] == ModelConfig(adapter=str(folder / "adapter")).adapter_folders
     assert path == folder / "adapter"
     module = adapted(LoraSettings(rank=6, alpha=12, gated=True))
-    begin_with(module.lm, path)
+    begin_with(module.lm, saved_in(path))
     layout = branch_layout(seed=5)
     expected, _ = hidden_and_tally(before, layout)
     result, _ = hidden_and_tally(module, layout)
@@ -74,7 +86,7 @@ def test_an_adapter_with_rows_starts_a_training_without_rows(
     before, folder = trained
     lm = base_model()
     adapt(lm, RANK_4, adaptive=())
-    begin_with(lm, folder / "adapter")
+    begin_with(lm, saved_in(folder / "adapter"))
     pairs = adapter_weights(lm.state_dict())
     saved = before.lm.state_dict()
     assert pairs and all(torch.equal(saved[name], pairs[name]) for name in pairs)
@@ -101,7 +113,7 @@ def test_an_adapter_that_does_not_fit_is_refused(
     lm = base_model()
     adapt(lm, LoraSettings(**settings), adaptive=ids)
     with pytest.raises(UserError, match=reason):
-        begin_with(lm, trained[1] / "adapter")
+        begin_with(lm, saved_in(trained[1] / "adapter"))
 
 
 def test_an_adapter_of_another_scaling_is_refused(
@@ -115,7 +127,7 @@ def test_an_adapter_of_another_scaling_is_refused(
         lm = base_model()
         adapt(lm, RANK_4, adaptive=ADAPTIVE)
         with pytest.raises(UserError, match=f"lora_alpha / r, got {name}="):
-            begin_with(lm, config.parent)
+            begin_with(lm, saved_in(config.parent))
 
 
 def test_an_adapter_of_another_model_is_refused(
@@ -126,7 +138,7 @@ def test_an_adapter_of_another_model_is_refused(
     lm = LlamaForCausalLM(config)
     adapt(lm, RANK_4, adaptive=ADAPTIVE)
     with pytest.raises(UserError, match="must be an adapter of model.path"):
-        begin_with(lm, trained[1] / "adapter")
+        begin_with(lm, saved_in(trained[1] / "adapter"))
     with pytest.raises(UserError, match="without adapter_config.json"):
         _ = ModelConfig(adapter=str(trained[1] / "nowhere")).adapter_folders
 
@@ -138,20 +150,45 @@ def test_an_adapter_without_weights_is_refused(tmp_path: Path) -> None:
         _ = ModelConfig(adapter=str(tmp_path)).adapter_folders
 
 
-def test_training_continues_a_head_with_its_adapter(tmp_path: Path) -> None:
+def test_training_continues_a_head_with_its_adapter(
+    trained: tuple[AdaptiveLM, Path],
+) -> None:
+    folder = trained[1] / "adapter"
     head = PreviousTokenHead(8, torch.float32)
     torch.nn.init.normal_(head.w2.weight)
     weights = {f"head.{name}": tensor for name, tensor in head.state_dict().items()}
     other = PreviousTokenHead(8, torch.float32)
-    read_head(other, tmp_path)  # the folder has no head, so this changes nothing
+    begin_head(other, saved_in(folder))  # it has no head, so this changes nothing
     assert not other.w2.weight.any()
-    write_head(weights, tmp_path, torch.float32)
-    read_head(other, tmp_path)
+    write_head(weights, folder, torch.float32)
+    begin_head(other, saved_in(folder))
     assert torch.equal(other.w2.weight, head.w2.weight)
     with pytest.raises(UserError, match="objective.previous_token must be true"):
-        read_head(None, tmp_path)
+        begin_head(None, saved_in(folder))
     with pytest.raises(UserError, match="of this model's width 6"):
-        read_head(PreviousTokenHead(6, torch.float32), tmp_path)
+        begin_head(PreviousTokenHead(6, torch.float32), saved_in(folder))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "reason"),
+    [
+        ("adapter_model.safetensors", b"{", "header"),
+        ("head.safetensors", b"{", "header"),
+        ("adapter_config.json", b"{", "Expecting property name"),
+        ("adapter_config.json", b'{"peft_type": "IA3"}', "peft_type=IA3"),
+    ],
+)
+def test_a_damaged_or_foreign_adapter_is_refused_before_the_model_is_loaded(
+    file: str, content: bytes, reason: str, trained: tuple[AdaptiveLM, Path]
+) -> None:
+    """Bug: each file ended in a traceback of its library, after the base model was loaded."""
+    folder = trained[1] / "adapter"
+    (folder / file).write_bytes(content)
+    given = [f"model.adapter={folder}", "lora.rank=4", "model=tiny", "plan=true"]
+    config = settings("train", TrainConfig, given)
+    message = f"^model.adapter={folder} must be an export's adapter, got .*{reason}"
+    with pytest.raises(UserError, match=message):
+        read_spec(config, None)
 
 
 def scaled_copy(folder: Path, factor: float) -> Path:

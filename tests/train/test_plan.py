@@ -20,6 +20,7 @@ from tests.infer.engine.test_families import LATENT, MIXED, tiny
 from train.attention import dense_mask
 from train.config import LoraSettings, ObjectiveConfig, TrainConfig
 from train.data import lay_out
+from train.engine import model_states
 from train.flops import (
     causal_pairs,
     expected_pairs,
@@ -74,6 +75,29 @@ def test_a_plan_for_one_rank_counts_in_the_singular() -> None:
         "1 rank",
         "1,024 ranks",
     ]
+
+
+@pytest.mark.parametrize("ranks", [8, 12, 20])
+@pytest.mark.parametrize(
+    ("zero", "device", "host"),
+    [
+        ("zero1", (4, 18), (0, 0)),
+        ("zero2", (2, 18), (0, 0)),
+        ("zero3", (0, 18), (0, 0)),
+        ("zero2_offload", (2, 0), (6, 0)),
+        ("zero3_offload", (0, 0), (0, 27)),
+    ],
+)
+def test_states_are_divided_by_all_ranks(
+    zero: str, device: tuple[int, int], host: tuple[int, int], ranks: int
+) -> None:
+    """Bug: 12 ranks were estimated as 8, and 20 as 16.
+
+    A pair is the bytes of a parameter that each rank has, and that all ranks divide.
+    """
+    config = settings("train", TrainConfig, [f"deepspeed={zero}"])
+    expected = tuple(120 * (each + shared / ranks) for each, shared in (device, host))
+    assert model_states(120, 120, 0, config, ranks=ranks) == expected
 
 
 def test_settings_that_save_memory() -> None:
