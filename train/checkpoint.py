@@ -39,7 +39,14 @@ from conf.runs.files import (
     with_checksum,
     write_json,
 )
-from conf.runs.stage import ROOT, check_same, create_folder, lock, remove_empty
+from conf.runs.stage import (
+    ROOT,
+    check_empty,
+    check_same,
+    create_folder,
+    lock,
+    remove_empty,
+)
 from train.config import CHECKPOINTS, FROZEN, RUN
 from train.distributed import broadcast, gather
 from train.tensor_files import load_mapped
@@ -275,11 +282,20 @@ class Checkpoints:
                 f"out={out} must have {RUN} beside its checkpoints, got none: the settings "
                 "of the run are not known. Restore it, or use another out."
             )
+        else:
+            self._on_rank_0(self._check_new)
 
     def _acquire(self) -> None:
         # If `out` is a link, create its target.
         self._created = create_folder(Path(os.path.realpath(self.out)), self.out)
         self._lock = lock(self.out, self.out)
+
+    def _check_new(self) -> None:
+        """Raise UserError if the folder of a new run has files of another program or stage."""
+        # The temporary file of a killed `record`.
+        for path in self.out.glob(f".{RUN}." + 12 * "[0-9a-f]"):
+            path.unlink()
+        check_empty(self.out)
 
     def record(self) -> None:
         """Write the settings and inputs of a new run, which a resumed run is compared with."""

@@ -22,7 +22,7 @@ from train.inputs import RunInputs
 from train.pretrained import check_tokenizer
 from train.spec import RESERVED, Memory, ModelSpec, estimate_memory
 
-SAMPLE = 64  # sequences searched for adaptive ids; training checks every batch
+SAMPLE = 64  # number of sequences that are searched for adaptive ids
 CURE = (
     "choose a smaller model or batch: plan=true shows all parts; "
     "memory_check=false trains anyway"

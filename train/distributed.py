@@ -50,10 +50,17 @@ class StopSignals:
 
     def __init__(self) -> None:
         self._stop = False
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-            signal.signal(number, self._remember)
+        numbers = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            signal.signal(signal.SIGHUP, self._remember)
+            numbers.append(signal.SIGHUP)
+        self._earlier = {
+            number: signal.signal(number, self._remember) for number in numbers
+        }
+
+    def restore(self) -> None:
+        """Restore the earlier signal handlers, so that a sweep can be stopped between its jobs."""
+        for number, handler in self._earlier.items():
+            signal.signal(number, handler)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self._stop = True

@@ -118,8 +118,8 @@ class Journal:
             self.write_page(step, planned)
 
     def write_page(self, step: int, planned: int | None) -> None:
-        """Write the page of the run up to a step."""
-        if not self._log:
+        """Write the page of the run up to a step, unless it has no validation yet."""
+        if not self._log or not self._validation:
             return
         # Imported late: matplotlib takes a second to load, and only rank 0 needs it.
         from train.page import Run, data_facts, machine_facts, model_facts, write_page

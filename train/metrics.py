@@ -29,18 +29,29 @@ LINE_SECONDS = 30  # interval between lines if the output is not a terminal
 Show = Callable[[int, str, int | None], None]
 
 
-def baseline(validation: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
-    """Return the validation before the first step, or the first with as many sequences as the last.
+def comparable(
+    validation: Sequence[Mapping[str, float]],
+) -> list[Mapping[str, float]]:
+    """Return the validations of the same sequences as the last one.
 
-    A run may continue with another validate_sequences. Its first validation is then of
-    other sequences, and no metric of it may be compared with the last one's.
+    A run may continue with another validate_sequences. No metric of its earlier validations
+    may then be compared with the last one's.
     """
-    count = validation[-1]["sequences"]
-    return next(row for row in validation if row["sequences"] == count)
+    return [
+        row for row in validation if row["sequences"] == validation[-1]["sequences"]
+    ]
+
+
+def first_and_last(
+    validation: Sequence[Mapping[str, float]],
+) -> list[Mapping[str, float]]:
+    """Return the first and the last comparable validation; one if they are the same, as with steps=0."""
+    rows = comparable(validation)
+    return rows if len(rows) == 1 else [rows[0], rows[-1]]
 
 
 def since(first: Mapping[str, float]) -> str:
-    """Return when a baseline was measured, in words."""
+    """Return when the first comparable validation took place, in words."""
     return f"at step {first['step']:.0f}" if first.get("step") else "before"
 
 
@@ -58,12 +69,9 @@ def describe_step(
         parts.append(
             f"masked {metrics['masked_loss']:.2f} drafts {metrics['accepted']:.2f}"
         )
-    lengths = acceptance_lengths(validation)
+    lengths = acceptance_lengths(first_and_last(validation)) if validation else []
     if lengths:
-        parts.append(
-            "tau "
-            + "→".join(f"{lengths[i]:.2f}" for i in sorted({0, len(lengths) - 1}))
-        )
+        parts.append("tau " + "→".join(f"{length:.2f}" for length in lengths))
     return " ".join([*parts, speed(metrics["tokens_per_second"])])
 
 
@@ -75,7 +83,8 @@ def acceptance_lengths(validation: Sequence[Mapping[str, float]]) -> list[float]
 def describe_validation(validation: Sequence[Mapping[str, float]]) -> str:
     """Return the last validation as one console line.
 
-    It also has the acceptance lengths of the validations before, SHOWN_LENGTHS in all.
+    It also has the acceptance lengths of the comparable validations before, SHOWN_LENGTHS
+    in all.
     """
     metrics = validation[-1]
     parts = [f"loss {metrics['standard_loss']:.3f}"]
@@ -85,7 +94,7 @@ def describe_validation(validation: Sequence[Mapping[str, float]]) -> str:
             for offset in range(1, SHOWN_OFFSETS + 1)
             if (name := f"accuracy_{offset}") in metrics
         )
-        lengths = acceptance_lengths(validation)[-SHOWN_LENGTHS:]
+        lengths = acceptance_lengths(comparable(validation))[-SHOWN_LENGTHS:]
         parts += [
             f"masked {metrics['masked_loss']:.3f}",
             "acceptance length " + " ".join(f"{length:.2f}" for length in lengths),
@@ -95,20 +104,22 @@ def describe_validation(validation: Sequence[Mapping[str, float]]) -> str:
 
 
 def describe_change(validation: Sequence[Mapping[str, float]]) -> str:
-    """Return the held-out metrics before and after training as one sentence."""
-    before = baseline(validation)
-    after = validation[-1]
-    rise = after["standard_loss"] / before["standard_loss"] - 1
-    then = since(before)
-    sentence = (
-        f"held-out standard-token loss {before['standard_loss']:.3f} {then}, "
-        f"{after['standard_loss']:.3f} after ({100 * rise:+.1f} %)"
-    )
-    if "accepted" in after:
-        sentence += (
-            f"; expected accepted drafts {before['accepted']:.2f} {then}, "
-            f"{after['accepted']:.2f} after"
+    """Return the held-out metrics as one sentence: before and after training, or of one validation."""
+    rows = first_and_last(validation)
+    times = [f" {since(rows[0])}", " after"] if len(rows) == 2 else [""]
+
+    def values(name: str, digits: int) -> str:
+        return ", ".join(
+            f"{row[name]:.{digits}f}{when}"
+            for row, when in zip(rows, times, strict=True)
         )
+
+    sentence = f"held-out standard-token loss {values('standard_loss', 3)}"
+    if len(rows) == 2:
+        rise = rows[1]["standard_loss"] / rows[0]["standard_loss"] - 1
+        sentence += f" ({100 * rise:+.1f} %)"
+    if "accepted" in rows[-1]:
+        sentence += f"; expected accepted drafts {values('accepted', 2)}"
     return sentence
 
 
@@ -219,14 +230,16 @@ class Tracker:
         )
         task = bar.add_task(name, total=total, completed=done, line="")
         last = time.monotonic()
+        shown: int | None = None
 
         def show(step: int, line: str, total: int | None) -> None:
-            nonlocal last
+            nonlocal last, shown
             bar.update(task, completed=step, total=total, line=line)
+            # The last step has one line at once; the progress of its validation follows.
             if not self._console.is_terminal and (
-                time.monotonic() - last > LINE_SECONDS or step == total
+                time.monotonic() - last > LINE_SECONDS or step == total != shown
             ):
-                last = time.monotonic()
+                last, shown = time.monotonic(), step
                 self.tell(f"step {step}/{'?' if total is None else total} {line}")
 
         with bar:

@@ -19,7 +19,7 @@ from conf.pages import COLOURS, Cell, Draw, render, svg
 from conf.runs.files import write_bytes
 from conf.runs.stage import commit, processor, versions
 from train.config import TrainConfig
-from train.metrics import acceptance_lengths, baseline, describe_change
+from train.metrics import describe_change, first_and_last
 
 PAGE = "index.html"
 TEMPLATE = Path(__file__).with_name("run.html.j2")
@@ -79,14 +79,15 @@ def steps_done(run: Run) -> int:
 
 
 def cells(run: Run) -> list[Cell]:
-    """Return the main figures, before training and at the last validation."""
-    first, last = baseline(run.validation), run.validation[-1]
+    """Return the main figures of the first and the last comparable validation."""
+    rows = first_and_last(run.validation)
+    first, last = rows[0], rows[-1]
     result = []
-    if lengths := acceptance_lengths(run.validation):
+    if "tau_real" in last:
         result.append(
             Cell(
                 "mean acceptance length",
-                f"{lengths[0]:.2f} → {lengths[-1]:.2f}",
+                " → ".join(f"{row['tau_real']:.2f}" for row in rows),
                 "tokens per verification along held-out text, by adaptive tokens alone",
             )
         )
@@ -94,7 +95,7 @@ def cells(run: Run) -> list[Cell]:
         result.append(
             Cell(
                 "accuracy of the first draft",
-                f"{100 * first['accuracy_1']:.0f} → {100 * last['accuracy_1']:.0f} %",
+                " → ".join(f"{100 * row['accuracy_1']:.0f}" for row in rows) + " %",
                 "share of held-out windows where the token after the next one is right",
             )
         )
@@ -102,7 +103,8 @@ def cells(run: Run) -> list[Cell]:
     result.append(
         Cell(
             "held-out loss",
-            f"{last['standard_loss']:.3f} ({100 * change:+.1f} %)",
+            f"{last['standard_loss']:.3f}"
+            + (f" ({100 * change:+.1f} %)" if len(rows) == 2 else ""),
             "nats per standard token; a gated adapter does not change it",
         )
     )

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from conf.runs.files import write_bytes
 from conf.runs.tracker import HtmlTable
 from data_prep.vocab import load_tokenizer
 
@@ -68,7 +69,7 @@ def append_texts(path: Path, step: int, texts: Sequence[ReplayedText]) -> None:
         json.dumps({"step": at, "texts": [asdict(text) for text in kept]})
         for at, kept in [*_earlier(path, step), (step, texts)]
     ]
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    write_bytes(path, "".join(f"{line}\n" for line in lines).encode())
 
 
 def read_texts(path: Path) -> Iterator[tuple[int, list[ReplayedText]]]:

@@ -49,7 +49,7 @@ from train.flops import peak_flops
 from train.inputs import RunInputs
 from train.journal import Journal, RunFacts
 from train.loss import summarise
-from train.metrics import Show, baseline, since
+from train.metrics import Show, first_and_last, since
 from train.model import build_module, write_architecture
 from train.pretrained import base_model
 from train.schedule import (
@@ -169,12 +169,12 @@ class Trainer:
         self.seq_len = inputs.seq_len
         self.data = TrainingData(config)
         self.trained_on = trained_on(inputs, self.data.own_share)
-        self.stop = StopSignals()
         self.checkpoints = Checkpoints(self.out, provenance, keep_last=config.keep_last)
+        self.stop = StopSignals()
         try:
             self._prepare(config, spec)
         except BaseException:
-            self.checkpoints.release()
+            self._release()
             raise
 
     def _prepare(self, config: TrainConfig, spec: ModelSpec) -> None:
@@ -214,7 +214,7 @@ class Trainer:
             self.checkpoints.load(checkpoint, self.engine)
             state |= checkpoint.state
             self.step = checkpoint.step
-        self.saved = self.step
+        self.saved = checkpoint.step if checkpoint else None
         self.schedule = Schedule(config.steps)
         if config.minutes is not None:
             planned = read_planned(self.out) if self.rank == 0 else None
@@ -256,11 +256,16 @@ class Trainer:
                 raise
             raise UserError(
                 f"rank {self.rank} lost the connection to another rank in step "
-                f"{self.step + 1}. Repeat the command to continue from step {self.saved}."
+                f"{self.step + 1}. Repeat the command to continue from step {self.saved or 0}."
             ) from error
         finally:
-            self.checkpoints.release()
+            self._release()
         return self.validation
+
+    def _release(self) -> None:
+        """Unlock the folder and restore the earlier signal handlers."""
+        self.checkpoints.release()
+        self.stop.restore()
 
     def _run(self) -> None:
         if self.rank == 0 and not self._at_the_end():
@@ -269,19 +274,28 @@ class Trainer:
         progress = self.journal.progress(self.step, self.schedule.steps)
         with suppress(Abandoned), progress as show:
             self._train(show)
-        if self.step > self.saved or self.schedule.steps == 0:
+        finished = self._at_the_end() and not self._validation_is_due()
+        # Before the first step there is only something to save if the run ends there (steps=0).
+        if self.step != self.saved and (self.step or finished):
             self._save()
         self.journal.write_page(self.step, self.schedule.steps)
-        finished = self._at_the_end() and not self._validation_is_due()
         if self.rank == 0 and finished:
             self._finish()
         self.journal.finish()
         dist.barrier()
         if not finished:
             raise Stopped(
-                f"stopped by a signal; step {self.saved} is saved. "
+                f"stopped by a signal; {self._saved_step()}. "
                 "Repeat the command to continue."
             )
+
+    def _saved_step(self) -> str:
+        """Return which step is saved, in words."""
+        return (
+            "no step is saved yet"
+            if self.saved is None
+            else f"step {self.saved} is saved"
+        )
 
     def _train(self, show: Show) -> None:
         """Take the remaining steps, validate and save. Raises Abandoned after a signal."""
@@ -356,7 +370,9 @@ class Trainer:
             )
             for part in parts
         ]
-        if config.objective.masked_mean == "masked":
+        # The other layouts have no masked term: all their weights are 1/n.
+        masked = config.objective.name in ("dual", "branch")
+        if masked and config.objective.masked_mean == "masked":
             share_masked_mean(batches, ranks=self.ranks)
         lr = learning_rate(self.step, self.schedule, config.optimizer)
         # Check for signals between micro-batches too: a step may take longer than a
@@ -410,7 +426,7 @@ class Trainer:
         self.journal.write_page(self.step, self.schedule.steps)
         raise UserError(
             f"step {self.step + 1}: {why}. See {self.out / DIAGNOSTICS}; "
-            f"the last checkpoint is from step {self.saved}.",
+            f"{self._saved_step()}.",
             page=DIVERGED,
         )
 
@@ -427,7 +443,7 @@ class Trainer:
             )
         self.validation.append({"step": self.step, **metrics})
         self.journal.add_validation(metrics, texts, planned=self.schedule.steps)
-        first = baseline(self.validation)
+        first = first_and_last(self.validation)[0]
         rise = metrics["standard_loss"] / first["standard_loss"] - 1
         if rise > self.config.max_loss_rise:
             than = f"the loss {since(first)}" if first["step"] else "the base model's"

@@ -186,7 +186,7 @@ def start_run(
     other facts.
     """
     check_path(out)
-    _check_empty(out)
+    check_empty(out)
     if os.path.ismount(os.path.realpath(out)):  # a rename cannot replace it
         raise UserError(
             f"out={out} must not be a mount point. Use a folder in it, such as out={out}/out"
@@ -196,7 +196,7 @@ def start_run(
     descriptor = lock(partial, out)
     record = partial / RUN_RECORD
     try:
-        _check_empty(out)  # again: another run may just have finished
+        check_empty(out)  # again: another run may just have finished
         if facts is not None and record.is_file() and len(list(partial.iterdir())) > 1:
             check_same(read_result(record), facts, partial, finished=False)
         else:
@@ -223,7 +223,7 @@ def check_out(out: str | Path) -> None:
     """
     check_path(out)
     if not (Path(out) / MANIFEST).is_file():
-        _check_empty(out)
+        check_empty(out)
 
 
 def create_folder(path: Path, out: str | Path) -> list[Path]:
@@ -261,7 +261,7 @@ def check_path(out: str | Path) -> None:
         )
 
 
-def _check_empty(out: str | Path) -> None:
+def check_empty(out: str | Path) -> None:
     """Raise UserError if the folder exists and is not empty."""
     final = Path(out)
     if final.exists() and any(final.iterdir()):
@@ -297,7 +297,7 @@ def publish(partial: Path) -> Path:
             path.unlink()
     final = partial.with_name(partial.name[1:].removesuffix(".partial"))
     try:
-        _check_empty(final)
+        check_empty(final)
         if final.exists():
             final.rmdir()
         os.replace(partial, final)

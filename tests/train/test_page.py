@@ -1,6 +1,7 @@
 """Test the content of a run's page before, during and after training."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from conf.settings.compose import settings
 from train.config import TrainConfig
 from train.page import (
     Run,
+    cells,
     changed_settings,
     data_facts,
     machine_facts,
@@ -56,7 +58,7 @@ def run(steps: int) -> Run:
 def test_a_page_before_the_first_step_shows_the_base_models_figures() -> None:
     text = page(run(0))
     assert "step 0 of 8" in text
-    assert "1.00 → 1.00" in text
+    assert "→" not in text and "1.00" in text
     assert "training time" not in text
     assert "Gradient norm" not in text  # its curve needs steps
 
@@ -72,6 +74,16 @@ def test_a_page_shows_curves_settings_data_and_time() -> None:
     assert "8 s" in text  # 4 steps of 200 tokens, 100 tokens/s
     assert "<script" not in text
     assert not re.search(r"(?:src|href)=\"(?!#)", text)
+
+
+def test_a_page_compares_validations_of_the_same_sequences() -> None:
+    """Bug: after a change of validate_sequences the acceptance lengths were of different sequences."""
+    other = held_out(0, 0.9) | {"sequences": 16}
+    changed = replace(run(4), validation=[other, held_out(2, 0.2), held_out(4, 0.4)])
+    assert "1.20 → 1.40" in page(changed)
+    single = replace(run(4), validation=[other, held_out(4, 0.4)])
+    values = [cell.figure for cell in cells(single)]
+    assert values[:3] == ["1.40", "40 %", "2.000"]
 
 
 def test_the_recipe_contains_only_changed_settings() -> None:

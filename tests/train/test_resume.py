@@ -21,7 +21,10 @@ from train.tensor_files import load_mapped
 from train.trainer import Clock
 
 ROOT = Path(__file__).parents[2]
-CASES = "whole_and_resumed,broken,full,diverged,stopped,longer,planned,unrecorded"
+CASES = (
+    "whole_and_resumed,broken,full,diverged,stopped,longer,planned,unrecorded,"
+    "early,unfinished,foreign,basic"
+)
 
 
 def worker(cases: str, folder: Path, data: Path, *, ranks: int) -> str:
@@ -187,6 +190,34 @@ def test_a_signal_to_one_rank_saves_and_stops_all(runs: Path) -> None:
     """The fourth step is interrupted, and the third is saved."""
     assert "stopped by a signal; step 3 is saved" in message(runs, "stopped")
     assert values(runs / "stopped") == values(runs / "zero2")
+
+
+def test_a_signal_before_the_first_validation_stops_the_run(runs: Path) -> None:
+    """Bug: the page without a validation ended in a traceback, and the code was not 75."""
+    for run in ("early", "validated"):
+        assert message(runs, run).startswith("stopped by a signal; no step is saved")
+    assert values(runs / "early") == values(runs / "zero0")
+
+
+@pytest.mark.parametrize("run", ["validated", "unfinished"])
+def test_an_interrupted_run_of_no_steps_is_finished(runs: Path, run: str) -> None:
+    """Bug: step 0 was saved again, and its rename failed: "Directory not empty"."""
+    assert checkpoints(runs / run) == ["step-000000"]
+    (row,) = read_json(runs / run / "manifest.json")["validation"]
+    assert row["step"] == 0
+
+
+def test_a_folder_of_another_program_is_refused(runs: Path) -> None:
+    """Bug: the training emptied its log.jsonl, and took its model/ for the run's architecture."""
+    assert "must be a new or empty folder" in message(runs, "foreign")
+    (file,) = (runs / "foreign").iterdir()
+    assert file.read_text() == "{}"
+    assert (runs / "killed" / "manifest.json").is_file()
+
+
+def test_the_baseline_has_no_masked_mean(runs: Path) -> None:
+    """Bug: objective.masked_mean=masked scaled the baseline's adaptive positions by their number."""
+    assert values(runs / "basic-masked") == values(runs / "basic-n")
 
 
 def steps_taken(out: Path) -> int:

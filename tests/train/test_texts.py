@@ -1,5 +1,7 @@
 """Held-out texts with their accepted drafts: for the tracker's table, texts.jsonl and TensorBoard."""
 
+import os
+from errno import ENOSPC
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +80,23 @@ def test_a_repeated_validation_replaces_its_line(tmp_path: Path) -> None:
     assert list(read_texts(file)) == [(0, texts[0]), (5, texts[2])]
     file.write_text(file.read_text() + '{"step": 10, "te')
     assert [step for step, _ in read_texts(file)] == [0, 5]
+
+
+def test_a_failed_write_keeps_the_earlier_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: a full disk, or a kill during the write, lost the texts of all earlier validations."""
+    file = tmp_path / "texts.jsonl"
+    append_texts(file, 0, [ReplayedText(0, 1.0, [["a", True]])])
+    before = file.read_bytes()
+
+    def fail(source: Path, target: Path) -> None:
+        raise OSError(ENOSPC, os.strerror(ENOSPC))
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="No space left"):
+        append_texts(file, 5, [])
+    assert file.read_bytes() == before
 
 
 def test_tensorboard_has_the_figures_and_the_texts(tmp_path: Path) -> None:

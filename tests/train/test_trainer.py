@@ -1,12 +1,21 @@
 """Test divergence, logs and console lines; test_resume.py and tests/test_pipeline.py train."""
 
 import math
+import signal
 from pathlib import Path
 
 import pytest
 
+from conf.runs.tracker import TrackerConfig
 from conf.text.rows import read_rows
-from train.metrics import StepLog, describe_change, describe_step, describe_validation
+from train.distributed import StopSignals
+from train.metrics import (
+    StepLog,
+    Tracker,
+    describe_change,
+    describe_step,
+    describe_validation,
+)
 from train.trainer import MIN_RECENT, RECENT_STEPS, token_loss, why_diverged
 from train.validation import in_rounds
 
@@ -78,17 +87,53 @@ def test_metrics_of_other_held_out_sequences_are_not_called_before() -> None:
         {"step": step, "sequences": count, "standard_loss": 2.0, "accepted": 0.5}
         for step, count in ((0, 16), (2, 4), (4, 4))
     ]
-    assert "2.000 before, 2.000 after" in describe_change(rows[:1])
+    same = [rows[0], rows[2] | {"sequences": 16}]
+    assert "2.000 before, 2.000 after" in describe_change(same)
     assert "2.000 at step 2, 2.000 after" in describe_change(rows)
 
 
+def test_one_validation_is_not_compared_with_itself() -> None:
+    """Bug: with steps=0, or one validation since validate_sequences changed, it was "before" and "after"."""
+    rows = [
+        {"step": step, "sequences": count, "standard_loss": 2.0, "accepted": 0.5}
+        for step, count in ((0, 16), (4, 4))
+    ]
+    sentence = "held-out standard-token loss 2.000; expected accepted drafts 0.50"
+    assert describe_change(rows[:1]) == describe_change(rows) == sentence
+
+
 def test_console_lines_show_the_acceptance_lengths() -> None:
+    """Bug: after a change of validate_sequences they were lengths of different sequences."""
     row = {"standard_loss": 1.5, "masked_loss": 2.0, "accuracy_1": 0.5, "accepted": 0.4}
-    rows = [row | {"tau_real": 1 + i / 4} for i in range(3)]
-    step = describe_step(row | {"tokens_per_second": 25.0}, rows)
-    assert step == "loss 1.50 masked 2.00 drafts 0.40 tau 1.00→1.50 25 tokens/s"
-    line = describe_validation(rows)
-    assert "acceptance length 1.00 1.25 1.50" in line
+    rows = [row | {"tau_real": 1 + i / 4, "sequences": 4} for i in range(3)]
+    for validation in (rows, [row | {"tau_real": 9.0, "sequences": 16}, *rows]):
+        step = describe_step(row | {"tokens_per_second": 25.0}, validation)
+        assert step == "loss 1.50 masked 2.00 drafts 0.40 tau 1.00→1.50 25 tokens/s"
+        line = describe_validation(validation)
+        assert "acceptance length 1.00 1.25 1.50" in line
+
+
+def test_a_validation_after_the_last_step_prints_no_line_per_batch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bug: without a terminal, the last validation and all of steps=0 printed a line for each batch."""
+    tracker = Tracker(
+        TrackerConfig("disabled"), out=tmp_path, name="x", settings={}, speaks=True
+    )
+    with tracker.progress("x", done=0, total=2) as show:
+        for line in ("loss 1.50", "validating: 0 of 4", "validating: 1 of 4"):
+            show(2, line, 2)
+    assert capsys.readouterr().out == "step 2/2 loss 1.50\n"
+
+
+def test_earlier_signal_handlers_are_restored() -> None:
+    """Bug: Ctrl-C and SIGTERM between the jobs of a sweep were ignored."""
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    stop = StopSignals()
+    assert signal.getsignal(signal.SIGINT) != before[0]
+    stop.restore()
+    after = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    assert after == before
 
 
 def test_low_speeds_have_two_digits() -> None:

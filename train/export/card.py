@@ -13,7 +13,7 @@ from conf.runs.stage import read_manifest
 from data_prep.ngrams import TABLE
 from train.config import ADAPTIVE
 from train.export import UNO, trained_lora, trained_mask
-from train.metrics import baseline, since
+from train.metrics import first_and_last, since
 
 CARD = "README.md"
 TEMPLATE = Path(__file__).with_name("card.md.j2")
@@ -44,7 +44,8 @@ def write_card(
     )
     after = validation_at(manifest, step)
     rows = [row for row in manifest["validation"] if row["step"] <= step]
-    before = baseline(rows) if after else rows[0]
+    # The step may have no validation: then its column is empty.
+    measured = first_and_last(rows) if after else [rows[0], {}]
     card = ModelCard.from_template(
         metadata,
         template_path=str(TEMPLATE),
@@ -61,9 +62,8 @@ def write_card(
         custom_generate=(out / "custom_generate").is_dir(),
         table=(out / TABLE).is_file(),
         step=step,
-        before=before,
-        since=since(before),
-        after=after,
+        measured=measured,
+        since=since(measured[0]),
         verified=verified,
         report=read_report(report, out) if report else {},
     )

@@ -125,6 +125,15 @@ def test_a_later_first_validation_is_not_called_before(tmp_path: Path) -> None:
     assert "| mean loss per token, nats | 1.500 | 1.400 |" in card
 
 
+def test_one_validation_has_one_column(tmp_path: Path) -> None:
+    """Bug: with steps=0 the figures of the mean of adapters were "before" and "after" training."""
+    row = {"step": 9, "sequences": 2, "standard_loss": 1.5, "accepted": 0.1}
+    card = card_of(export(tmp_path, validation=[row])[0])
+    assert "with drafts as in decoding:\n\n| | value |\n|---|---:|\n" in card
+    assert "| mean loss per token, nats | 1.500 |\n" in card
+    assert "of 2 by adaptive tokens | 0.100 |\n" in card
+
+
 def test_a_report_goes_into_the_card(tmp_path: Path) -> None:
     out, _ = export(tmp_path)
     report = report_of(out, tmp_path / "report")
