@@ -196,6 +196,11 @@ def _budget_warnings(manifest: dict[str, Any], chosen: dict[str, Any]) -> Iterat
     ]
     if small:
         yield f"a language has less data than its share: {', '.join(small)}."
+    if absent := manifest.get("without_data"):  # earlier versions did not record it
+        yield (
+            f"the data has no {', '.join(absent)}, which proportion.table lists; the other languages "
+            "fill the budget."
+        )
 
 
 def _language_sums(manifest: dict[str, Any]) -> dict[str, Counter[str]]:

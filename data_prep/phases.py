@@ -336,7 +336,8 @@ def _manifest_facts(
         "decontaminated": list(job.config.decontaminate.benchmarks),
     }
     if job.config.budget is not None:
-        facts["chosen"] = job.read_facts("choose")["chosen"]
+        budget = job.read_facts("choose")
+        facts |= {name: budget[name] for name in ("chosen", "without_data")}
     for name, own in shards.items():
         languages = totals[name]["languages"]
         sequences = sum(shard["sequences"] for shard in own)

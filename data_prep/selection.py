@@ -345,7 +345,12 @@ def choose_documents(job: Job, _: int, folder: Path) -> dict[str, Any]:
     by = job.config.proportion.by
     shares = job.plan["shares"] or own_shares(measures, by)
     budgets = choose(measures, shares, tokens=tokens, by=by)
-    return {"chosen": {name: asdict(part) for name, part in sorted(budgets.items())}}
+    return {
+        "chosen": {name: asdict(part) for name, part in sorted(budgets.items())},
+        "without_data": sorted(
+            name for name, share in shares.items() if share and name not in budgets
+        ),
+    }
 
 
 def apply_budget(

@@ -98,6 +98,19 @@ def ask(
         raise group.exceptions[0] from group
 
 
+def api_key() -> str:
+    """Return the API key, or "" if the environment has none.
+
+    Raises UserError for a key that a header cannot have.
+    """
+    key = os.environ.get(KEY, "")
+    if not (key.isascii() and key.isprintable()):
+        raise UserError(
+            f"{KEY} must have printable ASCII characters only. Copy the key again."
+        )
+    return key
+
+
 async def _ask(
     url: str,
     bodies: Mapping[str, Body],
@@ -105,11 +118,7 @@ async def _ask(
     at_once: int,
     timeout: float,
 ) -> None:
-    key = os.environ.get(KEY, "")
-    if not (key.isascii() and key.isprintable()):
-        raise UserError(
-            f"{KEY} must have printable ASCII characters only. Copy the key again."
-        )
+    key = api_key()
     async with httpx2.AsyncClient(
         headers={"Authorization": f"Bearer {key}"} if key else {},
         timeout=httpx2.Timeout(timeout, connect=CONNECT_SECONDS, pool=None),

@@ -144,7 +144,7 @@ def _check_stage(settings: Mapping[str, Any]) -> None:
     """Raise ValueError for an unknown stage of ZeRO, and a setting that needs another one."""
     zero = settings.get("zero_optimization", {})
     stage = zero.get("stage", 0)
-    if stage not in (0, 1, 2, 3):
+    if type(stage) is not int or stage not in (0, 1, 2, 3):  # True equals 1
         raise ValueError(
             f"deepspeed.zero_optimization.stage must be 0, 1, 2 or 3, got {stage}"
         )

@@ -1,5 +1,7 @@
 """Print the operations, hours and memory of a run that plan=true asks for."""
 
+import math
+
 from rich.table import Table
 
 from conf.console import PlainConsole
@@ -112,11 +114,14 @@ def plan_device(device: str) -> tuple[str, float]:
 
     The name of a number is "". Raises UserError for other text.
     """
-    name, gib = DEVICES.get(device, ("", device))
+    name, given = DEVICES.get(device, ("", device))
     try:
-        return name, float(gib) * GIB
-    except ValueError as error:
+        gib = float(given)
+    except ValueError:
+        gib = math.nan
+    if not 0 < gib < math.inf:
         raise UserError(
             f"plan_device must be {', '.join(DEVICES)} or a number of GiB, got {device}. "
             f"Set plan_device={next(iter(DEVICES))}."
-        ) from error
+        )
+    return name, gib * GIB

@@ -57,8 +57,11 @@ def read_json(path: Path, expected: str = "a JSON object") -> dict[str, Any]:
     try:
         if path.exists() and not path.is_file():
             raise OSError("a folder, FIFO or device")  # opening a FIFO would block
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(value, dict):
+            raise ValueError(json.dumps(value)[:80])
+        return value
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(
             f"{path} must be {expected}, got {in_one_line(error)}"
         ) from error

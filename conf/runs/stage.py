@@ -140,9 +140,11 @@ def check_same(
         *_differences(left_out, inputs, "inputs"),
     ]:
         contents = "a result" if finished else "an unfinished run"
+        # A folder of another kind may be an input of this stage, which must not be deleted.
+        remedy = "" if name == "kind" else ", or delete the folder"
         raise UserError(
             f"out={out}: already contains {contents} with {name}={other}; requested {name}={value}. "
-            "Use another out=, or delete the folder",
+            f"Use another out={remedy}",
             page=ANOTHER,
         )
 

@@ -13,7 +13,6 @@ its next request when its last request is answered.
 """
 
 import hashlib
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +35,7 @@ from infer.bench.runs import seed_of
 from infer.bench.speed import max_k
 from infer.bench.statistics import grouped
 from infer.config import DecodeConfig
+from infer.endpoint import api_key
 from infer.engine.runner import duration
 from infer.text import Text
 
@@ -213,7 +213,7 @@ class Endpoint:
         self._url = url
         self._client: Any = OpenAI(
             base_url=url,
-            api_key=os.environ.get("OPENAI_API_KEY") or "none",
+            api_key=api_key() or "none",
             max_retries=RETRIES,
             timeout=load.timeout,
         )

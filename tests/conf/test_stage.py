@@ -80,6 +80,7 @@ def test_a_result_is_not_reused_without_one_of_its_inputs(
     [
         (None, r"data\.path=.*got no manifest\.json"),
         ("{", "must be a JSON object"),
+        ("[]", r"must be a JSON object, got \[\]"),
         ('{"kind": "model"}', "folder of kind 'shards', got kind 'model'"),
     ],
 )
@@ -137,6 +138,9 @@ def test_a_complete_folder_becomes_visible_and_only_one_run_writes_it(
         ):
             pass
     assert is_finished(out, "thing", {}) and names(out) == [MANIFEST, "weights"]
+    # Bug: the message advised to delete the folder, which may be the command's own input.
+    with pytest.raises(UserError, match=r"requested kind=model\. Use another out=$"):
+        is_finished(out, "model", {})
     assert names(tmp_path) == ["out"]
     with (
         pytest.raises(UserError, match="must be a new or empty folder"),

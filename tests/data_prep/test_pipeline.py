@@ -448,18 +448,22 @@ def test_splits_modes_padding_and_starts(data_folder: Path) -> None:
 def test_a_budget_takes_its_part_of_every_language(
     args: Args, expected: dict[str, bytes], tmp_path: Path
 ) -> None:
-    """All data of a language with size 0 were chosen. A changed table is detected."""
+    """All data of a language with size 0 were chosen. A changed table is detected.
+
+    Bug: the share of a language without data was silently given to the others.
+    """
     whole = json.loads(expected["manifest.json"])
     tokens = whole["train"]["tokens"] + whole["held_out"]["tokens"]
     table = tmp_path / "table.csv"
     command = args(f"budget={tokens // 3}", f"proportion.table={table}")
-    table.write_text("language,characters\nlang0,3\nlang1,1\nlang3,0")
+    table.write_text("language,characters\nlang0,3\nlang1,1\nlang3,0\ngo,4")
     run(command)
     manifest = read_manifest(tmp_path / "out", "shards", "out")
     chosen = manifest["train"]["tokens"] + manifest["held_out"]["tokens"]
     assert chosen == pytest.approx(tokens / 3, rel=0.2)
     assert manifest["languages"] == ["lang0", "lang1"]
     assert manifest["chosen"]["lang0"]["share"] == 0.75
+    assert any("the data has no go, which proportion" in w for w in warnings(manifest))
     table.write_text("language,bytes\nlang0,1\nlang1,2")
     with pytest.raises(UserError, match=r"inputs\.proportion\.table"):
         run(command)

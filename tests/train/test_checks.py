@@ -46,6 +46,7 @@ REFUSED = [
     (["objective=basic", "objective.soft=0.5"], "needs objective=dual or branch"),
     (["global_batch=9"], "global_batch must be a multiple of micro_batch=1 x 8 ranks"),
     (["plan_device=b17"], "plan_device must be a100_40gb, .* got b17"),
+    (["plan_device=nan"], "plan_device must be a100_40gb, .* got nan"),
     (["++model.shape.model_type=lama"], "model.shape must be valid for lama"),
     (["+model.shape.hiden_size=3"], "must have fields of llama, got hiden_size"),
     (["model.shape.hidden_size=30"], "not a multiple of the number of attention"),

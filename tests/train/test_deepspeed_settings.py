@@ -136,6 +136,7 @@ REFUSED = [
     ({"bf16": 1}, "deepspeed.bf16 must be a block of settings, got 1"),
     ({"bf16": {"bf16_optimizer_states": True}}, "bf16.bf16_optimizer_states must be"),
     ({"zero_optimization": {"stag": 2}}, "zero_optimization.stag .* mean stage?"),
+    ({"zero_optimization": {"stage": True}}, "stage must be 0, 1, 2 or 3, got True"),
     ({"zero_optimization": 3}, "zero_optimization must be a block of settings, got 3"),
     (
         {"zero_optimization": {"offload_optimizer": {"device": "nvme"}}},
