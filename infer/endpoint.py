@@ -99,7 +99,7 @@ def ask(
 
 
 def api_key() -> str:
-    """Return the API key, or "" if the environment has none.
+    """Return the value of OPENAI_API_KEY, "" if it is not set.
 
     Raises UserError for a key that a header cannot have.
     """

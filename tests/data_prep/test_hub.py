@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -127,7 +128,7 @@ def test_a_refusal_of_the_hub_is_one_sentence(run_on_hub: Run) -> None:
 
 
 def test_a_dataset_is_streamed_at_a_pinned_commit(
-    run_on_hub: Run, tmp_path: Path
+    run_on_hub: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that the hub does not send ends the run; a damaged file is a drop.
 
@@ -141,8 +142,12 @@ def test_a_dataset_is_streamed_at_a_pinned_commit(
     assert result.returncode == 2 and "python/train-00000-of-" in error(result.stderr)
     assert not (tmp_path / "out").exists()
     Hub.broken = "none"
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
     result = run_on_hub(NAME, "max_unreadable=0.9")
     assert result.returncode == 0, result.stderr
+    # Bug: `datasets` imported PyTorch in each worker that read parquet: 180 MB of memory.
+    assert re.search(r"\| +datasets$", result.stderr, re.M)
+    assert not re.search(r"\| +torch$", result.stderr, re.M)
     manifest = read_manifest(tmp_path / "out", "shards", "out")
     languages = manifest["train"]["languages"]
     documents = {name: sums["documents"] for name, sums in languages.items()}

@@ -450,7 +450,7 @@ def test_a_budget_takes_its_part_of_every_language(
 ) -> None:
     """All data of a language with size 0 were chosen. A changed table is detected.
 
-    Bug: the share of a language without data was silently given to the others.
+    Bug: a language of the table without data was not reported.
     """
     whole = json.loads(expected["manifest.json"])
     tokens = whole["train"]["tokens"] + whole["held_out"]["tokens"]

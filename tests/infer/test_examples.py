@@ -28,15 +28,16 @@ def loaded(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(infer.api, "load", lambda *args: model)
 
 
-@pytest.mark.parametrize("name", ["decode", "own_drafter"])
-def test_the_documented_command_finds_the_project(name: str) -> None:
+def test_the_documented_commands_find_the_project() -> None:
     """Regression: python examples/decode.py ended in "No module named 'infer'"."""
-    (command,) = re.findall(r"^python .*", program(f"{name}.py")["__doc__"], re.M)
-    assert command == f'python -m examples.{name} smollm2 "def fib(n):"'
     page = (EXAMPLES / "README.md").read_text()
-    assert command.replace("smollm2", "MODEL") in page
+    load = "import runpy"  # both in one process, which imports PyTorch once
+    for name in ("decode", "own_drafter"):
+        (command,) = re.findall(r"^python .*", program(f"{name}.py")["__doc__"], re.M)
+        assert command == f'python -m examples.{name} smollm2 "def fib(n):"'
+        assert command.replace("smollm2", "MODEL") in page
+        load += f"; runpy.run_module('examples.{name}')"
     path = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    load = f"import runpy; runpy.run_module('examples.{name}')"
     subprocess.run(
         [sys.executable, "-c", load], cwd=EXAMPLES.parent, env=path, check=True
     )
