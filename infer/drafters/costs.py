@@ -151,6 +151,13 @@ class StepCosts:
             return self.curve[q]
         return float(np.interp(q, self._rows, self._values))
 
+    def times(self, first: int, count: int) -> list[float]:
+        """Return L(q) for `count` numbers of rows from `first` on."""
+        end = first + count
+        if end <= len(self.curve):
+            return self.curve[first:end]
+        return [self(q) for q in range(first, end)]
+
     def in_plain_steps(self, seconds: float) -> float | None:
         """Convert seconds to plain steps; return None until a plain step was timed."""
         return seconds / median(self._plain) if self._plain else None
@@ -405,7 +412,7 @@ class ProbeGain:
         # The mean tokens added by the first answer, the second, ...
         self._added = np.zeros(constants.max_depth)
         self.answers = np.zeros(constants.max_depth)
-        self.gains = np.zeros(constants.max_depth)  # h(1), h(2), ...
+        self.gains = [0.0] * constants.max_depth  # h(1), h(2), ...
 
     def record(self, profits: Sequence[float]) -> None:
         """Record the expected tokens of a draft with 0, 1, 2, ... answers, less its rows' price.
@@ -417,4 +424,4 @@ class ProbeGain:
         counts += 1
         pace = np.maximum(1 / self._window, 1 / counts)
         added += pace * (np.diff(profits) - added)
-        self.gains = self._added.cumsum()
+        self.gains = self._added.cumsum().tolist()

@@ -25,13 +25,13 @@ An allowance bounds how much drafting may lose against plain decoding. When it i
 steps are plain, and drafts that are made but not verified show whether drafting pays again.
 """
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import accumulate
 from threading import Lock
 from typing import Protocol
-
-import numpy as np
 
 from infer.drafters.costs import (
     CONSTANTS,
@@ -319,7 +319,7 @@ class MeasuredPlanner:
         The chances are taken from `graph`, which may know more answers than the drafts' own
         graph: without answers, drafts may have too high chances.
         """
-        rows = 1 + int(np.argmax(self._profits(drafts)))
+        rows = 1 + _largest(self._profits(drafts))
         nodes: list[int | None] = [0]
         chances = [1.0]
         for token, parent in zip(drafts.tokens[1:rows], drafts.parents[1:rows]):
@@ -344,11 +344,11 @@ class MeasuredPlanner:
         pay alone.
         """
         rate = self._throughput.rate
-        best, most = drafts, -np.inf
+        best, most = drafts, -math.inf
         for k in {0, self._k}:
             profits = self._profits(drafts, k)
-            part = drafts.first(1 + int(np.argmax(profits)))
-            profit = max(profits)
+            rows = 1 + _largest(profits)
+            part, profit = drafts.first(rows), profits[rows - 1]
             if k:
                 gain = max(part.endings()) * self._gain.gains[k - 1]
                 profit += gain - rate * self.costs.probing
@@ -359,9 +359,10 @@ class MeasuredPlanner:
     def _profits(self, drafts: Drafts, probes: int = 0) -> list[float]:
         """Return for the first 1, 2, ... rows the expected tokens, less the price of the step."""
         rate = self._throughput.rate
+        costs = self.costs.times(1 + probes, len(drafts.chances))
         return [
-            tokens - rate * self.costs(rows + probes)
-            for rows, tokens in enumerate(np.cumsum(drafts.chances), 1)
+            tokens - rate * cost
+            for tokens, cost in zip(accumulate(drafts.chances), costs)
         ]
 
     def _price(self, rows: int, added: int, *, probing: bool = False) -> float:
@@ -375,13 +376,15 @@ class MeasuredPlanner:
         endings = drafts.endings()
         order = likely_ends(drafts, rows)
         likeliest = endings[order[0]]
+        rate = self._throughput.rate
+        before, *after = self.costs.times(rows, 1 + self.max_probes)
         profits = [
-            likeliest * self._gain.gains[k - 1] - self._price(rows, k)
-            for k in range(1, self.max_probes + 1)
+            likeliest * gain - rate * (cost - before)
+            for gain, cost in zip(self._gain.gains, after)
         ]
-        k = self._k = 1 + int(np.argmax(profits))
+        k = self._k = 1 + _largest(profits)
         # The sites share the cost of the adapter: several may pay where one does not.
-        profit = -self._throughput.rate * self.costs.probing
+        profit = -rate * self.costs.probing
         best = 0.0
         sites = 0
         for count, node in enumerate(order, start=1):
@@ -414,6 +417,11 @@ class MeasuredPlanner:
         allowed = constants.trial_tokens + constants.trial_share * self._emitted
         waited = self._collecting(k) or self._since_trial >= constants.trial_every
         return waited and self._trial_cost < allowed
+
+
+def _largest(values: list[float]) -> int:
+    """Return the index of the first largest value. Of few values it is faster than np.argmax."""
+    return values.index(max(values))
 
 
 def likely_ends(drafts: Drafts, count: int) -> list[int]:
