@@ -20,14 +20,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-import torch
 import torch.distributed as dist
 
 from conf.console import print_line
@@ -49,16 +47,12 @@ from conf.runs.stage import (
 )
 from train.config import CHECKPOINTS, FROZEN, RUN
 from train.distributed import broadcast, gather
-from train.tensor_files import load_mapped
+from train.tensor_files import BrokenFile, check_file, load_mapped
 
 CHECKPOINT_FILE = "checkpoint.json"
 FROZEN_FILE = "frozen.json"
 SHARD = "optim_states.pt"  # suffix of the files with one rank's share of the optimizer
 POLL_SECONDS = 5  # interval between checks whether the converter has ended
-
-
-class BrokenFile(Exception):
-    """A checkpoint is damaged; the message names the file and the damage."""
 
 
 @dataclass(frozen=True)
@@ -157,63 +151,6 @@ def find_intact(
             page=UNFINISHED,
         )
     return None, broken
-
-
-def write_file(value: Any, path: Path) -> dict[str, int]:
-    """Write a value by `torch.save` and fsync the file; return its `size` in bytes and `crc32`.
-
-    Raises OSError.
-    """
-    with open(path, "wb") as file:
-        writer = _ChecksumWriter(file)
-        try:
-            torch.save(value, writer)  # type: ignore[arg-type]
-        except RuntimeError as error:
-            # The error of torch.save does not contain the reason of the failed write.
-            raise writer.error or error from None
-        file.flush()
-        os.fsync(file.fileno())
-    return {"size": writer.size, "crc32": writer.crc}
-
-
-class _ChecksumWriter:
-    """A file object that computes size and CRC-32, and stores the error of a failed write."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.size = 0
-        self.crc = 0
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        try:
-            self._file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-        self.crc = zlib.crc32(data, self.crc)
-        self.size += len(data)
-        return len(data)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-
-def check_file(path: Path, written: Mapping[str, int]) -> None:
-    """Raise BrokenFile unless the file has the `size` and the `crc32` of `written`."""
-    crc = 0
-    size = 0
-    if path.exists() and not path.is_file():  # opening a FIFO would block forever
-        raise BrokenFile(f"{path.name} is not a regular file")
-    try:
-        with open(path, "rb") as file:
-            while block := file.read(2**20):
-                crc = zlib.crc32(block, crc)
-                size += len(block)
-    except OSError as error:
-        raise BrokenFile(f"{path.name}: {error.strerror}") from error
-    if {"size": size, "crc32": crc} != written:
-        raise BrokenFile(f"{path.name} has a checksum mismatch: the file is corrupt")
 
 
 def check_frozen(folder: Path) -> None:

@@ -21,11 +21,10 @@ from torch import Tensor, nn
 from transformers.integrations import HfDeepSpeedConfig
 
 from conf.errors import UserError, in_one_line
-from train.checkpoint import write_file
 from train.config import TrainConfig
 from train.distributed import COLLECTIVE_TIMEOUT, Abandoned
 from train.optimizer import build_optimizer, parameter_groups
-from train.tensor_files import load_mapped, refusal, zero_stage
+from train.tensor_files import load_mapped, refusal, write_file, zero_stage
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when deepspeed is imported

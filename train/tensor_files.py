@@ -1,12 +1,15 @@
 """Read and write files of tensors: safetensors, and the files of `torch.save` in checkpoints.
 
-Reading a file of `torch.save` neither imports DeepSpeed nor runs pickled code.
+The files of checkpoints have checksums. Reading a file of `torch.save` neither imports DeepSpeed
+nor runs pickled code.
 """
 
+import os
 import re
+import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError
@@ -85,3 +88,64 @@ def refusal(error: Exception) -> str:
     """Return why `torch.load` refused a file, without its advice to trust the file."""
     foreign = re.search(r"GLOBAL (\w[\w.]*\w)", str(error))
     return f"a pickle of {foreign[1]}" if foreign else in_one_line(error)
+
+
+class BrokenFile(Exception):
+    """A checkpoint is damaged; the message names the file and the damage."""
+
+
+def write_file(value: Any, path: Path) -> dict[str, int]:
+    """Write a value by `torch.save` and fsync the file; return its `size` in bytes and `crc32`.
+
+    Raises OSError.
+    """
+    with open(path, "wb") as file:
+        writer = _ChecksumWriter(file)
+        try:
+            torch.save(value, writer)  # type: ignore[arg-type]
+        except RuntimeError as error:
+            # The error of torch.save does not contain the reason of the failed write.
+            raise writer.error or error from None
+        file.flush()
+        os.fsync(file.fileno())
+    return {"size": writer.size, "crc32": writer.crc}
+
+
+class _ChecksumWriter:
+    """A file object that computes size and CRC-32, and stores the error of a failed write."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.size = 0
+        self.crc = 0
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+        self.crc = zlib.crc32(data, self.crc)
+        self.size += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def check_file(path: Path, written: Mapping[str, int]) -> None:
+    """Raise BrokenFile unless the file has the `size` and the `crc32` of `written`."""
+    crc = 0
+    size = 0
+    if path.exists() and not path.is_file():  # opening a FIFO would block forever
+        raise BrokenFile(f"{path.name} is not a regular file")
+    try:
+        with open(path, "rb") as file:
+            while block := file.read(2**20):
+                crc = zlib.crc32(block, crc)
+                size += len(block)
+    except OSError as error:
+        raise BrokenFile(f"{path.name}: {error.strerror}") from error
+    if {"size": size, "crc32": crc} != written:
+        raise BrokenFile(f"{path.name} has a checksum mismatch: the file is corrupt")

@@ -32,7 +32,7 @@ from conf.runs.files import write_json
 from conf.runs.fingerprint import MANIFEST, fingerprint_file
 from conf.runs.stage import write_manifest
 from data_prep.ngrams import TABLE, link_table
-from train.checkpoint import Checkpoints
+from train.checkpoint import Checkpoint, Checkpoints
 from train.checks import check_ranks
 from train.config import DESCRIBED, DIAGNOSTICS, TrainConfig
 from train.data import (
@@ -204,25 +204,7 @@ class Trainer:
             device=self.engine.device,
             vocabulary=self.vocabulary,
         )
-        state: dict[str, Any] = {
-            "validation": [],
-            "recent": [],
-            "elapsed": 0.0,
-        }
-        self.step = 0
-        if checkpoint is not None:
-            self.checkpoints.load(checkpoint, self.engine)
-            state |= checkpoint.state
-            self.step = checkpoint.step
-        self.saved = checkpoint.step if checkpoint else None
-        self.schedule = Schedule(config.steps)
-        if config.minutes is not None:
-            planned = read_planned(self.out) if self.rank == 0 else None
-            self.schedule = Schedule(*broadcast(planned or Schedule(None)))
-        self.clock = Clock(state["elapsed"])
-        self.validation: list[dict[str, float]] = state["validation"]
-        self.recent: list[float] = state["recent"]  # token_loss of the last steps
-        self.checkpoints.record()
+        self._restore(checkpoint)
         if self.rank == 0:
             write_architecture(
                 self.module.lm, Path(config.data.path), self.out / DESCRIBED
@@ -243,6 +225,24 @@ class Trainer:
             step=self.step,
             writes=self.rank == 0,
         )
+
+    def _restore(self, checkpoint: Checkpoint | None) -> None:
+        """Continue after a checkpoint, or begin at step 0; record the run in its folder."""
+        state: dict[str, Any] = {"validation": [], "recent": [], "elapsed": 0.0}
+        self.step = 0
+        if checkpoint is not None:
+            self.checkpoints.load(checkpoint, self.engine)
+            state |= checkpoint.state
+            self.step = checkpoint.step
+        self.saved = checkpoint.step if checkpoint else None
+        self.schedule = Schedule(self.config.steps)
+        if self.config.minutes is not None:
+            planned = read_planned(self.out) if self.rank == 0 else None
+            self.schedule = Schedule(*broadcast(planned or Schedule(None)))
+        self.clock = Clock(state["elapsed"])
+        self.validation: list[dict[str, float]] = state["validation"]
+        self.recent: list[float] = state["recent"]  # token_loss of the last steps
+        self.checkpoints.record()
 
     def run(self) -> list[dict[str, float]]:
         """Train to the last step and finish the folder; return the validations.

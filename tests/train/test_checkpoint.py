@@ -15,16 +15,15 @@ from tests.conftest import tiny_llama
 from train.checkpoint import (
     CHECKPOINT_FILE,
     FROZEN_FILE,
-    BrokenFile,
     Checkpoint,
     check_frozen,
     find_intact,
     list_checkpoints,
     read_checkpoint,
     write_checkpoint,
-    write_file,
 )
 from train.model import write_architecture
+from train.tensor_files import BrokenFile, write_file
 
 STATE = {"validation": [{"loss": 0.1 + 0.2}], "run_id": None}
 
@@ -167,8 +166,7 @@ def test_a_failed_write_raises_the_systems_error(tmp_path: Path) -> None:
     code = f"""
 import resource, signal, torch
 from pathlib import Path
-from train.config import TrainConfig
-from train.checkpoint import write_file
+from train.tensor_files import write_file
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 try:
