@@ -75,6 +75,8 @@ class Places(DraftGraph):
         self._known: list[Known] = [()]
         # By place and the token before it: the answers, corrected by the token.
         self._corrected: dict[tuple[int, int], Answer] = {}
+        # By place and the tokens before it: the scores by n-grams.
+        self._by_tail: dict[tuple[int, tuple[int, ...]], Scores] = {}
 
     def answering(self, count: int) -> "Places":
         """See DraftGraph."""
@@ -86,6 +88,7 @@ class Places(DraftGraph):
             self._text, answers, self._ngrams, self._width, self._sampling, self._seed
         )
         places._corrected = self._corrected  # on a GPU each correction waits for it
+        places._by_tail = self._by_tail
         return places
 
     def expand(self, node: int) -> None:
@@ -171,11 +174,17 @@ class Places(DraftGraph):
         return self._corrected[place, token]
 
     def _by_ngrams(self, ngrams: TextNgrams, node: int) -> Scores:
-        chances, D, counted = ngrams.successors(self._tails[node])
+        place = self._places[node], self._tails[node]
+        if place not in self._by_tail:
+            self._by_tail[place] = self._scores(ngrams, *place)
+        return self._by_tail[place]
+
+    def _scores(self, ngrams: TextNgrams, place: int, tail: tuple[int, ...]) -> Scores:
+        chances, D, counted = ngrams.successors(tail)
         known: Known = (chances, *counted)
         if not self._sampling.temperature:
             return chances, 1 / D, known
-        position = self._position + self._places[node]
+        position = self._position + place
         power = min(1 / self._sampling.temperature, MAX_POWER)
         likeliest = sorted(chances, key=chances.__getitem__, reverse=True)[:NOISY]
         rest = max(0.0, 1 - D * sum(chances[token] for token in likeliest)) ** power
