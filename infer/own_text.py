@@ -275,7 +275,12 @@ def answers(
             ids[id] = chat_ids(Path(config.model), messages, tools=tools.get(id, []))
         except UnfitMessages as error:
             print_line(f"regenerate: {id} is left out: {error}", error=True)
-    ids = {id: prompt for id, prompt in ids.items() if len(prompt) <= longest}
+    for id in [id for id, prompt in ids.items() if len(prompt) > longest]:
+        print_line(
+            f"regenerate: {id} is left out: {len(ids.pop(id)):,} tokens, and max_new_tokens "
+            f"leaves {longest:,} in the model's context",
+            error=True,
+        )
     texts = complete(model, list(ids.values()), list(ids), config)
     rows = []
     for id, tokens in zip(ids, texts, strict=True):

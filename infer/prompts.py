@@ -138,15 +138,20 @@ def _prompt_of(row: DataRow) -> str | Infill | Document | list[Message]:
         messages = [{"role": "user", "content": question}]
         return _to_answer(messages, row.get("system"))
     text = row.get("content") or row.get("text")
-    if not isinstance(text, str):
-        raise ValueError("the row has no such column")
+    if not isinstance(text, str) or not text:
+        raise ValueError("the row has no such column, or no text in it")
     return Document(text)
 
 
 def _question(row: DataRow) -> str | None:
     """Return the question of a row, None for a row without one."""
     if isinstance(turns := row.get("turns"), list) and turns:
-        return str(turns[0])  # later turns depend on the model's answer
+        first = turns[0]  # later turns depend on the model's answer
+        if isinstance(first, Mapping):  # of Arena-Hard
+            first = first.get("content")
+        if not isinstance(first, str):
+            raise ValueError("turns must begin with a text")
+        return first
     for name in QUESTIONS:
         if isinstance(row.get(name), str):
             return str(row[name])
@@ -222,7 +227,12 @@ def mbpp_prompt(row: DataRow, tests: int | None = None) -> str:
     tests=None includes all tests.
     """
     task = row.get("prompt") or row["text"]
-    shown = "\n".join(row["test_list"][:tests])
+    cases = row["test_list"]
+    if not isinstance(
+        cases, list | tuple
+    ):  # joined, a cell of CSV would be a line per letter
+        raise ValueError("test_list must be a list of texts")
+    shown = "\n".join(cases[:tests])
     return f'"""\n{task}\n{shown}\n"""\n'
 
 

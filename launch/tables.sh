@@ -36,7 +36,7 @@ for model in "${models[@]}"; do
     files=()
     [[ -z ${MBPP:-} ]] || files+=(quality.mbpp="$MBPP")
     if [[ -n ${INFILLING:-} ]]; then
-        files+=(quality.infilling="$INFILLING")
+        files+=(quality.infilling="$INFILLING" quality.order=psm)
         bash "$project/launch/evaluate.sh" "$model" "${settings[@]}" part=quality quality.humaneval=false \
             quality.infilling="$INFILLING" quality.order=spm out="$report-spm"
         reports+=("'$report-spm'")

@@ -180,7 +180,7 @@ class QualityConfig:
 
 @dataclass
 class GsdConfig:
-    """Settings of a draft model in part=gsd, and of ssd, tsd and gsd in part=speed.
+    """Settings of a draft model in part=gsd, and of ssd, tsd and gsd in part=speed and part=load.
 
     The defaults are the GSD paper's (Appendix A).
     """
@@ -192,7 +192,7 @@ class GsdConfig:
     k: int = setting(Rules.k, least=1)
     #: maximum number of levels that the draft model drafts
     depth: int = setting(Rules.depth, least=1)
-    #: number of drafts in a step, the likeliest ones; null (only with part=speed): drafts and
+    #: number of drafts in a step, the likeliest ones; null (not with part=gsd): drafts and
     #: levels chosen by measured costs
     nodes: int | None = setting(100, least=1)
     #: minimum probability of a draft model's node to get children
@@ -357,5 +357,9 @@ class BenchConfig:
 
     def groups(self, part: str) -> tuple[str, ...]:
         """Return the groups of settings that affect the result of a part."""
-        drafting = self.draft and set(BY_DRAFT_MODEL) & set(self.speed.decoders)
-        return ("speed", "gsd") if part == "speed" and drafting else (part,)
+        if part not in ("speed", "load"):
+            return (part,)
+        drafting = self.draft and set(BY_DRAFT_MODEL) & set(
+            getattr(self, part).decoders
+        )
+        return (part, "gsd") if drafting else (part,)

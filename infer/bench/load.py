@@ -26,7 +26,7 @@ import numpy as np
 
 from conf.errors import UserError, as_user_error
 from infer.api import Model, generate
-from infer.bench.config import BenchConfig, LoadConfig, SpeedConfig
+from infer.bench.config import BenchConfig, GsdConfig, LoadConfig, SpeedConfig
 from infer.bench.harness import Part, Record, WorkerGroup
 from infer.bench.names import PLAIN
 from infer.bench.progress import progress
@@ -79,7 +79,7 @@ class LoadPart(Part):
             self._endpoint.serve(longest)
             return
         super().load(workers)
-        self._decoders = decoders_of(self.config.load, self.model)
+        self._decoders = decoders_of(self.config.load, self.config.gsd, self.model)
         sizes = self.config.load.concurrency
         steps = len(sizes) * len(self._decoders)
         with progress("warm-up: load", steps, silent=not workers.first) as advance:
@@ -120,14 +120,19 @@ def batches(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
     return [filled[at : at + size] for at in range(0, count, size)]
 
 
-def decoders_of(load: LoadConfig, model: Model) -> dict[str, DecodeConfig]:
-    """Return the decoders by name. Raises UserError if the model does not support any of them."""
+def decoders_of(
+    load: LoadConfig, gsd: GsdConfig, model: Model
+) -> dict[str, DecodeConfig]:
+    """Return the decoders by name; `gsd` has the settings of a draft model.
+
+    Raises UserError if the model does not support any of them.
+    """
     names = [name for name in load.decoders if name != PLAIN]
     speed = replace(
         SpeedConfig(), decoders=names, k=[load.k], max_new_tokens=load.max_new_tokens
     )
     configs = speed.decode_configs(
-        load.temperature, max_k=max_k(model), draft=model.draft is not None
+        load.temperature, max_k=max_k(model), draft=model.draft is not None, gsd=gsd
     )
     if PLAIN not in load.decoders:
         del configs[PLAIN]
@@ -227,6 +232,7 @@ class Endpoint:
         arrivals: list[float] = []
         pieces: list[str] = []
         usage = None
+        ended = False
         began = time.perf_counter()
         with self._refusing():
             stream = api.create(
@@ -241,13 +247,16 @@ class Endpoint:
             for chunk in stream:
                 now = time.perf_counter() - began
                 usage = getattr(chunk, "usage", None) or usage
+                ended |= any(choice.finish_reason for choice in chunk.choices)
                 if piece := text_of(chunk, chat=chat):
                     arrivals.append(now)
                     pieces.append(piece)
                 if now > self._load.timeout:
                     raise TimeoutError(f"no end of a text after {now:.0f} s")
-            if not arrivals:
+            if not arrivals and not ended:
                 raise ValueError("a text without tokens")
+        if not arrivals:  # the text ended at once
+            arrivals.append(time.perf_counter() - began)
         text = "".join(pieces)
         tokens = usage.completion_tokens if usage else self._tokens_of(text)
         return request_record(prompt, arrivals, max(tokens, 1), text)

@@ -197,7 +197,7 @@ def lines(row: DataRow) -> Problem | None:
 
     The line is drawn with the document's text as seed.
     """
-    text = row.get("content") or row["text"]
+    text = row["content"] if isinstance(row.get("content"), str) else row["text"]
     parts = text.splitlines(keepends=True)
     inner = [at for at in range(1, len(parts) - 1) if parts[at].strip()]
     if not inner:
@@ -289,9 +289,12 @@ def with_distinct_ids(problems: Sequence[Problem]) -> list[Problem]:
 
 
 def files_in(kind: str, file: str) -> list[str]:
-    """Return a file as a list, or the files of rows in a folder."""
+    """Return a file as a list, or the files of a folder of MultiPL-E.
+
+    Each has another language. Files of another benchmark would be one score of different problems.
+    """
     folder = Path(file)
-    if not file or not folder.is_dir():
+    if kind != "multipl_e" or not folder.is_dir():
         return [file]
     files = sorted(
         str(path) for path in folder.iterdir() if form_of(path.name) in ROW_FILES

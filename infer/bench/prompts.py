@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from conf.errors import UserError
+from conf.errors import UserError, counted
 from conf.settings.schema import any_of
 from conf.text.conversations import LISTS
 from conf.text.rows import DECOMPRESSORS, ROW_FILES, form_of, read_rows
@@ -17,6 +17,7 @@ from infer.bench.names import distinct
 from infer.chat import UnfitMessages, chat_ids, has_template
 from infer.config import Infill
 from infer.prompts import (
+    FORMS,
     DataRow,
     Document,
     NoPrompt,
@@ -171,6 +172,7 @@ def read_prompts(
     """
     bad: list[str] = []
     rows = set_rows(source, bad, published)
+    unread = len(bad)
     holes = [row for row in rows if is_infilling(row)]
     if infilling.share is not None and holes:
         count = max(1, round(infilling.share * len(holes)))
@@ -190,7 +192,7 @@ def read_prompts(
             bad.append(str(error))
             continue
         if 0 < len(ids) <= max_tokens:
-            own = filter(None, map(row.get, NAMES))
+            own = (row[name] for name in NAMES if row.get(name) not in (None, ""))
             name = next(own, f"{name_of(source)}/{index}")
             limit = infilling.max_new_tokens if is_infilling(row) else None
             prompts.append(Prompt(str(name), tuple(ids), chat, limit, row))
@@ -200,11 +202,19 @@ def read_prompts(
             f"count must be at most {len(prompts)}, the number of documents in prompts={source} with more "
             f"than {window[1]} tokens, got {count}. Lower prompt_lengths, or give longer documents."
         )
-    if len(prompts) < count:
-        cure = "Lower count, or raise" if prompts else "Raise"
+    if len(bad) - unread == len(rows):
         raise UserError(
-            f"count must be at most {len(prompts)}, the number of prompts in prompts={source} with at most "
-            f"{max_tokens} tokens, got {count}. {cure} prompt_tokens."
+            f"prompts={source} must have a row with a prompt, got {counted(len(rows), 'row')}. "
+            f"Give a file of rows with {FORMS}."
+        )
+    if len(prompts) < count:
+        by_share = infilling.share is not None and holes
+        setting = "infilling_share" if by_share else "count"
+        cure = f"Lower {setting}, or raise" if prompts else "Raise"
+        got = f"{infilling.share}, which is {count}" if by_share else str(count)
+        raise UserError(
+            f"{setting} must be at most {len(prompts)}{' prompts' if by_share else ''}, the number of prompts "
+            f"in prompts={source} with at most {max_tokens} tokens, got {got}. {cure} prompt_tokens."
         )
     names = distinct([prompt.id for prompt in prompts])
     return [replace(prompt, id=name) for prompt, name in zip(prompts, names)]

@@ -45,6 +45,7 @@ GSD_SCALARS = (
     "speedup",
 )
 FILES = ("report.json", "index.html", "acceptance.csv")
+LOCAL = ("endpoint", "decoders", "k")  # settings of load that a server does not use
 
 
 def write_report(folder: Path, tracker: TrackerConfig) -> dict[str, Any]:
@@ -82,27 +83,37 @@ def read_parts(folder: Path, setting: str = "out") -> dict[str, Any]:
 def header(part: Mapping[str, Any]) -> str:
     """Return a line with the model, machine, settings, date and commit of a part."""
     settings = part["settings"]
-    machine = part["hardware"]
+    own = settings[part["kind"]]
     model = Path(settings["model"]).resolve().name
-    facts = [
-        f"{model} (gated)" if part["gated"] else model,
-        settings["dtype"],
-        machine["gpu"] or f"{machine['cpu']}, {counted(machine['threads'], 'thread')}",
-    ]
+    if server := own.get("endpoint"):  # its machine and type of weights are not known
+        own = {name: value for name, value in own.items() if name not in LOCAL}
+        facts = [f"server {server}", f"prompts by the tokenizer of {model}"]
+    else:
+        machine = part["hardware"]
+        facts = [
+            f"{model} (gated)" if part["gated"] else model,
+            settings["dtype"],
+            machine["gpu"]
+            or f"{machine['cpu']}, {counted(machine['threads'], 'thread')}",
+        ]
     if (ranks := part.get("ranks", 1)) > 1:
         facts.append(f"divided over {ranks} processes")
     if part["kind"] == "speed":
-        speed = settings["speed"]
-        temperatures = ", ".join(f"{value:g}" for value in speed["temperatures"])
+        temperatures = ", ".join(f"{value:g}" for value in own["temperatures"])
+        prompts = sorted({row["prompts"] for row in part["rows"]})
+        count = counted(prompts[-1], "prompt")
+        if len(prompts) > 1:
+            count = f"{prompts[0]} to {count}"
+        new = f"up to {counted(own['max_new_tokens'], 'new token')}"
+        if middle := settings.get("infilling_tokens"):
+            new += f" ({middle} of an infilling)"
         facts += [
-            f"k={', '.join(map(str, speed['k']))}",
-            f"T={temperatures} (top_k={speed['top_k']}, top_p={speed['top_p']:g})",
+            f"T={temperatures} (top_k={own['top_k']}, top_p={own['top_p']:g})",
             f"chat template: {', '.join(part['chat']) or 'not used'}",
-            f"{counted(settings['count'], 'prompt')} per set x {counted(speed['rounds'], 'round')}",
-            f"up to {counted(speed['max_new_tokens'], 'new token')}, texts stop at EOS",
+            f"{count} per set x {counted(own['rounds'], 'round')}",
+            f"{new}, texts stop at EOS",
         ]
     else:
-        own = settings[part["kind"]]
         facts += [f"{name}={value}" for name, value in own.items() if value is not None]
     return f"{', '.join(facts)}; {part['date'][:10]}, commit {part['commit'][:8]}"
 

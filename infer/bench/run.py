@@ -1,6 +1,6 @@
 """python -m infer.bench: measure each part into its own folder, then write the report."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from conf.runs.stage import (
     reopen,
     write_manifest,
 )
-from infer.bench.config import BENCHMARKS, PARTS, BenchConfig
+from infer.bench.config import BENCHMARKS, NEED_ADAPTIVE, PARTS, BenchConfig
 from infer.bench.gsd import GsdPart
 from infer.bench.harness import (
     Part,
@@ -91,6 +91,9 @@ def read_part(name: str, config: BenchConfig, directory: ModelDirectory) -> Part
     sets = read_prompt_sets(config, directory)
     if not (name == "load" and config.load.endpoint):  # a server has its own context
         check_context(name, config, directory.context, sets)
+    if name == "speed" and config.base:
+        reader = f" for base={config.base}"
+        check_context(name, config, ModelDirectory(config.base).context, sets, reader)
     return SET_PARTS[name](config, directory, sets)
 
 
@@ -99,10 +102,12 @@ def check_context(
     config: BenchConfig,
     context: int | None,
     sets: Mapping[str, Sequence[Prompt]],
+    reader: str = "",
 ) -> None:
     """Raise UserError if a prompt and its new tokens exceed the model's context.
 
     The check needs only the tokenizer. Without a `context` the loaded model checks each prompt.
+    `reader` names in the message a model other than `model`.
     """
     if context is None:
         return
@@ -112,7 +117,7 @@ def check_context(
             own = prompt.max_new_tokens if part == "speed" else None
             check_length(
                 prompt.ids,
-                f"prompts ({name}, {prompt.id})",
+                f"prompts ({name}, {prompt.id}){reader}",
                 new=own or new,
                 context=context,
                 setting="infilling_tokens" if own else f"{part}.max_new_tokens",
@@ -163,11 +168,8 @@ def measure_part(
         return
     known = decontaminated(config.model)
     if workers.first:
-        if names := config.without_draft_model(name):
-            print_line(
-                f"bench: {name}.decoders={','.join(names)} left out: give draft=DIR or draft=self:N",
-                error=True,
-            )
+        for line in left_out(name, config, directory):
+            print_line(f"bench: {line}", error=True)
         print_line(f"bench: loading the models for part {name} ...")
     part.load(workers)
     with result_folder(out, facts, workers) as partial:
@@ -182,6 +184,20 @@ def measure_part(
             result = {**shared, **circumstances(config), **result}
             write_json(partial / RESULT, with_checksum(result))
             write_manifest(partial, name, facts)
+
+
+def left_out(
+    name: str, config: BenchConfig, directory: ModelDirectory
+) -> Iterator[str]:
+    """Yield a sentence for the decoders of a part that the model cannot have."""
+    if names := config.without_draft_model(name):
+        yield f"{name}.decoders={','.join(names)} left out: give draft=DIR or draft=self:N"
+    decoders = [] if name == "gsd" else getattr(config, name).decoders
+    adaptive = [each for each in decoders if each in NEED_ADAPTIVE]
+    if adaptive and not directory.adaptive:
+        yield (
+            f"{name}.decoders={','.join(adaptive)} left out: model={config.model} has no adaptive tokens"
+        )
 
 
 def check_other_parts(config: BenchConfig, name: str, model: str) -> None:
@@ -253,9 +269,22 @@ def contamination(
         f"{name}: the training data was not decontaminated against this benchmark. Prepare it with "
         "benchmarks=all."
         for name in names
-        if name.partition("-")[0] in BENCHMARKS
-        and name.partition("-")[0] not in ("lines", *known)
+        if benchmark_of(name) not in ("", "lines", *known)
     ]
+
+
+def benchmark_of(name: str) -> str:
+    """Return the benchmark of a set of prompts or problems, by its name or its file's; "" for another set."""
+    first, _, rest = name.lower().removeprefix("sanitized-").partition("-")
+    if (
+        first == "humaneval" and rest
+    ):  # of human-eval-infilling, or MultiPL-E's humaneval-LANG
+        return (
+            "infilling"
+            if rest.endswith(("infilling", "infillinglight"))
+            else "multipl_e"
+        )
+    return first if first in BENCHMARKS else ""
 
 
 def check_same(report: Mapping[str, Any]) -> None:

@@ -34,6 +34,8 @@ from infer.bench.timing import (
     speedup,
     speedup_interval,
 )
+from infer.config import Infill
+from infer.prompts import Document, prompt_of
 
 TOTALS = ("tokens", "forwards", "verifications", "drafted", "accepted")
 
@@ -56,6 +58,14 @@ class SpeedPart(Part):
     def load(self, workers: WorkerGroup) -> None:
         """Load the models, and decode the longest prompt once by each decoder."""
         super().load(workers)
+        most = max_k(self.model)
+        larger = [k for k in self.config.speed.k if k > most]
+        if most and larger and "sdsat" in self.config.speed.decoders:
+            print_once(
+                f"bench: speed.k={','.join(map(str, larger))} left out: the model has {most} "
+                "different adaptive tokens",
+                error=True,
+            )
         self._decoders = decoders_of(self.config, self.model, self.base)
         prompts = [prompt for prompts in self.sets.values() for prompt in prompts]
         longest = max(prompts, key=lambda prompt: len(prompt.ids))
@@ -87,9 +97,8 @@ class SpeedPart(Part):
         return {
             "rows": rows,
             "warnings": busy_warnings(rows),
-            # of the rows, so that models with different tokenizers can be compared
             "content": {
-                name: digest([prompt.row for prompt in prompts])
+                name: digest([self._source(prompt) for prompt in prompts])
                 for name, prompts in self.sets.items()
             },
             "chat": [
@@ -104,6 +113,15 @@ class SpeedPart(Part):
                 if name.endswith(f"-{length}")
             },
         }
+
+    def _source(self, prompt: Prompt) -> Any:
+        """Return what a prompt is made from: models with different tokenizers can be compared."""
+        form = prompt_of(prompt.row)
+        if isinstance(form, Document):
+            return [prompt.row, self.config.prompt_tokens]
+        if isinstance(form, Infill):
+            return [prompt.row, self.config.infilling_order]
+        return prompt.row
 
     def measure_model(self) -> Record:
         """Return the roofline: measured and smallest possible times of a forward by its number of rows."""

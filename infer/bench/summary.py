@@ -121,7 +121,7 @@ def sentence(name: str, rows: Sequence[Row], busy: bool, text: Cell) -> str:
         begin = f"{name} is {times(rows)} as plain decoding on {prompts}, with"
     else:
         begin = (
-            f"No decoder is significantly faster than plain decoding on {prompts}: {name} is "
+            f"{name} is not significantly faster than plain decoding on {prompts}: it is "
             f"{times(rows)}, with"
         )
     return f"{begin} {forward} tokens per forward; {text.figure} texts are the same."

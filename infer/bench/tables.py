@@ -137,7 +137,7 @@ def speed_table(title: str, rows: Sequence[Row]) -> Table:
                 same(row),
                 number(row["mean_acceptance_length"]),
                 marked(f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}", row),
-                number(row.get("acceptance_rate"), 0, 100),
+                number(row["draft_acceptance_rate"], 0, 100),
                 marked(f"{row['first_token_ms']:.0f}", row),
             ]
         )

@@ -246,7 +246,9 @@ def chat_dir(model_dir: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_prompts_are_answered_in_any_batches(chat_dir: Path, tmp_path: Path) -> None:
+def test_prompts_are_answered_in_any_batches(
+    chat_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = [{"prompt": "def f(x):"}, {"messages": [{"role": "user", "content": "x"}]}]
     asked[1]["messages"].append({"role": "assistant", "content": "not this"})
     asked.append({"prompt": "beyond the context " * 99})  # it ended the run
@@ -268,6 +270,8 @@ def test_prompts_are_answered_in_any_batches(chat_dir: Path, tmp_path: Path) -> 
     for config in configs:
         stage.main(config)
     assert shards(configs[0]) == shards(configs[1])
+    # Bug: a prompt beyond the context was left out without a word.
+    assert f"{file}:2 is left out: " in capsys.readouterr().err
     model = load(chat_dir, "float32")
     answered = {row["id"]: row for row in rows(configs[0])}
     for index in (0, 1):

@@ -251,6 +251,19 @@ def test_a_recipe_takes_paths_relative_to_the_callers_folder(
     assert run.stderr == "error: MBPP must be a file, got absent. Check the path\n"
 
 
+def test_tables_have_both_orders_of_infilling(project: Path) -> None:
+    """Bug: for CodeLlama, which has published spm, both runs of tables.sh were in spm."""
+    stub(project.parent, python=RECORD)
+    calls = project.parent / "calls"
+    given = {"CALLS": str(calls), "INFILLING": "lines.jsonl"}
+    run = launch(project, "tables.sh", "out", "owner/base", **given)
+    assert run.returncode == 0, run.stderr
+    orders = [
+        word for word in shlex.split(calls.read_text()) if "quality.order" in word
+    ]
+    assert orders == ["quality.order=spm", "quality.order=psm"]
+
+
 def test_models_of_one_name_are_refused_before_the_first_is_measured(
     project: Path,
 ) -> None:

@@ -22,10 +22,11 @@ from infer.bench.config import BenchConfig
 from infer.bench.names import k_of
 from infer.bench.peers import peer_decoders
 from infer.bench.quality import QualityPart
-from infer.bench.report import RESULT
-from infer.bench.run import bench, read_prompt_sets
+from infer.bench.report import RESULT, header
+from infer.bench.run import bench, benchmark_of, read_prompt_sets
 from infer.bench.runs import blocks, decoder, run_of
 from infer.bench.speed import SpeedPart, figures
+from infer.bench.tables import speed_table
 from infer.bench.timing import StepClock, StepTimes
 from infer.chat import has_template
 from infer.config import DecodeConfig, Infill, decontaminated
@@ -398,6 +399,95 @@ def test_acceptance_of_sdsat_divides_by_k_and_verifications_not_by_nodes() -> No
     assert row["acceptance_rate"] == pytest.approx(5 / 10)
     assert row["draft_acceptance_rate"] == pytest.approx(5 / 56)
     assert k_of("hybrid") is None
+
+
+def test_the_table_has_the_share_of_all_drafts(out: Path) -> None:
+    """Bug: for sdsat it had SDSAT's rate, 26 % where 4 % of a tree's drafts were accepted."""
+    rows = [
+        row | {"acceptance_rate": 0.26, "draft_acceptance_rate": 0.04}
+        for row in read_report(out)["speed"]["rows"]
+    ]
+    table = speed_table("", rows)
+    place = table.heads.index("acc.\n%")
+    assert {cells[place] for cells in table.rows} == {"4"}
+
+
+def test_the_header_has_what_was_measured(out: Path) -> None:
+    """Bug: it named the k and the number of prompts that were asked for."""
+    part = read_report(out)["speed"]
+    assert "2 prompts per set x 2 rounds" in header(part) and "k=2" not in header(part)
+    part["settings"] |= {"count": 20, "infilling_tokens": 4}
+    line = header(part)
+    assert "2 prompts per set" in line and "new tokens (4 of an infilling)" in line
+
+
+def test_decoders_that_the_model_cannot_have_are_named(
+    base_dir: Path,
+    model_dir: Path,
+    prompts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Bug: they were left out without a word, and so was a k above the model's adaptive tokens."""
+    given = ["part=speed", "speed.decoders=[hybrid]", "speed.rounds=1", "count=1"]
+    given += ["speed.peers=[]", "speed.max_new_tokens=2"]
+    bench(configured(base_dir, prompts, tmp_path / "base", *given))
+    error = capsys.readouterr().err
+    assert "speed.decoders=hybrid left out: model=" in error
+    with mock.patch("infer.bench.speed.max_k", lambda model: 2):
+        given += ["speed.decoders=[sdsat]", "speed.k=[1,3]"]
+        bench(configured(model_dir, prompts, tmp_path / "model", *given))
+    assert "speed.k=3 left out: the model has 2 different" in capsys.readouterr().err
+    rows = read_report(tmp_path / "model")["speed"]["rows"]
+    assert {row["decoder"] for row in rows} == {"plain", "plain, again", "sdsat k=1"}
+
+
+def test_the_context_of_the_base_is_checked_before_models_are_loaded(
+    model_dir: Path, base_dir: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """Bug: the message came after loading, and named settings that infer.bench does not have."""
+    base = tmp_path / "base"
+    shutil.copytree(base_dir, base)
+    config = read_json(base / "config.json") | {"max_position_embeddings": 16}
+    write_json(base / "config.json", config)
+    overrides = ["part=speed", f"base={base}"]
+    with pytest.raises(
+        UserError, match="for base=.* and speed.max_new_tokens must fit"
+    ):
+        bench(configured(model_dir, prompts, tmp_path / "out", *overrides))
+
+
+def test_documents_cut_to_other_prompts_are_other_content(
+    model_dir: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """Bug: reports of other prompt lengths were compared without a warning."""
+    given = ["part=speed", "speed.decoders=[ngrams]", "speed.rounds=1", "count=1"]
+    given += ["speed.peers=[]", "speed.max_new_tokens=2"]
+    contents = []
+    for tokens in (4, 8):
+        out = tmp_path / str(tokens)
+        length = f"prompt_tokens={tokens}"
+        bench(configured(model_dir, prompts, out, *given, length))
+        contents.append(read_report(out)["speed"]["content"])
+    assert contents[0] != contents[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "benchmark"),
+    [
+        ("humaneval", "humaneval"),
+        ("HumanEval", "humaneval"),
+        ("HumanEval-SingleLineInfilling", "infilling"),
+        ("HumanEval-RandomSpanInfillingLight", "infilling"),
+        ("humaneval-java", "multipl_e"),
+        ("multipl_e-sh", "multipl_e"),
+        ("sanitized-mbpp", "mbpp"),
+        ("held_out", ""),
+    ],
+)
+def test_files_of_benchmarks_are_known_by_name(name: str, benchmark: str) -> None:
+    """Bug: training data with such a benchmark caused no warning."""
+    assert benchmark_of(name) == benchmark
 
 
 def test_the_papers_infilling_half_has_its_own_share_length_and_order(

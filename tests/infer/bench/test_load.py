@@ -5,6 +5,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ import pytest
 from conf.errors import UserError
 from conf.runs.files import read_json
 from conf.settings.compose import settings
+from infer.api import Model
 from infer.bench.acceptance import acceptance_csv
-from infer.bench.config import BenchConfig
-from infer.bench.load import batches, figures, text_of
+from infer.bench.config import BenchConfig, GsdConfig, LoadConfig
+from infer.bench.load import batches, decoders_of, figures, text_of
 from infer.bench.prompts import Prompt
+from infer.bench.report import header
 from infer.bench.run import bench
 from tests.conftest import write_rows
 
@@ -30,6 +33,7 @@ class Stub(BaseHTTPRequestHandler):
     seen: list[dict[str, Any]] = []
     failures = 0  # the number of first requests that are answered by 503
     lag = LAG
+    pieces = 3
     at_once = most_at_once = 0
     lock = threading.Lock()
 
@@ -54,9 +58,11 @@ class Stub(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
         if not failed:
-            for _ in range(3):
+            for _ in range(cls.pieces):
                 time.sleep(cls.lag)
                 self.event({"choices": [{"index": 0, "text": "a b"}]})
+            end = {"index": 0, "text": "", "finish_reason": "stop"}
+            self.event({"choices": [end]})
             usage = {"prompt_tokens": 1, "completion_tokens": 6, "total_tokens": 7}
             self.event({"choices": [], "usage": usage})
             self.wfile.write(b"data: [DONE]\n\n")
@@ -202,6 +208,35 @@ def test_reasoning_and_calls_of_a_chunk_are_output(
     shared = {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "m"}
     chunk = types.ChatCompletionChunk.model_validate({**shared, "choices": [choice]})
     assert text_of(chunk, chat=True) == text
+
+
+def test_a_text_that_ends_at_once_is_an_answer(
+    model_dir: Path, prompts: Path, tmp_path: Path, server: tuple[str, type[Stub]]
+) -> None:
+    """Bug: it ended the measurement, as a server that does not answer.
+
+    Bug: the report named this machine, its dtype and load.decoders, which a server does not use.
+    """
+    url, stub = server
+    stub.pieces = 0
+    overrides = [f"load.endpoint={url}", "load.concurrency=[1]"]
+    bench(configured(model_dir, prompts, tmp_path / "out", *overrides))
+    report = read_json(tmp_path / "out" / "report.json")["load"]
+    assert report["rows"][0]["completed"] == 3
+    line = header(report)
+    assert line.startswith(f"server {url}, prompts by the tokenizer of ")
+    assert "float32" not in line and "decoders" not in line
+
+
+def test_a_draft_model_has_the_settings_of_gsd(model: Model) -> None:
+    """Bug: they had no effect with part=load, and a change of them gave the old result."""
+    drafting = replace(model, draft=object())
+    load = LoadConfig(decoders=["gsd"])
+    (decode,) = decoders_of(load, GsdConfig(nodes=7), drafting).values()
+    assert decode.nodes == 7
+    given = ["draft=self:1", "load.decoders=[gsd]", "part=load"]
+    config = configured(Path("m"), Path("p"), Path("o"), *given)
+    assert config.groups("load") == ("load", "gsd")
 
 
 def test_an_endpoint_that_fails_is_one_sentence(

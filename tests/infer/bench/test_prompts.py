@@ -13,6 +13,7 @@ from conf.text.rows import read_rows
 from infer.bench.names import distinct
 from infer.bench.problems import read_languages, read_problems
 from infer.bench.prompts import (
+    InfillingPrompts,
     encode,
     expand_names,
     name_of,
@@ -22,7 +23,7 @@ from infer.bench.prompts import (
 from infer.chat import chat_ids
 from infer.config import Infill
 from infer.models.checkpoint import ModelDirectory
-from infer.prompts import messages_of, prompt_of, rows_of
+from infer.prompts import NoPrompt, messages_of, prompt_of, rows_of
 from tests import bpe
 from tests.conftest import write_rows
 
@@ -175,6 +176,55 @@ def test_rows_without_a_prompt_are_counted(
     # The advice was to lower count to 0.
     with pytest.raises(UserError, match=r"at most 0, .* got 3\. Raise prompt_tokens"):
         read_prompts(str(file), text, chat, count=3, max_tokens=1, seed=1)
+
+
+def test_turns_may_be_objects() -> None:
+    """Bug: a question of Arena-Hard became the text of a Python dict, and null became "None"."""
+    (message,) = messages_of({"turns": [{"content": "Why?"}]})
+    assert message["content"] == "Why?"
+    for turn in (None, {"content": 3}):
+        with pytest.raises(NoPrompt, match="turns must begin with a text"):
+            prompt_of({"turns": [turn]})
+
+
+def test_tests_in_a_cell_of_csv_are_no_tests() -> None:
+    """Bug: the prompt of such a row of MBPP had a letter on each line."""
+    with pytest.raises(NoPrompt, match="test_list must be a list"):
+        prompt_of({"task_id": 11, "text": "Add.", "test_list": "['assert 1']"})
+
+
+def test_empty_documents_and_files_have_no_prompt(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Bug: BOS alone was measured; for an empty file the advice was to raise prompt_tokens."""
+    base = folders["base"]
+    text = ModelDirectory(base).text
+    rows = [{"id": 0, "text": "a b"}, {"id": 1, "text": ""}, {"id": 2, "text": "c d"}]
+    file = write_rows(tmp_path / "rows.jsonl", rows)
+    drawn = read_prompts(str(file), text, base, count=2, max_tokens=9, seed=1)
+    # Bug: the id 0 was replaced by the row's place.
+    assert {prompt.id for prompt in drawn} == {"0", "2"}
+    file.write_text("")
+    with pytest.raises(UserError, match="must have a row with a prompt, got 0 rows"):
+        read_prompts(str(file), text, base, count=2, max_tokens=9, seed=1)
+
+
+def test_a_share_that_is_too_large_is_named(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Bug: the message asked to lower count, which then has no effect."""
+    base = folders["base"]
+    text = ModelDirectory(base).text
+    rows = [{"prompt": f"{n * 'a '}= ", "suffix": "\n"} for n in (1, 40)]
+    file = write_rows(tmp_path / "holes.jsonl", rows)
+    share = InfillingPrompts(share=1.0, order="psm")
+    message = (
+        r"infilling_share must be at most 1 prompts, .* got 1\.0, which is 2\. Lower"
+    )
+    with pytest.raises(UserError, match=message):
+        read_prompts(
+            str(file), text, base, count=9, max_tokens=20, seed=1, infilling=share
+        )
 
 
 def test_rows_that_share_an_id_get_distinct_names(

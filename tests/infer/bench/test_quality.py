@@ -191,3 +191,19 @@ def test_languages_of_a_folder_are_benchmarks_of_their_own(tmp_path: Path) -> No
     Path(file).unlink()
     with pytest.raises(UserError, match="must have one file for each language"):
         read_languages("multipl_e", [str(tmp_path), str(tmp_path / "sh.jsonl")])
+
+
+def test_a_folder_of_other_benchmarks_is_no_benchmark(tmp_path: Path) -> None:
+    """Bug: single lines and spans of a folder were one score."""
+    row = {"task_id": "a", "prompt": "x", "suffix": "y", "canonical_solution": "z"}
+    write_rows(tmp_path / "lines.jsonl", [row])
+    with pytest.raises(UserError, match="must be a file of this benchmark"):
+        read_languages("infilling", [str(tmp_path)])
+
+
+def test_an_empty_document_has_no_line(tmp_path: Path) -> None:
+    """Bug: it ended the command: "a row of id, content without 'text'"."""
+    rows = [{"id": "a", "content": ""}, {"id": "b", "content": "1\n2\n3\n"}]
+    file = str(write_rows(tmp_path / "rows.jsonl", rows))
+    ((problem,),) = read_languages("lines", [file]).values()
+    assert problem.id == "b"
