@@ -103,3 +103,12 @@ TOKENIZER_ERRORS = as_user_error(
     "tokenizer must encode and decode every text, got",
     ". Use the tokenizer.json that belongs to the model",
 )
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether an error says that a device ran out of memory."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    # On a CPU PyTorch raises a plain RuntimeError.
+    words = "can't allocate memory", "Storage size calculation overflowed"
+    return any(each in str(error) for each in words)

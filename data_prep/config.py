@@ -38,7 +38,7 @@ class DataConfig:
     #: source file
     language: str | None = None
     #: largest document in bytes; larger documents are dropped and counted
-    max_bytes: int = setting(1_000_000, least=1)
+    max_bytes: int = setting(1_000_000, least=1, most=2**40)
     #: cut documents into pieces of whole lines with at most this many characters; null: no cuts
     split_chars: int | None = setting(None, least=1)
 
@@ -145,6 +145,13 @@ class VocabConfig:
 
     def __post_init__(self) -> None:
         check_settings(self, "vocab")
+        for member in self.adaptive:
+            if not isinstance(member, str) and not (
+                type(member) is int and member >= 0
+            ):
+                raise ValueError(
+                    f"vocab.adaptive must have tokens or ids of at least 0, got {member!r}"
+                )
         given = [name for name in ("pre", "suf", "mid", "eot") if getattr(self, name)]
         if given and not {"pre", "suf", "mid"} <= set(given):
             raise ValueError(

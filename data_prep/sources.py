@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 
@@ -51,6 +51,7 @@ BINARY_BYTES = (
     8000  # a file with a NUL in its first bytes is binary, the same rule as in git
 )
 BATCH_ROWS = 64  # rows of parquet to decode at once
+BLOCK = 2**20  # bytes of a source file to read at once
 # Errors that libraries raise for damaged files.
 FORMAT_ERRORS = (pa.ArrowException, ValueError, EOFError, zlib.error, lzma.LZMAError)
 UNREADABLE = frozenset(
@@ -115,7 +116,7 @@ def _open(path: str) -> io.BufferedReader:
 
 def _read_source(path: str, file: str, data: DataConfig) -> Iterator[Document | Drop]:
     with _open(path) as stream:
-        text = stream.read(data.max_bytes + 1)
+        text = _read_beyond(stream, data.max_bytes)
     try:
         file.encode()
         if len(text) > data.max_bytes:
@@ -127,6 +128,17 @@ def _read_source(path: str, file: str, data: DataConfig) -> Iterator[Document | 
             yield Document(file, text.decode(), language, file)
     except UnicodeError as error:
         yield Drop("undecodable", file, 0, detail=str(error)[:200])
+
+
+def _read_beyond(stream: IO[bytes], limit: int) -> bytes:
+    """Return a stream's bytes, or more than `limit` of them.
+
+    In blocks, because a single read would allocate `limit` bytes.
+    """
+    text = bytearray()
+    while len(text) <= limit and (block := stream.read(BLOCK)):
+        text += block
+    return bytes(text)
 
 
 def _read_parquet(path: str, file: str, data: DataConfig) -> Iterator[Document | Drop]:

@@ -115,8 +115,8 @@ class DecodeConfig:
     seed: int = setting(0, least=0, below=SEEDS)
     #: maximum number of new tokens
     max_new_tokens: int = setting(256, least=1)
-    #: minimum number of new tokens before the text may end; null: from the model's
-    #: generation_config.json, else 0
+    #: minimum number of new tokens before EOS may end the text (a stop string may end it earlier);
+    #: null: from the model's generation_config.json, else 0
     min_new_tokens: int | None = setting(None, least=0)
     #: penalty for tokens that are already in the text; 1: no penalty, above 1: they become less
     #: likely; null: from the model's generation_config.json, else 1

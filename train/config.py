@@ -130,7 +130,7 @@ class ObjectiveConfig:
     #: objective: causal (eq. 7), basic (eq. 8), dual (eq. 9), or branch (eq. 9 in one pass)
     name: str = setting("dual", choices=("causal", "basic", "dual", "branch"))
     #: maximum number of adaptive tokens in a window
-    L: int = setting(5, least=1)
+    L: int = setting(5, least=1, most=1024)  # decoding reads no larger L
     #: probability that a position starts a window
     start_rate: float = setting(0.1, above=0, most=1)
     #: weight of the loss on adaptive tokens (the masked term)
@@ -222,6 +222,10 @@ class LoraSettings:
             self.rank > 0 or not self.targets,
             f"lora.rank must be at least 1 with lora.targets={self.targets}, got 0",
         )
+        _require(
+            self.rank > 0 or not self.dropout,
+            f"lora.rank must be at least 1 with lora.dropout={self.dropout:g}, got 0",
+        )
 
 
 @dataclass
@@ -232,13 +236,13 @@ class OptimizerConfig:
     name: str = setting("adamw", choices=("adamw", "muon"))
     #: peak learning rate, reached at the end of the warm-up
     lr: float = setting(5e-5, least=0)
-    #: learning rate of the last step, if the warm-up has ended by then
+    #: learning rate of the last step, if more than one step follows the warm-up
     min_lr: float = setting(1e-5, least=0)
     #: with LoRA, learning rate of the adaptive ids' embeddings as a multiple of lr
     rows_rate: float = setting(1.0, above=0)
     #: warm-up steps: the learning rate rises linearly from 0
     warmup_steps: int = setting(400, least=0)
-    #: decay rate of the moving average of gradients
+    #: decay rate of AdamW's moving average of gradients; Muon's is 0.95
     beta1: float = setting(0.9, least=0, below=1)
     #: decay rate of AdamW's moving average of squared gradients
     beta2: float = setting(0.95, least=0, below=1)

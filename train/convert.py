@@ -86,6 +86,10 @@ class ConvertConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if self.layers and self.adapter:
+            raise ValueError(
+                f"adapter needs all layers of the model, got layers={self.layers}. Omit layers or adapter."
+            )
 
 
 def main(config: ConvertConfig) -> None:

@@ -19,8 +19,11 @@ from torch import Tensor, nn
 
 from conf.adapter import HEAD, WEIGHTS
 from conf.errors import UserError, as_user_error
+from conf.runs.files import read_json
 from train.head import PreviousTokenHead
 from train.lora import ADAPTER, PEFT, TRAINED_ROWS, adapter_weights
+
+DESCRIPTION = "adaptive.json"  # beside the adapter's folder in an export
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class SavedAdapter:
     config: LoraConfig
     tensors: dict[str, Tensor]
     head: dict[str, Tensor] | None  # None if the folder has no head
+    gated: bool  # trained with lora.gated=true
 
 
 def read_saved_adapters(folders: Sequence[Path]) -> list[SavedAdapter]:
@@ -48,7 +52,10 @@ def read_saved_adapters(folders: Sequence[Path]) -> list[SavedAdapter]:
                 raise TypeError(f"peft_type={config.peft_type.value}")
             tensors = load_file(folder / WEIGHTS)
             head = load_file(folder / HEAD) if (folder / HEAD).is_file() else None
-        adapters.append(SavedAdapter(source, config, tensors, head))
+            described = folder.parent / DESCRIPTION
+            facts = read_json(described) if described.is_file() else {}
+        gated = bool(facts.get("gated"))
+        adapters.append(SavedAdapter(source, config, tensors, head, gated))
     return adapters
 
 
@@ -59,16 +66,22 @@ def start_from(
     head: PreviousTokenHead | None,
     *,
     with_head: bool,
+    gated: bool,
 ) -> None:
     """Set adapter and head, in place, to the mean over the folders that exports wrote.
 
     The first folder is model.adapter's, later folders are model.mean_with's. The heads of the
-    folders are left out unless `with_head`. Raises the errors of `read_saved_adapters`,
-    `begin_with` and `begin_head`, and UserError if ranks differ or only some folders have a
-    head.
+    folders are left out unless `with_head`. `gated` is lora.gated of this run. Raises the errors
+    of `read_saved_adapters`, `begin_with` and `begin_head`, and UserError if ranks differ, if only
+    some folders have a head, or if a gated adapter would apply to all tokens.
     """
     adapters = read_saved_adapters(folders)
     _check_alike(adapters, with_head=with_head)
+    if adapters[0].gated and not gated:
+        raise UserError(
+            f"lora.gated must be true with {adapters[0].source}, an adapter of drafts only, got false. "
+            "Add lora.gated=true."
+        )
     weights = list(adapter_weights(lm.state_dict()).values())
     weights += head.state_dict().values() if head else ()
     sums = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]

@@ -40,6 +40,11 @@ def read_inputs(config: TrainConfig) -> RunInputs:
             f"objective.L must be below the {seq_len} tokens of a sequence of {config.data.path}, "
             f"got {L}. Lower objective.L, or prepare data with a larger seq_len."
         )
+    if not data["train"]["sequences"]:
+        raise UserError(
+            f"data.path={config.data.path} must have training sequences, got none. Prepare it with a "
+            "smaller held_out, or more data."
+        )
     folders = {"data.path": config.data.path}
     folders |= model_directories({"model.path": config.model.path})
     own = None

@@ -214,7 +214,8 @@ def build_module(
     if folders := config.model.adapter_folders:
         # objective.mask may train without a head what began with one.
         with_head = head is not None or objective.mask is None
-        start_from(folders, lm, head, with_head=with_head)
+        gated = config.lora.gated
+        start_from(folders, lm, head, with_head=with_head, gated=gated)
     module = AdaptiveLM(
         lm,
         chunk=config.loss_chunk,

@@ -51,6 +51,10 @@ def read_spec(config: TrainConfig, inputs: RunInputs | None) -> ModelSpec:
     )
     check_architecture(architecture, seq_len=inputs.seq_len if inputs else None)
     check_deepspeed_settings(config.deepspeed)
+    if inputs:
+        config.objective.adaptive_ids(
+            inputs.vocab.adaptive
+        )  # raises if they are too few
     # Only to report damaged files before the weights are loaded.
     read_saved_adapters(config.model.adapter_folders)
     mask_id = config.objective.mask_id
@@ -73,6 +77,8 @@ def read_spec(config: TrainConfig, inputs: RunInputs | None) -> ModelSpec:
     modules = [list(module.parameters(recurse=False)) for module in lm.modules()]
     parameters = sum(p.numel() for p in lm.parameters())
     flops = step_flops(lm, config, seq_len=seq_len)
+    # The previous-token head: W1 (d, 2d) and W2 (d, d).
+    head = 3 * grown.hidden_size**2 if config.objective.previous_token else 0
     if config.lora.rank:
         objective = config.objective
         with torch.device("meta"):
@@ -84,8 +90,8 @@ def read_spec(config: TrainConfig, inputs: RunInputs | None) -> ModelSpec:
         rows=grown.vocab_size,
         parameters=parameters,
         largest=max(sum(p.numel() for p in own) for own in modules),
-        adapted=sum(p.numel() for p in lm.parameters()),
-        trained=sum(p.numel() for p in lm.parameters() if p.requires_grad),
+        adapted=head + sum(p.numel() for p in lm.parameters()),
+        trained=head + sum(p.numel() for p in lm.parameters() if p.requires_grad),
         work=expected_work(config.objective, seq_len),
         flops=flops,
     )

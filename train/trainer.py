@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -27,6 +26,7 @@ from conf.errors import (
     RankLocalError,
     UserError,
     in_one_line,
+    is_out_of_memory,
 )
 from conf.runs.files import write_json
 from conf.runs.fingerprint import MANIFEST, fingerprint_file
@@ -83,7 +83,9 @@ def run_rank(
     """
     try:
         return Trainer(config, provenance, inputs, spec).run()
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
         raise RankLocalError(
             f"out of memory with micro_batch={config.micro_batch}: {in_one_line(error)}. "
             "plan=true shows what takes the memory. You can lower loss_chunk and continue "
@@ -408,7 +410,11 @@ class Trainer:
         """Raise UserError if the step has diverged, after writing diagnostics; save no checkpoint."""
         why = why_diverged(metrics, self.recent, self.config.max_loss_ratio)
         if why is None:
-            self.recent = [*self.recent, token_loss(metrics)][-RECENT_STEPS:]
+            if {
+                "standard_loss",
+                "masked_loss",
+            } & metrics.keys():  # it has labelled tokens
+                self.recent = [*self.recent, token_loss(metrics)][-RECENT_STEPS:]
             return
         micro_batches = [
             {"sequences": part.tolist(), "loss": value}
@@ -446,7 +452,9 @@ class Trainer:
         first = first_and_last(self.validation)[0]
         rise = metrics["standard_loss"] / first["standard_loss"] - 1
         if rise > self.config.max_loss_rise:
-            than = f"the loss {since(first)}" if first["step"] else "the base model's"
+            kept = self.config.model.adapter and not self.config.lora.gated
+            base = "the loss before training" if kept else "the base model's"
+            than = f"the loss {since(first)}" if first["step"] else base
             self.journal.alarm(
                 f"held-out standard-token loss {100 * rise:+.1f} % above {than} "
                 f"(max_loss_rise={self.config.max_loss_rise:g}): see {DOCS}/{QUALITY}"

@@ -251,7 +251,8 @@ _WORDING = {
     r"(.*) Invalid value assigned: \w+ is not a ListConfig": (
         "{key} must be a list, got {0}. Write {key}=[{0}]"
     ),
-    r"field '\w+' is not Optional": "{key} must have a value, got null",
+    r"field '[\w.]+' is not Optional": "{key} must have a value, got null",
+    r"Invalid type assigned: NoneType": "{key} must have no null in its list",
     r"Interpolation key '(.*)' not found": (
         "{key} must refer to an existing setting by ${{NAME}}, got ${{{0}}}"
     ),

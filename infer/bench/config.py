@@ -16,6 +16,7 @@ from infer.config import (
 )
 from infer.engine.sampling import Sampling
 from infer.trees.growth import Rules
+from infer.trees.nucleus import DEEPEST
 
 PARTS = ("speed", "quality", "gsd", "load")
 DECODERS = (
@@ -62,7 +63,8 @@ class SpeedConfig:
     )
     #: decoders of Transformers to measure: generate, prompt_lookup; with a draft model assisted
     peers: list[str] = setting(list(PEERS), choices=PEERS)
-    #: numbers of drafts in a forward of sdsat; a row in the report for each
+    #: numbers of drafts in a forward of sdsat, at temperatures above 0 the levels of its tree (at
+    #: most 13); a row in the report for each that the model's adaptive tokens allow
     k: list[int] = setting([1, 3, 5], least=1)
     #: sampling temperatures, a table in the report for each; 0: greedy
     temperatures: list[float] = setting([0.0, 1.0], least=0)
@@ -83,6 +85,12 @@ class SpeedConfig:
         if not self.temperatures:
             raise ValueError(
                 "speed.temperatures must not be empty. Give speed.temperatures=[0]."
+            )
+        deepest = max(self.k, default=0)
+        if "sdsat" in self.decoders and any(self.temperatures) and deepest > DEEPEST:
+            raise ValueError(
+                f"speed.k must be at most {DEEPEST}, the levels of the paper's trees, at temperatures above "
+                f"0, got {deepest}. Lower speed.k, or give speed.temperatures=[0]."
             )
 
     def decode_configs(
@@ -189,7 +197,7 @@ class GsdConfig:
     #: (Tables 2 and 9), ablation (Figures 5 and 8)
     parts: list[str] = setting(list(GSD_TABLES), choices=GSD_TABLES)
     #: number of children of a node in the draft model's graph (k of GSD)
-    k: int = setting(Rules.k, least=1)
+    k: int = setting(Rules.k, least=1, most=16)
     #: maximum number of levels that the draft model drafts
     depth: int = setting(Rules.depth, least=1)
     #: number of drafts in a step, the likeliest ones; null (not with part=gsd): drafts and

@@ -18,6 +18,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
+from conf.console import print_once
 from infer.api import Model
 from infer.bench.prompts import Prompt
 from infer.bench.runs import Decoder, Run, seed_of
@@ -36,8 +37,16 @@ def peer_decoders(
 
     `assisted` is left out without a draft model with the target's vocabulary. Like plain
     decoding, the peers apply the logits processors of the model's generation_config.json and
-    no other setting of it.
+    no other setting of it. All are left out for a model with stop strings, which would not end
+    their texts.
     """
+    if names and model.generation.stop:
+        print_once(
+            "bench: speed.peers left out: the model has stop_strings, which end the texts of this "
+            "project's decoders only",
+            error=True,
+        )
+        return {}
     logging.set_verbosity_error()  # otherwise `generate` logs warnings about these calls
     model.lm.generation_config = GenerationConfig()
     if model.draft:

@@ -10,9 +10,8 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from conf.architecture import why_unsupported
-from conf.errors import UserError, in_one_line
+from conf.errors import UserError, in_one_line, is_out_of_memory
 from infer.engine.forward import DynamicForward, Target
-from infer.engine.memory import is_out_of_memory
 from infer.engine.output import Request
 from infer.engine.sampling import GREEDY
 from infer.trees.tree import Tree

@@ -3,9 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
-from conf.errors import MEMORY, UserError, in_one_line
+from conf.errors import MEMORY, UserError, in_one_line, is_out_of_memory
 
 
 @contextmanager
@@ -18,12 +16,3 @@ def enough_memory(remedy: str) -> Iterator[None]:
             raise
         message = f"out of memory: {in_one_line(error)}. {remedy}"
         raise UserError(message, page=MEMORY) from error
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Return True if an error says that a device ran out of memory."""
-    # On a CPU PyTorch raises a plain RuntimeError.
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
-        words in str(error)
-        for words in ("can't allocate memory", "Storage size calculation overflowed")
-    )

@@ -105,11 +105,12 @@ def shared_rows(target: Mapping[int, str], draft: Mapping[int, str], name: str) 
 
 def first_layers(lm: PreTrainedModel, layers: int) -> PreTrainedModel:
     """Return a model's first layers with its final norm and head, on the same tensors."""
-    # `deepcopy` takes these objects from its memo: parameters, buffers, and the process groups
-    # of a divided adapter, which cannot be copied.
+    # `deepcopy` takes these objects from its memo: parameters, buffers, the process groups of a
+    # divided adapter, and a head in C. The last two cannot be copied, and no draft model uses the head.
     groups = (getattr(module, "group", None) for module in lm.modules())
+    head = getattr(lm, "previous_token_head", None)
     shared: dict[int, Any] = {
-        id(item): item for item in chain(lm.parameters(), lm.buffers(), groups)
+        id(item): item for item in chain(lm.parameters(), lm.buffers(), groups, [head])
     }
     short = copy.deepcopy(lm, shared)
     config = short.config

@@ -456,3 +456,11 @@ def test_a_configuration_and_split_of_a_dataset_card(tmp_path: Path) -> None:
         files()
     with pytest.raises(UserError, match="got other"):
         files(config="other")
+
+
+def test_the_limit_of_a_document_is_not_allocated(tmp_path: Path) -> None:
+    """Bug: data.max_bytes=1000000000000 ended in a MemoryError for each file."""
+    write(tmp_path, "a.py")
+    assert seen(tmp_path, max_bytes=2**40) == ["a.py"]
+    assert seen(tmp_path, max_bytes=3) == ["too large"]
+    assert seen(tmp_path, max_bytes=4) == ["a.py"]

@@ -207,3 +207,12 @@ def test_a_tokenizer_with_two_opening_pieces_is_refused() -> None:
         find_vocab(tokenizer, CONFIG)
     chosen = VocabConfig(adaptive=CONFIG.adaptive, bos="<s>")
     assert find_vocab(tokenizer, chosen).bos == tokenizer.token_to_id("<s>")
+
+
+@pytest.mark.parametrize("member", [-1, 1.5, True, [1]])
+def test_adaptive_tokens_are_texts_or_ids(member: object) -> None:
+    """Bug: each ended in a traceback."""
+    with pytest.raises(
+        ValueError, match="vocab.adaptive must have tokens or ids of at"
+    ):
+        VocabConfig(adaptive=[member])

@@ -92,6 +92,8 @@ def test_stop_strings_end_a_text(directory: Callable[..., Path], model: Model) -
     whole = greedy(model)
     stop = model.text.decode(whole)[4:7]
     own = load(directory(stop_strings=[stop]), "float32")
+    # Bug: the peers wrote on after these strings, and were compared with shorter texts.
+    assert not peer_decoders(own, DecodeConfig("plain"), ["generate"], seed=0)
     short = greedy(model, stop=[stop])
     assert greedy(own) == greedy(own, "hybrid") == short != whole
     assert greedy(own, stop=["never"]) == whole

@@ -401,3 +401,11 @@ def test_smollm2_splits_digits(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert tokenizer.tokenize("    12") == ["ĠĠĠĠ", "1", "2"]
     assert tokenizer("def f(x):").input_ids[0] != tokenizer.bos_token_id
+
+
+def test_the_first_layers_do_not_take_an_adapter_of_all() -> None:
+    """Bug: the directory that was written could not be loaded."""
+    with pytest.raises(
+        ValueError, match="adapter needs all layers of the model, got la"
+    ):
+        ConvertConfig(gguf="a.gguf", out="out", layers=1, adapter="adapter")

@@ -214,15 +214,15 @@ def test_training_starts_from_the_mean_of_adapters_and_heads(
     threefold = scaled_copy(folder, 3)
     for folders, factor in (([folder], 1), ([folder, threefold], 2)):
         lm, head = adapted(RANK_4).lm, PreviousTokenHead(8, torch.float32)
-        start_from(folders, lm, head, with_head=True)
+        start_from(folders, lm, head, with_head=True, gated=True)
         ours = {**adapter_weights(lm.state_dict()), **head.state_dict()}
         theirs = {**adapter_weights(module.lm.state_dict()), **saved.state_dict()}
         for name, value in ours.items():
             torch.testing.assert_close(value, factor * theirs[name], msg=name)
     with pytest.raises(UserError, match=r"head if and only if.*got head.safetensors"):
         (threefold / "head.safetensors").unlink()
-        start_from([folder, threefold], lm, head, with_head=True)
-    start_from([folder, threefold], lm, None, with_head=False)
+        start_from([folder, threefold], lm, head, with_head=True, gated=True)
+    start_from([folder, threefold], lm, None, with_head=False, gated=True)
 
 
 def test_a_mean_of_other_ranks_is_refused(trained: tuple[AdaptiveLM, Path]) -> None:
@@ -231,9 +231,23 @@ def test_a_mean_of_other_ranks_is_refused(trained: tuple[AdaptiveLM, Path]) -> N
     config = other / "adapter_config.json"
     write_json(config, read_json(config) | {"r": 3})
     with pytest.raises(UserError, match=f"{other} must have the rank 4 .* got 3"):
-        start_from([folder, other], adapted(RANK_4).lm, None, with_head=False)
+        start_from(
+            [folder, other], adapted(RANK_4).lm, None, with_head=False, gated=True
+        )
     (other / WEIGHTS).unlink()
     with pytest.raises(UserError, match="^model.mean_with must be an export"):
         _ = ModelConfig(adapter=str(folder), mean_with=[str(other)]).adapter_folders
     with pytest.raises(ValueError, match="model.mean_with needs model.adapter"):
         ModelConfig(mean_with=[str(other)])
+
+
+def test_a_gated_adapter_does_not_begin_an_ungated_training(
+    trained: tuple[AdaptiveLM, Path],
+) -> None:
+    """Bug: an adapter of drafts was applied to all tokens without a word."""
+    folder = trained[1] / "adapter"
+    write_json(trained[1] / "adaptive.json", {"gated": True})
+    with pytest.raises(
+        UserError, match=r"lora\.gated must be true with model\.adapter="
+    ):
+        start_from([folder], adapted(RANK_4).lm, None, with_head=False, gated=False)

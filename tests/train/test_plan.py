@@ -1,6 +1,7 @@
 """Compare the plan's formulas with counted operations and drawn layouts."""
 
 import copy
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from conf.architecture import skeleton
-from conf.errors import counted
+from conf.errors import UserError, counted
+from conf.runs.files import read_json, with_checksum, write_json
+from conf.runs.fingerprint import MANIFEST
 from conf.runs.stage import read_manifest
 from conf.settings.compose import settings
 from tests.conftest import text_vocab, tiny_llama
@@ -224,3 +227,35 @@ def test_peak_flops_by_device_name() -> None:
     assert peak_flops("NVIDIA H100 PCIe") == 756e12
     assert peak_flops("NVIDIA GeForce RTX 4090 Laptop GPU") is None
     assert all(peak_flops(name) for name, _ in DEVICES.values())
+
+
+def test_the_plan_counts_the_previous_token_head() -> None:
+    """Bug: the plan and the memory check left out its 3 d^2 weights and their optimizer states."""
+    trained = []
+    for head in ("true", "false"):
+        given = ["plan=true", "experiment=sdsat_7b_best"]
+        given.append(f"objective.previous_token={head}")
+        config = settings("train", TrainConfig, given)
+        trained.append(read_spec(config, None).trained)
+    assert trained[0] - trained[1] == 3 * 4096**2
+
+
+def test_a_plan_refuses_what_a_training_refuses(data_folder: Path) -> None:
+    """Bug: hours were planned for more diverse ids than the data has."""
+    with pytest.raises(
+        ValueError, match="objective.L must be at most the .* diverse ids"
+    ):
+        planned(f"data.path={data_folder}", "objective.diverse=true", "objective.L=50")
+
+
+def test_data_without_training_sequences_are_refused(
+    data_folder: Path, tmp_path: Path
+) -> None:
+    """Bug: a plan ended in a ZeroDivisionError; a training asked to copy the folder again."""
+    folder = Path(shutil.copytree(data_folder, tmp_path / "data"))
+    manifest = read_json(folder / MANIFEST)
+    del manifest["crc32"]
+    manifest["train"]["sequences"] = 0
+    write_json(folder / MANIFEST, with_checksum(manifest))
+    with pytest.raises(UserError, match="must have training sequences, got none"):
+        planned(f"data.path={folder}")

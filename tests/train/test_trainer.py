@@ -5,9 +5,11 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 from conf.runs.tracker import TrackerConfig
 from conf.text.rows import read_rows
+from train.config import TrainConfig
 from train.distributed import StopSignals
 from train.metrics import (
     StepLog,
@@ -16,7 +18,13 @@ from train.metrics import (
     describe_step,
     describe_validation,
 )
-from train.trainer import MIN_RECENT, RECENT_STEPS, token_loss, why_diverged
+from train.trainer import (
+    MIN_RECENT,
+    RECENT_STEPS,
+    Trainer,
+    token_loss,
+    why_diverged,
+)
 from train.validation import in_rounds
 
 
@@ -48,6 +56,16 @@ def test_token_loss_does_not_depend_on_the_length_of_answers() -> None:
     """Bug: a batch of long answers ended a run, because the loss grows with the number of labels."""
     assert token_loss({"loss": 9.0, "masked_loss": 2.0}) == 2.0
     assert token_loss({"loss": 9.0, "masked_loss": 2.0, "standard_loss": 1.0}) == 1.0
+
+
+def test_steps_without_labelled_tokens_are_no_mean_of_losses() -> None:
+    """Bug: their loss of 0 lowered the recent mean, and a healthy run was stopped as diverged."""
+    trainer = Trainer.__new__(Trainer)
+    trainer.recent, trainer.config = [], TrainConfig(plan=True)
+    for metrics in ({"standard_loss": 2.0}, {}, {"masked_loss": 3.0}):
+        shared = {"loss": 0.0, "gradient_norm": 1.0}
+        trainer._check(shared | metrics, [], torch.empty(0))
+    assert trainer.recent == [2.0, 3.0]
 
 
 @pytest.mark.parametrize("damaged", ['{"step": 5, "lo', "[3]", "{}", "\0"])

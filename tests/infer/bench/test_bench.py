@@ -306,6 +306,11 @@ def test_gsd_tables(model_dir: Path, prompts: Path, tmp_path: Path) -> None:
         ("prompts=[]", "prompts must not be empty"),
         # The cure was NAME="VALUE", which is no list.
         ("prompts=[a=b.jsonl]", r"Quote each member as \"NAME=\['MEMBER'\]\""),
+        (
+            "speed.k=[20]",
+            "speed.k must be at most 13, the levels .* got 20. Lower speed",
+        ),
+        ("gsd.k=17", "gsd.k must be 1 to 16, got 17"),
         ("speed.temperatures=[1e-31]", "temperature must be 0 .* got 1e-31"),
         ("count=3", "count must be at most 2, .* got 3. Lower count, or raise prompt"),
         ("quality.decoders=[]", "quality.decoders must not be empty. Give quality.dec"),

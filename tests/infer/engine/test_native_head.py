@@ -9,6 +9,7 @@ from conf.devices.int8 import Native, exact_kernel
 from infer.engine.head import PreviousTokenHead
 from infer.engine.int8 import to_int8
 from infer.engine.native_head import NativeHead
+from infer.models.draft import first_layers
 from tests.infer.engine.test_families import tiny
 
 KERNEL = exact_kernel()
@@ -33,6 +34,18 @@ def heads(bias: bool = False) -> tuple[PreviousTokenHead, PreviousTokenHead]:
     head = PreviousTokenHead.of(lm)
     assert head is not None
     return exact, head
+
+
+def test_a_model_with_this_head_drafts_by_its_first_layers() -> None:
+    """Bug: draft=self:N ended in a traceback: the head's pointers cannot be copied."""
+    lm: Any = tiny("llama")
+    d = lm.config.hidden_size
+    lm.previous_token_head = PreviousTokenHead(
+        lm, torch.randn(d, 2 * d), torch.randn(d, d)
+    )
+    to_int8(lm)
+    assert isinstance(PreviousTokenHead.of(lm), NativeHead)
+    assert len(first_layers(lm, 1).get_decoder().layers) == 1
 
 
 @pytest.mark.parametrize("bias", [False, True])
