@@ -118,7 +118,9 @@ def write_own_text(
     for shared, group in groupby(documents, temperature):
         texts = list(group)
         for start in range(0, len(texts), config.batch):
-            batches[f"{shared:g}-{start:08}"] = texts[start:][: config.batch]
+            # With the dtype, because "auto" may be another one where the run continues.
+            name = f"{dtype}-{shared:g}-{start:08}"
+            batches[name] = texts[start:][: config.batch]
     with result_folder(config.out, origin, workers) as partial:
         units = Records(partial / UNITS, list(batches))
         model = load(config.model, dtype, workers.device())

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
@@ -169,6 +170,27 @@ def test_two_ranks_and_a_killed_run_write_the_bytes_of_one(
     assert shards(killed) == shards(alone)
     stage.main(killed)
     assert "is finished: nothing to do" in capsys.readouterr().out
+
+
+def test_a_run_does_not_mix_dtypes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: a run of dtype=auto that continued on a machine with another type had texts of both."""
+    config = run("a", "dtype=auto")
+    saved: list[str] = []
+    save = Records.save
+
+    def stop_after_one(self: Records, name: str, value: Any) -> None:
+        save(self, name, value)
+        saved.append(name)
+        if len(saved) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Records, "save", stop_after_one)
+    chosen = mock.Mock(side_effect=["bfloat16", "float32"])
+    monkeypatch.setattr("conf.devices.dtype.choose_dtype", chosen)
+    with pytest.raises(KeyboardInterrupt):
+        stage.main(config)
+    stage.main(config)
+    assert len(saved) == 1 + 3  # all three batches of the 11 documents again
 
 
 @pytest.mark.parametrize(
