@@ -39,14 +39,15 @@ class DataConfig:
     language: str | None = None
     #: largest document in bytes; larger documents are dropped and counted
     max_bytes: int = setting(1_000_000, least=1, most=2**40)
-    #: cut documents into pieces of whole lines with at most this many characters; null: no cuts
+    #: cut documents, but no conversations, into pieces of whole lines with at most this many
+    #: characters; null: no cuts
     split_chars: int | None = setting(None, least=1)
 
     def __post_init__(self) -> None:
         check_settings(self, "data")
         if self.kind == "source":
-            for name in ("split", "messages", "language"):
-                if (value := getattr(self, name)) is not None:
+            for name in ("split", "messages", "language", "id", "text"):
+                if (value := getattr(self, name)) not in (None, [], "content"):
                     raise ValueError(
                         f"data.{name} needs rows, got {value} with data.kind=source. "
                         "Add data=jsonl, data=chat or data=starcoder, or omit it"

@@ -392,9 +392,13 @@ def test_settings_that_the_input_does_not_have_are_refused(tmp_path: Path) -> No
         seen(tmp_path / "train-0.jsonl", "jsonl", split="valid")
     (tmp_path / "train-0.jsonl").rename(tmp_path / "a.jsonl")
     assert seen(tmp_path / "a.jsonl", "jsonl", split="train") == ["x"]
-    for name in ("split", "messages", "language"):
+    for name in ("split", "messages", "language", "text"):
         with pytest.raises(ValueError, match=f"data.{name} needs rows, got train with"):
             seen(tmp_path, "source", **{name: "train"})
+    with pytest.raises(
+        ValueError, match="data.id needs rows, got .'a'. with data.kind"
+    ):
+        seen(tmp_path, "source", id=["a"])
 
 
 @pytest.mark.parametrize(
