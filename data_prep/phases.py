@@ -337,7 +337,8 @@ def _manifest_facts(
     }
     if job.config.budget is not None:
         budget = job.read_facts("choose")
-        facts |= {name: budget[name] for name in ("chosen", "without_data")}
+        facts["chosen"] = budget["chosen"]
+        facts["without_data"] = budget.get("without_data", [])  # absent in older runs
     for name, own in shards.items():
         languages = totals[name]["languages"]
         sequences = sum(shard["sequences"] for shard in own)

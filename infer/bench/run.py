@@ -276,15 +276,10 @@ def contamination(
 def benchmark_of(name: str) -> str:
     """Return the benchmark of a set of prompts or problems, by its name or its file's; "" for another set."""
     first, _, rest = name.lower().removeprefix("sanitized-").partition("-")
-    if (
-        first == "humaneval" and rest
-    ):  # of human-eval-infilling, or MultiPL-E's humaneval-LANG
-        return (
-            "infilling"
-            if rest.endswith(("infilling", "infillinglight"))
-            else "multipl_e"
-        )
-    return first if first in BENCHMARKS else ""
+    if first != "humaneval" or not rest:
+        return first if first in BENCHMARKS else ""
+    # A file of human-eval-infilling, or MultiPL-E's humaneval-LANG.
+    return "infilling" if "infilling" in rest else "multipl_e"
 
 
 def check_same(report: Mapping[str, Any]) -> None:
