@@ -3,8 +3,8 @@
     python -m train -m hydra/launcher=torchrun optimizer.lr=1e-3,2e-3 out='runs/${optimizer.lr}' ...
 
 The jobs run one after another; each is `hydra.launcher.command` followed by the job's settings and the
-sweep's --config-dir. The result of its first rank (see conf/settings/cli.py) is the job's value for a sweeper
-such as Optuna.
+sweep's hydra.searchpath and --config-dir. The result of its first rank (see conf/settings/cli.py) is the
+job's value for a sweeper such as Optuna.
 Hydra only finds launchers in the namespace package hydra_plugins, so this folder has no __init__.py.
 """
 
@@ -45,9 +45,11 @@ class CommandLauncher(Launcher):
         self._command = shlex.split(command)
 
     def setup(self, *, config: DictConfig, hydra_context: Any, **_: object) -> None:
-        """Store the sweep's configuration, Hydra's config loader and the user's --config-dir."""
+        """Store the sweep's configuration, Hydra's config loader and the user's folders of settings."""
         self._config = config
-        self._config_dir = [
+        found = ",".join(map(in_quotes, config.hydra.searchpath))
+        self._folders = [f"hydra.searchpath=[{found}]"] if found else []
+        self._folders += [
             f"--config-dir={source.path}"
             for source in config.hydra.runtime.config_sources
             if source.provider == "command-line"
@@ -78,7 +80,7 @@ class CommandLauncher(Launcher):
             file = Path(folder) / "result.json"
             words = map(as_word, overrides)
             # Last, because argparse refuses an option between two settings.
-            command = [*self._command, *words, *self._config_dir]
+            command = [*self._command, *words, *self._folders]
             print(f"sweep: {shlex.join(command)}", flush=True)
             code = subprocess.call(command, env=os.environ | {RESULT_FILE: str(file)})
             if code:

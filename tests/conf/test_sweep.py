@@ -74,17 +74,22 @@ def test_a_missing_launcher_is_named_by_its_package(
 def test_the_jobs_of_a_sweep_are_commands(tmp_path: Path) -> None:
     """Regression: -m and torchrun were refused together, so torchrun sweeps needed a shell loop.
 
-    Then the jobs were started without the sweep's --config-dir.
+    Then the jobs were started without the sweep's --config-dir, and without its hydra.searchpath.
     """
-    (tmp_path / "own" / "experiment").mkdir(parents=True)
-    out = "# @package _global_\nout: r/${inspect.seed}\n"
-    (tmp_path / "own" / "experiment" / "mine.yaml").write_text(out)
+    for name, line in (
+        ("own", "out: r/${inspect.seed}"),
+        ("more", "inspect: {tokens: 9}"),
+    ):
+        (tmp_path / name / "experiment").mkdir(parents=True)
+        file = tmp_path / name / "experiment" / f"{name}.yaml"
+        file.write_text(f"# @package _global_\n{line}\n")
     program = tmp_path / "job.py"
     program.write_text(JOB)
     words = [
         "hydra/launcher=torchrun",
         "inspect.seed=3,4,5,6",
-        "+experiment=mine",
+        "+experiment=[own,more]",
+        f"hydra.searchpath=[file://{tmp_path}/more]",
     ]
     started = f"hydra.launcher.command='env LOCAL_RANK=0 {sys.executable} {program}'"
     end = command(str(program), "-m", *words, started, "--config-dir=own", cwd=tmp_path)
