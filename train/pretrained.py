@@ -100,6 +100,11 @@ def check_architecture(config: PretrainedConfig, *, seq_len: int | None) -> None
             "model must be a causal model with attention that can follow a tree, "
             f"got {config.model_type}, {reason}. Use another model."
         )
+    if config.max_position_embeddings < 1:
+        raise UserError(
+            "model must have a context of at least 1 token, got max_position_embeddings="
+            f"{config.max_position_embeddings}. Correct the configuration."
+        )
     if seq_len is not None and seq_len > config.max_position_embeddings:
         raise UserError(
             f"data.path: sequences must have at most {config.max_position_embeddings:,} "

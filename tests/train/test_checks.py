@@ -50,6 +50,10 @@ REFUSED = [
     (["lora.dropout=0.1"], "lora.rank must be at least 1 with lora.dropout=0.1, got 0"),
     (["lora.targets=[null]"], "lora.targets must have no null in its list"),
     (["optimizer.lr=null"], "optimizer.lr must have a value, got null"),
+    (
+        ["model=tiny", "model.shape.max_position_embeddings=0"],
+        "model must have a context of at least 1 token, got max_position_embeddings=0",
+    ),
     (["plan_device=nan"], "plan_device must be a100_40gb, .* got nan"),
     (["++model.shape.model_type=lama"], "model.shape must be valid for lama"),
     (["+model.shape.hiden_size=3"], "must have fields of llama, got hiden_size"),
