@@ -89,6 +89,7 @@ def test_home_is_expanded_only_in_paths_and_lists_of_paths(home: Path) -> None:
         DataPrepConfig,
         [
             "out=~/a (b)",
+            "data=jsonl",
             "data.path=~",
             "tokenizer=~/t",
             "decontaminate.others=[~/x, 'y',~/z/~,owner/name]",
