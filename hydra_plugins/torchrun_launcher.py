@@ -47,8 +47,8 @@ class CommandLauncher(Launcher):
     def setup(self, *, config: DictConfig, hydra_context: Any, **_: object) -> None:
         """Store the sweep's configuration, Hydra's config loader and the user's folders of settings."""
         self._config = config
-        found = ",".join(map(in_quotes, config.hydra.searchpath))
-        self._folders = [f"hydra.searchpath=[{found}]"] if found else []
+        searchpath = ",".join(map(in_quotes, config.hydra.searchpath))
+        self._folders = [f"hydra.searchpath=[{searchpath}]"] if searchpath else []
         self._folders += [
             f"--config-dir={source.path}"
             for source in config.hydra.runtime.config_sources

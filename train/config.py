@@ -184,16 +184,16 @@ class ObjectiveConfig:
     def adaptive_ids(self, ids: Sequence[int]) -> tuple[int, ...]:
         """Return the subset of the vocabulary's adaptive ids that the objective trains.
 
-        Raises ValueError if objective.diverse has fewer ids than L.
+        Raises UserError if objective.diverse has fewer ids than L.
         """
         if self.name == "causal" or self.mask:
             return ()
         if not self.diverse:
             return tuple(ids[:1])
-        _require(
-            len(ids) >= self.L,
-            f"objective.L must be at most the {len(ids)} diverse ids, got {self.L}",
-        )
+        if len(ids) < self.L:
+            raise UserError(
+                f"objective.L must be at most the {len(ids)} diverse ids, got {self.L}"
+            )
         return tuple(ids[: self.L])
 
 

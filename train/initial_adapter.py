@@ -19,11 +19,9 @@ from torch import Tensor, nn
 
 from conf.adapter import HEAD, WEIGHTS
 from conf.errors import UserError, as_user_error
-from conf.runs.files import read_json
 from train.head import PreviousTokenHead
 from train.lora import ADAPTER, PEFT, TRAINED_ROWS, adapter_weights
-
-DESCRIPTION = "adaptive.json"  # beside the adapter's folder in an export
+from train.pretrained import is_gated
 
 
 @dataclass(frozen=True)
@@ -52,9 +50,7 @@ def read_saved_adapters(folders: Sequence[Path]) -> list[SavedAdapter]:
                 raise TypeError(f"peft_type={config.peft_type.value}")
             tensors = load_file(folder / WEIGHTS)
             head = load_file(folder / HEAD) if (folder / HEAD).is_file() else None
-            described = folder.parent / DESCRIPTION
-            facts = read_json(described) if described.is_file() else {}
-        gated = bool(facts.get("gated"))
+            gated = is_gated(folder.parent)
         adapters.append(SavedAdapter(source, config, tensors, head, gated))
     return adapters
 

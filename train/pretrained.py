@@ -170,14 +170,18 @@ def load_trainable(
     return model
 
 
+def is_gated(folder: Path) -> bool:
+    """Return whether the adapter of a model directory is for drafts only, by its adaptive.json."""
+    path = folder / ADAPTIVE
+    return path.is_file() and bool(read_json(path).get("gated", False))
+
+
 def _check_kept_adapter(folder: Path) -> None:
     """Raise UserError for a model directory that keeps its adapter apart (lora=kept).
 
     With a gated adapter the weights alone are the model.
     """
-    path = folder / ADAPTIVE
-    gated = path.is_file() and read_json(path).get("gated", False)
-    if (folder / FOLDER / CONFIG).is_file() and not gated:
+    if (folder / FOLDER / CONFIG).is_file() and not is_gated(folder):
         raise UserError(
             f"model.path={folder} must have all of the model in its weights, got an adapter "
             "in its folder adapter/. Export the model with lora=merged."

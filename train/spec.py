@@ -52,9 +52,7 @@ def read_spec(config: TrainConfig, inputs: RunInputs | None) -> ModelSpec:
     check_architecture(architecture, seq_len=inputs.seq_len if inputs else None)
     check_deepspeed_settings(config.deepspeed)
     if inputs:
-        config.objective.adaptive_ids(
-            inputs.vocab.adaptive
-        )  # raises if they are too few
+        config.objective.adaptive_ids(inputs.vocab.adaptive)  # raises for too few
     # Only to report damaged files before the weights are loaded.
     read_saved_adapters(config.model.adapter_folders)
     mask_id = config.objective.mask_id

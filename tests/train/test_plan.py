@@ -243,7 +243,7 @@ def test_the_plan_counts_the_previous_token_head() -> None:
 def test_a_plan_refuses_what_a_training_refuses(data_folder: Path) -> None:
     """Bug: hours were planned for more diverse ids than the data has."""
     with pytest.raises(
-        ValueError, match="objective.L must be at most the .* diverse ids"
+        UserError, match="objective.L must be at most the .* diverse ids"
     ):
         planned(f"data.path={data_folder}", "objective.diverse=true", "objective.L=50")
 
