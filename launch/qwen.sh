@@ -71,7 +71,8 @@ python -m infer.bench model="$out/gated" experiment=qwen part=speed prompts="['$
     prompt_lengths=[512,1024,2048,4096] count=6 speed.decoders=[hybrid,sdsat] speed.k=[5] speed.temperatures=[0] \
     out="$out/lengths"
 sets="humaneval,'$out/chat/held_out.jsonl'${INFILLING:+,'$INFILLING'}"
-bash launch/tables.sh "$out/tables" "$base" "$out/gated" prompts="[$sets]"
+tables=(prompts="[$sets]" quality.held_out="$out/documents/held_out.jsonl")
+bash launch/tables.sh "$out/tables" "$base" "$out/gated" "${tables[@]}"
 ranks=$wide OMP_NUM_THREADS=2 run train experiment=qwen_dual data.path="$out/documents" model.path="$base" out="$out/dual_training"
 python -m train.export checkpoint="$out/dual_training" out="$out/dual" dtype=float32
-bash launch/tables.sh "$out/tables" "$base" "$out/dual" "$out/gated" prompts="[$sets]"
+bash launch/tables.sh "$out/tables" "$base" "$out/dual" "$out/gated" "${tables[@]}"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Make SDSAT's Tables 1, 3 and 4 for several models: launch/tables.sh OUT BASE MODEL... [NAME=VALUE ...]
 #   The tables have pass@1 of HumanEval, pass@1 of MBPP (with MBPP=FILE), exact match of infilling in both orders (with
-#   INFILLING=FILE), and speed by k and temperature. Each model's report is in OUT/MODEL; a comparison is printed last.
+#   INFILLING=FILE), loss (with quality.held_out=FILE), and speed by k and temperature. Each model's report is in
+#   OUT/MODEL; a comparison is printed last, at its end one table of all models.
 #   MBPP and INFILLING are environment variables, NAME=VALUE settings of infer.bench (default: experiment=qwen). RANKS
 #   processes share the prompts.
 # A rerun skips finished parts and continues an interrupted one.
@@ -36,10 +37,7 @@ for model in "${models[@]}"; do
     files=()
     [[ -z ${MBPP:-} ]] || files+=(quality.mbpp="$MBPP")
     if [[ -n ${INFILLING:-} ]]; then
-        files+=(quality.infilling="$INFILLING" quality.order=psm)
-        bash "$project/launch/evaluate.sh" "$model" "${settings[@]}" part=quality quality.humaneval=false \
-            quality.infilling="$INFILLING" quality.order=spm out="$report-spm"
-        reports+=("'$report-spm'")
+        files+=(quality.infilling="$INFILLING" quality.order=both)
     fi
     bash "$project/launch/evaluate.sh" "$model" "${settings[@]}" "${files[@]}" out="$report"
     reports+=("'$report'")

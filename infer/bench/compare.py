@@ -41,7 +41,7 @@ def main(config: CompareConfig) -> None:
     """Print the settings of each report, and the rows of all reports in shared tables."""
     # Imported here, so that a wrong setting is reported without waiting for PyTorch.
     from conf.console import PlainConsole
-    from infer.bench.comparison import prompt_warnings, score_tables, speed_tables
+    from infer.bench.comparison import model_tables, prompt_warnings, speed_tables
     from infer.bench.report import header, read_parts
 
     reports = {
@@ -53,7 +53,7 @@ def main(config: CompareConfig) -> None:
             raise UserError(
                 f"reports={folder} must have the part speed or quality. Run python -m infer.bench"
             )
-    tables = [*speed_tables(reports), *score_tables(reports)]
+    tables = [*speed_tables(reports), *model_tables(reports)]
     console = PlainConsole()
     for name, report in reports.items():
         for part in ("speed", "quality"):

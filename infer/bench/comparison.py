@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from infer.bench.names import PLAIN, PLAIN_AGAIN
+from infer.bench.names import LOSS, PLAIN, PLAIN_AGAIN
 from infer.bench.statistics import grouped
 from infer.bench.tables import (
     Table,
@@ -25,7 +25,7 @@ SPEED_HEADS = (
     "tok/s",
     "same",
 )
-SCORE_HEADS = ("benchmark", "metric", "decoder")
+MODEL_HEADS = ("prompts", "figure", "decoder")
 
 
 def prompt_warnings(reports: Mapping[str, Any]) -> Iterator[str]:
@@ -76,21 +76,53 @@ def speed_cells(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def score_tables(reports: Mapping[str, Any]) -> Iterator[Table]:
-    """Yield one table of scores in %, or no table without scores.
+def model_tables(reports: Mapping[str, Any]) -> Iterator[Table]:
+    """Yield one table with a column for each model, or no table without scores and losses.
 
-    It has a row for each benchmark and decoder, and a column for each model. A report with a
-    base has two columns.
+    The rows are scores, losses of documents, and mean acceptance lengths at the lowest
+    temperature. A report with a base has two columns.
     """
-    rows = rows_of(reports, "quality")
+    rows = [*quality_figures(reports)]
+    if rows:
+        rows += acceptance_figures(reports)
     models = [name for (name,), _ in grouped(rows, "column")]
     cells = []
-    for key, group in grouped(rows, "benchmark", "metric", "decoder"):
-        scores = {row["column"]: number(row["value"], 1, 100) for row in group}
-        cells.append([*key, *(scores.get(name, "") for name in models)])
+    for key, group in grouped(rows, *MODEL_HEADS):
+        figures = {row["column"]: row["text"] for row in group}
+        cells.append([*key, *(figures.get(name, "") for name in models)])
     if cells:
-        heads = (*SCORE_HEADS, *models)
-        yield Table("scores (%)", heads, cells, names=len(SCORE_HEADS))
+        heads = (*MODEL_HEADS, *models)
+        yield Table("all models", heads, cells, names=len(MODEL_HEADS))
+
+
+def quality_figures(reports: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    """Yield the cells of scores and losses."""
+    for row in rows_of(reports, "quality"):
+        loss = row["metric"] == LOSS
+        unit = "nats a token" if loss else "%"
+        yield {
+            "prompts": row["benchmark"],
+            "figure": f"{row['metric']}, {unit}",
+            "decoder": "" if loss else row["decoder"],
+            "column": row["column"],
+            "text": number(row["value"], 3) if loss else number(row["value"], 1, 100),
+        }
+
+
+def acceptance_figures(reports: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    """Yield the cells of the mean acceptance lengths at the lowest temperature."""
+    rows = rows_of(reports, "speed")
+    lowest = min((row["temperature"] for row in rows), default=0)
+    for row in rows:
+        length = row["mean_acceptance_length"]
+        if row["temperature"] == lowest and length is not None:
+            yield {
+                "prompts": row["prompt_set"],
+                "figure": f"acceptance length, {sampling(lowest)}",
+                "decoder": row["decoder"],
+                "column": row["column"],
+                "text": number(length),
+            }
 
 
 def rows_of(reports: Mapping[str, Any], part: str) -> list[dict[str, Any]]:

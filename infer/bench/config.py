@@ -35,6 +35,8 @@ PEERS = ("generate", "prompt_lookup", "assisted")
 #: The number of drafts of the decoder adaptive_tree.
 TREE = 24
 BENCHMARKS = ("humaneval", "mbpp", "multipl_e", "infilling", "lines")
+#: The value of quality.order for both orders.
+BOTH = "both"
 GSD_TABLES = ("methods", "sampling", "ablation")
 
 
@@ -152,15 +154,20 @@ class QualityConfig:
     #: file of human-eval-infilling, such as HumanEval-SingleLineInfilling.jsonl.gz, or of
     #: santacoder-fim-task; a row in the report for each language; null: not answered
     infilling: str | None = setting(None, path=True)
-    #: order of an infilling prompt: psm (prefix, suffix, middle) or spm (suffix, prefix,
-    #: middle); null: spm if the model's family has published it, else psm
-    order: str | None = setting(None, choices=ORDERS)
+    #: order of an infilling prompt: psm (prefix, suffix, middle), spm (suffix, prefix, middle) or
+    #: both, with a row in the report for each; null: spm if the model's family has published it,
+    #: else psm
+    order: str | None = setting(None, choices=(*ORDERS, BOTH))
     #: file of documents, such as the held_out.jsonl of data_prep; one line of each document is
     #: infilled; null: not answered
     lines: str | None = setting(None, path=True)
+    #: file of documents, such as the held_out.jsonl of data_prep; their loss is measured, up to
+    #: prompt_tokens tokens of each; null: not measured
+    held_out: str | None = setting(None, path=True)
     #: decoders of the answers: plain, or names of speed.decoders
     decoders: list[str] = setting(["plain", "hybrid"], choices=("plain", *DECODERS))
-    #: number of problems to answer of each benchmark and language, the first ones; null: all
+    #: number of problems of each benchmark and language, and of documents of held_out, the first
+    #: ones; null: all
     problems: int | None = setting(None, least=1)
     #: also answer benchmarks that this machine cannot judge; the answers are written in the
     #: format of the benchmark's own harness

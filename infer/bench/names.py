@@ -8,6 +8,7 @@ PLAIN_AGAIN = "plain, again"  # plain decoding measured as if it was another dec
 BASE = "base, plain"
 PEER = "hf "  # the beginning of the names of Transformers' decoders
 SDSAT = "sdsat k="  # followed by the number of adaptive tokens
+LOSS = "loss"  # the metric of held-out documents, in nats a token
 #: The parts of a step of GSD, in milliseconds (GSD, Table 3)
 TIMES = ("draft_ms", "verification_ms", "rest_ms")
 #: Ranks of a draft model's candidates that a report counts (GSD, Figures 7 and 8)

@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -17,10 +18,19 @@ from typing import Any
 
 from conf.errors import UserError, counted
 from conf.runs.files import write_bytes
+from conf.text.infilling import ORDERS
 from infer.api import Model, generate
 from infer.bench import sandbox, statistics
-from infer.bench.config import NEED_ADAPTIVE, BenchConfig, decoder_config
+from infer.bench.config import BOTH, NEED_ADAPTIVE, BenchConfig, decoder_config
 from infer.bench.harness import Part, Record, Records, WorkerGroup, digest
+from infer.bench.held_out import (
+    HELD_OUT,
+    Documents,
+    document_tasks,
+    loss_rows,
+    losses,
+    read_documents,
+)
 from infer.bench.problems import ORDER, Problem, read_languages
 from infer.chat import has_template
 from infer.config import BY_DRAFT_MODEL, DecodeConfig, Infill
@@ -43,7 +53,10 @@ class Batch:
 
 
 class QualityPart(Part):
-    """part=quality. A record is a batch of answers. Verdicts have their own records."""
+    """part=quality. A record is a batch of answers, or the losses of some documents.
+
+    Verdicts have their own records.
+    """
 
     title = "answers"
 
@@ -67,12 +80,21 @@ class QualityPart(Part):
         ]
         if config.base:
             answering.append(("base", "plain"))
-        self.tasks = {
+        self._documents: list[list[int]] = []
+        if file := config.quality.held_out:
+            self._documents = read_documents(
+                file,
+                directory.text,
+                count=config.quality.problems,
+                most=min(config.prompt_tokens, directory.context or sys.maxsize),
+            )
+        self.tasks: dict[str, Batch | Documents] = {
             f"{who}-{decoder}-{name}-{start:05}": Batch(name, who, decoder, batch)
             for who, decoder in answering
             for name, problems in self._benchmarks.items()
             for start, batch in in_batches(problems)
         }
+        self.tasks |= document_tasks(self._documents, base=bool(config.base))
         self._problems = {
             (name, problem.id): problem
             for name, problems in self._benchmarks.items()
@@ -81,7 +103,7 @@ class QualityPart(Part):
         self.content = [
             [problem.id, str(problem.prompt), judged_by(problem)]
             for problem in self._problems.values()
-        ]
+        ] + self._documents
 
     def is_complete(self, result: Mapping[str, Any]) -> bool:
         """Return False if answers were not judged, but can be: bubblewrap may have been installed."""
@@ -99,28 +121,35 @@ class QualityPart(Part):
             lengths.append(len(prompt_ids(self.model.text, problem)))
             if lengths[-1] + new <= context:
                 return  # usually the first: the answers encode all prompts again
+        if not lengths:
+            return
         raise UserError(
             "quality.max_new_tokens must leave room for a prompt in the model's context "
             f"of {context} tokens, got {new}, and the shortest prompt has "
             f"{counted(min(lengths), 'token')}. Lower quality.max_new_tokens, or answer shorter problems."
         )
 
-    def measure(self, batch: Batch) -> Record:
-        """Return the answers to a batch of problems."""
+    def measure(self, task: Batch | Documents) -> Record:
+        """Return the answers to a batch of problems, or the losses of documents."""
         model = self.model
-        if batch.who == "base":
+        if task.who == "base":
             assert self.base is not None
             # The base reads the prompts with the model's tokenizer and infilling pieces.
             model = replace(self.base, text=self.model.text)
-        return answer(model, batch, self.config.quality.max_new_tokens)
+        if isinstance(task, Documents):
+            return losses(model.lm, task)
+        return answer(model, task, self.config.quality.max_new_tokens)
 
     def run(self, folder: Path, workers: WorkerGroup) -> Mapping[str, Any]:
-        """Generate the answers, then judge them; return the answers with their verdicts."""
-        answers = super().run(folder, workers)
+        """Generate the answers, then judge them.
+
+        Return the `answers` with their verdicts, and the records of the `losses`.
+        """
+        measured = super().run(folder, workers).values()
+        answers = [item for record in measured for item in record.get("answers", ())]
         cases = {
             item["key"]: (self._problems[item["benchmark"], item["id"]], item["text"])
-            for record in answers.values()
-            for item in record["answers"]
+            for item in answers
             if item["benchmark"] in self._judged and item["fits"]
         }
         records = Records(folder / "verdicts", list(cases))
@@ -131,8 +160,8 @@ class QualityPart(Part):
             records.make(workers, "verdicts", lambda key: verdicts[key].result())
         judged = records.read()
         return {
-            name: [item | self._verdict(item, judged) for item in record["answers"]]
-            for name, record in answers.items()
+            "answers": [item | self._verdict(item, judged) for item in answers],
+            "losses": [record for record in measured if "losses" in record],
         }
 
     def _verdict(self, item: Record, judged: Mapping[str, Record]) -> Record:
@@ -147,14 +176,17 @@ class QualityPart(Part):
 
     def result(self, records: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         """Write the answers for the benchmarks' harnesses; return the rows of the report."""
-        answers = [item for record in records.values() for item in record]
+        answers = records["answers"]
         write_answers(folder / "solutions", answers, self._problems)
         rows = rows_of(answers)
         content = {
             name: digest([[problem.id, judged_by(problem)] for problem in problems])
             for name, problems in self._benchmarks.items()
         }
+        if self._documents:
+            content[HELD_OUT] = digest(self._documents)
         warnings = [*self.warnings, *unfit_warnings(rows)]
+        rows += loss_rows(records["losses"])
         return {"rows": rows, "warnings": warnings, "content": content}
 
 
@@ -164,23 +196,16 @@ def read_benchmarks(
     """Return the problems by benchmark, and warnings for benchmarks not answered or not judged."""
     benchmarks: dict[str, Sequence[Problem]] = {}
     warnings = []
-    named = {
-        name: problems[: config.quality.problems]
-        for kind, files in config.quality.files.items()
-        for name, problems in read_languages(kind, files).items()
-    }
-    for name, problems in named.items():
+    for name, order, problems in named_problems(config):
         if name in BY_CHAT and config.quality.chat and has_template(directory.path):
             problems = [problem.as_chat(directory.path) for problem in problems]
         try:
             problems = [
-                in_order(directory.text, problem, config.quality.order)
-                for problem in problems
+                in_order(directory.text, problem, order) for problem in problems
             ]
         except NoInfilling as error:
             warnings.append(f"{name} is not answered: {error}")
             continue
-        order = config.quality.order
         if kind_of(name) in EXACT and order and not directory.text.has_order(order):
             warnings.append(
                 f"{name} has prompts in the order {order}, which the model's family has not published."
@@ -198,6 +223,24 @@ def read_benchmarks(
             )
         benchmarks[name] = problems
     return benchmarks, warnings
+
+
+def named_problems(
+    config: BenchConfig,
+) -> Iterator[tuple[str, str | None, Sequence[Problem]]]:
+    """Yield the name of each benchmark, the order of its infilling prompts, and its problems.
+
+    With quality.order=both each infilling benchmark has two names, such as infilling-psm.
+    """
+    order = config.quality.order
+    for kind, files in config.quality.files.items():
+        for name, problems in read_languages(kind, files).items():
+            problems = problems[: config.quality.problems]
+            if order == BOTH and kind in EXACT:
+                for each in ORDERS:
+                    yield f"{name}-{each}", each, problems
+            else:
+                yield name, order, problems
 
 
 def in_batches(problems: Sequence[Problem]) -> Iterator[tuple[int, Sequence[Problem]]]:

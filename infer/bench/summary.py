@@ -6,7 +6,7 @@ from math import prod
 
 from conf.pages import Cell
 from infer.bench.marks import BUSY
-from infer.bench.names import BASE, PEER, PLAIN
+from infer.bench.names import BASE, LOSS, PEER, PLAIN
 from infer.bench.statistics import Report, Row, grouped
 
 FIGURES = {
@@ -100,14 +100,21 @@ def same_quality(report: Report, decoder: str) -> Cell:
         before = next((row for row in rows if row["who"] == "base"), None)
         row = after.get(decoder, after.get(PLAIN))
         if row and row["value"] is not None:
-            score = f"{metric} of {benchmark} {100 * row['value']:.1f} %"
+            score = f"{metric} of {benchmark} {value_of(row)}"
             if before and before["value"] is not None:
-                score += f", before fine-tuning {100 * before['value']:.1f} %"
+                score += f", before fine-tuning {value_of(before)}"
             scores.append(score)
     note = "; ".join(scores) or "no benchmark was run: add part=quality"
     if report["speed"]["gated"]:
         return Cell("quality", "unchanged base model", note)
     return Cell("quality", "measured" if scores else "not measured", note)
+
+
+def value_of(row: Row) -> str:
+    """Format the value of a row of part=quality with its unit."""
+    if row["metric"] == LOSS:
+        return f"{row['value']:.3f} nats"
+    return f"{100 * row['value']:.1f} %"
 
 
 def sentence(name: str, rows: Sequence[Row], busy: bool, text: Cell) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from infer.bench.marks import IMPOSSIBLE
-from infer.bench.names import PLAIN, RANKS, TIMES
+from infer.bench.names import LOSS, PLAIN, RANKS, TIMES
 from infer.bench.statistics import Report, Row, grouped
 from infer.config import SOURCES
 
@@ -97,7 +97,7 @@ def tables_of(report: Report, part: str) -> list[Table]:
     """Return the tables of a finished part, without empty tables."""
     rows = report[part]["rows"]
     if part == "quality":
-        tables = [quality_table(rows), ends_table(rows)]
+        tables = [quality_table(rows), ends_table(rows), loss_table(rows)]
     elif part == "gsd":
         tables = []
         for (prompt_set, name), group in grouped(rows, "prompt_set", "part"):
@@ -221,8 +221,25 @@ def quality_table(rows: Sequence[Row]) -> Table:
             same(row),
         ]
         for row in rows
+        if row["metric"] != LOSS
     ]
     return Table("scores", QUALITY_HEADS, cells, names=4)
+
+
+def loss_table(rows: Sequence[Row]) -> Table:
+    """Return the table of the losses of held-out documents."""
+    cells = [
+        [
+            row["who"],
+            number(row["value"], 3),
+            f"{row['tokens']:,}",
+            str(row["problems"]),
+        ]
+        for row in rows
+        if row["metric"] == LOSS
+    ]
+    heads = ["model", "nats\na token", "tokens", "documents"]
+    return Table("loss of held-out documents", heads, cells)
 
 
 def load_table(title: str, rows: Sequence[Row]) -> Table:

@@ -192,7 +192,6 @@ def test_qwens_recipe_runs_every_stage_with_settings_that_compose(
         (project / name).touch()
     called = called_by(project, "qwen.sh", str(file), str(out), *code, **files)
     trained = ["train", "train.export"]
-    tables = ["infer.bench", "infer.bench"]  # both orders of infilling
     assert called == [
         "train.convert",
         *["data_prep"] * 2,  # sequences of 2,048 tokens, and in pieces
@@ -201,10 +200,10 @@ def test_qwens_recipe_runs_every_stage_with_settings_that_compose(
         *trained,
         *trained,
         "infer.bench",
-        *tables * 2,  # for base and gated
+        *["infer.bench"] * 2,  # for base and gated
         "infer.bench.compare",
         *trained,
-        *tables * 3,
+        *["infer.bench"] * 3,
         "infer.bench.compare",
     ]
     lines = (project.parent / "calls").read_text().splitlines()
@@ -256,12 +255,12 @@ def test_tables_have_both_orders_of_infilling(project: Path) -> None:
     stub(project.parent, python=RECORD)
     calls = project.parent / "calls"
     given = {"CALLS": str(calls), "INFILLING": "lines.jsonl"}
-    run = launch(project, "tables.sh", "out", "owner/base", **given)
+    run = launch(project, "tables.sh", "out", "owner/base", "my/model", **given)
     assert run.returncode == 0, run.stderr
-    orders = [
-        word for word in shlex.split(calls.read_text()) if "quality.order" in word
-    ]
-    assert orders == ["quality.order=spm", "quality.order=psm"]
+    *measured, compared = map(shlex.split, calls.read_text().splitlines())
+    assert [words.count("quality.order=both") for words in measured] == [1, 1]
+    folders = [f"'{Path(words[-1].removeprefix('out='))}'" for words in measured]
+    assert compared[-1] == f"reports=[{','.join(folders)}]"
 
 
 def test_models_of_one_name_are_refused_before_the_first_is_measured(

@@ -10,7 +10,7 @@ from conf.errors import UserError
 from conf.runs.files import with_checksum, write_json
 from conf.settings.compose import settings
 from infer.bench.compare import CompareConfig, main
-from infer.bench.comparison import prompt_warnings, score_tables, speed_tables
+from infer.bench.comparison import model_tables, prompt_warnings, speed_tables
 from infer.bench.report import read_parts
 from tests.infer.bench.test_summary import row, speed
 
@@ -34,6 +34,8 @@ def reports() -> dict[str, Row]:
         report = speed(row("hybrid", gain, 2 * gain))
         for each in report["speed"]["rows"]:
             each.update(cells)
+            if each["decoder"] != "hybrid":
+                each["mean_acceptance_length"] = None
         report["quality"] = {"rows": [score("model", gain / 10), score("base", 0.1)]}
         result[name] = report
     return result
@@ -56,11 +58,18 @@ def test_models_share_the_table_of_a_prompt_set() -> None:
     assert all(len(cells) == len(table.heads) for cells in table.rows)
 
 
-def test_scores_have_a_column_for_each_model_and_base() -> None:
-    (table,) = score_tables(reports())
+def test_all_figures_have_a_column_for_each_model_and_base() -> None:
+    compared = reports()
+    loss = {**score("model", 1.5394), "benchmark": "held_out", "metric": "loss"}
+    compared["dual"]["quality"]["rows"].append(loss)
+    sampled = {**compared["dual"]["speed"]["rows"][-1], "temperature": 1.0}
+    compared["dual"]["speed"]["rows"].append(sampled)
+    (table,) = model_tables(compared)
     assert table.heads[3:] == ("gated", "gated: base", "dual", "dual: base")
     assert table.rows == [
-        ["humaneval", "pass@1", "plain", "20.0", "10.0", "12.5", "10.0"]
+        ["humaneval", "pass@1, %", "plain", "20.0", "10.0", "12.5", "10.0"],
+        ["held_out", "loss, nats a token", "", "", "", "1.539", ""],
+        ["humaneval", "acceptance length, greedy", "hybrid", "5.00", "", "3.50", ""],
     ]
 
 
@@ -74,8 +83,8 @@ def test_different_prompts_with_one_name_are_reported() -> None:
     assert "gated / dual." in warning
 
 
-def test_a_report_without_scores_has_no_table_of_them() -> None:
-    assert not list(score_tables({"a": speed(row("hybrid", 2.0, 3.0))}))
+def test_a_report_without_scores_has_no_table_of_all_models() -> None:
+    assert not list(model_tables({"a": speed(row("hybrid", 2.0, 3.0))}))
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,13 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
 
 from conf.errors import UserError
 from conf.text.rows import read_rows
+from infer import load
 from infer.bench import quality, sandbox
+from infer.bench.held_out import read_documents
 from infer.bench.problems import Problem, read_languages, read_problems
 from infer.bench.quality import BATCH_SIZE, QualityPart, in_batches, in_order, judge
 from infer.bench.run import bench
@@ -175,6 +178,61 @@ def test_an_order_that_no_family_has_published_can_be_measured(
     hole = Problem("x", Infill("a", "b"), expected="c")
     own, psm, spm = (in_order(text, hole, order) for order in (None, "psm", "spm"))
     assert own == psm and own.prompt != spm.prompt
+
+
+def test_both_orders_are_benchmarks_of_one_report(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    rows = [{"id": str(at), "content": f"a = {at}\nb\nc\n"} for at in range(2)]
+    file = write_rows(tmp_path / "lines", rows)
+    asked = ["part=quality", f"quality.lines={file}", "quality.order=both"]
+    asked += ["quality.humaneval=false", "quality.decoders=[plain]"]
+    bench(configured(model_dir, file, tmp_path / "out", *asked))
+    scored = read_report(tmp_path / "out")["quality"]["rows"]
+    assert [row["benchmark"] for row in scored] == ["lines-psm", "lines-spm"]
+    assert [row["problems"] for row in scored] == [2, 2]
+
+
+def test_the_loss_of_documents_is_the_models_and_the_bases(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    texts = ["def f(n):\n    return n\n", "", "import os\n" * 40, "x"]
+    rows = [{"id": str(at), "content": text} for at, text in enumerate(texts)]
+    file = write_rows(tmp_path / "held_out.jsonl", rows)
+    asked = ["part=quality", f"quality.held_out={file}", "quality.lines=null"]
+    asked += ["quality.humaneval=false", f"base={model_dir}", "prompt_tokens=24"]
+    asked += ["quality.problems=null"]
+    bench(configured(model_dir, file, tmp_path / "out", *asked))
+    part = read_report(tmp_path / "out")["quality"]
+    model = load(model_dir, "float32", "cpu")
+    ids = [model.text.encode(text)[:24] for text in texts]
+    scores = [
+        model.lm(torch.tensor([each])).logits[0].log_softmax(-1)[at, token].item()
+        for each in ids
+        for at, token in enumerate(each[1:])
+    ]
+    assert [row["who"] for row in part["rows"]] == ["model", "base"]
+    for row in part["rows"]:
+        assert row["value"] == pytest.approx(-sum(scores) / len(scores))
+        assert row["tokens"] == len(scores)
+        assert row["problems"] == sum(len(each) > 1 for each in ids)
+    assert list(part["content"]) == ["held_out"]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "x"}, "quality.held_out must have documents, got"),
+        ({"id": 1}, "quality.held_out: prompts must have"),
+        ({"content": ""}, "got 1 row without a text of two tokens"),
+    ],
+)
+def test_a_file_without_documents_has_no_loss(
+    row: dict[str, object], message: str, model_dir: Path, tmp_path: Path
+) -> None:
+    file = write_rows(tmp_path / "rows.jsonl", [row])
+    with pytest.raises(UserError, match=message):
+        read_documents(str(file), ModelDirectory(model_dir).text, count=None, most=9)
 
 
 def test_languages_of_a_folder_are_benchmarks_of_their_own(tmp_path: Path) -> None:
