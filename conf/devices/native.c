@@ -72,15 +72,16 @@ static void adapt(const forward *f, const product *p, long part, float *y, const
     long probes = f->rows - f->first, stride = p->w.outputs, rank = p->ranks[part];
     const matrix *none = NULL;
     worker again = {.number = w->number, .count = w->count, .upcoming = &none};
-    uint8_t x[probes * b->d];
-    float largest[probes];
-    memset(x, 0, probes * b->d);
+    uint8_t *x = calloc(probes, b->d);
+    float *largest = malloc(probes * sizeof(float));
     for (long r = f->first; r < f->n; r += f->rows) { /* the first probe of each sequence */
         for (long i = 0; i < probes; i++)
             round_row(inner + (r + i) * stride, 0, rank, x + i * b->d, largest + i);
         /* Only the first sequence reads B from memory, and fetches other weights meanwhile. */
         multiply_share(b, &(operands){probes, x, largest, y + r * stride, stride, 1}, r == f->first ? w : &again);
     }
+    free(x);
+    free(largest);
     if (p->sizes[part] % 16) /* the last block of outputs adds zeros to the next layer's */
         wait_for_others(w);
 }

@@ -110,8 +110,12 @@ class NativeDecoder(FusedDecoder):
             *(self._heads, self._key_heads, self._width),
             *(c_layers, norm.weight.data_ptr(), norm.epsilon),
         )
-        (layer, *_) = c_layers  # all have the same sizes
-        products = layer.qkv, layer.o, layer.gate_up, layer.down
+        # Adapters may be on some layers only, so layers differ in size.
+        products = [
+            product
+            for layer in c_layers
+            for product in (layer.qkv, layer.o, layer.gate_up, layer.down)
+        ]
         self._inputs = max(product.w.d for product in products)
         self._outputs = max(product.w.outputs for product in products)
         # By cache. The keys and values of a cache stay where they are.

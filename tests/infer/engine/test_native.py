@@ -52,13 +52,13 @@ def inference() -> Iterator[None]:
         yield
 
 
-def int8_model(name: str, rank: int = 0) -> PreTrainedModel:
-    """Return a random model in int8; with `rank` it has a gated adapter on all layers."""
+def int8_model(name: str, rank: int = 0, within: str = "") -> PreTrainedModel:
+    """Return a random model in int8; with `rank` it has a gated adapter on all layers `within` a module."""
     lm = model_of(copy.deepcopy(ALL_MODELS[name]), packed=False)
     gate = ProbeGate()
     layers = linear_layers(lm) if rank else {}
     for path, linear in layers.items():
-        if path != "lm_head":
+        if path != "lm_head" and within in path:
             a = torch.randn(rank, linear.in_features)
             b = torch.randn(linear.out_features, rank)
             lm.set_submodule(path, GatedLinear(linear, a, b, 0.1, gate))
@@ -113,6 +113,24 @@ def test_logits_are_those_of_pytorchs_operations(
             errors = row_errors(ours, theirs)
             # In few rows a last bit becomes a whole step of int8 in a later layer.
             assert errors.median() < 1e-5 and errors.max() < 0.05
+
+
+def test_an_adapter_of_the_last_layer_alone_fits_the_buffers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bug: the buffers had the sizes of the first layer, and C wrote beyond them."""
+    lm = int8_model("llama", rank=256, within="layers.1.mlp")
+    decoder = native_decoder(lm)
+    last = decoder._c.layer[decoder._c.layers - 1]
+    assert (
+        decoder._outputs
+        >= last.gate_up.w.outputs
+        > decoder._c.layer[0].gate_up.w.outputs
+    )
+    fast = logits(lm, 1)
+    monkeypatch.setattr(native, "library", lambda: None)
+    for ours, theirs in zip(fast, logits(lm, 1)):
+        assert row_errors(ours, theirs).median() < 0.05
 
 
 @pytest.mark.parametrize("rank", [3, 8])
