@@ -103,7 +103,11 @@ def load(
     )
     source = None
     if draft is not None:
-        model = draft_layers(draft) or find_folder(draft, setting="draft")
+        try:
+            layers = draft_layers(draft)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        model = layers or find_folder(draft, setting="draft")
         source = DraftSource(model, directory.text)
     if dtype == AUTO and processes() > 1 and not torch.cuda.is_available():
         dtype = "float32"  # ranks that share a model must not choose different types
@@ -234,12 +238,19 @@ def _text_steps(
     outputs: Sequence[Output],
     runner: Runner,
 ) -> Iterator[TextStep]:
-    """Yield the steps with their texts; afterwards keep the runner for the next call."""
+    """Yield the steps with their texts; afterwards keep the runner for the next call.
+
+    It is kept too if the caller reads no further, but not after an error.
+    """
     with enough_memory(REMEDY):
-        for step in chain.from_iterable(decoded):
-            values = {each.name: getattr(step, each.name) for each in fields(step)}
-            texts = outputs[step.sequence].take(finished=step.finished)
-            yield TextStep(**values, texts=texts)
+        try:
+            for step in chain.from_iterable(decoded):
+                values = {each.name: getattr(step, each.name) for each in fields(step)}
+                texts = outputs[step.sequence].take(finished=step.finished)
+                yield TextStep(**values, texts=texts)
+        except GeneratorExit:
+            model.runners.give(runner)
+            raise
     model.runners.give(runner)
 
 

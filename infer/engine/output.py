@@ -162,13 +162,13 @@ class LazyOutput:
 
     def _pick_all(self) -> list[list[int]]:
         """Return the picks after all drafts of all trees."""
-        B, q = self.flat.ids.shape
-        drafts = self.flat.drafts
+        B = len(self._requests)  # the rows may have more sequences, as padding
+        q, drafts = self.flat.ids.shape[1], self.flat.drafts
         device = self.logits.device
         rows: slice | list[int] = slice(0, drafts)
         if B > 1:
             rows = [b * q + row for b in range(B) for row in range(drafts)]
-        positions = torch.from_numpy(self.flat.positions[:, :drafts].ravel() + 1)
+        positions = torch.from_numpy(self.flat.positions[:B, :drafts].ravel() + 1)
         seeds = torch.tensor([request.seed for request in self._requests])
         seeds = seeds.repeat_interleave(drafts)
         picks = pick(

@@ -45,11 +45,11 @@ class Runner:
             watch(torch.get_num_threads())
         if static is None:
             static = lm.device.type == "cuda" and fixed_shapes(lm)
-        kind = StaticForward if static else DynamicForward
-        rows = kind.cache_rows(capacity, max_rows, batch)
+        self._kind = StaticForward if static else DynamicForward
+        rows = self._kind.cache_rows(capacity, max_rows, batch)
         self.static = static
         self._batch = batch
-        self._capacity = capacity
+        self._cache_rows = rows
         self._max_rows = max_rows
         self._target = Target(lm, batch=batch, capacity=rows, target=target)
         self._addresses = self._target.addresses if static else ()
@@ -64,9 +64,10 @@ class Runner:
 
         CUDA graphs contain the addresses of the weights.
         """
+        rows = self._kind.cache_rows(capacity, self._max_rows, self._batch)
         return (
             batch <= self._batch
-            and capacity <= self._capacity
+            and rows <= self._cache_rows
             and max_rows <= self._max_rows
             and self._target.addresses == self._addresses
         )

@@ -1,6 +1,7 @@
 """Test fixed shapes on a CPU, without graphs: the same steps as in dynamic shapes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -65,6 +66,35 @@ def test_steps_are_the_same_in_fixed_and_dynamic_shapes(
         for static in (True, False)
     )
     assert fixed == dynamic
+
+
+@BOTH_SHAPES
+def test_drawn_and_plain_trees_share_a_padded_batch(
+    llama: PreTrainedModel, static: bool
+) -> None:
+    """Bug: with padding sequences there were fewer seeds than rows: a ValueError."""
+    sampling = SAMPLED["top_k"]
+    runner = Runner(llama, capacity=75, max_rows=6, batch=4, static=static)
+    runner.prefill([PROMPT[b:-1] for b in range(3)])
+    drawn = {0: torch.full((llama.config.vocab_size,), 1e-2, dtype=torch.float64)}
+    trees = [replace(Tree.chain(41, [7]), drawn=drawn), Tree.chain(41), Tree.chain(41)]
+    output = runner.forward(trees, requests(3), sampling)
+    picks = [output.chooser(b, ())(0) for b in (1, 2)]
+    alone = Runner(llama, capacity=75, max_rows=6)
+    for b, pick in zip((1, 2), picks):
+        alone.prefill([PROMPT[b:-1]])
+        own = alone.forward([Tree.chain(41)], [requests(3)[b]], sampling)
+        assert own.chooser(0, ())(0) == pick
+
+
+def test_a_longer_request_keeps_a_runner_with_room(llama: PreTrainedModel) -> None:
+    """Bug: the cache is rounded up, but one more token discarded the runner and its graphs."""
+    runner = Runner(llama, capacity=75, max_rows=6, static=True)
+    assert runner.fits(batch=1, capacity=76, max_rows=6)
+    room = runner._cache_rows
+    assert not runner.fits(batch=1, capacity=room + 1, max_rows=6)
+    dynamic = Runner(llama, capacity=75, max_rows=6, static=False)
+    assert not dynamic.fits(batch=1, capacity=76, max_rows=6)
 
 
 @BOTH_SHAPES
