@@ -130,7 +130,10 @@ class Product:
             y = self._adapted(x, gate)
             parts = dict(zip(self.layers, y.split(self.sizes, -1)))
             self._last = x, parts
-        return parts.pop(layer)
+        part = parts.pop(layer)
+        if not parts:
+            self._last = None, {}  # frees the input, which may be a long prompt's
+        return part
 
     def joint(self, x: Tensor, gate: ProbeGate | None = None) -> Tensor:
         """Return the outputs of all layers side by side (..., sum of d'), then the products with A.

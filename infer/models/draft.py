@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from conf.errors import UserError
 from infer.engine.forward import context_length
+from infer.engine.packed import JointLinear
 from infer.models.checkpoint import ModelDirectory, dtype_of
 from infer.text import Text
 
@@ -105,13 +106,14 @@ def shared_rows(target: Mapping[int, str], draft: Mapping[int, str], name: str) 
 
 def first_layers(lm: PreTrainedModel, layers: int) -> PreTrainedModel:
     """Return a model's first layers with its final norm and head, on the same tensors."""
-    # `deepcopy` takes these objects from its memo: parameters, buffers, the process groups of a
-    # divided adapter, and a head in C. The last two cannot be copied, and no draft model uses the head.
+    # `deepcopy` takes these objects from its memo: parameters, buffers, packed layers, the process
+    # groups of a divided adapter, and a head in C. The last three cannot be copied, and no draft
+    # model uses the head. The output head is copied, since it may be cut.
+    packed = (m for m in lm.get_decoder().modules() if isinstance(m, JointLinear))
     groups = (getattr(module, "group", None) for module in lm.modules())
     head = getattr(lm, "previous_token_head", None)
-    shared: dict[int, Any] = {
-        id(item): item for item in chain(lm.parameters(), lm.buffers(), groups, [head])
-    }
+    kept = chain(lm.parameters(), lm.buffers(), packed, groups, [head])
+    shared: dict[int, Any] = {id(item): item for item in kept}
     short = copy.deepcopy(lm, shared)
     config = short.config
     for module in short.get_decoder().children():

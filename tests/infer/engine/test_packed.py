@@ -112,6 +112,20 @@ def test_bfloat16_with_amx_multiplies_a_fixed_number_of_rows(
     assert y.shape == (1, rows, 40) and torch.equal(y[0], alone[chosen])
 
 
+def test_an_input_is_freed_once_all_layers_have_their_part() -> None:
+    """Bug: a prompt's inputs of all products were held until the next forward."""
+    module = attention(bias=False)
+    pack(module, 1 << 40)
+    with torch.inference_mode():
+        x = torch.randn(2, 5, 24)
+        first, *rest = (getattr(module, name) for name in WIDTHS)
+        first(x)
+        assert first.product._last[0] is x
+        for layer in rest:
+            layer(x)
+    assert first.product._last == (None, {})
+
+
 def test_a_changed_weight_is_packed_again() -> None:
     linear = nn.Linear(8, 8)
     packed = packed_of(linear)

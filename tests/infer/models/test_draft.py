@@ -16,6 +16,8 @@ from conf.errors import UserError
 from infer import load
 from infer.engine.attention import ProbeGate
 from infer.engine.families import check_tree
+from infer.engine.forward import Target
+from infer.engine.packed import pack
 from infer.engine.runner import Runner
 from infer.models.checkpoint import ModelDirectory
 from infer.models.draft import STAND_IN, first_layers, shared_rows
@@ -132,6 +134,21 @@ def test_the_first_layers_are_the_librarys_model_of_as_many_layers(family: str) 
     assert addresses(short) <= addresses(lm)
     check_tree(short)
     assert torch.equal(tree_logits(lm), before) and lm.config.num_hidden_layers == 2
+
+
+def test_the_first_layers_share_the_packed_products() -> None:
+    """Bug: on a CPU a model's own first layers drafted without the fused decoder."""
+    lm = tiny_llama()
+    pack(lm, 1 << 40)
+    short = first_layers(lm, 1)
+    fused = Target(short, batch=1, capacity=8).fused
+    assert fused is not None and len(fused._layers) == 1
+    with torch.inference_mode():
+        head = short.get_output_embeddings()
+        assert head is not lm.get_output_embeddings()
+        assert torch.equal(
+            tree_logits(short), tree_logits(first_layers(tiny_llama(), 1))
+        )
 
 
 def test_the_first_layers_of_a_gated_model_have_a_gate_of_their_own(
