@@ -197,7 +197,7 @@ def decode(
         ]
         runner.commit([path for path, _ in walks])
         steps = []
-        drafts, probes = extent(trees)
+        drafts, probes = extent(output.trees)  # without probes after an overflow
         for b, (sequence, tree, (path, choice)) in enumerate(zip(live, trees, walks)):
             steps.append(sequence.advance(tree, path, choice))
             if not steps[-1].finished:

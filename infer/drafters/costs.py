@@ -105,11 +105,15 @@ def prior_costs(device: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """The seconds of a step, including the `drafting` seconds of a draft model's `forwards`."""
+    """The seconds of a step, including the `drafting` seconds of a draft model's `forwards`.
+
+    `first` is True for the first sequence of a batch: its step is timed once.
+    """
 
     seconds: float
     forwards: int = 0
     drafting: float = 0.0
+    first: bool = True
 
 
 class StepCosts:

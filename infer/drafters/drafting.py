@@ -104,6 +104,7 @@ class SourceDrafters(Drafters):
         self._forwards = 0
         self._drafting = 0.0
         self._proposed = 0.0
+        self._timed = False  # a sequence's result has the time of this step
 
     def start(self, requests: Sequence[Request], sampling: Sampling) -> None:
         """See Drafters."""
@@ -117,6 +118,7 @@ class SourceDrafters(Drafters):
     ) -> list[Tree]:
         """See Drafters."""
         self._stopwatch.start()
+        self._timed = False
         drafting = self._planner.drafting
         graphs = self._source.begin(contexts, [n - 1 if drafting else 0 for n in left])
         self._grow()
@@ -140,11 +142,9 @@ class SourceDrafters(Drafters):
         verifying = self._stopwatch.elapsed - self._proposed
         proposal = self._proposals[b]
         with self._stopwatch.observing() as seconds:
-            self._planner.learn(
-                proposal.graph if proposal else None,
-                result,
-                StepTime(seconds, self._forwards, self._drafting),
-            )
+            time = StepTime(seconds, self._forwards, self._drafting, not self._timed)
+            self._timed = True
+            self._planner.learn(proposal.graph if proposal else None, result, time)
         self._source.keep(b, proposal.drafts if proposal else None, result)
         self._report(b, list(result.path), result.tokens, verifying)
 

@@ -243,10 +243,13 @@ class MeasuredPlanner:
         tokens = result.tokens
         with self._lock:
             self._emitted += len(tokens)
-            self.costs.observe(result, time.seconds - time.drafting)
+            if time.first:
+                self.costs.observe(result, time.seconds - time.drafting)
             spent = self.costs.of(result)
             if forwards := self._forwards:
-                steps = self.costs.in_plain_steps(time.drafting)
+                steps = None
+                if time.first:
+                    steps = self.costs.in_plain_steps(time.drafting)
                 spent += forwards.observe(time.forwards, steps)
             # Trials have their own budget, so they must not use up the allowance.
             self._throughput.record(len(tokens), spent - self._trial_steps)

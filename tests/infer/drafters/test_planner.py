@@ -449,3 +449,34 @@ def test_a_draft_model_drafts_as_deep_as_pays(
     allowed = CONSTANTS.first_allowance * TARGET(1) + 2 * (TARGET(11) + DEPTH * ms)
     share = 1 + CONSTANTS.saved_share
     assert sum(spent) < share * sum(emitted) * TARGET(1) + allowed
+
+
+def test_the_step_of_a_batch_is_timed_once() -> None:
+    """Bug: every sequence counted it, so plain steps were run, and timed cold, for each of them."""
+    firsts = []
+
+    class Watched(FixedPlanner):
+        def learn(self, graph: Any, result: Verified, time: StepTime) -> None:
+            firsts.append(time.first)
+
+    drafters = by_tokens([ADAPTIVE], Watched(2))
+    requests = [Request([5, 6]), Request([7])]
+    drafters.start(requests, GREEDY)
+    for _ in range(2):
+        trees = drafters.propose([[5, 6], [7]], [9, 9])
+        for b, tree in enumerate(trees):
+            drafters.observe(b, Verified(tree, [0], 3, None, len(tree.tokens)))
+    assert firsts == [True, False] * 2
+
+    def plain_steps(batch: int) -> int:
+        planner = MeasuredPlanner([1.0] * len(ROWS), 3)
+        plain = 0
+        for _ in range(400):
+            rows = 9 if planner.drafting else 1
+            plain += rows == 1
+            result = Verified(Tree.chain(0), [0], 1, None, rows)
+            for b in range(batch):
+                planner.learn(None, result, StepTime(0.01, first=not b))
+        return plain
+
+    assert plain_steps(32) == plain_steps(1)
