@@ -16,6 +16,7 @@ Shapes: (B, q, ...) for q rows of B sequences, H query heads and K key heads of 
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -167,14 +168,19 @@ class FusedDecoder:
         y = layer.gate_up.joint(x, self._gate)
         width = layer.down.in_features
         gates, up = y.narrow(-1, 0, width), y.narrow(-1, width, width)
-        inner = self._activated(layer.activation, gates) * up
+        activation = layer.activation
+        if self._wide:
+            activation = partial(activated, activation)
+        inner = activation(gates) * up
         return layer.down.joint(inner, self._gate)[..., : x.shape[-1]]
 
-    def _activated(self, activation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        if not self._wide or x.numel() <= UNDIVIDED:
-            return activation(x)
-        rows = x.flatten(0, -2).split(max(1, UNDIVIDED // x.shape[-1]))
-        return torch.cat([activation(part) for part in rows]).view(x.shape)
+
+def activated(activation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Return the activation of rows (..., w), each as it is without the rows beside it."""
+    if x.numel() <= UNDIVIDED:
+        return activation(x)
+    rows = x.flatten(0, -2).split(max(1, UNDIVIDED // x.shape[-1]))
+    return torch.cat([activation(part) for part in rows]).view(x.shape)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

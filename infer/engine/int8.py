@@ -20,10 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.activations import ACT2CLS
 
 from conf.devices.int8 import exact_kernel, pack
 from conf.devices.native import LANES, library
 from conf.errors import UserError
+from infer.engine.fused import activated
 from infer.engine.gate import GatedEmbedding, GatedLinear
 from infer.engine.head import PreviousTokenHead
 from infer.engine.native_head import head_in_int8
@@ -38,6 +40,12 @@ WITH_MATRICES = (
     GatedEmbedding,
     PreviousTokenHead,
 )
+
+
+#: The classes of activations in Transformers' layers.
+ACTIVATIONS = {
+    each[0] if isinstance(each, tuple) else each for each in ACT2CLS.values()
+}
 
 
 class Int8Linear(JointLinear):
@@ -119,6 +127,18 @@ def contenders(values_V: Tensor, score: float, scale: float, key: int) -> IntArr
     return ids[:count].numpy()
 
 
+class RowActivation(nn.Module):
+    """An activation that computes each row as it is without the rows beside it."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., w) to (..., w)."""
+        return activated(self.activation, x)
+
+
 class Int8Product(Product):
     """A Product in int8, quantized once. Raises ValueError on a CPU without exact int8 sums."""
 
@@ -171,6 +191,9 @@ def to_int8(lm: PreTrainedModel) -> None:
                 f"got int8: {lm.config.model_type} has {type(module).__name__}. Set dtype=float32."
             )
     head: Any = lm.get_output_embeddings()
+    for name, module in list(lm.named_modules()):
+        if type(module) in ACTIVATIONS:
+            lm.set_submodule(name, RowActivation(module))
     layers = linear_layers(lm)
     inner = {name: layer for name, layer in layers.items() if layer is not head}
     last = {name: layer for name, layer in layers.items() if layer is head}

@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import rotate_half
 
 from infer.engine import fused
 from infer.engine.forward import Target
-from infer.engine.fused import RotaryTables, RowNorm, fuse_rotary, rotate
+from infer.engine.fused import RotaryTables, RowNorm, activated, fuse_rotary, rotate
 from infer.engine.output import Request
 from infer.engine.packed import TYPES, pack
 from infer.engine.runner import Runner
@@ -178,10 +178,6 @@ def test_long_rows_are_activated_in_parts_of_one_thread(
         sizes.append(x.numel())
         return F.silu(x)
 
-    lm = model_of(MODELS["llama"])
-    decoder = Target(lm, batch=1, capacity=8).fused
-    assert decoder is not None
-    decoder._wide = True
     x = torch.randn(1, 5, 32)
-    assert torch.equal(decoder._activated(activation, x), F.silu(x))
+    assert torch.equal(activated(activation, x), F.silu(x))
     assert sizes == [64, 64, 32]

@@ -13,8 +13,15 @@ from conf.errors import UserError
 from infer import DecodeConfig, Model, generate, load
 from infer.engine import native
 from infer.engine.attention import ProbeGate
+from infer.engine.fused import UNDIVIDED
 from infer.engine.gate import GatedLinear
-from infer.engine.int8 import Int8Head, Int8Linear, Int8Product, to_int8
+from infer.engine.int8 import (
+    Int8Head,
+    Int8Linear,
+    Int8Product,
+    RowActivation,
+    to_int8,
+)
 from infer.engine.output import Request
 from infer.engine.packed import TYPES, pack
 from infer.engine.runner import Runner
@@ -86,6 +93,23 @@ def test_errors_stay_below_a_fiftieth_of_the_product() -> None:
         expected = linear(x)
         difference = int8_of(linear)(x) - expected
     assert difference.norm() / expected.norm() < 0.02
+
+
+def test_activations_outside_the_fused_decoder_have_rows_of_their_own() -> None:
+    """Bug: beside eight rows an activation had other last bits, which int8 may round to a whole step."""
+    lm = tiny_family("qwen3")
+    to_int8(lm)
+    assert all(isinstance(layer.mlp.act_fn, RowActivation) for layer in lm.model.layers)
+    sizes = []
+
+    class Activation(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            sizes.append(x.numel())
+            return x
+
+    x = torch.randn(1, 9, UNDIVIDED // 3)
+    assert torch.equal(RowActivation(Activation())(x), x)
+    assert len(sizes) == 3 and max(sizes) <= UNDIVIDED
 
 
 def test_values_that_overflow_stay_in_their_row() -> None:
