@@ -147,6 +147,12 @@ class DecodeConfig:
             raise ValueError(
                 "decode.temperature must be above 0 with decode.verify=ratio, got 0"
             )
+        if (self.min_new_tokens or 0) > self.max_new_tokens:
+            raise ValueError(
+                "decode.min_new_tokens must be at most decode.max_new_tokens="
+                f"{self.max_new_tokens}, got {self.min_new_tokens}. Lower it, or raise "
+                "decode.max_new_tokens."
+            )
         if self.sources == []:
             raise ValueError(
                 "decode.sources must not be empty, got []. Omit it for all sources, or set decode=plain."
@@ -280,12 +286,6 @@ class InferConfig:
                 raise ValueError(
                     f"draft={self.draft} needs decode={'|'.join(BY_DRAFT_MODEL)}, got {self.decode.method}"
                 )
-        if (self.decode.min_new_tokens or 0) > self.decode.max_new_tokens:
-            raise ValueError(
-                "decode.min_new_tokens must be at most decode.max_new_tokens="
-                f"{self.decode.max_new_tokens}, got {self.decode.min_new_tokens}. Lower it, or raise "
-                "decode.max_new_tokens."
-            )
         if self.chat and (self.infill.prefix or self.infill.suffix):
             raise ValueError(
                 "chat must be false with infill.prefix or infill.suffix, got true. Omit it."

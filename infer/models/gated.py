@@ -145,6 +145,8 @@ def _linear_layers(
             continue
         if not isinstance(base, nn.Linear):
             raise ValueError(f"LoRA of {name}, which is not a linear layer")
+        if base is lm.get_output_embeddings():
+            raise ValueError(f"LoRA of {name}, the output head")
         a = weights.pop(f"{PREFIX}{name}{A}").to(lm.device, lm.dtype)
         b = weights.pop(f"{PREFIX}{name}{B}").to(lm.device, lm.dtype)
         check_shape(a, rank, base.in_features)

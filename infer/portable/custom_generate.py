@@ -226,13 +226,18 @@ def generate(
         answer: Tensor | GenerateDecoderOnlyOutput
         answer = library(custom_generate=custom_generate, **args)
         return answer
-    settings = DecodeConfig(
-        "hybrid",
-        sources=None if sources is None else [*sources],
-        k=k,
-        probes="auto" if probes is None else str(probes),
-        seed=0 if seed is None else seed,
-    )
+    if isinstance(sources, str):
+        sources = [sources]
+    try:
+        settings = DecodeConfig(
+            "hybrid",
+            sources=None if sources is None else [*sources],
+            k=k,
+            probes="auto" if probes is None else str(probes),
+            seed=0 if seed is None else seed,
+        )
+    except ValueError as error:  # the arguments here are no settings of a group
+        raise ValueError(str(error).replace("decode.", "")) from error
     vocabulary = model.config.get_text_config().vocab_size
     if any(id >= vocabulary for id in adaptive_ids):
         raise ValueError(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from infer import DecodeConfig, Infill, Model, generate, load
 from infer.drafters.drafting import SourceDrafters
 from infer.drafters.planner import FixedPlanner, MeasuredPlanner
 from infer.engine.forward import context_length
+from infer.engine.runner import Runners
 from infer.methods import Methods
 from infer.requests import Prompt
 from infer.trees.mask_tokens import MaskTokens
@@ -236,6 +237,15 @@ def test_out_of_memory_says_what_to_lower(
         next(generate(model, "x", DecodeConfig("plain")))
 
 
+def test_a_caller_that_reads_no_further_keeps_the_runner(model: Model) -> None:
+    """Bug: a GPU captured all its graphs again for the next text."""
+    with patch.object(Runners, "give") as give:
+        steps = generate(model, "def", DecodeConfig("plain", max_new_tokens=8))
+        next(steps)
+        steps.close()  # type: ignore[attr-defined]
+    give.assert_called_once()
+
+
 def test_prompts_and_seeds_of_every_kind(model: Model) -> None:
     decode = DecodeConfig(max_new_tokens=4)
     one = outcomes(model, [20, 30], decode)
@@ -267,6 +277,12 @@ def test_mistakes_before_anything_is_decoded(
     """Bug: seeds=5 was answered by "seeds must be a text, an Infill or token ids"."""
     with pytest.raises(UserError, match=message):
         generate(model, prompts, **options)
+
+
+@pytest.mark.parametrize("draft", ["", "self:0"])
+def test_a_draft_that_cannot_be_is_a_users_error(draft: str, model_dir: Path) -> None:
+    with pytest.raises(UserError, match="draft must be"):
+        load(model_dir, "float32", draft=draft)
 
 
 def test_dtype_and_device_of_torch(model_dir: Path) -> None:

@@ -93,8 +93,8 @@ CASES = [(DecodeConfig, *case) for case in DECODE] + [
 ]
 CASES += [
     (  # the minimum was ignored without a message
-        InferConfig,
-        {"model": "DIR", "decode": DecodeConfig(min_new_tokens=9, max_new_tokens=4)},
+        DecodeConfig,
+        {"min_new_tokens": 9, "max_new_tokens": 4},
         "decode.min_new_tokens must be at most decode.max_new_tokens=4, got 9. Lower it",
     ),
     (Infill, {"prefix": 5}, "infill.prefix must be a text, got 5"),

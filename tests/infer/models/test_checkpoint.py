@@ -131,6 +131,7 @@ LORA: dict[str, Any] = {"target_modules": ["q_proj"]}
         {"init_lora_weights": "pissa"},
         {"use_dora": True},
         {"target_modules": ["embed_tokens"]},
+        {"target_modules": ["lm_head"]},
     ],
 )
 def test_a_gated_adapter_that_a_gate_cannot_close_is_refused(

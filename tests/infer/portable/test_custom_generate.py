@@ -233,6 +233,12 @@ def test_arguments_that_the_library_does_not_pass_on_are_refused(
         ours(ONE, **args)
 
 
+def test_a_source_may_be_a_string(ours: Generate) -> None:
+    """Bug: its letters were taken as sources."""
+    texts = [ours(ONE, max_new_tokens=6, sources=s) for s in ("text", ["text"])]
+    assert torch.equal(*texts)
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -251,7 +257,7 @@ def test_arguments_that_the_library_does_not_pass_on_are_refused(
             "prefix_allowed_tokens_fn for several",
         ),
         ({"k": 2.5}, "k must be a whole number, got 2.5"),
-        ({"seed": -1}, "seed must be"),
+        ({"seed": -1}, "^seed must be"),
     ],
 )
 def test_what_it_does_not_support(
