@@ -91,10 +91,16 @@ def warn_of_control(pieces: list[str]) -> None:
 def read_prompt(config: InferConfig) -> str:
     """Return the text to continue: `prompt`, the content of a file, or standard input.
 
-    Raises UserError for a missing file, for bytes that are not UTF-8, and for an empty text.
+    Raises UserError for a missing file, for bytes that are not UTF-8, for an empty text, and for
+    standard input with several processes.
     """
     if config.prompt not in ("", "-"):
         return config.prompt
+    if not config.prompt_file and torchrun_rank()[1] > 1:
+        raise UserError(
+            "prompt must be a text or a file with several processes, because they share standard input. "
+            "Give prompt=TEXT or prompt_file=FILE."
+        )
     source = config.prompt_file or "standard input"
     try:
         file = Path(config.prompt_file) if config.prompt_file else None

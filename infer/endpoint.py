@@ -19,7 +19,7 @@ from typing import Any
 import httpx2
 
 from conf.console import print_line
-from conf.errors import UserError, in_one_line
+from conf.errors import UserError, as_user_error, in_one_line
 
 ATTEMPTS = 8  # per request; the pauses add up to about a minute
 TIMED_OUT = 2  # give up after this many timeouts
@@ -30,6 +30,12 @@ BUSY = (408, 409, 425, 429)  # retried, like every status from 500 on
 # Statuses that concern one request only, for example a prompt longer than the context.
 UNFIT = (400, 413, 422)
 KEY = "OPENAI_API_KEY"
+
+#: The HTTP client reads the variables when it is made. The package openai has the same client.
+PROXY_ERRORS = as_user_error(
+    "the proxies in HTTP_PROXY, HTTPS_PROXY and ALL_PROXY must be usable, got",
+    ". Unset or correct them",
+)
 
 Body = Mapping[str, Any]
 
@@ -119,13 +125,17 @@ async def _ask(
     timeout: float,
 ) -> None:
     key = api_key()
-    async with httpx2.AsyncClient(
-        headers={"Authorization": f"Bearer {key}"} if key else {},
-        timeout=httpx2.Timeout(timeout, connect=CONNECT_SECONDS, pool=None),
-        limits=httpx2.Limits(max_connections=at_once),
-    ) as client:
+    with PROXY_ERRORS:
+        client = httpx2.AsyncClient(
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx2.Timeout(timeout, connect=CONNECT_SECONDS, pool=None),
+            limits=httpx2.Limits(max_connections=at_once),
+        )
+    async with client:
         endpoint = Endpoint(client, url, timeout)
-        await endpoint.check(next(iter(bodies.values())))
+        first = next(iter(bodies.values()))
+        # Greedy requests have no seed, but the server may refuse a seed.
+        await endpoint.check(next((b for b in bodies.values() if "seed" in b), first))
         waiting = iter(bodies.items())
         async with asyncio.TaskGroup() as group:
             for _ in range(min(at_once, len(bodies))):
@@ -218,6 +228,11 @@ class Endpoint:
         """Return the error for a refusal that concerns all requests, with its cure."""
         if error.status in (401, 403):
             cure = f"Set {KEY} to a key that the server accepts"
+        elif error.status in UNFIT:
+            cure = (
+                "Change what the server names, or give the model's name as the server "
+                f"spells it{models}"
+            )
         else:
             cure = (
                 "Give the server's address up to /v1, and the model's name as the "
@@ -254,6 +269,8 @@ class Endpoint:
             raise LateAnswer(f"no answer within {self._timeout:g} s") from error
         except httpx2.RequestError as error:
             raise AttemptError(in_one_line(error)) from error
+        except httpx2.InvalidURL as error:
+            raise NoConnection(in_one_line(error)) from error
         status = response.status_code
         if status in BUSY or status >= 500:
             reason = f"HTTP {status}: {words_of(response)}"

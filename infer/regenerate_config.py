@@ -71,6 +71,10 @@ class RegenerateConfig:
                 "data.path must be given, or prompts or own_prompts, got "
                 f"{self.data.path}, {self.prompts} and {self.own_prompts}. Give one kind."
             )
+        if len(set(self.prompts)) < len(self.prompts):
+            raise ValueError(
+                f"prompts must not repeat a source, got {', '.join(self.prompts)}. Give each once."
+            )
         if self.temperature == 0 and self.sampled < 1:
             raise ValueError(
                 f"sampled={self.sampled:g} needs a temperature above 0, got temperature=0. "

@@ -15,7 +15,7 @@ its next request when its last request is answered.
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -35,7 +35,7 @@ from infer.bench.runs import seed_of
 from infer.bench.speed import max_k
 from infer.bench.statistics import grouped
 from infer.config import DecodeConfig
-from infer.endpoint import api_key
+from infer.endpoint import PROXY_ERRORS, api_key
 from infer.engine.runner import duration
 from infer.text import Text
 
@@ -188,10 +188,14 @@ def send_all(
     began = time.perf_counter()
     executor = ThreadPoolExecutor(clients)
     try:
-        requests = list(executor.map(serve, prompts))
+        requests = [executor.submit(serve, prompt) for prompt in prompts]
+        done, _ = wait(requests, return_when=FIRST_EXCEPTION)
+        seconds = duration(began, time.perf_counter())
     finally:
         executor.shutdown(cancel_futures=True)
-    return {"seconds": duration(began, time.perf_counter()), "requests": requests}
+    for request in done:
+        request.result()  # raises the error of a request that failed
+    return {"seconds": seconds, "requests": [request.result() for request in requests]}
 
 
 class Endpoint:
@@ -205,8 +209,7 @@ class Endpoint:
             from openai import OpenAI
         except ImportError:
             raise UserError(
-                "load.endpoint needs the package openai. Install it: "
-                'pip install "adaptive-tokens[serving]".'
+                "load.endpoint needs the package openai. Install it: pip install openai."
             ) from None
         load = config.load
         self._load = load
@@ -216,12 +219,11 @@ class Endpoint:
         if not urlsplit(url).path.strip("/"):
             url = f"{url.rstrip('/')}/v1"
         self._url = url
-        self._client: Any = OpenAI(
-            base_url=url,
-            api_key=api_key() or "none",
-            max_retries=RETRIES,
-            timeout=load.timeout,
-        )
+        key = api_key() or "none"
+        with PROXY_ERRORS:
+            self._client: Any = OpenAI(
+                base_url=url, api_key=key, max_retries=RETRIES, timeout=load.timeout
+            )
         self._model = load.model or self._only_model()
 
     def serve(self, prompt: Prompt) -> Record:

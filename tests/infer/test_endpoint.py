@@ -202,6 +202,7 @@ def test_what_keeps_all_prompts_from_an_answer_is_one_sentence(prompts: Path) ->
     cases = [
         (404, "The model `tiny` does not exist.", r"model=tiny: HTTP 404: The model"),
         (400, "Server is pinned to 'm'", r"the server spells it \(tiny, large\)"),
+        (422, "top_p must be below 1", "top_p must be below 1. Change what the server"),
         (401, "Unauthorized", r"HTTP 401: Unauthorized\. Set OPENAI_API_KEY"),
         (500, "out of memory", r"did not answer: HTTP 500: out of memory\. Read"),
     ]
@@ -216,6 +217,34 @@ def test_what_keeps_all_prompts_from_an_answer_is_one_sentence(prompts: Path) ->
         pytest.raises(UserError, match="HTTP 404: not found. Give the server's .* /v1"),
     ):
         stage.main(config(stub.url.removesuffix("/v1"), prompts, "out"))
+
+
+def test_seeds_are_refused_though_the_first_request_has_none(prompts: Path) -> None:
+    """Bug: every sampled prompt was left out as refused if the first request was greedy."""
+
+    def reply(body: dict[str, Any]) -> Reply:
+        return refusing(400, "no seed")(body) if "seed" in body else answered(body)
+
+    with serving(reply) as stub:
+        given = ["temperature=1", "sampled=0.5", "documents=20"]
+        greedy = [
+            config(stub.url, prompts, f"out{seed}", *given, f"seed={seed}")
+            for seed in range(4)
+        ]
+        for run in greedy:
+            stage.main(run)
+            assert len(rows(run)) == 20
+
+
+def test_proxies_and_hosts_that_do_not_exist(
+    prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: each ended in a traceback."""
+    with pytest.raises(UserError, match="did not answer: .*correct the address"):
+        stage.main(config("http://ex☃.test/v1", prompts, "out"))
+    monkeypatch.setenv("ALL_PROXY", "foo://x")
+    with pytest.raises(UserError, match="proxies in HTTP_PROXY, .*Unset or correct"):
+        stage.main(config("http://localhost:1", prompts, "out"))
 
 
 def test_a_key_that_no_header_can_have(
@@ -301,6 +330,7 @@ def test_an_aborted_answer_has_no_end_and_parts_are_joined(prompts: Path) -> Non
         (["endpoint=localhost:8000"], "endpoint must be an address such as http://"),
         (["own_prompts=3"], "endpoint answers prompts, got .* own_prompts=3"),
         (["timeout=0"], "timeout must be above 0, got 0"),
+        (["prompts=[a,b,a]"], "prompts must not repeat a source, got a, b, a"),
     ],
 )
 def test_mistakes(prompts: Path, overrides: list[str], message: str) -> None:

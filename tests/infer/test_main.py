@@ -194,6 +194,16 @@ def test_a_prompt_comes_from_standard_input_or_a_file(
     assert "got no text from standard input" in error(capsys.readouterr().err)
 
 
+def test_processes_do_not_share_standard_input(
+    model_dir: Path, monkeypatch, capsys
+) -> None:
+    """Bug: one rank read the text, and the other ranks ended with an error about an empty prompt."""
+    monkeypatch.setattr("infer.__main__.torchrun_rank", lambda: (0, 2, 0))
+    with pytest.raises(SystemExit):
+        infer(monkeypatch, f"model={model_dir}", "prompt=-")
+    assert "a file with several processes" in error(capsys.readouterr().err)
+
+
 STEPS = [
     TextStep(0, [1], 0, 0, False, ["x"]),
     TextStep(

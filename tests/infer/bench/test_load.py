@@ -18,7 +18,7 @@ from conf.settings.compose import settings
 from infer.api import Model
 from infer.bench.acceptance import acceptance_csv
 from infer.bench.config import BenchConfig, GsdConfig, LoadConfig
-from infer.bench.load import batches, decoders_of, figures, text_of
+from infer.bench.load import batches, decoders_of, figures, send_all, text_of
 from infer.bench.prompts import Prompt
 from infer.bench.report import header
 from infer.bench.run import bench
@@ -237,6 +237,24 @@ def test_a_draft_model_has_the_settings_of_gsd(model: Model) -> None:
     given = ["draft=self:1", "load.decoders=[gsd]", "part=load"]
     config = configured(Path("m"), Path("p"), Path("o"), *given)
     assert config.groups("load") == ("load", "gsd")
+
+
+def test_no_request_is_sent_after_one_that_failed() -> None:
+    """Bug: with a slow first request the second client sent all further ones, though each failed."""
+    sent = []
+
+    def serve(prompt: Prompt) -> dict[str, Any]:
+        sent.append(prompt.id)
+        if prompt.id == "0":
+            time.sleep(0.5)
+            return {}
+        time.sleep(0.03)
+        raise UserError("broken")
+
+    prompts = [Prompt(str(n), (1,)) for n in range(50)]
+    with pytest.raises(UserError, match="broken"):
+        send_all(serve, prompts, 2)
+    assert len(sent) < 15
 
 
 def test_an_endpoint_that_fails_is_one_sentence(
