@@ -20,4 +20,6 @@ def main(model: str, prompt: str, url: str = "http://localhost:8000/v1") -> None
 
 
 if __name__ == "__main__":
+    if len(sys.argv) not in (3, 4):
+        sys.exit(__doc__)
     main(*sys.argv[1:])

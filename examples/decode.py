@@ -5,6 +5,7 @@ python -m examples.decode smollm2 "def fib(n):"
 
 import sys
 
+from conf.errors import UserError
 from infer import DecodeConfig, generate, load
 
 
@@ -22,4 +23,7 @@ def main(name: str, prompt: str) -> None:
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit(__doc__)
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except UserError as error:
+        sys.exit(f"error: {error}")

@@ -9,6 +9,7 @@ cannot change the text.
 import sys
 from collections.abc import Sequence
 
+from conf.errors import UserError
 from infer import load
 from infer.engine.output import Request
 from infer.engine.runner import Runner
@@ -49,4 +50,9 @@ def main(name: str, prompt: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    try:
+        main(*sys.argv[1:])
+    except UserError as error:
+        sys.exit(f"error: {error}")

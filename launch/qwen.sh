@@ -30,6 +30,7 @@ for name in MBPP INFILLING CHAT; do
             exit 2
         fi
         printf -v "$name" %s "$(realpath "${!name}")"
+        check_path "$name" "${!name}" file
     fi
 done
 folder=runs/qwen

@@ -16,11 +16,14 @@ if ! cmp -s requirements.lock .venv/installed.lock; then
     echo "setup: installing the locked dependencies into .venv"
     if [[ ! -x .venv/bin/pip ]]; then
         # Try to start each: pyenv puts names on the path that do not start.
-        for python in ${PYTHON:+"$PYTHON"} python3.11 python3.12 python3 ""; do
+        names=(python3.11 python3.12 python3)
+        [[ -z ${PYTHON:-} ]] || names=("$PYTHON")
+        for python in "${names[@]}" ""; do
             "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break
         done
         if [[ -z $python ]]; then
-            echo "error: Python 3.11 or newer must be on the path, got $(python3 --version 2>&1 || true). Install it" >&2
+            echo "error: ${names[-1]} must be Python 3.11 or newer, got $("${names[-1]}" --version 2>&1 || true)." \
+                "Install it, or name another by PYTHON" >&2
             exit 2
         fi
         "$python" -m venv .venv

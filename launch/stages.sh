@@ -12,12 +12,23 @@ in_project() { # PATH: print a path of the caller's folder for use in the projec
     if [[ $1 == -* ]]; then echo "$1"; else realpath -m --relative-base="$project" "$1"; fi # begin refuses options
 }
 
-begin() { # OUT: set up the environment and the variables out, gpus and ranks
-    out=$1
-    if [[ $out == -* || $out == *[=\'\\]* ]]; then
-        echo "error: OUT must be a folder without quotes or =, got $out. Give another one" >&2
+check_path() { # NAME PATH WHAT: refuse a path that a list of settings cannot have
+    if [[ $2 == -* || $2 == *[=\'\\]* ]]; then
+        echo "error: $1 must be a $3 without quotes or =, got $2. Give another one" >&2
         exit 2
     fi
+}
+
+check_ranks() { # refuse a number of processes that torchrun does not know
+    if [[ ! ${RANKS:-auto} =~ ^([1-9][0-9]*|auto|gpu|cpu)$ ]]; then
+        echo "error: RANKS must be a number of processes, auto, gpu or cpu, got $RANKS. Run RANKS=1 $0 ..." >&2
+        exit 2
+    fi
+}
+
+begin() { # OUT: set up the environment and the variables out, gpus and ranks
+    out=$1
+    check_path OUT "$out" folder
     bash launch/setup.sh
     source .venv/bin/activate
     gpus=$(count_gpus)

@@ -16,7 +16,13 @@ if [[ $# -lt 2 || $1 == *=* || $2 == *=* ]]; then
     echo "error: the arguments must be OUT BASE MODEL... [NAME=VALUE ...], got: $*. Run launch/tables.sh --help" >&2
     exit 2
 fi
+source "$project/launch/stages.sh"
+check_path OUT "$1" folder
+for name in MBPP INFILLING; do
+    check_path "$name" "${!name:-}" file
+done
 out=$(realpath -m "$1") # absolute, since the comparison runs in another folder
+check_path OUT "$out" folder
 shift
 models=()
 while [[ $# -gt 0 && $1 != *=* ]]; do

@@ -1,9 +1,20 @@
 #!/usr/bin/env bash
 # Train on all GPUs of this machine: launch/train.sh experiment=sdsat_7b_l5 data.path=... model.path=... out=...
-# SIGTERM, SIGUSR1, SIGINT and SIGHUP (unless nohup ignores it) save a checkpoint and end the training with code 75. The
-# same command resumes it.
+#   Paths are relative to the project's root. RANKS is the number of processes, or auto, gpu or cpu (default: one per GPU).
+#   SIGTERM, SIGUSR1, SIGINT and SIGHUP (unless nohup ignores it) save a checkpoint and end the training with code 75. The
+#   same command resumes it.
 set -euo pipefail
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    exit
+fi
 cd "$(dirname "$0")/.."
+source launch/stages.sh
+check_ranks
+if [[ ! -f .venv/bin/activate ]]; then # not set up here: the machines of a run may share this folder
+    echo "error: .venv must have the project's packages. Run bash launch/setup.sh first" >&2
+    exit 2
+fi
 source .venv/bin/activate
 signals=(TERM USR1 INT HUP)
 handled=SIGTERM,SIGINT,SIGQUIT,SIGUSR1

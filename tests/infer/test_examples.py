@@ -53,6 +53,23 @@ def test_decode_prints_the_text_and_the_forwards(
     assert last.startswith(f"{len(plain)} tokens in ")
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("own_drafter", [], "python -m examples.own_drafter smollm2"),
+        ("call", ["m"], "python examples/call.py MODEL"),
+        ("decode", ["m", ""], "error: "),
+    ],
+)
+def test_mistaken_arguments_are_no_traceback(
+    name: str, given: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: without arguments, or with an empty prompt, an example ended in a traceback."""
+    monkeypatch.setattr(sys, "argv", [name, *given])
+    with pytest.raises(SystemExit, match=message):
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+
+
 def test_an_own_drafter_gives_plain_decodings_text(
     model: Model, capsys: pytest.CaptureFixture[str]
 ) -> None:

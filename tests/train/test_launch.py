@@ -280,6 +280,43 @@ def test_a_training_without_a_gpu_needs_ranks(project: Path) -> None:
     assert launch(project, "train.sh", "out=x", RANKS="1").returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("script", "arguments", "given", "message"),
+    [
+        ("evaluate.sh", ("m",), {"RANKS": "0"}, "RANKS must be a number of processes"),
+        ("train.sh", ("out=x",), {"RANKS": "x"}, "RANKS must be a number of processes"),
+        ("tables.sh", ("it's", "m"), {}, "OUT must be a folder without quotes"),
+        ("tables.sh", ("-x", "m"), {}, "OUT must be a folder without quotes"),
+        ("tables.sh", ("o", "m"), {"MBPP": "it's"}, "MBPP must be a file without"),
+    ],
+)
+def test_what_would_fail_later_is_refused_at_once(
+    script: str,
+    arguments: tuple[str, ...],
+    given: dict[str, str],
+    message: str,
+    project: Path,
+) -> None:
+    """Bug: tracebacks and shell errors, for a folder with a quote after all models were measured."""
+    run = launch(project, script, *arguments, **given)
+    assert run.returncode == 2 and run.stderr.startswith(f"error: {message}")
+    assert run.stderr.count("\n") == 1
+
+
+def test_a_script_says_what_it_needs(project: Path) -> None:
+    """Bug: train.sh --help asked for RANKS; a wrong PYTHON was replaced by another Python."""
+    assert launch(project, "train.sh", "--help").stdout.startswith("Train on all GPUs")
+    shutil.rmtree(project / ".venv")
+    run = launch(project, "train.sh", "out=x", RANKS="1")
+    assert run.returncode == 2 and "Run bash launch/setup.sh first" in run.stderr
+    shutil.copy(ROOT / "launch" / "setup.sh", project / "launch")
+    (project / "requirements.lock").touch()
+    run = launch(project, "setup.sh", PYTHON="python9.9")
+    assert (
+        run.returncode == 2 and "python9.9 must be Python 3.11 or newer" in run.stderr
+    )
+
+
 def torchrun(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run launch/torchrun.py with two processes that execute this code."""
     (folder / "worker.py").write_text(
