@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from conf.adapter import ADAPTIVE_FILE
 from conf.console import print_line
 from conf.errors import HUB, UserError
 from conf.runs.fingerprint import MANIFEST, fingerprint_file, fingerprint_model
@@ -134,7 +135,7 @@ def _find_shipped(name: str, setting: str, gguf: str | None) -> Path:
     from huggingface_hub.utils import WeakFileLock
 
     adapter = ADAPTERS / SHIPPED[name].adapter
-    if not (adapter / "adaptive.json").is_file():
+    if not (adapter / ADAPTIVE_FILE).is_file():
         raise UserError(
             f"{setting}={name} must have its adapter in {adapter}, got no adaptive.json there. Run it in a "
             "checkout of the project that has the adapter, or give a model directory."

@@ -25,7 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conf.adapter import CONFIG, FOLDER
+from conf.adapter import ADAPTIVE_FILE, CONFIG, FOLDER
 from conf.console import print_line
 from conf.errors import UserError, as_user_error
 from conf.runs.files import read_json, write_bytes, write_json
@@ -108,7 +108,7 @@ def main(config: ConvertConfig) -> None:
     if is_finished(config.out, KIND, origin):
         print_line(f"convert: {config.out} is finished: nothing to do")
         return
-    adaptive = read_json(adapter / "adaptive.json") if adapter else None
+    adaptive = read_json(adapter / ADAPTIVE_FILE) if adapter else None
     if adapter and not (adapter / FOLDER / CONFIG).is_file():
         raise UserError(
             f"adapter={adapter} must have the folder adapter/ of a model directory, got none. "

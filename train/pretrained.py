@@ -20,7 +20,7 @@ from transformers import (
 from transformers.utils import logging
 from yaml import YAMLError
 
-from conf.adapter import CONFIG, FOLDER
+from conf.adapter import ADAPTIVE_FILE, CONFIG, FOLDER
 from conf.architecture import why_unsupported
 from conf.errors import UserError, as_user_error, in_one_line
 from conf.runs.files import check_regular, read_json
@@ -29,7 +29,6 @@ from train.attention import register
 from train.config import ModelConfig
 from train.distributed import gather
 
-ADAPTIVE = "adaptive.json"  # in the directory of a model with adaptive tokens
 # The folder of a model in huggingface_hub's cache: owner, name and commit.
 HUB_CACHE = re.compile(r"models--([^/]+)--([^/]+)/snapshots/([0-9a-f]{40})/?$")
 LICENSE = ("license", "license_name", "license_link")  # fields of a model card
@@ -172,7 +171,7 @@ def load_trainable(
 
 def is_gated(folder: Path) -> bool:
     """Return whether the adapter of a model directory is for drafts only, by its adaptive.json."""
-    path = folder / ADAPTIVE
+    path = folder / ADAPTIVE_FILE
     return path.is_file() and bool(read_json(path).get("gated", False))
 
 
@@ -233,7 +232,7 @@ def spare_rows(folder: str | Path | None, adaptive: Collection[int]) -> list[int
     if folder is None or not (Path(folder) / "tokenizer.json").is_file():
         return []
     tokenizer = load_tokenizer(folder)
-    path = Path(folder) / ADAPTIVE
+    path = Path(folder) / ADAPTIVE_FILE
     trained = read_json(path).get("adaptive_ids", []) if path.is_file() else []
     return [
         id for id in adaptive if tokenizer.id_to_token(id) is None and id not in trained

@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from conf.adapter import FOLDER, HEAD
+from conf.adapter import ADAPTIVE_FILE, FOLDER, HEAD
 from conf.console import print_once, torchrun_rank
 from conf.devices.dtype import INT8
 from conf.devices.memory import check_fits, describe_shortage, machine_memory
@@ -41,7 +41,6 @@ from infer.ngrams import ABSENT, FILE, NgramTable, NgramWeights
 from infer.text import Text
 from infer.trees.mask_tokens import MaskTokens, mask_tokens
 
-ADAPTIVE = "adaptive.json"
 #: Values of `mask` in adaptive.json; other values are ids of existing tokens.
 TRAINED = "adaptive"
 NOISE = "noise"
@@ -164,14 +163,14 @@ class ModelDirectory:
     @cached_property
     def adaptive(self) -> Adaptive | None:
         """Return the content of adaptive.json; None for a model without adaptive tokens."""
-        path = self.path / ADAPTIVE
+        path = self.path / ADAPTIVE_FILE
         return read_adaptive(path, self.rows) if path.is_file() else None
 
     def need_adaptive(self) -> Adaptive:
         """Return the content of adaptive.json. Raises UserError for a model without it."""
         if self.adaptive is None:
             raise UserError(
-                f"{self.name} must be fine-tuned with adaptive tokens, got no {ADAPTIVE} "
+                f"{self.name} must be fine-tuned with adaptive tokens, got no {ADAPTIVE_FILE} "
                 'in it. Add the file: {"adaptive_ids": [ID], "L": L}'
             )
         return self.adaptive

@@ -23,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conf.adapter import ADAPTIVE_FILE
 from conf.console import print_line
 from conf.errors import UserError
 from conf.runs.files import write_json
@@ -161,7 +162,7 @@ def write_adapter(config: ExportConfig, origin: Mapping[str, Any]) -> None:
     """Write and verify the adapter alone, in Uno's format; write nothing if a step fails."""
     import torch
 
-    from train.export.sidecars import ADAPTIVE, adaptive_json
+    from train.export.sidecars import adaptive_json
     from train.export.trained import open_trained
     from train.export.uno import write_uno
     from train.lora import PlainWeights
@@ -177,7 +178,7 @@ def write_adapter(config: ExportConfig, origin: Mapping[str, Any]) -> None:
         # Only a model directory has the head and the n-grams.
         described["head"] = False
         described["ngrams"]["table"] = None
-        write_json(out / ADAPTIVE, described)
+        write_json(out / ADAPTIVE_FILE, described)
         verified = None if count is None else {"weights": count}
         write_manifest(out, "adapter", origin, step=step, verified=verified)
     print_line(f"export: wrote {config.out}, an adapter for SGLang and vLLM")

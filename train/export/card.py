@@ -7,7 +7,7 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 
 from conf.errors import UserError
-from conf.runs.files import read_json, read_result
+from conf.runs.files import read_json, read_result, write_bytes
 from conf.runs.fingerprint import fingerprint
 from conf.runs.stage import read_manifest
 from data_prep.ngrams import TABLE
@@ -67,7 +67,7 @@ def write_card(
         verified=verified,
         report=read_report(report, out) if report else {},
     )
-    card.save(out / CARD)
+    write_bytes(out / CARD, str(card).encode())
 
 
 def card_metadata(

@@ -33,6 +33,7 @@ from tokenizers import processors
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from conf.adapter import ADAPTIVE_FILE
 from conf.errors import TOKENIZER_ERRORS
 from conf.runs.files import read_json, write_bytes, write_json
 from conf.runs.fingerprint import fingerprint
@@ -40,11 +41,9 @@ from conf.runs.stage import ROOT, commit
 from conf.text.infilling import ORDERS
 from data_prep.ngrams import STRENGTH, TABLE
 from data_prep.vocab import FILES, INFILLING, Vocab, load_tokenizer
-from train.config import ADAPTIVE as ADAPTIVE_MASK
-from train.config import DESCRIBED, NOISE
+from train.config import ADAPTIVE, DESCRIBED, NOISE
 from train.export import trained_lora, trained_mask
 
-ADAPTIVE = "adaptive.json"
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 CHAT = "chat_template.jinja"  # Transformers' file name
@@ -72,7 +71,7 @@ def write_sidecars(
             shutil.copyfile(described / name, out / name)
     adaptive = adaptive_json(checkpoint, manifest, step=step)
     if adaptive:
-        write_json(out / ADAPTIVE, adaptive)
+        write_json(out / ADAPTIVE_FILE, adaptive)
     serve(out, Vocab.from_json(manifest["vocab"]), adaptive, dtype=dtype)
 
 
@@ -107,7 +106,7 @@ def serve(
     file = out / GENERATION
     generation = read_json(file) if file.is_file() else {}
     write_json(file, served_generation(generation, bos=vocab.bos, eos=vocab.eos))
-    trained = not adaptive or adaptive.get("mask", ADAPTIVE_MASK) == ADAPTIVE_MASK
+    trained = not adaptive or adaptive.get("mask", ADAPTIVE) == ADAPTIVE
     write_tokenizer(out, vocab, ids if trained else ())
 
 
@@ -123,7 +122,7 @@ def adaptive_json(
     control = known.control
     ids = manifest["adaptive"]
     if (
-        mask != ADAPTIVE_MASK
+        mask != ADAPTIVE
     ):  # the model has no embedding rows for the vocabulary's adaptive ids
         control -= set(known.adaptive)
         ids = [mask] if isinstance(mask, int) else []
@@ -306,9 +305,9 @@ def write_custom_generate(out: Path) -> None:
 
     Do nothing if the directory keeps an ungated adapter: Transformers would not load it.
     """
-    if not (out / ADAPTIVE).is_file():
+    if not (out / ADAPTIVE_FILE).is_file():
         return
-    adaptive = read_json(out / ADAPTIVE)
+    adaptive = read_json(out / ADAPTIVE_FILE)
     gated = adaptive.get("gated", False)
     if (out / "adapter").is_dir() and not gated:
         return

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from conf.errors import UserError, counted
-from conf.runs.files import read_json, write_json
+from conf.runs.files import read_json, write_bytes, write_json
 from train.config import NOISE
 from train.export import trained_mask
 from train.export.card import CARD, card_metadata, validation_at
@@ -108,7 +108,7 @@ def _write_card(trained: Trained, folder: Path) -> None:
         step=step,
         manifest=manifest,
     )
-    card.save(folder / CARD)
+    write_bytes(folder / CARD, str(card).encode())
 
 
 def tree_flags(L: int) -> str | None:
