@@ -26,7 +26,7 @@ CURE = "Give the held_out.jsonl of data_prep, or other documents with content or
 
 @dataclass(frozen=True)
 class Documents:
-    """Token ids of documents whose loss is measured."""
+    """Token ids of documents to measure the loss of."""
 
     who: str  # model or base
     ids: Sequence[Sequence[int]]
