@@ -31,9 +31,9 @@ BUSY = (408, 409, 425, 429)  # retried, like every status from 500 on
 UNFIT = (400, 413, 422)
 KEY = "OPENAI_API_KEY"
 
-#: The HTTP client reads the variables when it is made. The package openai has the same client.
-PROXY_ERRORS = as_user_error(
-    "the proxies in HTTP_PROXY, HTTPS_PROXY and ALL_PROXY must be usable, got",
+#: Of making an HTTP client, which reads the variables. The package openai reads the address too.
+CLIENT_ERRORS = as_user_error(
+    "the address, and the proxies in HTTP_PROXY, HTTPS_PROXY and ALL_PROXY, must be usable, got",
     ". Unset or correct them",
 )
 
@@ -125,7 +125,7 @@ async def _ask(
     timeout: float,
 ) -> None:
     key = api_key()
-    with PROXY_ERRORS:
+    with CLIENT_ERRORS:
         client = httpx2.AsyncClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx2.Timeout(timeout, connect=CONNECT_SECONDS, pool=None),
@@ -263,14 +263,12 @@ class Endpoint:
                 content=json.dumps(body).encode(),  # ASCII, so lone surrogates pass
                 headers={"Content-Type": "application/json"},
             )
-        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.InvalidURL) as error:
             raise NoConnection(in_one_line(error)) from error
         except httpx2.TimeoutException as error:
             raise LateAnswer(f"no answer within {self._timeout:g} s") from error
         except httpx2.RequestError as error:
             raise AttemptError(in_one_line(error)) from error
-        except httpx2.InvalidURL as error:
-            raise NoConnection(in_one_line(error)) from error
         status = response.status_code
         if status in BUSY or status >= 500:
             reason = f"HTTP {status}: {words_of(response)}"

@@ -35,7 +35,7 @@ from infer.bench.runs import seed_of
 from infer.bench.speed import max_k
 from infer.bench.statistics import grouped
 from infer.config import DecodeConfig
-from infer.endpoint import PROXY_ERRORS, api_key
+from infer.endpoint import CLIENT_ERRORS, api_key
 from infer.engine.runner import duration
 from infer.text import Text
 
@@ -220,7 +220,7 @@ class Endpoint:
             url = f"{url.rstrip('/')}/v1"
         self._url = url
         key = api_key() or "none"
-        with PROXY_ERRORS:
+        with CLIENT_ERRORS:
             self._client: Any = OpenAI(
                 base_url=url, api_key=key, max_retries=RETRIES, timeout=load.timeout
             )
