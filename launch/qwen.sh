@@ -56,8 +56,11 @@ if [[ -e $given ]]; then
     base=$out/base
     python -m train.convert gguf="$given" out="$base"
 fi
-python -m data_prep tokenizer="$base" "${code[@]}" data.split_chars=null seq_len=2048 fim_rate=0.5 \
-    ngrams.megabytes=1 out="$out/documents"
+whole_files() { # LENGTH OUT: prepare the code in sequences of LENGTH tokens
+    python -m data_prep tokenizer="$base" "${code[@]}" data.split_chars=null seq_len="$1" fim_rate=0.5 \
+        ngrams.megabytes=1 out="$2"
+}
+whole_files 2048 "$out/documents"
 python -m data_prep tokenizer="$base" "${code[@]}" data.split_chars=1800 seq_len=512 fim_rate=0 ngrams.megabytes=0 \
     out="$out/pieces"
 chat_prompts=${CHAT:-}
@@ -79,8 +82,7 @@ data=$out/documents
 slow=()
 if [[ $gpus -eq 0 ]]; then
     data=$out/documents_1024 # sequences of 2,048 need 22 GiB
-    python -m data_prep tokenizer="$base" "${code[@]}" data.split_chars=null seq_len=1024 fim_rate=0.5 \
-        ngrams.megabytes=1 out="$data"
+    whole_files 1024 "$data"
     slow=(deepspeed=zero0 global_batch=2 minutes=75 optimizer.lr=3.0e-5 optimizer.min_lr=3.0e-6 optimizer.rows_rate=10
         optimizer.warmup_steps=15)
 fi

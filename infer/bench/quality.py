@@ -8,7 +8,6 @@ import gzip
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -86,7 +85,9 @@ class QualityPart(Part):
                 file,
                 directory.text,
                 count=config.quality.problems,
-                most=min(config.prompt_tokens, directory.context or sys.maxsize),
+                most=min(
+                    config.prompt_tokens, directory.context or config.prompt_tokens
+                ),
             )
         self.tasks: dict[str, Batch | Documents] = {
             f"{who}-{decoder}-{name}-{start:05}": Batch(name, who, decoder, batch)

@@ -34,14 +34,14 @@ class Stopwatch:
 
     def reset(self) -> None:
         """Discard the measured time of a step that had no result."""
-        self._running = False
+        self.running = False  # True from a step's start to its first result
         self._began = 0.0
         self._observing = 0.0
         self._seconds = 0.0
 
     def start(self) -> None:
         """Start a step."""
-        self._running = True
+        self.running = True
         self._began = time.perf_counter()
 
     @property
@@ -53,8 +53,8 @@ class Stopwatch:
     def observing(self) -> Iterator[float]:
         """Yield the seconds of the step. Count the context's own time to the next step."""
         began = time.perf_counter()
-        if self._running:
-            self._running = False
+        if self.running:
+            self.running = False
             self._seconds = self.agree(began - self._began + self._observing)
             self._observing = 0.0
         yield self._seconds
@@ -104,7 +104,6 @@ class SourceDrafters(Drafters):
         self._forwards = 0
         self._drafting = 0.0
         self._proposed = 0.0
-        self._timed = False  # a sequence's result has the time of this step
 
     def start(self, requests: Sequence[Request], sampling: Sampling) -> None:
         """See Drafters."""
@@ -118,7 +117,6 @@ class SourceDrafters(Drafters):
     ) -> list[Tree]:
         """See Drafters."""
         self._stopwatch.start()
-        self._timed = False
         drafting = self._planner.drafting
         graphs = self._source.begin(contexts, [n - 1 if drafting else 0 for n in left])
         self._grow()
@@ -141,9 +139,9 @@ class SourceDrafters(Drafters):
         """See Drafters."""
         verifying = self._stopwatch.elapsed - self._proposed
         proposal = self._proposals[b]
+        first = self._stopwatch.running
         with self._stopwatch.observing() as seconds:
-            time = StepTime(seconds, self._forwards, self._drafting, not self._timed)
-            self._timed = True
+            time = StepTime(seconds, self._forwards, self._drafting, first)
             self._planner.learn(proposal.graph if proposal else None, result, time)
         self._source.keep(b, proposal.drafts if proposal else None, result)
         self._report(b, list(result.path), result.tokens, verifying)

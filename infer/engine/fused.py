@@ -168,10 +168,7 @@ class FusedDecoder:
         y = layer.gate_up.joint(x, self._gate)
         width = layer.down.in_features
         gates, up = y.narrow(-1, 0, width), y.narrow(-1, width, width)
-        activation = layer.activation
-        if self._wide:
-            activation = partial(activated, activation)
-        inner = activation(gates) * up
+        inner = layer.activation(gates) * up
         return layer.down.joint(inner, self._gate)[..., : x.shape[-1]]
 
 
@@ -250,8 +247,8 @@ def fused_layer(module: Any, kind: str, *, wide: bool) -> Layer | None:
         norm_of(module.input_layernorm, wide=wide),
         norm_of(module.post_attention_layernorm, wide=wide),
     )
-    scaling, activation = attention.scaling, mlp.act_fn
-    return Layer(kind, norms, qkv, o, gate_up, down, scaling, activation)
+    activation = partial(activated, mlp.act_fn) if wide else mlp.act_fn
+    return Layer(kind, norms, qkv, o, gate_up, down, attention.scaling, activation)
 
 
 def joint_product(*modules: nn.Module) -> Product | None:

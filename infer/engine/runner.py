@@ -45,11 +45,10 @@ class Runner:
             watch(torch.get_num_threads())
         if static is None:
             static = lm.device.type == "cuda" and fixed_shapes(lm)
-        self._kind = StaticForward if static else DynamicForward
-        rows = self._kind.cache_rows(capacity, max_rows, batch)
+        kind = StaticForward if static else DynamicForward
+        rows = kind.cache_rows(capacity, max_rows, batch)
         self.static = static
         self._batch = batch
-        self._cache_rows = rows
         self._max_rows = max_rows
         self._target = Target(lm, batch=batch, capacity=rows, target=target)
         self._addresses = self._target.addresses if static else ()
@@ -64,10 +63,10 @@ class Runner:
 
         CUDA graphs contain the addresses of the weights.
         """
-        rows = self._kind.cache_rows(capacity, self._max_rows, self._batch)
+        rows = self._forward.cache_rows(capacity, self._max_rows, self._batch)
         return (
             batch <= self._batch
-            and rows <= self._cache_rows
+            and rows <= self._target.cache.capacity
             and max_rows <= self._max_rows
             and self._target.addresses == self._addresses
         )

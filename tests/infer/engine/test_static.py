@@ -91,7 +91,7 @@ def test_a_longer_request_keeps_a_runner_with_room(llama: PreTrainedModel) -> No
     """Bug: the cache is rounded up, but one more token discarded the runner and its graphs."""
     runner = Runner(llama, capacity=75, max_rows=6, static=True)
     assert runner.fits(batch=1, capacity=76, max_rows=6)
-    room = runner._cache_rows
+    room = runner._target.cache.capacity
     assert not runner.fits(batch=1, capacity=room + 1, max_rows=6)
     dynamic = Runner(llama, capacity=75, max_rows=6, static=False)
     assert not dynamic.fits(batch=1, capacity=76, max_rows=6)
