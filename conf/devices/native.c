@@ -26,6 +26,7 @@ typedef struct {
     matrix w;
     long parts;
     const float *bias; /* zeros without a bias */
+    const float *shrink; /* multiplies the inputs before they are rounded; the norms' weights include it */
     long sizes[PARTS], ranks[PARTS];
     matrix b[PARTS]; /* the adapters' B */
 } product;
@@ -119,6 +120,12 @@ static void store(const decoder *m, const forward *f, const product *p, const ca
     for (long h = 0; h < m->key_heads; h++, x += width, b += width)
         for (long i = 0; i < width; i++)
             cache->values[place + h * cache->head_step + i] = x[i] * t + b[i];
+}
+
+static void multiply_row(long n, float *restrict row, const float *restrict factors)
+{
+    for (long i = 0; i < n; i++)
+        row[i] *= factors[i];
 }
 
 /* Find the columns that row r attends to. */
@@ -239,15 +246,18 @@ static void decode_part(const decoder *m, const forward *f, const cached *cache,
         wait_for_others(w);
         attend(m, f, cache + i, w);
         long d = m->heads * m->width;
-        for (long r = rows.first; r < rows.end; r++)
+        for (long r = rows.first; r < rows.end; r++) {
+            multiply_row(d, f->queries + r * d, p[O].shrink);
             round_row(f->queries + r * d, r, d, f->x, f->largest);
+        }
         wait_for_others(w);
         project(f, p + O, w);
         add_and_norm(m, f, p + O, l->mlp_norm, NULL, w);
         project(f, p + GATE_UP, w);
         d = p[DOWN].w.d;
         for (long r = rows.first; r < rows.end; r++) {
-            activate(1, d, f->y + r * p[GATE_UP].w.outputs, 0, p[GATE_UP].bias, f->x + r * d, f->largest + r);
+            activate(1, d, f->y + r * p[GATE_UP].w.outputs, 0, p[GATE_UP].bias, p[DOWN].shrink, f->x + r * d,
+                     f->largest + r);
             fetch(w, d / 16);
         }
         wait_for_others(w);

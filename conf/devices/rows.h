@@ -82,8 +82,9 @@ void add_norm(long n, long d, float *h, const float *y, long stride, const float
     free(row);
 }
 
-/* silu(g) * u of y = [g | u | ...], two times d numbers, as a product's input. */
-void activate(long n, long d, const float *y, long stride, const float *restrict bias, uint8_t *x, float *largest)
+/* silu(g) * u of y = [g | u | ...], two times d numbers, times `shrink` as a product's input. */
+void activate(long n, long d, const float *y, long stride, const float *restrict bias, const float *restrict shrink,
+              uint8_t *x, float *largest)
 {
     float *restrict row = malloc(d * sizeof(float));
     for (long r = 0; r < n; r++) {
@@ -92,7 +93,7 @@ void activate(long n, long d, const float *y, long stride, const float *restrict
         for (long i = 0; i < d; i++) {
             float gate = g[i] * t + bias[i];
             float up = u[i] * t + bias[d + i];
-            row[i] = gate / (1 + exponential(-gate)) * up;
+            row[i] = gate / (1 + exponential(-gate)) * up * shrink[i];
         }
         round_row(row, r, d, x, largest);
     }

@@ -4,6 +4,8 @@
     x ≈ t (x8 - z)          t is a scale for each *row of the input*, x8 is unsigned, z its zero point
     Wx ≈ t s (W8 (x8 - z))  the sums in brackets are integers
 
+smoothing.py scales the columns of W, and x, before.
+
 Sums of integers do not depend on their order, and a row's scale depends only on the row. So a
 row's product is the same bit for bit, whatever rows are computed beside it, and texts with
 drafts equal the texts of plain decoding. One scale for several rows would break this. Inputs
@@ -14,7 +16,7 @@ adapter are part of the product; the products with B are in int8 too. The head f
 likeliest tokens in int8, and pick.py computes their logits again from the head's float32 weight.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +33,7 @@ from infer.engine.head import PreviousTokenHead
 from infer.engine.native_head import head_in_int8
 from infer.engine.noise import Contenders, IntArray
 from infer.engine.packed import Adapter, JointLinear, Product, join, linear_layers
+from infer.engine.smoothing import record_inputs, smoothing
 
 #: The modules that may have matrices: converted to int8, looked up, or used for drafts alone.
 WITH_MATRICES = (
@@ -49,9 +52,16 @@ ACTIVATIONS = {
 
 
 class Int8Linear(JointLinear):
-    """A linear layer in int8. Its float32 weight is dropped once its product is packed."""
+    """A linear layer in int8. Its float32 weight is dropped once its product is packed.
+
+    `inputs` are rows (n, d) like those that it will multiply, for smoothing.
+    """
 
     int8 = True
+
+    def __init__(self, linear: nn.Linear, inputs: Tensor | None = None) -> None:
+        super().__init__(linear)
+        self.inputs = inputs
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., d) to (..., d')."""
@@ -62,6 +72,7 @@ class Int8Linear(JointLinear):
     def drop_weight(self) -> None:
         """Drop the weight's values and keep its shape."""
         self.weight = nn.Parameter(self.weight.to("meta"), requires_grad=False)
+        self.inputs = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Int8Linear":
         """Return the layer itself: it does not change, and a packed weight cannot be copied."""
@@ -106,7 +117,8 @@ class Int8Head(Int8Linear):
         return None if library() is None else contenders
 
     def drop_weight(self) -> None:
-        """No-op: the likeliest tokens are rescored with the weight."""
+        """Keep the weight: the likeliest tokens are rescored with it."""
+        self.inputs = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Int8Head":
         """Return another head on the same product, since a draft model's head may be cut."""
@@ -164,24 +176,34 @@ class Int8Product(Product):
     def _pack(self, rows: Any) -> None:
         kernel = exact_kernel()
         assert kernel is not None
-        self.kernel = pack(torch.cat(list(rows)).detach().float(), kernel)
+        (first, *_) = self.layers
+        weight = torch.cat(list(rows)).detach().float()
+        #: Multiplies the inputs (d,).
+        self.shrink = torch.ones(weight.shape[1])
+        if first.inputs is not None:
+            outputs = sum(self.sizes[: len(self.layers)])
+            s = smoothing(first.inputs, weight[:outputs])
+            weight *= s
+            self.shrink = 1 / s
+        self.kernel = pack(weight, kernel)
         # Layers of a product either all have an adapter or all have no adapter.
         self.outer = [pack(b.T.detach().float(), kernel) for b in self.outer if len(b)]
         for layer in self.layers:
             layer.drop_weight()
 
     def _multiply(self, x: Tensor) -> Tensor:
-        return self.kernel(x)
+        return self.kernel(x * self.shrink)
 
     def _add_outer(self, y: Tensor, inner: Tensor, outer: Any) -> None:
         y += outer(inner)
 
 
-def to_int8(lm: PreTrainedModel) -> None:
+def to_int8(lm: PreTrainedModel, ids: Sequence[int] = ()) -> None:
     """Replace the linear layers of a float32 model on a CPU by layers in int8.
 
-    Only the head keeps its float32 weight. Raises UserError for a model with other matrices,
-    such as experts: their float32 products of a row would depend on the rows beside it.
+    With the `ids` of a text their inputs are smoothed. Only the head keeps its float32 weight.
+    Raises UserError for a model with other matrices, such as experts: their float32 products of a
+    row would depend on the rows beside it.
     """
     for module in lm.modules():
         matrices = any(p.ndim > 1 for p in module.parameters(recurse=False))
@@ -195,10 +217,11 @@ def to_int8(lm: PreTrainedModel) -> None:
         if type(module) in ACTIVATIONS:
             lm.set_submodule(name, RowActivation(module))
     layers = linear_layers(lm)
+    inputs = record_inputs(lm, layers.values(), ids) if ids else {}
     inner = {name: layer for name, layer in layers.items() if layer is not head}
     last = {name: layer for name, layer in layers.items() if layer is head}
-    join(lm, inner, Int8Linear, Int8Product)
-    join(lm, last, Int8Head, Int8Product)
+    join(lm, inner, lambda layer: Int8Linear(layer, inputs.get(layer)), Int8Product)
+    join(lm, last, lambda layer: Int8Head(layer, inputs.get(layer)), Int8Product)
     correction = PreviousTokenHead.of(lm)
     if correction is not None:
         lm.previous_token_head = head_in_int8(lm, correction)

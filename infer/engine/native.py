@@ -10,7 +10,7 @@ keys are. So a row's result is the same in every forward, bit for bit, in float3
 Without a C compiler, decoding uses PyTorch's operations (fused.py).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ctypes import (
     CDLL,
     POINTER,
@@ -46,7 +46,7 @@ class CProduct(Structure):
     _fields_ = [
         ("w", CMatrix),
         ("parts", c_long),
-        ("bias", c_void_p),
+        *((name, c_void_p) for name in ("bias", "shrink")),
         *((name, c_long * PARTS) for name in ("sizes", "ranks")),
         ("b", CMatrix * PARTS),
     ]
@@ -104,7 +104,8 @@ class NativeDecoder(FusedDecoder):
         super().__init__(decoder, layers, gate, wide=True)
         self._native = native
         norm: Any = self._norm
-        c_layers = (CLayer * len(layers))(*map(c_layer, layers))
+        self._norms = [norms_of(layer) for layer in layers]
+        c_layers = (CLayer * len(layers))(*map(c_layer, layers, self._norms))
         self._c = CDecoder(
             *(len(layers), len(norm.weight)),
             *(self._heads, self._key_heads, self._width),
@@ -180,15 +181,17 @@ class NativeDecoder(FusedDecoder):
         return cached
 
 
-def c_layer(layer: Layer) -> CLayer:
-    """Return the structure of a layer."""
-    norms: Any = layer.norms
+def c_layer(layer: Layer, norms: Sequence[Tensor]) -> CLayer:
+    """Return the structure of a layer with these weights of its norms, which the caller keeps."""
     products = layer.qkv, layer.o, layer.gate_up, layer.down
-    return CLayer(
-        *map(c_product, products),
-        *(norm.weight.data_ptr() for norm in norms),
-        layer.scaling,
-    )
+    return CLayer(*map(c_product, products), *_addresses(*norms), layer.scaling)
+
+
+def norms_of(layer: Layer) -> list[Tensor]:
+    """Return the weights (d,) of both norms, times the factors of the products that follow."""
+    norms: Any = layer.norms
+    products: Any = layer.qkv, layer.gate_up
+    return [norm.weight * product.shrink for norm, product in zip(norms, products)]
 
 
 def c_product(product: Any) -> CProduct:
@@ -211,7 +214,7 @@ def _built(product: Any) -> CProduct:
         bias[: len(product.bias)] = product.bias
     outer: list[Any] = product.outer
     structure = CProduct(
-        *(kernel.matrix, parts, bias.data_ptr()),
+        *(kernel.matrix, parts, bias.data_ptr(), product.shrink.data_ptr()),
         (c_long * PARTS)(*product.sizes[:parts]),
         (c_long * PARTS)(*product.sizes[parts:]),
         (CMatrix * PARTS)(*(b.matrix for b in outer)),

@@ -31,10 +31,12 @@ from conf.text.encoding import prefix_ids
 from conf.text.infilling import Infilling, find_infilling, with_stops
 from infer.config import check_directory, export_manifest
 from infer.engine.families import check_family, check_tree
+from infer.engine.forward import context_length
 from infer.engine.fused import fuse_rotary
 from infer.engine.int8 import to_int8
 from infer.engine.memory import enough_memory
 from infer.engine.packed import is_int8, pack
+from infer.engine.smoothing import SAMPLE, TOKENS
 from infer.models import parallel
 from infer.models.gated import NO_HEAD, gate_model
 from infer.ngrams import ABSENT, FILE, NgramTable, NgramWeights
@@ -293,13 +295,17 @@ class ModelDirectory:
             # check_tree compares two forwards, which round differently in int8.
             if int8:
                 check_tree(lm, self.name)
-                to_int8(lm)
+                to_int8(lm, self._sample(lm))
             elif ranks == 1 and lm.device.type == "cpu":
                 pack(lm, machine_memory()[0] // 2)
             fuse_rotary(lm)
             if not int8:
                 check_tree(lm, self.name)
         return lm
+
+    def _sample(self, lm: PreTrainedModel) -> list[int]:
+        """Return the ids of a text that shows how large the inputs of the model's products are."""
+        return self.text.encode(SAMPLE)[: min(TOKENS, context_length(lm.config))]
 
     def _keeps_adapter(self) -> bool:
         """Return True for an export that keeps the adapter in its own folder (lora=kept)."""

@@ -52,9 +52,18 @@ def inference() -> Iterator[None]:
         yield
 
 
-def int8_model(name: str, rank: int = 0, within: str = "") -> PreTrainedModel:
-    """Return a random model in int8; with `rank` it has a gated adapter on all layers `within` a module."""
+def float_model(name: str) -> PreTrainedModel:
+    """Return a random model with two large numbers in each row that its layers read."""
     lm = model_of(copy.deepcopy(ALL_MODELS[name]), packed=False)
+    for layer in lm.model.layers:
+        for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+            norm.weight[[3, 8]] *= 6
+    return lm
+
+
+def int8_model(name: str, rank: int = 0, within: str = "") -> PreTrainedModel:
+    """Return `float_model` in int8; with `rank` it has a gated adapter on all layers `within` a module."""
+    lm = float_model(name)
     gate = ProbeGate()
     layers = linear_layers(lm) if rank else {}
     for path, linear in layers.items():
@@ -62,7 +71,7 @@ def int8_model(name: str, rank: int = 0, within: str = "") -> PreTrainedModel:
             a = torch.randn(rank, linear.in_features)
             b = torch.randn(linear.out_features, rank)
             lm.set_submodule(path, GatedLinear(linear, a, b, 0.1, gate))
-    to_int8(lm)
+    to_int8(lm, range(3, 40))
     return lm
 
 
@@ -104,7 +113,7 @@ def test_logits_are_those_of_pytorchs_operations(
     fast = logits(lm, batch)
     monkeypatch.setattr(native, "library", lambda: None)
     assert type(Target(lm, batch=1, capacity=8).fused) is not NativeDecoder
-    exact = logits(model_of(copy.deepcopy(ALL_MODELS[name]), packed=False), batch)
+    exact = logits(float_model(name), batch)
     for ours, theirs, wanted in zip(fast, logits(lm, batch), exact):
         if attends_by_tiles(lm):
             error, limit = (row_errors(x, wanted).mean() for x in (ours, theirs))
@@ -273,7 +282,8 @@ def test_an_activation_has_a_small_error_everywhere() -> None:
     y = torch.zeros(n, 2 * LANES)
     y[:, 0], y[:, LANES] = gates, 1
     x = torch.empty(n, LANES, dtype=torch.uint8)
-    call("activate", n, LANES, y, 2 * LANES, torch.zeros(2 * LANES), x, largest)
+    rest = torch.zeros(2 * LANES), torch.ones(LANES), x, largest
+    call("activate", n, LANES, y, 2 * LANES, *rest)
     expected = torch.nn.functional.silu(gates)
     torch.testing.assert_close(largest, expected.abs(), atol=1e-7, rtol=1e-6)
     rounded = ZERO_POINT + MOST * expected.sign()
