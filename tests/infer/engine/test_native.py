@@ -19,7 +19,7 @@ from infer.engine.attention import ProbeGate
 from infer.engine.forward import Target
 from infer.engine.fused import RowNorm
 from infer.engine.gate import GatedLinear
-from infer.engine.int8 import to_int8
+from infer.engine.int8 import Int8Linear, to_int8
 from infer.engine.native import NativeDecoder, library
 from infer.engine.output import Request
 from infer.engine.packed import linear_layers
@@ -52,18 +52,9 @@ def inference() -> Iterator[None]:
         yield
 
 
-def float_model(name: str) -> PreTrainedModel:
-    """Return a random model with two large numbers in each row that its layers read."""
-    lm = model_of(copy.deepcopy(ALL_MODELS[name]), packed=False)
-    for layer in lm.model.layers:
-        for norm in (layer.input_layernorm, layer.post_attention_layernorm):
-            norm.weight[[3, 8]] *= 6
-    return lm
-
-
 def int8_model(name: str, rank: int = 0, within: str = "") -> PreTrainedModel:
-    """Return `float_model` in int8; with `rank` it has a gated adapter on all layers `within` a module."""
-    lm = float_model(name)
+    """Return a random model in int8; with `rank` it has a gated adapter on all layers `within` a module."""
+    lm = model_of(copy.deepcopy(ALL_MODELS[name]), packed=False)
     gate = ProbeGate()
     layers = linear_layers(lm) if rank else {}
     for path, linear in layers.items():
@@ -71,7 +62,7 @@ def int8_model(name: str, rank: int = 0, within: str = "") -> PreTrainedModel:
             a = torch.randn(rank, linear.in_features)
             b = torch.randn(linear.out_features, rank)
             lm.set_submodule(path, GatedLinear(linear, a, b, 0.1, gate))
-    to_int8(lm, range(3, 40))
+    to_int8(lm)
     return lm
 
 
@@ -113,7 +104,7 @@ def test_logits_are_those_of_pytorchs_operations(
     fast = logits(lm, batch)
     monkeypatch.setattr(native, "library", lambda: None)
     assert type(Target(lm, batch=1, capacity=8).fused) is not NativeDecoder
-    exact = logits(float_model(name), batch)
+    exact = logits(model_of(copy.deepcopy(ALL_MODELS[name]), packed=False), batch)
     for ours, theirs, wanted in zip(fast, logits(lm, batch), exact):
         if attends_by_tiles(lm):
             error, limit = (row_errors(x, wanted).mean() for x in (ours, theirs))
@@ -122,6 +113,29 @@ def test_logits_are_those_of_pytorchs_operations(
             errors = row_errors(ours, theirs)
             # In few rows a last bit becomes a whole step of int8 in a later layer.
             assert errors.median() < 1e-5 and errors.max() < 0.05
+
+
+@pytest.mark.parametrize("name", ["llama", "two query heads, 128 wide"])
+def test_inputs_are_multiplied_by_their_factors(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """By other factors than the weights are divided by, which changes the logits."""
+    lm = int8_model(name)
+    before = logits(lm)
+    for linear in linear_layers_in_int8(lm):
+        shrink = linear.product.shrink
+        shrink.copy_(torch.randint(-1, 2, shrink.shape).exp2())
+    fast = logits(lm)
+    monkeypatch.setattr(native, "library", lambda: None)
+    for ours, theirs, without in zip(fast, logits(lm), before):
+        assert row_errors(ours, theirs).median() < (
+            0.06 if attends_by_tiles(lm) else 1e-5
+        )
+        assert row_errors(ours, without).min() > 0.2
+
+
+def linear_layers_in_int8(lm: PreTrainedModel) -> list[Int8Linear]:
+    return [module for module in lm.model.modules() if isinstance(module, Int8Linear)]
 
 
 def test_an_adapter_of_the_last_layer_alone_fits_the_buffers(
