@@ -13,6 +13,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,8 @@ from hydra.core.utils import JobReturn, JobStatus, filter_overrides
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig
 
-from conf.settings.cli import RESULT_FILE
+from conf.errors import UserError
+from conf.settings.cli import RESULT_FILE, allows_failures
 from conf.settings.compose import in_quotes
 
 
@@ -59,33 +61,46 @@ class CommandLauncher(Launcher):
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
-        """Run the jobs and return their results; exit with the code of the first that fails."""
+        """Run the jobs and return their results; exit with the code of the first that fails.
+
+        A sweeper that allows failures gets the jobs that a mistake in their settings or a divergence ended.
+        Raises UserError if two jobs have the same `out`.
+        """
         # Load all settings first, so that an error in any job's settings stops the sweep early.
         configs = [
             self._loader.load_sweep_config(self._config, list(overrides))
             for overrides in job_overrides
         ]
-        return [
-            JobReturn(
-                overrides=list(overrides),
-                cfg=config,
-                _return_value=self._run(filter_overrides(overrides)),
-                status=JobStatus.COMPLETED,
+        outs = Counter(config.get("out") for config in configs)
+        ((out, times),) = outs.most_common(1)
+        if times > 1:
+            raise UserError(
+                f"out must differ between the jobs of a sweep, got {out} for {times} of them. "
+                "Name a swept setting in it: out='runs/${seed}'."
             )
+        return [
+            self._run(filter_overrides(overrides), config)
             for overrides, config in zip(job_overrides, configs)
         ]
 
-    def _run(self, overrides: Sequence[str]) -> object:
-        with TemporaryDirectory() as folder:
-            file = Path(folder) / "result.json"
+    def _run(self, overrides: Sequence[str], config: DictConfig) -> JobReturn:
+        job = JobReturn(overrides, config, status=JobStatus.COMPLETED)
+        # In the current folder, because the job may run on another machine, which has its own /tmp.
+        with TemporaryDirectory(prefix=".sweep-", dir=".") as folder:
+            file = Path(folder).absolute() / "result.json"
             words = map(as_word, overrides)
             # Last, because argparse refuses an option between two settings.
             command = [*self._command, *words, *self._folders]
             print(f"sweep: {shlex.join(command)}", flush=True)
             code = subprocess.call(command, env=os.environ | {RESULT_FILE: str(file)})
-            if code:
+            if code == 2 and allows_failures(self._config.hydra.sweeper):
+                job.status = JobStatus.FAILED
+                job.return_value = UserError("the job's command ended with code 2")
+            elif code:
                 sys.exit(code)
-            return json.loads(file.read_bytes()) if file.is_file() else None
+            elif file.is_file():
+                job.return_value = json.loads(file.read_bytes())
+        return job
 
 
 def as_word(override: str) -> str:

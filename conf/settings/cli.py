@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from conf.console import torchrun_rank
+from conf.console import print_line, torchrun_rank
 from conf.errors import DOCS, FULL, RankLocalError, UserError, describe_error
 from conf.hub import replace_hub_names
 from conf.settings.compose import (
@@ -55,12 +56,13 @@ def run(entry: str, schema: type[T], main: Callable[[T], object]) -> None:
     gc.set_threshold(NEW_OBJECTS)
 
     def task(config: DictConfig) -> object:
-        with exit_on_error():
+        failures = multirun and allows_failures(HydraConfig.get().sweeper)
+        with print_mistake() if failures else exit_on_error():
             values = to_dataclass(config, entry, schema)
             replace_hub_names(values)
             result = main(values)
         if (file := os.environ.get(RESULT_FILE)) and not torchrun_rank()[0]:
-            Path(file).write_text(json.dumps(result), encoding="utf-8")
+            leave_result(Path(file), result)
         return result
 
     register(schema, groups=any(path.is_dir() for path in (FOLDER / entry).iterdir()))
@@ -80,6 +82,33 @@ def run(entry: str, schema: type[T], main: Callable[[T], object]) -> None:
                 compose(task)()
         finally:
             sys.stdout.flush()
+
+
+def allows_failures(sweeper: DictConfig) -> bool:
+    """Return True if some jobs of a sweep may fail: then Optuna's sweeper gets their errors and goes on."""
+    return bool(sweeper.get("max_failure_rate"))
+
+
+@contextmanager
+def print_mistake() -> Iterator[None]:
+    """Print a UserError when it is raised; the sweep reports only how many jobs failed."""
+    try:
+        yield
+    except UserError as error:
+        print_line(f"error: {error}", error=True)
+        raise
+
+
+def leave_result(file: Path, result: object) -> None:
+    """Write a job's value for the sweep that started it; warn if that fails, since the job has succeeded."""
+    try:
+        file.write_text(json.dumps(result), encoding="utf-8")
+    except OSError as error:
+        print_line(
+            f"warning: the sweep does not get the value {result}: {file}: {describe_error(error)}. "
+            "Start the sweep in a folder that the job's machine can write to.",
+            error=True,
+        )
 
 
 def _expanded(match: re.Match[str]) -> str:

@@ -104,3 +104,56 @@ def test_a_job_leaves_what_it_returns(tmp_path: Path) -> None:
         "-c", JOB, "inspect.seed=3", "out=r", cwd=tmp_path, SWEEP_RESULT=str(file)
     )
     assert (end.returncode, file.read_text()) == (0, "1.5")
+
+
+def test_a_value_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
+    """Bug: under Slurm the file was in the /tmp of the submitting machine; each job ended with code 2."""
+    file = str(tmp_path / "absent" / "result.json")
+    end = command("-c", JOB, "inspect.seed=3", "out=r", cwd=tmp_path, SWEEP_RESULT=file)
+    assert end.returncode == 0
+    assert end.stderr.startswith("warning: the sweep does not get the value 1.5: ")
+
+
+def test_jobs_with_one_folder_are_refused_before_the_first(tmp_path: Path) -> None:
+    """Bug: the second job found the first one's result, after hours."""
+    words = "hydra/launcher=torchrun", "hydra.launcher.command=false"
+    end = command("-c", JOB, "-m", *words, "inspect.seed=3,4", "out=r", cwd=tmp_path)
+    assert end.returncode == 2
+    assert error(end.stderr).startswith("out must differ between the jobs of a sweep, ")
+
+
+# Like Optuna's sweeper, it lets jobs fail. Hydra only loads sweepers of its own package and hydra_plugins.
+TOLERANT = """
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+
+class Tolerant(BasicSweeper):
+    def __init__(self, max_batch_size, params, max_failure_rate):
+        super().__init__(max_batch_size, params)
+
+    def sweep(self, arguments):
+        for seed in (3, 5, 4):
+            words = [*arguments, f"inspect.seed={seed}", f"out=r/{seed}"]
+            (job,) = self.launcher.launch([words], initial_job_idx=0)
+            print("got", job.status.name, job._return_value)
+"""
+
+
+@pytest.mark.parametrize("launcher", ["basic", "torchrun"])
+def test_a_sweeper_that_allows_failures_goes_on(tmp_path: Path, launcher: str) -> None:
+    """Bug: a diverged trial ended an Optuna search for good, whatever max_failure_rate was."""
+    program = tmp_path / "job.py"
+    program.write_text(JOB)
+    (tmp_path / "hydra_plugins").mkdir()
+    (tmp_path / "hydra_plugins" / "tolerant.py").write_text(TOLERANT)
+    started = f"hydra.launcher.command='{sys.executable} {program}'"
+    words = [started] if launcher == "torchrun" else []
+    end = command(
+        *(str(program), "-m", f"hydra/launcher={launcher}", *words),
+        "hydra.sweeper._target_=hydra_plugins.tolerant.Tolerant",
+        "+hydra.sweeper.max_failure_rate=1.0",
+        cwd=tmp_path,
+    )
+    lines = [line for line in end.stdout.splitlines() if line.startswith("got ")]
+    assert lines[0] == "got COMPLETED 1.5" and lines[2] == "got COMPLETED 2.0"
+    assert lines[1].startswith("got FAILED ")
+    assert "error: seed must not be 5" in end.stderr
