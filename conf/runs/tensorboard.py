@@ -5,12 +5,22 @@ Only this module needs the package tensorboard (pip install tensorboard).
 
 import shutil
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from conf.errors import UserError
 
 FOLDER = "tensorboard"
+
+
+def check_installed() -> None:
+    """Raise UserError unless the package is there."""
+    if not find_spec("tensorboard"):
+        raise UserError(
+            "tracker.mode=tensorboard needs the package tensorboard, got none. "
+            "Install it: pip install tensorboard"
+        )
 
 
 class TensorboardRun:
@@ -23,13 +33,9 @@ class TensorboardRun:
     id = None
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise UserError(
-                "tracker.mode=tensorboard needs the package tensorboard, got none. "
-                "Install it: pip install tensorboard"
-            ) from error
+        check_installed()
+        from torch.utils.tensorboard import SummaryWriter
+
         events = folder / FOLDER
         shutil.rmtree(events, ignore_errors=True)
         self._writer: Any = SummaryWriter(str(events))

@@ -169,6 +169,7 @@ class WandbRun:
         self._job_type = job_type
         self._settings = dict(settings)
         self._tell = tell
+        self._variables: list[str] = []  # of the environment, set for this run
         self._actions: SimpleQueue[Callable[[Any], object] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="wandb", daemon=True)
         self._thread.start()
@@ -210,6 +211,8 @@ class WandbRun:
             )
         with suppress(Exception):
             wandb.teardown()
+        for name in self._variables:
+            os.environ.pop(name, None)
 
     def _move_earlier(self, own: Path) -> None:
         """Move earlier offline folders of this id, all except `own`, so that `wandb sync` skips them."""
@@ -226,7 +229,7 @@ class WandbRun:
         self._files.mkdir(parents=True, exist_ok=True)
         self._file.parent.mkdir(parents=True, exist_ok=True)
         write_json(self._file, {"id": self.id})
-        keep_within(self._folder)
+        self._variables = keep_within(self._folder)
         # On a full disk W&B's logger would print a traceback for every line.
         logging.raiseExceptions = False
         # With show_info W&B would ask for an API key on a terminal.
@@ -290,13 +293,16 @@ def _saved_id(file: Path) -> str | None:
         return None
 
 
-def keep_within(folder: Path) -> None:
+def keep_within(folder: Path) -> list[str]:
     """Make W&B stage its files below `folder`, unless environment variables set other folders.
 
     Its default is the user's home, which may be read-only, or missing for a user unknown to the system.
+    Returns the variables that it set, which are not for the next run of the process.
     """
     beside = folder.absolute() / "wandb"
-    for name in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR"):
-        os.environ.setdefault(name, str(beside))
+    names = ("WANDB_DATA_DIR", "WANDB_CACHE_DIR")
+    own = [name for name in names if name not in os.environ]
+    os.environ |= dict.fromkeys(own, str(beside))
     if os.path.expanduser("~") == "~":
         os.environ["HOME"] = str(beside)
+    return own

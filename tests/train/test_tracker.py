@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from conf.runs.files import read_json
-from conf.runs.tracker import TrackerConfig
+from conf.runs.tracker import TrackerConfig, keep_within
 from infer.bench.report import GSD_SCALARS, log, scalars
 from tests import warm
 from tests.train.resume_worker import RECIPE
@@ -334,6 +334,18 @@ def test_a_server_that_fails_leaves_an_offline_run(
     assert [row["loss"] for row in rows if "loss" in row] == [2.0, 1.0]
     # A resumed run continues with the online id and does not overwrite this part.
     assert read_json(tmp_path / "wandb" / "run.json")["id"] != run_id
+
+
+def test_the_folders_of_a_run_are_not_the_next_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: in a sweep the tables of later jobs were staged in the first job's folder."""
+    monkeypatch.delenv("WANDB_DATA_DIR", raising=False)
+    monkeypatch.setenv("WANDB_CACHE_DIR", "mine")
+    assert keep_within(tmp_path) == ["WANDB_DATA_DIR"]
+    assert os.environ["WANDB_DATA_DIR"] == str(tmp_path / "wandb")
+    assert os.environ["WANDB_CACHE_DIR"] == "mine"
+    monkeypatch.delenv("WANDB_DATA_DIR")
 
 
 def test_a_killed_wandb_process_turns_tracking_off(tmp_path: Path) -> None:
