@@ -83,7 +83,7 @@ slow=()
 if [[ $gpus -eq 0 ]]; then
     data=$out/documents_1024 # sequences of 2,048 need 22 GiB
     whole_files 1024 "$data"
-    slow=(deepspeed=zero0 global_batch=2 minutes=75 optimizer.lr=3.0e-5 optimizer.min_lr=3.0e-6 optimizer.rows_rate=10
+    slow=(deepspeed=zero0 global_batch=2 minutes=75 optimizer.lr=3.0e-5 optimizer.min_lr=3.0e-6
         optimizer.warmup_steps=15)
 fi
 ranks=$wide OMP_NUM_THREADS=2 run train experiment=qwen_dual data.path="$data" model.path="$base" "${slow[@]}" \

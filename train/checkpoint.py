@@ -256,6 +256,9 @@ class Checkpoints:
         folders = broadcast(list_checkpoints(self.folder))
         checkpoint, broken = find_intact(folders, self._read)
         if checkpoint is None:
+            # A run that was killed before its first checkpoint may have rounded them to another dtype.
+            frozen = self.out / FROZEN
+            self._on_rank_0(partial(shutil.rmtree, frozen, ignore_errors=True))
             return None
         for folder, why in broken.items():
             if self._rank == 0:

@@ -14,6 +14,8 @@ from conf.devices.dtype import AUTO, cpu_has_bfloat16
 from conf.devices.memory import check_fits, machine_memory
 from conf.errors import RankLocalError, UserError, counted
 from conf.runs.fingerprint import fingerprint_file
+from conf.runs.tensorboard import check_installed
+from conf.runs.tracker import TENSORBOARD
 from data_prep.ngrams import find_table
 from data_prep.shards import Shards
 from data_prep.vocab import TOKENIZER, Vocab
@@ -31,6 +33,8 @@ CURE = (
 
 def check_start(config: TrainConfig, inputs: RunInputs, spec: ModelSpec) -> None:
     """Check data, ranks and machine; raise UserError for the first check that fails."""
+    if config.tracker.mode == TENSORBOARD:
+        check_installed()
     vocab = inputs.vocab
     folder = Path(config.data.path)
     tokenizer = folder / TOKENIZER / "tokenizer.json"

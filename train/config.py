@@ -238,7 +238,7 @@ class OptimizerConfig:
     lr: float = setting(5e-5, least=0)
     #: learning rate of the last step, if more than one step follows the warm-up
     min_lr: float = setting(1e-5, least=0)
-    #: with LoRA, learning rate of the adaptive ids' embeddings as a multiple of lr
+    #: learning rate of the adaptive ids' embeddings as a multiple of lr; needs lora.rank
     rows_rate: float = setting(1.0, above=0)
     #: warm-up steps: the learning rate rises linearly from 0
     warmup_steps: int = setting(400, least=0)
@@ -350,6 +350,10 @@ class TrainConfig:
         _require(
             self.lora.rank > 0 or self.model.adapter is None,
             "model.adapter needs lora.rank of at least the adapter's rank, got 0",
+        )
+        _require(
+            self.lora.rank > 0 or self.optimizer.rows_rate == 1,
+            f"optimizer.rows_rate={self.optimizer.rows_rate:g} needs lora.rank of at least 1, got 0",
         )
         own = self.data.own_sequences(self.global_batch)
         _require(

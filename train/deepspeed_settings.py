@@ -45,7 +45,6 @@ ZERO = {
     "stage3_use_all_reduce_for_fetch_params",
     "stage3_allgather_sequential",
     "ignore_unused_parameters",
-    "round_robin_gradients",
     "parameter_alignment",
     "memory_efficient_linear",
     "log_trace_cache_warnings",
@@ -101,6 +100,8 @@ ALTERNATIVES = {
     "zero_force_ds_cpu_optimizer": "Offloaded states also use PyTorch's optimizer",
     "log_level": "Set the environment variable DEEPSPEED_LOG_LEVEL",
     "zero_optimization.cpu_offload": "Use deepspeed=zero2_offload",
+    # DeepSpeed's converter to another number of ranks mixes up weights with it.
+    "zero_optimization.round_robin_gradients": "A run with it could not continue on other ranks",
     "zero_optimization.compute_grad_norm": "log.jsonl has the norm of every step",
 }
 
@@ -136,6 +137,7 @@ def normalize(
             settings[name] = params if not _is_off(params) else None
     supported = _supported("", settings)
     _check_stage(supported)
+    _check_divisor(supported)
     _check_accumulation(supported, dtype)
     return supported
 
@@ -165,6 +167,15 @@ def _check_stage(settings: Mapping[str, Any]) -> None:
                 f"deepspeed.{name} needs stage {needed} of ZeRO, got stage {stage}. "
                 "Leave it out, or set deepspeed.zero_optimization.stage"
             )
+
+
+def _check_divisor(settings: Mapping[str, Any]) -> None:
+    """Raise ValueError unless gradients are divided by a positive number."""
+    divisor = settings.get("gradient_predivide_factor", 1)
+    if type(divisor) not in (int, float) or not divisor > 0:
+        raise ValueError(
+            f"deepspeed.gradient_predivide_factor must be a number above 0, got {divisor}"
+        )
 
 
 def _check_accumulation(settings: Mapping[str, Any], dtype: str) -> None:

@@ -4,6 +4,7 @@ Importing this module sets environment variables that DeepSpeed and PyTorch read
 """
 
 import contextlib
+import gc
 import os
 import random
 import resource
@@ -198,6 +199,14 @@ def reseed(*key: int) -> None:
     random.seed(seed)
 
 
+def free_memory() -> None:
+    """Free the memory of models that are no longer used, for the next run of this process."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
 class Engine:
     """One rank of the training engine.
 
@@ -315,6 +324,10 @@ class Engine:
         if torch.cuda.is_available():
             return torch.cuda.max_memory_allocated()
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def close(self) -> None:
+        """Remove DeepSpeed's hooks, which would keep the model and the optimizer in memory."""
+        self._engine.destroy()
 
     @property
     def has_frozen(self) -> bool:

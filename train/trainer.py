@@ -17,6 +17,7 @@ import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 
+from conf.console import print_line
 from conf.devices.dtype import choose_dtype
 from conf.errors import (
     DIVERGED,
@@ -25,6 +26,7 @@ from conf.errors import (
     QUALITY,
     RankLocalError,
     UserError,
+    counted,
     in_one_line,
     is_out_of_memory,
 )
@@ -44,7 +46,7 @@ from train.data import (
     trained_on,
 )
 from train.distributed import Abandoned, StopSignals, broadcast, gather, is_lost_rank
-from train.engine import Engine, start
+from train.engine import Engine, free_memory, start
 from train.flops import peak_flops
 from train.inputs import RunInputs
 from train.journal import Journal, RunFacts
@@ -92,6 +94,8 @@ def run_rank(
             "this run; other settings need a new out.",
             page=MEMORY,
         ) from error
+    finally:
+        free_memory()
 
 
 def token_loss(metrics: Mapping[str, float]) -> float:
@@ -241,6 +245,7 @@ class Trainer:
         if self.config.minutes is not None:
             planned = read_planned(self.out) if self.rank == 0 else None
             self.schedule = Schedule(*broadcast(planned or Schedule(None)))
+        self._check_warmup()
         self.clock = Clock(state["elapsed"])
         self.validation: list[dict[str, float]] = state["validation"]
         self.recent: list[float] = state["recent"]  # token_loss of the last steps
@@ -265,9 +270,11 @@ class Trainer:
         return self.validation
 
     def _release(self) -> None:
-        """Unlock the folder and restore the earlier signal handlers."""
+        """Unlock the folder, restore the earlier signal handlers and let go of the model."""
         self.checkpoints.release()
         self.stop.restore()
+        if "engine" in vars(self):
+            self.engine.close()
 
     def _run(self) -> None:
         if self.rank == 0 and not self._at_the_end():
@@ -336,6 +343,17 @@ class Trainer:
         self.schedule = Schedule(*broadcast(schedule))
         if self.schedule.steps is not None and self.rank == 0:
             write_planned(self.out, self.schedule)
+            self._check_warmup()
+
+    def _check_warmup(self) -> None:
+        """Warn if the planned steps end before the warm-up, below optimizer.lr."""
+        steps, warmup = self.schedule.steps, self.config.optimizer.warmup_steps
+        if steps and steps <= warmup and self.rank == 0:
+            print_line(
+                f"warning: optimizer.warmup_steps must be below the {counted(steps, 'step')} of "
+                f"the run to reach optimizer.lr, got {warmup}. Lower it.",
+                error=True,
+            )
 
     def _at_the_end(self) -> bool:
         return self.schedule.steps is not None and self.step >= self.schedule.steps

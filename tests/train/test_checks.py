@@ -48,6 +48,8 @@ REFUSED = [
     (["plan_device=b17"], "plan_device must be a100_40gb, .* got b17"),
     (["objective.L=1025"], "objective.L must be 1 to 1,?024, got 1025"),
     (["lora.dropout=0.1"], "lora.rank must be at least 1 with lora.dropout=0.1, got 0"),
+    # Bug: without LoRA it had no effect.
+    (["optimizer.rows_rate=2"], "rows_rate=2 needs lora.rank of at least 1, got 0"),
     (["lora.targets=[null]"], "lora.targets must have no null in its list"),
     (["optimizer.lr=null"], "optimizer.lr must have a value, got null"),
     (

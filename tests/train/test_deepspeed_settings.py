@@ -166,6 +166,14 @@ REFUSED = [
         {"zero_optimization": {"stage": 2}, "gradient_predivide_factor": 2.0},
         "gradient_predivide_factor needs stage 0 of ZeRO, got stage 2",
     ),
+    # Bug: a ZeroDivisionError and a TypeError in the first backward pass.
+    ({"gradient_predivide_factor": 0}, "must be a number above 0, got 0"),
+    ({"gradient_predivide_factor": "two"}, "must be a number above 0, got two"),
+    # Bug: on another number of ranks such a run continued with mixed-up weights.
+    (
+        {"zero_optimization": {"stage": 2, "round_robin_gradients": True}},
+        "round_robin_gradients must be left out.* could not continue on other ranks",
+    ),
     # Bug: "invalid literal for int() with base 10", and for lists "unknown setting".
     ({"zero_optimization": {"stage": "abc"}}, "stage must be 0, 1, 2 or 3, got abc"),
     ({"zero_optimization": {"stage": [1]}}, r"stage must be 0, 1, 2 or 3, got \[1\]"),

@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from train.data import load_batch, share_masked_mean
 from train.engine import (
     Abandoned,
     Engine,
+    free_memory,
+    reseed,
     start,
 )
 from train.model import AdaptiveLM, build_module
@@ -301,6 +304,27 @@ def test_frozen_weights_are_saved_once_and_loaded(
     changed._trained = [["lm.missing"]]
     with pytest.raises(UserError, match="all trained weights, got no lm.missing"):
         changed.load(tmp_path, "step")
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_the_model_of_a_closed_engine_is_freed(data_folder: Path, stage: int) -> None:
+    """Bug: DeepSpeed's hooks kept the models of all earlier jobs of a sweep."""
+    setup = Setup(data_folder, f"deepspeed=zero{stage}")
+    engine = Engine(setup.module(), setup.config)
+    setup.train(engine, steps=1)
+    model = weakref.ref(engine._engine.module)
+    engine.close()
+    del engine
+    free_memory()
+    assert model() is None
+
+
+def test_each_step_and_micro_batch_has_random_numbers_of_its_own() -> None:
+    draws = []
+    for key in ((0, 1, 0), (0, 1, 1), (0, 2, 0), (1, 1, 0)):
+        reseed(*key)
+        draws.append(float(torch.rand(())))
+    assert len(set(draws)) == 4
 
 
 SHAPES = """

@@ -67,3 +67,22 @@ def test_the_weights_of_all_experts_are_trained_by_adamw() -> None:
         parameter.grad = torch.ones_like(parameter)
     build_optimizer(groups, config).step()
     assert (module.experts < 1).all()
+
+
+def test_rates_and_decay_of_embeddings_rows_and_matrices() -> None:
+    """Rows of adaptive ids have a rate of their own; they and embeddings have no decay."""
+    module = torch.nn.ModuleDict(
+        {
+            "embed": torch.nn.Embedding(5, 4),
+            "trainable_tokens": torch.nn.ParameterDict({"row": torch.ones(2, 4)}),
+            "linear": torch.nn.Linear(4, 8),
+        }
+    )
+    groups = parameter_groups(module, OptimizerConfig("adamw", rows_rate=7.0))
+    facts = {id(p): (g["rate"], g["weight_decay"]) for g in groups for p in g["params"]}
+    assert {name: facts[id(p)] for name, p in module.named_parameters()} == {
+        "embed.weight": (1.0, 0.0),
+        "trainable_tokens.row": (7.0, 0.0),
+        "linear.weight": (1.0, 0.1),
+        "linear.bias": (1.0, 0.0),
+    }

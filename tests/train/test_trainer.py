@@ -9,6 +9,7 @@ import torch
 
 from conf.runs.tracker import TrackerConfig
 from conf.text.rows import read_rows
+from train.__main__ import CHANGEABLE
 from train.config import TrainConfig
 from train.distributed import StopSignals
 from train.metrics import (
@@ -18,6 +19,7 @@ from train.metrics import (
     describe_step,
     describe_validation,
 )
+from train.schedule import Schedule
 from train.trainer import (
     MIN_RECENT,
     RECENT_STEPS,
@@ -159,3 +161,20 @@ def test_low_speeds_have_two_digits() -> None:
     for rate, words in ((0.416, "0.42"), (25.3, "25"), (10_712.0, "10,712")):
         line = describe_step({"standard_loss": 1.5, "tokens_per_second": rate})
         assert line == f"loss 1.50 {words} tokens/s"
+
+
+@pytest.mark.parametrize(("steps", "said"), [(400, True), (401, False), (0, False)])
+def test_a_warmup_that_is_longer_than_the_run_is_said(
+    capsys: pytest.CaptureFixture[str], steps: int, said: bool
+) -> None:
+    """Bug: a run of 20 steps trained at a twentieth of optimizer.lr without a word."""
+    trainer = object.__new__(Trainer)
+    trainer.config, trainer.schedule, trainer.rank = TrainConfig(), Schedule(steps), 0
+    trainer._check_warmup()
+    printed = capsys.readouterr().err
+    assert printed.startswith("warning: optimizer.warmup_steps must be below") == said
+
+
+def test_settings_that_messages_advise_may_change() -> None:
+    """DIVERGED's cure is to repeat the command with a larger max_loss_ratio."""
+    assert {"max_loss_ratio", "max_loss_rise", "loss_chunk"} <= set(CHANGEABLE)
