@@ -7,8 +7,10 @@ Speed is tokens per second of greedy texts after HumanEval's prompts. All dtypes
 turns on each prompt; the number in parentheses is the speedup over plain decoding in the same
 dtype. The command fails if a drafted text differs from plain decoding's in its dtype. It also
 counts the texts that equal the first dtype's. The loss is the mean over the tokens of held-out
-documents, in nats, for the first 256 tokens of each. pass@1 is judged as in the report (needs
-bubblewrap); --problems 0 skips it. The last line is JSON.
+documents, in nats, for the first 256 tokens of each. Beside the first dtype's distribution there are
+the divergence from it, the mean over the tokens of KL(first dtype's, this dtype's) in nats, and the
+share of tokens with the same likeliest token. pass@1 is judged as in the report (needs bubblewrap).
+--prompts 0 and --problems 0 skip their parts. The last line is JSON.
 """
 
 import argparse
@@ -21,6 +23,7 @@ from statistics import mean, median
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from conf.text.rows import read_rows
@@ -39,14 +42,27 @@ def text_of(model: Model, prompt: str, decode: DecodeConfig) -> tuple[list[int],
 
 
 @torch.inference_mode()
-def held_out_loss(model: Model, documents: Sequence[str]) -> float:
-    """Return the mean loss of the documents' tokens in nats, by Transformers' forward."""
-    losses = []
+def held_out(models: dict[str, Model], documents: Sequence[str]) -> dict[str, Any]:
+    """Return by dtype the mean loss of the documents' tokens, and how far it is from the first dtype.
+
+    The hidden states are those of Transformers' forward, the logits those of the head in float32.
+    """
+    rows: dict[str, list[Tensor]] = {dtype: [] for dtype in models}
     for document in documents:
-        ids = torch.tensor([model.text.encode(document)[:TOKENS]])
-        logits = model.lm(ids).logits[0, :-1].float()
-        losses += F.cross_entropy(logits, ids[0, 1:], reduction="none").tolist()
-    return mean(losses)
+        first = None
+        for dtype, model in models.items():
+            ids = torch.tensor([model.text.encode(document)[:TOKENS]])
+            hidden = model.lm.get_decoder()(ids).last_hidden_state[0, :-1].float()
+            head: Any = model.lm.get_output_embeddings()
+            log_p = F.linear(hidden, head.weight.float(), head.bias).log_softmax(-1)
+            first = log_p if first is None else first
+            loss = F.nll_loss(log_p, ids[0, 1:], reduction="none")
+            divergence = (first.exp() * (first - log_p)).sum(-1)
+            same = (first.argmax(-1) == log_p.argmax(-1)).float()
+            rows[dtype].append(torch.stack([loss, divergence, same]))
+    names = "loss", "divergence", "same"
+    means = {dtype: torch.cat(parts, 1).mean(1) for dtype, parts in rows.items()}
+    return {dtype: dict(zip(names, m.tolist())) for dtype, m in means.items()}
 
 
 def speeds(
@@ -113,14 +129,17 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     models = {dtype: load(args.model, dtype, "cpu") for dtype in args.dtypes}
     documents = [row["content"] for row in read_rows(args.held_out)][: args.documents]
-    results: dict[str, Any] = {}
-    for dtype, model in models.items():
-        results[f"{dtype} loss"] = loss = held_out_loss(model, documents)
-        print(f"{dtype}: held-out loss {loss:.4f}", flush=True)
+    results: dict[str, Any] = {"held_out": held_out(models, documents)}
+    for dtype, row in results["held_out"].items():
+        print(
+            f"{dtype}: held-out loss {row['loss']:.4f}, divergence {row['divergence']:.4f}, "
+            f"likeliest token the same for {row['same']:.1%}",
+            flush=True,
+        )
     prompts = [str(problem.prompt) for problem in read_problems("humaneval", "")]
-    results["speed"] = rows = speeds(
-        models, args.methods, prompts[: args.prompts], args.new
-    )
+    prompts = prompts[: args.prompts]
+    rows = speeds(models, args.methods, prompts, args.new) if prompts else {}
+    results["speed"] = rows
     for name, row in rows.items():
         print(
             f"{name}: {row['tokens_per_second']:.1f} tokens/s ({row['speedup']:.2f}), "
