@@ -178,14 +178,14 @@ def _read_parquet(path: str, file: str, data: DataConfig) -> Iterator[Document |
         for values in zip(*columns, strict=True):
             try:
                 row_columns = {name: v.as_py() for name, v in zip(names, values)}
+                if data.messages:
+                    row_columns = _as_json(row_columns)
             except (
                 ValueError,
                 OverflowError,
             ) as error:  # for example a date out of range
                 yield _drop_for(error, file, row)
             else:
-                if data.messages:  # a column has the keys of all rows' calls
-                    row_columns = without_null(row_columns)
                 yield _row(row_columns, file, row, data)
             row += 1
 
@@ -197,6 +197,17 @@ def _as_bytes(column: pa.Array) -> pa.Array:
     if pa.types.is_large_string(column.type):
         return column.view(pa.large_binary())
     return column
+
+
+def _as_json(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of parquet as JSON lines have it. Raises UnicodeError for invalid UTF-8.
+
+    Texts are bytes there, and a tool call has the keys of all rows' calls.
+    """
+    return {
+        name: value.decode() if isinstance(value, bytes) else without_null(value)
+        for name, value in columns.items()
+    }
 
 
 def _read_text(path: str, file: str, data: DataConfig) -> Iterator[Document | Drop]:

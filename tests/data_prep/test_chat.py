@@ -1,7 +1,9 @@
 """Chat data: ids by the tokenizer's template, loss and windows only on answers."""
 
+import json
 import shutil
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +254,27 @@ def test_rows_of_conversations(tmp_path: Path, kind: str, with_ends: bool) -> No
         assert document.text == text_of(row["messages"])
         assert document.ends == (row.get("ends") is not False)
     assert [row.reason for row in result[len(rows) :]] == reasons
+
+
+def test_parquet_has_the_columns_of_json_lines(tmp_path: Path) -> None:
+    """Bug: texts of parquet were bytes, so the column system was ignored, and ends="false" was true."""
+    tools = json.dumps([{"name": "add", "parameters": {}}])
+    rows = [
+        {"messages": say("a", "b"), "system": "s", "tools": tools, "ends": ends}
+        for ends in ("false", "true", None)
+    ]
+    write_rows(tmp_path / "a.jsonl", rows)
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "b.parquet")
+    data = DataConfig(path=str(tmp_path), kind="jsonl", messages="messages")
+    (lines, table), root = list_parts(data)
+    documents = list(read(lines, root, data))
+    assert [row.ends for row in documents if isinstance(row, Document)] == [
+        *(False, True, True)
+    ]
+    for row, expected in zip(read(table, root, data), documents, strict=True):
+        assert isinstance(row, Document) and isinstance(expected, Document)
+        assert row.messages[0] == {"role": "system", "content": "s"} and row.tools
+        assert row == replace(expected, id=row.id, file=row.file)
 
 
 def many(count: int) -> list[dict[str, Any]]:
