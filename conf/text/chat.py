@@ -24,7 +24,7 @@ from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
 from conf.errors import TOKENIZER_ERRORS, UserError, as_user_error
-from conf.text.conversations import Message
+from conf.text.conversations import REASONING, Message
 from conf.text.encoding import SPACE, TextEncoder
 
 # Errors that a template, or code that it calls, raises for messages that it does not accept.
@@ -93,8 +93,7 @@ class ChatTemplate:
             raise ValueError("the chat template does not support tool_calls")
         if tools and "tools" not in self._source:
             raise ValueError("the chat template does not support tools")
-        if lost := self._find_lost(known):
-            raise ValueError(f"the chat template does not render {lost}")
+        self._check_rendered(known)
         text = json.dumps([known, *tools], ensure_ascii=False, default=str)
         mark, stop = [mark for mark in MARKS if mark not in text][:2]
         for message in known:
@@ -102,17 +101,24 @@ class ChatTemplate:
             message |= {"role": role, **self._cut(message, mark)}
         return Conversation(known, self._cut(list(tools), mark), mark, stop)
 
-    def _find_lost(self, messages: Sequence[Message]) -> str | None:
-        """Return the first message or call that the template leaves out, None if it renders all.
+    def _check_rendered(
+        self, messages: Sequence[Message], reasoning: Collection[str] = ()
+    ) -> None:
+        """Raise ValueError if the template leaves out a message, a call, or the reasoning of the last message.
 
         A template leaves out messages of a role that it does not know. Some leave out a call without content.
-        The messages are rendered with names in place of contents, once for each form of a conversation.
+        `reasoning` has the fields of the last message to find, at least one of them: templates leave out the
+        reasoning of earlier turns. The messages are rendered with names in place of contents, once for each
+        form of a conversation.
         """
         probes = [_probe(index, message) for index, message in enumerate(messages)]
+        for name in reasoning:
+            probes[-1][name] = f"{name}x"
         key = json.dumps(probes, sort_keys=True)
         if key not in self._lost:
             self._lost[key] = self._first_lost(probes)
-        return self._lost[key]
+        if lost := self._lost[key]:
+            raise ValueError(f"the chat template does not render {lost}")
 
     def _first_lost(self, probes: list[Message]) -> str | None:
         try:
@@ -125,6 +131,9 @@ class ChatTemplate:
                 return "the tool calls of a message without content"
             if not calls and probe["content"] not in text:
                 return f"messages of the role {probe['role']}"
+            thoughts = [probe[name] for name in REASONING if name in probe]
+            if thoughts and not any(thought in text for thought in thoughts):
+                return "the reasoning of an answer"
         return None
 
     def prompt_ids(
@@ -154,12 +163,16 @@ class ChatTemplate:
     ) -> tuple[list[int], list[int]]:
         """Return the ids before an answer and the ids of the answer, as a model generates them.
 
-        If `ends`, the answer includes its end of turn. Raises ValueError if the template renders the messages
-        before the answer differently once the answer follows.
+        If `ends`, the answer includes its end of turn. Raises ValueError if the template leaves out the
+        answer's reasoning, or renders the messages before the answer differently once the answer follows.
         """
+        turns = chat.messages[: index + 1]
+        thoughts = [name for name in REASONING if turns[-1].get(name, "").strip()]
+        if thoughts:
+            self._check_rendered(turns, thoughts)
         before = chat.messages[:index]
         prompt = self._render(chat, before, add_generation_prompt=True)
-        whole = self._render(chat, chat.messages[: index + 1])
+        whole = self._render(chat, turns)
         if not whole.startswith(prompt):
             prompt = self._header(chat, index, prompt, whole)
         if not ends:

@@ -34,6 +34,7 @@ from data_prep.vocab import find_vocab, load_tokenizer
 from tests.conftest import write_rows
 from tests.data_prep.chat_fixture import (
     ADAPTIVE,
+    CHATML,
     TEMPLATES,
     chat_settings,
     chat_tokenizer,
@@ -203,6 +204,34 @@ def test_messages_that_the_template_leaves_out_are_a_drop(tmp_path: Path) -> Non
         assert isinstance(row, Drop) and row.reason == "chat template"
         assert row.detail.endswith(f"does not render {lost}")
     assert isinstance(template.encode(document(say("a", "b"))), Document)
+
+
+# Renders the reasoning of the last message alone, as the templates of reasoning models do.
+REASONED = CHATML.replace(
+    "message['content']",
+    "(message.reasoning_content if loop.last and message.reasoning_content else '') + message['content']",
+)
+
+
+def test_reasoning_that_the_template_leaves_out_is_a_drop(
+    templates: dict[str, Path], tmp_path: Path
+) -> None:
+    """Bug: the reasoning vanished, and an answer of it alone trained the model to end its turn."""
+    template = load(chat_tokenizer(tmp_path / "reasoned", REASONED))
+    library = AutoTokenizer.from_pretrained(tmp_path / "reasoned")
+    first, last = say("a", "b", "c", "")[1::2]
+    thought = {"reasoning_content": "1 + 1"}
+    messages = [*say("a"), first | thought, *say("c"), last | thought]
+    answers = [
+        library.decode(turn.ids[turn.prompt :])
+        for turn in encoded(template, messages).turns
+    ]
+    assert answers == ["1 + 1b<|im_end|>\n", "1 + 1<|im_end|>\n"]
+    template = load(templates["chatml"])
+    for answer in (first, last):
+        row = template.encode(document([*say("a"), answer | thought, *say("c", "d")]))
+        assert isinstance(row, Drop) and row.reason == "chat template"
+        assert row.detail.endswith("does not render the reasoning of an answer")
 
 
 def test_each_answer_is_a_piece(templates: dict[str, Path]) -> None:
@@ -443,8 +472,6 @@ def test_a_blank_answer_is_only_context(templates: dict[str, Path]) -> None:
     for messages in (say("add 1", ""), say("a", "", "b", " ")):
         row = template.encode(document(messages))
         assert isinstance(row, Drop) and row.reason == "empty answer"
-    thought = {"role": "assistant", "content": "", "reasoning_content": "1 + 1"}
-    assert isinstance(template.encode(document([*say("a"), thought])), Document)
 
 
 def test_data_without_an_answer_to_train_on_is_refused(tmp_path: Path) -> None:
