@@ -144,7 +144,7 @@ def _message(value: Any) -> Message:
     calls = _calls(value)
     if given == "function_call":
         calls, content = [_call(_parsed(content or ""))], None
-    if content is None and not calls:
+    if content is None and message["role"] != "assistant":
         raise ValueError(f"the content of {given} must be text, got null")
     message["content"] = content or ""
     if calls:

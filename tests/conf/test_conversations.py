@@ -90,6 +90,10 @@ FORMS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
         },
         [ASK, USE, RESULT | {"tool_call_id": "c1"}, ANSWER],
     ),
+    "an answer of reasoning, content null": (  # as servers of reasoning models return it
+        {"messages": [ASK, {"role": "assistant", "content": None, "reasoning": "2+3"}]},
+        [ASK, {"role": "assistant", "content": "", "reasoning": "2+3"}],
+    ),
     "role function": (
         {"messages": [ASK, {"role": "function", "name": "add", "content": "5"}]},
         [ASK, RESULT | {"name": "add"}],

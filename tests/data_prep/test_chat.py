@@ -258,7 +258,7 @@ BAD = [
     {"messages": value}
     for value in [
         *([], {}, "text", [1], say("a"), [*say("a", "b")[1:]], [["user", "a"]]),
-        [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}],
+        [{"role": "user", "content": None}, {"role": "assistant", "content": "a"}],
         [{"role": ["user"], "content": "a"}, *say("a", "b")],
     ]
 ]
@@ -472,6 +472,16 @@ def test_a_blank_answer_is_only_context(templates: dict[str, Path]) -> None:
     for messages in (say("add 1", ""), say("a", "", "b", " ")):
         row = template.encode(document(messages))
         assert isinstance(row, Drop) and row.reason == "empty answer"
+
+
+def test_an_answer_of_null_is_blank(tmp_path: Path) -> None:
+    """Bug: one answer of null dropped the whole conversation, one of "" did not."""
+    messages = [*say("a"), {"role": "assistant", "content": None}, *say("b", "c")]
+    write_rows(tmp_path / "a.jsonl", [{"messages": messages}])
+    data = DataConfig(path=str(tmp_path), kind="jsonl", messages="messages")
+    (part,), root = list_parts(data)
+    (row,) = read(part, root, data)
+    assert isinstance(row, Document) and row.messages == tuple(say("a", "", "b", "c"))
 
 
 def test_data_without_an_answer_to_train_on_is_refused(tmp_path: Path) -> None:
