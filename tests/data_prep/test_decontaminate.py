@@ -7,6 +7,8 @@ import textwrap
 from collections import defaultdict
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +20,7 @@ from data_prep.filters import (
     SHARED_BY,
     Index,
     benchmark_texts,
+    benchmarks_hash,
     index_entries,
 )
 from tests.conftest import write_rows
@@ -113,6 +116,29 @@ def test_the_question_of_published_benchmarks_is_searched(tmp_path: Path) -> Non
     file = write_rows(tmp_path / "mine.jsonl", rows)
     config = DecontaminateConfig(others=[str(file)])
     assert sorted(text for _, text in benchmark_texts(config)) == list("abcde")
+
+
+def test_all_files_of_a_folder_are_read_and_hashed(tmp_path: Path) -> None:
+    """Bug: only .jsonl and .jsonl.gz of a folder were, so a changed folder of parquet was not noticed."""
+    (tmp_path / "py").mkdir()
+    config = DecontaminateConfig(humaneval=None, others=[str(tmp_path)])
+    hashes = set()
+    for name in ("a.jsonl", "b.json", "py/c.parquet"):
+        for text in ("old", name):
+            table = pa.table({"prompt": [text]})
+            if name.endswith(".parquet"):
+                pq.write_table(table, tmp_path / name)
+            else:
+                write_rows(tmp_path / name, table.to_pylist())
+            hashes.add(benchmarks_hash(config))
+    (tmp_path / "README.md").write_text("about")
+    hashes.add(benchmarks_hash(config))
+    assert len(hashes) == 6
+    assert list(benchmark_texts(config)) == [
+        ("others[0]/a/0", "a.jsonl"),
+        ("others[0]/b/1", "b.json"),
+        ("others[0]/py/c/2", "py/c.parquet"),
+    ]
 
 
 def test_a_copy_in_a_notebook_is_caught() -> None:

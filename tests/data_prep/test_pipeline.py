@@ -368,7 +368,7 @@ def test_a_repository_is_prepared_by_default_settings(
             ["x"],
             r"must have jsonl files that match data\.include=\[\*\.c\] but not",
         ),
-        (["decontaminate.mbpp=BAD"], ["x"], "must be JSON lines, got"),
+        (["decontaminate.mbpp=BAD"], ["x"], "must be a file of rows, got"),
         (  # the message had neither the budget nor a cure
             ["budget=1"],
             ["x = 1\n" * 50],
