@@ -32,7 +32,6 @@ from conf.text.conversations import (
     conversation,
     text_of,
     tools_of,
-    without_null,
 )
 from conf.text.rows import (
     DECOMPRESSORS,
@@ -41,6 +40,7 @@ from conf.text.rows import (
     json_values,
     read_csv,
     spans_lines,
+    without_null,
 )
 from data_prep.config import DataConfig
 from data_prep.document import NOT_READ, Document, Drop

@@ -21,7 +21,7 @@ from conf.text.conversations import (
     tools_of,
     with_system,
 )
-from conf.text.rows import ROW_FILES, form_of, read_rows
+from conf.text.rows import ROW_FILES, form_of, read_rows, without_null
 from infer.config import Infill
 
 MAX_ROWS = 10_000  # rows to read from a hub data set
@@ -82,7 +82,7 @@ def _hub_rows(name: str) -> list[DataRow]:
     name, _, config = name.partition(":")
     splits: Any = load_dataset(name, config or None, streaming=True)
     split = "test" if "test" in splits else next(iter(splits))
-    return list(islice(splits[split], MAX_ROWS))
+    return list(map(without_null, islice(splits[split], MAX_ROWS)))
 
 
 class NoPrompt(UserError):

@@ -13,6 +13,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from conf.text.rows import without_null
+
 Message = dict[str, Any]
 ROLES = {
     "user": "user",
@@ -216,13 +218,6 @@ def tools_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise ValueError("tools must be a list of objects")
     wrapped = [t if "function" in t else {"function": t} for t in value]
     return [{"type": "function", **without_null(tool)} for tool in wrapped]
-
-
-def without_null(value: Any) -> Any:
-    """Return a JSON value without the null entries that parquet adds for absent keys."""
-    if isinstance(value, Mapping):
-        return {k: without_null(v) for k, v in value.items() if v is not None}
-    return list(map(without_null, value)) if isinstance(value, list) else value
 
 
 def _text(value: Any, name: str) -> str:

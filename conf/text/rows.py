@@ -7,7 +7,7 @@ import io
 import json
 import lzma
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -89,8 +89,7 @@ def read_rows(path: Path, bad: list[str] | None = None) -> list[dict[str, Any]]:
     if form_of(path.name) == ".parquet":
         from pyarrow.parquet import read_table
 
-        rows: list[dict[str, Any]] = read_table(path).to_pylist()
-        return rows
+        return list(map(without_null, read_table(path).to_pylist()))
     with open(path, "rb") as raw:
         decompress = DECOMPRESSORS.get(path.suffix)
         content = (decompress(raw) if decompress else raw).read()
@@ -114,6 +113,13 @@ def read_rows(path: Path, bad: list[str] | None = None) -> list[dict[str, Any]]:
                 raise
             bad.append(f"line {number}: {error}")
     return rows
+
+
+def without_null(value: Any) -> Any:
+    """Return a JSON value without the null entries that parquet adds for absent keys."""
+    if isinstance(value, Mapping):
+        return {k: without_null(v) for k, v in value.items() if v is not None}
+    return list(map(without_null, value)) if isinstance(value, list) else value
 
 
 def _object(value: Any) -> dict[str, Any]:

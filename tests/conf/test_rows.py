@@ -62,6 +62,13 @@ def test_forms_of_files(tmp_path: Path, form: str) -> None:
     assert read_rows(tmp_path / name) == ROWS
 
 
+def test_calls_of_parquet_have_no_keys_of_other_rows(tmp_path: Path) -> None:
+    """Bug: tool calls of prompts had null for the arguments of other rows' calls."""
+    calls = [{"call": {"city": "Oslo"}}, {"call": {"a": 1}}]
+    pq.write_table(pa.Table.from_pylist(calls), tmp_path / "a.parquet")
+    assert read_rows(tmp_path / "a.parquet") == calls
+
+
 def test_a_malformed_line_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(LINES + b'{"a": \n[1]\n' + LINES)
