@@ -22,6 +22,13 @@ CARD = "README.md"  # dataset card on the hub
 PART_BYTES = 8_000_000  # small source files are grouped into parts of this size
 SUFFIXES = {"source": ("",), "parquet": (".parquet",), "jsonl": ROW_FILES}
 NAMES = 8  # largest number of names under which a linked folder is listed
+# Files that describe data, in lower case: it needs no warning to leave them out.
+ABOUT = re.compile(
+    r"(.*/)?([._].*|(readme|licen[cs]e|notice|citation|changelog|dataset_info)[^/]*)"
+    r"|.*\.(md|rst|html|pdf|png|jpe?g|svg|gif|py|sh|ya?ml|toml|bib|lock|md5|sha256)"
+)
+# Files beside the .arrow files of a dataset that `datasets` has saved.
+SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")
 # Words in a path that mark the test split, the same as in `datasets`.
 TEST = ("test", "testing", "tests")
 
@@ -63,9 +70,11 @@ def list_parts(data: DataConfig) -> tuple[list[InputPart], str]:
             fnmatch(name, glob) for glob in data.exclude
         ):
             return False
-        fits = data.kind == "source" or form_of(name) in SUFFIXES[data.kind]
-        unfit[form_of(name) or "no suffix"] += not fits
-        return fits
+        if data.kind == "source" or form_of(name) in SUFFIXES[data.kind]:
+            return True
+        if not ABOUT.fullmatch(name.lower()):
+            unfit[form_of(name) or "no suffix"] += 1
+        return False
 
     if data.config is not None and Path(data.path).exists():
         raise UserError(
@@ -79,23 +88,23 @@ def list_parts(data: DataConfig) -> tuple[list[InputPart], str]:
         listing = _local_files(root, accepts)
     else:
         root, listing = _hub_files(data, accepts)
-    sizes = listing.sizes if listing.split else _of_split(listing.sizes, data)
-    if not sizes:
-        counts = ", ".join(f"{count} {name}" for name, count in unfit.most_common(5))
-        split = f" and data.split={data.split}" if data.split else ""
-        raise UserError(
-            f"data.path={data.path} must have {data.kind} files that match data.include="
-            f"[{','.join(data.include)}]{split} but not data.exclude, got "
-            f"{counts or 'no files'}. Correct these settings, or convert the files to "
-            f"{', '.join(filter(None, SUFFIXES[data.kind])) or 'text'}"
-        )
+    sizes = listing.sizes
+    if unfit[".arrow"]:
+        sizes = {name: sizes[name] for name in sizes if Path(name).name not in SAVED}
+    sizes = sizes if listing.split else _of_split(sizes, data)
+    _check_formats(data, sizes, unfit)
     _check_kind(data, sizes)
     _check_paths(root, sizes)
+    return _parts(sizes, listing.special, data), root
+
+
+def _parts(
+    sizes: Mapping[str, int], special: tuple[str, ...], data: DataConfig
+) -> list[InputPart]:
     limit = PART_BYTES if data.kind == "source" else 0
     parts: list[InputPart] = []
     group: list[str] = []
     size = 0
-    special = listing.special
     for name in sorted(sizes, key=Path):
         group.append(name)
         size += sizes[name]
@@ -104,7 +113,32 @@ def list_parts(data: DataConfig) -> tuple[list[InputPart], str]:
             group, size, special = [], 0, ()
     if group:
         parts.append(InputPart(tuple(group), size, special))
-    return parts, root
+    return parts
+
+
+def _check_formats(
+    data: DataConfig, sizes: Mapping[str, int], unfit: Counter[str]
+) -> None:
+    """Warn of files of other formats, `unfit` by suffix. Raises UserError if no file is left."""
+    counts = ", ".join(f"{count} {name}" for name, count in unfit.most_common(5))
+    forms = ", ".join(filter(None, SUFFIXES[data.kind])) or "text"
+    if unfit[".arrow"]:
+        forms += ", .arrow by load_from_disk(FOLDER).to_parquet(FILE) of datasets"
+    if not sizes:
+        split = f" and data.split={data.split}" if data.split else ""
+        raise UserError(
+            f"data.path={data.path} must have {data.kind} files that match data.include="
+            f"[{','.join(data.include)}]{split} but not data.exclude, got "
+            f"{counts or 'no files'}. Correct these settings, or convert the files to {forms}"
+        )
+    if unfit:
+        logging.getLogger(__name__).warning(
+            "data.path: left out %s of other formats: %s. Convert them to %s, or name them in "
+            "data.exclude",
+            counted(unfit.total(), "file"),
+            visible(counts),
+            forms,
+        )
 
 
 def _single_file(data: DataConfig) -> tuple[str, Listing]:

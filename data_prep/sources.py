@@ -34,8 +34,8 @@ from conf.text.conversations import (
     tools_of,
 )
 from conf.text.rows import (
-    DECOMPRESSORS,
     ROW_FILES,
+    decompressor_of,
     form_of,
     json_values,
     read_csv,
@@ -215,7 +215,7 @@ def _read_text(path: str, file: str, data: DataConfig) -> Iterator[Document | Dr
     limit = 6 * data.max_bytes + 65536  # a JSON escape takes six characters
     with _open(path) as raw:
         stream: Any = raw
-        if decompress := DECOMPRESSORS.get(Path(file).suffix):
+        if decompress := decompressor_of(Path(file)):
             if not raw.peek(1):
                 raise EOFError("an empty archive")
             stream = io.BufferedReader(decompress(raw))

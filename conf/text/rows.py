@@ -32,9 +32,18 @@ DECOMPRESSORS: dict[str, Callable[[Any], Any]] = {
 
 
 def form_of(name: str) -> str:
-    """Return the suffix of a file's format, without a compression suffix: ".jsonl" for a.jsonl.gz."""
-    path = Path(name)
-    return (path.with_suffix("") if path.suffix in DECOMPRESSORS else path).suffix
+    """Return the suffix of a file's format in lower case: ".jsonl" for a.jsonl.gz and A.JSONL."""
+    return without_compression(Path(name)).suffix.lower()
+
+
+def without_compression(path: Path) -> Path:
+    """Return a path without the suffix of a compression."""
+    return path.with_suffix("") if decompressor_of(path) else path
+
+
+def decompressor_of(path: Path) -> Callable[[Any], Any] | None:
+    """Return the function that opens the stream of a compressed file, None for other files."""
+    return DECOMPRESSORS.get(path.suffix.lower())
 
 
 def spans_lines(start: bytes) -> bool:
@@ -91,7 +100,7 @@ def read_rows(path: Path, bad: list[str] | None = None) -> list[dict[str, Any]]:
 
         return list(map(without_null, read_table(path).to_pylist()))
     with open(path, "rb") as raw:
-        decompress = DECOMPRESSORS.get(path.suffix)
+        decompress = decompressor_of(path)
         content = (decompress(raw) if decompress else raw).read()
     text = content.decode("utf-8-sig", errors="surrogateescape")
     if form_of(path.name) in (".csv", ".tsv"):

@@ -12,7 +12,7 @@ from typing import Any
 from conf.errors import UserError, counted
 from conf.settings.schema import any_of
 from conf.text.conversations import LISTS
-from conf.text.rows import DECOMPRESSORS, ROW_FILES, form_of, read_rows
+from conf.text.rows import ROW_FILES, form_of, read_rows, without_compression
 from infer.bench.names import distinct
 from infer.chat import UnfitMessages, chat_ids, has_template
 from infer.config import Infill
@@ -142,11 +142,9 @@ def name_of(source: str) -> str:
     path = Path(source)
     if path.name == HELD_OUT:
         return path.resolve().parent.name
-    name = path.name
-    if form_of(name) in ROW_FILES:
-        name = name.removesuffix(path.suffix if path.suffix in DECOMPRESSORS else "")
-        return name.removesuffix(form_of(name))
-    return name.replace(":", "-")
+    if form_of(path.name) in ROW_FILES:
+        return without_compression(path).stem
+    return path.name.replace(":", "-")
 
 
 def read_prompts(

@@ -426,6 +426,34 @@ def test_a_folder_of_other_formats_is_reported_with_the_cure(tmp_path: Path) -> 
         read_all(tmp_path, "jsonl")
 
 
+def test_files_of_other_formats_are_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug: they were left out without a word, and so were B.JSONL and c.jsonl.GZ."""
+    rows = b'{"content": "x"}\n'
+    (tmp_path / "a.jsonl").write_bytes(rows)
+    (tmp_path / "B.JSONL").write_bytes(rows)
+    (tmp_path / "c.jsonl.GZ").write_bytes(gzip.compress(rows))
+    write(tmp_path, "README.md", "LICENSE", ".cache/a.lock", "_SUCCESS", "load.py")
+    assert seen(tmp_path, "jsonl") == ["x"] * 3 and not caplog.messages
+    write(tmp_path, "d.zip", "e.zip", "f.lz4")
+    assert seen(tmp_path, "jsonl") == ["x"] * 3
+    (message,) = caplog.messages
+    assert message.startswith(
+        "data.path: left out 3 files of other formats: 2 .zip, 1 .lz4. Convert them to .jsonl"
+    )
+    assert len(seen(tmp_path, "jsonl", exclude=["*.zip", "*.lz4"])) == 3
+    assert caplog.messages == [message]
+
+
+def test_a_saved_dataset_is_refused_as_arrow(tmp_path: Path) -> None:
+    """Bug: its description was read as the data: "First missing column: dataset_info.json, row 0"."""
+    write(tmp_path, "train/a.arrow", "train/dataset_info.json", "train/state.json")
+    write(tmp_path, "dataset_dict.json")
+    with pytest.raises(UserError, match=r"got 1 \.arrow\..*load_from_disk\(FOLDER\)"):
+        read_all(tmp_path, "jsonl")
+
+
 CARD = """---
 configs:
 - config_name: sft
