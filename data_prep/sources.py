@@ -339,7 +339,11 @@ def _document(
     columns: Mapping[str, Any], file: str, row: int, data: DataConfig
 ) -> Document | Drop:
     """Return a row as a document, or a Drop. Raises ValueError or RecursionError for malformed values."""
-    if missing := [name for name in _columns(data) if columns.get(name) is None]:
+    if missing := [
+        name
+        for name in _columns(data)
+        if name not in columns or (name == data.text and columns[name] is None)
+    ]:
         detail = _lacking(missing, list(columns))
         return Drop("missing column", file, row, detail=detail)
     messages: tuple[Message, ...] = ()
@@ -353,8 +357,8 @@ def _document(
     folder = file.rpartition("/")[0].split("/")[0]
     language = _text(columns[data.language]) if data.language else folder
     language = language or "none"
-    key = "/".join(_text(columns[name]) for name in data.id)
-    id = f"{language}/{key}" if key else f"{file}:{row}"
+    keys = [_text(columns[name]) for name in data.id]
+    id = f"{language}/{'/'.join(keys)}" if any(keys) else f"{file}:{row}"
     f"{id}{language}{json.dumps([messages, tools], ensure_ascii=False)}".encode()
     content = text.encode() if isinstance(text, str) else text
     if len(content) > data.max_bytes:
@@ -392,4 +396,7 @@ def _drop_for(error: Exception, file: str, row: int) -> Drop:
 
 
 def _text(value: Any) -> str:
+    """Return a cell as text, "" for null."""
+    if value is None:
+        return ""
     return value.decode() if isinstance(value, bytes) else str(value)

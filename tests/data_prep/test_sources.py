@@ -186,6 +186,32 @@ def test_json_lines(tmp_path: Path) -> None:
     assert [row.row for row in rows] == [0, 1, 3, 4, 5, 6, 7, 8, 9]
 
 
+@pytest.mark.parametrize("messages", [None, "messages"])
+def test_a_null_language_or_id_drops_no_text(
+    tmp_path: Path, messages: str | None
+) -> None:
+    """Bug: a row with a good text was a drop, "missing column"."""
+    text: dict[str, Any] = {"content": "x"}
+    if messages:
+        text = {"prompt": "x", "completion": "y"}
+    rows = [
+        text | {"language": None, "id": None},
+        text | {"language": None, "id": "7"},
+        text | {"language": "py", "id": None},
+        dict.fromkeys(text) | {"language": "py", "id": "8"},
+    ]
+    write_rows(tmp_path / "a.jsonl", [*rows, text])
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "b.parquet")
+    columns: Any = {"language": "language", "id": ["id"], "messages": messages}
+    result = read_all(tmp_path, "jsonl", **columns)
+    assert [(row.id, type(row)) for row in result] == [
+        *(("a.jsonl:0", Document), ("none/7", Document), ("a.jsonl:2", Document)),
+        *(("", Drop), ("", Drop)),
+        *(("b.parquet:0", Document), ("none/7", Document), ("b.parquet:2", Document)),
+        ("", Drop),
+    ]
+
+
 def test_an_archive_is_read_up_to_its_damage(tmp_path: Path) -> None:
     lines = [json.dumps({"content": f"x = {i}"}) for i in range(2000)]
     whole = gzip.compress("\n".join(lines).encode())
