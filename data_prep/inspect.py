@@ -201,6 +201,13 @@ def _budget_warnings(manifest: dict[str, Any], chosen: dict[str, Any]) -> Iterat
             f"the data has no {', '.join(absent)}, which proportion.table lists; the other languages "
             "fill the budget."
         )
+    rows, unlisted = manifest["counts"]["rows"], manifest.get("unlisted")
+    dropped = manifest["drops"].get("unknown language", 0)
+    if unlisted and dropped > NOTICEABLE * rows:
+        yield (
+            f"proportion.table does not list the languages of {dropped:,} of {counted(rows, 'row')}, such "
+            f"as {', '.join(map(visible, unlisted))}. Spell its languages as in the data."
+        )
 
 
 def _language_sums(manifest: dict[str, Any]) -> dict[str, Counter[str]]:

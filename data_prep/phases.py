@@ -338,7 +338,9 @@ def _manifest_facts(
     if job.config.budget is not None:
         budget = job.read_facts("choose")
         facts["chosen"] = budget["chosen"]
-        facts["without_data"] = budget.get("without_data", [])  # absent in older runs
+        # Older runs have neither.
+        facts["without_data"] = budget.get("without_data", [])
+        facts["unlisted"] = budget.get("unlisted", [])
     for name, own in shards.items():
         languages = totals[name]["languages"]
         sequences = sum(shard["sequences"] for shard in own)

@@ -142,6 +142,7 @@ BINS = 2**14
 SAMPLE_BYTES = 16_000_000  # size of the sample that gives the tokens per byte
 LONGEST_FIELD = 2**31 - 1  # characters of a field of a proportion table
 BINS_FILE = "bins.npz"
+UNLISTED = 3  # languages to name of those that a proportion table does not list
 # Accepted names of the size column of a proportion table, by proportion.by.
 SIZE_COLUMNS = {"bytes": ("bytes", "characters"), "files": ("files", "documents")}
 
@@ -331,7 +332,10 @@ def measure(job: Job, part: int, folder: Path) -> dict[str, Any]:
 
 
 def choose_documents(job: Job, _: int, folder: Path) -> dict[str, Any]:
-    """Add up the sizes of all parts, and choose each language's threshold."""
+    """Add up the sizes of all parts, and choose each language's threshold.
+
+    `unlisted` are languages that proportion.table does not list, the largest first.
+    """
     tokens = job.config.budget_tokens
     assert tokens is not None
     measures: defaultdict[str, Measure] = defaultdict(Measure)
@@ -345,11 +349,15 @@ def choose_documents(job: Job, _: int, folder: Path) -> dict[str, Any]:
     by = job.config.proportion.by
     shares = job.plan["shares"] or own_shares(measures, by)
     budgets = choose(measures, shares, tokens=tokens, by=by)
+    unlisted = measures.keys() - shares.keys()
     return {
         "chosen": {name: asdict(part) for name, part in sorted(budgets.items())},
         "without_data": sorted(
             name for name, share in shares.items() if share and name not in budgets
         ),
+        "unlisted": sorted(
+            unlisted, key=lambda name: (-int(measures[name].bytes.sum()), name)
+        )[:UNLISTED],
     }
 
 

@@ -108,6 +108,7 @@ def test_a_budget_that_the_data_does_not_meet_is_a_warning(
     manifest = {
         "settings": {"held_out": 0, "budget": budget, "proportion": {"by": "bytes"}},
         "drops": {},
+        "counts": {"rows": 99},
         "chosen": {"go": part, "py": part},
         "train": {
             "sequences": 9,

@@ -450,7 +450,7 @@ def test_a_budget_takes_its_part_of_every_language(
 ) -> None:
     """All data of a language with size 0 were chosen. A changed table is detected.
 
-    Bug: a language of the table without data was not reported.
+    Bug: a language of the table without data was not reported, nor data that the table does not list.
     """
     whole = json.loads(expected["manifest.json"])
     tokens = whole["train"]["tokens"] + whole["held_out"]["tokens"]
@@ -464,6 +464,11 @@ def test_a_budget_takes_its_part_of_every_language(
     assert manifest["languages"] == ["lang0", "lang1"]
     assert manifest["chosen"]["lang0"]["share"] == 0.75
     assert any("the data has no go, which proportion" in w for w in warnings(manifest))
+    rows = manifest["counts"]["rows"]
+    unlisted = (
+        f"of {manifest['drops']['unknown language']} of {rows} rows, such as lang2."
+    )
+    assert any(unlisted in warning for warning in warnings(manifest))
     table.write_text("language,bytes\nlang0,1\nlang1,2")
     with pytest.raises(UserError, match=r"inputs\.proportion\.table"):
         run(command)
