@@ -241,7 +241,8 @@ def _check_readable(
             f"{counted(files, 'file')} unreadable; drops: {format_counts(drops)}.",
             _example(job, reason),
             CURES.get(reason, ""),
-            f"See {job.work}/encode/*/{DROPS}",
+            f"See {job.work}/encode/*/{DROPS}. After a change, except of max_unreadable, use "
+            f"another out= or delete {job.folder}",
         )
         raise UserError(" ".join(filter(None, sentences)))
 

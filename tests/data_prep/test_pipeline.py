@@ -262,7 +262,8 @@ def test_the_message_of_unusable_data_has_a_cure(
 ) -> None:
     """Bug: it had two spaces in place of the cure.
 
-    Of a truncated archive it named the filter that drops most rows, not the damage.
+    Of a truncated archive it named the filter that drops most rows, not the damage. The corrected
+    command was refused for the unfinished run.
     """
     monkeypatch.chdir(tmp_path)
     Path("TABLE").write_text("language,bytes\nPY,10\n")
@@ -271,7 +272,10 @@ def test_the_message_of_unusable_data_has_a_cure(
     given = args(f"data.path={name}", "max_unreadable=0.9", *overrides)
     with pytest.raises(UserError, match=cure) as error:
         run(given)
-    assert "  " not in str(error.value)
+    sentence = str(error.value)
+    assert "  " not in sentence
+    folder = sentence.rpartition("use another out= or delete ")[2]
+    assert Path(folder) == partial_of(tmp_path / "out")
 
 
 def test_sequences_that_no_memory_holds_are_refused() -> None:
