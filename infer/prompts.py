@@ -17,7 +17,8 @@ from conf.text.conversations import (
     LISTS,
     Message,
     as_messages,
-    instruction,
+    earlier_turns,
+    question,
     tools_of,
     with_system,
 )
@@ -26,7 +27,7 @@ from infer.config import Infill
 
 MAX_ROWS = 10_000  # rows to read from a hub data set
 # Columns that contain a question.
-QUESTIONS = ("question", "query", "problem")
+QUESTIONS = ("question", "query", "problem", INSTRUCTION)
 FORMS = (
     "messages or one of prompt, conversations, question, turns, instruction, document, "
     "translation and content in every row"
@@ -122,10 +123,10 @@ def _prompt_of(row: DataRow) -> str | Infill | Document | list[Message]:
     for holder in (row, body if isinstance(body, Mapping) else {}):
         for name in LISTS:
             if holder.get(name) is not None:
-                return _to_answer(as_messages(holder[name]), holder.get("system"))
+                return _to_answer(as_messages(holder[name]), holder)
     prompt = row.get("prompt")
     if isinstance(prompt, list):
-        return _to_answer(as_messages(prompt), row.get("system"))
+        return _to_answer(as_messages(prompt), row)
     if is_infilling(row):
         return Infill(row["prompt"], row["suffix"])
     if row.get("test_list") is not None and row.get("entry_point") is None:
@@ -134,9 +135,8 @@ def _prompt_of(row: DataRow) -> str | Infill | Document | list[Message]:
         if not isinstance(prompt, str):
             raise ValueError("prompt must be text")
         return prompt
-    if (question := _question(row)) is not None:
-        messages = [{"role": "user", "content": question}]
-        return _to_answer(messages, row.get("system"))
+    if (asked := _question(row)) is not None:
+        return _ask(asked, row)
     text = row.get("content") or row.get("text")
     if not isinstance(text, str) or not text:
         raise ValueError("the row has no such column, or no text in it")
@@ -154,9 +154,7 @@ def _question(row: DataRow) -> str | None:
         return first
     for name in QUESTIONS:
         if isinstance(row.get(name), str):
-            return str(row[name])
-    if isinstance(row.get(INSTRUCTION), str):
-        return instruction(row)
+            return question(row, name)
     if isinstance(document := row.get("document"), str):  # XSum
         return f"{document}\n\nSummarize this text in one sentence."
     if isinstance(pair := row.get("translation"), Mapping):  # WMT
@@ -168,7 +166,12 @@ def _question(row: DataRow) -> str | None:
     return None
 
 
-def _to_answer(messages: list[Message], system: Any) -> list[Message]:
+def _ask(text: str, row: DataRow) -> list[Message]:
+    """Return the messages that ask a text after the row's earlier turns."""
+    return _to_answer([*earlier_turns(row), {"role": "user", "content": text}], row)
+
+
+def _to_answer(messages: list[Message], row: DataRow) -> list[Message]:
     """Return messages without trailing answers, after the text of the row's column `system`.
 
     Raises ValueError if there is nothing to answer.
@@ -177,7 +180,7 @@ def _to_answer(messages: list[Message], system: Any) -> list[Message]:
         messages = messages[:-1]
     if not messages or not messages[-1]["content"]:
         raise ValueError("no text to answer")
-    return with_system(messages, system)
+    return with_system(messages, row)
 
 
 def is_infilling(row: DataRow) -> bool:
@@ -217,7 +220,7 @@ def messages_of(row: DataRow) -> tuple[Message, ...]:
             "document or an infilling"
         )
     if isinstance(prompt, str):
-        prompt = _to_answer([{"role": "user", "content": prompt}], row.get("system"))
+        prompt = _ask(prompt, row)
     return tuple(prompt)
 
 

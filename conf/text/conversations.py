@@ -2,7 +2,7 @@
 
     OpenAI      messages: a list of {role, content}
     ShareGPT    conversations: a list of {from, value}, and system
-    Alpaca      instruction, input, output
+    Alpaca      instruction, input, output, and history
     pairs       prompt and completion (texts, or lists of messages), question and answer, ...
 
 A message has role, content, and optionally tool_calls, tool_call_id, name, the model's reasoning, and weight.
@@ -40,13 +40,18 @@ PAIRS = (
     ("prompt", "completion"),
     ("prompt", "response"),
     ("question", "answer"),
+    ("question", "response"),
     ("query", "response"),
 )
+# Columns whose text the inputs belong to.
+WITH_INPUTS = (INSTRUCTION, "question", "query")
 # Every column that may contain a conversation or a part of it.
 COLUMNS = tuple(
     dict.fromkeys([*LISTS, INSTRUCTION, *INPUTS, *OUTPUTS, *sum(PAIRS, ())])
 )
-CONTEXT_COLUMNS = ("system", "tools", "functions")  # read in addition to COLUMNS
+SYSTEM = ("system", "system_prompt")
+HISTORY = "history"  # earlier turns, of Alpaca in LLaMA-Factory
+CONTEXT_COLUMNS = (*SYSTEM, HISTORY, "tools", "functions")  # in addition to COLUMNS
 FORMS = "messages, conversations, instruction with output, or prompt with completion"
 REASONING = ("reasoning_content", "reasoning", "thinking")
 # Optional text fields of a message that are copied.
@@ -69,26 +74,40 @@ def conversation(row: Mapping[str, Any], column: str = "messages") -> list[Messa
     elif column != "messages":
         raise NoConversation(f"no {column}, got {', '.join(map(str, row))}")
     else:
-        messages = _pair(row)
-    return with_system(messages, row.get("system"))
+        messages = [*earlier_turns(row), *_pair(row)]
+    return with_system(messages, row)
 
 
-def with_system(messages: list[Message], system: Any) -> list[Message]:
-    """Return messages after the text of a column `system`, unless they begin with their own."""
+def with_system(messages: list[Message], row: Mapping[str, Any]) -> list[Message]:
+    """Return messages after the text of a row's column `system`, unless they begin with their own."""
     first = messages[0]["role"] if messages else "system"
-    if isinstance(system, str) and system and first not in ("system", "developer"):
+    system = next((row[name] for name in SYSTEM if row.get(name)), None)
+    if isinstance(system, str) and first not in ("system", "developer"):
         return [{"role": "system", "content": system}, *messages]
     return messages
+
+
+def earlier_turns(row: Mapping[str, Any]) -> list[Message]:
+    """Return the messages of the column `history`. Raises ValueError unless it has pairs of texts."""
+    pairs = row.get(HISTORY) or []
+    if not isinstance(pairs, list) or not all(
+        isinstance(pair, list) and len(pair) == 2 for pair in pairs
+    ):
+        raise ValueError(
+            f"history must be a list of pairs [question, answer], got {pairs!r:.50}"
+        )
+    return [
+        {"role": role, "content": _text(text, HISTORY)}
+        for pair in pairs
+        for role, text in zip(("user", "assistant"), pair)
+    ]
 
 
 def _pair(row: Mapping[str, Any]) -> list[Message]:
     """Return the messages of an Alpaca row, or of a pair of question and answer."""
     answers = (name for name in OUTPUTS if row.get(name) is not None)
     if row.get(INSTRUCTION) is not None and (answer := next(answers, None)):
-        return [
-            {"role": "user", "content": instruction(row)},
-            {"role": "assistant", "content": _text(row[answer], answer)},
-        ]
+        return _side(row, INSTRUCTION, "user") + _side(row, answer, "assistant")
     for prompt, answer in PAIRS:
         if row.get(prompt) is not None and row.get(answer) is not None:
             return _side(row, prompt, "user") + _side(row, answer, "assistant")
@@ -99,15 +118,18 @@ def _side(row: Mapping[str, Any], name: str, role: str) -> list[Message]:
     value = row[name]
     if isinstance(value, list):
         return as_messages(value)
-    return [{"role": role, "content": _text(value, name)}]
+    text = question(row, name) if name in WITH_INPUTS else _text(value, name)
+    return [{"role": role, "content": text}]
 
 
-def instruction(row: Mapping[str, Any]) -> str:
-    """Return the instruction and the inputs of an Alpaca or Dolly row, joined by blank lines."""
+def question(row: Mapping[str, Any], column: str) -> str:
+    """Return an instruction or a question and the row's inputs, joined by blank lines."""
     instances = row.get("instances")  # of Alpaca's seed tasks
     first = instances[0] if isinstance(instances, list) and instances else row
-    texts = [row[INSTRUCTION], *(first.get(name) for name in INPUTS)]
-    return "\n\n".join(_text(text, INSTRUCTION) for text in texts if text)
+    if not isinstance(first, Mapping):
+        raise ValueError(f"instances must be objects, got {type(first).__name__}")
+    texts = {column: row[column], **{name: first.get(name) for name in INPUTS}}
+    return "\n\n".join(_text(text, name) for name, text in texts.items() if text)
 
 
 def as_messages(value: Any) -> list[Message]:

@@ -65,6 +65,30 @@ FORMS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
         {"instruction": "Add.", "context": "2 and 3", "response": "5"},
         [ASK | {"content": "Add.\n\n2 and 3"}, ANSWER],
     ),
+    "Alpaca with history": (
+        {
+            "instruction": "Add.",
+            "input": "2 and 3",
+            "output": "5",
+            "history": [["Hi.", "Hello."]],
+            "system": "Be brief.",
+        },
+        [
+            SYSTEM,
+            {"role": "user", "content": "Hi."},
+            {"role": "assistant", "content": "Hello."},
+            ASK | {"content": "Add.\n\n2 and 3"},
+            ANSWER,
+        ],
+    ),
+    "OpenOrca": (
+        {"system_prompt": "Be brief.", "question": "Add 2 and 3.", "response": "5"},
+        [SYSTEM, ASK, ANSWER],
+    ),
+    "question with a context": (
+        {"context": "2 and 3", "question": "Add.", "answer": "5"},
+        [ASK | {"content": "Add.\n\n2 and 3"}, ANSWER],
+    ),
     "prompt and completion": (
         {"prompt": "Add 2 and 3.", "completion": "5"},
         [ASK, ANSWER],
@@ -145,6 +169,14 @@ def test_a_named_column_is_read_alone() -> None:
     ("row", "reason"),
     [
         ({"text": "a", "label": 1}, "no messages, .*, got text, label"),
+        (
+            {"question": "a", "answer": "b", "history": "Rome"},
+            r"history must be a list of pairs \[question, answer\], got 'Rome'",
+        ),
+        (
+            {"question": "a", "answer": "b", "context": ["c"]},
+            "context must be text, got list",
+        ),
         ({"messages": "hello"}, "must be a list of messages, got a text"),
         ({"messages": [{"role": "judge", "content": "a"}]}, "a role .* got 'judge'"),
         ({"messages": [{"role": "user", "content": None}]}, "must be text, got null"),

@@ -71,6 +71,10 @@ QUESTIONS: dict[str, tuple[dict[str, Any], str]] = {
         {"instruction": "Sort.", "instances": [{"input": "b, a", "output": "a, b"}]},
         "Sort.\n\nb, a",
     ),
+    "a question with a context": (
+        {"context": "CREATE TABLE t", "question": "Count.", "answer": "SELECT"},
+        "Count.\n\nCREATE TABLE t",
+    ),
     "XSum": (
         {"document": "A fox ran.", "summary": "Fox.", "id": "1"},
         "A fox ran.\n\nSummarize this text in one sentence.",
@@ -112,6 +116,18 @@ ASKED = [
     },
     {"messages": [{"role": "developer", "content": "Be kind."}, *ASK, RED]},
 ]
+
+
+def test_a_rows_earlier_turns_are_asked_as_they_are_trained() -> None:
+    """Bug: `history` and `system_prompt` of a row were ignored."""
+    row = {"history": [["Hi.", "Hello."]], "system_prompt": "You are terse."}
+    for pair in (
+        {"instruction": "Q?", "output": "A."},
+        {"question": "Q?", "response": "A."},
+        {"prompt": "Q?", "response": "A."},
+    ):
+        *trained, _ = conversation(row | pair)
+        assert list(messages_of(row | pair)) == trained and len(trained) == 4
 
 
 @pytest.mark.parametrize("row", ASKED, ids=lambda row: next(iter(row)))
