@@ -158,6 +158,12 @@ def test_forms_of_conversations(form: str) -> None:
     assert conversation(row) == expected
 
 
+def test_messages_keep_their_own_first_message() -> None:
+    for role in ("system", "developer"):
+        own = [SYSTEM | {"role": role}, ASK, ANSWER]
+        assert conversation({"messages": own, "system": "Be kind."}) == own
+
+
 def test_a_named_column_is_read_alone() -> None:
     row = {"chosen": [ASK, ANSWER], "messages": [ASK]}
     assert conversation(row, "chosen") == [ASK, ANSWER]

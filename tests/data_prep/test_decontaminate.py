@@ -193,3 +193,6 @@ def test_boilerplate_drops_nothing() -> None:
     index = Index(index_entries(named))
     assert index.search([HEADER]) == [None] and None not in index.search(tasks)
     assert Index(index_entries(named[1:])).search([HEADER]) != [None]
+    copies = [(f"a/{i}", HEADER) for i in range(SHARED_BY)]  # boilerplate alone
+    assert Index(index_entries(copies)).search([HEADER]) != [None]
+    assert (NGRAM, SHARED_BY, LEAST_WORDS) == (13, 30, 5)  # as in docs/data.md

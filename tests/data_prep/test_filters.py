@@ -52,6 +52,7 @@ def test_pieces_end_before_functions() -> None:
     assert [piece.text for piece in pieces] == [
         "".join(functions[first : first + 2]) for first in range(0, 9, 2)
     ]
+    assert [piece.ends for piece in pieces] == [False] * 4 + [True]
 
 
 def test_a_text_without_paragraphs_is_cut_where_a_piece_is_full() -> None:

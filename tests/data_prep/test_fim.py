@@ -8,7 +8,13 @@ from scipy import stats
 from conf.runs.files import read_json
 from data_prep.config import VocabConfig
 from data_prep.document import generator
-from data_prep.encode import Encoder, Mode, choose_cuts, document_segments
+from data_prep.encode import (
+    Encoder,
+    Mode,
+    choose_cuts,
+    choose_mode,
+    document_segments,
+)
 from data_prep.vocab import Vocab, find_vocab, load_tokenizer
 from tests.data_prep.conftest import document_ids
 
@@ -43,6 +49,16 @@ def test_cuts_are_uniform_over_the_positions_between_characters() -> None:
     pairs, counts = np.unique(cuts, axis=0, return_counts=True)
     expected = [1000 if first == second else 2000 for first, second in pairs]
     assert len(pairs) == 10 and stats.chisquare(counts, expected).pvalue > 0.001
+
+
+def test_the_rates_of_infilling_and_of_its_orders() -> None:
+    def modes(fim_rate: float, spm_rate: float) -> set[Mode]:
+        rates = {"fim_rate": fim_rate, "spm_rate": spm_rate}
+        return {choose_mode(generator(0, "mode", i), **rates) for i in range(99)}
+
+    assert modes(0.0, 1.0) == {Mode.PLAIN}
+    assert modes(1.0, 1.0) == {Mode.SPM}
+    assert modes(1.0, 0.0) == {Mode.PSM}
 
 
 def test_codellama_golden_vectors(shared_data: Path) -> None:

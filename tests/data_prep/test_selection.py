@@ -61,6 +61,13 @@ def test_a_budget_is_divided_by_the_shares(by: str) -> None:
         assert not chosen[name].exhausted
 
 
+@pytest.mark.parametrize(("tokens", "files"), [(140, 1), (160, 2)])
+def test_the_choice_is_the_nearest_to_the_budget(tokens: int, files: int) -> None:
+    documents = measures({"go": [300, 300]})  # of 100 tokens each
+    chosen = choose(documents, {"go": 1.0}, tokens=tokens, by="files")
+    assert sums(documents, chosen, "files") == {"go": files}
+
+
 def test_a_language_with_less_data_than_its_share_is_exhausted() -> None:
     result = measures({**SIZES, "go": [100]})
     shares = {"python": 0.5, "c": 0.3, "go": 0.2}

@@ -405,6 +405,12 @@ def test_a_test_split_is_read_only_if_it_is_named(tmp_path: Path) -> None:
     assert seen(tmp_path, "jsonl", split="test") == ["test-0.jsonl"]
     assert seen(tmp_path, "jsonl", split="train") == ["train-0.jsonl"]
     assert seen(tmp_path / "test-0.jsonl", "jsonl") == ["test-0.jsonl"]
+    for word in ("test", "testing", "tests"):  # as in `datasets`
+        path = tmp_path / "words" / word / "a.jsonl"
+        path.parent.mkdir(parents=True)
+        write_rows(path, [{"content": word}])
+    write_rows(tmp_path / "words" / "b.jsonl", [{"content": "x"}])
+    assert seen(tmp_path / "words", "jsonl") == ["x"]
     write(tmp_path / "code", "tests/test_a.py")  # source code has no splits
     assert seen(tmp_path / "code") == ["tests/test_a.py"]
 
