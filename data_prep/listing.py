@@ -123,7 +123,7 @@ def _check_formats(
     counts = ", ".join(f"{count} {name}" for name, count in unfit.most_common(5))
     forms = ", ".join(filter(None, SUFFIXES[data.kind])) or "text"
     if unfit[".arrow"]:
-        forms += ", .arrow by load_from_disk(FOLDER).to_parquet(FILE) of datasets"
+        forms += " (.arrow by load_from_disk(FOLDER).to_parquet(FILE) of datasets)"
     if not sizes:
         split = f" and data.split={data.split}" if data.split else ""
         raise UserError(

@@ -43,7 +43,7 @@ PAIRS = (
     ("question", "response"),
     ("query", "response"),
 )
-# Columns whose text the inputs belong to.
+# Columns with a text that the inputs complete.
 WITH_INPUTS = (INSTRUCTION, "question", "query")
 # Every column that may contain a conversation or a part of it.
 COLUMNS = tuple(
