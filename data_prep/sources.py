@@ -3,8 +3,8 @@
 The file's suffix decides the format: JSON lines, a JSON list, indented JSON, CSV, TSV or
 parquet. `datasets` reads parquet. JSON lines are read here, because the reader "json" of
 `datasets` stops at the first malformed line, and "text" needs seven times a line's size in
-memory. A row or file that cannot be read becomes a Drop. StarCoder's metadata line and a byte
-order mark are removed; filters on content are in data_prep.filters.
+memory. A row or file that cannot be read becomes a Drop. StarCoder's metadata line is removed;
+other filters on content are in data_prep.filters.
 """
 
 import csv
@@ -365,8 +365,7 @@ def _document(
         return Drop("too large", file, row, id)
     decoded = _text(text)
     if not messages:
-        decoded = METADATA.sub("", decoded).removeprefix("\ufeff")
-        return Document(id, decoded, language, file, row)
+        return Document(id, METADATA.sub("", decoded), language, file, row)
     ends = columns.get("ends") not in (False, "False", "false")
     return Document(
         id, decoded, language, file, row, ends=ends, messages=messages, tools=tools

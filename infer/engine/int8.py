@@ -54,7 +54,7 @@ ACTIVATIONS = {
 class Int8Linear(JointLinear):
     """A linear layer in int8. Its float32 weight is dropped once its product is packed.
 
-    `inputs` are rows (n, d) like those that it will multiply, for smoothing.
+    `inputs` are examples of its input rows (n, d), for smoothing.
     """
 
     int8 = True

@@ -2,16 +2,16 @@
 
     W x = (W diag(s)) (x / s)
 
-Some columns of x are many times as large as the others, most of all for a text's first token. With
-one scale for each row they leave few of the 255 levels to the other columns. A weight has a scale
+Some columns of x are many times as large as the other columns, most of all for a text's first token.
+With one scale for each row they leave few of the 255 levels to the other columns. A weight has a scale
 for each output, so it loses little if a few of its columns grow:
 
     s_j = max(1, m_j / (c mean m))^a         m_j = max_r |x_rj|, rows r, columns j
 
 s is rounded to powers of two, so that x / s is exact. The inputs of all products are recorded when a
 model is loaded, for the tokens of SAMPLE. Each product takes the a and c of CANDIDATES with the
-smallest error, for halves of the text whose s was found in the other half: the columns of some
-inputs are large in other texts. The first token is in both halves, because it begins every text.
+smallest error. The s of one half of the text is measured on the other half, because some columns are
+large in few texts. The first token is in both halves, because it begins every text.
 """
 
 from collections.abc import Iterable, Sequence

@@ -45,7 +45,7 @@ def text_of(model: Model, prompt: str, decode: DecodeConfig) -> tuple[list[int],
 def held_out(models: dict[str, Model], documents: Sequence[str]) -> dict[str, Any]:
     """Return by dtype the mean loss of the documents' tokens, and how far it is from the first dtype.
 
-    The hidden states are those of Transformers' forward, the logits those of the head in float32.
+    Transformers' forward computes the hidden states, and the head in float32 the logits.
     """
     rows: dict[str, list[Tensor]] = {dtype: [] for dtype in models}
     for document in documents:

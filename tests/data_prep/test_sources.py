@@ -71,9 +71,6 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     """Bug: the mark at the start of a source file was a part of the document."""
     (tmp_path / "a.py").write_bytes(b"\xef\xbb\xbfx = 1\n")
     assert seen(tmp_path) == ["x = 1\n"]
-    texts = ["\ufeffx", "<gh_stars>1\n\ufeffx", "x\ufeff"]
-    write_parquet(tmp_path / "b.parquet", content=texts)
-    assert seen(tmp_path / "b.parquet", "parquet") == ["x", "x", "x\ufeff"]
 
 
 def test_starcoder_parquet(tmp_path: Path) -> None:
