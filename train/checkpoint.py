@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -316,6 +316,16 @@ class Checkpoints:
                 f"out={self.out}: the checkpoint of step {step} cannot be written: "
                 f"{describe_error(error)}. Earlier checkpoints stay: {earlier}."
             ) from error
+
+    def replace_state(self, step: int, state: dict[str, Any]) -> None:
+        """Write another `state` into the checkpoint of `step`; its weights are unchanged."""
+        folder = self.folder / f"step-{step:06d}"
+
+        def write() -> None:
+            saved = Checkpoint(**read_checksummed(folder / CHECKPOINT_FILE))
+            write_checkpoint(folder, replace(saved, state=state))
+
+        self._on_rank_0(write)
 
     def _save_frozen(self, engine: TrainingEngine) -> None:
         target = self.out / f".{FROZEN}.partial"

@@ -1,4 +1,4 @@
-"""Compute the number of steps of a run, and its learning rate.
+"""Compute the number of steps of a run, from the times of its parts, and its learning rate.
 
 A run takes `steps` steps, or about `minutes` minutes. With minutes, the number of steps is
 planned once, after two fifths of the time, from the median time of the later half of the
@@ -8,7 +8,10 @@ it, and a resumed run reads it. So a resumed run has the same result as an unint
 """
 
 import math
-from collections.abc import Sequence
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -25,6 +28,32 @@ class Schedule(NamedTuple):
 
     steps: int | None
     planned_at: int = 0
+
+
+class Clock:
+    """Measures the time of the parts of a run, by name.
+
+    `before` is the time in seconds that earlier processes of the run took.
+    """
+
+    def __init__(self, before: float = 0.0) -> None:
+        self._start = time.monotonic() - before
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+
+    def elapsed(self) -> float:
+        """Return the seconds that the run has taken, in all its processes."""
+        return time.monotonic() - self._start
+
+    def last(self, part: str) -> float:
+        """Return the seconds of the last run of a part; 0 if it has not run."""
+        return self.seconds[part][-1] if self.seconds[part] else 0.0
+
+    @contextmanager
+    def timing(self, part: str) -> Iterator[None]:
+        """Measure the time of the enclosed block and add it to a part of the run."""
+        start = time.monotonic()
+        yield
+        self.seconds[part].append(time.monotonic() - start)
 
 
 def learning_rate(step: int, schedule: Schedule, config: OptimizerConfig) -> float:

@@ -6,9 +6,8 @@ loss.py (forward), engine.py (backward, optimizer).
 
 import math
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +54,7 @@ from train.metrics import Show, first_and_last, since
 from train.model import build_module, write_architecture
 from train.pretrained import base_model
 from train.schedule import (
+    Clock,
     Schedule,
     learning_rate,
     plan_steps,
@@ -129,32 +129,6 @@ def why_diverged(
     if loss > ratio * mean:
         return f"the loss is {loss:.4g}, above {ratio:g} times the recent mean of {mean:.4g}"
     return None
-
-
-class Clock:
-    """Measures the time of the parts of a run, by name.
-
-    `before` is the time in seconds that earlier processes of the run took.
-    """
-
-    def __init__(self, before: float = 0.0) -> None:
-        self._start = time.monotonic() - before
-        self.seconds: dict[str, list[float]] = defaultdict(list)
-
-    def elapsed(self) -> float:
-        """Return the seconds that the run has taken, in all its processes."""
-        return time.monotonic() - self._start
-
-    def last(self, part: str) -> float:
-        """Return the seconds of the last run of a part; 0 if it has not run."""
-        return self.seconds[part][-1] if self.seconds[part] else 0.0
-
-    @contextmanager
-    def timing(self, part: str) -> Iterator[None]:
-        """Measure the time of the enclosed block and add it to a part of the run."""
-        start = time.monotonic()
-        yield
-        self.seconds[part].append(time.monotonic() - start)
 
 
 class Trainer:
@@ -248,6 +222,7 @@ class Trainer:
         self._check_warmup()
         self.clock = Clock(state["elapsed"])
         self.validation: list[dict[str, float]] = state["validation"]
+        self.saved_validations = len(self.validation)  # in the newest checkpoint
         self.recent: list[float] = state["recent"]  # token_loss of the last steps
         self.checkpoints.record()
 
@@ -287,6 +262,9 @@ class Trainer:
         # Before the first step there is only something to save if the run ends there (steps=0).
         if self.step != self.saved and (self.step or finished):
             self._save()
+        elif finished and len(self.validation) > self.saved_validations:
+            # A signal had interrupted the last validation. A longer run continues from the checkpoint.
+            self.checkpoints.replace_state(self.step, self._state())
         self.journal.write_page(self.step, self.schedule.steps)
         if self.rank == 0 and finished:
             self._finish()
@@ -478,17 +456,24 @@ class Trainer:
                 f"(max_loss_rise={self.config.max_loss_rise:g}): see {DOCS}/{QUALITY}"
             )
 
+    def _state(self) -> dict[str, Any]:
+        """Return what a checkpoint has besides the engine's files, the same on every rank."""
+        state: dict[str, Any] = broadcast(
+            {
+                "validation": self.validation,
+                "recent": self.recent,
+                "dtype": self.config.dtype,
+                "elapsed": self.clock.elapsed(),  # of minutes=
+                # Position in the order of the data.
+                "sequences": self.step * self.config.global_batch,
+            }
+        )
+        return state
+
     def _save(self) -> None:
-        state = {
-            "validation": self.validation,
-            "recent": self.recent,
-            "dtype": self.config.dtype,
-            "elapsed": self.clock.elapsed(),  # of minutes=
-            # Position in the order of the data.
-            "sequences": self.step * self.config.global_batch,
-        }
-        self.checkpoints.save(self.engine, self.step, broadcast(state))
+        self.checkpoints.save(self.engine, self.step, self._state())
         self.saved = self.step
+        self.saved_validations = len(self.validation)
 
     def _finish(self) -> None:
         objective = self.config.objective

@@ -29,8 +29,9 @@ from tests.recipes import BRANCH
 from train import engine as engines
 from train.__main__ import CHANGEABLE
 from train.config import TrainConfig
-from train.distributed import StopSignals
+from train.distributed import Abandoned, StopSignals
 from train.inputs import RunInputs, read_inputs
+from train.metrics import Show
 from train.spec import ModelSpec, read_spec
 from train.trainer import Stopped, Trainer
 
@@ -197,6 +198,21 @@ def early(run: Run) -> None:
             run.train(name, "zero0", f"steps={steps}")
         with without_page():
             run.train(name, "zero0", f"steps={steps}")
+
+
+def late(run: Run) -> None:
+    """Send a signal in the last validation; then finish the run, and continue it with one more step."""
+    validate = Trainer._validate
+
+    def abandoned(self: Trainer, show: Show) -> None:
+        if self.step == 4:
+            raise Abandoned
+        validate(self, show)
+
+    with mock.patch.object(Trainer, "_validate", abandoned):
+        run.train("late", "zero0", "steps=4")
+    for steps in (4, 5):
+        run.train("late", "zero0", f"steps={steps}")
 
 
 def unfinished(run: Run) -> None:

@@ -16,14 +16,13 @@ from conf.text.rows import read_rows
 from tests import warm
 from tests.train.resume_worker import OTHER_RANKS, RECIPE, SAVE_EVERY, STEPS, VARIANTS
 from train.config import TrainConfig
-from train.schedule import Schedule, learning_rate
+from train.schedule import Clock, Schedule, learning_rate
 from train.tensor_files import load_mapped
-from train.trainer import Clock
 
 ROOT = Path(__file__).parents[2]
 CASES = (
     "whole_and_resumed,broken,full,diverged,stopped,longer,planned,unrecorded,"
-    "early,unfinished,foreign,basic"
+    "early,late,unfinished,foreign,basic"
 )
 
 
@@ -197,6 +196,12 @@ def test_a_signal_before_the_first_validation_stops_the_run(runs: Path) -> None:
     for run in ("early", "validated"):
         assert message(runs, run).startswith("stopped by a signal; no step is saved")
     assert values(runs / "early") == values(runs / "zero0")
+
+
+def test_a_longer_run_has_the_validation_that_a_signal_interrupted(runs: Path) -> None:
+    """Bug: the checkpoint did not have it, so the page of a longer run lacked the point."""
+    rows = read_json(runs / "late" / "manifest.json")["validation"]
+    assert [row["step"] for row in rows] == [0, 3, 4, 5]
 
 
 @pytest.mark.parametrize("run", ["validated", "unfinished"])
