@@ -68,9 +68,14 @@ def test_source_files(tmp_path: Path) -> None:
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
-    """Bug: the mark at the start of a source file was a part of the document."""
+    """Bug: the mark at the start of a source file was a part of the document.
+
+    The text of a row is kept as it is: StarCoder's has marks.
+    """
     (tmp_path / "a.py").write_bytes(b"\xef\xbb\xbfx = 1\n")
     assert seen(tmp_path) == ["x = 1\n"]
+    write_parquet(tmp_path / "b.parquet", content=["\ufeffx"])
+    assert seen(tmp_path / "b.parquet", "parquet") == ["\ufeffx"]
 
 
 def test_starcoder_parquet(tmp_path: Path) -> None:
