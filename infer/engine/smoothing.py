@@ -47,6 +47,7 @@ class Window:
 ```
 '''
 TOKENS = 128  # the largest number of tokens of the sample
+PART = 128  # rows of a weight that are squared at once, in the CPU's cache
 #: a and c of s; with a = 0 nothing changes.
 CANDIDATES = ((0.0, 1.0), *((a, c) for a in (0.5, 1.0) for c in (0.5, 1.0, 2.0, 4.0)))
 
@@ -75,8 +76,11 @@ def record_inputs(
 
 def smoothing(x_nd: Tensor, weight: Tensor) -> Tensor:
     """Return s (d,) for inputs like x_nd, at least three rows, of a product with `weight` (d', d)."""
-    sizes, energy = weight.abs(), weight.square().sum(0)
-    columns, outputs = (sizes.amax(dim).clamp_(min=TINY) for dim in (0, 1))
+    energy = sum(part.square().sum(0) for part in weight.split(PART))
+    columns, outputs = (
+        torch.maximum(weight.amax(dim), -weight.amin(dim)).clamp_(min=TINY)
+        for dim in (0, 1)
+    )
     # Every row is divided by about the length of its product: errors are relative.
     x_nd = x_nd / (x_nd.square() @ energy).sqrt()[:, None].clamp_(min=TINY)
     first, *parts = x_nd.tensor_split([1, len(x_nd) // 2])
