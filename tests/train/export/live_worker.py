@@ -11,6 +11,7 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import deepspeed
 import torch
@@ -39,7 +40,7 @@ BFLOAT16 = "dtype=bfloat16"
 
 
 def train(out: Path, data: Path, overrides: list[str]) -> Trainer:
-    """Train a run to its end; return its trainer."""
+    """Train a run to its end; return its trainer with the engine, which would be closed."""
     config = settings(
         "train",
         TrainConfig,
@@ -48,7 +49,7 @@ def train(out: Path, data: Path, overrides: list[str]) -> Trainer:
     inputs = read_inputs(config)
     provenance = collect_provenance(config, inputs.folders, CHANGEABLE)
     trainer = Trainer(config, provenance, inputs, read_spec(config, inputs))
-    with without_page():
+    with without_page(), mock.patch.object(engines.Engine, "close"):
         trainer.run()
     return trainer
 
