@@ -142,9 +142,7 @@ BINS = 2**14
 SAMPLE_BYTES = 16_000_000  # size of the sample that gives the tokens per byte
 LONGEST_FIELD = 2**31 - 1  # characters of a field of a proportion table
 BINS_FILE = "bins.npz"
-UNLISTED = (
-    3  # languages to name, among the languages that a proportion table does not list
-)
+UNLISTED = 3  # languages to name that a proportion table does not list
 # Accepted names of the size column of a proportion table, by proportion.by.
 SIZE_COLUMNS = {"bytes": ("bytes", "characters"), "files": ("files", "documents")}
 

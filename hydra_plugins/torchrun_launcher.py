@@ -79,7 +79,7 @@ class CommandLauncher(Launcher):
                 "Name a swept setting in it: out='runs/${seed}'."
             )
         return [
-            self._run(filter_overrides(overrides), config)
+            self._run(list(overrides), config)
             for overrides, config in zip(job_overrides, configs)
         ]
 
@@ -88,7 +88,7 @@ class CommandLauncher(Launcher):
         # In the current folder, because the job may run on another machine, which has its own /tmp.
         with TemporaryDirectory(prefix=".sweep-", dir=".") as folder:
             file = Path(folder).absolute() / "result.json"
-            words = map(as_word, overrides)
+            words = map(as_word, filter_overrides(overrides))
             # Last, because argparse refuses an option between two settings.
             command = [*self._command, *words, *self._folders]
             print(f"sweep: {shlex.join(command)}", flush=True)

@@ -55,6 +55,11 @@ SHARD = "optim_states.pt"  # suffix of the files with one rank's share of the op
 POLL_SECONDS = 5  # interval between checks whether the converter has ended
 
 
+def name_of(step: int) -> str:
+    """Return the name of a checkpoint's folder."""
+    return f"step-{step:06d}"
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """The content of `checkpoint.json`."""
@@ -85,7 +90,7 @@ class Checkpoint:
     @property
     def name(self) -> str:
         """The folder's name."""
-        return f"step-{self.step:06d}"
+        return name_of(self.step)
 
     def fits(self, ranks: int) -> bool:
         """Return whether this number of ranks can load it without conversion."""
@@ -319,7 +324,7 @@ class Checkpoints:
 
     def replace_state(self, step: int, state: dict[str, Any]) -> None:
         """Write another `state` into the checkpoint of `step`; its weights are unchanged."""
-        folder = self.folder / f"step-{step:06d}"
+        folder = self.folder / name_of(step)
 
         def write() -> None:
             saved = Checkpoint(**read_checksummed(folder / CHECKPOINT_FILE))

@@ -95,7 +95,7 @@ def print_mistake() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        print_line(f"error: {error}", error=True)
+        _print(error)
         raise
 
 
@@ -142,11 +142,15 @@ def exit_on_error() -> Iterator[None]:
         sys.exit(1)
 
 
+def _print(error: UserError) -> None:
+    link = f"\n  see {DOCS}/{error.page}" if error.page else ""
+    print(f"error: {error}{link}", file=sys.stderr, flush=True)
+
+
 def _fail(error: UserError) -> NoReturn:
     # Every rank of a torchrun job raises the same error; the first rank of a machine prints it.
     if isinstance(error, RankLocalError) or not torchrun_rank()[2]:
-        link = f"\n  see {DOCS}/{error.page}" if error.page else ""
-        print(f"error: {error}{link}", file=sys.stderr, flush=True)
+        _print(error)
     else:
         time.sleep(GRACE)  # torchrun ends all ranks once one has exited
     sys.exit(2)

@@ -72,7 +72,6 @@ class Int8Linear(JointLinear):
     def drop_weight(self) -> None:
         """Drop the weight's values and keep its shape."""
         self.weight = nn.Parameter(self.weight.to("meta"), requires_grad=False)
-        self.inputs = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Int8Linear":
         """Return the layer itself: it does not change, and a packed weight cannot be copied."""
@@ -117,8 +116,7 @@ class Int8Head(Int8Linear):
         return None if library() is None else contenders
 
     def drop_weight(self) -> None:
-        """Keep the weight: the likeliest tokens are rescored with it."""
-        self.inputs = None
+        """No-op: the likeliest tokens are rescored with the weight."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Int8Head":
         """Return another head on the same product, since a draft model's head may be cut."""
@@ -190,6 +188,7 @@ class Int8Product(Product):
         self.outer = [pack(b.T.detach().float(), kernel) for b in self.outer if len(b)]
         for layer in self.layers:
             layer.drop_weight()
+            layer.inputs = None
 
     def _multiply(self, x: Tensor) -> Tensor:
         return self.kernel(x * self.shrink)

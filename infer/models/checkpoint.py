@@ -31,7 +31,6 @@ from conf.text.encoding import prefix_ids
 from conf.text.infilling import Infilling, find_infilling, with_stops
 from infer.config import check_directory, export_manifest
 from infer.engine.families import check_family, check_tree
-from infer.engine.forward import context_length
 from infer.engine.fused import fuse_rotary
 from infer.engine.int8 import to_int8
 from infer.engine.memory import enough_memory
@@ -295,7 +294,7 @@ class ModelDirectory:
             # check_tree compares two forwards, which round differently in int8.
             if int8:
                 check_tree(lm, self.name)
-                to_int8(lm, self._sample(lm))
+                to_int8(lm, self._sample())
             elif ranks == 1 and lm.device.type == "cpu":
                 pack(lm, machine_memory()[0] // 2)
             fuse_rotary(lm)
@@ -303,9 +302,9 @@ class ModelDirectory:
                 check_tree(lm, self.name)
         return lm
 
-    def _sample(self, lm: PreTrainedModel) -> list[int]:
+    def _sample(self) -> list[int]:
         """Return the ids of a text that shows how large the inputs of the model's products are."""
-        return self.text.encode(SAMPLE)[: min(TOKENS, context_length(lm.config))]
+        return self.text.encode(SAMPLE)[: min(TOKENS, self.context or TOKENS)]
 
     def _keeps_adapter(self) -> bool:
         """Return True for an export that keeps the adapter in its own folder (lora=kept)."""
