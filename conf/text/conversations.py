@@ -5,6 +5,8 @@
     Alpaca      instruction, input, output, and history
     pairs       prompt and completion (texts, or lists of messages), question and answer, ...
 
+A list of messages may also be one object of lists, {role: [...], content: [...]}, as `datasets` stores it.
+
 A message has role, content, and optionally tool_calls, tool_call_id, name, the model's reasoning, and weight.
 """
 
@@ -133,15 +135,27 @@ def question(row: Mapping[str, Any], column: str) -> str:
 
 
 def as_messages(value: Any) -> list[Message]:
-    """Return a list of messages in OpenAI's or ShareGPT's format as messages.
+    """Return messages in OpenAI's or ShareGPT's format as messages.
 
     Raises ValueError for any other value.
     """
     if isinstance(value, str | bytes):  # a cell of CSV
         value = _parsed(value)
+    if isinstance(value, Mapping):
+        value = _transposed(value)
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise ValueError(f"must be a list of messages, got {type(value).__name__}")
     return [_message(message) for message in value]
+
+
+def _transposed(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the messages of an object of lists. Raises ValueError unless its lists have one length."""
+    lists = {name: value for name, value in columns.items() if value is not None}
+    if not all(isinstance(value, list) for value in lists.values()):
+        raise ValueError("must be a list of messages, got an object")
+    if len({len(value) for value in lists.values()}) > 1:
+        raise ValueError("an object of lists must have lists of the same length")
+    return [dict(zip(lists, values)) for values in zip(*lists.values())]
 
 
 def _parsed(cell: str | bytes) -> Any:
@@ -176,7 +190,7 @@ def _message(value: Any) -> Message:
     message |= {
         name: value[name] for name in OPTIONAL_KEYS if isinstance(value.get(name), str)
     }
-    if value.get("weight") == 0:
+    if value.get("weight") == 0 or value.get("train") is False:  # Mistral's, Axolotl's
         message["weight"] = 0
     return message
 

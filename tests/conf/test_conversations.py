@@ -145,6 +145,20 @@ FORMS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
         {"messages": [ASK, ANSWER | {"weight": 0}, ASK, ANSWER | {"weight": 1}]},
         [ASK, ANSWER | {"weight": 0}, ASK, ANSWER],
     ),
+    "train: false, as of Axolotl": (
+        {"messages": [ASK, ANSWER | {"train": False}, ASK, ANSWER | {"train": True}]},
+        [ASK, ANSWER | {"weight": 0}, ASK, ANSWER],
+    ),
+    "an object of lists, as of datasets": (
+        {
+            "conversations": {
+                "from": ["human", "gpt"],
+                "value": [ASK["content"], ANSWER["content"]],
+                "weight": None,
+            }
+        },
+        [ASK, ANSWER],
+    ),
     "null keys of parquet": (
         {"messages": [ASK | {"tool_calls": None, "name": None}, ANSWER]},
         [ASK, ANSWER],
@@ -184,6 +198,11 @@ def test_a_named_column_is_read_alone() -> None:
             "context must be text, got list",
         ),
         ({"messages": "hello"}, "must be a list of messages, got a text"),
+        ({"messages": {"role": "user"}}, "must be a list of messages, got an object"),
+        (
+            {"messages": {"role": ["user"], "content": []}},
+            "an object of lists must have lists of the same length",
+        ),
         ({"messages": [{"role": "judge", "content": "a"}]}, "a role .* got 'judge'"),
         ({"messages": [{"role": "user", "content": None}]}, "must be text, got null"),
         ({"messages": [{"role": "user", "content": 3}]}, "must be text, got int"),
