@@ -5,6 +5,7 @@ It is read without peft, because custom_generate runs with Transformers alone.
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from conf.errors import as_user_error
 from infer.engine.attention import ProbeGate
 from infer.engine.gate import GatedEmbedding, GatedLinear
 from infer.engine.head import PreviousTokenHead
+from infer.engine.packed import SIBLINGS
 
 #: A warning for an export that lost the file; its argument is the path.
 NO_HEAD = "%s is absent: drafts do not depend on the token drafted before them, and fewer are accepted"
@@ -92,6 +94,8 @@ def gated_layers(lm: PreTrainedModel, folder: Path) -> dict[str, nn.Module]:
         gate = next((layer.gate for layer in layers.values()), ProbeGate())
         token_ids = settings.get("trainable_token_indices")
         replaced: dict[str, nn.Module] = dict(layers)
+        if lm.device.type == "cpu":
+            replaced |= _zero_adapters(lm, layers, gate)
         if token_ids:
             embedding: Any = lm.get_input_embeddings()
             modules = lm.named_modules()
@@ -157,6 +161,30 @@ def _linear_layers(
         )
         layers[name] = _gated_linear(base, a, b, scaling, gate)
     return layers
+
+
+def _zero_adapters(
+    lm: PreTrainedModel, layers: Mapping[str, GatedLinear], gate: ProbeGate
+) -> dict[str, GatedLinear]:
+    """Return the layers without an adapter beside `layers`, by name, with an adapter of zeros.
+
+    Layers that read the same input are one product of the fused decoder if all or none of them
+    have an adapter.
+    """
+    zero: dict[str, GatedLinear] = {}
+    for name in layers:
+        parent, _, own = name.rpartition(".")
+        group = SIBLINGS.get(own)
+        for other in (part for part in SIBLINGS if SIBLINGS[part] == group):
+            sibling = f"{parent}.{other}"
+            base = dict(lm.get_submodule(parent).named_children()).get(other)
+            if sibling not in layers and isinstance(base, nn.Linear):
+                a, b = (
+                    base.weight.new_zeros(size)
+                    for size in (base.in_features, base.out_features)
+                )
+                zero[sibling] = _gated_linear(base, a[None], b[:, None], 1.0, gate)
+    return zero
 
 
 def _gated_linear(
