@@ -99,22 +99,10 @@ def state_of(
     with _lock:
         state = _states.get(lm)
         if state is None or state.addresses != addresses:
-            devices = sorted({str(parameter.device) for parameter in lm.parameters()})
-            if len(devices) > 1 or "meta" in devices or shares(lm) > 1:
-                raise ValueError(
-                    "model must be on one device and in one process, got devices "
-                    f"{', '.join(devices)} and {shares(lm)} processes."
-                )
-            check_family(lm.config)
-            check_tree(lm)
+            _check_model(lm)
             decoding: Any = proxy(lm)
             if gated:
-                decoding = view_of(lm, gated_layers(lm, _adapter_of(lm)))
-                if head := _file_of(lm, f"{FOLDER}/{HEAD}"):
-                    decoding.previous_token_head = read_head(decoding, head)
-                elif has_head and state is None:
-                    name = Path(lm.name_or_path or "") / FOLDER / HEAD
-                    getLogger(__name__).warning(NO_HEAD, name)
+                decoding = _gated_view(lm, has_head=has_head and state is None)
             # A CUDA graph would miss changes in another library's layers, such as switched
             # adapters or quantized weights.
             modules = (type(module).__module__.split(".")[0] for module in lm.modules())
@@ -124,6 +112,28 @@ def state_of(
             state = ModelState(addresses, decoding, runners, table)
             _states[lm] = state
         return state
+
+
+def _check_model(lm: PreTrainedModel) -> None:
+    devices = sorted({str(parameter.device) for parameter in lm.parameters()})
+    if len(devices) > 1 or "meta" in devices or shares(lm) > 1:
+        raise ValueError(
+            "model must be on one device and in one process, got devices "
+            f"{', '.join(devices)} and {shares(lm)} processes."
+        )
+    check_family(lm.config)
+    check_tree(lm)
+
+
+def _gated_view(lm: PreTrainedModel, *, has_head: bool) -> Any:
+    """Return a view of the model with its adapter; with `has_head` an absent head is logged."""
+    view: Any = view_of(lm, gated_layers(lm, _adapter_of(lm)))
+    if head := _file_of(lm, f"{FOLDER}/{HEAD}"):
+        view.previous_token_head = read_head(view, head)
+    elif has_head:
+        name = Path(lm.name_or_path or "") / FOLDER / HEAD
+        getLogger(__name__).warning(NO_HEAD, name)
+    return view
 
 
 def _find_table(lm: PreTrainedModel, *, expected: bool) -> NgramTable | None:
@@ -226,25 +236,8 @@ def generate(
         answer: Tensor | GenerateDecoderOnlyOutput
         answer = library(custom_generate=custom_generate, **args)
         return answer
-    if isinstance(sources, str):
-        sources = [sources]
-    try:
-        settings = DecodeConfig(
-            "hybrid",
-            sources=None if sources is None else [*sources],
-            k=k,
-            probes="auto" if probes is None else str(probes),
-            seed=0 if seed is None else seed,
-        )
-    except ValueError as error:  # the arguments here are no settings of a group
-        raise ValueError(str(error).replace("decode.", "")) from error
-    vocabulary = model.config.get_text_config().vocab_size
-    if any(id >= vocabulary for id in adaptive_ids):
-        raise ValueError(
-            f"model must have the adaptive token {max(adaptive_ids)}, got a model of "
-            f"{vocabulary} ids. Load the model from the directory of custom_generate."
-        )
-    mask = mask_tokens(adaptive_ids, noise=noise, vocabulary=vocabulary)
+    mask = _mask_of(model, adaptive_ids, noise=noise)
+    settings = _settings_of(k, probes, sources, seed)
     mask.check(settings.k or L)
     weights = NgramWeights() if ngrams is None else NgramWeights.from_json(ngrams)
     drafting = Drafting(mask, L, settings, weights, seed)
@@ -263,6 +256,40 @@ def generate(
     )
     answer = library(custom_generate=decoder, **args)
     return answer
+
+
+def _mask_of(
+    lm: PreTrainedModel, adaptive_ids: Sequence[int], *, noise: bool
+) -> MaskTokens:
+    """Return the tokens that take the places of drafts. Raises ValueError for ids without a row."""
+    vocabulary = lm.config.get_text_config().vocab_size
+    if any(id >= vocabulary for id in adaptive_ids):
+        raise ValueError(
+            f"model must have the adaptive token {max(adaptive_ids)}, got a model of "
+            f"{vocabulary} ids. Load the model from the directory of custom_generate."
+        )
+    return mask_tokens(adaptive_ids, noise=noise, vocabulary=vocabulary)
+
+
+def _settings_of(
+    k: int | None,
+    probes: str | int | None,
+    sources: Collection[str] | None,
+    seed: int | None,
+) -> DecodeConfig:
+    """Return the settings of a call, with defaults for None. Raises ValueError for a wrong value."""
+    if isinstance(sources, str):
+        sources = [sources]
+    try:
+        return DecodeConfig(
+            "hybrid",
+            sources=None if sources is None else [*sources],
+            k=k,
+            probes="auto" if probes is None else str(probes),
+            seed=0 if seed is None else seed,
+        )
+    except ValueError as error:  # the arguments here are no settings of a group
+        raise ValueError(str(error).replace("decode.", "")) from error
 
 
 def _convert_stop_strings(
