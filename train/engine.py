@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations import HfDeepSpeedConfig
 
+from conf.devices.memory import reuse_freed_memory
 from conf.errors import UserError, in_one_line
 from train.config import TrainConfig
 from train.distributed import COLLECTIVE_TIMEOUT, Abandoned
@@ -90,6 +91,8 @@ def start() -> tuple[int, int]:
     )
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    else:
+        reuse_freed_memory()
     return dist.get_rank(), dist.get_world_size()
 
 

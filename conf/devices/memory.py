@@ -1,5 +1,7 @@
-"""Measure the free memory of this machine, and check that a model fits."""
+"""Measure the free memory of this machine, check that a model fits, and keep freed memory for reuse."""
 
+import ctypes
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +10,33 @@ import psutil
 from conf.errors import MEMORY, UserError
 
 GIB = 2**30
+# Parameters of glibc's mallopt (malloc.h).
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
+#: If one of these variables is set, the user's choice holds and `reuse_freed_memory` does nothing.
+OWN_CHOICE = (
+    "GLIBC_TUNABLES",
+    "MALLOC_MMAP_MAX_",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_TOP_PAD_",
+    "MALLOC_TRIM_THRESHOLD_",
+)
+
+
+def reuse_freed_memory() -> None:
+    """Let malloc keep what this process frees, for its next allocations.
+
+    By default glibc returns large blocks to the system. Then the activations of each training step on a CPU
+    are new pages, which the system has to clear: a sixth of a step's time for SmolLM2-135M. No-op with
+    another C library.
+    """
+    library = ctypes.CDLL(None)
+    if any(name in os.environ for name in OWN_CHOICE) or not hasattr(
+        library, "mallopt"
+    ):
+        return
+    library.mallopt(M_MMAP_MAX, 0)
+    library.mallopt(M_TRIM_THRESHOLD, -1)
+    library.mallopt(M_TOP_PAD, 64 * 2**20)
 
 
 def machine_memory(*, swap: bool = False, root: Path = Path("/")) -> tuple[int, int]:
