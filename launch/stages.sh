@@ -35,8 +35,6 @@ begin() { # OUT: set up the environment and the variables out, gpus and ranks
     ranks=$((gpus > 0 ? gpus : $(nproc)))
     ranks=$((ranks < 2 ? ranks : 2))
     export OMP_NUM_THREADS=1 # one thread per rank: threads that share a core waste it by spinning
-    # Keep the memory of large freed tensors instead of returning it to the kernel.
-    export MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296
 }
 
 run() { # MODULE SETTING... out=DIR: run a stage on all ranks; a finished stage needs only one process
