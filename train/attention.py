@@ -14,6 +14,7 @@ above t - W:
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
@@ -30,11 +31,21 @@ from conf.architecture import layer_window
 from train import window_attention
 
 Mask = Tensor | BlockMask
-# Each layer's (r, kv_heads, n, d) keys and values of the trunk.
-TrunkKeys = dict[nn.Module, tuple[Tensor, Tensor]]
+
 BLOCK = 128  # rows and columns of a block in flex attention's mask
 FLEX = "flex"
 DENSE = "dense"
+
+
+@dataclass(eq=False, slots=True)
+class TrunkKeys:
+    """The (r, kv_heads, n, d) keys and values of a trunk, by layer.
+
+    Not a plain dict: torch.compile would compare each layer with the keys of a dict that passes
+    through it, and compile all layers separately.
+    """
+
+    by_layer: dict[nn.Module, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
 def branch_kernel(attention: str, device: str, *, dropout: float) -> str:
@@ -199,11 +210,11 @@ def _attention(
     """
     if attention_mask is None:
         if trunk_keys is not None:
-            trunk_keys[module] = key, value
+            trunk_keys.by_layer[module] = key, value
         output = _trunk_attention(full_attention, module, query, key, value, **kwargs)
         return output, None
     if trunk_keys is not None:
-        trunk_key, trunk_value = trunk_keys[module]
+        trunk_key, trunk_value = trunk_keys.by_layer[module]
         key = torch.cat([trunk_key, key], dim=2)
         value = torch.cat([trunk_value, value], dim=2)
         output = _branch_attention(

@@ -141,7 +141,7 @@ class AdaptiveLM(nn.Module):
         They are computed without dropout, as in decoding.
         """
         assert self._gate is not None
-        keys: TrunkKeys = {}
+        keys = TrunkKeys()
         training = self.training
         self.eval()
         with self._gate.closed():

@@ -42,14 +42,12 @@ class TrunkCache:
         ]
         if len(trunks) == 1:
             return trunks[0]
-        hidden, keys = zip(*trunks, strict=True)
-        joined = {
-            layer: tuple(
-                map(torch.cat, zip(*(part[layer] for part in keys), strict=True))
-            )
-            for layer in keys[0]
-        }
-        return torch.cat(hidden), joined  # type: ignore[return-value]
+        hidden, parts = zip(*trunks, strict=True)
+        joined = TrunkKeys()
+        for layer in parts[0].by_layer:
+            keys, values = zip(*(part.by_layer[layer] for part in parts), strict=True)
+            joined.by_layer[layer] = torch.cat(keys), torch.cat(values)
+        return torch.cat(hidden), joined
 
     def _get(
         self, ids: Tensor, positions: Tensor, compute: Callable[[Tensor, Tensor], Trunk]
@@ -58,7 +56,8 @@ class TrunkCache:
         if key in self._trunks:
             return self._trunks[key]
         hidden, keys = trunk = compute(ids, positions)
-        tensors = [hidden, *(tensor for pair in keys.values() for tensor in pair)]
+        pairs = keys.by_layer.values()
+        tensors = [hidden, *(tensor for pair in pairs for tensor in pair)]
         size = sum(tensor.nbytes for tensor in tensors)
         if size <= self._free:
             self._free -= size

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
+from torch._dynamo.testing import CompileCounter
 
 from tests.train.test_attention import L, random_layout
 from tests.train.test_lora import ADAPTIVE, base_model
@@ -91,5 +93,23 @@ def test_a_trunk_has_no_dropout() -> None:
     (first, keys), (second, _) = (
         module._frozen(ids, torch.arange(12)[None]) for _ in range(2)
     )
-    assert torch.equal(first, second) and len(keys) == len(lm.model.layers)
+    assert torch.equal(first, second) and len(keys.by_layer) == len(lm.model.layers)
     assert module.training and lm.model.layers[0].training
+
+
+def test_all_layers_share_one_compiled_graph() -> None:
+    """Bug: model.compile=true compiled each layer of a gated model separately, and from the ninth on none."""
+    torch._dynamo.reset()
+    lm = base_model()
+    adapt(lm, GATED.lora, adaptive=ADAPTIVE)
+    trunks = TrunkCache(2**20)
+    module = AdaptiveLM(lm, chunk=7, L=L, gate=Gate(lm), trunks=trunks)
+    batch = to_tensors(random_layout(adaptive=ADAPTIVE), torch.device("cpu"))
+    expected, *_ = module(**batch)
+    counter = CompileCounter()
+    for layer in lm.model.layers:
+        layer.compile(dynamic=True, backend=counter)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        loss, *_ = module(**batch)
+    torch.testing.assert_close(loss, expected)
+    assert counter.frame_count
