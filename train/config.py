@@ -81,8 +81,9 @@ class ModelConfig:
     attention: str = setting("sdpa", choices=("sdpa", "eager"))
     #: recompute activations in the backward pass: less memory, more time
     activation_checkpointing: bool = False
-    #: compile the layers with torch.compile: the first steps are slow, later ones faster
-    compile: bool = False
+    #: compile the layers with torch.compile: the first step takes half a minute longer,
+    #: later ones are faster; null: on a CPU with a C++ compiler
+    compile: bool | None = False
 
     def __post_init__(self) -> None:
         check_settings(self, "model")

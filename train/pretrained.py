@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from yaml import YAMLError
 
 from conf.adapter import ADAPTIVE_FILE, CONFIG, FOLDER
 from conf.architecture import why_unsupported
+from conf.console import print_line
 from conf.errors import UserError, as_user_error, in_one_line
 from conf.runs.files import check_regular, read_json
 from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
@@ -160,13 +162,36 @@ def load_trainable(
         add_adaptive_rows(lm, vocab.size, spare=spare)
     if config.activation_checkpointing:
         lm.activation_checkpointing_enable({"use_reentrant": False})
-    if config.compile:
+    if _compiles(config.compile):
         # Compile layer by layer, so that all layers share one graph. Shapes are dynamic
         # because the number of branch columns changes with each step.
         for layer in lm.get_decoder().layers:
             layer.compile(dynamic=True)
     model: PreTrainedModel = lm.train()
     return model
+
+
+def _compiles(setting: bool | None) -> bool:
+    """Return whether to compile the layers, by model.compile; a function of one operation is tried.
+
+    Raises UserError if the setting is true and the trial fails.
+    """
+    on_gpu = torch.cuda.is_available()
+    if setting is False or (setting is None and on_gpu):
+        return False
+    try:
+        torch.compile(torch.neg)(torch.ones(8, device="cuda" if on_gpu else "cpu"))
+    except RuntimeError as error:  # of several classes; the causes are the machine's
+        (reason,) = str(error).splitlines()[:1] or [type(error).__name__]
+        if setting:
+            raise UserError(
+                f"model.compile must be false where torch.compile fails, got true: {reason:.200}. "
+                "Install g++, or set model.compile=false."
+            ) from error
+        if os.environ.get("RANK", "0") == "0":
+            print_line(f"train: the layers are not compiled: {reason:.200}")
+        return False
+    return True
 
 
 def is_gated(folder: Path) -> bool:

@@ -168,8 +168,8 @@ def _zero_adapters(
 ) -> dict[str, GatedLinear]:
     """Return the layers without an adapter beside `layers`, by name, with an adapter of zeros.
 
-    Layers that read the same input are one product of the fused decoder if all or none of them
-    have an adapter.
+    Layers that read the same input are one product of the fused decoder, if each of them has an
+    adapter.
     """
     zero: dict[str, GatedLinear] = {}
     for name in layers:

@@ -1,6 +1,8 @@
 """Test that base models train with Transformers' own loss, and which models are refused."""
 
+import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from train.pretrained import (
 )
 
 VOCAB = text_vocab(100, 7)
+NO_COMPILER = "InvalidCxxCompiler: No working C++ compiler found"
 # Like CodeLlama-34b's: the adaptive id is one above the last embedding row.
 GROWN = replace(VOCAB, size=101, adaptive=(100,))
 SHAPE = {
@@ -269,3 +272,38 @@ def test_a_model_that_keeps_its_adapter_is_refused(tmp_path: Path) -> None:
         load(config)
     write_json(tmp_path / "adaptive.json", {"adaptive_ids": [7], "gated": True})
     load(config)
+
+
+@pytest.mark.parametrize("setting", ["null", "true", "false"])
+def test_layers_are_compiled_only_where_a_compiler_works(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], setting: str
+) -> None:
+    """Bug: without a C++ compiler model.compile=true ended in a traceback at the first step."""
+
+    def fails(*args: object, **kwargs: object) -> None:
+        raise RuntimeError(f"{NO_COMPILER}\n\nSet TORCHDYNAMO_VERBOSE=1")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch, "compile", fails)
+    config = tiny("llama")
+    config.model.compile = {"null": None, "true": True, "false": False}[setting]
+    if setting == "true":
+        with pytest.raises(UserError, match=rf"got true: {re.escape(NO_COMPILER)}\. "):
+            load(config)
+        return
+    layers = load(config).model.layers  # type: ignore[union-attr]
+    assert all(layer._compiled_call_impl is None for layer in layers)  # type: ignore[union-attr]
+    told = f"train: the layers are not compiled: {NO_COMPILER}\n"
+    assert capsys.readouterr().out == (told if setting == "null" else "")
+
+
+def test_a_gpu_compiles_on_demand_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    config = tiny("llama")
+    config.model.compile = None
+    for on_gpu in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", partial(bool, on_gpu))
+        monkeypatch.setattr(torch, "ones", lambda size, **options: torch.zeros(size))
+        layers = load(config).model.layers  # type: ignore[union-attr]
+        compiled = [layer._compiled_call_impl is not None for layer in layers]  # type: ignore[union-attr]
+        assert compiled == [not on_gpu] * 2

@@ -98,7 +98,7 @@ def test_a_trunk_has_no_dropout() -> None:
 
 
 def test_all_layers_share_one_compiled_graph() -> None:
-    """Bug: model.compile=true compiled each layer of a gated model separately, and from the ninth on none."""
+    """Bug: model.compile=true compiled eight layers of a gated model separately, and left out the rest."""
     torch._dynamo.reset()
     lm = base_model()
     adapt(lm, GATED.lora, adaptive=ADAPTIVE)
