@@ -207,7 +207,7 @@ def write_tokenizer(folder: Path, vocab: Vocab, adaptive: Collection[int]) -> No
 
     Adaptive ids of the vocabulary that this model does not use remain ordinary tokens. A
     tokenizer without a chat template gets one that joins the messages into a text to
-    complete.
+    complete, and a response template.
     """
     tokenizer = load_tokenizer(folder)
     file = folder / "tokenizer.json"
@@ -216,7 +216,6 @@ def write_tokenizer(folder: Path, vocab: Vocab, adaptive: Collection[int]) -> No
     config = read_json(config_file) if config_file.is_file() else {}
     ids = vocab.control - (set(vocab.adaptive) - set(adaptive))
     pieces = {id: piece for id in sorted(ids) if (piece := tokenizer.id_to_token(id))}
-    write_json(config_file, _tokenizer_config(config, vocab, pieces))
     content["added_tokens"] = mark_special(content["added_tokens"], pieces)
     with TOKENIZER_ERRORS:
         opening = tokenizer.encode("").ids
@@ -231,8 +230,35 @@ def write_tokenizer(folder: Path, vocab: Vocab, adaptive: Collection[int]) -> No
         content["post_processor"] = json.loads(tokenizer.to_str())["post_processor"]
     # Without indentation: there are many merges.
     write_bytes(file, json.dumps(content, ensure_ascii=False).encode())
+    config = _tokenizer_config(config, vocab, pieces)
     if not ((folder / CHAT).is_file() or "chat_template" in config):
         shutil.copyfile(COMPLETION, folder / CHAT)
+        config.setdefault("response_template", completion_answer(content))
+    write_json(config_file, config)
+
+
+def completion_answer(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the response template that belongs to `COMPLETION`: an answer is the generated text.
+
+    `tokenizer` is the content of tokenizer.json; its special pieces are left out of answers. Without a
+    template `transformers serve` parses answers by the architecture: Qwen's answer would begin after
+    "<|im_start|>assistant", which this prompt lacks, so that the answer would repeat the prompt.
+    """
+    special = [
+        token["content"] for token in tokenizer["added_tokens"] if token["special"]
+    ]
+    content = {
+        "close": special,
+        "repeats": True,  # join the parts between special pieces
+        "join": "",
+        "content": "text",
+        "content_args": {"strip": False},
+    }
+    return {
+        "defaults": {"role": "assistant"},
+        "start_anchor_pattern": r"\Z",
+        "fields": {"content": content},
+    }
 
 
 def mark_special(
@@ -257,11 +283,17 @@ def _tokenizer_config(
     """
     config = dict(described)
     config.pop("auto_map", None)
+    # Transformers 5 saves `extra_special_tokens`, and then ignores the older name.
+    extra = config.get("extra_special_tokens")
+    listed = extra if isinstance(extra, list) else []
     special = [
         token if isinstance(token, str) else token["content"]
-        for token in config.get("additional_special_tokens") or []
+        for token in [*(config.get("additional_special_tokens") or []), *listed]
     ]
     special += [pieces[id] for id in pieces if id not in (vocab.bos, vocab.eos)]
+    special = list(dict.fromkeys(special))
+    if listed:
+        config["extra_special_tokens"] = special
     config.setdefault("eos_token", pieces[vocab.eos])
     if vocab.bos is not None:
         config["bos_token"] = pieces[vocab.bos]
@@ -270,7 +302,7 @@ def _tokenizer_config(
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_bos_token": vocab.bos is not None,
         "add_eos_token": False,
-        "additional_special_tokens": list(dict.fromkeys(special)),
+        "additional_special_tokens": special,
         "clean_up_tokenization_spaces": False,
     }
 

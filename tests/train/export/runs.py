@@ -37,7 +37,7 @@ MIXTURES = {
 }
 RUNS = {
     "zero0-bf16": [*STAGES["zero0"], BFLOAT16],
-    "zero1": STAGES["zero1"],
+    "zero1-qwen2": [*STAGES["zero1"], "+model.shape.model_type=qwen2"],
     "zero2-tied": [*STAGES["zero2"], BFLOAT16, TIED],
     "zero3": STAGES["zero3"],
     "zero2-lora": [*STAGES["zero2"], BFLOAT16, *LORA],

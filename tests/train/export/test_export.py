@@ -141,7 +141,7 @@ def test_a_mixture_of_experts_is_adapted_exported_and_decoded(
     assert drafted == plain and len({tuple(text) for text in plain}) == 3
 
 
-@pytest.mark.parametrize("name", ["zero1", "zero2-lora"])
+@pytest.mark.parametrize("name", ["zero1-qwen2", "zero2-lora"])
 def test_a_wrong_weight_is_detected(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -170,7 +170,7 @@ def test_another_rope_is_detected(
         return {**config, "rope_parameters": rope}
 
     monkeypatch.setattr("train.export.sidecars.served_config", wrong)
-    message = refused(runs / "zero1", tmp_path / "model")
+    message = refused(runs / "zero1-qwen2", tmp_path / "model")
     assert "verify: logits must equal the training's within 0," in message
 
 
@@ -203,8 +203,8 @@ def test_a_model_that_would_not_decode_is_refused(
     monkeypatch.setattr(
         "train.export.trained.why_unsupported", lambda config: "which is too new"
     )
-    message = refused(runs / "zero1", tmp_path / "model")
-    assert "a model that can be decoded, got llama, which is too new" in message
+    message = refused(runs / "zero1-qwen2", tmp_path / "model")
+    assert "a model that can be decoded, got qwen2, which is too new" in message
 
 
 def test_a_gated_adapter_is_kept_and_cannot_be_merged() -> None:

@@ -25,10 +25,13 @@ SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 24}
 
 @pytest.fixture(scope="module")
 def model(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an export in float32."""
+    """Return an export in float32.
+
+    Bug: chat answers of a Qwen began with the prompt (train.export.sidecars.completion_answer).
+    """
     overrides = ("dtype=float32", "verify=false")
     out = tmp_path_factory.mktemp("served") / "model"
-    return export(runs / "zero1", out, *overrides)
+    return export(runs / "zero1-qwen2", out, *overrides)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +56,9 @@ def test_two_streams_at_once_equal_plain_decoding(api: Any, model: Path) -> None
         texts = list(
             pool.map(lambda prompt: stream(api, model, prompt, **GREEDY), PROMPTS)
         )
-    assert texts == [plain(model, prompt) for prompt in PROMPTS] and all(texts)
+    # A stream does not send a character whose last bytes are missing.
+    expected = [plain(model, prompt).rstrip("\ufffd") for prompt in PROMPTS]
+    assert texts == expected and all(texts)
 
 
 def test_a_chat_of_one_message_equals_its_completion(api: Any, model: Path) -> None:

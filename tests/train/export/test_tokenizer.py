@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import processors
 from transformers import AutoTokenizer
+from transformers.cli.serving.utils import parse_assistant_message
 
 from conf.runs.files import read_json, write_json
 from data_prep.config import VocabConfig
@@ -151,3 +153,34 @@ def test_a_tokenizer_that_appends_eos_does_not_after_an_export(tmp_path: Path) -
     assert vocab.bos is None
     assert library(folder)("def f").input_ids == after.encode("def f")
     assert vocab.eos not in after.encode("def f")
+
+
+def test_a_chat_answer_is_the_generated_text(demo: Path, tmp_path: Path) -> None:
+    """Bug: `transformers serve` put the prompt before each answer of a Qwen without a chat template.
+
+    It parses answers of this architecture by a text that the export's chat template does not write.
+    """
+    folder, vocab, _, _ = export(demo, tmp_path / "model", CONFIG, 1)
+    tokenizer = library(folder)
+    message = {"role": "user", "content": "def f(x):"}
+    prompt = tokenizer.apply_chat_template([message], return_dict=True).input_ids
+    new = tokenizer("    return <x\n", add_special_tokens=False).input_ids
+    new = [*new, vocab.adaptive[0], *new, vocab.eos]
+    qwen = SimpleNamespace(config=SimpleNamespace(model_type="qwen2"))
+    answer = parse_assistant_message(tokenizer, qwen, new, prompt)  # type: ignore[arg-type]
+    text = tokenizer.decode(new, skip_special_tokens=True)
+    assert answer == (text, None, None) and text == "    return <x\n" * 2
+
+
+def test_adaptive_ids_are_special_beside_a_list_of_transformers_5(
+    demo: Path, tmp_path: Path
+) -> None:
+    """Bug: with `extra_special_tokens` of the base, adaptive ids were not among the special ids."""
+    base = library(demo)
+    base.add_special_tokens({"extra_special_tokens": ["<|tool|>"]})
+    base.save_pretrained(tmp_path / "base")
+    assert "extra_special_tokens" in read_json(tmp_path / "base/tokenizer_config.json")
+    folder, vocab, _, _ = export(tmp_path / "base", tmp_path / "model", CONFIG, 2)
+    tokenizer = library(folder)
+    tool = tokenizer.convert_tokens_to_ids("<|tool|>")
+    assert {*vocab.control, tool} <= {*tokenizer.all_special_ids}
