@@ -376,7 +376,7 @@ def add_adapter(lm: Any, folder: Path, adaptive: dict[str, Any], out: Path) -> N
         shard_size="5GB",
         indexed=any(out.glob("*.safetensors")),
     )
-    serve(out, vocab, adaptive, dtype=lm.dtype)
+    serve(out, vocab, adaptive, dtype=lm.dtype, keep_adapter=True)
     write_custom_generate(out)
 
 

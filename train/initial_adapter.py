@@ -50,7 +50,8 @@ def read_saved_adapters(folders: Sequence[Path]) -> list[SavedAdapter]:
                 raise TypeError(f"peft_type={config.peft_type.value}")
             tensors = load_file(folder / WEIGHTS)
             head = load_file(folder / HEAD) if (folder / HEAD).is_file() else None
-            gated = is_gated(folder.parent)
+            # lora=uno writes adaptive.json beside the adapter's files.
+            gated = is_gated(folder) or is_gated(folder.parent)
         adapters.append(SavedAdapter(source, config, tensors, head, gated))
     return adapters
 

@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from conf.adapter import ADAPTIVE_FILE, FOLDER, HEAD
+from conf.adapter import ADAPTIVE_FILE, CONFIG, FOLDER, HEAD, WEIGHTS
 from conf.console import print_once, torchrun_rank
 from conf.devices.dtype import INT8
 from conf.devices.memory import check_fits, describe_shortage, machine_memory
@@ -382,6 +382,12 @@ def merge_adapter(lm: PreTrainedModel, folder: Path) -> PreTrainedModel:
 
     Raises UserError for a folder without an adapter of this model.
     """
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():  # peft would ask the hub for it
+            raise UserError(
+                f"{folder} must be a LoRA adapter of this model, got no {name} in it. "
+                "Copy the file, or export the model again."
+            )
     with as_user_error(f"{folder} must be a LoRA adapter of this model, got"):
         # For weights that the model lacks, or the file, peft only warns.
         with warnings.catch_warnings():

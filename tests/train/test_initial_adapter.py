@@ -244,10 +244,16 @@ def test_a_mean_of_other_ranks_is_refused(trained: tuple[AdaptiveLM, Path]) -> N
 def test_a_gated_adapter_does_not_begin_an_ungated_training(
     trained: tuple[AdaptiveLM, Path],
 ) -> None:
-    """Bug: an adapter of drafts was applied to all tokens without a word."""
+    """Bug: an adapter of drafts was applied to all tokens without a word.
+
+    The same bug later, for a folder of lora=uno: it has adaptive.json beside the adapter.
+    """
     folder = trained[1] / "adapter"
-    write_json(trained[1] / "adaptive.json", {"gated": True})
-    with pytest.raises(
-        UserError, match=r"lora\.gated must be true with model\.adapter="
-    ):
-        start_from([folder], adapted(RANK_4).lm, None, with_head=False, gated=False)
+    lm = adapted(RANK_4).lm
+    for place in (folder.parent, folder):
+        write_json(place / "adaptive.json", {"gated": True})
+        with pytest.raises(
+            UserError, match=r"lora\.gated must be true with model\.adapter="
+        ):
+            start_from([folder], lm, None, with_head=False, gated=False)
+        (place / "adaptive.json").unlink()

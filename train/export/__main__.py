@@ -105,7 +105,14 @@ def write(
     verified: dict[str, Any] | None = None
     sentence = "not verified"
     with atomic_folder(config.out) as out:
-        write_sidecars(trained.folder, out, manifest, step=step, dtype=dtype)
+        write_sidecars(
+            trained.folder,
+            out,
+            manifest,
+            step=step,
+            dtype=dtype,
+            keep_adapter=keep_adapter,
+        )
         write_model(trained, out, dtype, config)
         if config.verify:
             weights, difference = verify(out, trained, dtype)

@@ -60,10 +60,11 @@ def write_sidecars(
     *,
     step: int,
     dtype: torch.dtype,
+    keep_adapter: bool = False,
 ) -> None:
     """Write all files of an export except the weights: configuration, tokenizer, adaptive.json, code.
 
-    `step` and `dtype` describe the exported weights.
+    `step` and `dtype` describe the exported weights; with `keep_adapter` an adapter stays beside them.
     """
     described = checkpoint / DESCRIBED
     for name in (*FILES, CONFIG, GENERATION):
@@ -72,7 +73,8 @@ def write_sidecars(
     adaptive = adaptive_json(checkpoint, manifest, step=step)
     if adaptive:
         write_json(out / ADAPTIVE_FILE, adaptive)
-    serve(out, Vocab.from_json(manifest["vocab"]), adaptive, dtype=dtype)
+    vocab = Vocab.from_json(manifest["vocab"])
+    serve(out, vocab, adaptive, dtype=dtype, keep_adapter=keep_adapter)
 
 
 def serve(
@@ -81,6 +83,7 @@ def serve(
     adaptive: Mapping[str, Any] | None,
     *,
     dtype: torch.dtype,
+    keep_adapter: bool,
 ) -> None:
     """Rewrite the Transformers configuration and tokenizer in place for servers.
 
@@ -92,9 +95,10 @@ def serve(
     lm_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(architecture)]
     ids = adaptive["adaptive_ids"] if adaptive else []
     mask_id = None
-    # vLLM's parallel drafting supports only one mask token for all positions, and no gated
-    # adapter.
-    if adaptive and adaptive["identical"] and not adaptive["gated"]:
+    # vLLM's parallel drafting supports only one mask token for all positions, and its trained
+    # embedding must be in the weights, not in an adapter.
+    kept = adaptive and (adaptive["gated"] or keep_adapter)
+    if adaptive and adaptive["identical"] and not kept:
         mask_id = ids[0]
     config = served_config(
         read_json(out / CONFIG),

@@ -230,3 +230,16 @@ def test_a_kept_adapter_that_is_lost_is_an_error(
     shutil.rmtree(folder / "adapter")
     with pytest.raises(UserError, match="must have its folder adapter/, got only"):
         load(folder, "float32")
+
+
+def test_a_file_that_an_adapter_lost_is_not_taken_from_the_hub(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: peft asked the hub for the repository of the folder's name, and merged what it got."""
+    monkeypatch.chdir(tmp_path)
+    folder = adapted_copy(model_dir, Path("model"), gated=False)
+    monkeypatch.setattr(checkpoint.PeftModel, "from_pretrained", pytest.fail)
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        (folder / "adapter" / name).unlink()
+        with pytest.raises(UserError, match=f"model/adapter must be .* got no {name}"):
+            load(folder, "float32")

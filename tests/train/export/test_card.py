@@ -100,6 +100,24 @@ def test_the_card_has_metadata_figures_and_commands(tmp_path: Path) -> None:
     }
 
 
+def test_the_card_of_a_kept_adapter_loads_the_adapter(tmp_path: Path) -> None:
+    """Bug: the commands for an ungated adapter beside the weights ran the base model."""
+    out, manifest = export(tmp_path)
+    plain = card_of(out)
+    (out / "adapter").mkdir()
+    write_card(out, manifest, step=9, verified=None)
+    card = card_of(out)
+    (program,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    compile(program, "card", "exec")
+    (others,) = re.findall(r"```python\n(.*?)```", plain, re.DOTALL)
+    added = set(program.splitlines()) - set(others.splitlines())
+    assert added == {
+        "from peft import PeftModel",
+        'model = PeftModel.from_pretrained(model, "MODEL/adapter")',
+    }
+    assert "serve MODEL" in plain and "serve MODEL" not in card
+
+
 def test_the_card_names_the_share_of_own_text(tmp_path: Path) -> None:
     """Bug: a model that was trained on its base's text seemed to be trained on documents alone."""
     data = {"documents": 9, "tokens": 1234, "languages": ["py"], "decontaminated": None}

@@ -56,7 +56,7 @@ def test_two_streams_at_once_equal_plain_decoding(api: Any, model: Path) -> None
         texts = list(
             pool.map(lambda prompt: stream(api, model, prompt, **GREEDY), PROMPTS)
         )
-    # A stream does not send a character whose last bytes are missing.
+    # A stream does not send the first bytes of a character.
     expected = [plain(model, prompt).rstrip("\ufffd") for prompt in PROMPTS]
     assert texts == expected and all(texts)
 
