@@ -8,8 +8,8 @@ manifest.json        written last
 The file has filler pieces for unused embedding rows. The tokenizer omits them; the weights
 keep the rows.
 
-FOLDER may have files copied from an export: adapter/, adaptive.json, ngrams.safetensors and
-README.md. With adapter=FOLDER the result is that export; the GGUF file must be its base model.
+With adapter=FOLDER the result is the export whose adapter/, adaptive.json, ngrams.safetensors
+and README.md are in FOLDER; other files are not read. The GGUF file must be its base model.
 
 Transformers reads the file. Its table of pre-tokenizers has no rule that splits digits
 first. It uses GPT-2's rule instead, which gives other ids for spaces before a number.
@@ -25,7 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conf.adapter import ADAPTIVE_FILE, CONFIG, FOLDER
+from conf.adapter import ADAPTIVE_FILE, CONFIG, FOLDER, HEAD, WEIGHTS
 from conf.console import print_line
 from conf.errors import UserError, as_user_error
 from conf.runs.files import read_json, write_bytes, write_json
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 KIND = "converted"
+#: The files of an export that are copied with adapter=FOLDER, beside its folder adapter/.
+ADAPTER_FILES = (ADAPTIVE_FILE, "ngrams.safetensors", "README.md")
 PACKAGE = "package:"
 # Names of pre-tokenizers in GGUF files (llama.cpp's `llama_vocab`) that split off each digit
 # before they apply GPT-2's rule.
@@ -122,6 +124,7 @@ def main(config: ConvertConfig) -> None:
             lm.generation_config.eos_token_id = end_ids(metadata, out)
         write_card(metadata, out)
         if adapter and adaptive:
+            check_base(lm, config.gguf, adapter)
             add_adapter(lm, adapter, adaptive, out)
         else:
             from train.tensor_files import make_readable
@@ -142,16 +145,20 @@ def find_gguf(source: str) -> Path:
     if not source.startswith(PACKAGE):
         files = [Path(source)] if Path(source).is_file() else []
     else:
-        # find_spec finds a package without running its code.
-        spec = find_spec(source.removeprefix(PACKAGE))
-        folders = spec.submodule_search_locations if spec else None
-        files = [
-            file for folder in folders or () for file in Path(folder).rglob("*.gguf")
-        ]
+        try:  # find_spec finds a package without running its code
+            spec = find_spec(source.removeprefix(PACKAGE))
+        except (ImportError, ValueError):  # also for a name that no package can have
+            spec = None
+        if spec is None:
+            raise UserError(
+                f"gguf={source} must name an installed Python package, got none of this name. "
+                "Install it, or give the path of a GGUF file."
+            )
+        folders = spec.submodule_search_locations or ()
+        files = [file for folder in folders for file in Path(folder).rglob("*.gguf")]
     if len(files) != 1:
         raise UserError(
-            f"gguf={source} must name one GGUF file, got {len(files)} files. Check the "
-            "path, or install the package."
+            f"gguf={source} must name one GGUF file, got {len(files)} files. Check the path."
         )
     return files[0]
 
@@ -298,7 +305,12 @@ def load_gguf(file: Path, settings: ConvertConfig) -> "PreTrainedModel":
         )
     del config.quantization_config
     if settings.layers:
-        count = min(settings.layers, config.num_hidden_layers)
+        count = settings.layers
+        if count > config.num_hidden_layers:
+            raise UserError(
+                f"layers must be at most {config.num_hidden_layers}, the number of "
+                f"gguf={settings.gguf}, got {count}. Lower it, or omit layers."
+            )
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[:count]
         config.num_hidden_layers = count
@@ -331,6 +343,37 @@ def unread_scaling(file: Path, config: Any) -> str:
     return "" if read or not scaling else scaling[0]
 
 
+def check_base(lm: "PreTrainedModel", gguf: str, folder: Path) -> None:
+    """Raise UserError unless the adapter and the head in a folder fit the layers of `lm`."""
+    from safetensors.torch import load_file
+
+    problem = f"gguf={gguf} must be the base model of adapter={folder}, got"
+    cure = "Use the adapter's base model."
+    width: int = lm.get_input_embeddings().embedding_dim
+    widths: list[tuple[int, int]] = []  # of the model, of the adapter
+    with as_user_error(problem, ". Use an undamaged export."):
+        for name, weight in load_file(folder / FOLDER / WEIGHTS).items():
+            layer, _, kind = name.removeprefix("base_model.model.").partition(".lora_")
+            if not kind:  # rows of the embedding
+                widths.append((width, weight.shape[1]))
+                continue
+            try:
+                module = lm.get_submodule(layer)
+            except AttributeError:
+                raise UserError(f"{problem} no layer {layer}. {cure}") from None
+            out, into = module.weight.shape
+            if type(module).__name__ == "Conv1D":
+                out, into = into, out
+            a = kind.startswith("A")
+            widths.append((into, weight.shape[1]) if a else (out, weight.shape[0]))
+        head = folder / FOLDER / HEAD
+        if head.is_file():
+            widths += [(width, weight.shape[0]) for weight in load_file(head).values()]
+    for ours, theirs in widths:
+        if ours != theirs:
+            raise UserError(f"{problem} width {ours} instead of {theirs}. {cure}")
+
+
 def add_adapter(lm: Any, folder: Path, adaptive: dict[str, Any], out: Path) -> None:
     """Turn `out`, which has the base model's tokenizer, into an export with this adapter.
 
@@ -358,7 +401,10 @@ def add_adapter(lm: Any, folder: Path, adaptive: dict[str, Any], out: Path) -> N
         )
     # This must come before adaptive.json is copied: spare_rows reads it.
     spare = spare_rows(out, vocab.adaptive)
-    shutil.copytree(folder, out, dirs_exist_ok=True)
+    shutil.copytree(folder / FOLDER, out / FOLDER)
+    for name in ADAPTER_FILES:
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, out / name)
     add_adaptive_rows(lm, vocab.size, spare=spare)
     if trained:
         # Untie the head from the embedding, as training with an adapter does.

@@ -133,19 +133,18 @@ def lm() -> LlamaForCausalLM:
     return tiny(len(PIECES))
 
 
-def tiny(rows: int) -> LlamaForCausalLM:
+def tiny(rows: int, **shape: int) -> LlamaForCausalLM:
     """Return a tiny Llama with tied embeddings and feed-forward weights that Q8_0 can represent."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=rows,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-    )
+    shape = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+    } | shape
+    config = LlamaConfig(vocab_size=rows, tie_word_embeddings=True, **shape)
     lm = LlamaForCausalLM(config).eval()
     kind = gguf.GGMLQuantizationType.Q8_0
     for name, weight in lm.state_dict().items():
@@ -253,11 +252,40 @@ def test_converting_with_an_adapter_restores_its_export(
     gated_export(base, tmp_path / "tuned", export)
     adapter = tmp_path / "taken"
     shutil.copytree(export, adapter, ignore=shutil.ignore_patterns("[!a]*"))
+    # Bug: stale files of a whole export, such as shards and a tokenizer, came along.
+    for name in ("model-00001-of-00002.safetensors", "added_tokens.json"):
+        (adapter / name).write_text("{}")
     out = tmp_path / "model"
     main(ConvertConfig(str(file), str(out), "bfloat16", adapter=str(adapter)))
     for path in filter(Path.is_file, export.rglob("*")):
         written = out / path.relative_to(export)
         assert written.read_bytes() == path.read_bytes(), path
+    assert not [
+        path
+        for path in out.iterdir()
+        if (adapter / path.name).is_file() and path.name != "adaptive.json"
+    ]
+
+
+def test_an_adapter_of_another_model_is_refused(
+    lm: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    """Bug: a directory was written, and cached for model=NAME gguf=FILE, that could not be loaded."""
+    file, base, export = (tmp_path / name for name in ("tiny.gguf", "base", "export"))
+    write_gguf(file, lm, "smollm")
+    main(ConvertConfig(str(file), str(base), "bfloat16"))
+    gated_export(base, tmp_path / "tuned", export)
+    out, adapter = tmp_path / "model", str(export)
+    problem = "must be the base model of adapter=.*, got"
+    for rest, got in (
+        ({"hidden_size": 32}, "width 32 instead of 64. Use the"),
+        ({"intermediate_size": 64}, "width 64 instead of 96. Use the"),
+        ({"num_hidden_layers": 1}, r"no layer model\.layers\.1\."),
+    ):
+        write_gguf(file, tiny(len(PIECES), **rest), "smollm")
+        with pytest.raises(UserError, match=f"gguf={file} {problem} {got}"):
+            main(ConvertConfig(str(file), str(out), "bfloat16", adapter=adapter))
+        assert not out.exists() and not [*tmp_path.glob("model*")]
 
 
 def test_an_adapter_in_unos_format_is_refused(
@@ -323,9 +351,27 @@ def test_files_that_cannot_be_converted_are_refused(
         with pytest.raises(UserError, match=r"tiny.gguf must be a causal model that"):
             main(ConvertConfig(gguf=str(file), out=str(tmp_path / "model")))
     assert not (tmp_path / "model").exists()
-    for source in ("package:no_such_package", str(tmp_path / "none.gguf")):
+    for source in ("package:gguf", str(tmp_path / "none.gguf")):
         with pytest.raises(UserError, match="must name one GGUF file, got 0"):
             find_gguf(source)
+
+
+@pytest.mark.parametrize("name", ["no_such_package", "no_such.package", "", ".a"])
+def test_a_package_that_is_not_installed_is_refused(name: str) -> None:
+    """Bug: for a dotted name the file was said not to be a causal model."""
+    with pytest.raises(UserError, match=f"package:{name} must name an installed Py"):
+        find_gguf(f"package:{name}")
+
+
+def test_more_layers_than_the_model_has_are_refused(
+    lm: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    """Bug: layers=1000 wrote the whole model without a word."""
+    write_gguf(tmp_path / "tiny.gguf", lm, "smollm")
+    files = [str(tmp_path / name) for name in ("tiny.gguf", "model")]
+    with pytest.raises(UserError, match=r"layers must be at most 2, .* got 1000\. "):
+        main(ConvertConfig(*files, layers=1000))
+    assert not (tmp_path / "model").exists()
 
 
 def test_the_first_file_of_a_split_model_is_refused(
