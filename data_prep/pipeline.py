@@ -31,12 +31,12 @@ from data_prep.phases import finish
 from data_prep.selection import read_table
 from data_prep.sources import read
 from data_prep.vocab import (
-    FILES,
     TOKENIZER,
     copy_tokenizer,
     find_vocab,
     load_tokenizer,
     tokenizer_file,
+    tokenizer_files,
 )
 
 # Settings that do not change the result.
@@ -92,7 +92,8 @@ def _provenance(
     if root.startswith(REMOTE):
         inputs["commit"] = root.rpartition("@")[2]
     tokenizer_file(config.tokenizer)
-    for name in ("config.json", "generation_config.json", *FILES):
+    names = tokenizer_files(config.tokenizer)
+    for name in ("config.json", "generation_config.json", *names):
         if (path := Path(config.tokenizer) / name).is_file():
             inputs[f"tokenizer/{name}"] = fingerprint_file(path)
     if config.proportion.table is not None:

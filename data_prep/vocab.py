@@ -33,6 +33,9 @@ FILES = (
     "tokenizer.model",
     "chat_template.jinja",
 )
+NAMED = (
+    "additional_chat_templates/*.jinja"  # Transformers' files of templates with names
+)
 TOKENIZER = "tokenizer"  # subfolder of a data folder with the tokenizer's files
 INFILLING = ("pre", "suf", "mid", "eot")  # names of the infilling pieces
 SENTINELS = ("bos", "eos", *INFILLING)
@@ -310,10 +313,16 @@ def _adaptive_ids(
     return tuple(adaptive)  # type: ignore[arg-type]
 
 
-def copy_tokenizer(source: str, folder: Path) -> None:
+def tokenizer_files(folder: str | Path) -> list[str]:
+    """Return the names of a tokenizer's files that exist in a folder, relative to it."""
+    place = Path(folder)
+    named = sorted(str(path.relative_to(place)) for path in place.glob(NAMED))
+    return [name for name in (*FILES, *named) if (place / name).is_file()]
+
+
+def copy_tokenizer(source: str | Path, folder: Path) -> None:
     """Copy the tokenizer's files into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in FILES:
-        path = Path(source) / name
-        if path.is_file():
-            shutil.copyfile(path, folder / name)
+    for name in tokenizer_files(source):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(Path(source) / name, folder / name)

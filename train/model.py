@@ -12,7 +12,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from conf.architecture import attention_dropout, logit_scale, windows
 from conf.runs.stage import partial_of
-from data_prep.vocab import TOKENIZER, Vocab
+from data_prep.vocab import TOKENIZER, Vocab, copy_tokenizer
 from train.attention import Mask, TrunkKeys, branch_kernel, branch_masks
 from train.config import ADAPTIVE, TrainConfig
 from train.head import PreviousTokenHead
@@ -239,8 +239,7 @@ def write_architecture(lm: Any, data: Path, out: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     # Do not copy file modes: the data may be read-only.
     partial.mkdir()
-    for path in (data / TOKENIZER).iterdir():
-        shutil.copyfile(path, partial / path.name)
+    copy_tokenizer(data / TOKENIZER, partial)
     lm.config.save_pretrained(partial)
     if lm.generation_config is not None:
         # save_pretrained refuses published files, such as a temperature without do_sample.

@@ -30,17 +30,18 @@ from typing import Any
 
 import torch
 from tokenizers import processors
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from conf.adapter import ADAPTIVE_FILE
+from conf.console import print_line
 from conf.errors import TOKENIZER_ERRORS
 from conf.runs.files import read_json, write_bytes, write_json
 from conf.runs.fingerprint import fingerprint
 from conf.runs.stage import ROOT, commit
 from conf.text.infilling import ORDERS
 from data_prep.ngrams import STRENGTH, TABLE
-from data_prep.vocab import FILES, INFILLING, Vocab, load_tokenizer
+from data_prep.vocab import INFILLING, Vocab, copy_tokenizer, load_tokenizer
 from train.config import ADAPTIVE, DESCRIBED, NOISE
 from train.export import trained_lora, trained_mask
 
@@ -50,6 +51,8 @@ CHAT = "chat_template.jinja"  # Transformers' file name
 COMPLETION = Path(__file__).with_name("chat_template.j2")
 # Keys in config.json for the mask token of parallel drafting: TensorRT-LLM's, vLLM's.
 MASK_KEYS = ("pard_token", "ptd_token_id")
+# A text by which tokenizers are compared.
+SAMPLE = "def f(x):\n    return  x + 12  # é漢 'll\n\n\tA.b_c"
 PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
 
@@ -67,7 +70,8 @@ def write_sidecars(
     `step` and `dtype` describe the exported weights; with `keep_adapter` an adapter stays beside them.
     """
     described = checkpoint / DESCRIBED
-    for name in (*FILES, CONFIG, GENERATION):
+    copy_tokenizer(described, out)
+    for name in (CONFIG, GENERATION):
         if (described / name).is_file():
             shutil.copyfile(described / name, out / name)
     adaptive = adaptive_json(checkpoint, manifest, step=step)
@@ -112,6 +116,30 @@ def serve(
     write_json(file, served_generation(generation, bos=vocab.bos, eos=vocab.eos))
     trained = not adaptive or adaptive.get("mask", ADAPTIVE) == ADAPTIVE
     write_tokenizer(out, vocab, ids if trained else ())
+    warn_of_tokenizer(out, rows=config.get("vocab_size", vocab.size))
+
+
+def warn_of_tokenizer(folder: Path, *, rows: int) -> None:
+    """Print a warning if Transformers' tokenizer of a model with `rows` rows differs from tokenizer.json.
+
+    Transformers forces Qwen2Tokenizer on Qwen's architectures. It has own rules of splitting and,
+    if the vocabulary lacks its pieces, ids beyond the rows.
+    """
+    tokenizer: Any = AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
+    problems = []
+    if tokenizer(SAMPLE).input_ids != load_tokenizer(folder).encode(SAMPLE).ids:
+        problems.append("encodes texts otherwise than training did")
+    if len(tokenizer) > rows:
+        problems.append(f"has {len(tokenizer)} ids for {rows} rows of the embedding")
+    if problems:
+        print_line(
+            f"warning: the class {type(tokenizer).__name__}, which Transformers chooses for the "
+            f"tokenizer of this architecture, {' and '.join(problems)}: texts of servers may differ "
+            "from those of python -m infer",
+            error=True,
+        )
 
 
 def adaptive_json(
@@ -283,7 +311,8 @@ def _tokenizer_config(
 
     It sets PreTrainedTokenizerFast, which uses tokenizer.json unchanged. Tokenizer classes
     of architectures rebuild the tokenizer: CodeLlama's in Transformers 5 drops one of a
-    text's leading spaces.
+    text's leading spaces. For Qwen's architectures Transformers ignores the setting
+    (`warn_of_tokenizer`).
     """
     config = dict(described)
     config.pop("auto_map", None)

@@ -3,7 +3,7 @@
 Each layer is read from disk when it computes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from logging import ERROR, getLogger
 from pathlib import Path
@@ -27,7 +27,7 @@ from train.export.trained import Trained
 from train.lora import adapt, adapter_weights, read_adapter
 from train.tensor_files import LazyWeights
 
-POSITIONS = 128  # number of positions in the comparison of logits
+POSITIONS = 128  # the most ids of texts in the comparison of logits
 # Allowed difference of logits after a merge, relative to the largest logit: a multiple of
 # the export dtype's eps for rounded weights, and a floor for sums in another order.
 MERGE_ROUNDINGS = 16
@@ -54,10 +54,23 @@ def verify(out: Path, trained: Trained, dtype: torch.dtype) -> tuple[int, float]
         if trained.keep_adapter:
             adapter = adapter_weights(trained.weights(dtype))
             weights += _compare_weights(adapter_weights(lm.state_dict()), adapter)
-        text = [7919 * index % trained.vocab.text_size for index in range(POSITIONS)]
-        ids = torch.tensor([[*text, *trained.manifest["adaptive"]]], device=device)
+        compared = compared_ids(
+            trained.config, trained.vocab.text_size, trained.manifest["adaptive"]
+        )
+        ids = torch.tensor([compared], device=device)
         difference = _compare_logits(lm, trained, ids, dtype)
     return weights, difference
+
+
+def compared_ids(
+    config: PretrainedConfig, text_size: int, adaptive: Sequence[int]
+) -> list[int]:
+    """Return ids of texts, and the adaptive ids after them, that fit the context of the model."""
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    count = POSITIONS
+    if isinstance(context, int):  # learned positions end there
+        count = max(1, min(count, context - len(adaptive)))
+    return [*(7919 * index % text_size for index in range(count)), *adaptive]
 
 
 class DirectoryWeights(LazyWeights):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config
 
 from conf.adapter import WEIGHTS
 from conf.errors import UserError
@@ -32,6 +32,7 @@ from tests.train.export.runs import (
 from tests.train.resume_worker import RECIPE
 from train.config import LoraSettings
 from train.export import ExportConfig, keeps_adapter
+from train.export.verify import compared_ids
 from train.export.weights import write_weights
 
 FLOAT32 = "dtype=float32"
@@ -158,6 +159,14 @@ def test_a_wrong_weight_is_detected(
     monkeypatch.setattr("train.export.weights.write_weights", wrong)
     message = refused(runs / name, tmp_path / "model", FLOAT32)
     assert "verify: model.embed_tokens.weight must equal the training's" in message
+
+
+def test_the_compared_ids_fit_the_context() -> None:
+    """Bug: the export of a model with learned positions and a context of 128 was an IndexError."""
+    small, large = (GPT2Config(n_positions=size) for size in (128, 1024))
+    assert len(compared_ids(small, 50, [50, 51])) == 128
+    ids = compared_ids(large, 50, [50, 51])
+    assert len(ids) == 130 and ids[-2:] == [50, 51] and max(ids[:-2]) < 50
 
 
 def test_another_rope_is_detected(

@@ -1,6 +1,8 @@
 """Test the export's files besides the weights, as read by Transformers, servers and decoding."""
 
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from conf.runs.files import read_json, write_json
+from data_prep.vocab import TOKENIZER, copy_tokenizer
 from infer.models.checkpoint import ModelDirectory
 from tests.train.export.export_fixture import training
 from tests.train.export.readers import tensorrt_mask_id, vllm_mask_id
@@ -17,6 +20,7 @@ from train.export.sidecars import (
     served_generation,
     write_sidecars,
 )
+from train.model import write_architecture
 
 LLAMA_3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA_3 |= {"rope_type": "llama3", "original_max_position_embeddings": 8192}
@@ -73,6 +77,25 @@ def test_an_export_has_the_facts_of_its_training(tmp_path: Path) -> None:
     names = ("bos", "eos", "pre", "suf", "mid", "eot")
     assert loaded.control == {*vocab["adaptive"], *(vocab[n] for n in names)}
     assert "someone" not in (out / "adaptive.json").read_text()  # no path of a user
+
+
+def test_named_chat_templates_are_copied(tmp_path: Path) -> None:
+    """Bug: data preparation, training and export lost additional_chat_templates/."""
+    tokenizer = AutoTokenizer.from_pretrained(training(tmp_path / "base")[0] / "model")
+    tokenizer.chat_template = {"default": "D", "tool_use": "T"}
+    tokenizer.save_pretrained(tmp_path / "source")
+    data, checkpoint = tmp_path / "data", tmp_path / "tuned"
+    copy_tokenizer(tmp_path / "source", data / TOKENIZER)
+    _, manifest = training(checkpoint)
+    config = AutoConfig.from_pretrained(checkpoint / "model")
+    shutil.rmtree(checkpoint / "model")
+    lm = SimpleNamespace(config=config, generation_config=None)
+    write_architecture(lm, data, checkpoint / "model")
+    out = tmp_path / "model"
+    out.mkdir()
+    write_sidecars(checkpoint, out, manifest, step=9, dtype=torch.bfloat16)
+    expected = {"default": "D", "tool_use": "T"}
+    assert AutoTokenizer.from_pretrained(out).chat_template == expected
 
 
 @pytest.mark.parametrize(

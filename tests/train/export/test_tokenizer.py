@@ -1,5 +1,6 @@
 """Test an export's tokenizer with Transformers' AutoTokenizer and this project's encoders."""
 
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from data_prep.encode import Encoder
 from data_prep.vocab import Vocab, find_vocab, load_tokenizer
 from infer.text import Text
 from tests.bpe import save, train_bpe
-from train.export.sidecars import write_tokenizer
+from train.export.sidecars import warn_of_tokenizer, write_tokenizer
 
 CONFIG = VocabConfig(bos="<s>", adaptive=["<adaptive_1>", "<adaptive_2>"])
 # The paper's seven diverse tokens; two of them are letters.
@@ -170,6 +171,23 @@ def test_a_chat_answer_is_the_generated_text(demo: Path, tmp_path: Path) -> None
     answer = parse_assistant_message(tokenizer, qwen, new, prompt)  # type: ignore[arg-type]
     text = tokenizer.decode(new, skip_special_tokens=True)
     assert answer == (text, None, None) and text == "    return <x\n" * 2
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_a_tokenizer_that_transformers_rebuilds_is_a_warning(
+    demo: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bug: for Qwen's architectures tokenizer_class has no effect, and nobody was told."""
+    folder, vocab, _, _ = export(demo, tmp_path / "model", CONFIG, 1)
+    write_json(folder / "config.json", {"model_type": kind})
+    warn_of_tokenizer(folder, rows=vocab.size)
+    error = capsys.readouterr().err
+    if kind == "llama":
+        assert not error
+    else:
+        assert re.search(
+            "class Qwen2Tokenizer, .* encodes .* and has .* ids for", error
+        )
 
 
 def test_adaptive_ids_are_special_beside_a_list_of_transformers_5(
