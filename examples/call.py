@@ -5,7 +5,7 @@ python examples/call.py MODEL "def fib(n):" [http://localhost:8000/v1]
 
 import sys
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
 
 def main(model: str, prompt: str, url: str = "http://localhost:8000/v1") -> None:
@@ -22,4 +22,9 @@ def main(model: str, prompt: str, url: str = "http://localhost:8000/v1") -> None
 if __name__ == "__main__":
     if len(sys.argv) not in (3, 4):
         sys.exit(__doc__)
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except APIConnectionError as error:
+        sys.exit(
+            f"error: {error.request.url} does not answer: start bash examples/serve.sh MODEL first"
+        )

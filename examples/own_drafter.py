@@ -14,6 +14,7 @@ from infer import load
 from infer.engine.output import Request
 from infer.engine.runner import Runner
 from infer.loop import Drafters, Limits, decode
+from infer.requests import check_length
 from infer.trees.tree import Tree
 
 NEW = 64
@@ -41,6 +42,7 @@ def main(name: str, prompt: str) -> None:
     """Print the text and the number of accepted drafts."""
     model = load(name, "float32")
     ids = model.text.encode(prompt)
+    check_length(ids, "prompt", new=NEW, context=model.context, setting="NEW")
     runner = Runner(model.lm, capacity=len(ids) + NEW, max_rows=Repeat.max_rows)
     forwards = decode(runner, [Request(ids)], Repeat(), Limits(NEW, model.eos))
     steps = [step for forward in forwards for step in forward]

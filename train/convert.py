@@ -349,7 +349,8 @@ def check_base(lm: "PreTrainedModel", gguf: str, folder: Path) -> None:
 
     problem = f"gguf={gguf} must be the base model of adapter={folder}, got"
     cure = "Use the adapter's base model."
-    width: int = lm.get_input_embeddings().embedding_dim
+    embedding: Any = lm.get_input_embeddings()
+    width = embedding.embedding_dim
     widths: list[tuple[int, int]] = []  # of the model, of the adapter
     with as_user_error(problem, ". Use an undamaged export."):
         for name, weight in load_file(folder / FOLDER / WEIGHTS).items():
@@ -358,7 +359,7 @@ def check_base(lm: "PreTrainedModel", gguf: str, folder: Path) -> None:
                 widths.append((width, weight.shape[1]))
                 continue
             try:
-                module = lm.get_submodule(layer)
+                module: Any = lm.get_submodule(layer)
             except AttributeError:
                 raise UserError(f"{problem} no layer {layer}. {cure}") from None
             out, into = module.weight.shape
@@ -369,9 +370,9 @@ def check_base(lm: "PreTrainedModel", gguf: str, folder: Path) -> None:
         head = folder / FOLDER / HEAD
         if head.is_file():
             widths += [(width, weight.shape[0]) for weight in load_file(head).values()]
-    for ours, theirs in widths:
-        if ours != theirs:
-            raise UserError(f"{problem} width {ours} instead of {theirs}. {cure}")
+    for present, needed in widths:
+        if present != needed:
+            raise UserError(f"{problem} width {present} instead of {needed}. {cure}")
 
 
 def add_adapter(lm: Any, folder: Path, adaptive: dict[str, Any], out: Path) -> None:

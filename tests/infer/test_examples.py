@@ -59,12 +59,14 @@ def test_decode_prints_the_text_and_the_forwards(
         ("own_drafter", [], "python -m examples.own_drafter smollm2"),
         ("call", ["m"], "python examples/call.py MODEL"),
         ("decode", ["m", ""], "error: "),
+        ("own_drafter", ["m", "x" * 10_000], "error: prompt .* must fit the model's"),
+        ("call", ["m", "x", "http://127.0.0.1:9/v1"], "error: .* does not answer"),
     ],
 )
 def test_mistaken_arguments_are_no_traceback(
     name: str, given: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bug: without arguments, or with an empty prompt, an example ended in a traceback."""
+    """Bug: without arguments, a server, or a prompt, an example ended in a traceback."""
     monkeypatch.setattr(sys, "argv", [name, *given])
     with pytest.raises(SystemExit, match=message):
         runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")

@@ -51,7 +51,7 @@ CHAT = "chat_template.jinja"  # Transformers' file name
 COMPLETION = Path(__file__).with_name("chat_template.j2")
 # Keys in config.json for the mask token of parallel drafting: TensorRT-LLM's, vLLM's.
 MASK_KEYS = ("pard_token", "ptd_token_id")
-# A text by which tokenizers are compared.
+# The text of the comparison of tokenizers.
 SAMPLE = "def f(x):\n    return  x + 12  # é漢 'll\n\n\tA.b_c"
 PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
@@ -136,8 +136,8 @@ def warn_of_tokenizer(folder: Path, *, rows: int) -> None:
     if problems:
         print_line(
             f"warning: the class {type(tokenizer).__name__}, which Transformers chooses for the "
-            f"tokenizer of this architecture, {' and '.join(problems)}: texts of servers may differ "
-            "from those of python -m infer",
+            f"tokenizer of this architecture, {' and '.join(problems)}: a server may give other "
+            "texts than python -m infer",
             error=True,
         )
 

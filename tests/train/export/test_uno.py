@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from conf.errors import UserError
 from conf.hub import ADAPTERS, SHIPPED
 from conf.runs.files import read_json
+from conf.runs.stage import ROOT
 from data_prep.vocab import Vocab
 from infer import DecodeConfig, load
 from infer.drafters.planner import FixedPlanner
@@ -253,6 +254,24 @@ def test_a_training_without_adaptive_rows_is_exported_and_decoded(
         trust_remote_code=True,
     )
     assert portable[0, 2:].tolist() == plain[1]
+
+
+def flags_of(command: str) -> set[str]:
+    return set(
+        re.findall(r"(?<!\S)--[\w-]+(?: (?:openai|vllm|fa3|16|2048)(?!\S))?", command)
+    )
+
+
+def test_the_card_has_the_flags_of_the_documentation(
+    trained: Path, tmp_path: Path
+) -> None:
+    """Bug: the card's servers sampled by the base model's generation_config.json."""
+    folder = export(trained / "noise", tmp_path / "uno", FLOAT32, "lora=uno")
+    servers = commands((folder / "README.md").read_text())[:3]
+    page = commands((ROOT / "docs/serving.md").read_text())
+    documented = [command for command in page if "UNO" in command]
+    for command, other in zip(servers, documented, strict=True):
+        assert flags_of(command) == flags_of(other)
 
 
 def test_lora_uno_exports_only_the_adapter(
