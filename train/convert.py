@@ -8,8 +8,9 @@ manifest.json        written last
 The file has filler pieces for unused embedding rows. The tokenizer omits them; the weights
 keep the rows.
 
-With adapter=FOLDER the result is the export whose adapter/, adaptive.json, ngrams.safetensors
-and README.md are in FOLDER; other files are not read. The GGUF file must be its base model.
+FOLDER may have adapter/, adaptive.json, ngrams.safetensors and README.md of an export; other
+files are not copied. With adapter=FOLDER the result is that export; the GGUF file must be its
+base model.
 
 Transformers reads the file. Its table of pre-tokenizers has no rule that splits digits
 first. It uses GPT-2's rule instead, which gives other ids for spaces before a number.

@@ -177,7 +177,7 @@ def test_a_chat_answer_is_the_generated_text(demo: Path, tmp_path: Path) -> None
 def test_a_tokenizer_that_transformers_rebuilds_is_a_warning(
     demo: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bug: for Qwen's architectures tokenizer_class has no effect, and nobody was told."""
+    """Bug: for Qwen's architectures tokenizer_class has no effect, without a word."""
     folder, vocab, _, _ = export(demo, tmp_path / "model", CONFIG, 1)
     write_json(folder / "config.json", {"model_type": kind})
     warn_of_tokenizer(folder, rows=vocab.size)
