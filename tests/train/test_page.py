@@ -70,7 +70,7 @@ def test_a_page_shows_curves_settings_data_and_time() -> None:
     assert "a &lt;run&gt;" in text  # names are escaped
     assert "1,234 (1,000 PLAIN, 234 PSM)" in text
     assert "5 documents, 600 tokens, 50 % of each step" in text
-    assert re.search(r"objective.name</td><td>branch", text)
+    assert re.search(r"objective.name</th><td>branch", text)
     assert "8 s" in text  # 4 steps of 200 tokens, 100 tokens/s
     assert "<script" not in text
     assert not re.search(r"(?:src|href)=\"(?!#)", text)
