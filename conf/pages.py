@@ -71,6 +71,11 @@ def svg(draw: Draw, title: str, *, height: float = HEIGHT) -> str:
     return text.replace(INK, "currentColor")
 
 
+def short_path(folder: str | Path) -> str:
+    """Return a folder's name after its parent's: a last name such as "model" identifies nothing."""
+    return str(Path(*Path(folder).resolve().parts[-2:]))
+
+
 def render(template: Path, **values: Any) -> str:
     """Render a Jinja template, which may extend conf's layout.html.j2, as a page."""
     folders = [template.parent, Path(__file__).parent]

@@ -122,11 +122,12 @@ class Journal:
         if not self._log or not self._validation:
             return
         # Imported late: matplotlib takes a second to load, and only rank 0 needs it.
+        from conf.pages import short_path
         from train.page import Run, data_facts, machine_facts, model_facts, write_page
 
         facts = self._facts
         run = Run(
-            name=self._out.resolve().name,
+            name=short_path(self._out),
             config=self._config,
             steps=[{"step": at, **metrics} for at, metrics in self._log.rows(step)],
             validation=self._validation,

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from conf.console import PlainConsole, print_line
 from conf.errors import UserError, counted
-from conf.pages import render
+from conf.pages import render, short_path
 from conf.runs.files import read_result, with_checksum, write_bytes, write_json
 from conf.runs.tracker import TrackerConfig, log_files, start_run
 from infer.bench.acceptance import acceptance_csv
@@ -84,7 +84,7 @@ def header(part: Mapping[str, Any]) -> str:
     """Return a line with the model, machine, settings, date and commit of a part."""
     settings = part["settings"]
     own = settings[part["kind"]]
-    model = Path(settings["model"]).resolve().name
+    model = short_path(settings["model"])
     if server := own.get("endpoint"):  # its machine and type of weights are not known
         own = {name: value for name, value in own.items() if name not in LOCAL}
         facts = [f"server {server}", f"prompts by the tokenizer of {model}"]
@@ -143,7 +143,7 @@ def page(report: Report) -> str:
     first = report[finished[0]]
     return render(
         TEMPLATE,
-        title="/".join(Path(first["settings"]["model"]).resolve().parts[-2:]),
+        title=short_path(first["settings"]["model"]),
         kicker=f"decoding report, {first['date'][:10]}",
         report=report,
         summary=summarize(report),
