@@ -6,6 +6,7 @@ machine. All functions except `write_page` are pure.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,12 @@ PAGE = "index.html"
 TEMPLATE = Path(__file__).with_name("run.html.j2")
 SMOOTHED = 0.02  # half-width of a curve's running mean, as a share of all steps
 MAX_OFFSETS = 6  # number of lines in the plot of accuracies by offset
+LEGEND_ROOM = (
+    1.25  # height of that plot relative to its highest line, for two rows of legend
+)
+HEADROOM = (
+    0.05  # space above a curve that begins at a fixed floor, as a share of its height
+)
 Metrics = Mapping[str, Any]  # of a step or a validation, by name
 
 
@@ -141,11 +148,15 @@ def time_facts(run: Run) -> dict[str, str]:
 
 
 def recipe(config: TrainConfig) -> dict[str, str]:
-    """Return the settings that differ from their defaults and have a value, as text by name."""
+    """Return the settings that differ from their defaults and have a value, as text by name.
+
+    `steps` has no effect with minutes= and is left out.
+    """
+    unused = "steps" if config.minutes is not None else None
     return {
         name: str(value)
         for name, value in changed_settings(config, TrainConfig())
-        if value not in (None, "")
+        if value not in (None, "") and name != unused
     }
 
 
@@ -198,13 +209,14 @@ def data_facts(trained_on: Mapping[str, Any]) -> dict[str, str]:
 
 
 def machine_facts(device: str, *, ranks: int) -> dict[str, str]:
-    """Return the facts of the machine by name."""
+    """Return the facts of the machine by name, and the date of the page."""
     packages = ", ".join(f"{name} {version}" for name, version in versions().items())
     return {
         "device": processor() if device == "cpu" else device,
         "processes": str(ranks),
         "versions": packages,
         "commit": commit()[:8],
+        "page written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     }
 
 
@@ -212,13 +224,17 @@ def plots(run: Run) -> dict[str, Draw]:
     """Return the plots that have data, by title."""
     curve = partial(_curve, run)
     by_title: dict[str, Draw | None] = {
-        "Mean acceptance length (held-out)": curve(held_out="tau_real", floor=1),
-        "Accuracy by offset (held-out)": _accuracies(run),
-        "Loss of drafts": curve(step="masked_loss", held_out="masked_loss"),
-        "Loss of standard tokens": curve(
-            step="standard_loss", held_out="standard_loss"
+        "Mean acceptance length (held-out)": curve(
+            held_out="tau_real", floor=1, unit="tokens per verification"
         ),
-        "Tokens per second": curve(step="tokens_per_second", floor=0),
+        "Accuracy by offset (held-out)": _accuracies(run),
+        "Loss of drafts": curve(
+            step="masked_loss", held_out="masked_loss", unit="nats per token"
+        ),
+        "Loss of standard tokens": curve(
+            step="standard_loss", held_out="standard_loss", unit="nats per token"
+        ),
+        "Tokens per second": curve(step="tokens_per_second", floor=0, unit="tokens/s"),
         "Learning rate": curve(step="lr", floor=0, smooth=False),
         "Gradient norm": curve(step="gradient_norm", floor=0),
     }
@@ -231,11 +247,12 @@ def _curve(
     step: str | None = None,
     held_out: str | None = None,
     floor: float | None = None,
+    unit: str = "",
     smooth: bool = True,
 ) -> Draw | None:
     """Return a plot of the metric `step` of all steps and the metric `held_out` of validations.
 
-    `floor` is the lower limit of the axis. Returns None if there is nothing to draw.
+    `floor` is the lower limit of the axis, `unit` its label. Returns None if there is nothing to draw.
     """
     steps = [(row["step"], row[step]) for row in run.steps if step and step in row]
     marks = [
@@ -259,8 +276,10 @@ def _curve(
                 *zip(*marks, strict=True), ".-", color=COLOURS[1], label="held-out"
             )
         axes.set_xlabel("step")
+        axes.set_ylabel(unit)
         if floor is not None:
-            axes.set_ylim(bottom=floor)
+            top = axes.get_ylim()[1]
+            axes.set_ylim(floor, top + HEADROOM * (top - floor))
         if steps and marks:
             axes.legend()
 
@@ -288,8 +307,8 @@ def _accuracies(run: Run) -> Draw | None:
             )
         axes.set_xlabel("step")
         axes.set_ylabel("%")
-        axes.set_ylim(bottom=0)
-        axes.legend()
+        axes.set_ylim(0, LEGEND_ROOM * axes.get_ylim()[1])
+        axes.legend(loc="upper left", ncols=3)
 
     return draw
 

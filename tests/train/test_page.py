@@ -16,6 +16,7 @@ from train.page import (
     machine_facts,
     model_facts,
     page,
+    recipe,
     running_mean,
     training_seconds,
 )
@@ -71,6 +72,7 @@ def test_a_page_shows_curves_settings_data_and_time() -> None:
     assert "1,234 (1,000 PLAIN, 234 PSM)" in text
     assert "5 documents, 600 tokens, 50 % of each step" in text
     assert re.search(r"objective.name</th><td>branch", text)
+    assert re.search(r"page written</th><td>\d{4}-\d\d-\d\d \d\d:\d\d UTC<", text)
     assert "8 s" in text  # 4 steps of 200 tokens, 100 tokens/s
     assert "<script" not in text
     assert not re.search(r"(?:src|href)=\"(?!#)", text)
@@ -93,6 +95,13 @@ def test_the_recipe_contains_only_changed_settings() -> None:
     assert names["seed"] == 3
     assert "optimizer.beta1" not in names
     assert "tracker.project" not in names  # a default from the environment
+
+
+def test_the_recipe_has_no_steps_that_minutes_replaced() -> None:
+    """Bug: a page of 97 steps said steps=16, the experiment's number, beside minutes=5."""
+    config = settings("train", TrainConfig, ["experiment=demo", "minutes=5"])
+    assert "minutes" in recipe(config) and "steps" not in recipe(config)
+    assert recipe(replace(config, minutes=None, steps=7))["steps"] == "7"
 
 
 def test_the_training_time_is_the_sum_of_steps() -> None:
