@@ -21,7 +21,7 @@ from infer.bench.multipl_e import with_container_verdicts
 from infer.bench.plots import plots_of
 from infer.bench.statistics import Report
 from infer.bench.summary import summarize
-from infer.bench.tables import LOAD_COLUMNS, SPEED_COLUMNS, tables_of
+from infer.bench.tables import LOAD_COLUMNS, MEANINGS, tables_of
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 NAMES = {
@@ -151,7 +151,7 @@ def page(report: Report) -> str:
         headers={part: header(report[part]) for part in finished},
         tables={part: tables_of(report, part) for part in finished},
         plots={part: plots_of(report, part) for part in finished},
-        meanings=SPEED_COLUMNS,
+        meanings={part: MEANINGS[part] for part in finished},
     )
 
 

@@ -9,7 +9,11 @@ from infer.bench.statistics import Report, Row, grouped
 from infer.config import SOURCES
 
 POSITIONS = 8  # the number of draft positions in the tables
-SPEED_COLUMNS = {  # the meanings of the columns, by their heads on one line
+_SPEED = {
+    "decoder": "plain decodes without drafts, and its second row shows the noise: the speedup should be 1. "
+    "hybrid drafts by all sources, adaptive and sdsat by adaptive tokens alone, ngrams and "
+    "prompt_lookup without them. base is the model before fine-tuning, hf are Transformers' decoders",
+    "?": "after a figure: not reliable, as the machine was busy or the speedup is impossible",
     "speedup, 95 %": "speedup over plain decoding of the same prompts, with an interval over "
     "prompts if there are at least five. An interval that contains 1 shows no gain",
     "tok/fwd": "tokens per forward, which do not depend on other work on the machine; for sdsat "
@@ -24,6 +28,38 @@ SPEED_COLUMNS = {  # the meanings of the columns, by their heads on one line
     "1st ms": "milliseconds to the first tokens, in each prompt's fastest run: mostly the time to "
     "read the prompt",
 }
+_QUALITY = {
+    "pass@1": "share of problems that the greedy answer solves",
+    "exact match": "share of missing texts that are reproduced",
+    "model, base": "after and before fine-tuning",
+    "same": "answers equal to plain decoding's",
+    "first line, uncut": "share of answers that match in the first line, or as a whole",
+    "cut off at the limit": "answers that reached `quality.max_new_tokens` without an end",
+    "of": "number of problems",
+    "nats a token": "loss of held-out documents; lower is better",
+}
+_GSD = {
+    "speedup, 95 %": "over plain decoding of the same prompts, measured in turns",
+    "length": "1 + accepted drafts / verifications",
+    "same": "texts that equal plain decoding's",
+    "acc. %": "accepted drafts / drafted levels, averaged over texts",
+    "drafted a text": "tokens that the draft model drafted for a text",
+    "success %": "share of verifications with an accepted path that continues after a merged node",
+    "draft, verification, rest": "milliseconds of the median step",
+    "1 to 4": "accepted drafts by rank among their siblings; 1 is the likeliest",
+}
+_LOAD = {
+    "at once, of": "concurrent requests, and completed ones in all",
+    "req/s, tok/s": "requests and new tokens per second",
+    "TTFT": "time to the first tokens, the prompt's forward included",
+    "TPOT": "time per output token of a request, without the first",
+    "ITL": "time between two outputs of a request. Tokens of one step arrive together, so accepted "
+    "drafts lengthen it: compare decoders by TPOT",
+    "p50, p99": "median and 99th percentile. The p99 of few requests is nearly their maximum",
+    "same": "texts that equal plain decoding's, whatever is decoded beside them",
+}
+#: The meanings of the columns of each part, by their heads on one line
+MEANINGS = {"speed": _SPEED, "quality": _QUALITY, "gsd": _GSD, "load": _LOAD}
 SPEED_HEADS = (
     "decoder",
     "speed-\nup",
