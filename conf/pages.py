@@ -22,6 +22,7 @@ WIDTH, HEIGHT = 4.2, 3.0  # inches
 INK = "#010203"  # placeholder, replaced by the page's text colour
 # Okabe and Ito's colours except yellow and black, which are faint on white or on black.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+LINES = ("-", "--", ":")  # the next one after a line of each colour
 INKED = (
     "text.color",
     "axes.edgecolor",
@@ -30,7 +31,7 @@ INKED = (
     "ytick.color",
 )
 STYLE: dict[Any, Any] = dict.fromkeys(INKED, INK) | {
-    "axes.prop_cycle": cycler(color=COLOURS),
+    "axes.prop_cycle": cycler(linestyle=LINES) * cycler(color=COLOURS),
     "axes.facecolor": "none",
     "axes.spines.right": False,
     "axes.spines.top": False,

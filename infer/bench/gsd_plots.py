@@ -62,8 +62,9 @@ def ablation_of(rows: Sequence[Row], name: str) -> dict[str, dict[float, Row]]:
 def draw_recurring(axes: Axes, shares: Sequence[float]) -> None:
     """Draw the share of a tree's tokens that are in an n-gram of two branches, over n."""
     axes.bar(range(1, 1 + len(shares)), [100 * share for share in shares])
-    axes.set_xlabel("n")
+    axes.set_xlabel("n, the length of the n-gram")
     axes.set_ylabel("tokens, %")
+    axes.set_ylim(bottom=0)
 
 
 def draw_ranks(axes: Axes, shares: Mapping[str, Sequence[float]]) -> None:
@@ -75,7 +76,7 @@ def draw_ranks(axes: Axes, shares: Mapping[str, Sequence[float]]) -> None:
         ]
         axes.bar(positions, [100 * value for value in values], width, label=method)
     ranks = range(max(map(len, shares.values())))
-    axes.set_xticks(ranks, [f"child {1 + rank}" for rank in ranks])
+    axes.set_xticks(ranks, [f"rank {1 + rank}" for rank in ranks])
     axes.set_ylabel("accepted drafts, %")
     axes.legend()
 
@@ -105,7 +106,7 @@ def draw_ranks_by_theta(axes: Axes, by_value: Mapping[float, Row]) -> None:
     values = sorted(by_value)
     for rank in range(len(by_value[values[0]]["rank_shares"])):
         shares = [100 * by_value[value]["rank_shares"][rank] for value in values]
-        axes.plot(values, shares, "o-", label=f"child {1 + rank}")
+        axes.plot(values, shares, "o-", label=f"rank {1 + rank}")
     axes.set_xlabel("θ_sib")
     axes.set_ylabel("accepted drafts, %")
     axes.legend()

@@ -52,17 +52,26 @@ def speed_panels(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 def speedup_draws(rows: Sequence[Row]) -> dict[str, Draw]:
     """Return the plots of speedups, one for each prompt set and temperature."""
-    panels = speed_panels(rows).items()
-    return {title: partial(draw_speedups, group) for title, group in panels}
+    panels = speed_panels(rows)
+    ends = [
+        end
+        for group in panels.values()
+        for row in group
+        for end in (row["speedup"], *(row["speedup_interval"] or ()))
+    ]
+    top = 1.05 * max([1, *ends])  # one axis, so that bars of two plots can be compared
+    return {
+        title: partial(draw_speedups, group, top=top) for title, group in panels.items()
+    }
 
 
 def bars_height(rows: Sequence[Row]) -> float:
     """Return the height in inches of a panel with a bar for each row."""
-    return 0.7 + 0.25 * len(rows)
+    return 0.8 + 0.25 * len(rows)
 
 
-def draw_speedups(rows: Sequence[Row], axes: Axes) -> None:
-    """Draw speedups with intervals, and rows with marks in pale colours."""
+def draw_speedups(rows: Sequence[Row], axes: Axes, *, top: float) -> None:
+    """Draw speedups with intervals on an axis up to `top`, and rows with marks in pale colours."""
     for row in reversed(rows):
         peer = row["decoder"].startswith((PEER, BASE))
         ends = row["speedup_interval"] or ()
@@ -76,6 +85,8 @@ def draw_speedups(rows: Sequence[Row], axes: Axes) -> None:
             capsize=2,
         )
     axes.axvline(1, color=INK, linewidth=0.8)
+    axes.set_xlim(0, top)
+    axes.set_xlabel("times as fast as plain decoding")
 
 
 def survival_draws(rows: Sequence[Row]) -> dict[str, Draw]:
@@ -98,6 +109,7 @@ def draw_survival(rows: Sequence[Row], axes: Axes) -> None:
         positions = range(1, len(survival) + 1)
         axes.plot(positions, survival, marker=".", label=label(row["decoder"]))
     axes.set_xlabel("position of the draft")
+    axes.set_ylabel("share of verifications")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(0, 1)
     axes.legend()

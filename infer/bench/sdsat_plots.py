@@ -58,7 +58,8 @@ def draw_by_k(
     for name, line in lines.items():
         axes.plot(*zip(*line), marker=".", label=label(name))
     axes.set_xticks(sorted({k for line in lines.values() for k, _ in line}))
-    axes.set_ylim(0, top)
+    # Without a top the legend has a quarter of the height above the lines.
+    axes.set_ylim(0, top or 1.25 * axes.get_ylim()[1])
     axes.set_xlabel("k")
     axes.set_ylabel(title)
-    axes.legend()
+    axes.legend(loc="upper left", ncols=3)
