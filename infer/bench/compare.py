@@ -38,10 +38,15 @@ class CompareConfig:
 
 
 def main(config: CompareConfig) -> None:
-    """Print the settings of each report, and the rows of all reports in shared tables."""
+    """Print the settings of each report, the rows of all reports in shared tables, and notes."""
     # Imported here, so that a wrong setting is reported without waiting for PyTorch.
     from conf.console import PlainConsole
-    from infer.bench.comparison import model_tables, prompt_warnings, speed_tables
+    from infer.bench.comparison import (
+        mark_notes,
+        model_tables,
+        prompt_warnings,
+        speed_tables,
+    )
     from infer.bench.report import header, read_parts
 
     reports = {
@@ -64,6 +69,8 @@ def main(config: CompareConfig) -> None:
         console.print(warning, soft_wrap=True)
     for table in tables:
         console.table(table.title, table.heads, table.rows, names=table.names)
+    for note in mark_notes(reports):
+        console.print(note, soft_wrap=True)
 
 
 if __name__ == "__main__":

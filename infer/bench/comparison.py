@@ -48,6 +48,12 @@ def prompt_warnings(reports: Mapping[str, Any]) -> Iterator[str]:
                 )
 
 
+def mark_notes(reports: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what question marks mean, if a speed in a table has one."""
+    if any(row["marks"] for row in rows_of(reports, "speed")):
+        yield "?: not reliable, as the machine was busy or the speedup is impossible. Measure again."
+
+
 def speed_tables(reports: Mapping[str, Any]) -> Iterator[Table]:
     """Yield a table for each prompt set and temperature, with the decoders of each report."""
     rows = rows_of(reports, "speed")

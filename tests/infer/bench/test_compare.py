@@ -10,7 +10,13 @@ from conf.errors import UserError
 from conf.runs.files import with_checksum, write_json
 from conf.settings.compose import settings
 from infer.bench.compare import CompareConfig, main
-from infer.bench.comparison import model_tables, prompt_warnings, speed_tables
+from infer.bench.comparison import (
+    mark_notes,
+    model_tables,
+    prompt_warnings,
+    speed_tables,
+)
+from infer.bench.marks import BUSY
 from infer.bench.report import read_parts
 from tests.infer.bench.test_summary import row, speed
 
@@ -81,6 +87,18 @@ def test_different_prompts_with_one_name_are_reported() -> None:
     (warning,) = prompt_warnings(compared)
     assert warning.startswith("warning: chat has different prompts in these reports")
     assert "gated / dual." in warning
+
+
+def test_a_question_mark_is_explained() -> None:
+    """Bug: the demo ended with 1.41? and nothing on the screen said what the mark means."""
+    compared = reports()
+    for report in compared.values():
+        for each in report["speed"]["rows"]:
+            each["marks"] = []
+    assert not list(mark_notes(compared))
+    compared["dual"]["speed"]["rows"][-1]["marks"] = [BUSY]
+    (note,) = mark_notes(compared)
+    assert note.startswith("?: not reliable")
 
 
 def test_a_report_without_scores_has_no_table_of_all_models() -> None:
