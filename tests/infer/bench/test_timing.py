@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infer.bench.marks import BUSY, IMPOSSIBLE, busy_warnings
+from infer.bench.names import PLAIN_AGAIN
 from infer.bench.report import print_report, scalars, tables_of
 from infer.bench.speed import rows_of
 from infer.bench.timing import (
@@ -273,6 +274,21 @@ def test_plain_decoding_that_is_not_as_fast_as_itself_marks_its_set(
         "speedup of plain over plain 1.3" in printed
         and "set, greedy, machine busy" in printed
     )
+
+
+def test_a_busy_warning_has_only_figures_outside_their_limits() -> None:
+    """Bug: it said "0.98 (0.95 to 1.01), must be 0.95 to 1.05" of an interval from 0.948.
+
+    Bug: beside an impossible decoder it listed plain decoding that was as fast as itself.
+    """
+    again = {"decoder": PLAIN_AGAIN, "prompt_set": "a", "temperature": 0.0}
+    again |= {"speedup": 0.98, "speedup_interval": [0.948, 1.012], "marks": [BUSY]}
+    (warning,) = busy_warnings([again])
+    assert "0.980 (0.948 to 1.012), must be 0.95 to 1.05" in warning
+    fast = again | {"decoder": "hybrid", "speedup": 9.0, "tokens_per_forward": 2.0}
+    fast["marks"] = [BUSY, IMPOSSIBLE]
+    (warning,) = busy_warnings([again | {"speedup_interval": [0.99, 1.0]}, fast])
+    assert "plain over plain" not in warning and "hybrid 9.00 times" in warning
 
 
 def demo_records() -> dict[str, Row]:
