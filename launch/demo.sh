@@ -24,3 +24,4 @@ report() { # MODEL OUT: unless a report is newer than the demo's model and the a
 report "$out/model" "$out/report"
 report smollm2 "$out/trained"
 python -m infer.bench.compare reports="['$out/report','$out/trained']" names="[$minutes minutes,two hours]"
+echo "demo: open $out/report/index.html, $out/trained/index.html and the training's $out/tuned/index.html"

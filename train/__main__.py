@@ -60,6 +60,7 @@ def main(config: TrainConfig) -> float | None:
     from train.metrics import acceptance_lengths, describe_change
 
     print_once(f"train: {describe_change(validation)}")
+    print_once(f"train: curves and settings are in {config.out}/index.html")
     return next(reversed(acceptance_lengths(validation)), None)
 
 

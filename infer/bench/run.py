@@ -81,6 +81,7 @@ def bench(config: BenchConfig) -> None:
     if workers.first:
         report = write_report(Path(config.out), config.tracker)
         print_report(report, [name for name in config.parts if report[name]])
+        print_line(f"bench: plots and tables are in {config.out}/index.html")
         check_same(report)
 
 
