@@ -33,9 +33,8 @@ FILES = (
     "tokenizer.model",
     "chat_template.jinja",
 )
-NAMED = (
-    "additional_chat_templates/*.jinja"  # Transformers' files of templates with names
-)
+# Transformers' files of chat templates with names.
+NAMED = "additional_chat_templates/*.jinja"
 TOKENIZER = "tokenizer"  # subfolder of a data folder with the tokenizer's files
 INFILLING = ("pre", "suf", "mid", "eot")  # names of the infilling pieces
 SENTINELS = ("bos", "eos", *INFILLING)

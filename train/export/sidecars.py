@@ -35,7 +35,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from conf.adapter import ADAPTIVE_FILE
 from conf.console import print_line
-from conf.errors import TOKENIZER_ERRORS
+from conf.errors import TOKENIZER_ERRORS, in_one_line
 from conf.runs.files import read_json, write_bytes, write_json
 from conf.runs.fingerprint import fingerprint
 from conf.runs.stage import ROOT, commit
@@ -125,9 +125,16 @@ def warn_of_tokenizer(folder: Path, *, rows: int) -> None:
     Transformers forces Qwen2Tokenizer on Qwen's architectures. It has own rules of splitting and,
     if the vocabulary lacks its pieces, ids beyond the rows.
     """
-    tokenizer: Any = AutoTokenizer.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False
-    )
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # of any tokenizer class
+        print_line(
+            f"warning: Transformers cannot read the tokenizer of this export: {in_one_line(error)}",
+            error=True,
+        )
+        return
     problems = []
     if tokenizer(SAMPLE).input_ids != load_tokenizer(folder).encode(SAMPLE).ids:
         problems.append("encodes texts otherwise than training did")
