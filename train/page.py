@@ -26,12 +26,10 @@ PAGE = "index.html"
 TEMPLATE = Path(__file__).with_name("run.html.j2")
 SMOOTHED = 0.02  # half-width of a curve's running mean, as a share of all steps
 MAX_OFFSETS = 6  # number of lines in the plot of accuracies by offset
-LEGEND_ROOM = (
-    1.25  # height of that plot relative to its highest line, for two rows of legend
-)
-HEADROOM = (
-    0.05  # space above a curve that begins at a fixed floor, as a share of its height
-)
+# Height of that plot relative to its highest line, for two rows of legend.
+LEGEND_ROOM = 1.25
+# Space above a curve that begins at a fixed floor, as a share of its height.
+HEADROOM = 0.05
 Metrics = Mapping[str, Any]  # of a step or a validation, by name
 
 
