@@ -99,6 +99,8 @@ def panels(draws: Mapping[str, Draw], picture: Path, *, height: float = 3.0) -> 
         draw(axes)
         axes.set_title(label(title.partition(": ")[2]), fontsize=9)
         axes.tick_params(labelsize=8)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.label.set_size(8)
     for axes in grid[len(draws) :]:
         axes.set_visible(False)
     file = BytesIO()
