@@ -26,8 +26,8 @@ def reuse_freed_memory() -> None:
     """Let malloc keep what this process frees, for its next allocations.
 
     By default glibc returns large blocks to the system. Then the activations of each training step on a CPU
-    are new pages, which the system has to clear: a sixth of a step's time for SmolLM2-135M. No-op with
-    another C library.
+    are new pages, which the system has to clear: about a tenth of a step's time for SmolLM2-135M. No-op
+    with another C library.
     """
     library = ctypes.CDLL(None)
     if any(name in os.environ for name in OWN_CHOICE) or not hasattr(
