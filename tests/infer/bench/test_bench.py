@@ -292,7 +292,8 @@ def test_gsd_tables(model_dir: Path, prompts: Path, tmp_path: Path) -> None:
     assert all(0 <= row["graph_success"] <= 1 for row in rows.values())
     page = (tmp_path / "index.html").read_text()
     for figure, panels in (("3", 1), ("5", 4), ("7", 1), ("8", 1)):
-        assert page.count(f"(Figure {figure}), ") == panels
+        captions = re.findall(rf"<figcaption>[^<]*\(Figure {figure}\), ", page)
+        assert len(captions) == panels
 
 
 @pytest.mark.parametrize(
