@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 KIND = "converted"
-#: The files of an export that are copied with adapter=FOLDER, beside its folder adapter/.
-ADAPTER_FILES = (ADAPTIVE_FILE, "ngrams.safetensors", "README.md")
 PACKAGE = "package:"
 # Names of pre-tokenizers in GGUF files (llama.cpp's `llama_vocab`) that split off each digit
 # before they apply GPT-2's rule.
@@ -348,6 +346,8 @@ def check_base(lm: "PreTrainedModel", gguf: str, folder: Path) -> None:
     """Raise UserError unless the adapter and the head in a folder fit the layers of `lm`."""
     from safetensors.torch import load_file
 
+    from train.lora import PEFT
+
     problem = f"gguf={gguf} must be the base model of adapter={folder}, got"
     cure = "Use the adapter's base model."
     embedding: Any = lm.get_input_embeddings()
@@ -355,7 +355,7 @@ def check_base(lm: "PreTrainedModel", gguf: str, folder: Path) -> None:
     widths: list[tuple[int, int]] = []  # of the model, of the adapter
     with as_user_error(problem, ". Use an undamaged export."):
         for name, weight in load_file(folder / FOLDER / WEIGHTS).items():
-            layer, _, kind = name.removeprefix("base_model.model.").partition(".lora_")
+            layer, _, kind = name.removeprefix(PEFT).partition(".lora_")
             if not kind:  # rows of the embedding
                 widths.append((width, weight.shape[1]))
                 continue
@@ -384,8 +384,10 @@ def add_adapter(lm: Any, folder: Path, adaptive: dict[str, Any], out: Path) -> N
     """
     from torch import nn
 
+    from data_prep.ngrams import TABLE
     from data_prep.vocab import INFILLING, Vocab
     from train.config import ADAPTIVE
+    from train.export.card import CARD
     from train.export.sidecars import serve, write_custom_generate
     from train.export.weights import write_weights
     from train.pretrained import add_adaptive_rows, spare_rows
@@ -404,7 +406,7 @@ def add_adapter(lm: Any, folder: Path, adaptive: dict[str, Any], out: Path) -> N
     # This must come before adaptive.json is copied: spare_rows reads it.
     spare = spare_rows(out, vocab.adaptive)
     shutil.copytree(folder / FOLDER, out / FOLDER)
-    for name in ADAPTER_FILES:
+    for name in (ADAPTIVE_FILE, TABLE, CARD):
         if (folder / name).is_file():
             shutil.copyfile(folder / name, out / name)
     add_adaptive_rows(lm, vocab.size, spare=spare)

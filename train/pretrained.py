@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import json
-import os
 import re
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from yaml import YAMLError
 
 from conf.adapter import ADAPTIVE_FILE, CONFIG, FOLDER
 from conf.architecture import why_unsupported
-from conf.console import print_line
+from conf.console import print_once
 from conf.errors import UserError, as_user_error, in_one_line
 from conf.runs.files import check_regular, read_json
 from data_prep.vocab import TOKENIZER, Vocab, load_tokenizer
@@ -188,8 +187,7 @@ def _compiles(setting: bool | None) -> bool:
                 f"model.compile must be false where torch.compile fails, got true: {reason:.200}. "
                 "Install g++, or set model.compile=false."
             ) from error
-        if os.environ.get("RANK", "0") == "0":
-            print_line(f"train: the layers are not compiled: {reason:.200}")
+        print_once(f"train: the layers are not compiled: {reason:.200}")
         return False
     return True
 

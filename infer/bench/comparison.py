@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from infer.bench.marks import UNRELIABLE
 from infer.bench.names import LOSS, PLAIN, PLAIN_AGAIN
 from infer.bench.statistics import grouped
 from infer.bench.tables import (
@@ -51,7 +52,7 @@ def prompt_warnings(reports: Mapping[str, Any]) -> Iterator[str]:
 def mark_notes(reports: Mapping[str, Any]) -> Iterator[str]:
     """Yield what question marks mean, if a speed in a table has one."""
     if any(row["marks"] for row in rows_of(reports, "speed")):
-        yield "?: not reliable, as the machine was busy or the speedup is impossible. Measure again."
+        yield f"?: {UNRELIABLE}. Measure again."
 
 
 def speed_tables(reports: Mapping[str, Any]) -> Iterator[Table]:

@@ -19,6 +19,8 @@ from infer.bench.statistics import Row, grouped
 
 BUSY = "machine busy"
 IMPOSSIBLE = "impossible"
+# The meaning of the question mark of a marked row.
+UNRELIABLE = "not reliable, as the machine was busy or the speedup is impossible"
 STEADY = (0.95, 1.05)  # allowed speedups of plain decoding over plain decoding
 MARGIN = 1.1  # a possible speedup is at most this times the tokens per forward
 PEER_MARGIN = 1.5  # the same for Transformers' decoders

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from infer.bench.marks import IMPOSSIBLE
+from infer.bench.marks import IMPOSSIBLE, UNRELIABLE
 from infer.bench.names import LOSS, PLAIN, RANKS, TIMES
 from infer.bench.statistics import Report, Row, grouped
 from infer.config import SOURCES
@@ -13,7 +13,7 @@ _SPEED = {
     "decoder": "plain decodes without drafts, and its second row shows the noise: the speedup should be 1. "
     "hybrid drafts by all sources, adaptive and sdsat by adaptive tokens alone, ngrams and "
     "prompt_lookup without them. base is the model before fine-tuning, hf are Transformers' decoders",
-    "?": "after a figure: not reliable, as the machine was busy or the speedup is impossible",
+    "?": f"after a figure: {UNRELIABLE}",
     "speedup, 95 %": "speedup over plain decoding of the same prompts, with an interval over "
     "prompts if there are at least five. An interval that contains 1 shows no gain",
     "tok/fwd": "tokens per forward, which do not depend on other work on the machine; for sdsat "

@@ -177,13 +177,11 @@ def _zero_adapters(
         group = SIBLINGS.get(own)
         for other in (part for part in SIBLINGS if SIBLINGS[part] == group):
             sibling = f"{parent}.{other}"
-            base = dict(lm.get_submodule(parent).named_children()).get(other)
+            base = getattr(lm.get_submodule(parent), other, None)
             if sibling not in layers and isinstance(base, nn.Linear):
-                a, b = (
-                    base.weight.new_zeros(size)
-                    for size in (base.in_features, base.out_features)
-                )
-                zero[sibling] = _gated_linear(base, a[None], b[:, None], 1.0, gate)
+                a = base.weight.new_zeros(1, base.in_features)
+                b = base.weight.new_zeros(base.out_features, 1)
+                zero[sibling] = _gated_linear(base, a, b, 1.0, gate)
     return zero
 
 

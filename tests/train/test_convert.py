@@ -242,14 +242,20 @@ def gated_export(base: Path, tuned: Path, out: Path) -> None:
     write_custom_generate(out)
 
 
+def file_and_export(lm: LlamaForCausalLM, folder: Path) -> tuple[Path, Path]:
+    """Write the model as a GGUF file, and a gated export of it; return their paths."""
+    file, base, export = (folder / name for name in ("tiny.gguf", "base", "export"))
+    write_gguf(file, lm, "smollm")
+    main(ConvertConfig(str(file), str(base), "bfloat16"))
+    gated_export(base, folder / "tuned", export)
+    return file, export
+
+
 def test_converting_with_an_adapter_restores_its_export(
     lm: LlamaForCausalLM, tmp_path: Path
 ) -> None:
     """All files must be equal, so that texts and drafts are the same."""
-    file, base, export = (tmp_path / name for name in ("tiny.gguf", "base", "export"))
-    write_gguf(file, lm, "smollm")
-    main(ConvertConfig(str(file), str(base), "bfloat16"))
-    gated_export(base, tmp_path / "tuned", export)
+    file, export = file_and_export(lm, tmp_path)
     adapter = tmp_path / "taken"
     shutil.copytree(export, adapter, ignore=shutil.ignore_patterns("[!a]*"))
     # Bug: stale files of a whole export, such as shards and a tokenizer, came along.
@@ -271,10 +277,7 @@ def test_an_adapter_of_another_model_is_refused(
     lm: LlamaForCausalLM, tmp_path: Path
 ) -> None:
     """Bug: a directory was written, and cached for model=NAME gguf=FILE, that could not be loaded."""
-    file, base, export = (tmp_path / name for name in ("tiny.gguf", "base", "export"))
-    write_gguf(file, lm, "smollm")
-    main(ConvertConfig(str(file), str(base), "bfloat16"))
-    gated_export(base, tmp_path / "tuned", export)
+    file, export = file_and_export(lm, tmp_path)
     out, adapter = tmp_path / "model", str(export)
     problem = "must be the base model of adapter=.*, got"
     for rest, got in (
@@ -304,10 +307,7 @@ def test_a_shipped_adapter_decodes_with_the_users_gguf_file(
     lm: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Test python -m infer model=NAME gguf=FILE, with a tiny model in place of Qwen's."""
-    file, base, export = (tmp_path / name for name in ("tiny.gguf", "base", "export"))
-    write_gguf(file, lm, "smollm")
-    main(ConvertConfig(str(file), str(base), "bfloat16"))
-    gated_export(base, tmp_path / "tuned", export)
+    file, export = file_and_export(lm, tmp_path)
     adapter = tmp_path / "adapters" / "tiny"
     shutil.copytree(export, adapter, ignore=shutil.ignore_patterns("[!a]*"))
     out = tmp_path / "out"

@@ -122,8 +122,8 @@ def serve(
 def warn_of_tokenizer(folder: Path, *, rows: int) -> None:
     """Print a warning if Transformers' tokenizer of a model with `rows` rows differs from tokenizer.json.
 
-    Transformers forces Qwen2Tokenizer on Qwen's architectures. It has own rules of splitting and,
-    if the vocabulary lacks its pieces, ids beyond the rows.
+    Transformers forces Qwen2Tokenizer on Qwen's architectures. This class splits texts by its own rules and,
+    if the vocabulary lacks its pieces, adds ids beyond the rows.
     """
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(
