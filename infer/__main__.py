@@ -28,7 +28,8 @@ def main(config: InferConfig) -> None:
 
     from infer.api import generate, load
     from infer.chat import chat_ids
-    from infer.models.checkpoint import ModelDirectory, dtype_of
+    from infer.engine.packed import dtype_of
+    from infer.models.checkpoint import ModelDirectory
     from infer.requests import check_length, ids_of
     from infer.view import show
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conf.console import print_line
-from conf.devices.dtype import choose_dtype
+from conf.devices.dtype import choose_dtype, warn_of_emulation
 from conf.errors import (
     DIVERGED,
     DOCS,
@@ -172,6 +172,7 @@ class Trainer:
         self.base = base_model(None if config.model.random_init else config.model.path)
         universal = checkpoint is not None and not checkpoint.fits(self.ranks)
         self.engine = Engine(self.module, config, universal=universal)
+        warn_of_emulation(config.dtype, self.engine.device.type)
         self.peak = peak_flops(self.engine.device_name())
         self.flops = spec.flops
         # Servers draw noise from the rows of config.json.

@@ -30,36 +30,37 @@ def choose_dtype(requested: str, device: str | None = None) -> str:
     """Return the dtype for `requested`; "auto" is bfloat16 if the device has instructions for it, else float32.
 
     `device=None` is the first GPU, or the CPU of a machine without a GPU. On a CPU, rank 0 prints the choice of
-    auto and warns if a requested bfloat16 is emulated. If the CPU's int8 products are inexact, it warns and
-    returns float32. Raises UserError for int8 on a GPU.
+    auto. If the CPU's int8 products are inexact, it warns and returns float32. Raises UserError for int8 on a
+    GPU.
     """
     import torch  # imported here because reading settings must not load it
 
-    if requested not in (AUTO, "bfloat16", INT8):
+    if requested not in (AUTO, INT8):
         return requested
     on_cpu = not torch.cuda.is_available() if device is None else device == "cpu"
     if requested == INT8:
         return _choose_int8(on_cpu=on_cpu)
     if not on_cpu:
-        native = requested != AUTO or torch.cuda.is_bf16_supported(
-            including_emulation=False
-        )
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
         return "bfloat16" if native else "float32"
     native = cpu_has_bfloat16()
-    if requested == AUTO:
-        reason = "has" if native else "has no"
-        requested = "bfloat16" if native else "float32"
-        print_once(
-            f"dtype=auto: {requested} (PyTorch {reason} instructions for bfloat16 on this CPU)",
-            error=True,
-        )
-    elif not native:
+    reason = "has" if native else "has no"
+    chosen = "bfloat16" if native else "float32"
+    print_once(
+        f"dtype=auto: {chosen} (PyTorch {reason} instructions for bfloat16 on this CPU)",
+        error=True,
+    )
+    return chosen
+
+
+def warn_of_emulation(dtype: str, device_type: str) -> None:
+    """Print a warning on rank 0 if PyTorch's products in `dtype` are emulated on the device."""
+    if dtype == "bfloat16" and device_type == "cpu" and not cpu_has_bfloat16():
         print_once(
             "warning: dtype=bfloat16 is emulated and several times slower than float32: PyTorch has no "
             "bfloat16 instructions for this CPU. Use dtype=auto",
             error=True,
         )
-    return requested
 
 
 def _choose_int8(*, on_cpu: bool) -> str:

@@ -10,7 +10,7 @@ up to 128 at most: 255 x 128 < 2^15. `Groups` rounds each row of a weight so.
 
 import warnings
 from abc import ABC, abstractmethod
-from ctypes import byref
+from ctypes import CDLL, byref
 from functools import cache
 
 import torch
@@ -24,7 +24,7 @@ ZERO_POINT = MOST + 1  # added to the rounded inputs, which are unsigned
 LARGEST_SUM = 128  # of the absolute weights of the same sign in a group
 TRIED = (*range(48, 124, 4), 127)  # numbers of levels
 TINY = 1e-30  # the smallest scale, for an output row of zeros
-ROWS, COLUMNS = 16, 4  # of a weight in a block of native.c
+ROWS = 16  # of a weight in a block of native.c
 #: Threads share operations of more multiplications, here and in the decoder of native.c.
 DIVIDED = 2**18
 FBGEMM_PRODUCT = "linear_with_input_q_dq_qweight_dq_output_fp32"
@@ -36,6 +36,8 @@ _OFFSET = torch.tensor(ZERO_POINT + 0.5)
 
 class Kernel(ABC):
     """A rounded weight (d', d) that inputs are multiplied by."""
+
+    dtype = "int8"
 
     @abstractmethod
     def __init__(self, rounded: Tensor, scale: Tensor) -> None:
@@ -161,22 +163,42 @@ class Native(Kernel):
     their padding.
     """
 
+    columns = 4  # of a row of a weight in four bytes
+    #: The type of an output head's own weight.
+    kept = torch.float32
+
     def __init__(self, rounded: Tensor, scale: Tensor) -> None:
         """See Kernel."""
         self._rows, d = rounded.shape
-        native = library()
-        assert native is not None
+        native = self.library()
         self._apply = native.apply
-        padded = pad(rounded, (0, -d % COLUMNS, 0, -self._rows % ROWS))
+        padded = pad(rounded, (0, -d % self.columns, 0, -self._rows % ROWS))
         self.outputs, self.inputs = padded.shape
-        blocks = padded.view(-1, ROWS, self.inputs // COLUMNS, COLUMNS)
+        blocks = padded.view(-1, ROWS, self.inputs // self.columns, self.columns)
         self._parts = (
             blocks.transpose(1, 2).contiguous(),
-            pad(scale / MOST, (0, -self._rows % ROWS)),
-            ZERO_POINT * padded.sum(1, dtype=torch.int32),
+            *self._factors(padded, pad(scale, (0, -self._rows % ROWS))),
         )
         addresses = (part.data_ptr() for part in self._parts)
-        self.matrix = CMatrix(self.inputs, self.outputs, *addresses)
+        size = ROWS * self.inputs * padded.itemsize
+        self.matrix = CMatrix(self.inputs, self.outputs, size, *addresses)
+
+    @classmethod
+    def library(cls) -> CDLL:
+        """Return native.c for this type of weights."""
+        native = library(cls.dtype)
+        assert native is not None
+        return native
+
+    @classmethod
+    def input_type(cls) -> torch.dtype:
+        """Return a type of the size of a product's rounded inputs."""
+        return torch.uint8
+
+    @staticmethod
+    def _factors(padded: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+        """Return what multiplies the products, and what is subtracted from them before."""
+        return scale / MOST, ZERO_POINT * padded.sum(1, dtype=torch.int32)
 
     def __call__(self, x: Tensor) -> Tensor:
         """See Kernel."""
@@ -203,9 +225,7 @@ class NativeGroups(Groups, Native):
         rounded = torch.empty(weight.shape, dtype=torch.int8)
         scale = torch.empty(len(weight))
         tried = torch.tensor(TRIED)
-        native = library()
-        assert native is not None
-        native.round_groups(
+        cls.library().round_groups(
             *(*weight.shape, weight.data_ptr(), TINY, LARGEST_SUM),
             *(len(tried), tried.data_ptr(), rounded.data_ptr(), scale.data_ptr()),
             torch.get_num_threads(),

@@ -12,8 +12,17 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+#include "threads.h"
+#ifdef BFLOAT16
+#include "bfloat16.h"
+#else
+#include "int8.h"
+#endif
 #include "products.h"
 #include "rows.h"
+#ifndef BFLOAT16
+#include "levels.h"
+#endif
 #include "attention.h"
 #include "attention_tiles.h"
 
@@ -61,7 +70,7 @@ typedef struct {
     const int64_t *columns;
     const float *cosine, *sine;
     float *h, *y, *queries, *largest;
-    uint8_t *x;
+    input *x;
     long divided; /* threads share forwards of more multiplications, on average of their products */
     int threads;
 } forward;
@@ -73,7 +82,7 @@ static void adapt(const forward *f, const product *p, long part, float *y, const
     long probes = f->rows - f->first, stride = p->w.outputs, rank = p->ranks[part];
     const matrix *none = NULL;
     worker again = {.number = w->number, .count = w->count, .upcoming = &none};
-    uint8_t *x = calloc(probes, b->d);
+    input *x = calloc(probes * b->d, sizeof(input));
     float *largest = malloc(probes * sizeof(float));
     for (long r = f->first; r < f->n; r += f->rows) { /* the first probe of each sequence */
         for (long i = 0; i < probes; i++)
@@ -296,18 +305,18 @@ void decode(const decoder *m, const forward *f, const cached *cache, float *resu
 void apply(const matrix *m, long n, long width, const float *x, float *y, int threads)
 {
     long d = m->d;
-    uint8_t *rounded = malloc(n * d);
+    input *rounded = malloc(n * d * sizeof(input));
     float *largest = malloc(n * sizeof(float));
     for (long r = 0; r < n; r++) {
         round_row(x + r * width, 0, width, rounded + r * d, largest + r);
-        memset(rounded + r * d + width, 0, d - width);
+        memset(rounded + r * d + width, 0, (d - width) * sizeof(input));
     }
     multiply(m, n, rounded, largest, y, threads);
     free(rounded);
     free(largest);
 }
 
-/* ---- The likeliest tokens: infer/engine/int8.py ---- */
+/* ---- The likeliest tokens: infer/engine/rounded.py ---- */
 
 /* Move the last of `count` values to its place in decreasing order, after equal values; and its id. */
 static void insert(float *values, long *ids, long count)
@@ -323,21 +332,21 @@ static void insert(float *values, long *ids, long count)
 }
 
 /* The scalar product of rows of d numbers in float64. */
-static double wide_dot(const float *a, const float *b, long d)
+static double wide_dot(const float *a, const exact *b, long d)
 {
     double sums[8] = {0};
     for (long i = 0; i < d; i += 8)
         for (int j = 0; j < 8; j++)
-            sums[j] += (double)a[i + j] * b[i + j];
+            sums[j] += (double)a[i + j] * value_of(b[i + j]);
     return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
 }
 
 /* Write the m largest logits of each of n rows (n, V), `stride` numbers apart, in decreasing order, and their ids, to
    (n, m). The logits
-   of the first `exact` ones are then computed again from the hidden states (n, d) and the output head's
+   of the first `again` ones are then computed again from the hidden states (n, d) and the output head's
    weight (V, d) and bias (V) or null. */
-void top(long n, long V, long stride, const float *logits, long m, long exact, long d, const float *hidden,
-         const float *weight, const float *bias, float *values, long *ids)
+void top(long n, long V, long stride, const float *logits, long m, long again, long d, const float *hidden,
+         const exact *weight, const float *bias, float *values, long *ids)
 {
     for (long r = 0; r < n; r++, logits += stride, hidden += d, values += m, ids += m) {
         for (long v = 0; v < V; v += 64) {
@@ -358,7 +367,7 @@ void top(long n, long V, long stride, const float *logits, long m, long exact, l
                 insert(values, ids, last + 1);
             }
         }
-        for (long i = 0; i < exact; i++)
+        for (long i = 0; i < again; i++)
             values[i] = wide_dot(hidden, weight + ids[i] * d, d) + (bias ? bias[ids[i]] : 0);
         for (long i = 1; i < m; i++)
             insert(values, ids, i + 1);
@@ -403,86 +412,6 @@ long contenders(long V, const float *values, float score, float scale, uint64_t 
     return count;
 }
 
-/* ---- Rounding of weights: Groups of conf/devices/int8.py ---- */
-
-/* The columns of the two groups of eight columns. Products of the weights of a group are added in 16 bits. */
-static const int GROUPS[2][4] = {{0, 1, 4, 5}, {2, 3, 6, 7}};
-
-/* Copy up to eight of a row's `left` numbers, divided by `step`, and zeros after them. */
-INLINED void load_eight(const float *row, long left, float step, float *x)
-{
-    for (int i = 0; i < 8; i++)
-        x[i] = i < left ? row[i] / step : 0;
-}
-
-/* Return which of the `count` numbers of levels `tried`, in ascending order, gives a row the smallest squared error. */
-static long best_levels(long d, const float *row, float largest, long limit, long count, const long *tried)
-{
-    float errors[count];
-    for (long t = 0; t < count; t++)
-        errors[t] = d / 12.0f / (tried[t] * tried[t]);
-    for (long i = 0; i < d; i += 8) {
-        float x[8];
-        load_eight(row + i, d - i, largest, x);
-        for (int g = 0; g < 4; g++) {
-            float sum = 0, squares = 0;
-            for (int j = 0; j < 4; j++) {
-                float part = g % 2 ? -x[GROUPS[g / 2][j]] : x[GROUPS[g / 2][j]];
-                part = part > 0 ? part : 0;
-                sum += part;
-                squares += part * part;
-            }
-            /* Most groups are never changed, not even with the most levels. */
-            for (long t = count - 1; t >= 0 && sum * tried[t] > limit; t--) {
-                float lost = 1 - limit / (sum * tried[t]); /* of each weight */
-                errors[t] += lost * lost * squares;
-            }
-        }
-    }
-    long best = 0;
-    for (long t = 1; t < count; t++)
-        best = errors[t] < errors[best] ? t : best;
-    return tried[best];
-}
-
-/* Reduce the numbers of a group that have the same sign by one factor if their sum is above `limit`. */
-INLINED void limit_groups(int *x, int limit)
-{
-    for (int g = 0; g < 4; g++) {
-        const int *group = GROUPS[g / 2];
-        int sign = g % 2 ? -1 : 1, sum = 0;
-        for (int j = 0; j < 4; j++)
-            sum += sign * x[group[j]] > 0 ? sign * x[group[j]] : 0;
-        for (int j = 0; sum > limit && j < 4; j++)
-            if (sign * x[group[j]] > 0)
-                x[group[j]] = x[group[j]] * limit / sum;
-    }
-}
-
-/* Round the rows of a weight (n, d), each to its best number of levels, and limit the groups. `scale` (n) is the value
-   of a level. */
-void round_groups(long n, long d, const float *weight, float tiny, long limit, long count, const long *tried,
-                  int8_t *rounded, float *scale, int threads)
-{
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (long r = 0; r < n; r++) {
-        const float *row = weight + r * d;
-        float largest = largest_of(row, d);
-        largest = largest < tiny ? tiny : largest; /* stays NaN or infinity, and so does the scale */
-        float step = scale[r] = largest / best_levels(d, row, largest, limit, count, tried);
-        for (long i = 0; i < d; i += 8) {
-            float x[8];
-            int y[8];
-            load_eight(row + i, d - i, step, x);
-            for (int j = 0; j < 8; j++)
-                y[j] = isnan(x[j]) ? 0 : (int)rintf(x[j]);
-            limit_groups(y, (int)limit);
-            for (int j = 0; j < 8 && i + j < d; j++)
-                rounded[r * d + i + j] = (int8_t)y[j];
-        }
-    }
-}
-
 /* ---- The previous-token head: infer/engine/native_head.py ---- */
 
 typedef struct {
@@ -490,13 +419,14 @@ typedef struct {
     matrix of_hidden, of_token, w2; /* W1 = [of_hidden | of_token]; the first d outputs of each are used */
     const float *norm;
     float epsilon;
-    const float *output, *bias; /* the model's output head (V, d) and (V) or null */
+    const exact *output; /* the model's output head (V, d), and its bias (V) or null */
+    const float *bias;
 } head;
 
 /* Write a part of W1's product with the norm of n rows to `inner` (n, outputs of the part). */
 static void apply_to_norm(const head *m, const matrix *w, long n, const float *rows, float *inner)
 {
-    uint8_t *x = malloc(n * m->d);
+    input *x = malloc(n * m->d * sizeof(input));
     float *largest = malloc(n * sizeof(float));
     add_norm(n, m->d, (float *)rows, NULL, 0, NULL, m->norm, m->epsilon, NULL, x, largest);
     multiply(w, n, x, largest, inner, 1);
@@ -517,7 +447,7 @@ void correct(const head *m, const float *hidden, const float *inner, const float
 {
     long d = m->d;
     float *y = malloc(m->of_token.outputs * sizeof(float)), *row = malloc(d * sizeof(float)), largest;
-    uint8_t *x = malloc(d);
+    input *x = malloc(d * sizeof(input));
     apply_to_norm(m, &m->of_token, 1, token, y);
     for (long i = 0; i < d; i++) {
         float sum = inner[i] + y[i];
@@ -528,7 +458,7 @@ void correct(const head *m, const float *hidden, const float *inner, const float
     for (long i = 0; i < d; i++)
         row[i] = hidden[i] + y[i];
     for (long j = 0; j < count; j++)
-        logits[j] = dot(row, m->output + ids[j] * d, d) + (m->bias ? m->bias[ids[j]] : 0);
+        logits[j] = dot_exact(row, m->output + ids[j] * d, d) + (m->bias ? m->bias[ids[j]] : 0);
     free(y);
     free(row);
     free(x);

@@ -1,7 +1,7 @@
-"""Compile and load native.c and its headers, the C functions of int8 on a CPU (int8.py, infer/engine).
+"""Compile and load native.c and its headers: C functions of int8 and bfloat16 on a CPU (infer/engine).
 
-The machine's C compiler builds the library in two to four seconds, once for each version of the
-sources and kind of CPU. Without a compiler PyTorch's operations are used.
+The machine's C compiler builds a library for each of the two types in two to four seconds, once for
+each version of the sources and kind of CPU. Without a compiler PyTorch's operations are used.
 """
 
 import hashlib
@@ -31,46 +31,53 @@ FLAGS = (
 #: Numbers in a vector of rows.h; the widths of rows between products must be multiples of it.
 LANES = 8
 TYPES = {"p": c_void_p, "l": c_long, "i": c_int, "f": c_float, "u": c_uint64}
-#: The types of arguments.
+#: The types of arguments, by function.
 SIGNATURES = {
-    "adds_in_sixteen_bits": "",
     "apply": "pllppi",
-    "round_groups": "llpfllppp i",
     "decode": "pppp",
     "top": "lllplllppppp",
     "contenders": "lpffup",
     "read_hidden": "plpp",
     "correct": "pppplpp",
 }
+#: The functions that a library has besides, by the type of its weights; and the compiler's flags.
+OF_TYPE = {
+    "int8": {"adds_in_sixteen_bits": "", "round_groups": "llpfllppp i"},
+    "bfloat16": {"input_size": ""},
+}
+RESULTS = {"adds_in_sixteen_bits": c_int, "input_size": c_int, "contenders": c_long}
+DEFINED = {"int8": (), "bfloat16": ("-DBFLOAT16",)}
 
 
 class CMatrix(Structure):
     """`matrix` of products.h."""
 
     _fields_ = [
-        *((name, c_long) for name in ("d", "outputs")),
+        *((name, c_long) for name in ("d", "outputs", "bytes")),
         *((name, c_void_p) for name in ("weight", "scale", "offsets")),
     ]
 
 
 @cache
-def library() -> CDLL | None:
-    """Load native.c, compiled now or before; return None, after a warning, if this machine cannot."""
+def library(dtype: str = "int8") -> CDLL | None:
+    """Load native.c for weights in int8 or bfloat16, compiled now or before.
+
+    Return None, after a warning, if this machine cannot.
+    """
     compiler = shlex.split(os.environ.get("CC") or "cc")
-    native = built([*compiler, "-fopenmp"]) or built(compiler)
+    flags = DEFINED[dtype]
+    native = built([*compiler, "-fopenmp", *flags]) or built([*compiler, *flags])
     if native is None:
         getLogger(__name__).warning(
-            "dtype=int8 is about half as fast without a C compiler: %s could not compile native.c. "
+            "dtype=%s is about half as fast without a C compiler: %s could not compile native.c. "
             "Install gcc, or set CC to a compiler.",
-            compiler[0],
+            *(dtype, compiler[0]),
         )
         return None
-    for name, types in SIGNATURES.items():
+    for name, types in {**SIGNATURES, **OF_TYPE[dtype]}.items():
         function = getattr(native, name)
         function.argtypes = [TYPES[letter] for letter in types.replace(" ", "")]
-        function.restype = None
-    native.adds_in_sixteen_bits.restype = c_int
-    native.contenders.restype = c_long
+        function.restype = RESULTS.get(name)
     return native
 
 

@@ -1,10 +1,5 @@
 /* Rows between two products (products.h): norms, activations, and their rounding. */
 
-#include <math.h>
-#include <stdint.h>
-
-#define MOST 127.0f
-
 typedef float vector __attribute__((vector_size(32), aligned(4)));
 
 INLINED __m128 halves(vector v)
@@ -18,6 +13,17 @@ INLINED float dot(const float *a, const float *b, long n)
     vector products = {0};
     for (long i = 0; i < n; i += 8)
         products += *(const vector *)(a + i) * *(const vector *)(b + i);
+    __m128 sums = halves(products);
+    return (sums[0] + sums[2]) + (sums[1] + sums[3]);
+}
+
+/* `dot` with a row of the output head. */
+INLINED float dot_exact(const float *a, const exact *b, long n)
+{
+    vector products = {0};
+    for (long i = 0; i < n; i += 8)
+        for (int j = 0; j < 8; j++)
+            products[j] += a[i + j] * value_of(b[i + j]);
     __m128 sums = halves(products);
     return (sums[0] + sums[2]) + (sums[1] + sums[3]);
 }
@@ -40,32 +46,10 @@ INLINED float exponential(float x)
     return p * *(float *)&power;
 }
 
-/* Return the largest absolute value of d numbers: not a finite number if one of them is not. */
-static float largest_of(const float *row, long d)
-{
-    /* Absolute values are ordered as the integers of the same bits, infinity and NaN last. */
-    int32_t most = 0;
-    for (long i = 0; i < d; i++) {
-        int32_t size = ((const int32_t *)row)[i] & INT32_MAX;
-        most = size > most ? size : most;
-    }
-    return *(float *)&most;
-}
-
-/* Write d numbers as row r of a product's input, and their largest absolute value. */
-static void round_row(const float *restrict row, long r, long d, uint8_t *restrict x, float *largest)
-{
-    float top = largest_of(row, d);
-    float factor = top > 0 && top < INFINITY ? MOST / top : 0;
-    largest[r] = top;
-    for (long i = 0; i < d; i++)
-        x[r * d + i] = (uint8_t)(int32_t)(row[i] * factor + (MOST + 1.5f));
-}
-
 /* h += y, unless y is null; then norm(h) = weight * h / sqrt(|h|^2 + epsilon). The norm is written
    to `normed`, or if that is null as a product's input. */
 void add_norm(long n, long d, float *h, const float *y, long stride, const float *restrict bias, const float *weight,
-              float epsilon, float *normed, uint8_t *x, float *largest)
+              float epsilon, float *normed, input *x, float *largest)
 {
     float *restrict row = malloc(d * sizeof(float));
     for (long r = 0; r < n; r++, h += d) {
@@ -84,7 +68,7 @@ void add_norm(long n, long d, float *h, const float *y, long stride, const float
 
 /* silu(g) * u of y = [g | u | ...], two times d numbers, times `shrink` as a product's input. */
 void activate(long n, long d, const float *y, long stride, const float *restrict bias, const float *restrict shrink,
-              uint8_t *x, float *largest)
+              input *x, float *largest)
 {
     float *restrict row = malloc(d * sizeof(float));
     for (long r = 0; r < n; r++) {

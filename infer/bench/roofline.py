@@ -19,9 +19,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from infer.engine.int8 import Int8Linear, Int8Product
+from conf.devices.dtype import INT8
+from conf.devices.int8 import Kernel
 from infer.engine.output import Request
-from infer.engine.packed import is_int8
+from infer.engine.packed import rounded_type
+from infer.engine.rounded import RoundedLinear, RoundedProduct, kernel_of
 from infer.engine.runner import Runner, duration
 from infer.engine.sampling import GREEDY
 from infer.trees.tree import Tree
@@ -40,11 +42,11 @@ def measure_roofline(
     """Return the measured milliseconds and the bound of a forward, for each number of rows."""
     linear = [module for module in lm.modules() if isinstance(module, nn.Linear)]
     matrices = {id(layer.weight): layer.weight for layer in linear}.values()
-    int8 = is_int8(lm)
+    int8 = rounded_type(lm) == INT8
     size = sum(w.numel() if int8 else w.nbytes for w in matrices)
     flops = 2 * sum(matrix.numel() for matrix in matrices)  # per row
     bandwidth = measure_bandwidth(lm.device, size=min(size, MAX_BUFFER))
-    rate = measure_rate(lm.config.hidden_size, lm.dtype, lm.device, int8=int8)
+    rate = measure_rate(lm.config.hidden_size, lm.dtype, lm.device, kernel_of(lm))
     return {
         "rows": list(rows),
         "context": CONTEXT,
@@ -72,15 +74,18 @@ def measure_forwards(lm: PreTrainedModel, rows: Sequence[int]) -> list[float]:
 
 
 def measure_rate(
-    width: int, dtype: torch.dtype, device: torch.device, *, int8: bool = False
+    width: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernel: type[Kernel] | None = None,
 ) -> float:
-    """Return the operations per second of a product with a square matrix."""
+    """Return the operations per second of a product with a square matrix, perhaps rounded by `kernel`."""
     linear = nn.Linear(width, width, bias=False, dtype=dtype, device=device)
     rows = torch.randn(PRODUCT_ROWS, width, dtype=dtype, device=device)
     multiply: Callable[[Tensor], Tensor] = linear
-    if int8:
-        multiply = Int8Linear(linear)
-        Int8Product({multiply: None})
+    if kernel:
+        multiply = RoundedLinear(linear)
+        RoundedProduct({multiply: None}, kernel)
     seconds = seconds_of(lambda: multiply(rows))
     return 2 * PRODUCT_ROWS * width * width / seconds
 

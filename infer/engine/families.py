@@ -13,6 +13,7 @@ from conf.architecture import why_unsupported
 from conf.errors import UserError, in_one_line, is_out_of_memory
 from infer.engine.forward import DynamicForward, Target
 from infer.engine.output import Request
+from infer.engine.packed import dtype_of
 from infer.engine.sampling import GREEDY
 from infer.trees.tree import Tree
 
@@ -49,11 +50,12 @@ def check_tree(lm: PreTrainedModel, name: str | None = None) -> None:
     if not of_paths.isfinite().all():
         raise UserError(
             f"{name or _name_of(lm.config)} must have finite logits, got NaN or infinite ones in "
-            f"{str(lm.dtype).removeprefix('torch.')}. Use dtype=float32 if that is a narrower "
+            f"{dtype_of(lm)}. Use dtype=float32 if that is a narrower "
             "type; otherwise the weights are damaged or their training diverged."
         )
     difference = float((of_tree.double() - of_paths.double()).abs().max())
-    limit = TOLERANCE[lm.dtype.itemsize] * float(of_paths.max() - of_paths.min())
+    size = getattr(torch, dtype_of(lm)).itemsize
+    limit = TOLERANCE[size] * float(of_paths.max() - of_paths.min())
     if not difference <= limit:
         reason = (
             f"which computes other logits for a tree than for its paths (difference "

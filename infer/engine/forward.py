@@ -24,7 +24,7 @@ from infer.engine.gate import with_gate
 from infer.engine.head import PreviousTokenHead
 from infer.engine.native import NativeDecoder, decoder_of
 from infer.engine.output import LazyOutput, Request
-from infer.engine.packed import is_int8
+from infer.engine.packed import rounded_type
 from infer.engine.pick import Logits
 from infer.engine.sampling import Sampling
 from infer.trees.tree import Fed, FlatTrees, Tree, extent, flatten, mask
@@ -48,10 +48,10 @@ class Target:
         target: PreTrainedModel | None = None,
     ) -> None:
         self.correction = PreviousTokenHead.of(lm)
-        int8 = is_int8(lm)
+        rounded = rounded_type(lm) is not None
         # In these types a row's products do not depend on other rows. Attention in float64
         # does not either.
-        wide = int8 or (lm.device.type == "cpu" and lm.dtype == torch.bfloat16)
+        wide = rounded or (lm.device.type == "cpu" and lm.dtype == torch.bfloat16)
         # Other threads may decode on the same model: a gate and a configuration of one's own.
         self.gate = ProbeGate()
         self.fused = decoder_of(lm, self.gate, wide=wide)
@@ -60,10 +60,10 @@ class Target:
             self.gate = ProbeGate.of(lm)
         self.decoder: Any = lm.get_decoder()
         self.head: Any = with_gate(lm.get_output_embeddings(), self.gate)
-        self.dtype = lm.dtype
+        self.dtype = torch.float32 if rounded else lm.dtype
         self.device = lm.device
         native = isinstance(self.fused, NativeDecoder)
-        self.mask_dtype = torch.float64 if wide else lm.dtype
+        self.mask_dtype = torch.float64 if wide else self.dtype
         self.windows = windows(lm.config)
         self._scale = logit_scale(lm.config)
         self.groups = lm.config.num_attention_heads // key_heads(lm.config)
@@ -74,7 +74,7 @@ class Target:
             lm.config,
             batch=batch,
             capacity=capacity,
-            dtype=torch.float64 if int8 and not native else lm.dtype,
+            dtype=torch.float64 if rounded and not native else self.dtype,
             device=lm.device,
             shares=shares(lm),
         )

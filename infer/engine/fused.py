@@ -6,7 +6,7 @@ has about 45 operations besides its matrix products. This layer has 20, on the s
     h = h + Wo attention( rotate( [Wq|Wk|Wv] norm(h) ) )      q and k rotated together
     h = h + Wd( silu(g) * u ),   [g|u] = [Wg|Wu] norm(h)
 
-In float32 the result equals the library's bit for bit. With int8 (int8.py) and without a C
+In float32 the result equals the library's bit for bit. With int8 (rounded.py) and without a C
 compiler (native.py), a row does not depend on the rows beside it: rotation and attention
 compute in float64 and round once, and the norm is a faster one (`RowNorm`).
 
@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conf.architecture import head_width
+from conf.devices.native import LANES
 from infer.engine.attention import ProbeGate, attend, attend_wide
 from infer.engine.cache import TreeCache
 from infer.engine.gate import with_gate
@@ -249,6 +250,14 @@ def fused_layer(module: Any, kind: str, *, wide: bool) -> Layer | None:
     )
     activation = partial(activated, mlp.act_fn) if wide else mlp.act_fn
     return Layer(kind, norms, qkv, o, gate_up, down, attention.scaling, activation)
+
+
+def has_operations(config: Any) -> bool:
+    """Return whether native.c has the operations of a model of these `DECODERS`."""
+    widths = config.hidden_size, config.intermediate_size, head_width(config)
+    return config.hidden_act in ("silu", "swish") and not any(
+        width % LANES for width in widths
+    )
 
 
 def joint_product(*modules: nn.Module) -> Product | None:

@@ -1,9 +1,9 @@
-"""The decoder of fused.py in int8 as one call of native.c.
+"""The decoder of fused.py in int8 or bfloat16 as one call of native.c.
 
     h -> norm ─► [q|k|v] -> rotation, cache, attention ─► o -> h += o, norm ─►
          [g|u] -> silu(g) u ─► down -> h += down, norm ─► ...
 
-An arrow ─► is a product: its input is rounded to 8 bits with a scale for each row. In the C
+An arrow ─► is a product: its input is rounded, in int8 with a scale for each row. In the C
 functions a row's sums have one order, whatever rows are beside it and in whatever columns its
 keys are. So a row's result is the same in every forward, bit for bit, in float32.
 
@@ -12,7 +12,6 @@ Without a C compiler, decoding uses PyTorch's operations (fused.py).
 
 from collections.abc import Mapping, Sequence
 from ctypes import (
-    CDLL,
     POINTER,
     Structure,
     byref,
@@ -27,14 +26,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from conf.architecture import head_width
 from conf.devices.int8 import DIVIDED, Native
-from conf.devices.native import LANES, CMatrix, library
+from conf.devices.native import CMatrix
 from infer.engine.attention import ProbeGate
 from infer.engine.cache import TreeCache
-from infer.engine.fused import FusedDecoder, Layer, layers_of
-from infer.engine.int8 import Int8Product
-from infer.engine.packed import Product
+from infer.engine.fused import FusedDecoder, Layer, has_operations, layers_of
+from infer.engine.rounded import RoundedProduct
 
 #: The largest number of layers in a product.
 PARTS = 3
@@ -96,13 +93,14 @@ class CForward(Structure):
 
 
 class NativeDecoder(FusedDecoder):
-    """The decoder of a model in int8 by native.c. Its masks are boolean, its cache is in float32."""
+    """The decoder of a model with rounded layers by native.c, with boolean masks and a cache in float32."""
 
     def __init__(
-        self, native: CDLL, decoder: Any, layers: list[Layer], gate: ProbeGate
+        self, kernel: type[Native], decoder: Any, layers: list[Layer], gate: ProbeGate
     ) -> None:
         super().__init__(decoder, layers, gate, wide=True)
-        self._native = native
+        self._native = kernel.library()
+        self._input = kernel.input_type()
         norm: Any = self._norm
         self._norms = [norms_of(layer) for layer in layers]
         c_layers = (CLayer * len(layers))(*map(c_layer, layers, self._norms))
@@ -148,7 +146,7 @@ class NativeDecoder(FusedDecoder):
             h.new_empty(n, self._outputs),
             h.new_empty(n, self._heads * self._width),
         )
-        largest, x = h.new_empty(n), h.new_empty(n, self._inputs, dtype=torch.uint8)
+        largest, x = h.new_empty(n), h.new_empty(n, self._inputs, dtype=self._input)
         first = self._gate.first if self._gate.rows else q
         forward = CForward(
             *(n, q, first, end),
@@ -195,7 +193,7 @@ def norms_of(layer: Layer) -> list[Tensor]:
 
 
 def c_product(product: Any) -> CProduct:
-    """Return the structure of an Int8Product, which is built once."""
+    """Return the structure of a RoundedProduct, which is built once."""
     structure = _structures.get(product)
     if structure is None:
         structure = _structures[product] = _built(product)
@@ -203,7 +201,7 @@ def c_product(product: Any) -> CProduct:
 
 
 #: The structures of products, with the biases that only C reads.
-_structures: WeakKeyDictionary[Int8Product, CProduct] = WeakKeyDictionary()
+_structures: WeakKeyDictionary[RoundedProduct, CProduct] = WeakKeyDictionary()
 
 
 def _built(product: Any) -> CProduct:
@@ -226,26 +224,15 @@ def _built(product: Any) -> CProduct:
 def decoder_of(lm: Any, gate: ProbeGate, *, wide: bool) -> FusedDecoder | None:
     """Return a fused decoder of a model; None for another architecture or unpacked layers.
 
-    It is a NativeDecoder if the layers are in int8 and native.c applies and can be compiled.
+    It is a NativeDecoder if the layers are rounded and native.c applies and can be compiled.
     """
     layers = layers_of(lm, wide=wide)
     if not layers:
         return None
-    native = library() if applies(lm.config, layers[0].qkv) else None
-    if native is None:
-        return FusedDecoder(lm.get_decoder(), layers, gate, wide=wide)
-    return NativeDecoder(native, lm.get_decoder(), layers, gate)
-
-
-def applies(config: Any, product: Product) -> bool:
-    """Return whether native.c has the operations of a model."""
-    widths = config.hidden_size, config.intermediate_size, head_width(config)
-    return (
-        isinstance(product, Int8Product)
-        and isinstance(product.kernel, Native)
-        and config.hidden_act in ("silu", "swish")
-        and not any(width % LANES for width in widths)
-    )
+    kernel = type(getattr(layers[0].qkv, "kernel", None))
+    if issubclass(kernel, Native) and has_operations(lm.config):
+        return NativeDecoder(kernel, lm.get_decoder(), layers, gate)
+    return FusedDecoder(lm.get_decoder(), layers, gate, wide=wide)
 
 
 def _addresses(*tensors: Tensor) -> list[int]:

@@ -1,4 +1,4 @@
-"""The previous-token head in int8 as two calls of native.c.
+"""The previous-token head with rounded weights as two calls of native.c.
 
 The head reads 3 d² weights for the first token that it corrects and 2 d² for each further token.
 In int8 they stay in the CPU's cache. The head is for drafts alone, so no sum needs to be exact.
@@ -6,7 +6,6 @@ In int8 they stay in the CPU's cache. The head is for drafts alone, so no sum ne
 
 from collections.abc import Sequence
 from ctypes import (
-    CDLL,
     Structure,
     byref,
     c_float,
@@ -19,8 +18,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from conf.devices.int8 import Native, exact_kernel, pack
-from conf.devices.native import LANES, CMatrix, library
+from conf.devices.int8 import Kernel, Native, pack
+from conf.devices.native import LANES, CMatrix
 from infer.engine.head import Correct, PreviousTokenHead
 
 
@@ -37,17 +36,16 @@ class CHead(Structure):
 
 
 class NativeHead(PreviousTokenHead):
-    """The head of a model in int8, by native.c."""
+    """The head of a model with rounded layers, by native.c."""
 
     def __init__(
         self,
-        native: CDLL,
         kernel: type[Native],
         lm: PreTrainedModel,
         head: PreviousTokenHead,
     ) -> None:
         super().__init__(lm, head.w1, head.w2)
-        self._native = native
+        self._native = kernel.library()
         d = self.width
         matrices: list[Any] = [
             pack(w.float(), kernel) for w in (*head.w1.split(d, dim=1), head.w2)
@@ -80,7 +78,8 @@ class NativeHead(PreviousTokenHead):
         def logits(place: int, previous: int, ids: Sequence[int]) -> list[float]:
             count = len(ids)
             result = (c_float * count)()
-            rows = hidden[place], inner[place], self._embedding.weight[previous]
+            token = self._embedding.weight[previous].float()
+            rows = hidden[place], inner[place], token
             self._native.correct(
                 *(byref(self._c), *(row.data_ptr() for row in rows)),
                 *(count, (c_long * count)(*ids), result),
@@ -90,9 +89,10 @@ class NativeHead(PreviousTokenHead):
         return logits
 
 
-def head_in_int8(lm: PreTrainedModel, head: PreviousTokenHead) -> PreviousTokenHead:
-    """Return the head of a model in int8; `head` itself if native.c does not apply."""
-    native, kernel = library(), exact_kernel()
-    if native is None or kernel is None or not issubclass(kernel, Native):
+def rounded_head(
+    lm: PreTrainedModel, head: PreviousTokenHead, kernel: type[Kernel]
+) -> PreviousTokenHead:
+    """Return the head of a model with layers rounded by `kernel`; `head` itself if native.c does not apply."""
+    if not issubclass(kernel, Native) or head.width % LANES:
         return head
-    return head if head.width % LANES else NativeHead(native, kernel, lm, head)
+    return NativeHead(kernel, lm, head)

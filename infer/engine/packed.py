@@ -7,7 +7,7 @@ same input are joined into one product with the A matrices of their adapter; for
 
     x  ->  [ Wq x | Wk x | Wv x | Aq x | Ak x | Av x ]       probes: + [ Bq Aq x | Bk Ak x | Bv Av x ]
 
-int8.py has the same layers in int8. tests/benchmarks/packed.py measures both.
+rounded.py has the same layers in int8, and in bfloat16 by native.c. tests/benchmarks/packed.py measures both.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +44,8 @@ FIXED_ROWS = 16
 class JointLinear(nn.Linear):
     """A linear layer that is computed as part of a `Product`; it shares the weight of `linear`."""
 
-    int8 = False
+    #: The type of a rounded weight (rounded.py).
+    rounded: str | None = None
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__(
@@ -234,22 +235,30 @@ def pack(lm: nn.Module, most_bytes: int) -> None:
     The packed copies are as large as the weights. Do nothing if they would take more than
     `most_bytes`.
     """
-    layers = linear_layers(lm)
+    layers = {
+        name: layer
+        for name, layer in linear_layers(lm).items()
+        if layer.weight.dtype in TYPES
+    }
     if sum(layer.weight.nbytes for layer in layers.values()) <= most_bytes:
         join(lm, layers, PackedLinear, Product)
 
 
-def is_int8(lm: nn.Module) -> bool:
-    """Return True if the linear layers of a model compute in int8."""
-    return any(getattr(module, "int8", False) for module in lm.modules())
+def rounded_type(lm: nn.Module) -> str | None:
+    """Return the type of a model's linear layers if they are rounded (rounded.py), else None."""
+    types = (getattr(module, "rounded", None) for module in lm.modules())
+    return next(filter(None, types), None)
+
+
+def dtype_of(lm: Any) -> str:
+    """Return a loaded model's dtype as a value of the setting `dtype`."""
+    return rounded_type(lm) or str(lm.dtype).removeprefix("torch.")
 
 
 def linear_layers(lm: nn.Module) -> dict[str, nn.Linear]:
-    """Return the linear layers that can be packed, by name."""
+    """Return the linear layers that can be joined, by name."""
     return {
-        name: module
-        for name, module in lm.named_modules()
-        if type(module) is nn.Linear and module.weight.dtype in TYPES
+        name: module for name, module in lm.named_modules() if type(module) is nn.Linear
     }
 
 

@@ -8,7 +8,7 @@ often (Gumbel coupling: Daliri, Musco, Suresh, 2024).
 
 In bfloat16 and float16 a near-tie would depend on the number of rows in the forward. So
 the logits of the likeliest tokens are computed again in float32 (`Logits`). This is also
-done for a head in int8 (int8.py).
+done for a rounded head (rounded.py).
 
 Verification by ratio. The draft model draws the drafts, and the emitted tokens have the
 target's distribution (GSD §3; Leviathan et al., 2023). Plain decoding draws the token after
@@ -54,7 +54,9 @@ class Logits:
         self._head = head
         self._logits = logits_nV
         if narrow is None:
-            narrow = logits_nV.dtype.itemsize < 4 or getattr(head, "int8", False)
+            narrow = logits_nV.dtype.itemsize < 4 or bool(
+                getattr(head, "rounded", None)
+            )
         self._narrow = narrow
 
     def __len__(self) -> int:

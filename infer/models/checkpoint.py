@@ -23,7 +23,7 @@ from transformers.utils import logging
 
 from conf.adapter import ADAPTIVE_FILE, CONFIG, FOLDER, HEAD, WEIGHTS
 from conf.console import print_once, torchrun_rank
-from conf.devices.dtype import INT8
+from conf.devices.dtype import INT8, warn_of_emulation
 from conf.devices.memory import check_fits, describe_shortage, machine_memory
 from conf.errors import UserError, as_user_error
 from conf.runs.files import read_json
@@ -32,9 +32,9 @@ from conf.text.infilling import Infilling, find_infilling, with_stops
 from infer.config import check_directory, export_manifest
 from infer.engine.families import check_family, check_tree
 from infer.engine.fused import fuse_rotary
-from infer.engine.int8 import to_int8
 from infer.engine.memory import enough_memory
-from infer.engine.packed import is_int8, pack
+from infer.engine.packed import pack
+from infer.engine.rounded import to_bfloat16, to_int8
 from infer.engine.smoothing import SAMPLE, TOKENS
 from infer.models import parallel
 from infer.models.gated import NO_HEAD, gate_model
@@ -295,8 +295,10 @@ class ModelDirectory:
             if int8:
                 check_tree(lm, self.name)
                 to_int8(lm, self._sample())
-            elif ranks == 1 and lm.device.type == "cpu":
-                pack(lm, machine_memory()[0] // 2)
+            elif lm.device.type == "cpu" and not (ranks == 1 and to_bfloat16(lm)):
+                warn_of_emulation(dtype, "cpu")
+                if ranks == 1:
+                    pack(lm, machine_memory()[0] // 2)
             fuse_rotary(lm)
             if not int8:
                 check_tree(lm, self.name)
@@ -370,11 +372,6 @@ def check_weights(
             f"warning: {sentence}; else every token reads them from the disk again",
             error=True,
         )
-
-
-def dtype_of(lm: PreTrainedModel) -> str:
-    """Return a loaded model's dtype as a value of the setting `dtype`."""
-    return INT8 if is_int8(lm) else str(lm.dtype).removeprefix("torch.")
 
 
 def merge_adapter(lm: PreTrainedModel, folder: Path) -> PreTrainedModel:

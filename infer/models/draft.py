@@ -20,8 +20,8 @@ from transformers import PreTrainedModel
 
 from conf.errors import UserError
 from infer.engine.forward import context_length
-from infer.engine.packed import JointLinear
-from infer.models.checkpoint import ModelDirectory, dtype_of
+from infer.engine.packed import JointLinear, dtype_of
+from infer.models.checkpoint import ModelDirectory
 from infer.text import Text
 
 #: The id that a draft model reads in place of an id that it does not have; any id would work.

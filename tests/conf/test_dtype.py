@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from conf.devices import dtype, int8
-from conf.devices.dtype import choose_dtype, cpu_has_bfloat16
+from conf.devices.dtype import choose_dtype, cpu_has_bfloat16, warn_of_emulation
 from conf.errors import UserError
 
 
@@ -13,7 +13,7 @@ from conf.errors import UserError
     [
         (True, "auto", "bfloat16", "dtype=auto: bfloat16 (PyTorch has instructions"),
         (False, "auto", "float32", "dtype=auto: float32 (PyTorch has no instructions"),
-        (False, "bfloat16", "bfloat16", "warning: dtype=bfloat16 is emulated"),
+        (False, "bfloat16", "bfloat16", ""),
         (True, "bfloat16", "bfloat16", ""),
         (False, "float16", "float16", ""),
     ],
@@ -31,6 +31,23 @@ def test_auto_takes_the_faster_type_and_says_which(
     assert choose_dtype(requested, "cpu") == chosen
     printed = capsys.readouterr().err
     assert printed.startswith(line) and printed.count("\n") == bool(line)
+
+
+@pytest.mark.parametrize(
+    ("requested", "device", "warns"),
+    [("bfloat16", "cpu", True), ("float32", "cpu", False), ("bfloat16", "cuda", False)],
+)
+def test_emulated_products_of_pytorch_are_warned_of(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    requested: str,
+    device: str,
+    warns: bool,
+) -> None:
+    monkeypatch.setattr(dtype, "cpu_has_bfloat16", lambda: False)
+    warn_of_emulation(requested, device)
+    printed = capsys.readouterr().err
+    assert printed.startswith("warning: dtype=bfloat16 is emulated") is warns
 
 
 X86 = {"avx512_bf16": True, "amx_bf16": True}

@@ -15,15 +15,15 @@ from infer.engine import native
 from infer.engine.attention import ProbeGate
 from infer.engine.fused import UNDIVIDED
 from infer.engine.gate import GatedLinear
-from infer.engine.int8 import (
-    Int8Head,
-    Int8Linear,
-    Int8Product,
+from infer.engine.output import Request
+from infer.engine.packed import TYPES, pack
+from infer.engine.rounded import (
+    RoundedHead,
+    RoundedLinear,
+    RoundedProduct,
     RowActivation,
     to_int8,
 )
-from infer.engine.output import Request
-from infer.engine.packed import TYPES, pack
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY
 from infer.models.draft import first_layers
@@ -51,10 +51,10 @@ def gated(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Model:
     return load(adapted_copy(model_dir, folder), "int8", "cpu")
 
 
-def int8_of(linear: nn.Linear) -> Int8Linear:
+def int8_of(linear: nn.Linear) -> RoundedLinear:
     """Return the layer in int8 alone."""
-    layer = Int8Linear(linear)
-    Int8Product({layer: None})
+    layer = RoundedLinear(linear)
+    RoundedProduct({layer: None}, exact_kernel())
     return layer
 
 
@@ -131,9 +131,9 @@ def test_an_adapter_acts_on_probes_alone() -> None:
     a, b = torch.randn(3, 24), torch.randn(16, 3)
     lm.layer = GatedLinear(nn.Linear(24, 16), a, b, 0.5, gate)
     packed = copy.deepcopy(lm)
-    base = Int8Linear(packed.layer.base)
+    base = RoundedLinear(packed.layer.base)
     packed.layer.base = base
-    Int8Product({base: (packed.layer.a, packed.layer.b)})
+    RoundedProduct({base: (packed.layer.a, packed.layer.b)}, exact_kernel())
     gates = [gate, ProbeGate.of(packed)]
     x = torch.randn(1, 6, 24)
     with torch.inference_mode():
@@ -147,9 +147,11 @@ def test_an_adapter_acts_on_probes_alone() -> None:
 def test_the_head_keeps_its_weight_and_the_other_layers_their_shapes(
     int8: LlamaForCausalLM,
 ) -> None:
-    assert type(int8.lm_head) is Int8Head and int8.lm_head.weight.device.type == "cpu"
+    assert (
+        type(int8.lm_head) is RoundedHead and int8.lm_head.weight.device.type == "cpu"
+    )
     layer = int8.model.layers[0].mlp.up_proj
-    assert type(layer) is Int8Linear
+    assert type(layer) is RoundedLinear
     assert layer.weight.device.type == "meta" and layer.weight.shape == (64, 32)
     assert int8.num_parameters() == tiny_llama().num_parameters()
 
@@ -164,7 +166,7 @@ def test_logits_of_a_place_are_the_same_in_every_forward(
 ) -> None:
     """A row has the same bits if its keys are in other columns and other rows are beside it."""
     if not compiled:
-        monkeypatch.setattr(native, "library", lambda: None)
+        monkeypatch.setattr(native, "has_operations", lambda config: False)
     check_places(int8, others)
 
 
@@ -256,7 +258,7 @@ def test_draft_models_are_in_int8_too(model_dir: Path) -> None:
     for draft in ("self:1", str(model_dir)):
         model = load(model_dir, "int8", "cpu", draft=draft)
         assert model.draft is not None
-        assert type(model.draft.lm.get_output_embeddings()) is Int8Head
+        assert type(model.draft.lm.get_output_embeddings()) is RoundedHead
         assert texts(model, DecodeConfig("gsd", nodes=8), prompts, 1) == plain
 
 

@@ -1,4 +1,4 @@
-"""Test the int8 decoder in C: values, rows beside other rows, probes, threads, no compiler."""
+"""Test the decoder in C in int8 and bfloat16: values, rows beside other rows, probes, threads, no compiler."""
 
 import copy
 import logging
@@ -13,16 +13,16 @@ from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 
 from conf.devices.int8 import MOST, ZERO_POINT, Native, exact_kernel
-from conf.devices.native import LANES
+from conf.devices.native import LANES, library
 from infer.engine import native
 from infer.engine.attention import ProbeGate
 from infer.engine.forward import Target
 from infer.engine.fused import RowNorm
 from infer.engine.gate import GatedLinear
-from infer.engine.int8 import Int8Linear, to_int8
-from infer.engine.native import NativeDecoder, library
+from infer.engine.native import NativeDecoder
 from infer.engine.output import Request
 from infer.engine.packed import linear_layers
+from infer.engine.rounded import RoundedLinear, to_bfloat16, to_int8
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY
 from infer.trees.tree import Tree
@@ -46,14 +46,21 @@ ALL_MODELS = MODELS | {
 }
 
 
+@pytest.fixture(params=["int8", "bfloat16"])
+def dtype(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(autouse=True)
 def inference() -> Iterator[None]:
     with torch.inference_mode():
         yield
 
 
-def int8_model(name: str, rank: int = 0, within: str = "") -> PreTrainedModel:
-    """Return a random model in int8; with `rank` it has a gated adapter on all layers `within` a module."""
+def rounded_model(
+    name: str, dtype: str = "int8", rank: int = 0, within: str = ""
+) -> PreTrainedModel:
+    """Return a random model in `dtype`; with `rank` it has a gated adapter on all layers `within` a module."""
     lm = model_of(copy.deepcopy(ALL_MODELS[name]), packed=False)
     gate = ProbeGate()
     layers = linear_layers(lm) if rank else {}
@@ -62,7 +69,10 @@ def int8_model(name: str, rank: int = 0, within: str = "") -> PreTrainedModel:
             a = torch.randn(rank, linear.in_features)
             b = torch.randn(linear.out_features, rank)
             lm.set_submodule(path, GatedLinear(linear, a, b, 0.1, gate))
-    to_int8(lm)
+    if dtype == "int8":
+        to_int8(lm)
+    else:
+        assert to_bfloat16(lm.bfloat16())
     return lm
 
 
@@ -96,13 +106,13 @@ def call(function: str, *arguments: Any) -> None:
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("name", ALL_MODELS)
 def test_logits_are_those_of_pytorchs_operations(
-    monkeypatch: pytest.MonkeyPatch, name: str, batch: int
+    monkeypatch: pytest.MonkeyPatch, name: str, batch: int, dtype: str
 ) -> None:
     """Attention by tiles rounds to bfloat16: it is as far from float32 as int8 itself."""
-    lm = int8_model(name)
+    lm = rounded_model(name, dtype)
     native_decoder(lm)
     fast = logits(lm, batch)
-    monkeypatch.setattr(native, "library", lambda: None)
+    monkeypatch.setattr(native, "has_operations", lambda config: False)
     assert type(Target(lm, batch=1, capacity=8).fused) is not NativeDecoder
     exact = logits(model_of(copy.deepcopy(ALL_MODELS[name]), packed=False), batch)
     for ours, theirs, wanted in zip(fast, logits(lm, batch), exact):
@@ -120,13 +130,13 @@ def test_inputs_are_multiplied_by_their_factors(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """By other factors than the weights are divided by, which changes the logits."""
-    lm = int8_model(name)
+    lm = rounded_model(name)
     before = logits(lm)
     for linear in linear_layers_in_int8(lm):
         shrink = linear.product.shrink
         shrink.copy_(torch.randint(-1, 2, shrink.shape).exp2())
     fast = logits(lm)
-    monkeypatch.setattr(native, "library", lambda: None)
+    monkeypatch.setattr(native, "has_operations", lambda config: False)
     for ours, theirs, without in zip(fast, logits(lm), before):
         assert row_errors(ours, theirs).median() < (
             0.06 if attends_by_tiles(lm) else 1e-5
@@ -134,15 +144,17 @@ def test_inputs_are_multiplied_by_their_factors(
         assert row_errors(ours, without).min() > 0.2
 
 
-def linear_layers_in_int8(lm: PreTrainedModel) -> list[Int8Linear]:
-    return [module for module in lm.model.modules() if isinstance(module, Int8Linear)]
+def linear_layers_in_int8(lm: PreTrainedModel) -> list[RoundedLinear]:
+    return [
+        module for module in lm.model.modules() if isinstance(module, RoundedLinear)
+    ]
 
 
 def test_an_adapter_of_the_last_layer_alone_fits_the_buffers(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
     """Bug: the buffers had the sizes of the first layer, and C wrote beyond them."""
-    lm = int8_model("llama", rank=256, within="layers.1.mlp")
+    lm = rounded_model("llama", dtype, rank=256, within="layers.1.mlp")
     decoder = native_decoder(lm)
     last = decoder._c.layer[decoder._c.layers - 1]
     assert (
@@ -151,7 +163,7 @@ def test_an_adapter_of_the_last_layer_alone_fits_the_buffers(
         > decoder._c.layer[0].gate_up.w.outputs
     )
     fast = logits(lm, 1)
-    monkeypatch.setattr(native, "library", lambda: None)
+    monkeypatch.setattr(native, "has_operations", lambda config: False)
     for ours, theirs in zip(fast, logits(lm, 1)):
         assert row_errors(ours, theirs).median() < 0.05
 
@@ -159,7 +171,7 @@ def test_an_adapter_of_the_last_layer_alone_fits_the_buffers(
 @pytest.mark.parametrize("rank", [3, 8])
 @pytest.mark.parametrize("name", ["llama", "two query heads, 128 wide"])
 def test_an_adapter_changes_probes_as_pytorchs_operations_do(
-    monkeypatch: pytest.MonkeyPatch, name: str, rank: int
+    monkeypatch: pytest.MonkeyPatch, name: str, rank: int, dtype: str
 ) -> None:
     """The trees of a batch differ in the numbers of drafts and of probes."""
     requests = [Request([5, 17, 9, 30]), Request([2, 44])]
@@ -175,12 +187,12 @@ def test_an_adapter_changes_probes_as_pytorchs_operations_do(
         flat, hidden = runner._dynamic.hidden(trees)
         return [hidden[:, : flat.drafts], hidden[:, flat.drafts :]]
 
-    lm = int8_model(name, rank)
+    lm = rounded_model(name, dtype, rank)
     adapted = rows(lm)
-    base = rows(int8_model(name))
+    base = rows(rounded_model(name, dtype))
     assert torch.equal(adapted[0], base[0])
     assert (adapted[1] - base[1]).norm() > 0.1 * base[1].norm()
-    monkeypatch.setattr(native, "library", lambda: None)
+    monkeypatch.setattr(native, "has_operations", lambda config: False)
     limit = 0.06 if attends_by_tiles(lm) else 0.02
     for ours, theirs in zip(adapted, rows(lm)):
         assert (ours - theirs).norm() < limit * theirs.norm()
@@ -191,9 +203,9 @@ def test_an_adapter_changes_probes_as_pytorchs_operations_do(
     ["llama", "qwen2, a window in the second layer", "two query heads, 128 wide"],
 )
 def test_a_prompts_rows_are_the_same_on_several_threads_and_beside_others(
-    monkeypatch: pytest.MonkeyPatch, name: str
+    monkeypatch: pytest.MonkeyPatch, name: str, dtype: str
 ) -> None:
-    lm = int8_model(name, rank=4)
+    lm = rounded_model(name, dtype, rank=4)
     prompts = [list(range(30)), list(range(40, 57))]
     tree = Tree((3, 9, 4, 1), (-1, 0, 0, 2), 3, (2,))
 
@@ -215,12 +227,12 @@ def test_a_prompts_rows_are_the_same_on_several_threads_and_beside_others(
 
 
 @pytest.mark.parametrize("name", ALL_MODELS)
-def test_rows_of_a_tree_are_those_of_a_row_at_a_time(name: str) -> None:
+def test_rows_of_a_tree_are_those_of_a_row_at_a_time(name: str, dtype: str) -> None:
     """Rows of a tree attend to the prompt together, and to the nodes of their paths each on its own.
 
     Tiles add the values of the first 256 tokens at once.
     """
-    lm = int8_model(name)
+    lm = rounded_model(name, dtype)
     prompt = [i % 97 for i in range(277)]
     rng = random.Random(0)
     parents = [-1, *(rng.randrange(max(0, i - 6), i) for i in range(1, 30))]
@@ -243,7 +255,7 @@ def test_rows_of_a_tree_are_those_of_a_row_at_a_time(name: str) -> None:
 def test_a_norm_adds_the_product_and_rounds_its_rows() -> None:
     """h += y largest + bias, then the norm, as numbers from 1 to 255 and the largest of each row."""
     torch.manual_seed(0)
-    norm = native_decoder(int8_model("llama"))._layers[0].norms[0]
+    norm = native_decoder(rounded_model("llama"))._layers[0].norms[0]
     assert isinstance(norm, RowNorm)
     h, y = torch.randn(2, 5, 48)
     largest, bias = torch.rand(5), torch.randn(48)
@@ -315,10 +327,10 @@ def test_without_a_compiler_a_warning_says_so(
 
 
 def test_other_activations_and_widths_take_pytorchs_operations() -> None:
-    lm = int8_model("llama")
+    lm = rounded_model("llama")
     lm.config.hidden_act = "gelu"
     assert type(Target(lm, batch=1, capacity=8).fused) is not NativeDecoder
     lm.config.hidden_act = "silu"
     lm.config.head_dim = 12
-    gate = native_decoder(int8_model("llama"))._gate
+    gate = native_decoder(rounded_model("llama"))._gate
     assert type(native.decoder_of(lm, gate, wide=True)) is not NativeDecoder

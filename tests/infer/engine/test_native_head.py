@@ -7,8 +7,8 @@ import torch
 
 from conf.devices.int8 import Native, exact_kernel
 from infer.engine.head import PreviousTokenHead
-from infer.engine.int8 import to_int8
 from infer.engine.native_head import NativeHead
+from infer.engine.rounded import to_int8
 from infer.models.draft import first_layers
 from tests.infer.engine.test_families import tiny
 

@@ -1,4 +1,4 @@
-"""Test Int8Head.top beside a sort of all logits."""
+"""Test RoundedHead.top beside a sort of all logits."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from conf.devices.int8 import Native, exact_kernel
-from infer.engine.int8 import Int8Head
+from infer.engine.rounded import RoundedHead, RoundedProduct
 
 KERNEL = exact_kernel()
 pytestmark = pytest.mark.skipif(
@@ -15,6 +15,13 @@ pytestmark = pytest.mark.skipif(
     reason="no exact int8 products, or no C compiler",
 )
 D = 16
+
+
+def head_of(linear: nn.Linear) -> RoundedHead:
+    assert KERNEL is not None
+    head = RoundedHead(linear)
+    RoundedProduct({head: None}, KERNEL)
+    return head
 
 
 @given(
@@ -37,7 +44,7 @@ def test_the_largest_logits_are_those_of_a_sort(
     linear = nn.Linear(D, V, bias=bias)
     with torch.no_grad():
         linear.weight.copy_(torch.randn(V, D, generator=generator))
-        result = Int8Head(linear).top(hidden, logits, m, exact)
+        result = head_of(linear).top(hidden, logits, m, exact)
         rescored = linear.double()(hidden.double()).float()
     assert result is not None
     ids = logits.argsort(dim=1, descending=True, stable=True)[:, :m]
@@ -49,7 +56,7 @@ def test_the_largest_logits_are_those_of_a_sort(
 
 
 def test_a_row_that_is_not_finite_has_ids_of_tokens() -> None:
-    head = Int8Head(nn.Linear(D, 200))
+    head = head_of(nn.Linear(D, 200))
     logits = torch.full((1, 200), float("nan"))
     with torch.no_grad():
         result = head.top(torch.full((1, D), float("nan")), logits, 10, 8)
@@ -58,5 +65,5 @@ def test_a_row_that_is_not_finite_has_ids_of_tokens() -> None:
 
 
 def test_other_types_take_pytorchs_operations() -> None:
-    head = Int8Head(nn.Linear(D, 200).double())
+    head = head_of(nn.Linear(D, 200).double())
     assert head.top(torch.randn(1, D), torch.randn(1, 200), 10, 8) is None

@@ -1,5 +1,7 @@
 """Test the noise of sampling: its distribution, its keys, and the token that it chooses."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -8,14 +10,14 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from conf.devices.native import library
-from infer.engine import int8
+from infer.engine import rounded
 from infer.engine.noise import Contenders, _hashed, contenders, gumbel, noise, noisiest
 
 SEEDS = st.integers(0, 2**63 - 1)
 FINDS = [
     contenders,
     pytest.param(
-        int8.contenders,
+        partial(rounded.contenders, library()),
         marks=pytest.mark.skipif(library() is None, reason="no C compiler"),
     ),
 ]

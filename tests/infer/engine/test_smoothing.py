@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from conf.devices.int8 import MOST, exact_kernel
-from infer.engine.int8 import Int8Linear, Int8Product, to_int8
+from infer.engine.rounded import RoundedLinear, RoundedProduct, to_int8
 from infer.engine.smoothing import record_inputs, smoothing
 from tests.conftest import tiny_llama
 from tests.infer.engine.test_families import tiny_family
@@ -88,8 +88,8 @@ def test_a_product_with_factors_is_the_product() -> None:
     errors = []
     with torch.inference_mode():
         for inputs in (None, x):
-            layer = Int8Linear(linear, inputs)
-            Int8Product({layer: None})
+            layer = RoundedLinear(linear, inputs)
+            RoundedProduct({layer: None}, exact_kernel())
             errors.append((layer(x) - linear(x)).norm())
             assert layer.inputs is None
     assert errors[1] < errors[0] / 2

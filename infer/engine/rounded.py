@@ -1,4 +1,7 @@
-"""Linear layers in int8 on a CPU: exact for any number of rows.
+"""Linear layers in int8 or bfloat16 on a CPU: exact for any number of rows.
+
+In bfloat16 only the weights are rounded, and on CPUs with instructions for it the inputs of
+products. A row's sum has one order (conf/devices/bfloat16.py). In int8 the inputs are rounded too:
 
     W ≈ diag(s) W8          s is a scale for each output row, W8 has values from -127 to 127
     x ≈ t (x8 - z)          t is a scale for each *row of the input*, x8 is unsigned, z its zero point
@@ -12,11 +15,13 @@ drafts equal the texts of plain decoding. One scale for several rows would break
 are unsigned because the kernels for signed inputs are slow on most CPUs (conf/devices/int8.py).
 
 Norms and rotary embeddings compute in float32, attention as in native.py or attention.py. The A matrices of an
-adapter are part of the product; the products with B are in int8 too. The head finds the
-likeliest tokens in int8, and pick.py computes their logits again from the head's float32 weight.
+adapter are part of the product; the products with B are rounded too. The head finds the
+likeliest tokens with rounded numbers, and pick.py computes their logits again from the head's own weight.
 """
 
 from collections.abc import Mapping, Sequence
+from ctypes import CDLL
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,18 +29,19 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import ACT2CLS
 
-from conf.devices.int8 import exact_kernel, pack
-from conf.devices.native import LANES, library
+from conf.devices.bfloat16 import bfloat16_kernel
+from conf.devices.int8 import Kernel, Native, exact_kernel, pack
+from conf.devices.native import LANES
 from conf.errors import UserError
-from infer.engine.fused import activated
+from infer.engine.fused import DECODERS, activated, has_operations
 from infer.engine.gate import GatedEmbedding, GatedLinear
 from infer.engine.head import PreviousTokenHead
-from infer.engine.native_head import head_in_int8
+from infer.engine.native_head import rounded_head
 from infer.engine.noise import Contenders, IntArray
 from infer.engine.packed import Adapter, JointLinear, Product, join, linear_layers
 from infer.engine.smoothing import record_inputs, smoothing
 
-#: The modules that may have matrices: converted to int8, looked up, or used for drafts alone.
+#: The modules that may have matrices: rounded, looked up, or used for drafts alone.
 WITH_MATRICES = (
     nn.Linear,
     nn.Embedding,
@@ -51,16 +57,16 @@ ACTIVATIONS = {
 }
 
 
-class Int8Linear(JointLinear):
-    """A linear layer in int8. Its float32 weight is dropped once its product is packed.
+class RoundedLinear(JointLinear):
+    """A linear layer with a rounded weight. Its own weight is dropped once its product is packed.
 
     `inputs` are examples of its input rows (n, d), for smoothing.
     """
 
-    int8 = True
-
     def __init__(self, linear: nn.Linear, inputs: Tensor | None = None) -> None:
         super().__init__(linear)
+        if linear.bias is not None:
+            self.bias = nn.Parameter(linear.bias.float(), requires_grad=False)
         self.inputs = inputs
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,13 +79,13 @@ class Int8Linear(JointLinear):
         """Drop the weight's values and keep its shape."""
         self.weight = nn.Parameter(self.weight.to("meta"), requires_grad=False)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Int8Linear":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "RoundedLinear":
         """Return the layer itself: it does not change, and a packed weight cannot be copied."""
         return self
 
 
-class Int8Head(Int8Linear):
-    """An output head in int8 that keeps its float32 weight to rescore the likeliest tokens."""
+class RoundedHead(RoundedLinear):
+    """An output head that also keeps its own weight, to rescore the likeliest tokens."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., d) to (..., V) approximate logits."""
@@ -91,18 +97,20 @@ class Int8Head(Int8Linear):
     ) -> tuple[Tensor, Tensor] | None:
         """Return the (n, m) largest logits in decreasing order, and their ids; None if native.c does not apply.
 
-        The `exact` largest are computed again from the hidden states and the float32 weight.
+        The `exact` largest are computed again from the hidden states and the head's weight.
         """
-        native = library()
+        kernel = self._native
         (n, V), d = logits_nV.shape, self.in_features
-        tensors = logits_nV, hidden_nd, self.weight
-        usual = all(x.dtype == torch.float32 and x.stride(1) == 1 for x in tensors)
+        rows = logits_nV, hidden_nd
+        usual = all(x.dtype == torch.float32 and x.stride(1) == 1 for x in rows)
         usual = usual and hidden_nd.is_contiguous() and self.weight.is_contiguous()
-        if native is None or not usual or d % LANES:
+        if kernel is None or not usual or d % LANES:
+            return None
+        if self.weight.dtype != kernel.kept:
             return None
         values = logits_nV.new_empty(n, m)
         ids = torch.empty(n, m, dtype=torch.int64)
-        native.top(
+        kernel.library().top(
             *(n, V, logits_nV.stride(0), logits_nV.data_ptr(), m, min(m, exact)),
             *(d, hidden_nd.data_ptr(), self.weight.data_ptr()),
             None if self.bias is None else self.bias.data_ptr(),
@@ -113,28 +121,49 @@ class Int8Head(Int8Linear):
     @property
     def contenders(self) -> Contenders | None:
         """`contenders` of noise.py by native.c; None without a compiler."""
-        return None if library() is None else contenders
+        kernel = self._native
+        return None if kernel is None else partial(contenders, kernel.library())
+
+    @property
+    def _native(self) -> type[Native] | None:
+        """The kernel of native.c that multiplies by the rounded weight; None for another kernel."""
+        product: Any = self.product
+        kernel = type(product.kernel)
+        return kernel if issubclass(kernel, Native) else None
 
     def drop_weight(self) -> None:
         """No-op: the likeliest tokens are rescored with the weight."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Int8Head":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "RoundedHead":
         """Return another head on the same product, since a draft model's head may be cut."""
-        copied = Int8Head(self)
-        copied.product = self.product
+        copied = RoundedHead(self)
+        copied.product, copied.rounded = self.product, self.rounded
         return copied
 
 
-def contenders(values_V: Tensor, score: float, scale: float, key: int) -> IntArray:
+def contenders(
+    native: CDLL, values_V: Tensor, score: float, scale: float, key: int
+) -> IntArray:
     """Return the tokens that may exceed `score` by value and noise, by native.c. See noise.py."""
-    native = library()
-    assert native is not None
     values = values_V.float().contiguous()
     ids = torch.empty(len(values), dtype=torch.int64)
     count = native.contenders(
         *(len(values), values.data_ptr(), score, scale, key, ids.data_ptr())
     )
     return ids[:count].numpy()
+
+
+class WideEmbedding(nn.Embedding):
+    """An embedding with a weight in bfloat16 and rows in float32. It shares the weight."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        rows, width = embedding.weight.shape
+        super().__init__(rows, width, device="meta")
+        self.weight = embedding.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Embed (...) ids as (..., d)."""
+        return super().forward(ids).float()
 
 
 class RowActivation(nn.Module):
@@ -149,17 +178,20 @@ class RowActivation(nn.Module):
         return activated(self.activation, x)
 
 
-class Int8Product(Product):
-    """A Product in int8, quantized once. Raises ValueError on a CPU without exact int8 sums."""
+class RoundedProduct(Product):
+    """A Product by `kernel`, rounded once."""
 
-    def __init__(self, layers: Mapping[Any, Adapter | None]) -> None:
-        if exact_kernel() is None:
-            raise ValueError("products in int8 are not exact on this CPU")
+    def __init__(
+        self, layers: Mapping[Any, Adapter | None], kernel: type[Kernel]
+    ) -> None:
+        self._kernel = kernel
+        for layer in layers:
+            layer.rounded = kernel.dtype
         super().__init__(layers)
 
     @property
     def usable(self) -> bool:
-        """Always True: the integers are on a CPU."""
+        """Always True: the rounded weights are on a CPU."""
         return True
 
     def single(self, x: Tensor) -> bool:
@@ -167,13 +199,12 @@ class Int8Product(Product):
         return False
 
     def refresh(self) -> None:
-        """Quantize the weights on the first call."""
+        """Round the weights on the first call."""
         if not self._source:
             super().refresh()
 
     def _pack(self, rows: Any) -> None:
-        kernel = exact_kernel()
-        assert kernel is not None
+        kernel = self._kernel
         (first, *_) = self.layers
         weight = torch.cat(list(rows)).detach().float()
         #: Multiplies the inputs (d,).
@@ -202,25 +233,76 @@ def to_int8(lm: PreTrainedModel, ids: Sequence[int] = ()) -> None:
 
     With the `ids` of a text their inputs are smoothed. Only the head keeps its float32 weight.
     Raises UserError for a model with other matrices, such as experts: their float32 products of a
-    row would depend on the rows beside it.
+    row would depend on the rows beside it. Raises ValueError on a CPU without exact int8 sums.
     """
+    kernel = exact_kernel()
+    if kernel is None:
+        raise ValueError("products in int8 are not exact on this CPU")
+    if other := other_matrices(lm):
+        raise UserError(
+            "dtype must be float32 or bfloat16 for a model with matrices outside linear layers, "
+            f"got int8: {lm.config.model_type} has {other}. Set dtype=float32."
+        )
+    inputs = record_inputs(lm, linear_layers(lm).values(), ids) if ids else {}
+    round_layers(lm, kernel, inputs)
+
+
+def to_bfloat16(lm: PreTrainedModel) -> bool:
+    """Replace the linear layers of a bfloat16 model on a CPU by layers of native.c.
+
+    All other operations compute in float32. Return False, and change nothing, for a model in another
+    type or with another decoder than native.c's, and if native.c cannot be compiled.
+    """
+    known = type(lm.get_decoder()).__name__ in DECODERS and has_operations(lm.config)
+    if lm.dtype != torch.bfloat16 or not known or other_matrices(lm):
+        return False
+    kernel = bfloat16_kernel()
+    if kernel is None:
+        return False
+    for name, module in list(lm.named_modules()):
+        if type(module) is nn.Embedding:
+            lm.set_submodule(name, WideEmbedding(module))
+        elif not isinstance(module, (nn.Linear, GatedLinear)):
+            for parameter in module.parameters(recurse=False):
+                parameter.data = parameter.data.float()
+    round_layers(lm, kernel)
+    return True
+
+
+def kernel_of(lm: nn.Module) -> type[Kernel] | None:
+    """Return what multiplies by a model's rounded weights; None for a model without them."""
+    products: list[Any] = [
+        module.product for module in lm.modules() if isinstance(module, RoundedLinear)
+    ]
+    return type(products[0].kernel) if products else None
+
+
+def other_matrices(lm: PreTrainedModel) -> str | None:
+    """Return the class of a module with matrices that are not in linear layers; None if there is none."""
     for module in lm.modules():
         matrices = any(p.ndim > 1 for p in module.parameters(recurse=False))
         if matrices and not isinstance(module, WITH_MATRICES):
-            raise UserError(
-                "dtype must be float32 or bfloat16 for a model with matrices outside linear layers, "
-                f"got int8: {lm.config.model_type} has {type(module).__name__}. Set dtype=float32."
-            )
+            return type(module).__name__
+    return None
+
+
+def round_layers(
+    lm: PreTrainedModel,
+    kernel: type[Kernel],
+    inputs: Mapping[nn.Linear, Tensor] | None = None,
+) -> None:
+    """Replace the linear layers of a model by rounded layers with these examples of `inputs`."""
+    inputs = inputs or {}
     head: Any = lm.get_output_embeddings()
     for name, module in list(lm.named_modules()):
         if type(module) in ACTIVATIONS:
             lm.set_submodule(name, RowActivation(module))
     layers = linear_layers(lm)
-    inputs = record_inputs(lm, layers.values(), ids) if ids else {}
     inner = {name: layer for name, layer in layers.items() if layer is not head}
     last = {name: layer for name, layer in layers.items() if layer is head}
-    join(lm, inner, lambda layer: Int8Linear(layer, inputs.get(layer)), Int8Product)
-    join(lm, last, lambda layer: Int8Head(layer, inputs.get(layer)), Int8Product)
+    product = partial(RoundedProduct, kernel=kernel)
+    join(lm, inner, lambda layer: RoundedLinear(layer, inputs.get(layer)), product)
+    join(lm, last, lambda layer: RoundedHead(layer, inputs.get(layer)), product)
     correction = PreviousTokenHead.of(lm)
     if correction is not None:
-        lm.previous_token_head = head_in_int8(lm, correction)
+        lm.previous_token_head = rounded_head(lm, correction, kernel)

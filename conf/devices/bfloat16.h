@@ -1,0 +1,93 @@
+/* Products of rows and weights in bfloat16, with sums in float32. Without instructions for bfloat16 the rows are in
+   float32, and so are the products. */
+
+#define COLUMNS 2 /* of a row of a weight in four bytes */
+typedef uint16_t exact; /* a weight of the output head */
+typedef float sum;
+
+INLINED float value_of(uint16_t x)
+{
+    uint32_t bits = (uint32_t)x << 16;
+    return *(float *)&bits;
+}
+
+/* `TILE` rows of a product at once: their sums fill the registers. */
+#ifdef __AVX512F__
+#define TILE 12
+#define CHAINS 2 /* of additions, which have a latency */
+#define VECTORS 1
+#else
+#define TILE 5
+#define CHAINS 1
+#define VECTORS 2
+#endif
+
+typedef float registers __attribute__((vector_size(64 / VECTORS)));
+typedef registers sum_vector __attribute__((aligned(4)));
+typedef registers result_vector __attribute__((aligned(4)));
+typedef uint32_t pairs __attribute__((vector_size(64 / VECTORS), aligned(1)));
+
+#ifdef __AVX512BF16__
+typedef uint16_t input; /* of a product */
+
+/* Return the nearest bfloat16, of two the even one. */
+INLINED input input_of(float x)
+{
+    uint32_t bits = *(uint32_t *)&x;
+    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+}
+
+/* Add the products of two columns, number `pair` of a row, to one of the sums. */
+INLINED void add_pair(registers sums[CHAINS], const input *x, pairs w, int pair)
+{
+    __m512i both = _mm512_set1_epi32(*(const int32_t *)x);
+    sums[pair % CHAINS] = (registers)_mm512_dpbf16_ps((__m512)sums[pair % CHAINS], (__m512bh)w, (__m512bh)both);
+}
+#else
+typedef float input;
+#define input_of(x) (x)
+
+/* Add the products of two columns to the same sums, or to two that are added later. */
+INLINED void add_pair(registers sums[CHAINS], const input *x, pairs w, int pair)
+{
+    sums[0] += x[0] * (registers)(w << 16);
+    sums[CHAINS - 1] += x[1] * (registers)(w & 0xFFFF0000);
+}
+#endif
+
+#if defined(__AMX_INT8__) && defined(__AMX_BF16__) && defined(__AVX512BF16__)
+#define TILES
+#define add_tile _tile_dpbf16ps
+#define FEWEST_TILED 1 /* rows: vectors would add in another order */
+#endif
+
+/* Add the products of two columns, or of four (`twos` 2), of `count` rows of x and of 16 rows of a weight. */
+INLINED void multiply_columns(const int twos, const int count, registers sums[TILE][VECTORS][CHAINS], long d,
+                              const input *x, const char *weight)
+{
+    const pairs *w = (const pairs *)weight;
+    for (int r = 0; r < count; r++)
+        for (int j = 0; j < VECTORS; j++)
+            for (int t = 0; t < twos; t++)
+                add_pair(sums[r][j], x + r * d + 2 * t, w[t * VECTORS + j], t);
+}
+
+/* Return vector j of the products of a block of outputs from o on. */
+INLINED result_vector results_of(sum_vector sums, const matrix *m, long o, int j, float factor)
+{
+    return sums;
+}
+
+/* Return the number of bytes of a number of a product's input. */
+int input_size(void)
+{
+    return sizeof(input);
+}
+
+/* Write d numbers as row r of a product's input. Its product is not scaled: `largest` is 1. */
+static void round_row(const float *restrict row, long r, long d, input *restrict x, float *largest)
+{
+    largest[r] = 1;
+    for (long i = 0; i < d; i++)
+        x[r * d + i] = input_of(row[i]);
+}
