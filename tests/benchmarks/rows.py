@@ -7,9 +7,10 @@ The first table is L(q): the time of q rows after 256 cached tokens, relative to
 same dtype. It includes the head and the choice of a token. Rows are drafts, or with `+k` drafts
 and k probes, which run the adapter. "library" is float32 with Transformers' layers on the same
 packed products; "int8 by PyTorch" is int8 with PyTorch's operations instead of the functions of
-native.c between the products. The second table compares Transformers' code with this project's for each part of
-a layer. All cells take turns; figures are medians, with the fastest in parentheses. With one
-thread the thread's CPU time counts, which other programs change less. The last line is JSON.
+native.c between the products, "bfloat16 by PyTorch" is without native.c. The second table compares
+Transformers' code with this project's for each part of a layer. All cells take turns; figures are
+medians, with the fastest in parentheses. With one thread the thread's CPU time counts, which other
+programs change less. The last line is JSON.
 """
 
 import argparse
@@ -32,12 +33,13 @@ from infer.engine.fused import norm_of, rotate
 from infer.engine.output import Request
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY
+from infer.models import checkpoint
 from infer.models.checkpoint import ModelDirectory
 from infer.trees.tree import Tree
 
 CONTEXT = 256
 LIBRARY = "library"
-BY_PYTORCH = "int8 by PyTorch"
+BY_PYTORCH = " by PyTorch"  # after the name of a type
 Times = dict[str, list[float]]
 
 
@@ -73,15 +75,19 @@ def forwards(
     request = Request(list(range(10, 10 + CONTEXT)))
     tasks = {}
     longest = max(len(tree.tokens) for tree in trees.values())
-    names = [*dtypes, LIBRARY, *[BY_PYTORCH] * ("int8" in dtypes)]
     patches: dict[str, AbstractContextManager[Any]] = {
         LIBRARY: patch.object(forward, "decoder_of", lambda *_, **__: None),
-        BY_PYTORCH: patch.object(native, "library", lambda: None),
+        f"int8{BY_PYTORCH}": patch.object(native, "has_operations", lambda _: False),
+        f"bfloat16{BY_PYTORCH}": patch.object(
+            checkpoint, "to_bfloat16", lambda _: False
+        ),
     }
+    others = [name for name in patches if name.removesuffix(BY_PYTORCH) in dtypes]
+    names = [*dtypes, LIBRARY, *others]
     for name in names:
-        dtype = {LIBRARY: "float32", BY_PYTORCH: "int8"}.get(name, name)
-        lm = directory.load(dtype=dtype, device="cpu")
+        dtype = "float32" if name == LIBRARY else name.removesuffix(BY_PYTORCH)
         with patches.get(name, nullcontext()):
+            lm = directory.load(dtype=dtype, device="cpu")
             runner = Runner(lm, capacity=CONTEXT + 1, max_rows=longest)
         runner.prefill([request.prompt])
         for label, tree in trees.items():
