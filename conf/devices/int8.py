@@ -197,7 +197,7 @@ class Native(Kernel):
 
     @staticmethod
     def _factors(padded: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
-        """Return what multiplies the products, and what is subtracted from them before."""
+        """Return the factors of the products, and the numbers that are subtracted from them before."""
         return scale / MOST, ZERO_POINT * padded.sum(1, dtype=torch.int32)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -278,7 +278,7 @@ def kernel_of(lm: nn.Module) -> type[Kernel] | None:
 
 
 def other_matrices(lm: PreTrainedModel) -> str | None:
-    """Return the class of a module with matrices that are not in linear layers; None if there is none."""
+    """Return the class of a module with matrices outside linear layers, or None."""
     for module in lm.modules():
         matrices = any(p.ndim > 1 for p in module.parameters(recurse=False))
         if matrices and not isinstance(module, WITH_MATRICES):

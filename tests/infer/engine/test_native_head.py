@@ -1,5 +1,6 @@
-"""Test the previous-token head in int8: its logits beside the float32 head's, and values that overflow."""
+"""Test the previous-token head in int8 and bfloat16: its logits, and values that overflow."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from conf.devices.int8 import Native, exact_kernel
 from infer.engine.head import PreviousTokenHead
 from infer.engine.native_head import NativeHead
-from infer.engine.rounded import to_int8
+from infer.engine.rounded import to_bfloat16, to_int8
 from infer.models.draft import first_layers
 from tests.infer.engine.test_families import tiny
 
@@ -20,8 +21,10 @@ pytestmark = pytest.mark.skipif(
 IDS = [3, 9, 4, 11, 30, 5]
 
 
-def heads(bias: bool = False) -> tuple[PreviousTokenHead, PreviousTokenHead]:
-    """Return a random head, and the head of the same model in int8."""
+def heads(
+    bias: bool = False, dtype: str = "int8"
+) -> tuple[PreviousTokenHead, PreviousTokenHead]:
+    """Return a random head, and the head of the same model in `dtype`."""
     lm: Any = tiny("llama")
     if bias:
         lm.lm_head.bias = torch.nn.Parameter(torch.randn(lm.config.vocab_size))
@@ -29,10 +32,13 @@ def heads(bias: bool = False) -> tuple[PreviousTokenHead, PreviousTokenHead]:
     lm.previous_token_head = PreviousTokenHead(
         lm, torch.randn(d, 2 * d), torch.randn(d, d)
     )
-    exact = PreviousTokenHead(lm, lm.previous_token_head.w1, lm.previous_token_head.w2)
-    to_int8(lm)
+    exact = PreviousTokenHead.of(copy.deepcopy(lm))
+    if dtype == "int8":
+        to_int8(lm)
+    else:
+        assert to_bfloat16(lm.bfloat16())
     head = PreviousTokenHead.of(lm)
-    assert head is not None
+    assert exact is not None and head is not None
     return exact, head
 
 
@@ -48,9 +54,10 @@ def test_a_model_with_this_head_drafts_by_its_first_layers() -> None:
     assert len(first_layers(lm, 1).get_decoder().layers) == 1
 
 
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
 @pytest.mark.parametrize("bias", [False, True])
-def test_logits_are_nearly_those_of_the_float32_head(bias: bool) -> None:
-    exact, head = heads(bias)
+def test_logits_are_nearly_those_of_the_float32_head(bias: bool, dtype: str) -> None:
+    exact, head = heads(bias, dtype)
     assert isinstance(head, NativeHead)
     hidden = torch.randn(3, head.width)
     ours, theirs = head.correct(hidden), exact.correct(hidden)

@@ -1,4 +1,4 @@
-"""Test int8 layers: integers, rows that do not depend on other rows, texts equal with drafts."""
+"""Test layers in int8 and bfloat16: values, rows that do not depend on other rows, texts equal with drafts."""
 
 import copy
 from pathlib import Path
@@ -11,17 +11,18 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from conf.devices.int8 import exact_kernel
 from conf.errors import UserError
 from infer import DecodeConfig, Model, generate, load
-from infer.engine import native
+from infer.engine import native, rounded
 from infer.engine.attention import ProbeGate
 from infer.engine.fused import UNDIVIDED
 from infer.engine.gate import GatedLinear
 from infer.engine.output import Request
-from infer.engine.packed import TYPES, pack
+from infer.engine.packed import TYPES, dtype_of, pack, rounded_type
 from infer.engine.rounded import (
     RoundedHead,
     RoundedLinear,
     RoundedProduct,
     RowActivation,
+    to_bfloat16,
     to_int8,
 )
 from infer.engine.runner import Runner
@@ -45,10 +46,9 @@ def int8() -> LlamaForCausalLM:
 
 
 @pytest.fixture(scope="module")
-def gated(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """An adapter on every layer, in int8."""
-    folder = tmp_path_factory.mktemp("int8") / "gated"
-    return load(adapted_copy(model_dir, folder), "int8", "cpu")
+def gated_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with an adapter on every layer."""
+    return adapted_copy(model_dir, tmp_path_factory.mktemp("rounded") / "gated")
 
 
 def int8_of(linear: nn.Linear) -> RoundedLinear:
@@ -189,6 +189,33 @@ def test_logits_of_other_families_too(family: str) -> None:
     check_places(lm, 8)
 
 
+def test_a_model_in_bfloat16_computes_in_float32_between_products() -> None:
+    """Its logits are nearer to the logits of the same weights in float32 than PyTorch's are."""
+    lm = tiny_family("qwen2, windows above").bfloat16()
+    for layer in lm.model.layers:
+        nn.init.normal_(layer.self_attn.q_proj.bias)
+    ids = torch.tensor([[3, 14, 15, 9, 26, 5]])
+    with torch.inference_mode():
+        exact = copy.deepcopy(lm).float()(ids).logits
+        error = (lm(ids).logits - exact).norm()
+        assert to_bfloat16(lm)
+        assert (lm(ids).logits - exact).norm() < 0.8 * error
+    weights = [lm.lm_head.weight, lm.get_input_embeddings().weight]
+    assert all(weight.dtype == torch.bfloat16 for weight in weights)
+    assert lm.model.norm.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2_moe, windows"])
+def test_other_families_in_bfloat16_keep_pytorchs_products(family: str) -> None:
+    lm = tiny_family(family).bfloat16()
+    assert not to_bfloat16(lm)
+    assert all(p.dtype == torch.bfloat16 for p in lm.parameters())
+
+
+def test_models_in_float32_keep_their_products() -> None:
+    assert not to_bfloat16(tiny_llama())
+
+
 def test_experts_are_refused() -> None:
     """The products of experts depend on the number of rows that choose them."""
     with pytest.raises(UserError, match="got int8: qwen2_moe has .* Set dtype=float32"):
@@ -217,8 +244,13 @@ def check_places(lm: PreTrainedModel, others: int) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
-def test_texts_are_plain_decodings(gated: Model, temperature: float) -> None:
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+def test_texts_are_plain_decodings(
+    gated_dir: Path, dtype: str, temperature: float
+) -> None:
     """For single prompts and batches, with every source of drafts."""
+    gated = load(gated_dir, dtype, "cpu")
+    assert dtype_of(gated.lm) == rounded_type(gated.lm) == dtype
     prompts = [[5, 17, 5, 17, 5], [30] * 20, [2, 44, 7]]
     plain = texts(gated, DecodeConfig("plain", temperature=temperature), prompts, 1)
     for decode in (
@@ -231,7 +263,10 @@ def test_texts_are_plain_decodings(gated: Model, temperature: float) -> None:
 
 
 @pytest.mark.skipif(torch.bfloat16 not in TYPES, reason="no kernels of bfloat16")
-def test_texts_in_bfloat16_are_plain_decodings(model_dir: Path) -> None:
+def test_texts_in_bfloat16_by_pytorch_are_plain_decodings(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounded, "bfloat16_kernel", lambda: None)
     model = load(model_dir, "bfloat16", "cpu")
     prompts = [[5, 17, 5, 17, 5], [30] * 20, [2, 44, 7]]
     plain = texts(model, DecodeConfig("plain"), prompts, 1)
@@ -252,11 +287,12 @@ def texts(
     return result
 
 
-def test_draft_models_are_in_int8_too(model_dir: Path) -> None:
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+def test_draft_models_are_rounded_too(model_dir: Path, dtype: str) -> None:
     prompts = [[5, 17, 5, 17, 5]]
-    plain = texts(load(model_dir, "int8", "cpu"), DecodeConfig("plain"), prompts, 1)
+    plain = texts(load(model_dir, dtype, "cpu"), DecodeConfig("plain"), prompts, 1)
     for draft in ("self:1", str(model_dir)):
-        model = load(model_dir, "int8", "cpu", draft=draft)
+        model = load(model_dir, dtype, "cpu", draft=draft)
         assert model.draft is not None
         assert type(model.draft.lm.get_output_embeddings()) is RoundedHead
         assert texts(model, DecodeConfig("gsd", nodes=8), prompts, 1) == plain
