@@ -16,7 +16,7 @@ import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from conf.console import torchrun_rank
-from conf.devices.dtype import AUTO, choose_dtype
+from conf.devices.dtype import AUTO
 from conf.errors import UserError
 from conf.hub import find_folder
 from conf.settings.schema import any_of
@@ -85,7 +85,8 @@ def load(
     """Load a model directory, or a model of the hub by its name, by default on a GPU.
 
     `dtype` is float32, bfloat16, float16, int8 (on a CPU), or "auto": bfloat16 if the
-    device has instructions for it, otherwise float32. `draft` is a smaller model with the
+    device has instructions for it or, for most models, on a CPU if the weights are stored in
+    it; otherwise float32. `draft` is a smaller model with the
     same token ids, or "self:N" for the model's own first N layers. `compile` fuses the
     kernels of a GPU's forward with torch.compile, which adds a minute to the first text.
     Raises UserError for an unsuitable directory, draft model or device, and for too little
@@ -111,7 +112,7 @@ def load(
         source = DraftSource(model, directory.text)
     if dtype == AUTO and processes() > 1 and not torch.cuda.is_available():
         dtype = "float32"  # ranks that share a model must not choose different types
-    dtype = choose_dtype(dtype, device)
+    dtype = directory.choose_dtype(dtype, device)
     lm = directory.load(dtype=dtype, device=device)
     check_compile(lm, compile)
     generation = read_generation(lm, directory.path)

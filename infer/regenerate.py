@@ -94,15 +94,14 @@ def write_own_text(
 ) -> str:
     """Write `out` together with the other ranks; return what was written, for rank 0."""
     # Imported late, so that an error in the settings or a finished run loads no PyTorch.
-    from conf.devices.dtype import choose_dtype
     from infer.api import load
     from infer.bench.harness import Records, init_workers, result_folder
     from infer.chat import check_template
     from infer.models.checkpoint import ModelDirectory
 
     workers = init_workers()
-    dtype = workers.agreed(choose_dtype(config.dtype))
     directory = ModelDirectory(config.model)
+    dtype = workers.agreed(directory.choose_dtype(config.dtype))
     source.check_tokenizer(directory.text)
     if config.question or not config.data.path:
         check_template(directory.path)

@@ -59,8 +59,7 @@ class RegenerateConfig:
     prefix_max: int = setting(64, least=1)
     #: number of texts to decode and save together; with endpoint: concurrent requests
     batch: int = setting(64, least=1)
-    #: type of the weights; auto: bfloat16 if the device has instructions for it, else float32; int8:
-    #: rounded weights, faster, only on a CPU
+    #: type of the weights, as in `infer`; int8: rounded weights, faster, only on a CPU
     dtype: str = setting("auto", choices=DTYPES)
 
     def __post_init__(self) -> None:

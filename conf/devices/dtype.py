@@ -1,8 +1,12 @@
 """Choose the dtype of the weights for a device.
 
-`dtype=auto` depends only on the device's instructions, so one machine always gets the same dtype. A CPU without
-bfloat16 instructions converts each weight first: a forward of several rows by PyTorch's products then takes up to
-70 times as long as in float32. int8 is for decoding on CPUs with exact integer products, and auto never chooses it.
+`dtype=auto` depends only on the device's instructions, so one machine always gets the same dtype. On a CPU
+without bfloat16 instructions PyTorch's products convert each weight first: a forward of several rows then takes
+up to 70 times as long as in float32. int8 is for decoding on CPUs with exact integer products, and auto never
+chooses it.
+
+For decoding, auto depends on the model too (ModelDirectory.choose_dtype): native.c multiplies in bfloat16 on
+every CPU with AVX2.
 """
 
 import os

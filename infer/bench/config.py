@@ -330,8 +330,7 @@ class BenchConfig:
     gsd: GsdConfig = field(default_factory=GsdConfig)
     load: LoadConfig = field(default_factory=LoadConfig)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
-    #: type of the weights; auto: bfloat16 if the device has instructions for it, else float32;
-    #: int8 (on a CPU): faster, with rounded weights
+    #: type of the weights, as in `infer`; int8 (on a CPU): faster, with rounded weights
     dtype: str = setting("auto", choices=DTYPES)
     #: number of CPU threads; null: PyTorch's default
     threads: int | None = setting(None, least=1, most=1024)

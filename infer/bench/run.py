@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from conf.console import print_line
-from conf.devices.dtype import choose_dtype
 from conf.errors import ANOTHER, NOT_IDENTICAL, UserError
 from conf.runs.files import read_result, with_checksum, write_json
 from conf.runs.fingerprint import MANIFEST
@@ -68,8 +67,9 @@ def bench(config: BenchConfig) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     workers = init_workers(divided=config.tensor_parallel)
-    config = replace(config, dtype=workers.agreed(choose_dtype(config.dtype)))
     directory = ModelDirectory(config.model)
+    dtype = workers.agreed(directory.choose_dtype(config.dtype))
+    config = replace(config, dtype=dtype)
     # All files are read before the first measurement, so that a wrong one ends the command at once.
     parts = {name: read_part(name, config, directory) for name in config.parts}
     if not any(part.tasks for part in parts.values()):

@@ -30,8 +30,8 @@ from infer.engine.cache import TreeCache
 from infer.engine.gate import with_gate
 from infer.engine.packed import Product
 
-#: The library's decoders that have layers of the form above.
-DECODERS = ("LlamaModel", "MistralModel", "Qwen2Model")
+#: The library's decoders that have layers of the form above, by the model's type.
+DECODERS = {"llama": "LlamaModel", "mistral": "MistralModel", "qwen2": "Qwen2Model"}
 #: Rotations are computed for this number of positions at once.
 BLOCK = 1024
 #: PyTorch divides tensors of more elements among threads, possibly within a row. Then the
@@ -220,7 +220,7 @@ def norm_of(norm: Any, *, wide: bool) -> Norm:
 def layers_of(lm: Any, *, wide: bool) -> list[Layer] | None:
     """Return the layers of a model's decoder; None for another architecture or unpacked layers."""
     decoder = lm.get_decoder()
-    if type(decoder).__name__ not in DECODERS:
+    if type(decoder).__name__ not in DECODERS.values():
         return None
     kinds = getattr(decoder.config, "layer_types", None)
     modules = decoder.layers[: decoder.config.num_hidden_layers]
@@ -279,7 +279,7 @@ def fuse_rotary(lm: Any) -> None:
     The tables read the largest position from the device: a CUDA graph cannot be captured so.
     """
     decoder = lm.get_decoder()
-    if lm.device.type != "cpu" or type(decoder).__name__ not in DECODERS:
+    if lm.device.type != "cpu" or type(decoder).__name__ not in DECODERS.values():
         return
     rotary = decoder.rotary_emb
     if "dynamic" not in rotary.rope_type and rotary.rope_type != "longrope":

@@ -253,7 +253,8 @@ def to_bfloat16(lm: PreTrainedModel) -> bool:
     All other operations compute in float32. Return False, and change nothing, for a model in another
     type or with another decoder than native.c's, and if native.c cannot be compiled.
     """
-    known = type(lm.get_decoder()).__name__ in DECODERS and has_operations(lm.config)
+    decoder = type(lm.get_decoder()).__name__
+    known = decoder in DECODERS.values() and has_operations(lm.config)
     if lm.dtype != torch.bfloat16 or not known or other_matrices(lm):
         return False
     kernel = bfloat16_kernel()

@@ -23,7 +23,14 @@ from transformers.utils import logging
 
 from conf.adapter import ADAPTIVE_FILE, CONFIG, FOLDER, HEAD, WEIGHTS
 from conf.console import print_once, torchrun_rank
-from conf.devices.dtype import INT8, warn_of_emulation
+from conf.devices.bfloat16 import bfloat16_kernel
+from conf.devices.dtype import (
+    AUTO,
+    INT8,
+    choose_dtype,
+    cpu_has_bfloat16,
+    warn_of_emulation,
+)
 from conf.devices.memory import check_fits, describe_shortage, machine_memory
 from conf.errors import UserError, as_user_error
 from conf.runs.files import read_json
@@ -31,7 +38,7 @@ from conf.text.encoding import prefix_ids
 from conf.text.infilling import Infilling, find_infilling, with_stops
 from infer.config import check_directory, export_manifest
 from infer.engine.families import check_family, check_tree
-from infer.engine.fused import fuse_rotary
+from infer.engine.fused import DECODERS, fuse_rotary
 from infer.engine.memory import enough_memory
 from infer.engine.packed import pack
 from infer.engine.rounded import to_bfloat16, to_int8
@@ -175,6 +182,23 @@ class ModelDirectory:
                 'in it. Add the file: {"adaptive_ids": [ID], "L": L}'
             )
         return self.adaptive
+
+    def choose_dtype(self, requested: str, device: str | None = None) -> str:
+        """Return the dtype for `requested` on a device. See conf.devices.dtype.
+
+        On a CPU without instructions for bfloat16, "auto" is bfloat16 all the same if the weights are
+        stored in it and native.c decodes the model: the numbers are the model's own.
+        """
+        on_cpu = device == "cpu" if device else not torch.cuda.is_available()
+        if requested == AUTO and on_cpu and not cpu_has_bfloat16():
+            stored = self._config.get("dtype", self._config.get("torch_dtype"))
+            known = self._config.get("model_type") in DECODERS
+            if stored == "bfloat16" and known and bfloat16_kernel():
+                print_once(
+                    "dtype=auto: bfloat16 (the type of the model's weights)", error=True
+                )
+                return "bfloat16"
+        return choose_dtype(requested, device)
 
     @property
     def gated(self) -> bool:

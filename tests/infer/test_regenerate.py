@@ -7,7 +7,6 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch.distributed as dist
@@ -185,8 +184,12 @@ def test_a_run_does_not_mix_dtypes(run: Run, monkeypatch: pytest.MonkeyPatch) ->
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Records, "save", stop_after_one)
-    chosen = mock.Mock(side_effect=["bfloat16", "float32"])
-    monkeypatch.setattr("conf.devices.dtype.choose_dtype", chosen)
+    chosen = iter(["bfloat16", "float32"])
+
+    def choose(requested: str, device: str | None = None) -> str:
+        return next(chosen) if requested == "auto" else requested
+
+    monkeypatch.setattr("infer.models.checkpoint.choose_dtype", choose)
     with pytest.raises(KeyboardInterrupt):
         stage.main(config)
     stage.main(config)

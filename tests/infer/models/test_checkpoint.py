@@ -58,7 +58,10 @@ DAMAGES: list[tuple[Damage, str]] = [
     (drop, f"{NO_MODEL}no weight model.layers.1.mlp.up_proj.weight"),
     (changed("config.json", intermediate_size=48), NO_MODEL),
     (changed("config.json", num_attention_heads=0), f"{NO_MODEL}.* zero"),
-    (written("config.json", "[" * 100_000), NO_MODEL),
+    (
+        written("config.json", "[" * 100_000),
+        "must be (a causal model with weights|a model's JSON), got ",
+    ),
     (written("tokenizer.json", "{"), "must have a tokenizer.json, got"),
     (written("adaptive.json", "{}"), f"{NO_IDS}'adaptive_ids'"),
     (adaptive(adaptive_ids=[ROWS]), f"{NO_IDS}id {ROWS}, .* the model's {ROWS} rows"),
@@ -243,3 +246,35 @@ def test_a_file_that_an_adapter_lost_is_not_taken_from_the_hub(
         (folder / "adapter" / name).unlink()
         with pytest.raises(UserError, match=f"model/adapter must be .* got no {name}"):
             load(folder, "float32")
+
+
+@pytest.mark.parametrize(
+    ("values", "kernel", "chosen"),
+    [
+        ({"dtype": "bfloat16"}, True, "bfloat16"),
+        ({"dtype": None, "torch_dtype": "bfloat16"}, True, "bfloat16"),
+        ({"dtype": "float32"}, True, "float32"),
+        ({"dtype": "bfloat16", "model_type": "qwen3"}, True, "float32"),
+        ({"dtype": "bfloat16"}, False, "float32"),
+    ],
+)
+def test_weights_in_bfloat16_stay_so_on_a_cpu_without_instructions_for_it(
+    model_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    values: dict[str, Any],
+    kernel: bool,
+    chosen: str,
+) -> None:
+    """dtype=auto took float32: the same numbers in twice the memory and time."""
+    folder = shutil.copytree(model_dir, tmp_path / "model")
+    config = read_json(folder / "config.json") | values
+    config = {name: value for name, value in config.items() if value is not None}
+    write_json(folder / "config.json", config)
+    monkeypatch.setattr("conf.devices.dtype.cpu_has_bfloat16", lambda: False)
+    monkeypatch.setattr(checkpoint, "cpu_has_bfloat16", lambda: False)
+    monkeypatch.setattr(checkpoint, "bfloat16_kernel", lambda: kernel)
+    assert ModelDirectory(folder).choose_dtype("auto", "cpu") == chosen
+    assert capsys.readouterr().err.startswith(f"dtype=auto: {chosen}")
+    assert ModelDirectory(folder).choose_dtype("float32", "cpu") == "float32"
