@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -185,11 +186,15 @@ def build_module(
     # Imported late: an export imports this module and does not need DeepSpeed.
     from train.engine import count_parameters, gathered, load_partitioned
 
-    objective = config.objective
+    objective, model = config.objective, config.model
+    if (
+        config.steps == 0 and config.minutes is None
+    ):  # a validation alone is over sooner
+        model = replace(model, compile=False)
     with load_partitioned(config):
         dtype = torch.bfloat16 if config.bf16 else torch.float32
         lm = load_trainable(
-            config.model,
+            model,
             architecture,
             vocab=vocab,
             dtype=dtype,

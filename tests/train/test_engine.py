@@ -362,3 +362,20 @@ def test_products_of_many_shapes_keep_no_memory() -> None:
         [sys.executable, "-c", SHAPES], env=environment, capture_output=True, text=True
     )
     assert float(done.stdout) < 40, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("overrides", "compiles"),
+    [(["steps=0"], False), (["steps=1"], True), (["steps=0", "minutes=1"], True)],
+)
+def test_a_validation_alone_compiles_nothing(
+    data_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    overrides: list[str],
+    compiles: bool,
+) -> None:
+    """Bug: a mean of adapters (steps=0) took half a minute for the compiler."""
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    module = Setup(data_folder, "model.compile=true", *overrides).module()
+    layers = module.lm.get_decoder().layers
+    assert all((layer._compiled_call_impl is not None) is compiles for layer in layers)
