@@ -14,6 +14,8 @@ it is measured. A run that was killed continues with the missing records, on any
 import atexit
 import hashlib
 import json
+import shlex
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -288,9 +290,18 @@ def hardware() -> dict[str, Any]:
     }
 
 
+def command() -> str | None:
+    """Return the command that this process runs; None if it is not `python -m infer.bench`."""
+    program, *arguments = sys.argv
+    if Path(program).parts[-3:] != ("infer", "bench", "__main__.py"):
+        return None
+    return shlex.join(["python", "-m", "infer.bench", *arguments])
+
+
 def circumstances(config: Any) -> dict[str, Any]:
-    """Return the date, commit, hardware, versions and settings of a run."""
+    """Return the date, command, commit, hardware, versions and settings of a run."""
     return {
+        "command": command(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "hardware": hardware(),

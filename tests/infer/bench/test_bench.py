@@ -74,7 +74,11 @@ def out(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     folder = tmp_path_factory.mktemp("bench") / "report"
-    bench(configured(model_dir, prompts, folder, f"base={base_dir}", "draft=self:1"))
+    arguments = ["/project/infer/bench/__main__.py", "model=M & N", "dtype=float32"]
+    with mock.patch("sys.argv", arguments):
+        bench(
+            configured(model_dir, prompts, folder, f"base={base_dir}", "draft=self:1")
+        )
     return folder
 
 
@@ -151,6 +155,10 @@ def test_a_finished_bench_only_writes_its_report_again(
     assert printed.count("is finished: nothing to do") == 2 and "hybrid" in printed
     page = (out / "index.html").read_text()
     assert "data:image" not in page and 'src="' not in page and "<script" not in page
+    command = (
+        "<code>python -m infer.bench &#39;model=M &amp; N&#39; dtype=float32</code>"
+    )
+    assert page.count(command) == 2  # of the speed, of the quality
     titles = re.findall("<figcaption>(.*?)</figcaption><svg", page)
     begins = {title.partition(":")[0] for title in titles}
     assert {"Speedup over plain decoding", "Cost of a forward"} <= begins
