@@ -3,6 +3,7 @@
 import math
 import signal
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -178,3 +179,27 @@ def test_a_warmup_that_is_longer_than_the_run_is_said(
 def test_settings_that_messages_advise_may_change() -> None:
     """DIVERGED's cure is to repeat the command with a larger max_loss_ratio."""
     assert {"max_loss_ratio", "max_loss_rise", "loss_chunk"} <= set(CHANGEABLE)
+
+
+@pytest.mark.parametrize(
+    ("rise", "said"), [(0.02, True), (0.009, False), (-0.5, False)]
+)
+def test_a_held_out_loss_that_rises_by_more_than_max_loss_rise_is_said(
+    rise: float, said: bool
+) -> None:
+    """Beside the run's first validation, not beside the one before."""
+    trainer = object.__new__(Trainer)
+    trainer.config, trainer.schedule = TrainConfig(max_loss_rise=0.01), Schedule(8)
+    trainer.step, trainer.journal, trainer.engine = 4, mock.Mock(), mock.Mock()
+    trainer.validation = [
+        {"step": step, "sequences": 2, "standard_loss": loss}
+        for step, loss in ((0, 2.0), (2, 5.0))
+    ]
+    metrics = {"sequences": 2, "standard_loss": 2.0 * (1 + rise)}
+    trainer.held_out = mock.Mock(run=mock.Mock(return_value=(metrics, [])))
+    trainer._validate(mock.Mock())
+    alarms = [str(call) for call in trainer.journal.alarm.mock_calls]
+    assert len(alarms) == said
+    assert all(
+        "+2.0 % above the base model's (max_loss_rise=0.01)" in x for x in alarms
+    )
