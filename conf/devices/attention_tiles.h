@@ -1,10 +1,10 @@
-/* Attention by tiles (AMX): queries, keys, values and weights in bfloat16, sums in float32.
+/* Attention by tiles (AMX): queries, keys, values and weights in bfloat16, as the cache is, sums in float32.
 
    As in attention.h, a row's result depends on the keys and values that it attends to, in their order: each number of a
    tile of sums depends on one row of the left tile and one column of the right one. */
 
 #define TILED 32         /* columns of a tile of bfloat16: keys whose values are added at once */
-#define BLOCKS 8         /* of TILED values that are converted at once */
+#define BLOCKS 8         /* of TILED values that are paired at once */
 #define TILED_QUERIES 48 /* of a key head: 16 in each of three tiles */
 
 #if defined(__AMX_INT8__) && defined(__AMX_BF16__) && defined(__AVX512BF16__)
@@ -19,16 +19,17 @@ static void to_bfloat16(const float *x, long m, uint16_t *out)
 }
 
 /* Write the pairs of neighbours of TILED rows of values, (16, width) pairs. */
-static void pair_values(const float *const *value, long width, uint16_t *pairs)
+static void pair_values(const uint16_t *const *value, long width, uint16_t *pairs)
 {
     uint16_t order[32];
     for (int i = 0; i < 32; i++)
-        order[i] = i / 2 + i % 2 * 16;
-    __m512i places = _mm512_loadu_si512(order);
+        order[i] = i / 2 + i % 2 * 32; /* from 32 on of the second row */
+    __m512i first = _mm512_loadu_si512(order), rest = _mm512_add_epi16(first, _mm512_set1_epi16(16));
     for (long i = 0; i < TILED; i += 2)
-        for (long j = 0; j < width; j += 16, pairs += 32) {
-            __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(value[i + 1] + j), _mm512_loadu_ps(value[i] + j));
-            _mm512_storeu_si512(pairs, _mm512_permutexvar_epi16(places, (__m512i)both));
+        for (long j = 0; j < width; j += 32, pairs += 64) {
+            __m512i row = _mm512_loadu_si512(value[i] + j), next = _mm512_loadu_si512(value[i + 1] + j);
+            _mm512_storeu_si512(pairs, _mm512_permutex2var_epi16(row, first, next));
+            _mm512_storeu_si512(pairs + 32, _mm512_permutex2var_epi16(row, rest, next));
         }
 }
 
@@ -45,15 +46,12 @@ static void shape_attention_tiles(long groups)
 
 /* The scores of 16 queries in each of `tiles` tiles with m keys, and numbers that are not used up to a multiple of
    16. */
-static void score_tiles(long tiles, float *scores, long step, const uint16_t *queries, const float *keys, long m,
+static void score_tiles(long tiles, float *scores, long step, const uint16_t *queries, const uint16_t *keys, long m,
                         long width, worker *w)
 {
-    float transposed[8 * width] __attribute__((aligned(64)));
-    uint16_t rounded[16 * width];
+    float transposed[8 * width] __attribute__((aligned(64))); /* of pairs */
     for (long c = 0; c < m; c += 16) {
-        long count = m - c < 16 ? m - c : 16;
-        to_bfloat16(keys + c * width, count * width, rounded);
-        transpose((const float *)rounded, count, width / 2, transposed);
+        transpose((const float *)(keys + c * width), m - c < 16 ? m - c : 16, width / 2, transposed);
         _tile_zero(0);
         _tile_zero(1);
         _tile_zero(2);
@@ -122,11 +120,11 @@ static void weigh_row(float *out, const uint16_t *weights, long step, const uint
 
 /* Write blocks of the values of a row's columns, from its column number `done` to number `end`, and the last value
    again in the rest of a block. Return the number of blocks, at most BLOCKS. */
-static long pair_blocks(const attended *row, long done, long end, const float *values, long width, uint16_t *pairs,
+static long pair_blocks(const attended *row, long done, long end, const uint16_t *values, long width, uint16_t *pairs,
                         worker *w)
 {
     long in_line = row->end - row->first, blocks = 0;
-    const float *value[TILED];
+    const uint16_t *value[TILED];
     for (; blocks < BLOCKS && done < end; blocks++, done += TILED) {
         for (long i = 0; i < TILED; i++) {
             long c = done + i < end ? done + i : end - 1;
@@ -139,7 +137,7 @@ static long pair_blocks(const attended *row, long done, long end, const float *v
 }
 
 /* `attend_by_vectors` by tiles. `queries` has space for TILED_QUERIES. */
-static void attend_by_tiles(long rows, long groups, float *queries, const float *keys, const float *values,
+static void attend_by_tiles(long rows, long groups, float *queries, const uint16_t *keys, const uint16_t *values,
                             const attended *row, long width, const scratch *space, worker *w)
 {
     long n = rows * groups, step = space->step;
@@ -181,6 +179,7 @@ static void attend_by_tiles(long rows, long groups, float *queries, const float 
 #else
 #define ATTENDS_BY_TILES(groups, width) 0
 #define attend_by_tiles(...)
+#define to_bfloat16(...)
 #define shape_attention_tiles(...)
 #define release_tiles()
 #endif

@@ -55,10 +55,10 @@ typedef struct {
     float epsilon;
 } decoder;
 
-/* The keys and values of a layer. Columns are `width` numbers apart. A row attends to the columns
+/* The keys and values of a layer, in float32, or in bfloat16 for attention by tiles. Columns are `width` numbers apart. A row attends to the columns
    of its row of `mask` (n, end); without a mask to the columns up to its own. */
 typedef struct {
-    float *keys, *values;
+    void *keys, *values;
     long sequence_step, head_step;
     const uint8_t *mask;
 } cached;
@@ -113,6 +113,21 @@ static void project(const forward *f, const product *p, worker *w)
     wait_for_others(w);
 }
 
+/* Return whether attention is by tiles, with the cache in bfloat16. */
+int attends_by_tiles(long groups, long width)
+{
+    return ATTENDS_BY_TILES(groups, width);
+}
+
+/* Write a row of keys or values to the cache, at this number. */
+static void write_cached(const decoder *m, void *cached, long at, const float *row)
+{
+    if (ATTENDS_BY_TILES(m->heads / m->key_heads, m->width))
+        to_bfloat16(row, m->width, (uint16_t *)cached + at);
+    else
+        memcpy((float *)cached + at, row, m->width * sizeof(float));
+}
+
 /* Rotate the queries (times `factor`) and keys of y = [q | k | v | ...] of row r; write keys and values to the
    cache. */
 static void store(const decoder *m, const forward *f, const product *p, const cached *cache, float factor, long r)
@@ -120,15 +135,19 @@ static void store(const decoder *m, const forward *f, const product *p, const ca
     long width = m->width;
     const float *x = f->y + r * p->w.outputs, *b = p->bias;
     const float *cosine = f->cosine + r * width, *sine = f->sine + r * width;
-    float t = f->largest[r];
+    float t = f->largest[r], row[width];
     for (long h = 0; h < m->heads; h++, x += width, b += width)
         rotate(f->queries + (r * m->heads + h) * width, x, b, t, width, cosine, sine, factor);
     long place = (r / f->rows) * cache->sequence_step + f->columns[r] * width;
-    for (long h = 0; h < m->key_heads; h++, x += width, b += width)
-        rotate(cache->keys + place + h * cache->head_step, x, b, t, width, cosine, sine, 1);
-    for (long h = 0; h < m->key_heads; h++, x += width, b += width)
+    for (long h = 0; h < m->key_heads; h++, x += width, b += width) {
+        rotate(row, x, b, t, width, cosine, sine, 1);
+        write_cached(m, cache->keys, place + h * cache->head_step, row);
+    }
+    for (long h = 0; h < m->key_heads; h++, x += width, b += width) {
         for (long i = 0; i < width; i++)
-            cache->values[place + h * cache->head_step + i] = x[i] * t + b[i];
+            row[i] = x[i] * t + b[i];
+        write_cached(m, cache->values, place + h * cache->head_step, row);
+    }
 }
 
 static void multiply_row(long n, float *restrict row, const float *restrict factors)
@@ -180,14 +199,15 @@ static void attend_head(const decoder *m, const forward *f, const cached *cache,
     long count = rows.end - rows.first, width = m->width, d = m->heads * width, groups = m->heads / m->key_heads;
     float *queries = f->queries + (sequence * f->rows + rows.first) * d + head * groups * width;
     long base = sequence * cache->sequence_step + head * cache->head_step;
-    const float *keys = cache->keys + base, *values = cache->values + base;
     for (long r = 0; r < count; r++)
         find_attended(f, cache, sequence * f->rows + rows.first + r, row + r);
     copy_queries(count, groups * width, d, queries, packed, 0);
     if (ATTENDS_BY_TILES(groups, width))
-        attend_by_tiles(count, groups, packed, keys, values, row, width, space, w);
+        attend_by_tiles(count, groups, packed, (uint16_t *)cache->keys + base, (uint16_t *)cache->values + base, row,
+                        width, space, w);
     else
-        attend_by_vectors(count, groups, packed, keys, values, row, width, space, w);
+        attend_by_vectors(count, groups, packed, (float *)cache->keys + base, (float *)cache->values + base, row,
+                          width, space, w);
     copy_queries(count, groups * width, d, queries, packed, 1);
 }
 

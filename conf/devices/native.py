@@ -34,6 +34,7 @@ TYPES = {"p": c_void_p, "l": c_long, "i": c_int, "f": c_float, "u": c_uint64}
 #: The types of arguments, by function.
 SIGNATURES = {
     "apply": "pllppi",
+    "attends_by_tiles": "ll",
     "decode": "pppp",
     "top": "lllplllppppp",
     "contenders": "lpffup",
@@ -45,7 +46,12 @@ OF_TYPE = {
     "int8": {"adds_in_sixteen_bits": "", "round_groups": "llpfllppp i"},
     "bfloat16": {"input_size": ""},
 }
-RESULTS = {"adds_in_sixteen_bits": c_int, "input_size": c_int, "contenders": c_long}
+RESULTS = {
+    "adds_in_sixteen_bits": c_int,
+    "attends_by_tiles": c_int,
+    "input_size": c_int,
+    "contenders": c_long,
+}
 DEFINED = {"int8": (), "bfloat16": ("-DBFLOAT16",)}
 
 

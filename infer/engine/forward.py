@@ -62,19 +62,20 @@ class Target:
         self.head: Any = with_gate(lm.get_output_embeddings(), self.gate)
         self.dtype = torch.float32 if rounded else lm.dtype
         self.device = lm.device
-        native = isinstance(self.fused, NativeDecoder)
         self.mask_dtype = torch.float64 if wide else self.dtype
+        cache_type = torch.float64 if rounded else self.dtype
         self.windows = windows(lm.config)
         self._scale = logit_scale(lm.config)
         self.groups = lm.config.num_attention_heads // key_heads(lm.config)
-        if native:
+        if isinstance(self.fused, NativeDecoder):
             self.mask_dtype, self.groups = torch.bool, 1
+            cache_type = self.fused.cache_type
         self.agree = agreement(target or lm)
         self.cache = TreeCache(
             lm.config,
             batch=batch,
             capacity=capacity,
-            dtype=torch.float64 if rounded and not native else self.dtype,
+            dtype=cache_type,
             device=lm.device,
             shares=shares(lm),
         )

@@ -93,7 +93,10 @@ class CForward(Structure):
 
 
 class NativeDecoder(FusedDecoder):
-    """The decoder of a model with rounded layers by native.c, with boolean masks and a cache in float32."""
+    """The decoder of a model with rounded layers by native.c. Its masks are boolean.
+
+    Its cache is in float32, or with AMX and a suitable width of heads in bfloat16.
+    """
 
     def __init__(
         self, kernel: type[Native], decoder: Any, layers: list[Layer], gate: ProbeGate
@@ -101,6 +104,9 @@ class NativeDecoder(FusedDecoder):
         super().__init__(decoder, layers, gate, wide=True)
         self._native = kernel.library()
         self._input = kernel.input_type()
+        groups = self._heads // self._key_heads
+        by_tiles = self._native.attends_by_tiles(groups, self._width)
+        self.cache_type = torch.bfloat16 if by_tiles else torch.float32
         norm: Any = self._norm
         self._norms = [norms_of(layer) for layer in layers]
         c_layers = (CLayer * len(layers))(*map(c_layer, layers, self._norms))

@@ -90,7 +90,7 @@ def test_float32_has_the_librarys_bits(
         lm = model_of(MODELS[name])
         assert Target(lm, batch=1, capacity=8).fused is not None
         fast = logits(lm, batch)
-        monkeypatch.setattr(fused, "DECODERS", ())
+        monkeypatch.setattr(fused, "DECODERS", {})
         assert Target(lm, batch=1, capacity=8).fused is None
         for ours, theirs in zip(fast, logits(lm, batch)):
             assert torch.equal(ours, theirs)

@@ -77,8 +77,11 @@ def rounded_model(
 
 
 def native_decoder(lm: PreTrainedModel) -> NativeDecoder:
-    decoder = Target(lm, batch=1, capacity=8).fused
+    target = Target(lm, batch=1, capacity=8)
+    decoder = target.fused
     assert isinstance(decoder, NativeDecoder)
+    half = target.cache.layers[0].keys.dtype == torch.bfloat16  # type: ignore[union-attr]
+    assert half == attends_by_tiles(lm)
     return decoder
 
 

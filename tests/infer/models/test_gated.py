@@ -45,7 +45,7 @@ def test_an_adapter_of_some_projections_uses_the_fused_decoder(
     lm = load(folder, "float32", "cpu").lm
     assert Target(lm, batch=1, capacity=8).fused is not None
     actual = tree_logits(lm)
-    monkeypatch.setattr(fused, "DECODERS", ())
+    monkeypatch.setattr(fused, "DECODERS", {})
     torch.testing.assert_close(tree_logits(lm), actual)
     library = gate_model(tiny_llama(vocab=ROWS), folder / "adapter")
     library.load_state_dict(lm.state_dict())
