@@ -85,8 +85,8 @@ def load(
     """Load a model directory, or a model of the hub by its name, by default on a GPU.
 
     `dtype` is float32, bfloat16, float16, int8 (on a CPU), or "auto": bfloat16 if the
-    device has instructions for it or, for most models, on a CPU if the weights are stored in
-    it; otherwise float32. `draft` is a smaller model with the
+    device has instructions for it, or on a CPU if the weights of a Llama, Mistral or Qwen2
+    model are stored in it; otherwise float32. `draft` is a smaller model with the
     same token ids, or "self:N" for the model's own first N layers. `compile` fuses the
     kernels of a GPU's forward with torch.compile, which adds a minute to the first text.
     Raises UserError for an unsuitable directory, draft model or device, and for too little

@@ -267,10 +267,10 @@ class InferConfig:
     #: draft model: a model directory or hub name with the same token ids, or self:N for the
     #: model's own first N layers; null: no draft model
     draft: str | None = setting(None, hub="model")
-    #: type of the weights; auto: bfloat16 if the device has instructions for it, or on a CPU if the
-    #: weights are stored in it and a C compiler can build its products, else float32; int8 (on
-    #: a CPU): faster, with rounded weights, so texts differ from float32's, but every method gives
-    #: the same text
+    #: type of the weights; auto: bfloat16 if the device has instructions for it, or on a CPU with a C
+    #: compiler if the weights of a Llama, Mistral or Qwen2 model are stored in it, else float32;
+    #: int8 (on a CPU): faster, with rounded weights, so texts differ from float32's, but every
+    #: method gives the same text
     dtype: str = setting("auto", choices=DTYPES)
     #: device: cpu or cuda:N; null: the first GPU if there is one, else the CPU
     device: str | None = None

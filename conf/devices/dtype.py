@@ -62,7 +62,7 @@ def warn_of_emulation(dtype: str, device_type: str) -> None:
     if dtype == "bfloat16" and device_type == "cpu" and not cpu_has_bfloat16():
         print_once(
             "warning: dtype=bfloat16 is emulated and several times slower than float32: PyTorch has no "
-            "bfloat16 instructions for this CPU. Use dtype=auto",
+            "bfloat16 instructions for this CPU. Use dtype=float32",
             error=True,
         )
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from conf.devices.native import CMatrix, library
+from conf.devices.native import CMatrix, library, warn_without_library
 
 MOST = 127  # largest absolute value of a rounded input or weight
 ZERO_POINT = MOST + 1  # added to the rounded inputs, which are unsigned
@@ -278,7 +278,9 @@ def exact_kernel() -> type[Kernel] | None:
         return None
     kernels: list[type[Kernel]] = []
     native = library()
-    if native is not None:
+    if native is None:
+        warn_without_library("int8")
+    else:
         kernels.append(NativeGroups if native.adds_in_sixteen_bits() else Native)
     if torch.backends.mkldnn.is_available():
         kernels.append(OneDNN)

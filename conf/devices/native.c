@@ -1,13 +1,14 @@
-/* Products in int8, and a decoder of Llama's kind in int8 (infer/engine/native.py), on x86 CPUs with AVX2.
+/* A decoder of Llama's kind (infer/engine/native.py) with weights in int8, or with BFLOAT16 in bfloat16, on x86 CPUs
+   with AVX2.
 
    A row's result depends on the row and on the keys and values that it attends to, in the
    order of their columns. It does not depend on the columns themselves or on other rows. So
    rows of drafts are those of plain decoding, bit for bit. Every sum has one order, with parts that
    fit into vector registers.
 
-   Rows are contiguous. The input x of a product is rounded with a scale for each row: unsigned
+   Rows are contiguous. The input x of a product is rounded. In int8 each row has a scale: unsigned
    8 bits, 128 added; `largest` (n) has the rows' largest absolute values. The product y is divided
-   by them, and the function that reads y multiplies by them. */
+   by them, and the function that reads y multiplies by them. In bfloat16 they are 1. */
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -318,7 +319,7 @@ void decode(const decoder *m, const forward *f, const cached *cache, float *resu
     }
 }
 
-/* ---- A layer: conf/devices/int8.py ---- */
+/* ---- A layer: Native of conf/devices/int8.py ---- */
 
 /* Write y (n, outputs), the product of n rows x (n, width) in float32 and a weight with columns of zeros after
    `width`. */

@@ -56,7 +56,7 @@ DEFINED = {"int8": (), "bfloat16": ("-DBFLOAT16",)}
 
 
 class CMatrix(Structure):
-    """`matrix` of products.h."""
+    """`matrix` of threads.h."""
 
     _fields_ = [
         *((name, c_long) for name in ("d", "outputs", "bytes")),
@@ -66,25 +66,30 @@ class CMatrix(Structure):
 
 @cache
 def library(dtype: str = "int8") -> CDLL | None:
-    """Load native.c for weights in int8 or bfloat16, compiled now or before.
-
-    Return None, after a warning, if this machine cannot.
-    """
-    compiler = shlex.split(os.environ.get("CC") or "cc")
+    """Load native.c for weights in int8 or bfloat16, compiled now or before; None if this machine cannot."""
+    compiler = _compiler()
     flags = DEFINED[dtype]
     native = built([*compiler, "-fopenmp", *flags]) or built([*compiler, *flags])
     if native is None:
-        getLogger(__name__).warning(
-            "dtype=%s is about half as fast without a C compiler: %s could not compile native.c. "
-            "Install gcc, or set CC to a compiler.",
-            *(dtype, compiler[0]),
-        )
         return None
     for name, types in {**SIGNATURES, **OF_TYPE[dtype]}.items():
         function = getattr(native, name)
         function.argtypes = [TYPES[letter] for letter in types.replace(" ", "")]
         function.restype = RESULTS.get(name)
     return native
+
+
+def warn_without_library(dtype: str) -> None:
+    """Log that decoding in `dtype` has no library."""
+    getLogger(__name__).warning(
+        "dtype=%s is at most half as fast without a C compiler: %s could not compile native.c. "
+        "Install gcc, or set CC to a compiler.",
+        *(dtype, _compiler()[0]),
+    )
+
+
+def _compiler() -> list[str]:
+    return shlex.split(os.environ.get("CC") or "cc")
 
 
 def built(compiler: Sequence[str]) -> CDLL | None:

@@ -291,11 +291,20 @@ def hardware() -> dict[str, Any]:
 
 
 def command() -> str | None:
-    """Return the command that this process runs; None if it is not `python -m infer.bench`."""
-    program, *arguments = sys.argv
-    if Path(program).parts[-3:] != ("infer", "bench", "__main__.py"):
+    """Return the command that runs in this process, as typed; None if it is not `infer.bench`.
+
+    sys.argv has Hydra's quotes.
+    """
+    words = sys.orig_argv
+    if "-m" not in words:
         return None
-    return shlex.join(["python", "-m", "infer.bench", *arguments])
+    module, *arguments = words[words.index("-m") + 1 :]
+    if module != "infer.bench":
+        return None
+    _, ranks, _ = torchrun_rank()
+    torchrun = ["torchrun", "--standalone", "--nproc_per_node", str(ranks)]
+    program = torchrun if ranks > 1 else ["python"]
+    return shlex.join([*program, "-m", module, *arguments])
 
 
 def circumstances(config: Any) -> dict[str, Any]:

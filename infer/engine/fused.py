@@ -253,11 +253,11 @@ def fused_layer(module: Any, kind: str, *, wide: bool) -> Layer | None:
 
 
 def has_operations(config: Any) -> bool:
-    """Return whether native.c has the operations of a model of these `DECODERS`."""
+    """Return whether native.c has the operations of a model with this configuration."""
+    if config.model_type not in DECODERS or config.hidden_act not in ("silu", "swish"):
+        return False
     widths = config.hidden_size, config.intermediate_size, head_width(config)
-    return config.hidden_act in ("silu", "swish") and not any(
-        width % LANES for width in widths
-    )
+    return not any(width % LANES for width in widths)
 
 
 def joint_product(*modules: nn.Module) -> Product | None:

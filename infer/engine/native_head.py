@@ -64,6 +64,10 @@ class NativeHead(PreviousTokenHead):
             ),
         )
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "NativeHead":
+        """Return the head itself: it does not change, and pointers cannot be copied."""
+        return self
+
     @torch.inference_mode()
     def correct(self, hidden_kd: Tensor) -> Correct:
         """See PreviousTokenHead."""

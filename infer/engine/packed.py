@@ -264,21 +264,24 @@ def linear_layers(lm: nn.Module) -> dict[str, nn.Linear]:
 
 def join(
     lm: nn.Module,
-    layers: Mapping[str, nn.Linear],
+    layers: dict[str, nn.Linear],
     joint_layer: Callable[[nn.Linear], JointLinear],
     product: Callable[[Mapping[Any, Adapter | None]], Product],
 ) -> None:
-    """Replace layers of a model by joint layers; layers with the same input share a `product`."""
+    """Replace layers of a model by joint layers; layers with the same input share a `product`.
+
+    `layers` is consumed, so that a product can free the weights that it packs.
+    """
     groups: dict[Any, dict[JointLinear, Adapter | None]] = {}
-    for name, layer in layers.items():
-        part = joint_layer(layer)
+    for name in list(layers):
+        part = joint_layer(layers.pop(name))
         lm.set_submodule(name, part)
         gated = name.removesuffix(".base")  # engine/gate.py
         parent, _, own = gated.rpartition(".")
         owner: Any = lm.get_submodule(gated)
         adapter = (owner.a, owner.b) if hasattr(owner, "a") else None
         # The layers of a group share one gate: the first layer that is called passes it.
-        key = parent, SIBLINGS.get(own, own), layer.in_features, adapter is None
+        key = parent, SIBLINGS.get(own, own), part.in_features, adapter is None
         groups.setdefault(key, {})[part] = adapter
-    for group in groups.values():
-        product(group)
+    while groups:
+        product(groups.pop(next(iter(groups))))

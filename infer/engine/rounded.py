@@ -31,9 +31,9 @@ from transformers.activations import ACT2CLS
 
 from conf.devices.bfloat16 import bfloat16_kernel
 from conf.devices.int8 import Kernel, Native, exact_kernel, pack
-from conf.devices.native import LANES
+from conf.devices.native import LANES, warn_without_library
 from conf.errors import UserError
-from infer.engine.fused import DECODERS, activated, has_operations
+from infer.engine.fused import activated, has_operations
 from infer.engine.gate import GatedEmbedding, GatedLinear
 from infer.engine.head import PreviousTokenHead
 from infer.engine.native_head import rounded_head
@@ -247,18 +247,21 @@ def to_int8(lm: PreTrainedModel, ids: Sequence[int] = ()) -> None:
     round_layers(lm, kernel, inputs)
 
 
-def to_bfloat16(lm: PreTrainedModel) -> bool:
+def to_bfloat16(lm: PreTrainedModel, most_bytes: int) -> bool:
     """Replace the linear layers of a bfloat16 model on a CPU by layers of native.c.
 
     All other operations compute in float32. Return False, and change nothing, for a model in another
-    type or with another decoder than native.c's, and if native.c cannot be compiled.
+    type or with another decoder than native.c's, for weights of more than `most_bytes`, which stay
+    in their files, and if native.c cannot be compiled.
     """
-    decoder = type(lm.get_decoder()).__name__
-    known = decoder in DECODERS.values() and has_operations(lm.config)
-    if lm.dtype != torch.bfloat16 or not known or other_matrices(lm):
+    if lm.dtype != torch.bfloat16 or not has_operations(lm.config):
+        return False
+    size = sum(layer.weight.nbytes for layer in linear_layers(lm).values())
+    if other_matrices(lm) or size > most_bytes:
         return False
     kernel = bfloat16_kernel()
     if kernel is None:
+        warn_without_library("bfloat16")
         return False
     for name, module in list(lm.named_modules()):
         if type(module) is nn.Embedding:
@@ -290,20 +293,25 @@ def other_matrices(lm: PreTrainedModel) -> str | None:
 def round_layers(
     lm: PreTrainedModel,
     kernel: type[Kernel],
-    inputs: Mapping[nn.Linear, Tensor] | None = None,
+    inputs: dict[nn.Linear, Tensor] | None = None,
 ) -> None:
-    """Replace the linear layers of a model by rounded layers with these examples of `inputs`."""
-    inputs = inputs or {}
-    head: Any = lm.get_output_embeddings()
+    """Replace the linear layers of a model by rounded layers with these examples of `inputs`.
+
+    `inputs` is consumed: a layer's own weight is freed when its product is packed.
+    """
+    inputs = {} if inputs is None else inputs
+    head = lm.get_output_embeddings()
     for name, module in list(lm.named_modules()):
         if type(module) in ACTIVATIONS:
             lm.set_submodule(name, RowActivation(module))
     layers = linear_layers(lm)
-    inner = {name: layer for name, layer in layers.items() if layer is not head}
-    last = {name: layer for name, layer in layers.items() if layer is head}
+    of_head = [name for name, layer in layers.items() if layer is head]
+    last = {name: layers.pop(name) for name in of_head}
     product = partial(RoundedProduct, kernel=kernel)
-    join(lm, inner, lambda layer: RoundedLinear(layer, inputs.get(layer)), product)
-    join(lm, last, lambda layer: RoundedHead(layer, inputs.get(layer)), product)
+    join(
+        lm, layers, lambda layer: RoundedLinear(layer, inputs.pop(layer, None)), product
+    )
+    join(lm, last, lambda layer: RoundedHead(layer, inputs.pop(layer, None)), product)
     correction = PreviousTokenHead.of(lm)
     if correction is not None:
         lm.previous_token_head = rounded_head(lm, correction, kernel)

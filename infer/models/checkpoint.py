@@ -38,7 +38,7 @@ from conf.text.encoding import prefix_ids
 from conf.text.infilling import Infilling, find_infilling, with_stops
 from infer.config import check_directory, export_manifest
 from infer.engine.families import check_family, check_tree
-from infer.engine.fused import DECODERS, fuse_rotary
+from infer.engine.fused import DECODERS, fuse_rotary, has_operations
 from infer.engine.memory import enough_memory
 from infer.engine.packed import pack
 from infer.engine.rounded import to_bfloat16, to_int8
@@ -53,6 +53,8 @@ from infer.trees.mask_tokens import MaskTokens, mask_tokens
 TRAINED = "adaptive"
 NOISE = "noise"
 MAX_L = 1024  # the maximum number of adaptive tokens in a row
+#: The message for weights or a configuration that Transformers cannot read.
+NO_MODEL = "must be a causal model with weights, got"
 #: A warning for an adaptive.json without n-gram weights; its argument is the path.
 NO_WEIGHTS = (
     "%s lost its ngrams: default weights are used, and fewer drafts may be accepted"
@@ -192,13 +194,22 @@ class ModelDirectory:
         on_cpu = device == "cpu" if device else not torch.cuda.is_available()
         if requested == AUTO and on_cpu and not cpu_has_bfloat16():
             stored = self._config.get("dtype", self._config.get("torch_dtype"))
-            known = self._config.get("model_type") in DECODERS
-            if stored == "bfloat16" and known and bfloat16_kernel():
+            if stored == "bfloat16" and self._decodes_natively():
                 print_once(
                     "dtype=auto: bfloat16 (the type of the model's weights)", error=True
                 )
                 return "bfloat16"
         return choose_dtype(requested, device)
+
+    def _decodes_natively(self) -> bool:
+        """Return whether native.c can decode this model in bfloat16, in one process."""
+        if self._config.get("model_type") not in DECODERS or parallel.processes() > 1:
+            return False
+        with as_user_error(f"{self.name} {NO_MODEL}"):
+            config = AutoConfig.from_pretrained(
+                self.path, local_files_only=True, trust_remote_code=False
+            )
+        return has_operations(config) and bfloat16_kernel() is not None
 
     @property
     def gated(self) -> bool:
@@ -301,7 +312,7 @@ class ModelDirectory:
             )
         logging.disable_progress_bar()
         with (
-            as_user_error(f"{self.name} must be a causal model with weights, got"),
+            as_user_error(f"{self.name} {NO_MODEL}"),
             enough_memory("Set dtype=bfloat16 or use a smaller model"),
         ):
             lm = self._read("float32" if int8 else dtype, ranks, device)
@@ -319,10 +330,12 @@ class ModelDirectory:
             if int8:
                 check_tree(lm, self.name)
                 to_int8(lm, self._sample())
-            elif lm.device.type == "cpu" and not (ranks == 1 and to_bfloat16(lm)):
-                warn_of_emulation(dtype, "cpu")
-                if ranks == 1:
-                    pack(lm, machine_memory()[0] // 2)
+            elif lm.device.type == "cpu":
+                free, _ = machine_memory()
+                if ranks > 1 or not to_bfloat16(lm, free):
+                    warn_of_emulation(dtype, "cpu")
+                    if ranks == 1:
+                        pack(lm, free // 2)
             fuse_rotary(lm)
             if not int8:
                 check_tree(lm, self.name)

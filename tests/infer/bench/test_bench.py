@@ -74,8 +74,8 @@ def out(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     folder = tmp_path_factory.mktemp("bench") / "report"
-    arguments = ["/project/infer/bench/__main__.py", "model=M & N", "dtype=float32"]
-    with mock.patch("sys.argv", arguments):
+    words = ["/bin/python3", "-u", "-m", "infer.bench", "model=M & N", "dtype=float32"]
+    with mock.patch("sys.orig_argv", words):
         bench(
             configured(model_dir, prompts, folder, f"base={base_dir}", "draft=self:1")
         )

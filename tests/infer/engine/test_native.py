@@ -14,7 +14,7 @@ from transformers import LlamaConfig, PreTrainedModel
 
 from conf.devices.int8 import MOST, ZERO_POINT, Native, exact_kernel
 from conf.devices.native import LANES, library
-from infer.engine import native
+from infer.engine import native, rounded
 from infer.engine.attention import ProbeGate
 from infer.engine.forward import Target
 from infer.engine.fused import RowNorm
@@ -26,9 +26,11 @@ from infer.engine.rounded import RoundedLinear, to_bfloat16, to_int8
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY
 from infer.trees.tree import Tree
+from tests.conftest import tiny_llama
 from tests.infer.engine.test_fused import MODELS, SIZES, logits, model_of
 
 KERNEL = exact_kernel()
+ENOUGH = 1 << 40  # bytes
 pytestmark = pytest.mark.skipif(
     KERNEL is None or not issubclass(KERNEL, Native),
     reason="no exact int8 products, or no C compiler",
@@ -72,7 +74,7 @@ def rounded_model(
     if dtype == "int8":
         to_int8(lm)
     else:
-        assert to_bfloat16(lm.bfloat16())
+        assert to_bfloat16(lm.bfloat16(), ENOUGH)
     return lm
 
 
@@ -324,9 +326,15 @@ def test_without_a_compiler_a_warning_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CC", "/nowhere/cc -m64")
+    assert library.__wrapped__() is None
+    monkeypatch.setattr("conf.devices.int8.library", lambda: None)
+    monkeypatch.setattr(rounded, "bfloat16_kernel", lambda: None)
     with caplog.at_level(logging.WARNING):
-        assert library.__wrapped__() is None
-    assert "/nowhere/cc could not compile native.c. Install gcc" in caplog.text
+        exact_kernel.__wrapped__()
+        assert not to_bfloat16(tiny_llama().bfloat16(), ENOUGH)
+    for line, dtype in zip(caplog.messages, ("int8", "bfloat16"), strict=True):
+        assert line.startswith(f"dtype={dtype} is at most half as fast without a C")
+        assert "/nowhere/cc could not compile native.c. Install gcc" in line
 
 
 def test_other_activations_and_widths_take_pytorchs_operations() -> None:

@@ -14,6 +14,7 @@ from infer.models.draft import first_layers
 from tests.infer.engine.test_families import tiny
 
 KERNEL = exact_kernel()
+ENOUGH = 1 << 40  # bytes
 pytestmark = pytest.mark.skipif(
     KERNEL is None or not issubclass(KERNEL, Native),
     reason="no exact int8 products, or no C compiler",
@@ -36,7 +37,7 @@ def heads(
     if dtype == "int8":
         to_int8(lm)
     else:
-        assert to_bfloat16(lm.bfloat16())
+        assert to_bfloat16(lm.bfloat16(), ENOUGH)
     head = PreviousTokenHead.of(lm)
     assert exact is not None and head is not None
     return exact, head

@@ -1,14 +1,18 @@
 """Test layers in int8 and bfloat16: values, rows that do not depend on other rows, texts equal with drafts."""
 
 import copy
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from conf.devices.int8 import exact_kernel
+from conf.devices.bfloat16 import bfloat16_kernel
+from conf.devices.int8 import Kernel, exact_kernel
+from conf.devices.int8 import pack as pack_weight
 from conf.errors import UserError
 from infer import DecodeConfig, Model, generate, load
 from infer.engine import native, rounded
@@ -36,6 +40,13 @@ from tests.infer.gated import adapted_copy
 pytestmark = pytest.mark.skipif(
     exact_kernel() is None, reason="products in int8 are not exact on this CPU"
 )
+NATIVE = pytest.mark.skipif(
+    bfloat16_kernel() is None, reason="no AVX2, or no C compiler"
+)
+BOTH = pytest.mark.parametrize(
+    "dtype", ["int8", pytest.param("bfloat16", marks=NATIVE)]
+)
+ENOUGH = 1 << 40  # bytes
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +200,7 @@ def test_logits_of_other_families_too(family: str) -> None:
     check_places(lm, 8)
 
 
+@NATIVE
 def test_a_model_in_bfloat16_computes_in_float32_between_products() -> None:
     """Its logits are nearer to the logits of the same weights in float32 than PyTorch's are."""
     lm = tiny_family("qwen2, windows above").bfloat16()
@@ -198,22 +210,62 @@ def test_a_model_in_bfloat16_computes_in_float32_between_products() -> None:
     with torch.inference_mode():
         exact = copy.deepcopy(lm).float()(ids).logits
         error = (lm(ids).logits - exact).norm()
-        assert to_bfloat16(lm)
+        assert to_bfloat16(lm, ENOUGH)
         assert (lm(ids).logits - exact).norm() < 0.8 * error
     weights = [lm.lm_head.weight, lm.get_input_embeddings().weight]
     assert all(weight.dtype == torch.bfloat16 for weight in weights)
     assert lm.model.norm.weight.dtype == torch.float32
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen2_moe, windows"])
-def test_other_families_in_bfloat16_keep_pytorchs_products(family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("qwen3", {}),
+        ("qwen2_moe, windows", {}),
+        ("llama", {"hidden_act": "gelu"}),
+        ("llama", {"head_dim": 12}),
+    ],
+)
+def test_other_models_in_bfloat16_keep_pytorchs_products(
+    family: str, changes: dict[str, Any]
+) -> None:
     lm = tiny_family(family).bfloat16()
-    assert not to_bfloat16(lm)
+    for name, value in changes.items():
+        setattr(lm.config, name, value)
+    assert not to_bfloat16(lm, ENOUGH)
     assert all(p.dtype == torch.bfloat16 for p in lm.parameters())
 
 
+@NATIVE
+def test_weights_that_exceed_the_memory_stay_in_their_files() -> None:
+    """Bug: a model that was larger than the free memory, and slow, ended the process."""
+    lm = tiny_llama().bfloat16()
+    layers = [layer for layer in lm.modules() if isinstance(layer, nn.Linear)]
+    size = sum(layer.weight.nbytes for layer in layers)
+    assert not to_bfloat16(lm, size - 1) and to_bfloat16(lm, size)
+
+
+@BOTH
+def test_a_weight_is_freed_when_its_product_is_packed(
+    monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """Bug: all weights stayed until the last one was packed, in twice the memory."""
+    lm = tiny_llama()
+    lm = lm.bfloat16() if dtype == "bfloat16" else lm
+    weights = [weakref.ref(layer.self_attn.o_proj.weight) for layer in lm.model.layers]
+    alive = []
+
+    def packed(weight: torch.Tensor, kernel: type[Kernel]) -> Kernel:
+        alive.append(sum(weight() is not None for weight in weights))
+        return pack_weight(weight, kernel)
+
+    monkeypatch.setattr(rounded, "pack", packed)
+    assert to_int8(lm) is None if dtype == "int8" else to_bfloat16(lm, ENOUGH)
+    assert alive[0] == len(weights) and alive[-1] == 0
+
+
 def test_models_in_float32_keep_their_products() -> None:
-    assert not to_bfloat16(tiny_llama())
+    assert not to_bfloat16(tiny_llama(), ENOUGH)
 
 
 def test_experts_are_refused() -> None:
@@ -244,7 +296,7 @@ def check_places(lm: PreTrainedModel, others: int) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
-@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+@BOTH
 def test_texts_are_plain_decodings(
     gated_dir: Path, dtype: str, temperature: float
 ) -> None:
@@ -287,7 +339,7 @@ def texts(
     return result
 
 
-@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+@BOTH
 def test_draft_models_are_rounded_too(model_dir: Path, dtype: str) -> None:
     prompts = [[5, 17, 5, 17, 5]]
     plain = texts(load(model_dir, dtype, "cpu"), DecodeConfig("plain"), prompts, 1)

@@ -255,6 +255,7 @@ def test_a_file_that_an_adapter_lost_is_not_taken_from_the_hub(
         ({"dtype": None, "torch_dtype": "bfloat16"}, True, "bfloat16"),
         ({"dtype": "float32"}, True, "float32"),
         ({"dtype": "bfloat16", "model_type": "qwen3"}, True, "float32"),
+        ({"dtype": "bfloat16", "hidden_act": "gelu"}, True, "float32"),
         ({"dtype": "bfloat16"}, False, "float32"),
     ],
 )
@@ -274,7 +275,7 @@ def test_weights_in_bfloat16_stay_so_on_a_cpu_without_instructions_for_it(
     write_json(folder / "config.json", config)
     monkeypatch.setattr("conf.devices.dtype.cpu_has_bfloat16", lambda: False)
     monkeypatch.setattr(checkpoint, "cpu_has_bfloat16", lambda: False)
-    monkeypatch.setattr(checkpoint, "bfloat16_kernel", lambda: kernel)
+    monkeypatch.setattr(checkpoint, "bfloat16_kernel", lambda: kernel or None)
     assert ModelDirectory(folder).choose_dtype("auto", "cpu") == chosen
     assert capsys.readouterr().err.startswith(f"dtype=auto: {chosen}")
     assert ModelDirectory(folder).choose_dtype("float32", "cpu") == "float32"
