@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from conf.devices.bfloat16 import bfloat16_kernel
 from conf.devices.int8 import Native, exact_kernel
 from infer.engine.rounded import RoundedHead, RoundedProduct
 
@@ -17,10 +18,11 @@ pytestmark = pytest.mark.skipif(
 D = 16
 
 
-def head_of(linear: nn.Linear) -> RoundedHead:
-    assert KERNEL is not None
+def head_of(linear: nn.Linear, dtype: str = "int8") -> RoundedHead:
+    kernel = KERNEL if dtype == "int8" else bfloat16_kernel()
+    assert kernel is not None
     head = RoundedHead(linear)
-    RoundedProduct({head: None}, KERNEL)
+    RoundedProduct({head: None}, kernel)
     return head
 
 
@@ -32,9 +34,10 @@ def head_of(linear: nn.Linear) -> RoundedHead:
     st.sampled_from([3, 1000]),
     st.booleans(),
     st.integers(0, 2**20),
+    st.sampled_from(["int8", "bfloat16"]),
 )
 def test_the_largest_logits_are_those_of_a_sort(
-    sizes: tuple[int, int], exact: int, levels: int, bias: bool, seed: int
+    sizes: tuple[int, int], exact: int, levels: int, bias: bool, seed: int, dtype: str
 ) -> None:
     """Few levels give many equal logits: the lowest ids come first."""
     (V, m), exact = sizes, min(exact, sizes[1])
@@ -44,7 +47,9 @@ def test_the_largest_logits_are_those_of_a_sort(
     linear = nn.Linear(D, V, bias=bias)
     with torch.no_grad():
         linear.weight.copy_(torch.randn(V, D, generator=generator))
-        result = head_of(linear).top(hidden, logits, m, exact)
+        if dtype == "bfloat16":
+            linear.bfloat16()
+        result = head_of(linear, dtype).top(hidden, logits, m, exact)
         rescored = linear.double()(hidden.double()).float()
     assert result is not None
     ids = logits.argsort(dim=1, descending=True, stable=True)[:, :m]
@@ -65,5 +70,9 @@ def test_a_row_that_is_not_finite_has_ids_of_tokens() -> None:
 
 
 def test_other_types_take_pytorchs_operations() -> None:
-    head = head_of(nn.Linear(D, 200).double())
-    assert head.top(torch.randn(1, D), torch.randn(1, 200), 10, 8) is None
+    for head in (
+        head_of(nn.Linear(D, 200).double()),
+        head_of(nn.Linear(D, 200).bfloat16()),
+        head_of(nn.Linear(D, 200), "bfloat16"),
+    ):
+        assert head.top(torch.randn(1, D), torch.randn(1, 200), 10, 8) is None
