@@ -37,6 +37,7 @@ _OFFSET = torch.tensor(ZERO_POINT + 0.5)
 class Kernel(ABC):
     """A rounded weight (d', d) that inputs are multiplied by."""
 
+    #: The type of the rounded weight, as a value of the setting `dtype`.
     dtype = "int8"
 
     @abstractmethod

@@ -41,17 +41,19 @@ SIGNATURES = {
     "read_hidden": "plpp",
     "correct": "pppplpp",
 }
-#: The functions that a library has besides, by the type of its weights; and the compiler's flags.
+#: The functions that a library has besides, by the type of its weights.
 OF_TYPE = {
     "int8": {"adds_in_sixteen_bits": "", "round_groups": "llpfllppp i"},
     "bfloat16": {"input_size": ""},
 }
+#: The types of results; other functions return nothing.
 RESULTS = {
     "adds_in_sixteen_bits": c_int,
     "attends_by_tiles": c_int,
     "input_size": c_int,
     "contenders": c_long,
 }
+#: The compiler's flags, by the type of the weights.
 DEFINED = {"int8": (), "bfloat16": ("-DBFLOAT16",)}
 
 
