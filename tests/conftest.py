@@ -6,7 +6,8 @@ import json
 import os
 import shutil
 import sysconfig
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +90,18 @@ def pytest_collection_finish() -> None:
 
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+@contextmanager
+def on_threads(count: int) -> Iterator[None]:
+    """Compute with `count` threads of PyTorch, then with one again."""
+    import torch
+
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

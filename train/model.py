@@ -187,9 +187,8 @@ def build_module(
     from train.engine import count_parameters, gathered, load_partitioned
 
     objective, model = config.objective, config.model
-    if (
-        config.steps == 0 and config.minutes is None
-    ):  # a validation alone is over sooner
+    # A validation alone is over before the compiler is.
+    if config.steps == 0 and config.minutes is None:
         model = replace(model, compile=False)
     with load_partitioned(config):
         dtype = torch.bfloat16 if config.bf16 else torch.float32

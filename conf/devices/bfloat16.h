@@ -78,12 +78,6 @@ INLINED result_vector results_of(sum_vector sums, const matrix *m, long o, int j
     return sums;
 }
 
-/* Return the number of bytes of a number of a product's input. */
-int input_size(void)
-{
-    return sizeof(input);
-}
-
 /* Write d numbers as row r of a product's input. Its product is not scaled: `largest` is 1. */
 static void round_row(const float *restrict row, long r, long d, input *restrict x, float *largest)
 {

@@ -25,12 +25,6 @@ class NativeBFloat16(Native):
         """Return a weight (d', d) in bfloat16, and a scale of one for each row (d',)."""
         return weight.to(torch.bfloat16), torch.ones(len(weight))
 
-    @classmethod
-    def input_type(cls) -> torch.dtype:
-        """See Native."""
-        wide = cls.library().input_size() == torch.float32.itemsize
-        return torch.float32 if wide else torch.bfloat16
-
     @staticmethod
     def _factors(padded: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
         return ()

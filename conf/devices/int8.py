@@ -191,11 +191,6 @@ class Native(Kernel):
         assert native is not None
         return native
 
-    @classmethod
-    def input_type(cls) -> torch.dtype:
-        """Return a type of the size of a product's rounded inputs."""
-        return torch.uint8
-
     @staticmethod
     def _factors(padded: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
         """Return the factors of the products, and the numbers that are subtracted from them before."""

@@ -114,6 +114,12 @@ static void project(const forward *f, const product *p, worker *w)
     wait_for_others(w);
 }
 
+/* Return the number of bytes of a number of a product's input. */
+int input_size(void)
+{
+    return sizeof(input);
+}
+
 /* Return whether attention is by tiles, with the cache in bfloat16. */
 int attends_by_tiles(long groups, long width)
 {

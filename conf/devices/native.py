@@ -35,17 +35,15 @@ TYPES = {"p": c_void_p, "l": c_long, "i": c_int, "f": c_float, "u": c_uint64}
 SIGNATURES = {
     "apply": "pllppi",
     "attends_by_tiles": "ll",
+    "input_size": "",
     "decode": "pppp",
     "top": "lllplllppppp",
     "contenders": "lpffup",
     "read_hidden": "plpp",
     "correct": "pppplpp",
 }
-#: The functions that a library has besides, by the type of its weights.
-OF_TYPE = {
-    "int8": {"adds_in_sixteen_bits": "", "round_groups": "llpfllppp i"},
-    "bfloat16": {"input_size": ""},
-}
+#: The functions that only the library of int8 has.
+OF_INT8 = {"adds_in_sixteen_bits": "", "round_groups": "llpfllppp i"}
 #: The types of results; other functions return nothing.
 RESULTS = {
     "adds_in_sixteen_bits": c_int,
@@ -74,7 +72,8 @@ def library(dtype: str = "int8") -> CDLL | None:
     native = built([*compiler, "-fopenmp", *flags]) or built([*compiler, *flags])
     if native is None:
         return None
-    for name, types in {**SIGNATURES, **OF_TYPE[dtype]}.items():
+    own = OF_INT8 if dtype == "int8" else {}
+    for name, types in {**SIGNATURES, **own}.items():
         function = getattr(native, name)
         function.argtypes = [TYPES[letter] for letter in types.replace(" ", "")]
         function.restype = RESULTS.get(name)

@@ -22,7 +22,6 @@ from transformers import PreTrainedModel
 from conf.devices.dtype import INT8
 from conf.devices.int8 import Kernel
 from infer.engine.output import Request
-from infer.engine.packed import rounded_type
 from infer.engine.rounded import RoundedLinear, RoundedProduct, kernel_of
 from infer.engine.runner import Runner, duration
 from infer.engine.sampling import GREEDY
@@ -42,11 +41,12 @@ def measure_roofline(
     """Return the measured milliseconds and the bound of a forward, for each number of rows."""
     linear = [module for module in lm.modules() if isinstance(module, nn.Linear)]
     matrices = {id(layer.weight): layer.weight for layer in linear}.values()
-    int8 = rounded_type(lm) == INT8
+    kernel = kernel_of(lm)
+    int8 = kernel is not None and kernel.dtype == INT8
     size = sum(w.numel() if int8 else w.nbytes for w in matrices)
     flops = 2 * sum(matrix.numel() for matrix in matrices)  # per row
     bandwidth = measure_bandwidth(lm.device, size=min(size, MAX_BUFFER))
-    rate = measure_rate(lm.config.hidden_size, lm.dtype, lm.device, kernel_of(lm))
+    rate = measure_rate(lm.config.hidden_size, lm.dtype, lm.device, kernel)
     return {
         "rows": list(rows),
         "context": CONTEXT,

@@ -103,7 +103,6 @@ class NativeDecoder(FusedDecoder):
     ) -> None:
         super().__init__(decoder, layers, gate, wide=True)
         self._native = kernel.library()
-        self._input = kernel.input_type()
         groups = self._heads // self._key_heads
         by_tiles = self._native.attends_by_tiles(groups, self._width)
         self.cache_type = torch.bfloat16 if by_tiles else torch.float32
@@ -121,7 +120,8 @@ class NativeDecoder(FusedDecoder):
             for layer in c_layers
             for product in (layer.qkv, layer.o, layer.gate_up, layer.down)
         ]
-        self._inputs = max(product.w.d for product in products)
+        widest = max(product.w.d for product in products)
+        self._inputs = widest * self._native.input_size()  # bytes of a row
         self._outputs = max(product.w.outputs for product in products)
         # By cache. The keys and values of a cache stay where they are.
         self._caches: WeakKeyDictionary[TreeCache, Any] = WeakKeyDictionary()
@@ -152,7 +152,7 @@ class NativeDecoder(FusedDecoder):
             h.new_empty(n, self._outputs),
             h.new_empty(n, self._heads * self._width),
         )
-        largest, x = h.new_empty(n), h.new_empty(n, self._inputs, dtype=self._input)
+        largest, x = h.new_empty(n), h.new_empty(n, self._inputs, dtype=torch.uint8)
         first = self._gate.first if self._gate.rows else q
         forward = CForward(
             *(n, q, first, end),

@@ -44,9 +44,6 @@ FIXED_ROWS = 16
 class JointLinear(nn.Linear):
     """A linear layer that is computed as part of a `Product`; it shares the weight of `linear`."""
 
-    #: The type of a rounded weight (rounded.py).
-    rounded: str | None = None
-
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__(
             linear.in_features, linear.out_features, bias=False, device="meta"
@@ -54,6 +51,11 @@ class JointLinear(nn.Linear):
         self.weight = linear.weight
         self.bias = linear.bias
         self.product: Product | None = None
+
+    @property
+    def rounded(self) -> str | None:
+        """The type of a rounded weight (rounded.py); None for another weight."""
+        return None
 
     def adapted(self, x: Tensor, gate: ProbeGate | None = None) -> Tensor | None:
         """Return Wx (..., d'), with the adapter's update in the rows of an open gate.

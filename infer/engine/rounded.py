@@ -69,6 +69,13 @@ class RoundedLinear(JointLinear):
             self.bias = nn.Parameter(linear.bias.float(), requires_grad=False)
         self.inputs = inputs
 
+    @property
+    def rounded(self) -> str:
+        """See JointLinear."""
+        product: Any = self.product
+        dtype: str = product.kernel.dtype
+        return dtype
+
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., d) to (..., d')."""
         y = self.adapted(x)
@@ -137,7 +144,7 @@ class RoundedHead(RoundedLinear):
     def __deepcopy__(self, memo: dict[int, Any]) -> "RoundedHead":
         """Return another head on the same product, since a draft model's head may be cut."""
         copied = RoundedHead(self)
-        copied.product, copied.rounded = self.product, self.rounded
+        copied.product = self.product
         return copied
 
 
@@ -185,8 +192,6 @@ class RoundedProduct(Product):
         self, layers: Mapping[Any, Adapter | None], kernel: type[Kernel]
     ) -> None:
         self._kernel = kernel
-        for layer in layers:
-            layer.rounded = kernel.dtype
         super().__init__(layers)
 
     @property

@@ -38,7 +38,7 @@ from conf.text.encoding import prefix_ids
 from conf.text.infilling import Infilling, find_infilling, with_stops
 from infer.config import check_directory, export_manifest
 from infer.engine.families import check_family, check_tree
-from infer.engine.fused import DECODERS, fuse_rotary, has_operations
+from infer.engine.fused import fuse_rotary, has_operations
 from infer.engine.memory import enough_memory
 from infer.engine.packed import pack
 from infer.engine.rounded import to_bfloat16, to_int8
@@ -192,24 +192,23 @@ class ModelDirectory:
         stored in it and native.c decodes the model: the numbers are the model's own.
         """
         on_cpu = device == "cpu" if device else not torch.cuda.is_available()
-        if requested == AUTO and on_cpu and not cpu_has_bfloat16():
-            stored = self._config.get("dtype", self._config.get("torch_dtype"))
-            if stored == "bfloat16" and self._decodes_natively():
+        alone = parallel.processes() == 1
+        if requested == AUTO and on_cpu and alone and not cpu_has_bfloat16():
+            with as_user_error(f"{self.name} {NO_MODEL}"):
+                config = self._read_config()
+            stored = config.dtype == torch.bfloat16
+            if stored and has_operations(config) and bfloat16_kernel():
                 print_once(
                     "dtype=auto: bfloat16 (the type of the model's weights)", error=True
                 )
                 return "bfloat16"
         return choose_dtype(requested, device)
 
-    def _decodes_natively(self) -> bool:
-        """Return whether native.c can decode this model in bfloat16, in one process."""
-        if self._config.get("model_type") not in DECODERS or parallel.processes() > 1:
-            return False
-        with as_user_error(f"{self.name} {NO_MODEL}"):
-            config = AutoConfig.from_pretrained(
-                self.path, local_files_only=True, trust_remote_code=False
-            )
-        return has_operations(config) and bfloat16_kernel() is not None
+    def _read_config(self) -> PretrainedConfig:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            self.path, local_files_only=True, trust_remote_code=False
+        )
+        return config
 
     @property
     def gated(self) -> bool:
@@ -351,9 +350,7 @@ class ModelDirectory:
         return isinstance(settings, dict) and settings.get("lora") == "kept"
 
     def _read(self, dtype: str, ranks: int, device: str | None) -> PreTrainedModel:
-        config = AutoConfig.from_pretrained(
-            self.path, local_files_only=True, trust_remote_code=False
-        )
+        config = self._read_config()
         check_family(config, self.name)
         check_weights(config, self.name, dtype=dtype, device=device, ranks=ranks)
         loaded: Any = AutoModelForCausalLM.from_pretrained(

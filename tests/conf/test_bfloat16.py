@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from conf.devices import native
 from conf.devices.bfloat16 import NativeBFloat16, bfloat16_kernel
 from conf.devices.int8 import pack
+from tests.conftest import on_threads
 
 pytestmark = pytest.mark.skipif(
     bfloat16_kernel() is None, reason="no AVX2, or no C compiler"
@@ -61,7 +62,7 @@ def test_a_row_is_the_same_beside_any_rows(
     assert torch.equal(product(x[last:])[0], together[last])
     assert torch.equal(product(x.flip(0)), together.flip(0))
     rounded = weight.bfloat16().double()
-    if kernel.input_type() == torch.bfloat16:
+    if kernel.library().input_size() == torch.bfloat16.itemsize:
         x = x.bfloat16()
     expected = x.double() @ rounded.T
     limit = 1e-5 * (x.double().abs() @ rounded.abs().T)
@@ -72,7 +73,7 @@ def test_numbers_are_rounded_to_the_nearest_bfloat16(
     kernel: type[NativeBFloat16],
 ) -> None:
     """Of two numbers that are as near it is the even one; infinities stay."""
-    if kernel.input_type() != torch.bfloat16:
+    if kernel.library().input_size() != torch.bfloat16.itemsize:
         pytest.skip("rows are in float32")
     x = torch.tensor([1.00390625, 1.01171875, -3.3, 1e-30, 1e38, float("inf")])
     product = pack(torch.ones(1, 1), kernel)
@@ -86,11 +87,8 @@ def test_threads_share_a_product(
     x = torch.randn(9, 64)
     expected = product(x)
     monkeypatch.setattr("conf.devices.int8.DIVIDED", 1)
-    torch.set_num_threads(2)
-    try:
+    with on_threads(2):
         assert torch.equal(product(x), expected)
-    finally:
-        torch.set_num_threads(1)
 
 
 def test_a_value_that_overflows_stays_in_its_row(kernel: type[NativeBFloat16]) -> None:

@@ -19,6 +19,7 @@ from conf.devices.int8 import (
     is_exact,
     pack,
 )
+from tests.conftest import on_threads
 
 BYTES = st.integers(-MOST, MOST)
 NATIVE = pytest.mark.skipif(
@@ -159,11 +160,8 @@ def test_threads_share_a_native_product(
     x = torch.randn(9, d)
     expected = kernel(x)
     monkeypatch.setattr("conf.devices.int8.DIVIDED", 1)
-    torch.set_num_threads(2)
-    try:
+    with on_threads(2):
         assert torch.equal(kernel(x), expected)
-    finally:
-        torch.set_num_threads(1)
 
 
 @NATIVE

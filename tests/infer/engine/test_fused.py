@@ -23,6 +23,7 @@ from infer.engine.packed import TYPES, pack
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY
 from infer.trees.tree import Tree
+from tests.conftest import on_threads
 
 pytestmark = pytest.mark.skipif(
     torch.float32 not in TYPES, reason="this PyTorch has no oneDNN"
@@ -85,8 +86,7 @@ def logits(lm: PreTrainedModel, batch: int = 1) -> list[Tensor]:
 def test_float32_has_the_librarys_bits(
     monkeypatch: pytest.MonkeyPatch, name: str, batch: int, threads: int
 ) -> None:
-    torch.set_num_threads(threads)
-    try:
+    with on_threads(threads):
         lm = model_of(MODELS[name])
         assert Target(lm, batch=1, capacity=8).fused is not None
         fast = logits(lm, batch)
@@ -94,8 +94,6 @@ def test_float32_has_the_librarys_bits(
         assert Target(lm, batch=1, capacity=8).fused is None
         for ours, theirs in zip(fast, logits(lm, batch)):
             assert torch.equal(ours, theirs)
-    finally:
-        torch.set_num_threads(1)
 
 
 def test_a_rotation_is_the_librarys() -> None:

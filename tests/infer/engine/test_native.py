@@ -22,15 +22,15 @@ from infer.engine.gate import GatedLinear
 from infer.engine.native import NativeDecoder
 from infer.engine.output import Request
 from infer.engine.packed import linear_layers
-from infer.engine.rounded import RoundedLinear, to_bfloat16, to_int8
+from infer.engine.rounded import RoundedLinear, to_bfloat16
 from infer.engine.runner import Runner
 from infer.engine.sampling import GREEDY
 from infer.trees.tree import Tree
-from tests.conftest import tiny_llama
+from tests.conftest import on_threads, tiny_llama
 from tests.infer.engine.test_fused import MODELS, SIZES, logits, model_of
+from tests.infer.engine.test_rounded import ENOUGH, round_model
 
 KERNEL = exact_kernel()
-ENOUGH = 1 << 40  # bytes
 pytestmark = pytest.mark.skipif(
     KERNEL is None or not issubclass(KERNEL, Native),
     reason="no exact int8 products, or no C compiler",
@@ -71,10 +71,7 @@ def rounded_model(
             a = torch.randn(rank, linear.in_features)
             b = torch.randn(linear.out_features, rank)
             lm.set_submodule(path, GatedLinear(linear, a, b, 0.1, gate))
-    if dtype == "int8":
-        to_int8(lm)
-    else:
-        assert to_bfloat16(lm.bfloat16(), ENOUGH)
+    round_model(lm, dtype)
     return lm
 
 
@@ -224,11 +221,8 @@ def test_a_prompts_rows_are_the_same_on_several_threads_and_beside_others(
     alone = torch.cat([after([prompt]) for prompt in prompts])
     assert torch.equal(after(prompts), alone)
     monkeypatch.setattr(native, "DIVIDED", 1)
-    torch.set_num_threads(2)
-    try:
+    with on_threads(2):
         assert torch.equal(after(prompts), alone)
-    finally:
-        torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("name", ALL_MODELS)

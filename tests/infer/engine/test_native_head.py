@@ -9,12 +9,12 @@ import torch
 from conf.devices.int8 import Native, exact_kernel
 from infer.engine.head import PreviousTokenHead
 from infer.engine.native_head import NativeHead
-from infer.engine.rounded import to_bfloat16, to_int8
+from infer.engine.rounded import to_int8
 from infer.models.draft import first_layers
 from tests.infer.engine.test_families import tiny
+from tests.infer.engine.test_rounded import round_model
 
 KERNEL = exact_kernel()
-ENOUGH = 1 << 40  # bytes
 pytestmark = pytest.mark.skipif(
     KERNEL is None or not issubclass(KERNEL, Native),
     reason="no exact int8 products, or no C compiler",
@@ -34,10 +34,7 @@ def heads(
         lm, torch.randn(d, 2 * d), torch.randn(d, d)
     )
     exact = PreviousTokenHead.of(copy.deepcopy(lm))
-    if dtype == "int8":
-        to_int8(lm)
-    else:
-        assert to_bfloat16(lm.bfloat16(), ENOUGH)
+    round_model(lm, dtype)
     head = PreviousTokenHead.of(lm)
     assert exact is not None and head is not None
     return exact, head

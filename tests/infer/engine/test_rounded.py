@@ -49,6 +49,14 @@ BOTH = pytest.mark.parametrize(
 ENOUGH = 1 << 40  # bytes
 
 
+def round_model(lm: Any, dtype: str) -> None:
+    """Round a float32 model to int8 or bfloat16."""
+    if dtype == "int8":
+        to_int8(lm)
+    else:
+        assert to_bfloat16(lm.bfloat16(), ENOUGH)
+
+
 @pytest.fixture(scope="module")
 def int8() -> LlamaForCausalLM:
     lm = tiny_llama()
@@ -251,7 +259,6 @@ def test_a_weight_is_freed_when_its_product_is_packed(
 ) -> None:
     """Bug: all weights stayed until the last one was packed, in twice the memory."""
     lm = tiny_llama()
-    lm = lm.bfloat16() if dtype == "bfloat16" else lm
     weights = [weakref.ref(layer.self_attn.o_proj.weight) for layer in lm.model.layers]
     alive = []
 
@@ -260,7 +267,7 @@ def test_a_weight_is_freed_when_its_product_is_packed(
         return pack_weight(weight, kernel)
 
     monkeypatch.setattr(rounded, "pack", packed)
-    assert to_int8(lm) is None if dtype == "int8" else to_bfloat16(lm, ENOUGH)
+    round_model(lm, dtype)
     assert alive[0] == len(weights) and alive[-1] == 0
 
 
